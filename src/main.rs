@@ -1,0 +1,3 @@
+//! The `hyprobe` command.
+
+fn main() {}
