@@ -1,7 +1,26 @@
 //! What can be known of a guest by looking at its memory.
+//!
+//! Everything here works on bytes: a live guest's memory or a dump of one ([`memory`]), through the guest's
+//! own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the names of addresses
+//! ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself ([`patchsites`]), how far it has
+//! moved ([`kaslr`]), and what an instruction does ([`insn`]).
+//!
+//! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
 
 #![forbid(unsafe_code)]
 
 mod addr;
+pub mod image;
+pub mod kallsyms;
+pub mod kaslr;
+pub mod memory;
+pub mod paging;
+pub mod patchsites;
+pub mod symbols;
 
 pub use addr::{Gpa, Gva};
+pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
+pub use memory::{FlatMemory, PhysMemory, Unreadable};
+pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};
+pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
+pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder};

@@ -1,0 +1,46 @@
+//! Which of the kernel's addresses are text, and which are gone after boot.
+
+use std::ops::Range;
+
+use crate::{Gva, SymbolTable};
+
+/// The sections of the kernel that matter to a probe, at the addresses of the table they were taken from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelLayout {
+    /// `_stext` (or `_text`) to `_etext`: code that stays.
+    pub text: Range<Gva>,
+    /// `__init_begin` to `__init_end`: code and data that the kernel frees once it has booted.
+    pub init: Option<Range<Gva>>,
+}
+
+impl KernelLayout {
+    /// The layout that the linker's labels in `symbols` tell, or `None` when they do not mark any text.
+    #[must_use]
+    pub fn from_symbols(symbols: &SymbolTable) -> Option<Self> {
+        let text = range(symbols, &["_stext", "_text"], "_etext")?;
+        Some(Self {
+            text,
+            init: range(symbols, &["__init_begin"], "__init_end"),
+        })
+    }
+
+    /// Whether `address` holds code while the kernel runs: its text, or init text before that is freed.
+    #[must_use]
+    pub fn holds_code(&self, address: Gva) -> bool {
+        self.text.contains(&address) || self.is_init(address)
+    }
+
+    /// Whether what lies at `address` is freed after boot.
+    #[must_use]
+    pub fn is_init(&self, address: Gva) -> bool {
+        self.init
+            .as_ref()
+            .is_some_and(|init| init.contains(&address))
+    }
+}
+
+fn range(symbols: &SymbolTable, starts: &[&str], end: &str) -> Option<Range<Gva>> {
+    let end = symbols.address_of(end)?;
+    let start = starts.iter().find_map(|start| symbols.address_of(start))?;
+    (start < end).then_some(start..end)
+}

@@ -1,0 +1,24 @@
+//! Why there are no symbols.
+
+use thiserror::Error;
+
+use crate::{Gpa, ImageError};
+
+/// Why no symbols were found.
+#[derive(Debug, Error)]
+pub enum KallsymsError {
+    /// The bytes are not a kernel image.
+    #[error("cannot look for symbols in this file")]
+    Image(#[from] ImageError),
+    /// Neither a symbol table nor kallsyms tables that make sense.
+    #[error("no kallsyms tables found: not a Linux kernel, or one built without CONFIG_KALLSYMS")]
+    NotFound,
+    /// The range of guest memory is empty or larger than any kernel.
+    #[error("a range of {bytes} bytes at {start} cannot be a kernel image")]
+    Range {
+        /// Where the range begins.
+        start: Gpa,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+}

@@ -1,0 +1,248 @@
+//! The walk itself.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use super::{PagingState, entry::Entry};
+use crate::{Gpa, Gva, PhysMemory, Unreadable};
+
+/// With paging off a linear address is a physical one, and 32 bits wide.
+const UNPAGED_LIMIT: u64 = 1 << 32;
+
+/// A level of the paging structures, from the root down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Level 5, the root where LA57 is on.
+    Pml5,
+    /// Level 4.
+    Pml4,
+    /// Level 3; may map 1 GiB pages.
+    Pdpt,
+    /// Level 2; may map 2 MiB pages.
+    Pd,
+    /// Level 1; maps 4 KiB pages.
+    Pt,
+}
+
+impl Level {
+    /// The lowest bit of the address that selects an entry at this level; the nine from there on do.
+    const fn shift(self) -> u32 {
+        match self {
+            Self::Pml5 => 48,
+            Self::Pml4 => 39,
+            Self::Pdpt => 30,
+            Self::Pd => 21,
+            Self::Pt => 12,
+        }
+    }
+
+    const fn below(self) -> Option<Self> {
+        match self {
+            Self::Pml5 => Some(Self::Pml4),
+            Self::Pml4 => Some(Self::Pdpt),
+            Self::Pdpt => Some(Self::Pd),
+            Self::Pd => Some(Self::Pt),
+            Self::Pt => None,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Pml5 => "PML5",
+            Self::Pml4 => "PML4",
+            Self::Pdpt => "PDPT",
+            Self::Pd => "PD",
+            Self::Pt => "PT",
+        })
+    }
+}
+
+/// How much one leaf entry maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PageSize {
+    /// 4 KiB.
+    Size4K,
+    /// 2 MiB.
+    Size2M,
+    /// 1 GiB.
+    Size1G,
+}
+
+impl PageSize {
+    /// The size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        match self {
+            Self::Size4K => 1 << 12,
+            Self::Size2M => 1 << 21,
+            Self::Size1G => 1 << 30,
+        }
+    }
+}
+
+/// Where a virtual address lies, and what may be done there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Translation {
+    /// The guest-physical address of the very byte that was asked for.
+    pub gpa: Gpa,
+    /// The size of the page; 4 KiB with paging off.
+    pub page_size: PageSize,
+    /// All levels allow writes (CR0.WP and the keys aside).
+    pub writable: bool,
+    /// All levels allow access from user mode.
+    pub user: bool,
+    /// No level forbids execution.
+    pub executable: bool,
+    /// The accessed bit is set at every level: the processor has used this translation.
+    pub accessed: bool,
+    /// The leaf's dirty bit is set.
+    pub dirty: bool,
+    /// The leaf is global: it survives a change of CR3.
+    pub global: bool,
+}
+
+impl Translation {
+    /// Bytes from [`gpa`](Self::gpa) to the end of the page, at least 1.
+    #[must_use]
+    pub const fn bytes_left_in_page(&self) -> u64 {
+        let size = self.page_size.bytes();
+        size - (self.gpa.0 & (size - 1))
+    }
+}
+
+/// Why an address has no translation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum WalkFault {
+    /// The address is not one that the number of levels allows.
+    #[error("{gva} is not a canonical address")]
+    NonCanonical {
+        /// The address that was to be translated.
+        gva: Gva,
+    },
+    /// An entry's present bit is clear.
+    #[error("{gva} is not mapped: its {level} entry is not present")]
+    NotPresent {
+        /// The address that was to be translated.
+        gva: Gva,
+        /// The level that stopped the walk.
+        level: Level,
+    },
+    /// An entry has a reserved bit set.
+    #[error("{gva} is not mapped: its {level} entry {entry:#x} has reserved bits set")]
+    Reserved {
+        /// The address that was to be translated.
+        gva: Gva,
+        /// The level that stopped the walk.
+        level: Level,
+        /// The entry as found.
+        entry: u64,
+    },
+    /// A table lies where there is no memory.
+    #[error("{gva} cannot be translated: its {level} table lies outside memory")]
+    Unreadable {
+        /// The address that was to be translated.
+        gva: Gva,
+        /// The level whose table could not be read.
+        level: Level,
+        /// The read that failed.
+        source: Unreadable,
+    },
+    /// Paging is on, but with the tables of 32-bit protected mode.
+    #[error("{gva} cannot be translated: 32-bit page tables are not supported")]
+    LegacyTables {
+        /// The address that was to be translated.
+        gva: Gva,
+    },
+}
+
+/// Translates `gva` as a vCPU with the registers in `state` would, but without touching accessed or dirty bits.
+///
+/// At most five reads. With paging off the address is its own translation below 4 GiB.
+///
+/// # Errors
+///
+/// See [`WalkFault`].
+pub fn walk<M: PhysMemory + ?Sized>(
+    memory: &M,
+    state: &PagingState,
+    gva: Gva,
+) -> Result<Translation, WalkFault> {
+    if !state.paging_enabled() {
+        return unpaged(gva);
+    }
+    if !state.long_mode() {
+        return Err(WalkFault::LegacyTables { gva });
+    }
+    if !state.is_canonical(gva) {
+        return Err(WalkFault::NonCanonical { gva });
+    }
+
+    let mut level = if state.five_levels() {
+        Level::Pml5
+    } else {
+        Level::Pml4
+    };
+    let mut table = state.root();
+    let (mut writable, mut user, mut executable, mut accessed) = (true, true, true, true);
+    loop {
+        let slot = table.wrapping_add(((gva.0 >> level.shift()) & 0x1ff) * 8);
+        let raw = memory
+            .read_u64(slot)
+            .map_err(|source| WalkFault::Unreadable { gva, level, source })?;
+        let entry = Entry(raw);
+        if !entry.present() {
+            return Err(WalkFault::NotPresent { gva, level });
+        }
+        if entry.reserved(level, state.no_execute_enabled()) {
+            return Err(WalkFault::Reserved {
+                gva,
+                level,
+                entry: raw,
+            });
+        }
+        writable &= entry.writable();
+        user &= entry.user();
+        executable &= !entry.no_execute();
+        accessed &= entry.accessed();
+        match (entry.leaf(level), level.below()) {
+            (None, Some(below)) => {
+                table = entry.table();
+                level = below;
+            }
+            (size, _) => {
+                let page_size = size.unwrap_or(PageSize::Size4K);
+                return Ok(Translation {
+                    gpa: entry
+                        .frame(page_size)
+                        .wrapping_add(gva.0 & (page_size.bytes() - 1)),
+                    page_size,
+                    writable,
+                    user,
+                    executable,
+                    accessed,
+                    dirty: entry.dirty(),
+                    global: entry.global(),
+                });
+            }
+        }
+    }
+}
+
+fn unpaged(gva: Gva) -> Result<Translation, WalkFault> {
+    if gva.0 >= UNPAGED_LIMIT {
+        return Err(WalkFault::NonCanonical { gva });
+    }
+    Ok(Translation {
+        gpa: Gpa(gva.0),
+        page_size: PageSize::Size4K,
+        writable: true,
+        user: true,
+        executable: true,
+        accessed: true,
+        dirty: true,
+        global: false,
+    })
+}

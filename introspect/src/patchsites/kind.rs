@@ -1,0 +1,58 @@
+//! What patches a place, and when.
+
+/// What the kernel patches a place for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PatchKind {
+    /// The call or nop that dynamic ftrace switches on and off.
+    Ftrace,
+    /// A static key's jump or nop.
+    JumpLabel,
+    /// A static call's direct call or jump.
+    StaticCall,
+    /// An alternative for some processor feature.
+    Alternative,
+    /// A lock prefix that a kernel with one processor drops; put back when it gets a second one.
+    SmpLock,
+    /// An indirect branch through a retpoline.
+    Retpoline,
+    /// A jump to the return thunk.
+    ReturnThunk,
+    /// A paravirtual operation.
+    Paravirt,
+    /// An `endbr64` that nothing needs.
+    Endbr,
+    /// A direct call that call-depth tracking redirects.
+    CallThunk,
+    /// An indirect call's control-flow check, or the hash in front of a function.
+    Cfi,
+    /// An immediate that is set once, to a pointer or a shift known at boot only.
+    RuntimeConst,
+}
+
+/// When a place may be patched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PatchTime {
+    /// While the kernel boots, and not again.
+    BootOnly,
+    /// At any time.
+    Runtime,
+}
+
+impl PatchKind {
+    /// When places of this kind are patched.
+    #[must_use]
+    pub const fn when(self) -> PatchTime {
+        match self {
+            Self::Ftrace | Self::JumpLabel | Self::StaticCall => PatchTime::Runtime,
+            Self::Alternative
+            | Self::SmpLock
+            | Self::Retpoline
+            | Self::ReturnThunk
+            | Self::Paravirt
+            | Self::Endbr
+            | Self::CallThunk
+            | Self::Cfi
+            | Self::RuntimeConst => PatchTime::BootOnly,
+        }
+    }
+}

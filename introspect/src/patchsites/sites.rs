@@ -1,0 +1,103 @@
+//! All patch sites, by address.
+
+use super::{PatchKind, PatchTime, tables};
+use crate::{Gva, ImageSource, SymbolTable};
+
+/// A place that the kernel patches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PatchSite {
+    /// The first byte that may be written.
+    pub address: Gva,
+    /// How many bytes may be written, from there on.
+    pub len: u8,
+    /// What for.
+    pub kind: PatchKind,
+}
+
+impl PatchSite {
+    /// The first address behind it.
+    #[must_use]
+    pub const fn end(&self) -> Gva {
+        self.address.wrapping_add(self.len as u64)
+    }
+}
+
+/// The places a kernel patches, at link-time addresses until [`rebased`](Self::rebased).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PatchSites {
+    /// By address.
+    sites: Vec<PatchSite>,
+    /// The longest site, so that a search knows how far back to begin.
+    longest: u8,
+}
+
+impl PatchSites {
+    /// Reads all tables that `symbols`, at link-time addresses, mark in `source`.
+    #[must_use]
+    pub fn read(source: &dyn ImageSource, symbols: &SymbolTable) -> Self {
+        tables::read_all(source, symbols).into_iter().collect()
+    }
+
+    /// The number of sites.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.sites.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.sites.is_empty()
+    }
+
+    /// All sites in address order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = PatchSite> + '_ {
+        self.sites.iter().copied()
+    }
+
+    /// A site that shares a byte with the `len` bytes at `address`: one that is patched at run time if there is
+    /// one, else the first.
+    #[must_use]
+    pub fn overlapping(&self, address: Gva, len: u64) -> Option<PatchSite> {
+        let runtime = |site: &PatchSite| site.kind.when() == PatchTime::Runtime;
+        let mut first = None;
+        for site in self.all_overlapping(address, len) {
+            if runtime(&site) {
+                return Some(site);
+            }
+            first = first.or(Some(site));
+        }
+        first
+    }
+
+    /// All sites that share a byte with the `len` bytes at `address`, in address order.
+    pub fn all_overlapping(&self, address: Gva, len: u64) -> impl Iterator<Item = PatchSite> + '_ {
+        let earliest = address.0.saturating_sub(u64::from(self.longest));
+        let start = self.sites.partition_point(|site| site.address.0 < earliest);
+        let end = Gva(address.0.saturating_add(len));
+        let behind = self.sites[start..].iter().copied();
+        behind
+            .take_while(move |site| site.address < end)
+            .filter(move |site| site.end() > address)
+    }
+
+    /// The same sites after the kernel has moved by `slide` bytes.
+    #[must_use]
+    pub fn rebased(&self, slide: i64) -> Self {
+        let moved = |site: &PatchSite| PatchSite {
+            address: Gva(site.address.0.wrapping_add_signed(slide)),
+            ..*site
+        };
+        self.sites.iter().map(moved).collect()
+    }
+}
+
+impl FromIterator<PatchSite> for PatchSites {
+    fn from_iter<I: IntoIterator<Item = PatchSite>>(sites: I) -> Self {
+        let mut sites: Vec<PatchSite> = sites.into_iter().collect();
+        sites.sort_unstable();
+        sites.dedup();
+        let longest = sites.iter().map(|site| site.len).max().unwrap_or(0);
+        Self { sites, longest }
+    }
+}

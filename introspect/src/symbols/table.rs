@@ -1,0 +1,215 @@
+//! The table: 24 bytes a symbol, the names in one string.
+
+use std::sync::Arc;
+
+use regex::Regex;
+
+use super::{Symbol, SymbolOffset, glob_matches, rank, suggest};
+use crate::Gva;
+
+/// The module index of symbols that belong to the kernel proper.
+pub(super) const KERNEL: u16 = u16::MAX;
+
+/// Addresses from here on are the kernel's, and move with it; those below are per-CPU offsets and constants.
+const KERNEL_HALF: u64 = 1 << 63;
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry {
+    pub(super) address: u64,
+    pub(super) name_start: u32,
+    pub(super) name_len: u16,
+    pub(super) module: u16,
+    pub(super) kind: u8,
+}
+
+impl Entry {
+    pub(super) fn name<'n>(&self, names: &'n str) -> &'n str {
+        &names[self.name_range()]
+    }
+
+    pub(super) const fn name_range(&self) -> std::ops::Range<usize> {
+        let start = self.name_start as usize;
+        start..start + self.name_len as usize
+    }
+}
+
+/// All known symbols, by address and by name. Read-only; cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct SymbolTable {
+    /// By address; at one address the symbol to show comes first.
+    entries: Arc<[Entry]>,
+    /// Indices into `entries`, by name; of one name the symbol that a lookup gives comes first.
+    by_name: Arc<[u32]>,
+    names: Arc<str>,
+    modules: Arc<[Arc<str>]>,
+}
+
+impl SymbolTable {
+    /// `entries` in the order of the field of that name.
+    pub(super) fn from_sorted(
+        entries: Vec<Entry>,
+        names: Arc<str>,
+        modules: Arc<[Arc<str>]>,
+    ) -> Self {
+        let mut by_name: Vec<u32> = (0..entries.len())
+            .filter_map(|index| u32::try_from(index).ok())
+            .collect();
+        by_name.sort_unstable_by(|&a, &b| {
+            let (left, right) = (&entries[a as usize], &entries[b as usize]);
+            left.name(&names)
+                .cmp(right.name(&names))
+                .then_with(|| rank::for_lookup(left.kind).cmp(&rank::for_lookup(right.kind)))
+                .then_with(|| a.cmp(&b))
+        });
+        Self {
+            entries: entries.into(),
+            by_name: by_name.into(),
+            names,
+            modules,
+        }
+    }
+
+    /// The number of symbols, aliases included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// The symbol called `name`. Of several, text goes before data, global before local, low before high:
+    /// ask [`lookup_all`](Self::lookup_all) whether it is the only one.
+    #[must_use]
+    pub fn lookup(&self, name: &str) -> Option<Symbol> {
+        self.named(name)
+            .first()
+            .map(|&index| self.symbol(index as usize))
+    }
+
+    /// Just the address of [`lookup`](Self::lookup)'s symbol.
+    #[must_use]
+    pub fn address_of(&self, name: &str) -> Option<Gva> {
+        self.named(name)
+            .first()
+            .map(|&index| Gva(self.entries[index as usize].address))
+    }
+
+    /// All symbols called `name`, the one that [`lookup`](Self::lookup) gives first. Static functions of
+    /// different files may share a name.
+    #[must_use]
+    pub fn lookup_all(&self, name: &str) -> Vec<Symbol> {
+        self.named(name)
+            .iter()
+            .map(|&index| self.symbol(index as usize))
+            .collect()
+    }
+
+    /// The symbol that `address` lies in, and how far. Where several begin at one address the most readable is
+    /// chosen, always the same. `None` below the first symbol, past the last, and in the per-CPU offsets.
+    #[must_use]
+    pub fn resolve(&self, address: Gva) -> Option<SymbolOffset> {
+        let after = self
+            .entries
+            .partition_point(|entry| entry.address <= address.0);
+        let start = self.entries[..after].last()?.address;
+        let first = self.entries[..after].partition_point(|entry| entry.address < start);
+        if rank::is_absolute(self.entries[first].kind) {
+            return None;
+        }
+        let symbol = self.symbol(first);
+        let offset = address.offset_from(symbol.address)?;
+        (offset == 0 || offset < symbol.size).then_some(SymbolOffset { symbol, offset })
+    }
+
+    /// The symbols whose names match a pattern of `*`, `?` and `[a-z]`, in address order.
+    pub fn matching<'t>(&'t self, pattern: &'t str) -> impl Iterator<Item = Symbol> + 't {
+        self.matching_by(move |name| glob_matches(pattern, name))
+    }
+
+    /// The symbols whose names `pattern` matches somewhere, in address order.
+    pub fn matching_regex<'t>(&'t self, pattern: &'t Regex) -> impl Iterator<Item = Symbol> + 't {
+        self.matching_by(|name| pattern.is_match(name))
+    }
+
+    /// At most `n` names that somebody who typed `name` may have meant, the likeliest first.
+    #[must_use]
+    pub fn nearest_names(&self, name: &str, n: usize) -> Vec<String> {
+        let names = self.by_name.iter().map(|&index| {
+            let entry = &self.entries[index as usize];
+            (entry.name(&self.names), rank::is_text(entry.kind))
+        });
+        suggest::nearest(name, names, n)
+    }
+
+    /// The same symbols after the kernel has moved by `slide` bytes. Per-CPU offsets and absolute numbers,
+    /// which lie in the lower half, stay, and so do the symbols of modules: those were found where they are.
+    #[must_use]
+    pub fn rebased(&self, slide: i64) -> Self {
+        let moved = |entry: &Entry| {
+            let moves = entry.address >= KERNEL_HALF && entry.module == KERNEL;
+            let address = if moves {
+                entry.address.wrapping_add_signed(slide)
+            } else {
+                entry.address
+            };
+            Entry { address, ..*entry }
+        };
+        let mut entries: Vec<Entry> = self.entries.iter().map(moved).collect();
+        if entries.is_sorted_by_key(|entry| entry.address) {
+            return Self {
+                entries: entries.into(),
+                ..self.clone()
+            };
+        }
+        // A stable sort keeps the order of aliases.
+        entries.sort_by_key(|entry| entry.address);
+        Self::from_sorted(entries, Arc::clone(&self.names), Arc::clone(&self.modules))
+    }
+
+    /// All symbols in address order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol> + '_ {
+        (0..self.entries.len()).map(|index| self.symbol(index))
+    }
+
+    fn matching_by<'t>(
+        &'t self,
+        matches: impl Fn(&str) -> bool + 't,
+    ) -> impl Iterator<Item = Symbol> + 't {
+        (0..self.entries.len())
+            .filter(move |&index| matches(self.entries[index].name(&self.names)))
+            .map(|index| self.symbol(index))
+    }
+
+    fn named(&self, name: &str) -> &[u32] {
+        let name_at = |&index: &u32| self.entries[index as usize].name(&self.names);
+        let start = self.by_name.partition_point(|index| name_at(index) < name);
+        let len = self.by_name[start..].partition_point(|index| name_at(index) == name);
+        &self.by_name[start..start + len]
+    }
+
+    fn symbol(&self, index: usize) -> Symbol {
+        let entry = &self.entries[index];
+        Symbol {
+            address: Gva(entry.address),
+            size: self.size(index),
+            kind: char::from(entry.kind),
+            name: entry.name(&self.names).to_owned(),
+            module: self.modules.get(usize::from(entry.module)).cloned(),
+        }
+    }
+
+    /// Bytes to the next address with a symbol; 0 for the last, also for the last of the lower half.
+    fn size(&self, index: usize) -> u64 {
+        let address = self.entries[index].address;
+        let rest = &self.entries[index..];
+        let behind = rest.partition_point(|entry| entry.address == address);
+        rest.get(behind).map_or(0, |next| {
+            let crosses = next.address >= KERNEL_HALF && address < KERNEL_HALF;
+            if crosses { 0 } else { next.address - address }
+        })
+    }
+}
