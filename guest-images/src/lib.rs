@@ -1,1 +1,33 @@
-//! hyprobe-guest-images.
+//! What hyprobe boots: stock kernels fetched into a cache, and guests built on the spot.
+//!
+//! - [`Catalog`] reads `images.toml`, which names the images; [`Store`] keeps them in a cache and
+//!   [fetches](Store::fetch) what is missing through apt, with a configuration of its own.
+//! - [`ModuleTree`] finds a stock kernel's modules and the order to load them in.
+//! - [`Initramfs`] builds an initramfs in memory, the same bytes every time.
+//! - [`demo`] is the guest of the first command a newcomer types, [`workload`] an init that makes
+//!   system calls in known numbers, [`testguest`] a bare-metal kernel that checks itself.
+//!
+//! Nothing binary is part of the sources: everything is fetched or compiled.
+
+mod apt;
+mod cache;
+mod catalog;
+mod fetch;
+mod modules;
+mod progress;
+mod toolchain;
+
+pub mod demo;
+pub mod initramfs;
+pub mod testguest;
+pub mod workload;
+
+pub use cache::{CacheError, Image, ImageRecord, PackageRecord, Store};
+pub use catalog::{Catalog, CatalogError, ImageEntry, ImageKind};
+pub use fetch::{FetchError, Freshness, cached, fetch};
+pub use initramfs::{Initramfs, InitramfsError};
+pub use modules::{Module, ModuleError, ModuleTree, OUTER_MODULES};
+pub use progress::{Progress, Report};
+pub use testguest::build_testguest;
+pub use toolchain::BuildError;
+pub use workload::build_workload;

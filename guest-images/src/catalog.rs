@@ -1,0 +1,211 @@
+//! The list of images: `images.toml`, built in, or read from a file of the same form.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+
+const BUILTIN: &str = include_str!("../images.toml");
+
+/// Why a catalog could not be read.
+#[derive(Debug, Error)]
+pub enum CatalogError {
+    /// The file could not be opened or read.
+    #[error("cannot read the image catalog {path}")]
+    Read {
+        /// The catalog.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The text is not a catalog.
+    #[error("{origin} is not an image catalog; compare with guest-images/images.toml")]
+    Parse {
+        /// The file, or the word for the built-in text.
+        origin: String,
+        /// What is wrong, with the line.
+        source: toml::de::Error,
+    },
+    /// Two images answer to one name.
+    #[error("two images in {origin} are called {name:?}; rename one")]
+    Duplicate {
+        /// The file.
+        origin: String,
+        /// The name used twice.
+        name: String,
+    },
+    /// A name that cannot be a directory.
+    #[error("image name {name:?} in {origin} is no directory name; use letters, digits, . _ and -")]
+    BadName {
+        /// The file.
+        origin: String,
+        /// The name.
+        name: String,
+    },
+}
+
+/// What sort of image an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageKind {
+    /// A Linux kernel with its modules.
+    Kernel,
+    /// One static executable.
+    Program,
+}
+
+/// One image of the catalog.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImageEntry {
+    /// The name it is fetched by.
+    pub name: String,
+    /// Other names for it.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Kernel or program.
+    pub kind: ImageKind,
+    /// The Debian suite that it comes from.
+    pub suite: String,
+    /// The package, or the meta package that depends on it.
+    pub package: String,
+    /// For a program: where in the package the executable is.
+    #[serde(default)]
+    pub file: Option<String>,
+}
+
+/// All images that can be asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Catalog {
+    /// A mirror for suites that have left the configured one.
+    #[serde(default)]
+    archive: Option<String>,
+    #[serde(rename = "image")]
+    images: Vec<ImageEntry>,
+}
+
+impl Catalog {
+    /// The catalog that this crate was built with.
+    ///
+    /// # Panics
+    ///
+    /// Never in a build whose tests passed: they read the embedded text.
+    pub fn builtin() -> Self {
+        Self::parse(BUILTIN, "the built-in catalog").expect("the embedded images.toml is valid")
+    }
+
+    /// Reads a catalog from a file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is not a catalog, or names something twice.
+    pub fn load(path: &Path) -> Result<Self, CatalogError> {
+        let text = std::fs::read_to_string(path).map_err(|source| CatalogError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(&text, &path.display().to_string())
+    }
+
+    fn parse(text: &str, origin: &str) -> Result<Self, CatalogError> {
+        let catalog: Self = toml::from_str(text).map_err(|source| CatalogError::Parse {
+            origin: origin.to_owned(),
+            source,
+        })?;
+        let mut seen = std::collections::BTreeSet::new();
+        for name in catalog.images.iter().flat_map(ImageEntry::names) {
+            let (origin, owned) = (origin.to_owned(), name.to_owned());
+            if !is_directory_name(name) {
+                return Err(CatalogError::BadName {
+                    origin,
+                    name: owned,
+                });
+            }
+            if !seen.insert(name) {
+                return Err(CatalogError::Duplicate {
+                    origin,
+                    name: owned,
+                });
+            }
+        }
+        Ok(catalog)
+    }
+
+    /// The image called `name`, by its name or an alias.
+    pub fn get(&self, name: &str) -> Option<&ImageEntry> {
+        self.images
+            .iter()
+            .find(|image| image.names().any(|known| known == name))
+    }
+
+    /// Every image, in the order of the file.
+    pub fn images(&self) -> impl Iterator<Item = &ImageEntry> {
+        self.images.iter()
+    }
+
+    /// The mirror for suites that have left the configured one.
+    pub fn archive(&self) -> Option<&str> {
+        self.archive.as_deref()
+    }
+}
+
+impl ImageEntry {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
+    }
+}
+
+fn is_directory_name(name: &str) -> bool {
+    name.starts_with(|first: char| first.is_ascii_alphanumeric())
+        && name
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builtin_names_the_four_kernels_and_busybox() {
+        let catalog = Catalog::builtin();
+        for (name, suite) in [
+            ("debian-5.10", "bullseye"),
+            ("debian-6.1", "bookworm"),
+            ("debian-6.12", "trixie"),
+            ("newest", "sid"),
+        ] {
+            let image = catalog.get(name).expect(name);
+            assert_eq!(
+                (image.kind, image.suite.as_str()),
+                (ImageKind::Kernel, suite)
+            );
+        }
+        assert_eq!(
+            catalog.get("busybox").expect("alias").kind,
+            ImageKind::Program
+        );
+        assert_eq!(catalog.get("debian-2.2"), None);
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused() {
+        let text = "[[image]]\nname='a'\nkind='kernel'\nsuit='sid'\npackage='p'\n";
+        let error = Catalog::parse(text, "x.toml").expect_err("suit");
+        assert!(matches!(error, CatalogError::Parse { .. }), "{error}");
+    }
+
+    #[test]
+    fn names_are_unique_and_stay_inside_the_cache() {
+        let image = |name: &str| {
+            format!("[[image]]\nname='{name}'\nkind='kernel'\nsuite='sid'\npackage='p'\n")
+        };
+        let twice = Catalog::parse(&(image("a") + &image("a")), "x.toml").expect_err("twice");
+        assert!(matches!(twice, CatalogError::Duplicate { .. }));
+        for outside in ["../a", "a/b", ".hidden", ""] {
+            let error = Catalog::parse(&image(outside), "x.toml").expect_err(outside);
+            assert!(matches!(error, CatalogError::BadName { .. }));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! The demo guest: busybox and an init that does a few things worth probing.
+
+use std::path::Path;
+
+use crate::initramfs::{Initramfs, InitramfsError};
+
+const INIT: &str = include_str!("../demo/init");
+
+/// What the demo guest mounts besides proc, sys and dev.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Tracing {
+    /// Nothing.
+    #[default]
+    Off,
+    /// tracefs, at /sys/kernel/tracing.
+    Tracefs,
+}
+
+/// The line that the guest prints when it is up.
+pub const BANNER: &str = "hyprobe demo guest: up";
+
+/// The beginning of the line that the guest prints when its work is done.
+pub const DONE: &str = "hyprobe demo guest: done";
+
+/// Describes the demo guest's initramfs; `busybox` is the static one on the host.
+///
+/// # Errors
+///
+/// `busybox` cannot be read.
+pub fn initramfs(busybox: &Path, tracing: Tracing) -> Result<Initramfs, InitramfsError> {
+    let mut initramfs = Initramfs::with_devices();
+    initramfs
+        .host_file("bin/busybox", 0o755, busybox)?
+        .symlink("bin/sh", "busybox")
+        .file("init", 0o755, INIT)
+        .file("etc/motd", 0o644, "probed from one level down\n");
+    for directory in ["proc", "sys", "tmp"] {
+        initramfs.directory(directory, 0o755);
+    }
+    if tracing == Tracing::Tracefs {
+        initramfs.file("etc/tracefs", 0o644, "");
+    }
+    Ok(initramfs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn init_prints_the_lines_that_are_promised() {
+        for line in [BANNER, DONE] {
+            assert!(INIT.contains(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn init_is_a_valid_script() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("init");
+        std::fs::write(&path, INIT).expect("write");
+        let status = std::process::Command::new("sh")
+            .arg("-n")
+            .arg(&path)
+            .status()
+            .expect("sh");
+        assert!(status.success());
+    }
+}

@@ -1,0 +1,409 @@
+//! Gets an image into the cache.
+//!
+//! Two fetches at once are safe: the suite's lock file is held from looking at the cache to
+//! publishing, so the second one finds what the first one made.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+use crate::apt::{self, Package, Suite, ToolFailure};
+use crate::cache::{CacheError, Image, ImageRecord, PackageRecord, Store, main_file};
+use crate::catalog::{Catalog, ImageEntry, ImageKind};
+use crate::progress::{Progress, Report};
+
+/// A real symbol table is megabytes long; Debian ships a sentence in its place.
+const SYSTEM_MAP_MIN_BYTES: u64 = 4096;
+
+/// Why an image could not be fetched.
+#[derive(Debug, Error)]
+pub enum FetchError {
+    /// The catalog has no such image.
+    #[error("there is no image {name:?}; known are {known}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+    /// apt or dpkg is missing.
+    #[error(
+        "cannot start {program}; images are fetched with apt and dpkg, so run this on Debian \
+             or Ubuntu, or copy a filled cache here and point HYPROBE_CACHE at it"
+    )]
+    NoApt {
+        /// The program.
+        program: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// No mirror gave the suite's package list.
+    #[error(
+        "cannot read the package lists of {suite} from {tried} ({detail}); check the network, \
+             or set HYPROBE_MIRROR to a Debian mirror that has {suite}"
+    )]
+    Suite {
+        /// The suite.
+        suite: String,
+        /// The mirrors, in the order they were tried.
+        tried: String,
+        /// What apt said.
+        detail: String,
+    },
+    /// The suite has no such package.
+    #[error(
+        "{package} is not to be had in {suite} ({detail}); correct images.toml, or set \
+             HYPROBE_MIRROR to a complete mirror"
+    )]
+    Package {
+        /// The package.
+        package: String,
+        /// The suite.
+        suite: String,
+        /// What apt said.
+        detail: String,
+    },
+    /// The package did not arrive.
+    #[error("cannot download {package} ({detail}); check the network and fetch again")]
+    Download {
+        /// The package.
+        package: String,
+        /// What apt said.
+        detail: String,
+    },
+    /// The package cannot be unpacked.
+    #[error("cannot unpack {package} ({detail}); check that the disk has space left")]
+    Unpack {
+        /// The package.
+        package: String,
+        /// What dpkg said.
+        detail: String,
+    },
+    /// The packages do not hold what the image is for.
+    #[error(
+        "{packages} hold no {missing}; the packaging changed, so hyprobe must be taught where \
+             it is now (guest-images/src/fetch.rs)"
+    )]
+    Incomplete {
+        /// The packages.
+        packages: String,
+        /// What was looked for.
+        missing: String,
+    },
+    /// The cache cannot be used.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// Whether an image that is already there will do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freshness {
+    /// It will: nothing is asked of the network.
+    Cached,
+    /// The suite is asked for a newer one.
+    Newest,
+}
+
+/// Fetches an image of the built-in catalog into the default cache, if it is not there yet.
+///
+/// # Errors
+///
+/// See [`FetchError`]; each says what to do next.
+pub fn fetch(name: &str, report: &Report<'_>) -> Result<Image, FetchError> {
+    Store::open()?.fetch(name, Freshness::Cached, report)
+}
+
+/// The image if the default cache has it. Asks nothing of the network.
+///
+/// # Errors
+///
+/// The name is unknown or the cache is damaged.
+pub fn cached(name: &str) -> Result<Option<Image>, FetchError> {
+    Store::open()?.cached(name)
+}
+
+impl Store {
+    /// The image if it is in the cache. Asks nothing of the network.
+    ///
+    /// # Errors
+    ///
+    /// The name is unknown or the cache is damaged.
+    pub fn cached(&self, name: &str) -> Result<Option<Image>, FetchError> {
+        Ok(self.lookup(self.entry(name)?)?)
+    }
+
+    /// The image, fetched if need be. May take minutes; `report` is told of each step.
+    ///
+    /// # Errors
+    ///
+    /// See [`FetchError`]; each says what to do next. The cache is as it was.
+    pub fn fetch(
+        &self,
+        name: &str,
+        freshness: Freshness,
+        report: &Report<'_>,
+    ) -> Result<Image, FetchError> {
+        let entry = self.entry(name)?;
+        if freshness == Freshness::Cached
+            && let Some(image) = self.lookup(entry)?
+        {
+            return Ok(image);
+        }
+        let dir = self.root().join("apt").join(&entry.suite);
+        let suite = Suite::open(&entry.suite, dir.clone()).map_err(CacheError::io(&dir))?;
+        let lock = suite.lock_file().map_err(CacheError::io(&dir))?;
+        acquire(&lock, || report(&Progress::Waiting { image: &entry.name }))
+            .map_err(CacheError::io(&dir))?;
+        // Damage is repaired by fetching anew.
+        let present = self.lookup(entry).ok().flatten();
+        match (freshness, present) {
+            (Freshness::Cached, Some(image)) => return Ok(image),
+            (_, present) => Making {
+                store: self,
+                entry,
+                suite: &suite,
+                report,
+            }
+            .make(present)?,
+        }
+        let image = self.lookup(entry)?.ok_or_else(|| FetchError::Incomplete {
+            packages: entry.package.clone(),
+            missing: "image".to_owned(),
+        })?;
+        report(&Progress::Ready {
+            image: &entry.name,
+            release: image.release(),
+        });
+        Ok(image)
+    }
+
+    fn entry(&self, name: &str) -> Result<&ImageEntry, FetchError> {
+        self.catalog().get(name).ok_or_else(|| FetchError::Unknown {
+            name: name.to_owned(),
+            known: known_names(self.catalog()),
+        })
+    }
+}
+
+/// One fetch under way, with the suite's lock held.
+struct Making<'a> {
+    store: &'a Store,
+    entry: &'a ImageEntry,
+    suite: &'a Suite,
+    report: &'a Report<'a>,
+}
+
+impl Making<'_> {
+    /// Publishes the image, unless `present` is made of the packages of today.
+    fn make(&self, present: Option<Image>) -> Result<(), FetchError> {
+        self.update()?;
+        let packages = self.suite.resolve(&self.entry.package).map_err(|failure| {
+            explain(failure, |detail| FetchError::Package {
+                package: self.entry.package.clone(),
+                suite: self.entry.suite.clone(),
+                detail,
+            })
+        })?;
+        let records: Vec<PackageRecord> = packages.iter().map(record_of).collect();
+        if present.is_some_and(|image| image.record.packages == records) {
+            return Ok(());
+        }
+        let images = self.store.images_dir();
+        fs::create_dir_all(&images).map_err(CacheError::io(&images))?;
+        let work = tempfile::Builder::new()
+            .prefix(".making-")
+            .tempdir_in(&images)
+            .map_err(CacheError::io(&images))?;
+        let unpacked = work.path().join("unpacked");
+        for package in &packages {
+            self.download(package, work.path(), &unpacked)?;
+        }
+        let image = work.path().join("image");
+        let record = self.arrange(&unpacked, &image, records)?;
+        Ok(self.store.publish(self.entry, &image, &record)?)
+    }
+
+    fn update(&self) -> Result<(), FetchError> {
+        let mirrors = apt::mirrors(self.store.catalog().archive());
+        let mut first_detail = None;
+        for mirror in &mirrors {
+            let (image, suite) = (&self.entry.name, &self.entry.suite);
+            (self.report)(&Progress::Listing {
+                image,
+                suite,
+                mirror: &mirror.uri,
+            });
+            match self.suite.update(mirror) {
+                Ok(()) => return Ok(()),
+                Err(ToolFailure::Exit { detail }) => {
+                    first_detail.get_or_insert(detail);
+                }
+                Err(ToolFailure::Start { program, source }) => {
+                    return Err(FetchError::NoApt { program, source });
+                }
+            }
+        }
+        let tried: Vec<_> = mirrors.iter().map(|mirror| mirror.uri.as_str()).collect();
+        Err(FetchError::Suite {
+            suite: self.entry.suite.clone(),
+            tried: tried.join(" and "),
+            detail: first_detail.unwrap_or_default(),
+        })
+    }
+
+    fn download(&self, package: &Package, work: &Path, unpacked: &Path) -> Result<(), FetchError> {
+        let image = &self.entry.name;
+        (self.report)(&Progress::Downloading {
+            image,
+            package: &package.name,
+            version: &package.version,
+            bytes: package.bytes,
+        });
+        let into = work.join(&package.name);
+        fs::create_dir(&into).map_err(CacheError::io(&into))?;
+        let name = || package.name.clone();
+        let deb = self.suite.download(package, &into).map_err(|failure| {
+            explain(failure, |detail| FetchError::Download {
+                package: name(),
+                detail,
+            })
+        })?;
+        (self.report)(&Progress::Unpacking {
+            image,
+            package: &package.name,
+        });
+        apt::unpack(&deb, unpacked).map_err(|failure| {
+            explain(failure, |detail| FetchError::Unpack {
+                package: name(),
+                detail,
+            })
+        })
+    }
+
+    /// Moves what the image is made of from the unpacked packages into `image`.
+    fn arrange(
+        &self,
+        unpacked: &Path,
+        image: &Path,
+        packages: Vec<PackageRecord>,
+    ) -> Result<ImageRecord, FetchError> {
+        let missing = |missing: &str| FetchError::Incomplete {
+            packages: packages
+                .iter()
+                .map(|p| p.name.as_str())
+                .collect::<Vec<_>>()
+                .join(", "),
+            missing: missing.to_owned(),
+        };
+        fs::create_dir(image).map_err(CacheError::io(image))?;
+        let main = image.join(main_file(self.entry.kind, &self.entry.name));
+        let release = match self.entry.kind {
+            ImageKind::Program => {
+                let file = self.entry.file.as_deref().unwrap_or(&self.entry.package);
+                let found = [unpacked.join(file), unpacked.join("usr").join(file)]
+                    .into_iter()
+                    .find(|path| path.is_file())
+                    .ok_or_else(|| missing(file))?;
+                rename(&found, &main)?;
+                packages
+                    .first()
+                    .map(|package| package.version.clone())
+                    .unwrap_or_default()
+            }
+            ImageKind::Kernel => {
+                let modules = [
+                    unpacked.join("usr/lib/modules"),
+                    unpacked.join("lib/modules"),
+                ]
+                .iter()
+                .find_map(|dir| only_directory(dir))
+                .ok_or_else(|| missing("lib/modules/<release>"))?;
+                let release = modules
+                    .file_name()
+                    .unwrap_or_default()
+                    .to_string_lossy()
+                    .into_owned();
+                let boot = |name: &str| unpacked.join(format!("boot/{name}-{release}"));
+                let vmlinuz = [boot("vmlinuz"), modules.join("vmlinuz")]
+                    .into_iter()
+                    .find(|path| path.is_file())
+                    .ok_or_else(|| missing("vmlinuz"))?;
+                rename(&vmlinuz, &main)?;
+                let config = [boot("config"), modules.join("config")]
+                    .into_iter()
+                    .find(|path| path.is_file())
+                    .ok_or_else(|| missing("config"))?;
+                rename(&config, &image.join("config"))?;
+                let map = boot("System.map");
+                if fs::metadata(&map).is_ok_and(|map| map.len() >= SYSTEM_MAP_MIN_BYTES) {
+                    rename(&map, &image.join("System.map"))?;
+                }
+                rename(&modules, &image.join("modules"))?;
+                release
+            }
+        };
+        let bytes = fs::read(&main).map_err(CacheError::io(&main))?;
+        let sha256 = Sha256::digest(&bytes)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        Ok(ImageRecord {
+            release,
+            sha256,
+            packages,
+        })
+    }
+}
+
+fn record_of(package: &Package) -> PackageRecord {
+    PackageRecord {
+        name: package.name.clone(),
+        version: package.version.clone(),
+        sha256: package.sha256.clone(),
+    }
+}
+
+fn known_names(catalog: &Catalog) -> String {
+    catalog
+        .images()
+        .map(|image| image.name.as_str())
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn explain(failure: ToolFailure, exit: impl FnOnce(String) -> FetchError) -> FetchError {
+    match failure {
+        ToolFailure::Start { program, source } => FetchError::NoApt { program, source },
+        ToolFailure::Exit { detail } => exit(detail),
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> Result<(), CacheError> {
+    fs::rename(from, to).map_err(CacheError::io(to))
+}
+
+/// The one directory in `dir`, if it is exactly one.
+fn only_directory(dir: &Path) -> Option<PathBuf> {
+    let mut found = fs::read_dir(dir).ok()?.filter_map(|entry| {
+        entry
+            .ok()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_dir())
+    });
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// Locks `file` until it is dropped; calls `waiting` if that takes time.
+fn acquire(file: &File, waiting: impl FnOnce()) -> io::Result<()> {
+    match file.try_lock() {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            waiting();
+            file.lock()
+        }
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}

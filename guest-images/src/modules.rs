@@ -1,0 +1,278 @@
+//! A stock kernel's modules, and the order to load them in.
+//!
+//! A package that was only unpacked has no `modules.dep`: that is made on the machine it is
+//! installed on. So the dependencies are read from the modules themselves.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use object::{Object, ObjectSection};
+use thiserror::Error;
+
+/// What the outer Linux of a nested launch needs: KVM for either vendor, and virtio-serial.
+/// What they depend on differs from kernel to kernel and is found by [`ModuleTree::load_order`].
+pub const OUTER_MODULES: [&str; 4] = ["kvm_amd", "kvm_intel", "virtio_pci", "virtio_console"];
+
+/// No module of a distribution comes near this once unpacked.
+const MODULE_MAX_BYTES: u64 = 64 << 20;
+
+/// Why modules could not be found or read.
+#[derive(Debug, Error)]
+pub enum ModuleError {
+    /// A directory or file could not be read.
+    #[error("cannot read {path}; fetch the image again with --refresh")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The kernel has no such module.
+    #[error("the kernel whose modules are in {dir} has no module {name}; use a kernel that has it")]
+    Missing {
+        /// The module.
+        name: String,
+        /// The directory searched.
+        dir: PathBuf,
+    },
+    /// The file is no module.
+    #[error("{path} is no kernel module; fetch the image again with --refresh")]
+    NotAModule {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: object::Error,
+    },
+}
+
+/// A module of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Module {
+    /// Its name as the kernel knows it, with underscores.
+    pub name: String,
+    /// Its file, perhaps compressed.
+    pub path: PathBuf,
+}
+
+impl Module {
+    /// The module as `finit_module` takes it, decompressed.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or decompressed.
+    pub fn read(&self) -> Result<Vec<u8>, ModuleError> {
+        let failed = |source| ModuleError::Read {
+            path: self.path.clone(),
+            source,
+        };
+        let bytes = fs::read(&self.path).map_err(failed)?;
+        decompress(&self.path, bytes).map_err(failed)
+    }
+}
+
+/// All modules of a kernel.
+#[derive(Debug, Clone)]
+pub struct ModuleTree {
+    dir: PathBuf,
+    files: BTreeMap<String, PathBuf>,
+    builtin: BTreeSet<String>,
+}
+
+impl ModuleTree {
+    /// The modules in `dir`, what a package has as `/lib/modules/<release>`.
+    ///
+    /// # Errors
+    ///
+    /// A directory cannot be read.
+    pub fn open(dir: &Path) -> Result<Self, ModuleError> {
+        let mut files = BTreeMap::new();
+        let mut pending = vec![dir.to_owned()];
+        while let Some(path) = pending.pop() {
+            let failed = |source| ModuleError::Read {
+                path: path.clone(),
+                source,
+            };
+            for entry in fs::read_dir(&path).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                if entry.file_type().map_err(failed)?.is_dir() {
+                    pending.push(entry.path());
+                } else if let Some(name) = module_name(&entry.file_name().to_string_lossy()) {
+                    files.insert(name, entry.path());
+                }
+            }
+        }
+        let builtin = fs::read_to_string(dir.join("modules.builtin")).unwrap_or_default();
+        let builtin = builtin
+            .lines()
+            .filter_map(|line| module_name(line.rsplit('/').next().unwrap_or(line)))
+            .collect();
+        Ok(Self {
+            dir: dir.to_owned(),
+            files,
+            builtin,
+        })
+    }
+
+    /// The module called `name`, with either `-` or `_`.
+    pub fn get(&self, name: &str) -> Option<Module> {
+        let name = name.replace('-', "_");
+        self.files.get(&name).map(|path| Module {
+            path: path.clone(),
+            name,
+        })
+    }
+
+    /// The names of all modules, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.files.keys().map(String::as_str)
+    }
+
+    /// The modules called `names` and all that they need, each after what it depends on.
+    /// What is built into the kernel is left out.
+    ///
+    /// # Errors
+    ///
+    /// A module is missing or unreadable.
+    pub fn load_order(&self, names: &[&str]) -> Result<Vec<Module>, ModuleError> {
+        let mut order = Vec::new();
+        let mut seen = BTreeSet::new();
+        for name in names {
+            self.visit(&name.replace('-', "_"), &mut seen, &mut order)?;
+        }
+        Ok(order)
+    }
+
+    fn visit(
+        &self,
+        name: &str,
+        seen: &mut BTreeSet<String>,
+        order: &mut Vec<Module>,
+    ) -> Result<(), ModuleError> {
+        if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
+            return Ok(());
+        }
+        let module = self.get(name).ok_or_else(|| ModuleError::Missing {
+            name: name.to_owned(),
+            dir: self.dir.clone(),
+        })?;
+        for needed in depends(&module)? {
+            self.visit(&needed, seen, order)?;
+        }
+        order.push(module);
+        Ok(())
+    }
+}
+
+/// What a module says it depends on in its `.modinfo` section.
+fn depends(module: &Module) -> Result<Vec<String>, ModuleError> {
+    let bytes = module.read()?;
+    let refused = |source| ModuleError::NotAModule {
+        path: module.path.clone(),
+        source,
+    };
+    let file = object::File::parse(&*bytes).map_err(refused)?;
+    let Some(section) = file.section_by_name(".modinfo") else {
+        return Ok(Vec::new());
+    };
+    Ok(depends_of(section.data().map_err(refused)?))
+}
+
+fn depends_of(modinfo: &[u8]) -> Vec<String> {
+    modinfo
+        .split(|byte| *byte == 0)
+        .filter_map(|field| std::str::from_utf8(field).ok()?.strip_prefix("depends="))
+        .flat_map(|list| list.split(','))
+        .filter(|name| !name.is_empty())
+        .map(|name| name.replace('-', "_"))
+        .collect()
+}
+
+/// The name of the module in a file called `file`, if it is one.
+fn module_name(file: &str) -> Option<String> {
+    let stem = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"]
+        .iter()
+        .find_map(|suffix| file.strip_suffix(suffix))?;
+    Some(stem.replace('-', "_"))
+}
+
+fn decompress(path: &Path, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    let read = |source: &mut dyn Read| {
+        let mut unpacked = Vec::new();
+        source.take(MODULE_MAX_BYTES).read_to_end(&mut unpacked)?;
+        Ok(unpacked)
+    };
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("xz") => read(&mut lzma_rust2::XzReader::new(&bytes[..], true)),
+        Some("gz") => read(&mut flate2::read::GzDecoder::new(&bytes[..])),
+        Some("zst") => {
+            let mut decoder = ruzstd::decoding::StreamingDecoder::new(&bytes[..])
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
+            read(&mut decoder)
+        }
+        _ => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn names_and_dependencies_are_normalised() {
+        assert_eq!(module_name("kvm-amd.ko.xz").as_deref(), Some("kvm_amd"));
+        assert_eq!(module_name("modules.order"), None);
+        let modinfo = b"license=GPL\0depends=kvm,cec-core\0depends=\0vermagic=6.1 ";
+        assert_eq!(depends_of(modinfo), ["kvm", "cec_core"]);
+    }
+
+    #[test]
+    fn every_compression_is_undone() {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(b"module").expect("gzip");
+        let packed = gzip.finish().expect("gzip");
+        assert_eq!(
+            decompress(Path::new("a.ko.gz"), packed).expect("gz"),
+            b"module"
+        );
+        let plain = b"module".to_vec();
+        assert_eq!(
+            decompress(Path::new("a.ko"), plain.clone()).expect("plain"),
+            plain
+        );
+        for broken in ["a.ko.xz", "a.ko.zst", "a.ko.gz"] {
+            assert!(
+                decompress(Path::new(broken), plain.clone()).is_err(),
+                "{broken}"
+            );
+        }
+    }
+
+    #[test]
+    fn builtin_modules_are_not_looked_for() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        fs::write(
+            dir.path().join("modules.builtin"),
+            "kernel/drivers/virtio/virtio-ring.ko\n",
+        )
+        .expect("write");
+        let tree = ModuleTree::open(dir.path()).expect("open");
+        assert_eq!(tree.load_order(&["virtio_ring"]).expect("builtin"), []);
+        let error = tree.load_order(&["kvm-amd"]).expect_err("missing");
+        assert!(matches!(error, ModuleError::Missing { ref name, .. } if name == "kvm_amd"));
+    }
+
+    #[test]
+    fn what_is_no_module_is_refused() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        fs::write(dir.path().join("kvm.ko"), "text").expect("write");
+        let tree = ModuleTree::open(dir.path()).expect("open");
+        assert!(matches!(
+            tree.load_order(&["kvm"]),
+            Err(ModuleError::NotAModule { .. })
+        ));
+    }
+}

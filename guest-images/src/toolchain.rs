@@ -1,0 +1,113 @@
+//! Compiles the freestanding guests with the system's gcc.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+/// Why a guest could not be compiled.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// There is no compiler.
+    #[error("cannot start gcc, which compiles {output}; install it: apt-get install gcc")]
+    NoCompiler {
+        /// What was to be compiled.
+        output: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The compiler refused the sources.
+    #[error("gcc cannot compile {output}; it needs gcc 10 or later for x86-64:\n{detail}")]
+    Compile {
+        /// What was to be compiled.
+        output: String,
+        /// What gcc said.
+        detail: String,
+    },
+    /// The output directory cannot be used.
+    #[error("cannot write {path}; name a writable directory")]
+    Io {
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// A source file embedded in this crate.
+pub(crate) struct Source {
+    pub(crate) name: &'static str,
+    pub(crate) text: &'static str,
+}
+
+/// Compiles and links `sources` into `out_dir/output` with these flags. Headers and linker
+/// scripts among the sources are only put beside the others. Safe to run twice at once: the
+/// result is renamed into place.
+pub(crate) fn compile(
+    out_dir: &Path,
+    output: &str,
+    sources: &[Source],
+    flags: &[&str],
+) -> Result<PathBuf, BuildError> {
+    let io = |path: &Path| {
+        let path = path.to_owned();
+        move |source| BuildError::Io { path, source }
+    };
+    fs::create_dir_all(out_dir).map_err(io(out_dir))?;
+    let work = tempfile::tempdir_in(out_dir).map_err(io(out_dir))?;
+    for Source { name, text } in sources {
+        let path = work.path().join(name);
+        fs::write(&path, text).map_err(io(&path))?;
+    }
+    let units = sources
+        .iter()
+        .map(|source| source.name)
+        .filter(|name| is_unit(name));
+    let gcc = Command::new("gcc")
+        .current_dir(work.path())
+        .env("LC_ALL", "C")
+        .args(flags)
+        .args(["-o", output])
+        .args(units)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|source| BuildError::NoCompiler {
+            output: output.to_owned(),
+            source,
+        })?;
+    if !gcc.status.success() {
+        return Err(BuildError::Compile {
+            output: output.to_owned(),
+            detail: String::from_utf8_lossy(&gcc.stderr).trim_end().to_owned(),
+        });
+    }
+    let path = out_dir.join(output);
+    fs::rename(work.path().join(output), &path).map_err(io(&path))?;
+    Ok(path)
+}
+
+fn is_unit(name: &str) -> bool {
+    name.ends_with(".c") || name.ends_with(".S")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compiler_error_is_shown() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let source = Source {
+            name: "a.c",
+            text: "int f(void) { return nonsense; }\n",
+        };
+        let error = compile(dir.path(), "a", &[source], &["-nostdlib"]).expect_err("nonsense");
+        assert!(
+            error.to_string().contains("'nonsense' undeclared"),
+            "{error}"
+        );
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0);
+    }
+}

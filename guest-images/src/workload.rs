@@ -1,0 +1,149 @@
+//! An init that makes system calls in known numbers and says how many it made, so that the hits
+//! of a probe can be compared with what really happened.
+//!
+//! Parameters come from the kernel's command line, such as `opens=200 reads=300 procs=2`; the
+//! head of `workload/init.c` lists them. The last line that it prints is for
+//! [`Counts::from_console`].
+
+use std::path::{Path, PathBuf};
+
+use crate::initramfs::{Initramfs, InitramfsError};
+use crate::modules::{Module, ModuleError};
+use crate::toolchain::{BuildError, Source, compile};
+
+const SOURCES: [Source; 2] = [
+    Source {
+        name: "init.c",
+        text: include_str!("../workload/init.c"),
+    },
+    Source {
+        name: "syscall.h",
+        text: include_str!("../workload/syscall.h"),
+    },
+];
+
+const FLAGS: [&str; 16] = [
+    "-std=gnu11",
+    "-O2",
+    "-g1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-ffreestanding",
+    "-fno-stack-protector",
+    "-fno-tree-loop-distribute-patterns",
+    "-fcf-protection=none",
+    "-mgeneral-regs-only",
+    "-fno-pic",
+    "-no-pie",
+    "-nostdlib",
+    "-static",
+    "-Wl,--build-id=none",
+];
+
+/// Compiles the workload into `out_dir/workload`, a static executable of a few kilobytes.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_workload(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    compile(out_dir, "workload", &SOURCES, &FLAGS)
+}
+
+/// Describes an initramfs whose init is the executable `workload`.
+///
+/// # Errors
+///
+/// The executable cannot be read.
+pub fn initramfs(workload: &Path) -> Result<Initramfs, InitramfsError> {
+    let mut initramfs = Initramfs::with_devices();
+    initramfs.host_file("init", 0o755, workload)?;
+    Ok(initramfs)
+}
+
+/// Adds `modules` to `initramfs` in their order and returns the parameter that makes the
+/// workload load them.
+///
+/// # Errors
+///
+/// A module cannot be read.
+pub fn add_modules(initramfs: &mut Initramfs, modules: &[Module]) -> Result<String, ModuleError> {
+    let mut paths = Vec::new();
+    for module in modules {
+        let path = format!("/{}.ko", module.name);
+        initramfs.file(&path, 0o644, module.read()?);
+        paths.push(path);
+    }
+    Ok(format!("modload={}", paths.join(",")))
+}
+
+/// What the workload did, by its own count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// `openat` calls.
+    pub openat: u64,
+    /// `read` calls.
+    pub read: u64,
+    /// `getpid` calls.
+    pub getpid: u64,
+    /// Calls whose result was not the expected one.
+    pub failed: u64,
+}
+
+impl Counts {
+    /// The total that the workload printed on its console; `None` if it did not get that far.
+    pub fn from_console(console: &str) -> Option<Self> {
+        console
+            .lines()
+            .find_map(|line| Self::parse(line.split_once("workload: done ")?.1))
+    }
+
+    fn parse(fields: &str) -> Option<Self> {
+        let mut counts = Self::default();
+        for field in fields.split_whitespace() {
+            let (name, value) = field.split_once('=')?;
+            let value = value.parse().ok()?;
+            match name {
+                "openat" => counts.openat = value,
+                "read" => counts.read = value,
+                "getpid" => counts.getpid = value,
+                "failed" => counts.failed = value,
+                _ => return None,
+            }
+        }
+        Some(counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_is_found_between_kernel_lines() {
+        let console = "[    1.0] x\nworkload: cpu=0 openat=3 read=0 getpid=0 failed=0\r\n\
+                       workload: done openat=6 read=2 getpid=0 failed=1\r\n[    1.1] reboot\n";
+        let expected = Counts {
+            openat: 6,
+            read: 2,
+            getpid: 0,
+            failed: 1,
+        };
+        assert_eq!(Counts::from_console(console), Some(expected));
+        assert_eq!(Counts::from_console("workload: done openat=6 rea"), None);
+    }
+
+    #[test]
+    fn it_compiles_to_a_static_executable_with_symbols() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = build_workload(dir.path()).expect("build");
+        let bytes = std::fs::read(path).expect("read");
+        let file = object::File::parse(&*bytes).expect("elf");
+        use object::{Object, ObjectSymbol};
+        let mut names = file
+            .symbols()
+            .filter_map(|symbol| symbol.name().ok().map(str::to_owned));
+        assert!(names.any(|name| name == "workload_open"));
+        assert!(file.section_by_name(".interp").is_none());
+    }
+}
