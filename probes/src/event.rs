@@ -1,0 +1,192 @@
+//! What a run tells: one JSON object a line, the same wherever it is read.
+//!
+//! The command prints them, the nested launcher passes them through, CI reads them. Addresses are strings in hex:
+//! JSON numbers are not exact beyond 2^53.
+
+use std::collections::BTreeMap;
+
+use introspect::Gva;
+use serde::{Deserialize, Serialize};
+
+/// A 64-bit value that JSON shows as `"0x…"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Hex(pub u64);
+
+impl From<Gva> for Hex {
+    fn from(address: Gva) -> Self {
+        Self(address.0)
+    }
+}
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl Serialize for Hex {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.strip_prefix("0x")
+            .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+            .map(Self)
+            .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a hexadecimal number like 0x1f")))
+    }
+}
+
+/// One line of a run's output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Event {
+    /// A probe fired.
+    Hit(Hit),
+    /// A probe's state changed, or the run has something to say.
+    Note(Note),
+    /// The end of the run; always the last line.
+    Summary(Summary),
+}
+
+/// A probe fired.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hit {
+    /// The probe, as it was asked for.
+    pub probe: String,
+    /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
+    pub ts_ns: u64,
+    /// Which vCPU, from 0.
+    pub vcpu: usize,
+    /// Address of the probed instruction.
+    pub ip: Hex,
+    /// The same as `symbol+0xoffset`.
+    pub symbol: String,
+    /// The registers as they were when the instruction was about to be executed: rax … r15, rip, rflags.
+    pub regs: BTreeMap<String, Hex>,
+    /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
+    pub args: [Hex; 6],
+}
+
+/// Something to know about a run that is no hit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// Nanoseconds since the guest's first instruction.
+    pub ts_ns: u64,
+    /// The probe that it is about, if it is about one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub probe: Option<String>,
+    /// A sentence.
+    pub text: String,
+}
+
+/// How the guest ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestEnd {
+    /// ACPI power-off.
+    Poweroff,
+    /// Reset without a panic before it.
+    Reset,
+    /// The kernel panicked.
+    Panic,
+    /// A vCPU triple-faulted.
+    TripleFault,
+    /// All vCPUs halted for ever.
+    Halted,
+    /// `--timeout` passed.
+    Timeout,
+    /// Stopped by the user or by a probe.
+    Stopped,
+    /// The test device was given this code.
+    Exit,
+    /// hyprobe or KVM could not go on; the error says why.
+    Failed,
+}
+
+/// How the guest ended, and what is known of why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSummary {
+    /// See [`GuestEnd`].
+    pub end: GuestEnd,
+    /// The panic's message, the exit code, the error.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub detail: Option<String>,
+}
+
+/// How hits get past the probed instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Executed by hyprobe: one exit a hit.
+    Emulated,
+    /// Executed from a copy elsewhere: one exit a hit.
+    Relocated,
+    /// Single-stepped in place with the other vCPUs paused.
+    Stepped,
+}
+
+/// Where a probe is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeState {
+    /// Planted: fires.
+    Armed,
+    /// Waits for its text to appear.
+    Pending,
+    /// Planted nowhere, by request.
+    Disabled,
+    /// Its text is gone (an init function after boot, an unloaded module).
+    Gone,
+    /// Cannot be planted; a note has said why.
+    Refused,
+}
+
+/// What became of one probe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeSummary {
+    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    pub probe: String,
+    /// Where it is, if that was found out.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ip: Option<Hex>,
+    /// Hits that were handled.
+    pub hits: u64,
+    /// Hits that were not, by reason; empty when none was missed.
+    pub missed: BTreeMap<String, u64>,
+    /// How hits get past it; absent while none has.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tier: Option<Tier>,
+    /// VM exits that its hits took.
+    pub exits: u64,
+    /// See [`ProbeState`].
+    pub state: ProbeState,
+    /// Why it was refused, or is pending.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// `kvm` or `nested`.
+    pub accel: String,
+    /// How the guest ended.
+    pub guest: GuestSummary,
+    /// Wall-clock time of the guest, nanoseconds.
+    pub ran_ns: u64,
+    /// Every probe, in the order in which they were asked for.
+    pub probes: Vec<ProbeSummary>,
+    /// Events that were recorded but could not be written (0 unless the output failed).
+    pub dropped: u64,
+}
+
+/// Receives events in the order of their recording. Called on vCPU threads: must be quick and must not block on the
+/// guest.
+pub trait EventSink: Send + Sync + std::fmt::Debug {
+    /// Takes one event.
+    fn event(&self, event: Event);
+}
