@@ -11,6 +11,7 @@
 
 mod addr;
 pub mod image;
+pub mod insn;
 pub mod kallsyms;
 pub mod kaslr;
 pub mod memory;

@@ -1,0 +1,318 @@
+//! How the guest gets past an instruction: emulated, or why not.
+
+use iced_x86::{CpuidFeature, EncodingKind, Instruction, Mnemonic, OpKind, Register};
+
+use super::decode::Decoded;
+use super::emulate::Family;
+
+/// How the guest gets past an instruction that a plant displaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// [`emulate`](super::emulate()) does it, unless the values it meets prevent that.
+    Emulatable,
+    /// The hardware must run it.
+    MustStep(Reason),
+}
+
+/// Why the hardware must run an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The bytes are no instruction, or not all of it.
+    Undecodable,
+    /// An atomic access: a lock prefix, or `xchg` with memory, which locks without one.
+    Locked,
+    /// A string instruction with a repeat prefix, which can be interrupted half-way.
+    Repeated,
+    /// SSE, AVX and all else that is encoded with VEX or EVEX: not in the general registers.
+    Vector,
+    /// The floating-point unit and MMX.
+    Fpu,
+    /// `in`, `out`, `ins`, `outs`: they talk to a device, through an exit of their own.
+    PortIo,
+    /// Segment registers and their bases, other than loading the stack segment.
+    Segment,
+    /// `mov ss`, `pop ss`, `lss`: the processor holds traps back for one instruction.
+    StackSegment,
+    /// `sti`: the processor holds interrupts back for one instruction, which code relies on
+    /// (`sti; hlt`).
+    EnablesInterrupts,
+    /// `hlt`, `mwait` and their kind: they wait, for ever if interrupts are held back.
+    Waits,
+    /// `int3`: the guest's own breakpoint.
+    Breakpoint,
+    /// `int n`, `int1`: they push a frame with the flags in it.
+    SoftwareInterrupt,
+    /// `iret` in its forms: it loads all flags, and the privilege level.
+    InterruptReturn,
+    /// `syscall`, `sysenter`: they save the flags in a register and change the level.
+    SystemCall,
+    /// `sysret`, `sysexit`: they load the flags and change the level.
+    SystemReturn,
+    /// A jump, call or return to another code segment.
+    FarBranch,
+    /// `ud0`, `ud1`, `ud2`: they exist to fault.
+    Undefined,
+    /// It changes or reads the state of the machine: control and debug registers, MSRs,
+    /// descriptor tables, translation caches.
+    Privileged,
+    /// It talks to a hypervisor, ours or one that the guest runs.
+    Virtualisation,
+    /// Its answer comes from the hardware: time, identity, random numbers, counters.
+    Environment,
+    /// Shadow stacks are not modelled.
+    ShadowStack,
+    /// Transactional memory.
+    Transaction,
+    /// None of the above, and not written yet.
+    Unmodelled,
+    /// It means different things on processors of different makers.
+    VendorSpecific,
+    /// With these operands the manuals leave the result undefined, and processors differ.
+    UndefinedResult,
+    /// The guest's processor was not said to have it ([`Features`](super::Features)).
+    MissingFeature,
+    /// The guest's own trap flag is set, or would be: it is to get its own trap.
+    GuestTrapFlag,
+    /// It divides by zero, or the quotient is too large: the guest is to get its #DE.
+    DivideError,
+    /// It branches to an address that does not exist: the guest is to get its #GP.
+    BranchNotCanonical,
+    /// The privilege level does not allow it: the guest is to get its #GP.
+    PrivilegeLevel,
+    /// It was decoded for another address than the one the processor is at.
+    Elsewhere,
+}
+
+/// What goes wrong when an instruction is stepped with the trap flag and no precautions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Hazard {
+    /// The trap flag ends up where the guest can see it: on a stack or in a register.
+    SavesFlags,
+    /// The trap flag is overwritten, so that the step does not end, or ends late.
+    LoadsFlags,
+    /// The processor holds the trap back: the step ends one instruction late.
+    DefersTrap,
+    /// The step ends the interrupt shadow that the next instruction relies on.
+    InterruptShadow,
+    /// It raises an exception instead of completing; the step ends in the guest's handler.
+    Raises,
+    /// It waits for an interrupt, which must not be held back meanwhile.
+    Waits,
+    /// It exits to the VMM for a reason of its own before the step ends.
+    Exits,
+    /// The trap can come after each repetition, with the instruction not done yet.
+    TrapsPerRepetition,
+    /// The trap aborts the transaction.
+    Aborts,
+}
+
+impl Reason {
+    /// What stepping such an instruction must look out for; `None` where it is safe.
+    #[must_use]
+    pub const fn hazard(self) -> Option<Hazard> {
+        match self {
+            Self::Breakpoint | Self::SoftwareInterrupt | Self::SystemCall => {
+                Some(Hazard::SavesFlags)
+            }
+            Self::InterruptReturn | Self::SystemReturn | Self::GuestTrapFlag => {
+                Some(Hazard::LoadsFlags)
+            }
+            Self::StackSegment => Some(Hazard::DefersTrap),
+            Self::EnablesInterrupts => Some(Hazard::InterruptShadow),
+            Self::Undecodable
+            | Self::Undefined
+            | Self::DivideError
+            | Self::BranchNotCanonical
+            | Self::PrivilegeLevel => Some(Hazard::Raises),
+            Self::Waits => Some(Hazard::Waits),
+            Self::PortIo | Self::Virtualisation | Self::Environment | Self::Privileged => {
+                Some(Hazard::Exits)
+            }
+            Self::Repeated => Some(Hazard::TrapsPerRepetition),
+            Self::Transaction => Some(Hazard::Aborts),
+            Self::Locked
+            | Self::Vector
+            | Self::Fpu
+            | Self::Segment
+            | Self::FarBranch
+            | Self::ShadowStack
+            | Self::Unmodelled
+            | Self::VendorSpecific
+            | Self::UndefinedResult
+            | Self::MissingFeature
+            | Self::Elsewhere => None,
+        }
+    }
+
+    /// The reason as a fragment of a sentence: "it …".
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Undecodable => "is not a complete instruction",
+            Self::Locked => "accesses memory atomically",
+            Self::Repeated => "is a repeated string instruction",
+            Self::Vector => "uses vector registers or encodings",
+            Self::Fpu => "uses the floating-point unit",
+            Self::PortIo => "accesses an I/O port",
+            Self::Segment => "uses segment registers",
+            Self::StackSegment => "loads the stack segment",
+            Self::EnablesInterrupts => "enables interrupts after the next instruction",
+            Self::Waits => "waits for an event",
+            Self::Breakpoint => "is a breakpoint of the guest's own",
+            Self::SoftwareInterrupt => "raises a software interrupt",
+            Self::InterruptReturn => "returns from an interrupt",
+            Self::SystemCall => "enters the kernel",
+            Self::SystemReturn => "leaves the kernel",
+            Self::FarBranch => "branches to another code segment",
+            Self::Undefined => "is made to fault",
+            Self::Privileged => "changes or reads the state of the machine",
+            Self::Virtualisation => "talks to a hypervisor",
+            Self::Environment => "gets its answer from the hardware",
+            Self::ShadowStack => "uses the shadow stack",
+            Self::Transaction => "is part of a transaction",
+            Self::Unmodelled => "is not known to the emulator",
+            Self::VendorSpecific => "differs between makers of processors",
+            Self::UndefinedResult => "has an undefined result for these operands",
+            Self::MissingFeature => "may not exist on the guest's processor",
+            Self::GuestTrapFlag => "is single-stepped by the guest itself",
+            Self::DivideError => "raises a divide error",
+            Self::BranchNotCanonical => "branches to an address that does not exist",
+            Self::PrivilegeLevel => "is not allowed at this privilege level",
+            Self::Elsewhere => "was decoded for another address",
+        }
+    }
+}
+
+/// Whether the emulator knows an instruction, judged by the instruction alone.
+#[must_use]
+pub fn classify(decoded: &Decoded) -> Class {
+    match family(decoded) {
+        Ok(_) => Class::Emulatable,
+        Err(reason) => Class::MustStep(reason),
+    }
+}
+
+/// The emulator's family for the instruction, or why there is none.
+pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
+    let insn = decoded.instruction();
+    if insn.has_lock_prefix() {
+        return Err(Reason::Locked);
+    }
+    let Some(family) = Family::of(insn) else {
+        return Err(reason(insn));
+    };
+    if insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix()) {
+        return Err(Reason::Repeated);
+    }
+    for operand in 0..insn.op_count() {
+        if insn.op_kind(operand) == OpKind::Register {
+            let register = insn.op_register(operand);
+            if !register.is_gpr() {
+                return Err(register_reason(register, operand == 0, insn.mnemonic()));
+            }
+        }
+    }
+    // Intel ignores 0x66 here, AMD takes it for a 16-bit branch: even the length differs.
+    if family == Family::Branch && decoded.has_effective_data16() {
+        return Err(Reason::VendorSpecific);
+    }
+    if insn.mnemonic() == Mnemonic::Xchg && insn.op0_kind() == OpKind::Memory {
+        return Err(Reason::Locked);
+    }
+    if insn.mnemonic() == Mnemonic::Bswap && insn.op0_register().size() == 2 {
+        return Err(Reason::UndefinedResult);
+    }
+    Ok(family)
+}
+
+/// Why an instruction with this operand is not emulated although its mnemonic is.
+fn register_reason(register: Register, destination: bool, mnemonic: Mnemonic) -> Reason {
+    match register {
+        Register::SS if destination && mnemonic != Mnemonic::Push => Reason::StackSegment,
+        _ if register.is_segment_register() => Reason::Segment,
+        _ if register.is_cr() || register.is_dr() || register.is_tr() => Reason::Privileged,
+        _ => Reason::Vector,
+    }
+}
+
+/// Why an instruction that no family has is not emulated.
+fn reason(insn: &Instruction) -> Reason {
+    use Mnemonic as M;
+    match insn.mnemonic() {
+        M::Int3 => Reason::Breakpoint,
+        M::Int | M::Int1 | M::Into => Reason::SoftwareInterrupt,
+        M::Iret | M::Iretd | M::Iretq | M::Uiret | M::Erets | M::Eretu => Reason::InterruptReturn,
+        M::Syscall | M::Sysenter => Reason::SystemCall,
+        M::Sysret | M::Sysretq | M::Sysexit | M::Sysexitq => Reason::SystemReturn,
+        M::Retf => Reason::FarBranch,
+        M::Jmp | M::Call => Reason::FarBranch,
+        M::Sti => Reason::EnablesInterrupts,
+        M::Hlt
+        | M::Monitor
+        | M::Mwait
+        | M::Monitorx
+        | M::Mwaitx
+        | M::Umonitor
+        | M::Umwait
+        | M::Tpause => Reason::Waits,
+        M::Lss => Reason::StackSegment,
+        M::Lfs
+        | M::Lgs
+        | M::Rdfsbase
+        | M::Rdgsbase
+        | M::Wrfsbase
+        | M::Wrgsbase
+        | M::Swapgs
+        | M::Lsl
+        | M::Lar
+        | M::Verr
+        | M::Verw => Reason::Segment,
+        M::Ud0 | M::Ud1 | M::Ud2 => Reason::Undefined,
+        M::In | M::Out | M::Insb | M::Insw | M::Insd | M::Outsb | M::Outsw | M::Outsd => {
+            Reason::PortIo
+        }
+        M::Vmcall | M::Vmmcall | M::Vmfunc | M::Vmgexit => Reason::Virtualisation,
+        M::Rdtsc
+        | M::Rdtscp
+        | M::Rdpmc
+        | M::Cpuid
+        | M::Rdrand
+        | M::Rdseed
+        | M::Rdpid
+        | M::Xgetbv
+        | M::Rdpru
+        | M::Rdpkru
+        | M::Wrpkru => Reason::Environment,
+        M::Xbegin | M::Xend | M::Xabort | M::Xtest => Reason::Transaction,
+        _ => reason_by_feature(insn),
+    }
+}
+
+fn reason_by_feature(insn: &Instruction) -> Reason {
+    let has = |features: &[CpuidFeature]| {
+        insn.cpuid_features()
+            .iter()
+            .any(|feature| features.contains(feature))
+    };
+    if has(&[CpuidFeature::VMX, CpuidFeature::SVM, CpuidFeature::SKINIT]) {
+        Reason::Virtualisation
+    } else if has(&[CpuidFeature::CET_SS, CpuidFeature::CET_IBT]) {
+        Reason::ShadowStack
+    } else if insn.is_privileged() {
+        Reason::Privileged
+    } else if insn.encoding() != EncodingKind::Legacy {
+        Reason::Vector
+    } else if has(&[
+        CpuidFeature::FPU,
+        CpuidFeature::FPU287,
+        CpuidFeature::FPU387,
+        CpuidFeature::MMX,
+        CpuidFeature::D3NOW,
+    ]) {
+        Reason::Fpu
+    } else if (0..insn.op_count()).any(|operand| insn.op_register(operand).is_vector_register()) {
+        Reason::Vector
+    } else {
+        Reason::Unmodelled
+    }
+}

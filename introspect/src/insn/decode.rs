@@ -1,0 +1,146 @@
+//! One instruction out of bytes that nobody vouches for.
+
+use std::fmt;
+
+use iced_x86::{
+    Decoder, DecoderError as IcedError, DecoderOptions, FastFormatter, Instruction, OpKind,
+};
+use thiserror::Error;
+
+use crate::Gva;
+
+/// No x86 instruction is longer than this.
+pub const MAX_LENGTH_BYTES: usize = 15;
+
+/// Why bytes are not an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The bytes end before the instruction does.
+    #[error("the instruction at {at} goes on past the {have} bytes at hand")]
+    Truncated {
+        /// Where the instruction begins.
+        at: Gva,
+        /// How many of its bytes there were.
+        have: usize,
+    },
+    /// No 64-bit instruction begins with these bytes.
+    #[error("no instruction begins with the bytes at {at}")]
+    Invalid {
+        /// Where the bytes are.
+        at: Gva,
+    },
+}
+
+/// An instruction, with the address it was decoded for.
+///
+/// RIP-relative operands and branch targets are resolved against that address.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Decoded {
+    instruction: Instruction,
+    bytes: [u8; MAX_LENGTH_BYTES],
+}
+
+impl Decoded {
+    /// Where the instruction begins.
+    #[must_use]
+    pub fn at(&self) -> Gva {
+        Gva(self.instruction.ip())
+    }
+
+    /// Where the next instruction begins.
+    #[must_use]
+    pub fn next(&self) -> Gva {
+        Gva(self.instruction.next_ip())
+    }
+
+    /// Its length, 1..=15 bytes.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "no instruction is empty")]
+    pub fn len(&self) -> usize {
+        self.instruction.len()
+    }
+
+    /// Its bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len()]
+    }
+
+    /// The instruction as iced-x86 describes it.
+    #[must_use]
+    pub fn instruction(&self) -> &Instruction {
+        &self.instruction
+    }
+
+    /// The target of a direct near jump, conditional jump, loop or call.
+    #[must_use]
+    pub fn branch_target(&self) -> Option<Gva> {
+        // By operand, not by mnemonic, so that nothing with a target is forgotten (`xbegin`).
+        (self.instruction.op0_kind() == OpKind::NearBranch64)
+            .then(|| Gva(self.instruction.near_branch64()))
+    }
+
+    /// The instruction as text, in Intel's syntax.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        FastFormatter::new().format(&self.instruction, &mut text);
+        text
+    }
+
+    /// Whether a 0x66 prefix is there and not overruled by REX.W.
+    pub(super) fn has_effective_data16(&self) -> bool {
+        let mut data16 = false;
+        for &byte in self.bytes() {
+            match byte {
+                0x66 => data16 = true,
+                0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 | 0xf0 | 0xf2 | 0xf3 => {}
+                0x48..=0x4f => return false,
+                _ => break,
+            }
+        }
+        data16
+    }
+}
+
+impl fmt::Debug for Decoded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "Decoded({}: {:02x?} {})",
+            self.at(),
+            self.bytes(),
+            self.text()
+        )
+    }
+}
+
+/// Decodes the 64-bit instruction that `bytes` begin with; `at` is its address in the guest.
+///
+/// Bytes past the instruction are ignored.
+///
+/// # Errors
+///
+/// When no instruction begins there, or it goes on past the end of `bytes`.
+pub fn decode(bytes: &[u8], at: Gva) -> Result<Decoded, DecodeError> {
+    let bytes = &bytes[..bytes.len().min(MAX_LENGTH_BYTES)];
+    let mut decoder = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    decoder.decode_out(&mut instruction);
+    match decoder.last_error() {
+        IcedError::None => {
+            let mut own = [0; MAX_LENGTH_BYTES];
+            own[..instruction.len()].copy_from_slice(&bytes[..instruction.len()]);
+            Ok(Decoded {
+                instruction,
+                bytes: own,
+            })
+        }
+        // With all 15 bytes at hand the instruction is too long, not cut short.
+        IcedError::NoMoreBytes if bytes.len() < MAX_LENGTH_BYTES => Err(DecodeError::Truncated {
+            at,
+            have: bytes.len(),
+        }),
+        _ => Err(DecodeError::Invalid { at }),
+    }
+}

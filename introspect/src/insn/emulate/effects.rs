@@ -1,0 +1,190 @@
+//! What an instruction is going to change, held back until it is known to complete.
+
+use iced_x86::Instruction;
+
+use super::flags;
+use super::width::Width;
+use crate::Gva;
+use crate::insn::class::Reason;
+use crate::insn::cpu::{Access, Cpu, Fault, Gpr, Segment};
+
+/// Why an instruction stops short. Nothing has changed then.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stop {
+    Fault(Fault),
+    Unsupported(Reason),
+}
+
+impl From<Fault> for Stop {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+impl From<Reason> for Stop {
+    fn from(reason: Reason) -> Self {
+        Self::Unsupported(reason)
+    }
+}
+
+/// The most registers that one instruction changes.
+const MOST_REGISTERS: usize = 3;
+
+/// The processor before the instruction, and the changes that it will make.
+///
+/// Memory, flags and [`Effects::gpr`] are seen as they were before.
+pub(super) struct Effects<'a, C: ?Sized> {
+    pub(super) cpu: &'a mut C,
+    pub(super) insn: &'a Instruction,
+    flags_before: u64,
+    flags_after: u64,
+    rip: u64,
+    registers: [(Gpr, u64); MOST_REGISTERS],
+    changed: usize,
+    store: Option<Store>,
+}
+
+struct Store {
+    at: Gva,
+    bytes: [u8; 8],
+    width: Width,
+}
+
+impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
+    pub(super) fn new(cpu: &'a mut C, insn: &'a Instruction) -> Self {
+        let flags = cpu.rflags();
+        Self {
+            cpu,
+            insn,
+            flags_before: flags,
+            flags_after: flags,
+            rip: insn.next_ip(),
+            registers: [(Gpr::Rax, 0); MOST_REGISTERS],
+            changed: 0,
+            store: None,
+        }
+    }
+
+    /// A register before the instruction.
+    pub(super) fn gpr(&self, register: Gpr) -> u64 {
+        self.cpu.gpr(register)
+    }
+
+    /// A register as it will be, so far.
+    fn gpr_after(&self, register: Gpr) -> u64 {
+        self.registers[..self.changed]
+            .iter()
+            .find(|(changed, _)| *changed == register)
+            .map_or_else(|| self.cpu.gpr(register), |(_, value)| *value)
+    }
+
+    /// Changes all of a register.
+    pub(super) fn set_gpr(&mut self, register: Gpr, value: u64) {
+        let changed = &mut self.registers[..self.changed];
+        if let Some(entry) = changed.iter_mut().find(|(changed, _)| *changed == register) {
+            entry.1 = value;
+        } else {
+            self.registers[self.changed] = (register, value);
+            self.changed += 1;
+        }
+    }
+
+    /// Changes the low part of a register as writes of that width do: 32 bits clear the upper
+    /// half, fewer leave the rest.
+    pub(super) fn set_gpr_low(&mut self, register: Gpr, width: Width, value: u64) {
+        let value = width.truncate(value);
+        match width {
+            Width::B4 | Width::B8 => self.set_gpr(register, value),
+            Width::B1 | Width::B2 => {
+                let rest = self.gpr_after(register) & !width.mask();
+                self.set_gpr(register, rest | value);
+            }
+        }
+    }
+
+    /// Changes bits 8..16 of a register.
+    pub(super) fn set_gpr_second_byte(&mut self, register: Gpr, value: u64) {
+        let rest = self.gpr_after(register) & !0xff00;
+        self.set_gpr(register, rest | (value & 0xff) << 8);
+    }
+
+    /// The flags before the instruction.
+    pub(super) fn flags(&self) -> u64 {
+        self.flags_before
+    }
+
+    pub(super) fn flag(&self, flag: u64) -> bool {
+        self.flags_before & flag != 0
+    }
+
+    /// Changes the flags in `which` to their state in `values`.
+    pub(super) fn set_flags(&mut self, which: u64, values: u64) {
+        self.flags_after = (self.flags_after & !which) | (values & which);
+    }
+
+    /// Goes on at `target` instead of behind the instruction.
+    pub(super) fn jump(&mut self, target: u64) {
+        self.rip = target;
+    }
+
+    pub(super) fn segment_base(&mut self, segment: Segment) -> Result<u64, Stop> {
+        Ok(self.cpu.segment_base(segment)?)
+    }
+
+    /// Reads memory as it was before the instruction.
+    pub(super) fn read(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
+        check_canonical(at, width, Access::Read)?;
+        let mut bytes = [0; 8];
+        self.cpu.read(Gva(at), &mut bytes[..width.bytes()])?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    /// Will write memory. An instruction does so at most once.
+    pub(super) fn write(&mut self, at: u64, width: Width, value: u64) -> Result<(), Stop> {
+        check_canonical(at, width, Access::Write)?;
+        debug_assert!(self.store.is_none(), "{:?} writes twice", self.insn.code());
+        self.store = Some(Store {
+            at: Gva(at),
+            bytes: value.to_le_bytes(),
+            width,
+        });
+        Ok(())
+    }
+
+    /// Makes the changes.
+    pub(super) fn commit(self) -> Result<(), Stop> {
+        if !is_canonical(self.rip) {
+            return Err(Reason::BranchNotCanonical.into());
+        }
+        if let Some(store) = self.store {
+            self.cpu
+                .write(store.at, &store.bytes[..store.width.bytes()])?;
+        }
+        for &(register, value) in &self.registers[..self.changed] {
+            self.cpu.set_gpr(register, value);
+        }
+        // Completing an instruction clears RF, which suppresses breakpoints on it.
+        self.cpu.set_rflags(self.flags_after & !flags::RESUME);
+        self.cpu.set_rip(self.rip);
+        Ok(())
+    }
+}
+
+/// With 48 bits of address: a guest with 57 has the rare address in between stepped.
+fn is_canonical(at: u64) -> bool {
+    let upper = at.cast_signed() >> 47;
+    upper == 0 || upper == -1
+}
+
+fn check_canonical(at: u64, width: Width, access: Access) -> Result<(), Stop> {
+    let last = at.wrapping_add(width.bytes() as u64 - 1);
+    if is_canonical(at) && is_canonical(last) {
+        Ok(())
+    } else {
+        Err(Fault::NotCanonical {
+            at: Gva(at),
+            access,
+        }
+        .into())
+    }
+}

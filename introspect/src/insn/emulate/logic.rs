@@ -1,0 +1,31 @@
+//! Bitwise logic.
+
+use iced_x86::Mnemonic;
+
+use super::effects::{Effects, Stop};
+use super::flags::{self, STATUS};
+use crate::insn::class::Reason;
+use crate::insn::cpu::Cpu;
+
+pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
+    let width = cpu.width(0)?;
+    let mnemonic = cpu.insn.mnemonic();
+    let old = cpu.operand(0, width)?;
+    if mnemonic == Mnemonic::Not {
+        return cpu.set_operand(0, width, !old);
+    }
+    let by = cpu.operand(1, width)?;
+    let result = match mnemonic {
+        Mnemonic::And | Mnemonic::Test => old & by,
+        Mnemonic::Or => old | by,
+        Mnemonic::Xor => old ^ by,
+        _ => return Err(Reason::Unmodelled.into()),
+    };
+    // CF and OF are cleared; so is AF, by every processor, though the manuals do not say so.
+    cpu.set_flags(STATUS, flags::of_result(width, result));
+    if mnemonic == Mnemonic::Test {
+        Ok(())
+    } else {
+        cpu.set_operand(0, width, result)
+    }
+}

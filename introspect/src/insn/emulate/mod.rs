@@ -1,0 +1,26 @@
+//! Doing what an instruction does, without running it.
+//!
+//! One file per family of instructions. Each reads the processor through [`effects::Effects`],
+//! which holds back every change until the instruction is known to complete: memory is then
+//! written first (an instruction writes at most once), and registers only after that
+//! succeeded. So an instruction happens entirely or not at all.
+
+mod arith;
+mod bits;
+mod branch;
+mod data;
+mod effects;
+mod engine;
+mod family;
+mod flags;
+mod logic;
+mod multiply;
+mod operand;
+mod shift;
+mod stack;
+mod status;
+mod string;
+mod width;
+
+pub use engine::{Outcome, emulate, emulate_decoded};
+pub(super) use family::Family;

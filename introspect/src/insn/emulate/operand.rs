@@ -1,0 +1,157 @@
+//! Operands: where they are, reading and writing them.
+
+use iced_x86::{OpKind, Register};
+
+use super::effects::{Effects, Stop};
+use super::width::Width;
+use crate::insn::class::Reason;
+use crate::insn::cpu::{Cpu, Gpr, Segment};
+
+/// The register that `register` is, or is part of.
+pub(super) fn gpr_of(register: Register) -> Result<Gpr, Stop> {
+    if !register.is_gpr() {
+        return Err(Reason::Unmodelled.into());
+    }
+    Ok(Gpr::ALL[register.full_register().number() & 15])
+}
+
+fn is_second_byte(register: Register) -> bool {
+    matches!(
+        register,
+        Register::AH | Register::BH | Register::CH | Register::DH
+    )
+}
+
+impl<C: Cpu + ?Sized> Effects<'_, C> {
+    /// The size of an operand.
+    pub(super) fn width(&self, operand: u32) -> Result<Width, Stop> {
+        let bytes = match self.insn.op_kind(operand) {
+            OpKind::Register => self.insn.op_register(operand).size(),
+            OpKind::Memory => self.insn.memory_size().size(),
+            _ => 0,
+        };
+        Width::from_bytes(bytes).ok_or(Stop::Unsupported(Reason::Unmodelled))
+    }
+
+    pub(super) fn is_memory(&self, operand: u32) -> bool {
+        self.insn.op_kind(operand) == OpKind::Memory
+    }
+
+    /// Reads an operand as a value of `width`: registers and memory have it, immediates are
+    /// extended to it.
+    pub(super) fn operand(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
+        match self.insn.op_kind(operand) {
+            OpKind::Register => self.register(self.insn.op_register(operand)),
+            OpKind::Memory => {
+                let at = self.memory_address()?;
+                self.read(at, width)
+            }
+            _ => match self.insn.try_immediate(operand) {
+                Ok(value) => Ok(width.truncate(value)),
+                Err(_) => Err(Reason::Unmodelled.into()),
+            },
+        }
+    }
+
+    /// Will write an operand.
+    pub(super) fn set_operand(
+        &mut self,
+        operand: u32,
+        width: Width,
+        value: u64,
+    ) -> Result<(), Stop> {
+        match self.insn.op_kind(operand) {
+            OpKind::Register => self.set_register(self.insn.op_register(operand), value),
+            OpKind::Memory => {
+                let at = self.memory_address()?;
+                self.write(at, width, width.truncate(value))
+            }
+            _ => Err(Reason::Unmodelled.into()),
+        }
+    }
+
+    /// A general-purpose register of any size.
+    pub(super) fn register(&self, register: Register) -> Result<u64, Stop> {
+        let full = self.gpr(gpr_of(register)?);
+        if is_second_byte(register) {
+            return Ok(full >> 8 & 0xff);
+        }
+        let width = register_width(register)?;
+        Ok(width.truncate(full))
+    }
+
+    /// Will write a general-purpose register of any size.
+    pub(super) fn set_register(&mut self, register: Register, value: u64) -> Result<(), Stop> {
+        let full = gpr_of(register)?;
+        if is_second_byte(register) {
+            self.set_gpr_second_byte(full, value);
+        } else {
+            self.set_gpr_low(full, register_width(register)?, value);
+        }
+        Ok(())
+    }
+
+    /// The memory operand's address, its segment's base included.
+    pub(super) fn memory_address(&mut self) -> Result<u64, Stop> {
+        let offset = self.memory_offset(self.gpr(Gpr::Rsp), 0)?;
+        self.linear(offset)
+    }
+
+    /// The memory operand's offset in its segment, which is what `lea` yields.
+    ///
+    /// `rsp` is the stack pointer to use, and `extra` is added before the result is cut to the
+    /// address size.
+    pub(super) fn memory_offset(&self, rsp: u64, extra: u64) -> Result<u64, Stop> {
+        let insn = self.insn;
+        if insn.is_ip_rel_memory_operand() {
+            return Ok(self
+                .address_width()
+                .truncate(insn.ip_rel_memory_address().wrapping_add(extra)));
+        }
+        let value = |register: Register| match register {
+            Register::None => Ok(0),
+            Register::RSP => Ok(rsp),
+            Register::ESP => Ok(Width::B4.truncate(rsp)),
+            register if matches!(register.size(), 4 | 8) => self.register(register),
+            _ => Err(Stop::Unsupported(Reason::Unmodelled)),
+        };
+        let base = value(insn.memory_base())?;
+        let index = value(insn.memory_index())?;
+        let offset = base
+            .wrapping_add(index.wrapping_mul(u64::from(insn.memory_index_scale())))
+            .wrapping_add(insn.memory_displacement64())
+            .wrapping_add(extra);
+        Ok(self.address_width().truncate(offset))
+    }
+
+    /// The linear address of an offset in the segment that the instruction uses.
+    pub(super) fn linear(&mut self, offset: u64) -> Result<u64, Stop> {
+        let base = match self.insn.memory_segment() {
+            Register::FS => self.segment_base(Segment::Fs)?,
+            Register::GS => self.segment_base(Segment::Gs)?,
+            // The others start at zero in 64-bit mode.
+            _ => 0,
+        };
+        Ok(base.wrapping_add(offset))
+    }
+
+    /// The width of the memory operand's address: 32 bits with an address-size prefix.
+    fn address_width(&self) -> Width {
+        let insn = self.insn;
+        let is_short = |register: Register| register.size() == 4;
+        if is_short(insn.memory_base())
+            || is_short(insn.memory_index())
+            || (insn.memory_base() == Register::None
+                && insn.memory_index() == Register::None
+                && insn.memory_displ_size() == 4)
+        {
+            Width::B4
+        } else {
+            Width::B8
+        }
+    }
+}
+
+fn register_width(register: Register) -> Result<Width, Stop> {
+    Width::from_bytes(register.size()).ok_or(Stop::Unsupported(Reason::Unmodelled))
+}

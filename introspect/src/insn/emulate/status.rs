@@ -1,0 +1,85 @@
+//! The flags register itself.
+
+use iced_x86::Mnemonic;
+
+use super::effects::{Effects, Stop};
+use super::flags::{
+    ADJUST, ALIGNMENT, CARRY, DIRECTION, FIXED, IDENTIFICATION, INTERRUPT, IO_LEVEL, NESTED_TASK,
+    PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO,
+};
+use super::width::Width;
+use crate::insn::class::Reason;
+use crate::insn::cpu::{Cpu, Gpr};
+
+/// The flags that `lahf` and `sahf` move.
+const IN_AH: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN;
+
+pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
+    match cpu.insn.mnemonic() {
+        Mnemonic::Clc => cpu.set_flags(CARRY, 0),
+        Mnemonic::Stc => cpu.set_flags(CARRY, CARRY),
+        Mnemonic::Cmc => cpu.set_flags(CARRY, !cpu.flags()),
+        Mnemonic::Cld => cpu.set_flags(DIRECTION, 0),
+        Mnemonic::Std => cpu.set_flags(DIRECTION, DIRECTION),
+        Mnemonic::Lahf => cpu.set_gpr_second_byte(Gpr::Rax, cpu.flags() & IN_AH | FIXED),
+        Mnemonic::Sahf => cpu.set_flags(IN_AH, cpu.gpr(Gpr::Rax) >> 8),
+        Mnemonic::Cli => {
+            if u64::from(cpu.cpu.privilege_level()?) > io_level(cpu) {
+                return Err(Reason::PrivilegeLevel.into());
+            }
+            cpu.set_flags(INTERRUPT, 0);
+        }
+        Mnemonic::Clac => {
+            check_access_control(cpu)?;
+            cpu.set_flags(ALIGNMENT, 0);
+        }
+        Mnemonic::Stac => {
+            check_access_control(cpu)?;
+            cpu.set_flags(ALIGNMENT, ALIGNMENT);
+        }
+        Mnemonic::Pushf => push(cpu, Width::B2)?,
+        Mnemonic::Pushfq => push(cpu, Width::B8)?,
+        Mnemonic::Popf => pop(cpu, Width::B2)?,
+        Mnemonic::Popfq => pop(cpu, Width::B8)?,
+        _ => return Err(Reason::Unmodelled.into()),
+    }
+    Ok(())
+}
+
+fn io_level<C: Cpu + ?Sized>(cpu: &Effects<'_, C>) -> u64 {
+    (cpu.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
+}
+
+fn check_access_control<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
+    if !cpu.cpu.features().smap {
+        return Err(Reason::MissingFeature.into());
+    }
+    if cpu.cpu.privilege_level()? != 0 {
+        return Err(Reason::PrivilegeLevel.into());
+    }
+    Ok(())
+}
+
+fn push<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
+    let image = cpu.flags() & !(RESUME | VIRTUAL_8086) | FIXED;
+    cpu.push(width, width.truncate(image))
+}
+
+fn pop<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
+    let image = cpu.pop(width)?;
+    if image & TRAP != 0 {
+        // The guest begins to step itself: its first trap comes after the next instruction.
+        return Err(Reason::GuestTrapFlag.into());
+    }
+    let level = u64::from(cpu.cpu.privilege_level()?);
+    // What is not allowed is left as it was, silently.
+    let mut which = STATUS | DIRECTION | NESTED_TASK | ALIGNMENT | IDENTIFICATION;
+    if level == 0 {
+        which |= IO_LEVEL;
+    }
+    if level <= io_level(cpu) {
+        which |= INTERRUPT;
+    }
+    cpu.set_flags(width.truncate(which), image);
+    Ok(())
+}

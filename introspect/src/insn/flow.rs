@@ -1,0 +1,91 @@
+//! Branches that decide whether several instructions may be displaced at once.
+//!
+//! A probe that replaces more than one instruction must not be jumped into the middle of.
+//! Direct branches can be listed; where an indirect jump goes cannot be known from the code.
+
+use std::ops::Range;
+
+use iced_x86::FlowControl;
+
+use super::boundary::boundaries;
+use super::decode::DecodeError;
+use crate::Gva;
+
+/// A direct branch found in a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Branch {
+    /// Where the branch is.
+    pub at: Gva,
+    /// Where it goes.
+    pub target: Gva,
+}
+
+/// The first direct jump, conditional jump, loop or call in the function that goes into `range`.
+///
+/// Exclude the first address of a displaced stretch from `range`: arriving there is fine.
+///
+/// # Errors
+///
+/// When not all of the function decodes, since a branch may then have been overlooked.
+pub fn branch_into(
+    function_bytes: &[u8],
+    start: Gva,
+    range: &Range<Gva>,
+) -> Result<Option<Branch>, DecodeError> {
+    for found in boundaries(function_bytes, start) {
+        let decoded = found?;
+        if let Some(target) = decoded.branch_target()
+            && range.contains(&target)
+        {
+            return Ok(Some(Branch {
+                at: decoded.at(),
+                target,
+            }));
+        }
+    }
+    Ok(None)
+}
+
+/// The first indirect jump in the function, if there is one.
+///
+/// `thunks` are the ranges of retpoline thunks: a direct jump there is an indirect one in
+/// disguise. Indirect calls do not count: they return behind themselves.
+///
+/// # Errors
+///
+/// When not all of the function decodes.
+pub fn indirect_jump(
+    function_bytes: &[u8],
+    start: Gva,
+    thunks: &[Range<Gva>],
+) -> Result<Option<Gva>, DecodeError> {
+    for found in boundaries(function_bytes, start) {
+        let decoded = found?;
+        let through_thunk = || {
+            let target = decoded.branch_target();
+            target.is_some_and(|target| thunks.iter().any(|thunk| thunk.contains(&target)))
+        };
+        let indirect = match decoded.instruction().flow_control() {
+            FlowControl::IndirectBranch => true,
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => through_thunk(),
+            _ => false,
+        };
+        if indirect {
+            return Ok(Some(decoded.at()));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the function has an indirect jump; see [`indirect_jump`].
+///
+/// # Errors
+///
+/// When not all of the function decodes.
+pub fn has_indirect_jump(
+    function_bytes: &[u8],
+    start: Gva,
+    thunks: &[Range<Gva>],
+) -> Result<bool, DecodeError> {
+    Ok(indirect_jump(function_bytes, start, thunks)?.is_some())
+}
