@@ -40,6 +40,16 @@ pub(crate) struct Package {
     depends: Vec<String>,
 }
 
+impl Package {
+    /// Those of its dependencies that are parts of a kernel.
+    fn kernel_parts(&self) -> impl Iterator<Item = &str> {
+        self.depends
+            .iter()
+            .map(String::as_str)
+            .filter(|name| is_kernel_part(name))
+    }
+}
+
 /// The private apt of one suite.
 #[derive(Debug)]
 pub(crate) struct Suite {
@@ -76,27 +86,25 @@ impl Suite {
         self.apt("apt-get", &["-q", "update"], &self.dir).map(drop)
     }
 
-    /// The packages that hold what `package` stands for: those that it leads to by depending
-    /// on parts of a kernel, or itself.
+    /// The packages that hold what `package` stands for: the parts of a kernel that it leads
+    /// to, or itself if it leads to none.
     pub(crate) fn resolve(&self, package: &str) -> Result<Vec<Package>, ToolFailure> {
+        let meta = self.show(package)?;
         let mut seen = BTreeSet::from([package.to_owned()]);
-        let mut pending = vec![package.to_owned()];
-        let mut leaves = Vec::new();
+        let mut pending: Vec<String> = meta.kernel_parts().map(str::to_owned).collect();
+        if pending.is_empty() {
+            return Ok(vec![meta]);
+        }
+        let mut found = Vec::new();
         while let Some(name) = pending.pop() {
-            let found = self.show(&name)?;
-            let parts: Vec<_> = found.depends.iter().filter(|d| is_kernel_part(d)).collect();
-            let is_leaf = parts.is_empty();
-            for part in parts {
-                if seen.len() < PACKAGES_MAX && seen.insert(part.clone()) {
-                    pending.push(part.clone());
-                }
-            }
-            if is_leaf {
-                leaves.push(found);
+            if seen.len() < PACKAGES_MAX && seen.insert(name.clone()) {
+                let part = self.show(&name)?;
+                pending.extend(part.kernel_parts().map(str::to_owned));
+                found.push(part);
             }
         }
-        leaves.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(leaves)
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
     }
 
     /// Downloads `package` into the empty directory `into` and returns the file. Apt checks it
@@ -111,6 +119,17 @@ impl Suite {
             .ok_or_else(|| ToolFailure::Exit {
                 detail: format!("no file came for {exact}"),
             })
+    }
+
+    /// Removes apt's indexes, many times the size of the lists that they are made from.
+    pub(crate) fn tidy(&self) -> io::Result<()> {
+        for index in ["pkgcache.bin", "srcpkgcache.bin"] {
+            match fs::remove_file(self.dir.join("cache").join(index)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     fn show(&self, name: &str) -> Result<Package, ToolFailure> {
@@ -200,6 +219,7 @@ APT::Sandbox::User "root";
 APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Acquire::Retries "2";
+Acquire::GzipIndexes "true";
 Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 "#
     );

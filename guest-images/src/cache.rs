@@ -1,8 +1,8 @@
 //! The cache: one directory per image, complete or absent.
 //!
 //! ```text
-//! <root>/images/<name>/{vmlinuz,config,System.map,modules/…,image.json}
-//! <root>/images/<name>/{busybox,image.json}
+//! <root>/images/<name>/{vmlinuz,config,System.map,modules/…,image.json}   a kernel
+//! <root>/images/<name>/{<name>,image.json}   a program
 //! <root>/apt/<suite>/…          the private apt of that suite, and its lock
 //! ```
 //!

@@ -169,6 +169,7 @@ impl Store {
             }
             .make(present)?,
         }
+        suite.tidy().map_err(CacheError::io(&dir))?;
         let image = self.lookup(entry)?.ok_or_else(|| FetchError::Incomplete {
             packages: entry.package.clone(),
             missing: "image".to_owned(),
