@@ -1,1 +1,4 @@
 //! hyprobe-vmm.
+
+pub mod boot;
+pub mod devices;

@@ -1,0 +1,42 @@
+//! The devices of the machine, and the buses on which the guest reaches them.
+//!
+//! The machine is as small as a stock kernel lets it be: COM1, a CMOS clock, the reset line of an
+//! i8042, three ACPI ports and an IOAPIC. There is no PIC, no PIT and no PCI. The local APICs are
+//! KVM's (split irqchip), everything else is here, so that KVM itself answers no port at all:
+//! a probe may use any `out` and is certain of its exit.
+//!
+//! Devices are shared between vCPU threads. Each has its own lock, which is held only while a
+//! register is read or written and never while waiting for a vCPU. Whatever the guest does, a
+//! device answers: accesses that make no sense read as ones and are ignored when written.
+//!
+//! [`Platform`] puts them together. What the machine does with their requests it says through
+//! three hooks: [`MsiSink`] delivers interrupts, [`ShutdownSink`] ends the run, and the console's
+//! output goes to any [`std::io::Write`].
+
+mod acpi_pm;
+mod bus;
+mod debug_exit;
+mod i8042;
+mod ioapic;
+mod irq;
+mod platform;
+mod redirection;
+mod rtc;
+mod serial;
+mod serial_input;
+mod shutdown;
+
+pub use acpi_pm::{
+    ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_S5_SLEEP_TYPE, ACPI_SLEEP_CONTROL_PORT,
+    ACPI_SLEEP_STATUS_PORT, AcpiPm,
+};
+pub use bus::{BusError, MmioBus, MmioDevice, PortBus, PortDevice};
+pub use debug_exit::{DEBUG_EXIT_PORT, DebugExit};
+pub use i8042::{I8042, I8042_COMMAND_PORT, I8042_DATA_PORT};
+pub use ioapic::{IOAPIC_BYTES, IOAPIC_PINS, Ioapic};
+pub use irq::{IoapicPin, IrqLine, MsiMessage, MsiSink};
+pub use platform::{Platform, PlatformConfig, PlatformError};
+pub use rtc::{CMOS_DATA_PORT, CMOS_INDEX_PORT, Rtc};
+pub use serial::{COM_PORTS, COM1_GSI, COM1_PORT, Serial};
+pub use serial_input::SerialInput;
+pub use shutdown::{Shutdown, ShutdownSink};
