@@ -1,0 +1,115 @@
+//! The addresses that belong to the names: where kernels keep them, and how they encode them.
+
+use super::{names::Names, tokens::Tokens, view::View};
+
+/// Kernel addresses have the top bit set.
+const KERNEL_HALF: u64 = 1 << 63;
+/// Of 100 neighbours, this many are in ascending order at least.
+const MIN_SORTED_PERCENT: usize = 98;
+/// Of 100 addresses, this many are kernel addresses at least; the others are per-CPU offsets.
+const MIN_KERNEL_PERCENT: usize = 50;
+
+/// How an address is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Encoding {
+    /// 64 bits, as it is.
+    Absolute,
+    /// 32 bits: from 0 up a per-CPU offset, as it is; below, −1 minus the distance from the base.
+    BaseOrPerCpu { base: u64 },
+    /// 32 bits, unsigned: the distance from the base.
+    Base { base: u64 },
+    /// 32 bits, signed: the distance from the place where it is stored.
+    Itself,
+}
+
+impl Encoding {
+    const fn width(self) -> usize {
+        match self {
+            Self::Absolute => 8,
+            Self::BaseOrPerCpu { .. } | Self::Base { .. } | Self::Itself => 4,
+        }
+    }
+
+    fn decode(self, view: &View<'_>, at: usize) -> Option<u64> {
+        let offset = || Some(view.u32(at)?.cast_signed());
+        Some(match self {
+            Self::Absolute => view.u64(at)?,
+            Self::BaseOrPerCpu { base } => match u64::try_from(offset()?) {
+                Ok(per_cpu) => per_cpu,
+                Err(_) => base
+                    .wrapping_sub(1)
+                    .wrapping_sub(i64::from(offset()?).cast_unsigned()),
+            },
+            Self::Base { base } => base.wrapping_add(u64::from(view.u32(at)?)),
+            Self::Itself => view.address(at).0.wrapping_add_signed(i64::from(offset()?)),
+        })
+    }
+}
+
+/// The addresses of `names` in their order, from whichever place and encoding makes most sense.
+pub(super) fn find(view: &View<'_>, tokens: &Tokens, names: &Names) -> Option<Vec<u64>> {
+    let count = names.count;
+    let mut best: Option<(usize, Vec<u64>)> = None;
+    for (start, encoding) in layouts(view, tokens, names) {
+        let stride = encoding.width();
+        let Some(stored) = view.slice(start, count * stride) else {
+            continue;
+        };
+        let decode = |number| encoding.decode(view, start + number * stride);
+        let Some(addresses) = (0..stored.len() / stride)
+            .map(decode)
+            .collect::<Option<Vec<_>>>()
+        else {
+            continue;
+        };
+        if let Some(sorted) = plausibility(&addresses)
+            && best.as_ref().is_none_or(|(most, _)| sorted > *most)
+        {
+            best = Some((sorted, addresses));
+        }
+    }
+    best.map(|(_, addresses)| addresses)
+}
+
+/// Every place and encoding to try, those of newer kernels last.
+fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encoding)> {
+    let mut layouts = Vec::new();
+    let mut with_base = |start: usize, base_at: usize| {
+        if let Some(base) = view.u64(base_at).filter(|&base| base >= KERNEL_HALF) {
+            layouts.push((start, Encoding::BaseOrPerCpu { base }));
+            layouts.push((start, Encoding::Base { base }));
+        }
+    };
+    let narrow = names.count * 4;
+    // Up to 6.3: offsets, base, count, each aligned to 8 bytes.
+    if let Some(base_at) = (names.count_at & !7).checked_sub(8)
+        && let Some(start) = base_at.checked_sub(narrow)
+    {
+        with_base(start & !7, base_at);
+    }
+    // From 6.4 on: token index, offsets, base.
+    let behind = tokens.index_end.next_multiple_of(8);
+    with_base(behind, (behind + narrow).next_multiple_of(8));
+    // Without CONFIG_KALLSYMS_BASE_RELATIVE, on either side.
+    if let Some(start) = (names.count_at & !7).checked_sub(names.count * 8) {
+        layouts.push((start, Encoding::Absolute));
+    }
+    layouts.push((behind, Encoding::Absolute));
+    layouts.push((tokens.index_end.next_multiple_of(4), Encoding::Itself));
+    layouts
+}
+
+/// How many neighbours are in ascending order, or `None` when these are not a kernel's addresses.
+fn plausibility(addresses: &[u64]) -> Option<usize> {
+    let sorted = addresses
+        .windows(2)
+        .filter(|pair| pair[0] <= pair[1])
+        .count();
+    let kernel = addresses
+        .iter()
+        .filter(|&&address| address >= KERNEL_HALF)
+        .count();
+    let enough = sorted * 100 >= addresses.len().saturating_sub(1) * MIN_SORTED_PERCENT
+        && kernel * 100 >= addresses.len() * MIN_KERNEL_PERCENT;
+    enough.then_some(sorted)
+}

@@ -1,0 +1,20 @@
+//! A bound on the work that hostile tables can cause.
+
+/// Names stepped over in all attempts together. A kernel has 200 000 and they are walked a few times.
+const MAX_STEPS: u64 = 32_000_000;
+
+/// What is left of the bound.
+#[derive(Debug)]
+pub(super) struct Budget(u64);
+
+impl Budget {
+    pub(super) const fn new() -> Self {
+        Self(MAX_STEPS)
+    }
+
+    /// Takes one step, or gives `None` when there is none left.
+    pub(super) fn step(&mut self) -> Option<()> {
+        self.0 = self.0.checked_sub(1)?;
+        Some(())
+    }
+}
