@@ -1,4 +1,31 @@
-//! hyprobe-vmm.
+//! The machine under the probes: a small KVM VMM that boots Linux, and stops where it is told to.
+//!
+//! [`Host`] is the opened `/dev/kvm`, [`self_test`] finds out what it delivers, [`Machine`] boots a kernel on it.
+//! Whatever a vCPU stops for that no device answers goes to a [`TrapHandler`], which is all that this crate knows of
+//! probes.
+//!
+//! Threads: one per vCPU, one for device input, and whoever calls [`Machine::wait`]. Any thread that runs no vCPU
+//! may pause them all through a [`Control`]; a trap handler may have the other vCPUs paused by answering
+//! [`TrapOutcome::Exclusive`]. `vcpu/gate.rs` shows who waits for whom.
 
 pub mod boot;
 pub mod devices;
+mod kvm;
+mod machine;
+mod memory;
+mod selftest;
+mod trap;
+mod vcpu;
+
+pub use kvm::{
+    BreakpointInjection, Capabilities, Host, HostFacts, Int3Delivery, OpenError, PortDelivery,
+    Speed,
+};
+pub use kvm_bindings::{kvm_regs, kvm_sregs};
+pub use machine::{
+    Console, Control, CreateError, End, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
+};
+pub use memory::{PageRange, RamError, SlotError};
+pub use selftest::{SelfTestError, self_test};
+pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
+pub use vcpu::{Exception, HardwareBreakpoints, RunError, StepEnd, StoppedVcpu, VcpuError};

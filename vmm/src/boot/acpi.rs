@@ -3,7 +3,7 @@
 //!
 //! RSDP → XSDT → { FADT → DSDT, MADT }. The DSDT names the processors, the sleep state S5 and COM1.
 
-use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate, Scope};
+use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{
@@ -169,9 +169,8 @@ fn dsdt(vcpus: u8) -> Sdt {
     for id in 0..vcpus {
         let hid = Name::new("_HID".into(), &"ACPI0007");
         let uid = Name::new("_UID".into(), &id);
-        let path = format!("C{id:03X}");
-        let processor = Device::new(path.as_str().into(), vec![&hid, &uid]);
-        Scope::new("_SB_".into(), vec![&processor]).to_aml_bytes(&mut aml);
+        let path = format!("_SB_.C{id:03X}");
+        Device::new(path.as_str().into(), vec![&hid, &uid]).to_aml_bytes(&mut aml);
     }
     let s5 = Package::new(vec![&ACPI_S5_SLEEP_TYPE]);
     Name::new("_S5_".into(), &s5).to_aml_bytes(&mut aml);

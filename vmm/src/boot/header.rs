@@ -1,6 +1,7 @@
 //! The setup header of a bzImage, read from a file that may hold anything.
 
 use std::mem::{offset_of, size_of};
+use std::ops::Range;
 
 use linux_loader::bootparam::{boot_params, setup_header};
 use thiserror::Error;
@@ -38,14 +39,17 @@ pub enum HeaderError {
     /// The magic numbers of a bzImage are missing.
     #[error("it has no bzImage setup header (\"HdrS\" at offset 0x202)")]
     Missing,
-    /// The file ends within its own setup code.
-    #[error("it is truncated: its setup code ends at 0x{needed:x}, the file at 0x{have:x}")]
+    /// The file ends within its setup code or its payload.
+    #[error("it is truncated: it has 0x{have:x} bytes, at least 0x{needed:x} belong to it")]
     Truncated {
-        /// Bytes that the header says come before the protected-mode kernel.
-        needed: usize,
+        /// Where the setup code or the payload ends.
+        needed: u64,
         /// Bytes in the file.
-        have: usize,
+        have: u64,
     },
+    /// The header says that there is no payload.
+    #[error("its setup header names no payload")]
+    NoPayload,
     /// A kernel older than anything this can boot.
     #[error("its boot protocol version 0x{version:x} is too old, 0x0208 or later is needed")]
     TooOld {
@@ -99,8 +103,8 @@ impl SetupHeader {
             .get(HEADER_OFFSET..end)
             .filter(|_| image.len() >= needed)
             .ok_or(HeaderError::Truncated {
-                needed,
-                have: image.len(),
+                needed: wide(needed),
+                have: wide(image.len()),
             })?;
         header.raw[..bytes.len()].copy_from_slice(bytes);
         Ok(header)
@@ -140,16 +144,23 @@ impl SetupHeader {
         (usize::from(sectors) + 1) * SECTOR_BYTES
     }
 
-    /// Start of the compressed kernel, from the start of the protected-mode kernel.
-    #[must_use]
-    pub fn payload_offset(&self) -> u32 {
-        self.u32(at!(payload_offset))
-    }
-
-    /// Bytes of compressed kernel.
-    #[must_use]
-    pub fn payload_length(&self) -> u32 {
-        self.u32(at!(payload_length))
+    /// Where in `image`, whose header this is, the compressed kernel lies.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or `image` ends before it does.
+    pub fn payload_range(&self, image: &[u8]) -> Result<Range<usize>, HeaderError> {
+        let bytes = self.u32(at!(payload_length));
+        if bytes == 0 {
+            return Err(HeaderError::NoPayload);
+        }
+        let start = wide(self.setup_bytes()) + u64::from(self.u32(at!(payload_offset)));
+        let needed = start + u64::from(bytes);
+        let have = wide(image.len());
+        match (usize::try_from(start), usize::try_from(needed)) {
+            (Ok(start), Ok(end)) if needed <= have => Ok(start..end),
+            _ => Err(HeaderError::Truncated { needed, have }),
+        }
     }
 
     /// The address that the kernel would like to be loaded to; zero if it does not say.
@@ -220,6 +231,11 @@ impl SetupHeader {
     fn set(&mut self, at: usize, bytes: &[u8]) {
         self.raw[at..at + bytes.len()].copy_from_slice(bytes);
     }
+}
+
+/// A length in a file, as an offset of the formats is.
+fn wide(len: usize) -> u64 {
+    u64::try_from(len).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

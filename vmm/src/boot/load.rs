@@ -29,6 +29,14 @@ pub enum LoadError {
     /// The ELF file holds nothing to load.
     #[error("its ELF file has no loadable segment")]
     NoSegments,
+    /// A segment's bytes lie behind the end of the file.
+    #[error("it is truncated: its segment at file offset 0x{offset:x} has 0x{bytes:x} bytes")]
+    Truncated {
+        /// Offset of the segment in the file.
+        offset: u64,
+        /// Its bytes in the file.
+        bytes: u64,
+    },
     /// A segment is to lie where the VMM keeps its boot tables, or where there is no RAM.
     #[error(
         "its segment at guest-physical 0x{start:x}, 0x{bytes:x} bytes, is outside \
@@ -135,26 +143,23 @@ pub fn load_elf(memory: &GuestMemoryMmap, elf: &[u8]) -> Result<LoadedKernel, Lo
         .map(RamRange::end)
         .max()
         .ok_or(LoadError::NoSegments)?;
-    let have = ram_end(memory);
+    let too_small = || LoadError::MemoryTooSmall {
+        needed: end.0,
+        have: ram_end(memory),
+    };
+    if end.0 > ram_end(memory) {
+        return Err(too_small());
+    }
     for (segment, range) in segments.iter().zip(&ranges) {
         let bytes = segment
             .data(endian, elf)
-            .map_err(|()| LoadError::Misplaced {
-                start: range.start.0,
-                bytes: range.bytes,
+            .map_err(|()| LoadError::Truncated {
+                offset: segment.p_offset(endian),
+                bytes: segment.p_filesz(endian),
             })?;
         memory
             .write_slice(bytes, range.start)
-            .map_err(|_| LoadError::MemoryTooSmall {
-                needed: end.0,
-                have,
-            })?;
-    }
-    if end.0 > have {
-        return Err(LoadError::MemoryTooSmall {
-            needed: end.0,
-            have,
-        });
+            .map_err(|_| too_small())?;
     }
     let entry = entry_gpa(file.e_entry(endian), &ranges, |index| {
         segments[index].p_vaddr(endian)
@@ -177,6 +182,8 @@ pub fn load_bzimage(memory: &GuestMemoryMmap, image: &[u8]) -> Result<LoadedKern
     if !header.has_64bit_entry() {
         return Err(LoadError::No64BitEntry);
     }
+    // The guest would decompress what is not there.
+    header.payload_range(image)?;
     let kernel = &image[header.setup_bytes()..];
     let start = match header.pref_address() {
         0 => DEFAULT_BZIMAGE_GPA.0,

@@ -26,17 +26,6 @@ pub enum PayloadError {
     /// The file is not a bzImage, or not a whole one.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The header says that there is no payload.
-    #[error("its setup header names no payload")]
-    NoPayload,
-    /// The payload ends behind the end of the file.
-    #[error("it is truncated: its payload ends at 0x{needed:x}, the file at 0x{have:x}")]
-    Truncated {
-        /// Where the payload ends by the header.
-        needed: u64,
-        /// Bytes in the file.
-        have: usize,
-    },
     /// The payload starts with no magic number that is known.
     #[error(
         "its payload at 0x{offset:x} has an unknown compression (starts with {}); \
@@ -150,7 +139,8 @@ impl Compression {
 /// larger than [`MAX_VMLINUX_BYTES`] or no ELF file.
 pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, PayloadError> {
     let header = SetupHeader::parse(image)?;
-    let (offset, payload) = locate(image, &header)?;
+    let range = header.payload_range(image)?;
+    let (offset, payload) = (range.start, &image[range]);
     let format = Compression::of(payload).ok_or_else(|| PayloadError::UnknownCompression {
         offset,
         start: first_bytes(payload),
@@ -180,27 +170,6 @@ pub fn extract_vmlinux(image: &[u8]) -> Result<Vec<u8>, PayloadError> {
         });
     }
     Ok(vmlinux)
-}
-
-/// The payload and its offset in the file.
-fn locate<'a>(image: &'a [u8], header: &SetupHeader) -> Result<(usize, &'a [u8]), PayloadError> {
-    if header.payload_length() == 0 {
-        return Err(PayloadError::NoPayload);
-    }
-    let start = u64::try_from(header.setup_bytes()).unwrap_or(u64::MAX)
-        + u64::from(header.payload_offset());
-    let needed = start + u64::from(header.payload_length());
-    let truncated = PayloadError::Truncated {
-        needed,
-        have: image.len(),
-    };
-    let (Ok(offset), Ok(end)) = (usize::try_from(start), usize::try_from(needed)) else {
-        return Err(truncated);
-    };
-    image
-        .get(offset..end)
-        .map(|payload| (offset, payload))
-        .ok_or(truncated)
 }
 
 fn first_bytes(bytes: &[u8]) -> Vec<u8> {

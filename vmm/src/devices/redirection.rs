@@ -12,8 +12,6 @@ const LEVEL: u64 = 1 << 15;
 const REMOTE_IRR: u64 = 1 << 14;
 const DELIVERY_STATUS: u64 = 1 << 12;
 const LOGICAL: u64 = 1 << 11;
-const DELIVERY_MODE: u64 = 0x700;
-const VECTOR: u64 = 0xff;
 const READ_ONLY: u64 = REMOTE_IRR | DELIVERY_STATUS;
 const DESTINATION_SHIFT: u32 = 56;
 
@@ -21,6 +19,8 @@ const DESTINATION_SHIFT: u32 = 56;
 const MSI_BASE: u64 = 0xfee0_0000;
 const MSI_DESTINATION_SHIFT: u32 = 12;
 const MSI_LOGICAL: u64 = 1 << 2;
+/// The vector and the delivery mode, at the same bits as in an entry.
+const MSI_VECTOR_AND_MODE: u32 = 0x7ff;
 const MSI_LEVEL: u32 = 1 << 15;
 const MSI_ASSERT: u32 = 1 << 14;
 
@@ -92,10 +92,9 @@ impl Redirection {
             false => 0,
         };
         let destination = self.0 >> DESTINATION_SHIFT;
-        let low = self.low() & Self(DELIVERY_MODE | VECTOR).low();
         MsiMessage {
             address: MSI_BASE | destination << MSI_DESTINATION_SHIFT | logical,
-            data: low | trigger,
+            data: self.low() & MSI_VECTOR_AND_MODE | trigger,
         }
     }
 }

@@ -1,0 +1,140 @@
+//! What this host's KVM delivers, as the self-test found it: a value that is computed once.
+//!
+//! Everything that depends on a kind of KVM reads it from here; no other code asks which KVM this is.
+
+use std::time::Duration;
+
+/// What becomes of an `int3` that the guest executes while `KVM_GUESTDBG_USE_SW_BP` is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int3Delivery {
+    /// `KVM_EXIT_DEBUG`, exception 3: VT-x and SVM.
+    DebugExit,
+    /// `KVM_EXIT_INTERNAL_ERROR`, emulation failure, RIP at the `int3`: a KVM that interprets the guest.
+    EmulationFailure,
+    /// It goes to the guest's own IDT, and KVM does not tell.
+    ToGuest,
+    /// Something else, or the guest did not survive it.
+    Broken,
+}
+
+impl Int3Delivery {
+    /// Whether an `int3` reaches hyprobe.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        matches!(self, Self::DebugExit | Self::EmulationFailure)
+    }
+}
+
+/// What becomes of `out dx, al` in ring 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortDelivery {
+    /// Exits, for every port, with RIP at the instruction: VT-x and SVM.
+    AtInstruction,
+    /// Exits, for every port, with RIP behind the instruction: a KVM that interprets the guest.
+    AfterInstruction,
+    /// Not for every port.
+    Broken,
+}
+
+impl PortDelivery {
+    /// Whether a one-byte port write can serve as a plant.
+    #[must_use]
+    pub fn is_usable(self) -> bool {
+        self != Self::Broken
+    }
+
+    /// The linear address of a one-byte port write that exited with this RIP.
+    #[must_use]
+    pub fn instruction(self, rip: u64) -> u64 {
+        match self {
+            Self::AtInstruction | Self::Broken => rip,
+            Self::AfterInstruction => rip.wrapping_sub(1),
+        }
+    }
+}
+
+/// Which RIP the vCPU must have when a #BP is injected, for the guest to see the frame of an `int3`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BreakpointInjection {
+    /// At the `int3`: KVM adds its length.
+    AtInstruction,
+    /// Behind the `int3`: KVM pushes what it finds.
+    AfterInstruction,
+    /// The guest did not get the exception.
+    Broken,
+}
+
+impl BreakpointInjection {
+    /// RIP for an `int3` at `at`.
+    #[must_use]
+    pub fn rip_for(self, at: u64) -> u64 {
+        match self {
+            Self::AtInstruction | Self::Broken => at,
+            Self::AfterInstruction => at.wrapping_add(1),
+        }
+    }
+}
+
+/// How fast ring 0 runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Speed {
+    /// Instructions executed.
+    pub instructions: u64,
+    /// Time they took.
+    pub took: Duration,
+}
+
+impl Speed {
+    /// Millions of instructions a second, rounded down.
+    #[must_use]
+    pub fn mips(self) -> u64 {
+        let micros = u64::try_from(self.took.as_micros())
+            .unwrap_or(u64::MAX)
+            .max(1);
+        self.instructions / micros
+    }
+}
+
+/// See the module's text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostFacts {
+    /// `int3` in ring 0.
+    pub int3: Int3Delivery,
+    /// `int3` in ring 3.
+    pub int3_user: Int3Delivery,
+    /// How a #BP is given to the guest.
+    pub breakpoint_injection: BreakpointInjection,
+    /// `out dx, al` in ring 0.
+    pub port: PortDelivery,
+    /// `KVM_GUESTDBG_SINGLESTEP` in ring 0 stops after one instruction.
+    pub step: bool,
+    /// The same in ring 3.
+    pub step_user: bool,
+    /// `KVM_GUESTDBG_BLOCKIRQ` is there: no interrupt is taken during a step.
+    pub step_blocks_interrupts: bool,
+    /// The guest sees TF in `pushf` while it is stepped.
+    pub step_leaks_tf: bool,
+    /// Execution breakpoints in debug registers fire in ring 0.
+    pub debug_execute: bool,
+    /// Data breakpoints in debug registers fire in ring 0.
+    pub debug_data: bool,
+    /// A guest write to a read-only slot exits; a read does not.
+    pub read_only_slots: bool,
+    /// A write of a filtered MSR exits.
+    pub msr_exits: bool,
+    /// Ring-0 speed.
+    pub speed: Speed,
+    /// Time of one `out` exit and re-entry, nanoseconds.
+    pub exit_ns: u64,
+}
+
+/// Below this, a stock kernel takes minutes to boot: the guest's ring 0 is interpreted.
+const HARDWARE_SPEED_MIPS: u64 = 50;
+
+impl HostFacts {
+    /// Whether ring 0 runs at a speed at which a stock kernel boots in seconds.
+    #[must_use]
+    pub fn runs_kernels(&self) -> bool {
+        self.speed.mips() >= HARDWARE_SPEED_MIPS
+    }
+}

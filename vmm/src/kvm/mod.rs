@@ -1,0 +1,8 @@
+//! The host's KVM: opening it, what it offers, and what it turned out to deliver.
+
+mod facts;
+mod host;
+
+pub use facts::{BreakpointInjection, HostFacts, Int3Delivery, PortDelivery, Speed};
+pub(crate) use host::CAP_EXIT_ON_EMULATION_FAILURE;
+pub use host::{Capabilities, Host, OpenError};

@@ -1,0 +1,308 @@
+//! The machine: its memory, devices and vCPU threads, from boot to end.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use kvm_ioctls::VmFd;
+
+use crate::devices::{Platform, SerialInput};
+use crate::kvm::HostFacts;
+use crate::memory::{PageRange, Ram, SlotError, Slots};
+use crate::trap::TrapHandler;
+use crate::vcpu::HardwareBreakpoints;
+use crate::vcpu::gate::{Closed, Gate};
+use crate::vcpu::kick::KickTarget;
+use crate::vcpu::run::{self, RunError};
+
+mod create;
+mod event_loop;
+
+use event_loop::EventLoop;
+
+pub(crate) use create::report_msr_writes;
+pub use create::{Console, CreateError, MSR_LSTAR, MachineConfig};
+
+/// How a machine ended.
+#[derive(Debug)]
+pub enum End {
+    /// ACPI S5.
+    PowerOff,
+    /// Through the i8042 or the ACPI reset register.
+    Reset,
+    /// A vCPU shut down: an exception while delivering an exception while delivering an exception.
+    TripleFault,
+    /// All vCPUs halted with interrupts off: nothing can ever wake them.
+    Halted,
+    /// The guest wrote this byte to the debug-exit port.
+    Code(u8),
+    /// [`Machine::stop`], or the trap handler asked for it.
+    Stopped,
+    /// A vCPU could not go on.
+    Failed(RunError),
+}
+
+/// How the threads of a machine learn that it ends, and who is told why.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    targets: Vec<KickTarget>,
+    under_way: AtomicBool,
+    reason: Sender<End>,
+}
+
+impl Ending {
+    fn new(vcpus: usize, reason: Sender<End>) -> Self {
+        let targets = (0..vcpus).map(|_| KickTarget::default()).collect();
+        Self {
+            targets,
+            under_way: AtomicBool::new(false),
+            reason,
+        }
+    }
+
+    pub(crate) fn target(&self, vcpu: usize) -> &KickTarget {
+        &self.targets[vcpu]
+    }
+
+    fn kick_all_but(&self, vcpu: Option<usize>) {
+        for (i, target) in self.targets.iter().enumerate() {
+            if Some(i) != vcpu {
+                target.kick();
+            }
+        }
+    }
+
+    /// Ends the machine. The first reason counts.
+    pub(crate) fn end(&self, end: End) {
+        if !self.under_way.swap(true, Ordering::AcqRel) {
+            // Nobody listening means that the machine is being dropped.
+            let _ = self.reason.send(end);
+        }
+        self.kick_all_but(None);
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.under_way.load(Ordering::Acquire)
+    }
+}
+
+/// What the threads of a machine share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) vm: Arc<VmFd>,
+    pub(crate) memory: Ram,
+    slots: Mutex<Slots>,
+    pub(crate) gate: Gate,
+    pub(crate) facts: HostFacts,
+    pub(crate) sync_regs: bool,
+    pub(crate) platform: Platform,
+    pub(crate) ending: Arc<Ending>,
+    breakpoints: Mutex<HardwareBreakpoints>,
+    /// Counts changes of `breakpoints`, so that a vCPU sees one with a load.
+    breakpoints_changed: AtomicU64,
+}
+
+impl Shared {
+    /// Pauses every vCPU but `index`, on whose thread this is called.
+    pub(crate) fn pause_others(&self, index: usize) -> PausedGuard<'_> {
+        let closed = self
+            .gate
+            .close_from_vcpu(|| self.ending.kick_all_but(Some(index)));
+        PausedGuard {
+            _closed: closed,
+            shared: self,
+        }
+    }
+
+    /// The debug registers in force, and their generation.
+    pub(crate) fn breakpoints(&self) -> (u64, HardwareBreakpoints) {
+        let breakpoints = lock(&self.breakpoints);
+        (
+            self.breakpoints_changed.load(Ordering::Acquire),
+            *breakpoints,
+        )
+    }
+
+    /// The same, if they have changed since `generation`.
+    pub(crate) fn breakpoints_since(&self, generation: u64) -> Option<(u64, HardwareBreakpoints)> {
+        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| self.breakpoints())
+    }
+}
+
+/// The data behind these locks is valid after every statement, so that a panicking thread spoils none of it.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No vCPU runs while this lives, except, in a trap handler, the one whose thread holds it.
+#[derive(Debug)]
+pub struct PausedGuard<'a> {
+    _closed: Closed<'a>,
+    shared: &'a Shared,
+}
+
+impl PausedGuard<'_> {
+    /// The machine's memory.
+    #[must_use]
+    pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
+        self.shared.memory.guest()
+    }
+
+    /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many ranges for this KVM, before anything has changed, or when KVM refuses a slot; the
+    /// machine must not run on after the latter.
+    pub fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), SlotError> {
+        lock(&self.shared.slots).apply(&self.shared.vm, ranges)
+    }
+
+    /// Sets the execution breakpoints of all vCPUs, in force before any of them runs on.
+    pub fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
+        let mut current = lock(&self.shared.breakpoints);
+        if *current != breakpoints {
+            *current = breakpoints;
+            self.shared
+                .breakpoints_changed
+                .fetch_add(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// A virtual machine.
+#[derive(Debug)]
+pub struct Machine {
+    shared: Arc<Shared>,
+    vcpus: Vec<kvm_ioctls::VcpuFd>,
+    threads: Vec<JoinHandle<()>>,
+    input: Option<SerialInput>,
+    events: Option<EventLoop>,
+    ended: Receiver<End>,
+}
+
+impl Machine {
+    /// The machine's memory.
+    #[must_use]
+    pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
+        self.shared.memory.guest()
+    }
+
+    /// What this host's KVM delivers.
+    #[must_use]
+    pub fn facts(&self) -> &HostFacts {
+        &self.shared.facts
+    }
+
+    /// Number of vCPUs.
+    #[must_use]
+    pub fn cpus(&self) -> usize {
+        self.shared.ending.targets.len()
+    }
+
+    /// A handle for other threads: to pause the machine and to stop it.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        Control {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Starts the vCPU threads. `handler` gets their traps.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no thread to give.
+    pub fn start(&mut self, handler: &Arc<dyn TrapHandler>) -> std::io::Result<()> {
+        // All are in the gate's count before the first can wait for the others.
+        for _ in &self.vcpus {
+            self.shared.gate.enter();
+        }
+        let mut failed = None;
+        for (index, mut fd) in self.vcpus.drain(..).enumerate() {
+            let (shared, handler) = (Arc::clone(&self.shared), Arc::clone(handler));
+            let spawned = thread::Builder::new()
+                .name(format!("vcpu{index}"))
+                .spawn(move || run::run(&mut fd, index, &shared, handler.as_ref()));
+            match spawned {
+                Ok(thread) => self.threads.push(thread),
+                Err(error) => {
+                    self.shared.gate.leave();
+                    failed = Some(error);
+                }
+            }
+        }
+        if let Some(error) = failed {
+            self.stop();
+            return Err(error);
+        }
+        if let Some(input) = self.input.take() {
+            self.events = Some(EventLoop::start(input)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the machine has ended, or for at most `limit`; `None` means that it still runs. Call once more
+    /// after a `None`; after a `Some`, only [`Machine::stop`] makes sense.
+    pub fn wait(&self, limit: Option<Duration>) -> Option<End> {
+        match limit {
+            Some(limit) => match self.ended.recv_timeout(limit) {
+                Ok(end) => Some(end),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => Some(End::Stopped),
+            },
+            None => Some(self.ended.recv().unwrap_or(End::Stopped)),
+        }
+    }
+
+    /// Ends all vCPU threads and waits for them. Does nothing the second time.
+    pub fn stop(&mut self) {
+        self.shared.ending.end(End::Stopped);
+        for thread in self.threads.drain(..) {
+            // A panic in a vCPU thread has been printed by the panic hook.
+            let _ = thread.join();
+        }
+        self.events = None;
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Pauses and stops a machine from any thread that runs no vCPU.
+#[derive(Clone, Debug)]
+pub struct Control {
+    shared: Arc<Shared>,
+}
+
+impl Control {
+    /// Pauses every vCPU; returns once all are out of the guest. They run on when the guard is dropped. Never call
+    /// it on a vCPU's thread.
+    #[must_use]
+    pub fn pause_all(&self) -> PausedGuard<'_> {
+        let closed = self
+            .shared
+            .gate
+            .close(|| self.shared.ending.kick_all_but(None));
+        PausedGuard {
+            _closed: closed,
+            shared: &self.shared,
+        }
+    }
+
+    /// The machine's memory.
+    #[must_use]
+    pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
+        self.shared.memory.guest()
+    }
+
+    /// Ends the machine with this reason; the first one counts.
+    pub fn end(&self, end: End) {
+        self.shared.ending.end(end);
+    }
+}

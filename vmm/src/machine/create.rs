@@ -1,0 +1,300 @@
+//! Putting a machine together.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+
+use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap, kvm_msi};
+use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
+
+use super::{End, Ending, Machine, Shared};
+use crate::boot::{self, BootError, BootMethod, BootRequest, KernelFile, LoadedKernel};
+use crate::devices::{
+    IOAPIC_PINS, MsiSink, Platform, PlatformConfig, PlatformError, SerialInput, Shutdown,
+};
+use crate::kvm::{CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts};
+use crate::memory::{Ram, RamError, SlotError, Slots};
+use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
+
+/// The register that a 64-bit kernel points at its system-call entry: its write tells where the kernel is.
+pub const MSR_LSTAR: u32 = 0xc000_0082;
+
+/// KVM_CAP_DISABLE_QUIRKS2.
+const CAP_DISABLE_QUIRKS2: u32 = 213;
+/// `out 0x7e, al` moves RIP before it exits.
+const QUIRK_OUT_7E_INC_RIP: u64 = 1 << 3;
+/// Deleting one slot drops the mappings of all.
+const QUIRK_SLOT_ZAP_ALL: u64 = 1 << 7;
+
+/// Where the guest's serial console goes.
+pub struct Console {
+    /// Takes the guest's output, byte by byte.
+    pub output: Box<dyn Write + Send>,
+    /// Where its input comes from.
+    pub input: Option<File>,
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("input", &self.input)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What to build and boot.
+#[derive(Debug)]
+pub struct MachineConfig<'a> {
+    /// The kernel.
+    pub kernel: &'a KernelFile,
+    /// What [`KernelFile::vmlinux`] gave.
+    pub vmlinux: &'a [u8],
+    /// How it is started.
+    pub method: BootMethod,
+    /// The initrd or initramfs archive.
+    pub initrd: Option<&'a [u8]>,
+    /// The kernel's command line.
+    pub cmdline: &'a str,
+    /// RAM, bytes.
+    pub memory_bytes: u64,
+    /// Number of vCPUs.
+    pub cpus: u8,
+    /// The serial console.
+    pub console: Console,
+    /// Whether a test guest may end the run through port 0xf4.
+    pub debug_exit: bool,
+}
+
+/// Why a machine could not be built.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// KVM refused a request.
+    #[error("KVM refused {request}")]
+    Request {
+        /// The ioctl.
+        request: &'static str,
+        /// KVM's answer.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// More vCPUs than this KVM runs.
+    #[error("{wanted} vCPUs are more than the {available} that this KVM runs")]
+    TooManyVcpus {
+        /// Asked for.
+        wanted: u8,
+        /// Possible.
+        available: usize,
+    },
+    /// A request about a vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// Guest memory.
+    #[error(transparent)]
+    Ram(#[from] RamError),
+    /// A memory slot.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// The kernel or what it is given.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// The devices.
+    #[error(transparent)]
+    Platform(#[from] PlatformError),
+    /// The console's input.
+    #[error("cannot use the console's input")]
+    Input(#[source] io::Error),
+}
+
+fn refused(request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> CreateError {
+    move |source| CreateError::Request { request, source }
+}
+
+/// Delivers the IOAPIC's interrupts to KVM's local APICs.
+struct KvmMsi(Arc<VmFd>);
+
+impl MsiSink for KvmMsi {
+    fn signal(&self, address: u64, data: u32) {
+        #[expect(clippy::cast_possible_truncation, reason = "split into its halves")]
+        let msi = kvm_msi {
+            address_lo: address as u32,
+            address_hi: (address >> 32) as u32,
+            data,
+            ..Default::default()
+        };
+        // 0 means that no LAPIC took it, as when the guest has it masked; an error, that the guest's message makes
+        // no sense. Hardware drops both.
+        let _ = self.0.signal_msi(msi);
+    }
+}
+
+/// Makes guest writes of an MSR exit.
+pub(crate) fn report_msr_writes(vm: &VmFd, index: u32) -> Result<(), kvm_ioctls::Error> {
+    let mut cap = kvm_enable_cap {
+        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
+        ..Default::default()
+    };
+    cap.args[0] = u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER);
+    vm.enable_cap(&cap)?;
+    // One MSR, not allowed: KVM asks us.
+    let range = MsrFilterRange {
+        flags: MsrFilterRangeFlags::WRITE,
+        base: index,
+        msr_count: 1,
+        bitmap: &[0],
+    };
+    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range])
+}
+
+impl Machine {
+    /// Builds a machine and loads what it boots. Nothing runs until [`Machine::start`].
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses, memory or descriptors run out, or the kernel does not fit.
+    pub fn new(
+        host: &Host,
+        facts: HostFacts,
+        config: MachineConfig<'_>,
+    ) -> Result<(Self, LoadedKernel), CreateError> {
+        let capabilities = host.capabilities();
+        if usize::from(config.cpus) > capabilities.max_vcpus {
+            return Err(CreateError::TooManyVcpus {
+                wanted: config.cpus,
+                available: capabilities.max_vcpus,
+            });
+        }
+        let vm = Arc::new(create_vm(host, facts.msr_exits)?);
+        let memory = Ram::new(&boot::ram_regions(config.memory_bytes))?;
+        let mut slots = Slots::new(memory.regions(), capabilities.max_slots);
+        slots.apply(&vm, &[])?;
+
+        let (reason, ended) = channel();
+        let ending = Arc::new(Ending::new(usize::from(config.cpus), reason));
+        let platform = platform(
+            &vm,
+            &ending,
+            config.console.output,
+            config.memory_bytes,
+            config.debug_exit,
+        )?;
+        let prepared = boot::prepare(
+            memory.guest(),
+            &BootRequest {
+                kernel: config.kernel,
+                vmlinux: config.vmlinux,
+                method: config.method,
+                initrd: config.initrd,
+                cmdline: config.cmdline,
+                vcpus: config.cpus,
+                ram_bytes: config.memory_bytes,
+            },
+        )?;
+        let vcpus = create_vcpus(host, &vm, config.cpus)?;
+        let boot_cpu = &vcpus[0];
+        let mut sregs = boot_cpu.get_sregs().map_err(refused("KVM_GET_SREGS"))?;
+        boot::set_boot_sregs(&mut sregs);
+        boot_cpu
+            .set_sregs(&sregs)
+            .map_err(refused("KVM_SET_SREGS"))?;
+        let regs = boot::boot_regs(prepared.kernel.entry, prepared.zero_page);
+        boot_cpu.set_regs(&regs).map_err(refused("KVM_SET_REGS"))?;
+
+        let input = config
+            .console
+            .input
+            .map(|input| SerialInput::new(Arc::clone(&platform.serial), input));
+        let shared = Arc::new(Shared {
+            vm,
+            memory,
+            slots: Mutex::new(slots),
+            gate: crate::vcpu::gate::Gate::default(),
+            facts,
+            sync_regs: capabilities.sync_regs,
+            platform,
+            ending,
+            breakpoints: Mutex::new(HardwareBreakpoints::default()),
+            breakpoints_changed: std::sync::atomic::AtomicU64::new(0),
+        });
+        let machine = Self {
+            shared,
+            vcpus,
+            threads: Vec::new(),
+            input,
+            events: None,
+            ended,
+        };
+        Ok((machine, prepared.kernel))
+    }
+}
+
+fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
+    let vm = host.kvm.create_vm().map_err(refused("KVM_CREATE_VM"))?;
+    // Three pages that VT-x without unrestricted guests needs, and one for its identity map, below the firmware's
+    // place, where no RAM is.
+    vm.set_identity_map_address(0xfffb_c000)
+        .map_err(refused("KVM_SET_IDENTITY_MAP_ADDR"))?;
+    vm.set_tss_address(0xfffb_d000)
+        .map_err(refused("KVM_SET_TSS_ADDR"))?;
+    enable(&vm, KVM_CAP_SPLIT_IRQCHIP, u64::from(IOAPIC_PINS))?;
+    if host.capabilities().exit_on_emulation_failure {
+        enable(&vm, CAP_EXIT_ON_EMULATION_FAILURE, 1)?;
+    }
+    // Quirks that this KVM knows of what we would rather have off.
+    let known = u64::try_from(vm.check_extension_raw(u64::from(CAP_DISABLE_QUIRKS2))).unwrap_or(0);
+    let unwanted = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
+    if unwanted != 0 {
+        enable(&vm, CAP_DISABLE_QUIRKS2, unwanted)?;
+    }
+    if msr_exits {
+        report_msr_writes(&vm, MSR_LSTAR).map_err(refused("KVM_X86_SET_MSR_FILTER"))?;
+    }
+    Ok(vm)
+}
+
+fn enable(vm: &VmFd, capability: u32, argument: u64) -> Result<(), CreateError> {
+    let mut cap = kvm_enable_cap {
+        cap: capability,
+        ..Default::default()
+    };
+    cap.args[0] = argument;
+    vm.enable_cap(&cap).map_err(refused("KVM_ENABLE_CAP"))
+}
+
+fn platform(
+    vm: &Arc<VmFd>,
+    ending: &Arc<Ending>,
+    console: Box<dyn Write + Send>,
+    ram_bytes: u64,
+    debug_exit: bool,
+) -> Result<Platform, PlatformError> {
+    let ending = Arc::clone(ending);
+    let shutdown = move |request| {
+        ending.end(match request {
+            Shutdown::PowerOff => End::PowerOff,
+            Shutdown::Reset => End::Reset,
+            Shutdown::Code(code) => End::Code(code),
+        });
+    };
+    Platform::new(PlatformConfig {
+        msi: Arc::new(KvmMsi(Arc::clone(vm))),
+        shutdown: Arc::new(shutdown),
+        console,
+        ram_bytes,
+        debug_exit,
+    })
+}
+
+fn create_vcpus(host: &Host, vm: &VmFd, cpus: u8) -> Result<Vec<VcpuFd>, CreateError> {
+    (0..cpus)
+        .map(|index| {
+            let fd = vm
+                .create_vcpu(u64::from(index))
+                .map_err(refused("KVM_CREATE_VCPU"))?;
+            let cpuid = cpuid_for_vcpu(host, u32::from(index), u32::from(cpus))?;
+            fd.set_cpuid2(&cpuid).map_err(refused("KVM_SET_CPUID2"))?;
+            Ok(fd)
+        })
+        .collect()
+}

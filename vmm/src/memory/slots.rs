@@ -1,0 +1,242 @@
+//! Which stretches of RAM are in read-only slots.
+//!
+//! KVM cannot change a slot's size or flags in place, and between removing a slot and adding its successor the
+//! guest's RAM is not there: so a new plan is applied only while every vCPU is paused, and only the slots that
+//! differ are touched.
+
+use std::collections::BTreeMap;
+
+use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
+use kvm_ioctls::VmFd;
+use vm_memory::GuestAddress;
+
+/// A page, in bytes.
+pub(crate) const PAGE_BYTES: u64 = 4096;
+
+/// Guest-physical pages, from `start` up to but not including `end`; both are multiples of 4096.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PageRange {
+    /// First byte of the first page.
+    pub start: GuestAddress,
+    /// First byte behind the last page.
+    pub end: GuestAddress,
+}
+
+impl PageRange {
+    /// The pages that hold `start..end`.
+    #[must_use]
+    pub fn covering(start: GuestAddress, end: GuestAddress) -> Self {
+        Self {
+            start: GuestAddress(start.0 & !(PAGE_BYTES - 1)),
+            end: GuestAddress(end.0.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)),
+        }
+    }
+}
+
+/// KVM did not take a memory slot.
+#[derive(Debug, thiserror::Error)]
+pub enum SlotError {
+    /// More slots than this KVM has.
+    #[error(
+        "the probes need {needed} memory slots, this KVM has {available}: probe fewer pages before the guest has booted"
+    )]
+    TooMany {
+        /// Slots the plan needs.
+        needed: usize,
+        /// Slots there are.
+        available: usize,
+    },
+    /// KVM_SET_USER_MEMORY_REGION failed.
+    #[error("KVM refused the memory slot at {gpa:#x} of {bytes:#x} bytes")]
+    Refused {
+        /// Guest-physical start.
+        gpa: u64,
+        /// Size; 0 when it was to be removed.
+        bytes: u64,
+        /// KVM's answer.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+}
+
+/// A stretch of RAM and where it is mapped in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RamRegion {
+    pub(crate) gpa: u64,
+    pub(crate) bytes: u64,
+    pub(crate) host: u64,
+}
+
+/// One KVM slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Slot {
+    gpa: u64,
+    bytes: u64,
+    host: u64,
+    read_only: bool,
+}
+
+/// The slots that are in force.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    regions: Vec<RamRegion>,
+    in_force: BTreeMap<Slot, u32>,
+    available: usize,
+}
+
+impl Slots {
+    pub(crate) fn new(regions: Vec<RamRegion>, available: usize) -> Self {
+        Self {
+            regions,
+            in_force: BTreeMap::new(),
+            available,
+        }
+    }
+
+    /// Makes the slots such that exactly `read_only` (sorted, disjoint) is read-only. Called with every vCPU paused,
+    /// or before any has run.
+    pub(crate) fn apply(&mut self, vm: &VmFd, read_only: &[PageRange]) -> Result<(), SlotError> {
+        let wanted = plan(&self.regions, read_only);
+        if wanted.len() > self.available {
+            return Err(SlotError::TooMany {
+                needed: wanted.len(),
+                available: self.available,
+            });
+        }
+        let outdated: Vec<(Slot, u32)> = self
+            .in_force
+            .iter()
+            .filter(|(slot, _)| wanted.binary_search(slot).is_err())
+            .map(|(slot, id)| (*slot, *id))
+            .collect();
+        for (slot, id) in outdated {
+            set(vm, id, slot, 0)?;
+            self.in_force.remove(&slot);
+        }
+        let used: std::collections::BTreeSet<u32> = self.in_force.values().copied().collect();
+        let mut free = (0..).filter(|id| !used.contains(id));
+        for slot in wanted {
+            if !self.in_force.contains_key(&slot)
+                && let Some(id) = free.next()
+            {
+                set(vm, id, slot, slot.bytes)?;
+                self.in_force.insert(slot, id);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cuts the RAM at the edges of the read-only ranges. The answer is sorted.
+fn plan(regions: &[RamRegion], read_only: &[PageRange]) -> Vec<Slot> {
+    let mut slots = Vec::with_capacity(regions.len() + 2 * read_only.len());
+    for region in regions {
+        let end = region.gpa + region.bytes;
+        let mut at = region.gpa;
+        let mut push = |from: u64, to: u64, read_only: bool| {
+            if from < to {
+                slots.push(Slot {
+                    gpa: from,
+                    bytes: to - from,
+                    host: region.host + (from - region.gpa),
+                    read_only,
+                });
+            }
+        };
+        for range in read_only {
+            let (start, stop) = (range.start.0.max(at), range.end.0.min(end));
+            if start < stop {
+                push(at, start, false);
+                push(start, stop, true);
+                at = stop;
+            }
+        }
+        push(at, end, false);
+    }
+    slots.sort_unstable();
+    slots
+}
+
+#[expect(unsafe_code, reason = "tells KVM about host memory")]
+fn set(vm: &VmFd, id: u32, slot: Slot, bytes: u64) -> Result<(), SlotError> {
+    let region = kvm_userspace_memory_region {
+        slot: id,
+        flags: if slot.read_only { KVM_MEM_READONLY } else { 0 },
+        guest_phys_addr: slot.gpa,
+        memory_size: bytes,
+        userspace_addr: slot.host,
+    };
+    // SAFETY: the host range lies within the RAM mapping of this machine, which outlives its VM (`Machine` holds
+    // both); slots never overlap, since `plan` cuts disjoint regions.
+    unsafe { vm.set_user_memory_region(region) }.map_err(|source| SlotError::Refused {
+        gpa: slot.gpa,
+        bytes,
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: u64, end: u64) -> PageRange {
+        PageRange {
+            start: GuestAddress(start),
+            end: GuestAddress(end),
+        }
+    }
+
+    #[test]
+    fn ram_is_cut_at_read_only_edges_and_covered_once() {
+        let regions = [
+            RamRegion {
+                gpa: 0,
+                bytes: 0x10000,
+                host: 0x7000_0000,
+            },
+            RamRegion {
+                gpa: 0x10_0000,
+                bytes: 0x4000,
+                host: 0x8000_0000,
+            },
+        ];
+        let slots = plan(
+            &regions,
+            &[
+                range(0, 0x1000),
+                range(0x3000, 0x5000),
+                range(0xf000, 0x10_1000),
+            ],
+        );
+        let bytes = |read_only: bool| -> u64 {
+            slots
+                .iter()
+                .filter(|s| s.read_only == read_only)
+                .map(|s| s.bytes)
+                .sum()
+        };
+        assert_eq!(bytes(true), 0x1000 + 0x2000 + 0x1000 + 0x1000);
+        assert_eq!(bytes(true) + bytes(false), 0x14000);
+        for pair in slots.windows(2) {
+            assert!(
+                pair[0].gpa + pair[0].bytes <= pair[1].gpa,
+                "{pair:x?} overlap"
+            );
+        }
+        for slot in &slots {
+            let region = regions
+                .iter()
+                .find(|r| r.gpa <= slot.gpa && slot.gpa < r.gpa + r.bytes)
+                .expect("in RAM");
+            assert_eq!(slot.host - region.host, slot.gpa - region.gpa);
+        }
+    }
+
+    #[test]
+    fn covering_rounds_outwards() {
+        assert_eq!(
+            PageRange::covering(GuestAddress(0x1fff), GuestAddress(0x2001)),
+            range(0x1000, 0x3000)
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! A tiny guest, run at start, that finds out what this host's KVM delivers.
+//!
+//! Each question is a few bytes of code in a machine of two megabytes without devices: run it, see how the vCPU
+//! leaves. The answers are a [`HostFacts`]; nothing else in hyprobe asks which KVM this is. All of it takes a few
+//! milliseconds on hardware, and some tens where ring 0 is interpreted.
+
+mod guest;
+mod questions;
+
+use std::time::Instant;
+
+use guest::TinyGuest;
+
+use crate::kvm::{Host, HostFacts};
+
+/// The self-test could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum SelfTestError {
+    /// KVM refused a request that any KVM must take.
+    #[error("KVM refused {request} during the self-test")]
+    Request {
+        /// The ioctl.
+        request: &'static str,
+        /// KVM's answer.
+        #[source]
+        source: kvm_ioctls::Error,
+    },
+    /// No memory for the tiny guest.
+    #[error(transparent)]
+    Memory(#[from] crate::memory::RamError),
+    /// The tiny guest's memory could not be reached.
+    #[error("cannot write the self-test guest's memory")]
+    Guest(#[from] vm_memory::GuestMemoryError),
+}
+
+/// Runs the self-test on the calling thread.
+///
+/// # Errors
+///
+/// When KVM cannot even be asked. A question that is answered badly is a fact, not an error.
+pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
+    let started = Instant::now();
+    let mut guest = TinyGuest::new(host)?;
+    let int3 = questions::int3(&mut guest, guest::Ring::Kernel)?;
+    let facts = HostFacts {
+        int3,
+        int3_user: questions::int3(&mut guest, guest::Ring::User)?,
+        breakpoint_injection: questions::breakpoint_injection(&mut guest)?,
+        port: questions::port(&mut guest)?,
+        step: questions::step(&mut guest, guest::Ring::Kernel)?,
+        step_user: questions::step(&mut guest, guest::Ring::User)?,
+        step_blocks_interrupts: host.capabilities().block_interrupts,
+        step_leaks_tf: questions::step_leaks_tf(&mut guest)?,
+        debug_execute: questions::debug_execute(&mut guest)?,
+        debug_data: questions::debug_data(&mut guest)?,
+        read_only_slots: questions::read_only_slots(&mut guest)?,
+        msr_exits: questions::msr_exits(&mut guest, host)?,
+        speed: questions::speed(&mut guest)?,
+        exit_ns: questions::exit_ns(&mut guest)?,
+    };
+    tracing::debug!(?facts, took = ?started.elapsed(), "host self-test");
+    Ok(facts)
+}

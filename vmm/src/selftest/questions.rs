@@ -1,0 +1,235 @@
+//! What is asked of the host, one function a question.
+
+use std::time::Instant;
+
+use kvm_bindings::{
+    KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
+};
+
+use super::SelfTestError;
+use super::guest::{CODE, DATA, END_PORT, Exit, READ_ONLY, Ring, TinyGuest, VECTOR_PORT};
+use crate::kvm::{BreakpointInjection, Host, Int3Delivery, PortDelivery, Speed};
+
+/// `out END_PORT, al; hlt`
+const END: [u8; 3] = [0xe6, END_PORT as u8, 0xf4];
+const NOP: u8 = 0x90;
+const INT3: u8 = 0xcc;
+const AT_END: Exit = Exit::Port {
+    port: END_PORT,
+    byte: 0,
+};
+
+fn with_end(code: &[u8]) -> Vec<u8> {
+    [code, &END].concat()
+}
+
+fn debug(control: u32) -> kvm_guest_debug {
+    kvm_guest_debug {
+        control,
+        ..Default::default()
+    }
+}
+
+/// What becomes of an `int3`?
+pub(super) fn int3(guest: &mut TinyGuest, ring: Ring) -> Result<Int3Delivery, SelfTestError> {
+    guest.load(&with_end(&[INT3]), ring)?;
+    guest.debug(&debug(KVM_GUESTDBG_USE_SW_BP))?;
+    let exit = guest.run();
+    let at_instruction = guest.rip()? == CODE;
+    Ok(match exit {
+        Exit::Debug { exception: 3, .. } if at_instruction => Int3Delivery::DebugExit,
+        Exit::EmulationFailure if at_instruction => Int3Delivery::EmulationFailure,
+        Exit::Port {
+            port: VECTOR_PORT,
+            byte: 3,
+        } => Int3Delivery::ToGuest,
+        _ => Int3Delivery::Broken,
+    })
+}
+
+/// Where must RIP be for an injected #BP to look like that of the `int3` at CODE?
+pub(super) fn breakpoint_injection(
+    guest: &mut TinyGuest,
+) -> Result<BreakpointInjection, SelfTestError> {
+    for (rip, answer) in [
+        (CODE, BreakpointInjection::AtInstruction),
+        (CODE + 1, BreakpointInjection::AfterInstruction),
+    ] {
+        guest.load(&with_end(&[INT3]), Ring::Kernel)?;
+        guest.debug(&debug(KVM_GUESTDBG_USE_SW_BP))?;
+        // Let the real thing happen first: KVM remembers the instruction's length from it.
+        if guest.run()
+            == (Exit::Port {
+                port: VECTOR_PORT,
+                byte: 3,
+            })
+        {
+            // The host does not intercept int3, so that none needs to be given back.
+            return Ok(BreakpointInjection::AtInstruction);
+        }
+        guest.set_rip(rip)?;
+        let mut events = guest
+            .fd
+            .get_vcpu_events()
+            .map_err(|source| SelfTestError::Request {
+                request: "KVM_GET_VCPU_EVENTS",
+                source,
+            })?;
+        events.exception.injected = 1;
+        events.exception.nr = 3;
+        guest
+            .fd
+            .set_vcpu_events(&events)
+            .map_err(|source| SelfTestError::Request {
+                request: "KVM_SET_VCPU_EVENTS",
+                source,
+            })?;
+        if guest.run()
+            == (Exit::Port {
+                port: VECTOR_PORT,
+                byte: 3,
+            })
+            && guest.read(guest.regs()?.rsp)? == CODE + 1
+        {
+            return Ok(answer);
+        }
+    }
+    Ok(BreakpointInjection::Broken)
+}
+
+/// Does `out dx, al` exit whatever DX holds, and with which RIP?
+pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError> {
+    // Ports of devices that KVM could have in the kernel, and of its quirks.
+    const PORTS: [u16; 12] = [
+        0x20, 0x21, 0xa0, 0x40, 0x43, 0x61, 0x7e, 0x80, 0x4d0, 0xcf8, 0x5658, 0xffff,
+    ];
+    let mut code = Vec::new();
+    for port in PORTS {
+        // mov dx, port; out dx, al
+        code.extend([0x66, 0xba]);
+        code.extend(port.to_le_bytes());
+        code.push(0xee);
+    }
+    guest.load(&with_end(&code), Ring::Kernel)?;
+    let mut found = None;
+    for (i, port) in PORTS.into_iter().enumerate() {
+        let at = CODE + 5 * i as u64 + 4;
+        if guest.run() != (Exit::Port { port, byte: 0 }) {
+            return Ok(PortDelivery::Broken);
+        }
+        let delivery = match guest.rip()?.wrapping_sub(at) {
+            0 => PortDelivery::AtInstruction,
+            1 => PortDelivery::AfterInstruction,
+            _ => PortDelivery::Broken,
+        };
+        if *found.get_or_insert(delivery) != delivery {
+            return Ok(PortDelivery::Broken);
+        }
+    }
+    Ok(found.unwrap_or(PortDelivery::Broken))
+}
+
+/// Does a single step stop after one instruction?
+pub(super) fn step(guest: &mut TinyGuest, ring: Ring) -> Result<bool, SelfTestError> {
+    guest.load(&with_end(&[NOP, NOP]), ring)?;
+    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
+    let exit = guest.run();
+    Ok(matches!(exit, Exit::Debug { exception: 1, .. }) && guest.rip()? == CODE + 1)
+}
+
+/// Does a stepped `pushf` push TF?
+pub(super) fn step_leaks_tf(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    guest.load(&with_end(&[0x9c]), Ring::Kernel)?;
+    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
+    guest.run();
+    Ok(guest.read(guest.regs()?.rsp)? & 0x100 != 0)
+}
+
+/// Does an execution breakpoint in DR0 fire?
+pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    guest.load(&with_end(&[NOP, NOP]), Ring::Kernel)?;
+    let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
+    control.arch.debugreg[0] = CODE + 1;
+    control.arch.debugreg[7] = 0x402;
+    guest.debug(&control)?;
+    let exit = guest.run();
+    Ok(
+        matches!(exit, Exit::Debug { exception: 1, dr6 } if dr6 & 1 != 0)
+            && guest.rip()? == CODE + 1,
+    )
+}
+
+/// Does a write watchpoint in DR0 fire?
+pub(super) fn debug_data(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    // mov byte [DATA], al
+    let mut code = vec![0x88, 0x04, 0x25];
+    code.extend((DATA as u32).to_le_bytes());
+    guest.load(&with_end(&code), Ring::Kernel)?;
+    let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
+    control.arch.debugreg[0] = DATA;
+    // G0; DR0: on writes, one byte.
+    control.arch.debugreg[7] = 0x402 | (1 << 16);
+    guest.debug(&control)?;
+    Ok(matches!(guest.run(), Exit::Debug { exception: 1, dr6 } if dr6 & 1 != 0))
+}
+
+/// Does a write to a read-only slot exit, and a read not?
+pub(super) fn read_only_slots(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    // mov al, [READ_ONLY]; mov [READ_ONLY], al
+    let address = (READ_ONLY as u32).to_le_bytes();
+    let mut code = vec![0x8a, 0x04, 0x25];
+    code.extend(address);
+    code.extend([0x88, 0x04, 0x25]);
+    code.extend(address);
+    guest.load(&with_end(&code), Ring::Kernel)?;
+    Ok(guest.run() == (Exit::Write { gpa: READ_ONLY }) && guest.run() == AT_END)
+}
+
+/// The register through which a kernel says where its system-call entry is.
+const MSR_LSTAR: u32 = 0xc000_0082;
+
+/// Does the write of a filtered MSR exit?
+pub(super) fn msr_exits(guest: &mut TinyGuest, host: &Host) -> Result<bool, SelfTestError> {
+    if !host.capabilities().msr_filter
+        || crate::machine::report_msr_writes(&guest.vm, MSR_LSTAR).is_err()
+    {
+        return Ok(false);
+    }
+    // mov ecx, MSR_LSTAR; wrmsr
+    let mut code = vec![0xb9];
+    code.extend(MSR_LSTAR.to_le_bytes());
+    code.extend([0x0f, 0x30]);
+    guest.load(&with_end(&code), Ring::Kernel)?;
+    Ok(guest.run() == (Exit::MsrWrite { index: MSR_LSTAR }) && guest.run() == AT_END)
+}
+
+/// How fast does ring 0 run?
+pub(super) fn speed(guest: &mut TinyGuest) -> Result<Speed, SelfTestError> {
+    const ROUNDS: u32 = 20_000;
+    // mov ecx, ROUNDS; again: dec ecx; jnz again
+    let mut code = vec![0xb9];
+    code.extend(ROUNDS.to_le_bytes());
+    code.extend([0xff, 0xc9, 0x75, 0xfc]);
+    guest.load(&with_end(&code), Ring::Kernel)?;
+    let started = Instant::now();
+    guest.run();
+    Ok(Speed {
+        instructions: 2 * u64::from(ROUNDS),
+        took: started.elapsed(),
+    })
+}
+
+/// What does an exit cost?
+pub(super) fn exit_ns(guest: &mut TinyGuest) -> Result<u64, SelfTestError> {
+    const EXITS: u16 = 100;
+    // again: out END_PORT, al; jmp again
+    guest.load(&[0xe6, END_PORT as u8, 0xeb, 0xfc], Ring::Kernel)?;
+    guest.run();
+    let started = Instant::now();
+    for _ in 0..EXITS {
+        // The loop of `TinyGuest::run` without its watchdog, whose system calls would be counted too.
+        let _ = guest.fd.run();
+    }
+    let nanos = started.elapsed().as_nanos() / u128::from(EXITS);
+    Ok(u64::try_from(nanos).unwrap_or(u64::MAX))
+}

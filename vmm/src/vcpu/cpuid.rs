@@ -1,0 +1,57 @@
+//! The CPUID a vCPU shows: what this KVM supports, with the vCPU's own place in the topology.
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+
+use super::stopped::VcpuError;
+use crate::kvm::Host;
+
+/// Leaf 1 ECX: the LAPIC's timer has TSC-deadline mode. KVM leaves it to us to say so.
+const TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 1 ECX: x2APIC.
+const X2APIC: u32 = 1 << 21;
+/// Leaf 1 ECX: there is a hypervisor.
+const HYPERVISOR: u32 = 1 << 31;
+
+/// CPUID for vCPU `index` of `count`, each a core of its own in one package.
+pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, VcpuError> {
+    let mut cpuid = host
+        .kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(|source| VcpuError {
+            request: "KVM_GET_SUPPORTED_CPUID",
+            vcpu: index as usize,
+            source,
+        })?;
+    let id_bits = u32::BITS - count.saturating_sub(1).leading_zeros();
+    for entry in cpuid.as_mut_slice() {
+        match entry.function {
+            1 => {
+                entry.ecx |= TSC_DEADLINE | X2APIC | HYPERVISOR;
+                entry.ebx = (entry.ebx & 0xffff) | (index << 24) | (count.min(255) << 16);
+                // HTT: EBX[23:16] counts.
+                entry.edx = if count > 1 {
+                    entry.edx | (1 << 28)
+                } else {
+                    entry.edx & !(1 << 28)
+                };
+            }
+            4 => entry.eax = (entry.eax & 0x3ff) | (count.saturating_sub(1).min(63) << 26),
+            0xb | 0x1f => {
+                entry.edx = index;
+                (entry.eax, entry.ebx, entry.ecx) = match entry.index {
+                    0 => (0, 1, 0x100),
+                    1 => (id_bits, count, 0x201),
+                    level => (0, 0, level),
+                };
+            }
+            0x8000_0008 => entry.ecx = (id_bits << 12) | count.saturating_sub(1).min(0xff),
+            0x8000_001e => {
+                entry.eax = index;
+                entry.ebx = index & 0xff;
+                entry.ecx = 0;
+            }
+            _ => (),
+        }
+    }
+    Ok(cpuid)
+}

@@ -1,0 +1,176 @@
+//! Who may run: the gate that every vCPU passes before it enters the guest.
+//!
+//! One party at a time may hold the gate closed: a control thread, or a vCPU that needs the others out of the way.
+//!
+//! ```text
+//!            enter            checkpoint, gate closed
+//!   (none) ────────▶ running ────────────────────────▶ parked
+//!                     ▲   │ ▲                             │
+//!               leave │   │ └────────── gate opens ───────┘
+//!   (none) ◀──────────┘   │
+//!                         └──▶ waiting for the gate ──▶ holder ──▶ running
+//!                              (counts as parked)
+//! ```
+//!
+//! A vCPU that waits for its own turn counts as parked, so two vCPUs that want the gate at once cannot wait for each
+//! other. The holder goes on when every other running vCPU is parked.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+#[derive(Debug, Default)]
+struct State {
+    /// vCPU threads that exist.
+    alive: usize,
+    /// Of those, the ones that are out of the guest and stay out while the gate is closed.
+    parked: usize,
+    /// Whether someone holds the gate closed.
+    held: bool,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Mirrors `State::held`, so that an open gate costs a vCPU one load.
+    closed: AtomicBool,
+}
+
+/// The gate is closed, and every vCPU but the holder's own is parked, while this lives.
+#[derive(Debug)]
+pub(crate) struct Closed<'a>(&'a Gate);
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // The state is three plain numbers, consistent after every statement: a panicking holder spoils nothing.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A vCPU thread starts, running.
+    pub(crate) fn enter(&self) {
+        self.lock().alive += 1;
+    }
+
+    /// A running vCPU thread ends.
+    pub(crate) fn leave(&self) {
+        self.lock().alive -= 1;
+        self.changed.notify_all();
+    }
+
+    /// Called by a running vCPU before each entry to the guest; returns once the gate is open.
+    pub(crate) fn checkpoint(&self) {
+        if !self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.lock();
+        state.parked += 1;
+        self.changed.notify_all();
+        while state.held {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.parked -= 1;
+    }
+
+    /// Closes the gate for a thread that runs no vCPU. `kick` makes vCPUs leave the guest.
+    pub(crate) fn close(&self, kick: impl FnOnce()) -> Closed<'_> {
+        self.close_as(0, kick)
+    }
+
+    /// Closes the gate for a running vCPU, which goes on while the others are parked.
+    pub(crate) fn close_from_vcpu(&self, kick: impl FnOnce()) -> Closed<'_> {
+        self.close_as(1, kick)
+    }
+
+    /// `own` is the number of running vCPUs that the caller is: 0 or 1.
+    fn close_as(&self, own: usize, kick: impl FnOnce()) -> Closed<'_> {
+        let mut state = self.lock();
+        state.parked += own;
+        self.changed.notify_all();
+        while state.held {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.held = true;
+        self.closed.store(true, Ordering::Release);
+        state.parked -= own;
+        drop(state);
+        kick();
+        let mut state = self.lock();
+        while state.parked + own < state.alive {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        Closed(self)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.held = false;
+        self.0.closed.store(false, Ordering::Release);
+        drop(state);
+        self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::thread;
+
+    use super::*;
+
+    /// Threads that stand for vCPUs take turns in holding the gate, while a control thread does too; at no time may
+    /// anyone run beside a holder.
+    #[test]
+    fn holders_exclude_everyone() {
+        const ROUNDS: usize = 300;
+        let gate = Arc::new(Gate::default());
+        let inside = Arc::new(AtomicUsize::new(0));
+        let vcpus: Vec<_> = (0..3)
+            .map(|_| {
+                gate.enter();
+                let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
+                thread::spawn(move || {
+                    for round in 0..ROUNDS {
+                        gate.checkpoint();
+                        inside.fetch_add(1, Ordering::SeqCst);
+                        thread::yield_now();
+                        if round % 7 == 0 {
+                            // From here on it counts as parked, until it holds the gate.
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            let closed = gate.close_from_vcpu(|| ());
+                            let others = inside.fetch_add(1, Ordering::SeqCst);
+                            assert_eq!(others, 0, "another vCPU runs beside the holder");
+                            drop(closed);
+                        }
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                    }
+                    gate.leave();
+                })
+            })
+            .collect();
+        for _ in 0..ROUNDS {
+            let closed = gate.close(|| ());
+            assert_eq!(
+                inside.load(Ordering::SeqCst),
+                0,
+                "a vCPU runs beside the control thread"
+            );
+            drop(closed);
+        }
+        for vcpu in vcpus {
+            vcpu.join().expect("no assertion failed on a vCPU thread");
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer it.
+
+use kvm_bindings::{
+    KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
+};
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use vm_memory::{Bytes, GuestAddress};
+
+use super::kick;
+use super::stopped::{StoppedVcpu, VcpuError};
+use crate::kvm::Int3Delivery;
+use crate::machine::{End, Shared};
+use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
+use crate::vcpu::stopped::HardwareBreakpoints;
+
+/// DR6: a debug register fired (bits 0–3), or a single step ended (bit 14).
+const DR6_FIRED: u64 = 0xf;
+const DR6_STEP: u64 = 1 << 14;
+
+/// A vCPU cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A KVM request failed.
+    #[error(transparent)]
+    Request(#[from] VcpuError),
+    /// The trap handler failed.
+    #[error(transparent)]
+    Trap(#[from] TrapError),
+    /// KVM could not enter the guest.
+    #[error("vCPU {vcpu} cannot enter the guest: hardware reason {reason:#x}")]
+    FailEntry {
+        /// Which vCPU.
+        vcpu: usize,
+        /// `hardware_entry_failure_reason`.
+        reason: u64,
+    },
+    /// KVM could not emulate a guest instruction.
+    #[error("KVM cannot emulate the guest's instruction at {rip:#x} (bytes {bytes:02x?})")]
+    EmulationFailure {
+        /// RIP.
+        rip: u64,
+        /// The instruction's bytes, as far as KVM told.
+        bytes: Vec<u8>,
+    },
+    /// An exit that this VMM has no answer to.
+    #[error(
+        "vCPU {vcpu} left the guest at {rip:#x} for a reason that hyprobe does not know: {exit}"
+    )]
+    UnknownExit {
+        /// Which vCPU.
+        vcpu: usize,
+        /// RIP.
+        rip: u64,
+        /// The exit, as kvm-ioctls prints it.
+        exit: String,
+    },
+    /// A guest write to a read-only page could not be carried out.
+    #[error("cannot carry out the guest's write at {gpa:#x}")]
+    Memory {
+        /// Where.
+        gpa: u64,
+        /// The cause.
+        #[source]
+        source: vm_memory::GuestMemoryError,
+    },
+}
+
+/// Why [`StoppedVcpu::enter`] came back.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// A device answered, or nothing is to be done.
+    Handled,
+    /// Kicked.
+    Interrupted,
+    /// For the trap handler; what happens if it does not want it is kept in the second field.
+    Trapped(Trap, Otherwise),
+    /// A single step ended.
+    Stepped,
+    /// The machine is done.
+    Ended(End),
+}
+
+/// What a trap means for a guest without probes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Otherwise {
+    /// #BP for the guest.
+    Breakpoint { at: u64 },
+    /// A byte for a device.
+    Port { port: u16, byte: u8 },
+    /// The write takes place.
+    Memory,
+    /// The MSR is written.
+    Msr,
+    /// The debug register was not the guest's: it goes on.
+    Continue,
+    /// The run ends with [`RunError::EmulationFailure`].
+    Fail,
+}
+
+/// Runs vCPU `index` on the calling thread until the machine ends.
+pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn TrapHandler) {
+    let alive = Alive(shared);
+    let registration = kick::Registration::new(fd, shared.ending.target(index));
+    if shared.sync_regs {
+        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
+    }
+    let mut vcpu = StoppedVcpu { fd, index, shared };
+    let end = vcpu.run_until_end(handler);
+    drop(registration);
+    shared.ending.end(end);
+    drop(alive);
+}
+
+/// Takes the thread out of the gate's count however it ends, so that nobody waits for one that panicked.
+struct Alive<'a>(&'a Shared);
+
+impl Drop for Alive<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.ending.end(End::Stopped);
+        }
+        self.0.gate.leave();
+    }
+}
+
+impl StoppedVcpu<'_> {
+    fn run_until_end(&mut self, handler: &dyn TrapHandler) -> End {
+        let mut breakpoints = (0, HardwareBreakpoints::default());
+        if let Err(error) = self.set_debug(&breakpoints.1, false) {
+            return End::Failed(error.into());
+        }
+        loop {
+            self.shared.gate.checkpoint();
+            if self.shared.ending.is_ending() {
+                return End::Stopped;
+            }
+            if let Some(changed) = self.shared.breakpoints_since(breakpoints.0) {
+                breakpoints = changed;
+                if let Err(error) = self.set_debug(&breakpoints.1, false) {
+                    return End::Failed(error.into());
+                }
+            }
+            let left = match self.enter() {
+                Ok(left) => left,
+                Err(error) => return End::Failed(error),
+            };
+            match left {
+                Left::Handled | Left::Interrupted | Left::Stepped => (),
+                Left::Ended(end) => return end,
+                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise) {
+                    Ok(None) => (),
+                    Ok(Some(end)) => return end,
+                    Err(error) => return End::Failed(error),
+                },
+            }
+        }
+    }
+
+    /// Lets the handler answer a trap. `Some` ends the run.
+    pub(crate) fn answer(
+        &mut self,
+        handler: &dyn TrapHandler,
+        trap: Trap,
+        otherwise: Otherwise,
+    ) -> Result<Option<End>, RunError> {
+        let mut outcome = handler.on_trap(self, trap)?;
+        if outcome == TrapOutcome::Exclusive {
+            let shared = self.shared;
+            let paused = shared.pause_others(self.index);
+            outcome = handler.on_exclusive(self, &paused, trap)?;
+            drop(paused);
+        }
+        match outcome {
+            TrapOutcome::Resume => Ok(None),
+            TrapOutcome::Stop => Ok(Some(End::Stopped)),
+            // Asked to be exclusive while it is: there is nothing more to give.
+            TrapOutcome::Reinject | TrapOutcome::Exclusive => {
+                self.otherwise(trap, otherwise).map(|()| None)
+            }
+        }
+    }
+
+    /// Does what a trap means without probes.
+    pub(crate) fn otherwise(&mut self, trap: Trap, otherwise: Otherwise) -> Result<(), RunError> {
+        match (otherwise, trap) {
+            (Otherwise::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
+            (Otherwise::Port { port, byte }, _) => {
+                self.shared.platform.ports.write(port, 1, &[byte])
+            }
+            (Otherwise::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
+                .memory()
+                .write_slice(&bytes[..len.min(8)], gpa)
+                .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
+            (Otherwise::Msr, Trap::MsrWrite { index, value }) => self.write_msr(index, value)?,
+            (Otherwise::Fail, _) => {
+                let rip = self.regs()?.rip;
+                return Err(RunError::EmulationFailure {
+                    rip,
+                    bytes: failed_instruction(self.fd),
+                });
+            }
+            (Otherwise::Continue | Otherwise::Memory | Otherwise::Msr, _) => (),
+        }
+        Ok(())
+    }
+
+    /// Runs the guest until its next exit, and answers it if a device can.
+    pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
+        let shared = self.shared;
+        let exit = match self.fd.run() {
+            Ok(exit) => exit,
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
+                kick::clear(self.fd);
+                return Ok(Left::Interrupted);
+            }
+            Err(source) => {
+                return Err(VcpuError {
+                    request: "KVM_RUN",
+                    vcpu: self.index,
+                    source,
+                }
+                .into());
+            }
+        };
+        match exit {
+            VcpuExit::IoOut(port, &[byte]) => {
+                let rip = self.regs()?.rip;
+                let at = shared.facts.port.instruction(rip);
+                Ok(Left::Trapped(
+                    Trap::PortWrite { at },
+                    Otherwise::Port { port, byte },
+                ))
+            }
+            VcpuExit::IoOut(port, data) => {
+                let data = data.to_vec();
+                shared
+                    .platform
+                    .ports
+                    .write(port, port_access_bytes(self.fd), &data);
+                Ok(Left::Handled)
+            }
+            VcpuExit::IoIn(port, data) => {
+                let data = std::ptr::from_mut(data);
+                let size = port_access_bytes(self.fd);
+                // SAFETY: the slice lies in this vCPU's kvm_run mapping, and the only other reference to the
+                // mapping, taken for `size`, has ended.
+                #[expect(
+                    unsafe_code,
+                    reason = "the size lies in the mapping that the slice borrows"
+                )]
+                shared
+                    .platform
+                    .ports
+                    .read(port, size, unsafe { &mut *data });
+                Ok(Left::Handled)
+            }
+            VcpuExit::MmioRead(gpa, data) => {
+                shared.platform.mmio.read(gpa, data);
+                Ok(Left::Handled)
+            }
+            VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(GuestAddress(gpa)) => {
+                let mut bytes = [0; 8];
+                let len = data.len().min(8);
+                bytes[..len].copy_from_slice(&data[..len]);
+                let trap = Trap::GuestWrite {
+                    gpa: GuestAddress(gpa),
+                    bytes,
+                    len,
+                };
+                Ok(Left::Trapped(trap, Otherwise::Memory))
+            }
+            VcpuExit::MmioWrite(gpa, data) => {
+                shared.platform.mmio.write(gpa, data);
+                Ok(Left::Handled)
+            }
+            VcpuExit::Debug(debug) => Ok(match debug.exception {
+                3 => Left::Trapped(
+                    Trap::Breakpoint { at: debug.pc },
+                    Otherwise::Breakpoint { at: debug.pc },
+                ),
+                _ if debug.dr6 & DR6_FIRED != 0 => {
+                    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
+                    let fired = (debug.dr6 & DR6_FIRED) as u8;
+                    Left::Trapped(
+                        Trap::HardwareBreakpoint {
+                            fired,
+                            at: debug.pc,
+                        },
+                        Otherwise::Continue,
+                    )
+                }
+                _ if debug.dr6 & DR6_STEP != 0 => Left::Stepped,
+                _ => Left::Handled,
+            }),
+            VcpuExit::X86Wrmsr(write) => {
+                *write.error = 0;
+                let (index, value) = (write.index, write.data);
+                Ok(Left::Trapped(
+                    Trap::MsrWrite { index, value },
+                    Otherwise::Msr,
+                ))
+            }
+            VcpuExit::IoapicEoi(vector) => {
+                shared.platform.ioapic.end_of_interrupt(vector);
+                Ok(Left::Handled)
+            }
+            VcpuExit::Shutdown => Ok(Left::Ended(End::TripleFault)),
+            VcpuExit::Intr => Ok(Left::Interrupted),
+            VcpuExit::FailEntry(reason, _) => Err(RunError::FailEntry {
+                vcpu: self.index,
+                reason,
+            }),
+            VcpuExit::InternalError => self.internal_error(),
+            other => {
+                let exit = format!("{other:?}");
+                let rip = self.regs()?.rip;
+                Err(RunError::UnknownExit {
+                    vcpu: self.index,
+                    rip,
+                    exit,
+                })
+            }
+        }
+    }
+
+    fn internal_error(&mut self) -> Result<Left, RunError> {
+        let rip = self.regs()?.rip;
+        // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, so this member of the union is the valid one.
+        #[expect(unsafe_code, reason = "kvm_run is a union")]
+        let suberror = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal.suberror };
+        if suberror != KVM_INTERNAL_ERROR_EMULATION {
+            let exit = format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}");
+            return Err(RunError::UnknownExit {
+                vcpu: self.index,
+                rip,
+                exit,
+            });
+        }
+        let is_int3 = failed_instruction(self.fd).first() == Some(&0xcc);
+        Ok(
+            if is_int3 && self.shared.facts.int3 == Int3Delivery::EmulationFailure {
+                Left::Trapped(
+                    Trap::Breakpoint { at: rip },
+                    Otherwise::Breakpoint { at: rip },
+                )
+            } else {
+                Left::Trapped(Trap::EmulationFailure, Otherwise::Fail)
+            },
+        )
+    }
+}
+
+/// The width of the port access that the vCPU left for; a repeated one has a multiple of it as data.
+fn port_access_bytes(fd: &mut VcpuFd) -> usize {
+    // SAFETY: only called after KVM_EXIT_IO, for which this member of the union is the valid one.
+    #[expect(unsafe_code, reason = "kvm_run is a union")]
+    let size = unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size };
+    usize::from(size)
+}
+
+/// The bytes of the instruction that KVM failed to emulate; empty when it did not say.
+fn failed_instruction(fd: &mut VcpuFd) -> Vec<u8> {
+    // SAFETY: only called after KVM_EXIT_INTERNAL_ERROR with suberror KVM_INTERNAL_ERROR_EMULATION.
+    #[expect(unsafe_code, reason = "kvm_run is a union")]
+    unsafe {
+        let failure = fd.get_kvm_run().__bindgen_anon_1.emulation_failure;
+        if failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES) == 0 {
+            return Vec::new();
+        }
+        let bytes = failure.__bindgen_anon_1.__bindgen_anon_1;
+        bytes.insn_bytes[..usize::from(bytes.insn_size).min(bytes.insn_bytes.len())].to_vec()
+    }
+}

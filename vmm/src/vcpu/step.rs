@@ -1,0 +1,72 @@
+//! One instruction of one vCPU, in place, while the others are paused.
+
+use super::run::{Left, RunError};
+use super::stopped::{HardwareBreakpoints, StoppedVcpu};
+use super::watchdog::StepWatchdog;
+use crate::PausedGuard;
+use crate::trap::{Trap, TrapHandler};
+
+/// How a single step ended.
+#[derive(Debug)]
+pub enum StepEnd {
+    /// The instruction was executed.
+    Done,
+    /// The vCPU is elsewhere and the instruction has not been completed: it faulted, and the guest is in its handler.
+    Diverted,
+    /// The machine ended during the step.
+    MachineEnded,
+}
+
+impl StoppedVcpu<'_> {
+    /// Executes the one instruction at RIP. The other vCPUs are paused, as `_paused` shows, and interrupts are held
+    /// back where KVM can. Guest writes to read-only pages go through `handler` on the way.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses, or the handler does.
+    pub fn step(
+        &mut self,
+        _paused: &PausedGuard<'_>,
+        handler: &dyn TrapHandler,
+    ) -> Result<StepEnd, RunError> {
+        let (_, breakpoints) = self.shared.breakpoints();
+        self.set_debug(&HardwareBreakpoints::default(), true)?;
+        let end = self.step_until_done(handler);
+        self.set_debug(&breakpoints, false)?;
+        end
+    }
+
+    fn step_until_done(&mut self, handler: &dyn TrapHandler) -> Result<StepEnd, RunError> {
+        let from = self.regs()?.rip;
+        let _watchdog = StepWatchdog::start();
+        loop {
+            match self.enter()? {
+                Left::Stepped => return Ok(StepEnd::Done),
+                Left::Ended(end) => {
+                    self.shared.ending.end(end);
+                    return Ok(StepEnd::MachineEnded);
+                }
+                Left::Handled => (),
+                Left::Interrupted => {
+                    if self.regs()?.rip != from {
+                        return Ok(StepEnd::Diverted);
+                    }
+                }
+                Left::Trapped(trap @ Trap::GuestWrite { .. }, otherwise)
+                | Left::Trapped(trap @ Trap::MsrWrite { .. }, otherwise) => {
+                    if let Some(end) = self.answer(handler, trap, otherwise)? {
+                        self.shared.ending.end(end);
+                        return Ok(StepEnd::MachineEnded);
+                    }
+                }
+                Left::Trapped(trap @ Trap::PortWrite { at }, otherwise) if at == from => {
+                    // The stepped instruction is itself a port write of the guest's.
+                    self.otherwise(trap, otherwise)?;
+                }
+                // The vCPU stands at another plant, in a fault handler: it hits it again when it runs on, since
+                // neither registers nor memory have been touched.
+                Left::Trapped(..) => return Ok(StepEnd::Diverted),
+            }
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! A vCPU that has left the guest, as a trap handler sees it.
+
+use kvm_bindings::{
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
+    KVM_GUESTDBG_USE_SW_BP, KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs,
+    kvm_sregs,
+};
+use kvm_ioctls::VcpuFd;
+
+use crate::machine::Shared;
+
+/// A KVM request about one vCPU failed.
+#[derive(Debug, thiserror::Error)]
+#[error("KVM refused {request} for vCPU {vcpu}")]
+pub struct VcpuError {
+    /// The ioctl, e.g. `KVM_GET_SREGS`.
+    pub request: &'static str,
+    /// Which vCPU.
+    pub vcpu: usize,
+    /// KVM's answer.
+    #[source]
+    pub source: kvm_ioctls::Error,
+}
+
+/// An exception to deliver to the guest when it runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exception {
+    /// Vector, 0 to 31.
+    pub vector: u8,
+    /// Error code, for the vectors that have one.
+    pub error_code: Option<u32>,
+    /// CR2, for a page fault.
+    pub fault_address: Option<u64>,
+}
+
+/// What the debug registers 0–3 trap on, for all privilege levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct HardwareBreakpoints {
+    /// Linear addresses of execution breakpoints; `None` leaves a register unused.
+    pub execute: [Option<u64>; 4],
+}
+
+impl HardwareBreakpoints {
+    fn dr7(&self) -> u64 {
+        // R/W and LEN bits of an execution breakpoint are all zero; G0–G3 are bits 1, 3, 5, 7.
+        (0..4)
+            .filter(|&i| self.execute[i].is_some())
+            .map(|i| 0b10 << (2 * i))
+            .sum()
+    }
+}
+
+/// A stopped vCPU: its registers and what can be done to it before it runs on. Lives on the vCPU's own thread.
+///
+/// General registers come with the exit where KVM can ([`kvm_bindings::KVM_CAP_SYNC_REGS`]) and are written back on
+/// the next entry, without a system call; everything else is one ioctl a request.
+#[derive(Debug)]
+pub struct StoppedVcpu<'a> {
+    pub(super) fd: &'a mut VcpuFd,
+    pub(super) index: usize,
+    pub(super) shared: &'a Shared,
+}
+
+impl StoppedVcpu<'_> {
+    /// Which vCPU, from 0.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The machine's memory.
+    #[must_use]
+    pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
+        self.shared.memory.guest()
+    }
+
+    fn failed(&self, request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+        let vcpu = self.index;
+        move |source| VcpuError {
+            request,
+            vcpu,
+            source,
+        }
+    }
+
+    /// The general registers, RIP and RFLAGS.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses to tell.
+    pub fn regs(&mut self) -> Result<kvm_regs, VcpuError> {
+        if self.shared.sync_regs {
+            Ok(self.fd.sync_regs_mut().regs)
+        } else {
+            self.fd.get_regs().map_err(self.failed("KVM_GET_REGS"))
+        }
+    }
+
+    /// Sets the general registers, RIP and RFLAGS. RIP away from where the vCPU stopped abandons a pending port
+    /// write.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_regs(&mut self, regs: &kvm_regs) -> Result<(), VcpuError> {
+        if self.shared.sync_regs {
+            self.fd.sync_regs_mut().regs = *regs;
+            self.fd.get_kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
+            Ok(())
+        } else {
+            self.fd.set_regs(regs).map_err(self.failed("KVM_SET_REGS"))
+        }
+    }
+
+    /// The system registers.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses to tell.
+    pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
+        self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+    }
+
+    /// Makes the guest take an exception at its present RIP when it runs on.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn inject(&mut self, exception: Exception) -> Result<(), VcpuError> {
+        if let Some(address) = exception.fault_address {
+            let mut sregs = self.sregs()?;
+            sregs.cr2 = address;
+            self.fd
+                .set_sregs(&sregs)
+                .map_err(self.failed("KVM_SET_SREGS"))?;
+        }
+        let mut events = self
+            .fd
+            .get_vcpu_events()
+            .map_err(self.failed("KVM_GET_VCPU_EVENTS"))?;
+        events.exception.injected = 1;
+        events.exception.pending = 0;
+        events.exception.nr = exception.vector;
+        events.exception.has_error_code = u8::from(exception.error_code.is_some());
+        events.exception.error_code = exception.error_code.unwrap_or(0);
+        self.fd
+            .set_vcpu_events(&events)
+            .map_err(self.failed("KVM_SET_VCPU_EVENTS"))
+    }
+
+    /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
+    /// `at`, and takes #BP as if it had executed the `int3` there.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn reinject_breakpoint(&mut self, at: u64) -> Result<(), VcpuError> {
+        let mut regs = self.regs()?;
+        regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
+        self.set_regs(&regs)?;
+        self.inject(Exception {
+            vector: 3,
+            error_code: None,
+            fault_address: None,
+        })
+    }
+
+    /// Writes a model-specific register as the guest would have.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn write_msr(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
+        let entry = kvm_msr_entry {
+            index,
+            data: value,
+            ..Default::default()
+        };
+        let msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
+            request: "KVM_SET_MSRS",
+            vcpu: self.index,
+            source: kvm_ioctls::Error::new(libc::ENOMEM),
+        })?;
+        match self
+            .fd
+            .set_msrs(&msrs)
+            .map_err(self.failed("KVM_SET_MSRS"))?
+        {
+            1 => Ok(()),
+            _ => Err(self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(
+                libc::EINVAL,
+            ))),
+        }
+    }
+
+    /// Reads a model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn read_msr(&mut self, index: u32) -> Result<u64, VcpuError> {
+        let entry = kvm_msr_entry {
+            index,
+            ..Default::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
+            request: "KVM_GET_MSRS",
+            vcpu: self.index,
+            source: kvm_ioctls::Error::new(libc::ENOMEM),
+        })?;
+        match self
+            .fd
+            .get_msrs(&mut msrs)
+            .map_err(self.failed("KVM_GET_MSRS"))?
+        {
+            1 => Ok(msrs.as_slice()[0].data),
+            _ => Err(self.failed("KVM_GET_MSRS")(kvm_ioctls::Error::new(
+                libc::EINVAL,
+            ))),
+        }
+    }
+
+    /// Sets what KVM intercepts for debugging on this vCPU.
+    pub(super) fn set_debug(
+        &mut self,
+        breakpoints: &HardwareBreakpoints,
+        stepping: bool,
+    ) -> Result<(), VcpuError> {
+        let mut debug = kvm_guest_debug {
+            control: KVM_GUESTDBG_ENABLE,
+            ..Default::default()
+        };
+        if self.shared.facts.int3.is_usable() {
+            debug.control |= KVM_GUESTDBG_USE_SW_BP;
+        }
+        if stepping {
+            debug.control |= KVM_GUESTDBG_SINGLESTEP;
+            if self.shared.facts.step_blocks_interrupts {
+                debug.control |= KVM_GUESTDBG_BLOCKIRQ;
+            }
+        }
+        let dr7 = breakpoints.dr7();
+        if dr7 != 0 {
+            debug.control |= KVM_GUESTDBG_USE_HW_BP;
+            for (register, address) in debug.arch.debugreg.iter_mut().zip(breakpoints.execute) {
+                *register = address.unwrap_or(0);
+            }
+            // Bit 10 is always one.
+            debug.arch.debugreg[7] = dr7 | 0x400;
+        }
+        self.fd
+            .set_guest_debug(&debug)
+            .map_err(self.failed("KVM_SET_GUEST_DEBUG"))
+    }
+}
