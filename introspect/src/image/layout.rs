@@ -7,7 +7,7 @@ use crate::{Gva, SymbolTable};
 /// The sections of the kernel that matter to a probe, at the addresses of the table they were taken from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
-    /// `_stext` (or `_text`) to `_etext`: code that stays.
+    /// `_text` (or `_stext`) to `_etext`: code that stays.
     pub text: Range<Gva>,
     /// `__init_begin` to `__init_end`: code and data that the kernel frees once it has booted.
     pub init: Option<Range<Gva>>,
@@ -17,7 +17,7 @@ impl KernelLayout {
     /// The layout that the linker's labels in `symbols` tell, or `None` when they do not mark any text.
     #[must_use]
     pub fn from_symbols(symbols: &SymbolTable) -> Option<Self> {
-        let text = range(symbols, &["_stext", "_text"], "_etext")?;
+        let text = range(symbols, &["_text", "_stext"], "_etext")?;
         Some(Self {
             text,
             init: range(symbols, &["__init_begin"], "__init_end"),

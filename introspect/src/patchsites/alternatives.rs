@@ -1,1 +1,66 @@
-//! Alternatives.
+//! `struct alt_instr`, which has had three layouts and never says which.
+
+use super::{
+    PatchKind, PatchSite,
+    tables::{Table, Tables},
+};
+
+/// All of them begin with the distances to the instruction and to its replacement.
+#[derive(Clone, Copy)]
+struct Layout {
+    stride: usize,
+    /// Where the length of the patched stretch, one byte, is.
+    len_at: usize,
+}
+
+const LAYOUTS: [Layout; 3] = [
+    // From 6.3 on: a 32-bit field with feature and flags.
+    Layout {
+        stride: 14,
+        len_at: 12,
+    },
+    // From 5.13 on, and in kernels with the retbleed fixes.
+    Layout {
+        stride: 12,
+        len_at: 10,
+    },
+    // Before: with the length of the padding at the end.
+    Layout {
+        stride: 13,
+        len_at: 10,
+    },
+];
+
+/// Of 100 entries, this many must patch code with code.
+const MIN_PLAUSIBLE_PERCENT: usize = 90;
+
+/// The sites of the alternatives, read by the layout under which they make sense.
+pub(super) fn read(tables: &Tables<'_>) -> Vec<PatchSite> {
+    let table = tables.between("__alt_instructions", "__alt_instructions_end");
+    let readings = LAYOUTS
+        .iter()
+        .filter_map(|layout| read_as(tables, &table, *layout));
+    readings.max_by_key(Vec::len).unwrap_or_default()
+}
+
+fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<PatchSite>> {
+    if table.len() % layout.stride != 0 {
+        return None;
+    }
+    let count = table.len() / layout.stride;
+    let site = |at: usize| {
+        let (address, replacement) = (table.relative(at)?, table.relative(at + 4)?);
+        let len = table.u8(at + layout.len_at)?;
+        let plausible = tables.holds_code(address) && tables.holds_code(replacement) && len > 0;
+        plausible.then_some(PatchSite {
+            address,
+            len,
+            kind: PatchKind::Alternative,
+        })
+    };
+    let sites: Vec<PatchSite> = table
+        .entries(layout.stride, layout.stride)
+        .filter_map(site)
+        .collect();
+    (sites.len() * 100 >= count * MIN_PLAUSIBLE_PERCENT).then_some(sites)
+}

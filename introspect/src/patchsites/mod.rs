@@ -6,6 +6,7 @@
 //! Every table is optional, its size bounded, and what does not point into code is left out.
 
 mod alternatives;
+mod formats;
 mod kind;
 mod sites;
 mod tables;

@@ -1,6 +1,6 @@
 //! All patch sites, by address.
 
-use super::{PatchKind, PatchTime, tables};
+use super::{PatchKind, PatchTime, formats, tables::Tables};
 use crate::{Gva, ImageSource, SymbolTable};
 
 /// A place that the kernel patches.
@@ -35,7 +35,8 @@ impl PatchSites {
     /// Reads all tables that `symbols`, at link-time addresses, mark in `source`.
     #[must_use]
     pub fn read(source: &dyn ImageSource, symbols: &SymbolTable) -> Self {
-        tables::read_all(source, symbols).into_iter().collect()
+        let tables = Tables::new(source, symbols);
+        tables.iter().flat_map(formats::read_all).collect()
     }
 
     /// The number of sites.

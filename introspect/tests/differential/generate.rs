@@ -1,0 +1,225 @@
+//! Instructions, and states in which they neither fault nor leave the sandbox.
+
+use hyprobe_introspect::Gva;
+use hyprobe_introspect::insn::{Class, Decoded, Gpr, classify, decode};
+use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
+
+use crate::random::Random;
+
+/// Where things are.
+pub(crate) struct Layout {
+    pub(crate) instruction: u64,
+    pub(crate) target: u64,
+    pub(crate) data: u64,
+    pub(crate) data_bytes: usize,
+}
+
+/// An instruction and the state to run it in.
+pub(crate) struct Case {
+    pub(crate) decoded: Decoded,
+    pub(crate) gprs: [u64; 16],
+    pub(crate) rflags: u64,
+    pub(crate) data: Vec<u8>,
+}
+
+const STATUS_AND_DIRECTION: u64 = 0xcd5;
+/// What the kernel runs programs with: interrupts on, and the bit that is always set.
+const BASE_FLAGS: u64 = 0x202;
+
+/// A random case; `None` when the bytes are not an instruction to be emulated.
+pub(crate) fn case(random: &mut Random, layout: &Layout) -> Option<Case> {
+    let mut bytes = bytes(random);
+    let decoded = decode(&bytes, Gva(layout.instruction)).ok()?;
+    if classify(&decoded) != Class::Emulatable {
+        return None;
+    }
+    aim(&mut bytes, &decoded, random, layout)?;
+    let decoded = decode(&bytes[..decoded.len()], Gva(layout.instruction)).ok()?;
+
+    let middle = layout.data + layout.data_bytes as u64 / 2;
+    let mut gprs = [0; 16].map(|_: u64| random.value());
+    gprs[Gpr::Rsp.number()] = middle + random.below(64);
+    let mut data = vec![0; layout.data_bytes];
+    data.fill_with(|| random.byte());
+    let mut case = Case {
+        decoded,
+        gprs,
+        rflags: BASE_FLAGS | (random.next() & STATUS_AND_DIRECTION),
+        data,
+    };
+    case.meet(random, layout, middle);
+    Some(case)
+}
+
+/// Prefixes, an opcode of one of the maps, and more bytes than any instruction has.
+fn bytes(random: &mut Random) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (prefix, chances) in [(0x66, 4), (0x67, 8), (0x65, 8), (0x2e, 16), (0xf0, 12)] {
+        if random.one_in(chances) {
+            bytes.push(prefix);
+        }
+    }
+    if random.one_in(8) {
+        bytes.push(if random.one_in(2) { 0xf2 } else { 0xf3 });
+    }
+    if random.one_in(2) {
+        bytes.push(0x40 | random.byte() & 0xf);
+    }
+    match random.below(8) {
+        0..=3 => {}
+        4..=6 => bytes.push(0x0f),
+        _ => bytes.extend([0x0f, 0x38]),
+    }
+    for _ in 0..16 {
+        bytes.push(random.byte());
+    }
+    bytes
+}
+
+/// Points direct branches and absolute and RIP-relative operands at the sandbox.
+fn aim(bytes: &mut [u8], decoded: &Decoded, random: &mut Random, layout: &Layout) -> Option<()> {
+    let insn = decoded.instruction();
+    let mut decoder = Decoder::with_ip(64, bytes, layout.instruction, DecoderOptions::NONE);
+    let again = decoder.decode();
+    let offsets = decoder.get_constant_offsets(&again);
+    let mut patch = |offset: usize, size: usize, value: u64| {
+        bytes.get_mut(offset..offset + size).map(|field| {
+            field.copy_from_slice(&value.to_le_bytes()[..size]);
+        })
+    };
+    if decoded.branch_target().is_some() {
+        let distance = layout.target.wrapping_sub(decoded.next().0);
+        patch(offsets.immediate_offset(), offsets.immediate_size(), distance)?;
+    }
+    let fixed = insn.memory_base() == Register::None && insn.memory_index() == Register::None;
+    if offsets.has_displacement() && (fixed || insn.is_ip_rel_memory_operand()) {
+        let origin = if insn.is_ip_rel_memory_operand() { decoded.next().0 } else { 0 };
+        // GS starts at the data.
+        let base = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+        let place = layout.data + layout.data_bytes as u64 / 2 + random.below(64);
+        let displacement = place.wrapping_sub(base).wrapping_sub(origin);
+        patch(offsets.displacement_offset(), offsets.displacement_size(), displacement)?;
+    }
+    Some(())
+}
+
+impl Case {
+    fn set(&mut self, register: Register, value: u64) {
+        self.gprs[register.full_register().number()] = value;
+    }
+
+    /// Makes the state such that the instruction has something to work on.
+    fn meet(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
+        let insn = *self.decoded.instruction();
+        if insn.is_string_instruction() {
+            let gs = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+            self.set(Register::RSI, middle - gs + random.below(64));
+            self.set(Register::RDI, middle + random.below(64));
+            return;
+        }
+        match insn.mnemonic() {
+            Mnemonic::Leave => self.set(Register::RBP, middle + random.below(64)),
+            // Quotients that fit.
+            Mnemonic::Div | Mnemonic::Idiv => {
+                let high = random.next() >> 64u64.saturating_sub(random.below(60)).min(63);
+                let sign = if random.one_in(2) { u64::MAX } else { 0 };
+                self.set(Register::RDX, high ^ sign);
+            }
+            Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne | Mnemonic::Jrcxz
+            | Mnemonic::Jecxz => {
+                let count = random.below(3) | (random.below(2) << 32);
+                self.set(Register::RCX, count);
+            }
+            // Bit numbers that stay within the data, whatever the operand's size.
+            Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc
+                if insn.op1_kind() == OpKind::Register =>
+            {
+                let number = random.below(4096).wrapping_sub(2048);
+                self.set(insn.op1_register(), number);
+            }
+            Mnemonic::Cmpxchg if random.one_in(2) => {
+                let same = random.value();
+                self.set(Register::RAX, same);
+                if insn.op0_kind() == OpKind::Register {
+                    self.set(insn.op0_register(), same);
+                }
+            }
+            _ => {}
+        }
+        if insn.op_kinds().any(|kind| kind == OpKind::Memory) {
+            self.point(random, layout, middle);
+        }
+        self.aim_indirect(layout);
+    }
+
+    /// Sets base and index so that the memory operand is near the middle of the data.
+    fn point(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
+        let insn = *self.decoded.instruction();
+        let (base, index) = (insn.memory_base(), insn.memory_index());
+        let segment = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+        let place = (middle + random.below(64)).wrapping_sub(segment);
+        let rest = place.wrapping_sub(insn.memory_displacement64());
+        let scale = u64::from(insn.memory_index_scale());
+        let is_gpr = |register: Register| register.is_gpr();
+        if is_gpr(base) && is_gpr(index) && base.full_register() != index.full_register() {
+            let value = random.value();
+            self.set(index, value);
+            // An index of 32 bits is used without what is above it.
+            let used = if index.size() == 4 { value & 0xffff_ffff } else { value };
+            self.set(base, rest.wrapping_sub(used.wrapping_mul(scale)));
+        } else if is_gpr(base) && is_gpr(index) {
+            self.set(base, rest / (scale + 1));
+        } else if is_gpr(base) {
+            self.set(base, rest);
+        } else if is_gpr(index) {
+            self.set(index, rest / scale);
+        }
+        for register in [base, index] {
+            if register.size() == 4 && random.one_in(2) {
+                let low = self.gprs[register.full_register().number()] & 0xffff_ffff;
+                self.set(register, low | random.next() << 32);
+            }
+        }
+    }
+
+    /// Puts the branch target where an indirect branch or a return looks for it.
+    fn aim_indirect(&mut self, layout: &Layout) {
+        let insn = *self.decoded.instruction();
+        match insn.flow_control() {
+            FlowControl::Return => {
+                let rsp = self.gprs[Gpr::Rsp.number()];
+                self.store(layout, rsp, layout.target);
+            }
+            FlowControl::IndirectBranch | FlowControl::IndirectCall => {
+                if insn.op0_kind() == OpKind::Register {
+                    self.set(insn.op0_register(), layout.target);
+                } else if let Some(at) = self.address(layout) {
+                    self.store(layout, at, layout.target);
+                }
+            }
+            _ => {}
+        }
+        if matches!(insn.mnemonic(), Mnemonic::Popf | Mnemonic::Popfq) {
+            // Without the flags that trap, or that the host's kernel would trip over.
+            let rsp = self.gprs[Gpr::Rsp.number()];
+            let image = self.gprs[0] & 0x20_3ed5;
+            self.store(layout, rsp, image);
+        }
+    }
+
+    /// Where the memory operand is, by iced's reckoning.
+    fn address(&self, layout: &Layout) -> Option<u64> {
+        self.decoded.instruction().virtual_address(0, 0, |register, _, _| match register {
+            Register::GS => Some(layout.data),
+            _ if register.is_segment_register() => Some(0),
+            _ => Some(self.gprs[register.full_register().number()]),
+        })
+    }
+
+    fn store(&mut self, layout: &Layout, at: u64, value: u64) {
+        let offset = usize::try_from(at.wrapping_sub(layout.data)).unwrap_or(usize::MAX);
+        if let Some(place) = self.data.get_mut(offset..offset.saturating_add(8)) {
+            place.copy_from_slice(&value.to_le_bytes());
+        }
+    }
+}
