@@ -4,6 +4,7 @@
 //! JSON numbers are not exact beyond 2^53.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use introspect::Gva;
 use serde::{Deserialize, Serialize};
@@ -55,8 +56,8 @@ pub enum Event {
 /// A probe fired.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hit {
-    /// The probe, as it was asked for.
-    pub probe: String,
+    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    pub probe: Arc<str>,
     /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
     pub ts_ns: u64,
     /// Which vCPU, from 0.
@@ -64,11 +65,43 @@ pub struct Hit {
     /// Address of the probed instruction.
     pub ip: Hex,
     /// The same as `symbol+0xoffset`.
-    pub symbol: String,
-    /// The registers as they were when the instruction was about to be executed: rax … r15, rip, rflags.
-    pub regs: BTreeMap<String, Hex>,
+    pub symbol: Arc<str>,
+    /// The registers as they were when the instruction was about to be executed.
+    pub regs: Registers,
     /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
     pub args: [Hex; 6],
+}
+
+/// The general registers of a vCPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "they are what they are called")]
+pub struct Registers {
+    pub rax: Hex,
+    pub rbx: Hex,
+    pub rcx: Hex,
+    pub rdx: Hex,
+    pub rsi: Hex,
+    pub rdi: Hex,
+    pub rbp: Hex,
+    pub rsp: Hex,
+    pub r8: Hex,
+    pub r9: Hex,
+    pub r10: Hex,
+    pub r11: Hex,
+    pub r12: Hex,
+    pub r13: Hex,
+    pub r14: Hex,
+    pub r15: Hex,
+    pub rip: Hex,
+    pub rflags: Hex,
+}
+
+impl Registers {
+    /// rdi, rsi, rdx, rcx, r8, r9: where the System V ABI passes integer arguments.
+    #[must_use]
+    pub const fn arguments(&self) -> [Hex; 6] {
+        [self.rdi, self.rsi, self.rdx, self.rcx, self.r8, self.r9]
+    }
 }
 
 /// Something to know about a run that is no hit.
