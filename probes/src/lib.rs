@@ -3,7 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod event;
+mod spec;
+mod suggest;
+pub mod units;
 
 pub use event::{
-    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Summary, Tier,
+    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Summary,
+    Tier,
 };
+pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

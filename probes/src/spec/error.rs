@@ -1,0 +1,113 @@
+//! What is wrong with the text of a probe, and where.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use super::ProbeKind;
+use crate::suggest::did_you_mean;
+
+/// A text that is no probe.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{problem}")]
+pub struct SpecError {
+    /// What is wrong.
+    pub problem: SpecProblem,
+    /// The bytes of the text that it is about.
+    pub span: Range<usize>,
+}
+
+/// What is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SpecProblem {
+    /// There is nothing.
+    #[error("a probe is missing")]
+    Empty,
+    /// There is no colon.
+    #[error("it does not say what kind of probe `{0}` is")]
+    NoKind(String),
+    /// A kind that hyprobe knows of but does not have.
+    #[error("this version has no {0} probes")]
+    NotYet(&'static str),
+    /// A kind that nobody knows.
+    #[error("there is no probe kind `{0}`")]
+    UnknownKind(String),
+    /// Nothing after the kind.
+    #[error("it does not say where: the symbol or address is missing")]
+    NoLocation,
+    /// Nothing, or nothing that can be a module's name, where one belongs.
+    #[error("`{0}` cannot be the name of a module")]
+    BadModule(String),
+    /// More than a kind, a module and a symbol.
+    #[error("it has too many colons")]
+    TooManyColons,
+    /// An address in a module.
+    #[error("an address belongs to no module")]
+    AddressInModule,
+    /// An address that is no number of 64 bits.
+    #[error("`{0}` is not an address")]
+    BadAddress(String),
+    /// A character that is in no symbol's name.
+    #[error("`{0}` cannot be in the name of a symbol")]
+    BadCharacter(char),
+    /// An offset that is no number.
+    #[error("`{0}` is not an offset")]
+    BadOffset(String),
+    /// An offset from an address.
+    #[error("an address has no offset")]
+    OffsetFromAddress,
+    /// An offset from each of several functions.
+    #[error(
+        "a pattern has no offset: the same offset would be inside another instruction in each function"
+    )]
+    OffsetFromPattern,
+}
+
+/// The kinds that other tracers have, which people will try.
+pub(super) const ELSEWHERE: [&str; 8] = [
+    "kretprobe",
+    "uprobe",
+    "uretprobe",
+    "tracepoint",
+    "fentry",
+    "fexit",
+    "usdt",
+    "watchpoint",
+];
+
+impl SpecError {
+    /// What to write instead, if that can be said.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        let known = ProbeKind::ALL.map(ProbeKind::keyword);
+        let existing = known.join(", ");
+        match &self.problem {
+            SpecProblem::Empty | SpecProblem::NoLocation => {
+                Some("write kprobe:SYMBOL, kprobe:SYMBOL+OFFSET or kprobe:0xADDRESS".to_owned())
+            }
+            SpecProblem::NoKind(place) => Some(format!("write kprobe:{place}")),
+            SpecProblem::NotYet(_) => Some(format!("there is: {existing}")),
+            SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {
+                Some(kind) => format!("did you mean `{kind}`?"),
+                None => format!("there is: {existing}"),
+            }),
+            SpecProblem::TooManyColons => {
+                Some("write kprobe:MODULE:SYMBOL or kprobe:SYMBOL".to_owned())
+            }
+            SpecProblem::AddressInModule => Some("leave the module out".to_owned()),
+            SpecProblem::BadAddress(digits)
+                if digits.bytes().all(|byte| byte.is_ascii_hexdigit()) =>
+            {
+                Some("addresses are written in hexadecimal: 0x…".to_owned())
+            }
+            SpecProblem::BadOffset(_) => {
+                Some("an offset is a number of bytes, like +5 or +0x5".to_owned())
+            }
+            SpecProblem::OffsetFromAddress => Some("add it to the address".to_owned()),
+            SpecProblem::BadModule(_)
+            | SpecProblem::BadAddress(_)
+            | SpecProblem::BadCharacter(_)
+            | SpecProblem::OffsetFromPattern => None,
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A probe as the user writes it: `kprobe:vfs_read+0x5`.
+//!
+//! ```text
+//! kprobe:SYMBOL           kprobe:vfs_read
+//! kprobe:SYMBOL+OFFSET    kprobe:vfs_read+0x5    kprobe:vfs_read+5
+//! kprobe:PATTERN          kprobe:vfs_*           every function that matches; * ? [a-z]
+//! kprobe:ADDRESS          kprobe:0xffffffff81234567
+//! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
+//! ```
+//!
+//! Whether such a symbol exists is not known here: that depends on the guest.
+
+mod error;
+mod parse;
+
+use std::fmt;
+use std::str::FromStr;
+
+use introspect::Gva;
+use serde::{Deserialize, Serialize};
+
+pub use error::{SpecError, SpecProblem};
+
+/// What happens at the place of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ProbeKind {
+    /// Before the instruction at a kernel address is executed.
+    Kprobe,
+}
+
+impl ProbeKind {
+    /// Every kind there is.
+    pub const ALL: [Self; 1] = [Self::Kprobe];
+
+    /// The word before the first colon.
+    #[must_use]
+    pub const fn keyword(self) -> &'static str {
+        match self {
+            Self::Kprobe => "kprobe",
+        }
+    }
+}
+
+/// Where a probe is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Location {
+    /// So many bytes into a function.
+    Symbol {
+        /// The symbol's name.
+        name: String,
+        /// Bytes from its beginning.
+        offset: u64,
+    },
+    /// At an address of the running guest, wherever KASLR has put the kernel.
+    Address(Gva),
+    /// At the beginning of every function whose name matches.
+    Glob(String),
+}
+
+/// One probe, or a pattern that stands for several.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ProbeSpec {
+    /// What happens there.
+    pub kind: ProbeKind,
+    /// The module that the symbol belongs to; without one, any symbol of that name will do. Always `None` with an
+    /// address.
+    pub module: Option<String>,
+    /// Where it is.
+    pub location: Location,
+}
+
+impl FromStr for ProbeSpec {
+    type Err = SpecError;
+
+    fn from_str(text: &str) -> Result<Self, SpecError> {
+        parse::parse(text)
+    }
+}
+
+/// Prints the text that parses to the same probe.
+impl fmt::Display for ProbeSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.kind.keyword())?;
+        if let Some(module) = &self.module {
+            write!(f, "{module}:")?;
+        }
+        match &self.location {
+            Location::Symbol { name, offset: 0 } => f.write_str(name),
+            Location::Symbol { name, offset } => write!(f, "{name}+{offset:#x}"),
+            Location::Address(address) => write!(f, "{address}"),
+            Location::Glob(pattern) => f.write_str(pattern),
+        }
+    }
+}
+
+impl Serialize for ProbeSpec {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ProbeSpec {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests;

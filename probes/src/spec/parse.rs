@@ -1,0 +1,173 @@
+//! From text to a probe.
+
+use std::ops::Range;
+
+use introspect::Gva;
+
+use super::error::ELSEWHERE;
+use super::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
+
+/// A piece of the text that knows where it is.
+#[derive(Clone, Copy)]
+struct Piece<'t> {
+    text: &'t str,
+    start: usize,
+}
+
+impl<'t> Piece<'t> {
+    fn span(self) -> Range<usize> {
+        self.start..self.start + self.text.len()
+    }
+
+    /// Cut before and behind the first `separator`.
+    fn split(self, separator: char) -> Option<(Self, Self)> {
+        let (before, behind) = self.text.split_once(separator)?;
+        let start = self.start + before.len() + separator.len_utf8();
+        Some((
+            Self {
+                text: before,
+                ..self
+            },
+            Self {
+                text: behind,
+                start,
+            },
+        ))
+    }
+
+    fn is(self, problem: SpecProblem) -> SpecError {
+        SpecError {
+            problem,
+            span: self.span(),
+        }
+    }
+}
+
+pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
+    let whole = Piece { text, start: 0 };
+    if text.trim().is_empty() {
+        return Err(whole.is(SpecProblem::Empty));
+    }
+    let Some((kind, place)) = whole.split(':') else {
+        return Err(whole.is(match parse_kind(whole) {
+            Ok(_) => SpecProblem::NoLocation,
+            Err(_) => SpecProblem::NoKind(text.to_owned()),
+        }));
+    };
+    let kind = parse_kind(kind)?;
+    let (module, place) = match place.split(':') {
+        None => (None, place),
+        Some((module, place)) => (Some(parse_module(module)?), place),
+    };
+    if place.text.contains(':') {
+        return Err(place.is(SpecProblem::TooManyColons));
+    }
+    let location = parse_place(place)?;
+    if module.is_some() && matches!(location, Location::Address(_)) {
+        return Err(place.is(SpecProblem::AddressInModule));
+    }
+    Ok(ProbeSpec {
+        kind,
+        module,
+        location,
+    })
+}
+
+fn parse_kind(word: Piece<'_>) -> Result<ProbeKind, SpecError> {
+    if let Some(kind) = ProbeKind::ALL
+        .into_iter()
+        .find(|kind| kind.keyword() == word.text)
+    {
+        return Ok(kind);
+    }
+    Err(word.is(
+        match ELSEWHERE.into_iter().find(|&known| known == word.text) {
+            Some(known) => SpecProblem::NotYet(known),
+            None => SpecProblem::UnknownKind(word.text.to_owned()),
+        },
+    ))
+}
+
+fn parse_module(name: Piece<'_>) -> Result<String, SpecError> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if name.text.is_empty() || !name.text.chars().all(fits) {
+        return Err(name.is(SpecProblem::BadModule(name.text.to_owned())));
+    }
+    // The kernel shows a module by its name with underscores, whatever its file is called.
+    Ok(name.text.replace('-', "_"))
+}
+
+fn parse_place(place: Piece<'_>) -> Result<Location, SpecError> {
+    let (base, offset) = match place.split('+') {
+        Some((base, offset)) => (base, Some(offset)),
+        None => (place, None),
+    };
+    if base.text.is_empty() {
+        return Err(base.is(SpecProblem::NoLocation));
+    }
+    if base.text.starts_with(|first: char| first.is_ascii_digit()) {
+        let address = parse_address(base)?;
+        return match offset {
+            Some(offset) => Err(offset.is(SpecProblem::OffsetFromAddress)),
+            None => Ok(Location::Address(address)),
+        };
+    }
+    let is_pattern = base.text.contains(['*', '?', '[']);
+    check_characters(base, is_pattern)?;
+    match (is_pattern, offset) {
+        (true, Some(offset)) => Err(offset.is(SpecProblem::OffsetFromPattern)),
+        (true, None) => Ok(Location::Glob(base.text.to_owned())),
+        (false, offset) => Ok(Location::Symbol {
+            name: base.text.to_owned(),
+            offset: offset.map_or(Ok(0), parse_offset)?,
+        }),
+    }
+}
+
+fn parse_address(number: Piece<'_>) -> Result<Gva, SpecError> {
+    hexadecimal(number.text)
+        .map(Gva)
+        .ok_or_else(|| number.is(SpecProblem::BadAddress(number.text.to_owned())))
+}
+
+fn parse_offset(number: Piece<'_>) -> Result<u64, SpecError> {
+    let decimal = || {
+        let digits = number.text;
+        // `u64::from_str` would take a sign.
+        digits
+            .bytes()
+            .all(|byte| byte.is_ascii_digit())
+            .then(|| digits.parse().ok())
+            .flatten()
+    };
+    hexadecimal(number.text)
+        .or_else(decimal)
+        .ok_or_else(|| number.is(SpecProblem::BadOffset(number.text.to_owned())))
+}
+
+fn hexadecimal(number: &str) -> Option<u64> {
+    let digits = number
+        .strip_prefix("0x")
+        .or_else(|| number.strip_prefix("0X"))?;
+    // `from_str_radix` would take a sign.
+    let fits = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// C's identifiers, and the dots and dollars that compilers put into the names of clones.
+fn check_characters(name: Piece<'_>, is_pattern: bool) -> Result<(), SpecError> {
+    let fits = |c: char| {
+        c.is_ascii_alphanumeric() || "_.$".contains(c) || (is_pattern && "*?[]!^-".contains(c))
+    };
+    match name.text.char_indices().find(|&(_, c)| !fits(c)) {
+        None => Ok(()),
+        Some((at, c)) => {
+            let start = name.start + at;
+            let span = start..start + c.len_utf8();
+            Err(SpecError {
+                problem: SpecProblem::BadCharacter(c),
+                span,
+            })
+        }
+    }
+}

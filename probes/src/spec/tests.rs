@@ -1,0 +1,135 @@
+use super::*;
+
+fn parsed(text: &str) -> ProbeSpec {
+    text.parse()
+        .unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn refused(text: &str) -> (String, &str, Option<String>) {
+    let error = text.parse::<ProbeSpec>().expect_err(text);
+    (error.to_string(), &text[error.span.clone()], error.help())
+}
+
+#[test]
+fn what_is_written_is_what_is_meant() {
+    let symbol = |name: &str, offset| Location::Symbol {
+        name: name.to_owned(),
+        offset,
+    };
+    let glob = |pattern: &str| Location::Glob(pattern.to_owned());
+    for (text, module, location) in [
+        ("kprobe:vfs_read", None, symbol("vfs_read", 0)),
+        ("kprobe:vfs_read+0x1f", None, symbol("vfs_read", 0x1f)),
+        ("kprobe:vfs_read+5", None, symbol("vfs_read", 5)),
+        ("kprobe:vfs_read+0", None, symbol("vfs_read", 0)),
+        ("kprobe:foo.isra.0", None, symbol("foo.isra.0", 0)),
+        (
+            "kprobe:0xffffffff81000000",
+            None,
+            Location::Address(Gva(0xffff_ffff_8100_0000)),
+        ),
+        ("kprobe:0x100000", None, Location::Address(Gva(0x10_0000))),
+        ("kprobe:vfs_*", None, glob("vfs_*")),
+        ("kprobe:vfs_?ead[a-z]", None, glob("vfs_?ead[a-z]")),
+        (
+            "kprobe:nf_tables:nft_do_chain",
+            Some("nf_tables"),
+            symbol("nft_do_chain", 0),
+        ),
+        ("kprobe:nf-tables:nft_*", Some("nf_tables"), glob("nft_*")),
+    ] {
+        let spec = parsed(text);
+        assert_eq!(
+            (spec.module.as_deref(), &spec.location),
+            (module, &location),
+            "{text}"
+        );
+        assert_eq!(
+            parsed(&spec.to_string()),
+            spec,
+            "{text} goes through its own text"
+        );
+    }
+}
+
+#[test]
+fn the_text_is_in_one_form() {
+    assert_eq!(
+        parsed("kprobe:vfs_read+31").to_string(),
+        "kprobe:vfs_read+0x1f"
+    );
+    assert_eq!(parsed("kprobe:vfs_read+0").to_string(), "kprobe:vfs_read");
+    assert_eq!(
+        parsed("kprobe:0XFFFFFFFF81000000").to_string(),
+        "kprobe:0xffffffff81000000"
+    );
+}
+
+#[test]
+fn a_kind_that_is_not_there_is_named_with_what_is() {
+    assert_eq!(
+        refused("kretprobe:vfs_read"),
+        (
+            "this version has no kretprobe probes".into(),
+            "kretprobe",
+            Some("there is: kprobe".into())
+        )
+    );
+    assert_eq!(
+        refused("kprob:vfs_read"),
+        (
+            "there is no probe kind `kprob`".into(),
+            "kprob",
+            Some("did you mean `kprobe`?".into())
+        )
+    );
+    assert_eq!(refused("xyz:a").2, Some("there is: kprobe".into()));
+    assert_eq!(refused("vfs_read").2, Some("write kprobe:vfs_read".into()));
+}
+
+#[test]
+fn the_span_is_the_exact_spot() {
+    for (text, spot) in [
+        ("", ""),
+        ("kprobe", "kprobe"),
+        ("kprobe:", ""),
+        ("kprobe::vfs_read", ""),
+        ("kprobe:a:b:c", "b:c"),
+        ("kprobe:ext4:0xffffffff81000000", "0xffffffff81000000"),
+        ("kprobe:1234", "1234"),
+        ("kprobe:0xffffffff8100000000", "0xffffffff8100000000"),
+        ("kprobe:vfs read", " "),
+        ("kprobe:vfs_réad", "é"),
+        ("kprobe:vfs_read+", ""),
+        ("kprobe:vfs_read+-5", "-5"),
+        ("kprobe:vfs_read+5+6", "5+6"),
+        ("kprobe:vfs_read+0x+5", "0x+5"),
+        ("kprobe:vfs_*+5", "5"),
+        ("kprobe:0xffffffff81000000+5", "5"),
+        ("kprobe:+5", ""),
+    ] {
+        assert_eq!(refused(text).1, spot, "{text}");
+    }
+}
+
+#[test]
+fn decimal_addresses_get_a_hint() {
+    assert_eq!(
+        refused("kprobe:1234").2.as_deref(),
+        Some("addresses are written in hexadecimal: 0x…")
+    );
+    assert_eq!(refused("kprobe:0xzz").2, None);
+}
+
+#[test]
+fn json_holds_it_as_a_string() {
+    let spec = parsed("kprobe:vfs_read+0x5");
+    let json = serde_json::to_string(&spec).expect("serialise");
+    assert_eq!(json, r#""kprobe:vfs_read+0x5""#);
+    assert_eq!(
+        serde_json::from_str::<ProbeSpec>(&json).expect("parse"),
+        spec
+    );
+    let error = serde_json::from_str::<ProbeSpec>(r#""kprobe""#).expect_err("no place");
+    assert!(error.to_string().contains("does not say where"), "{error}");
+}

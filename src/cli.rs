@@ -1,0 +1,207 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use probes::units;
+
+use crate::config::{Accel, Boot, Console, Format, TrapChoice};
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  an expectation failed; for `symbols`: no symbol matches
+  2  usage or manifest error
+  3  this host cannot run it
+  4  the guest crashed (panic, triple fault)
+  5  timeout";
+
+/// Probes the kernel of an unmodified guest from outside: kprobes, one level down.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Boot a guest and show its probes' hits
+    Run(RunArgs),
+    /// Say what this host can do, and what hyprobe will therefore use
+    Doctor(DoctorArgs),
+    /// Find symbols of a kernel, also of a stock one that has no symbol table
+    Symbols(SymbolsArgs),
+    /// List and fetch stock guest kernels
+    #[command(subcommand)]
+    Images(ImagesCommand),
+}
+
+/// What to boot and what to probe. Whatever is given here beats the manifest; probes are added to its probes.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+With --console stdio the console and the events share standard output, each event on a line of its own; \
+with --format json, standard output is for the events alone and the console goes to standard error.
+
+Probes:
+  kprobe:SYMBOL[+OFFSET]   kprobe:vfs_read  kprobe:vfs_read+0x5
+  kprobe:PATTERN           kprobe:vfs_*     every function that matches
+  kprobe:0xADDRESS         kprobe:0xffffffff81234567
+  kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain")]
+pub(crate) struct RunArgs {
+    /// A run described in TOML
+    pub(crate) manifest: Option<PathBuf>,
+    /// The kernel: a stock bzImage or an ELF vmlinux
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// A stock kernel by name, fetched if need be (see `hyprobe images list`)
+    #[arg(
+        long,
+        value_name = "NAME",
+        conflicts_with = "kernel",
+        help_heading = "Guest"
+    )]
+    pub(crate) image: Option<String>,
+    /// The guest's first file system
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    pub(crate) initrd: Option<PathBuf>,
+    /// A built-in first file system; the default with --image [possible values: demo]
+    #[arg(
+        long,
+        conflicts_with = "initrd",
+        hide_possible_values = true,
+        help_heading = "Guest"
+    )]
+    pub(crate) workload: Option<Workload>,
+    /// The kernel's command line [default: console=ttyS0 panic=-1]
+    #[arg(long, value_name = "TEXT", help_heading = "Guest")]
+    pub(crate) cmdline: Option<String>,
+    /// The guest's memory [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = units::parse_size, help_heading = "Guest")]
+    pub(crate) memory: Option<u64>,
+    /// The number of vCPUs [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::boot::MAX_VCPUS)), help_heading = "Guest")]
+    pub(crate) cpus: Option<u8>,
+    /// How the kernel is started [default: direct]
+    #[arg(long, value_name = "HOW", help_heading = "Guest")]
+    pub(crate) boot: Option<Boot>,
+    /// What to probe (repeatable)
+    #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
+    pub(crate) probes: Vec<String>,
+    /// What to plant where a probe is
+    #[arg(long, hide = true)]
+    pub(crate) trap: Option<TrapChoice>,
+    /// Where the guest runs [default: auto]
+    #[arg(long, value_name = "WHERE", help_heading = "Run")]
+    pub(crate) accel: Option<Accel>,
+    /// End the guest after this time: 60s, 2m, 500ms
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
+    pub(crate) timeout: Option<Duration>,
+    /// How events are written [default: text]
+    #[arg(long, help_heading = "Output")]
+    pub(crate) format: Option<Format>,
+    /// Write events to this file instead of standard output
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) output: Option<PathBuf>,
+    /// Where the guest's console goes: stdio, none or a file [default: stdio]
+    #[arg(long, value_name = "WHERE", value_parser = parse_console, help_heading = "Output")]
+    pub(crate) console: Option<Console>,
+}
+
+/// A guest user space that hyprobe brings along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Workload {
+    /// Opens, reads and writes files, starts processes, powers off
+    Demo,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// One JSON object instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SymbolsArgs {
+    /// The kernel: a stock bzImage or an ELF vmlinux
+    #[arg(long, value_name = "FILE", required_unless_present = "image")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// A stock kernel by name, fetched if need be
+    #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
+    pub(crate) image: Option<String>,
+    /// Names to show: a regular expression for the whole name
+    pub(crate) regex: String,
+    /// One JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImagesCommand {
+    /// Show what can be fetched and what is here already
+    List,
+    /// Fetch images into the cache, through apt and without root
+    Fetch {
+        /// Names, as `list` shows them
+        #[arg(required = true, value_name = "NAME")]
+        names: Vec<String>,
+        /// Look for newer packages of images that are here
+        #[arg(long)]
+        refresh: bool,
+    },
+}
+
+/// A file called `none` is `./none`.
+#[expect(clippy::unnecessary_wraps, reason = "the form of a clap value parser")]
+fn parse_console(text: &str) -> Result<Console, std::convert::Infallible> {
+    Ok(Console::from_word(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_run_is_understood() {
+        let cli = Cli::try_parse_from([
+            "hyprobe",
+            "run",
+            "--kernel",
+            "vmlinuz",
+            "-p",
+            "kprobe:a",
+            "-p",
+            "kprobe:b",
+            "--memory",
+            "1G",
+            "--console",
+            "none",
+            "--timeout",
+            "60s",
+            "--boot",
+            "bzimage",
+        ])
+        .expect("parse");
+        let Command::Run(args) = cli.command else {
+            panic!("{cli:?}")
+        };
+        assert_eq!(args.probes, ["kprobe:a", "kprobe:b"]);
+        assert_eq!(
+            (args.memory, args.console),
+            (Some(1 << 30), Some(Console::None))
+        );
+        assert_eq!(
+            (args.timeout, args.boot),
+            (Some(Duration::from_secs(60)), Some(Boot::BzImage))
+        );
+    }
+}
