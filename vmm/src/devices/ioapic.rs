@@ -74,7 +74,8 @@ impl Ioapic {
         let Some(line) = state.high.get_mut(index) else {
             return;
         };
-        let rose = high && !std::mem::replace(line, high);
+        let was_high = std::mem::replace(line, high);
+        let rose = high && !was_high;
         state.evaluate(index, rose, &*self.sink);
     }
 

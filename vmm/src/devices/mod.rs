@@ -20,6 +20,8 @@ mod i8042;
 mod ioapic;
 mod irq;
 mod platform;
+#[cfg(test)]
+mod recording;
 mod redirection;
 mod rtc;
 mod serial;

@@ -107,3 +107,6 @@ impl Platform {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;
