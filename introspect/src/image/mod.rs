@@ -15,4 +15,6 @@ pub use layout::KernelLayout;
 pub use source::{ImageSource, NotInImage};
 
 #[cfg(test)]
+mod synthetic;
+#[cfg(test)]
 mod tests;

@@ -2,10 +2,12 @@
 
 use super::{names::Names, tokens::Tokens, view::View};
 
-/// Kernel addresses have the top bit set.
-const KERNEL_HALF: u64 = 1 << 63;
+/// The kernel is mapped in the last two gigabytes, wherever KASLR puts it in there.
+const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// Of 100 neighbours, this many are in ascending order at least.
 const MIN_SORTED_PERCENT: usize = 98;
+/// Of 100 neighbours, this many have different addresses at least; the others are aliases.
+const MIN_DISTINCT_PERCENT: usize = 50;
 /// Of 100 addresses, this many are kernel addresses at least; the others are per-CPU offsets.
 const MIN_KERNEL_PERCENT: usize = 50;
 
@@ -46,36 +48,25 @@ impl Encoding {
     }
 }
 
-/// The addresses of `names` in their order, from whichever place and encoding makes most sense.
+/// The addresses of `names` in their order, from the first place and encoding in which they make sense.
 pub(super) fn find(view: &View<'_>, tokens: &Tokens, names: &Names) -> Option<Vec<u64>> {
-    let count = names.count;
-    let mut best: Option<(usize, Vec<u64>)> = None;
-    for (start, encoding) in layouts(view, tokens, names) {
-        let stride = encoding.width();
-        let Some(stored) = view.slice(start, count * stride) else {
-            continue;
-        };
-        let decode = |number| encoding.decode(view, start + number * stride);
-        let Some(addresses) = (0..stored.len() / stride)
-            .map(decode)
-            .collect::<Option<Vec<_>>>()
-        else {
-            continue;
-        };
-        if let Some(sorted) = plausibility(&addresses)
-            && best.as_ref().is_none_or(|(most, _)| sorted > *most)
-        {
-            best = Some((sorted, addresses));
-        }
-    }
-    best.map(|(_, addresses)| addresses)
+    layouts(view, tokens, names)
+        .into_iter()
+        .find_map(|(start, encoding)| {
+            let stride = encoding.width();
+            view.slice(start, names.count * stride)?;
+            let decode = |number| encoding.decode(view, start + number * stride);
+            let addresses: Vec<u64> = (0..names.count).map(decode).collect::<Option<_>>()?;
+            are_plausible(&addresses).then_some(addresses)
+        })
 }
 
-/// Every place and encoding to try, those of newer kernels last.
+/// Every place and encoding to try. Those with a base come first: offsets from one also look like offsets to
+/// themselves, only a little stretched, but no base stands behind the latter.
 fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encoding)> {
     let mut layouts = Vec::new();
     let mut with_base = |start: usize, base_at: usize| {
-        if let Some(base) = view.u64(base_at).filter(|&base| base >= KERNEL_HALF) {
+        if let Some(base) = view.u64(base_at).filter(|&base| base >= KERNEL_MAP) {
             layouts.push((start, Encoding::BaseOrPerCpu { base }));
             layouts.push((start, Encoding::Base { base }));
         }
@@ -99,17 +90,22 @@ fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encod
     layouts
 }
 
-/// How many neighbours are in ascending order, or `None` when these are not a kernel's addresses.
-fn plausibility(addresses: &[u64]) -> Option<usize> {
+/// Whether these can be a kernel's addresses: nearly sorted, mostly different, mostly where kernels are.
+fn are_plausible(addresses: &[u64]) -> bool {
+    let pairs = addresses.len().saturating_sub(1);
     let sorted = addresses
         .windows(2)
         .filter(|pair| pair[0] <= pair[1])
         .count();
+    let ascending = addresses
+        .windows(2)
+        .filter(|pair| pair[0] < pair[1])
+        .count();
     let kernel = addresses
         .iter()
-        .filter(|&&address| address >= KERNEL_HALF)
+        .filter(|&&address| address >= KERNEL_MAP)
         .count();
-    let enough = sorted * 100 >= addresses.len().saturating_sub(1) * MIN_SORTED_PERCENT
-        && kernel * 100 >= addresses.len() * MIN_KERNEL_PERCENT;
-    enough.then_some(sorted)
+    sorted * 100 >= pairs * MIN_SORTED_PERCENT
+        && ascending * 100 >= pairs * MIN_DISTINCT_PERCENT
+        && kernel * 100 >= addresses.len() * MIN_KERNEL_PERCENT
 }

@@ -13,7 +13,7 @@
 //! The token table holds the ten digits as ten tokens, which is searched for, and the index behind it proves
 //! the find ([`tokens`]); the markers before it say how many names there are and so where they begin
 //! ([`names`]); the addresses are then tried in each place and encoding that kernels have used ([`addresses`]).
-//! What fits best and has the labels that every kernel has is taken ([`tables`]).
+//! What makes sense and has the labels that every kernel has is taken ([`tables`]).
 
 mod addresses;
 mod budget;

@@ -1,7 +1,7 @@
 //! All tables together, and whether they make sense.
 
 use super::{addresses, budget::Budget, names, tokens, view::View};
-use crate::{Gva, SymbolTable, SymbolTableBuilder};
+use crate::{Gva, KernelLayout, SymbolTable, SymbolTableBuilder};
 
 /// Labels at the beginning of the kernel's text; every x86 kernel has at least one.
 const TEXT_LABELS: [&str; 3] = ["_stext", "_text", "startup_64"];
@@ -27,7 +27,10 @@ fn parse_view(view: &View<'_>, budget: &mut Budget) -> Option<SymbolTable> {
             }
         });
         let table = builder.build();
-        is_kernel(&table).then_some(table)
+        is_kernel(&table).then(|| match KernelLayout::from_symbols(&table) {
+            Some(layout) => table.with_text_only_in(|address| layout.holds_code(address)),
+            None => table,
+        })
     });
     tables.max_by_key(SymbolTable::len)
 }

@@ -44,7 +44,7 @@ pub(super) fn read(tables: &Tables<'_>) -> Vec<PatchSite> {
 }
 
 fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<PatchSite>> {
-    if table.len() % layout.stride != 0 {
+    if !table.len().is_multiple_of(layout.stride) {
         return None;
     }
     let count = table.len() / layout.stride;

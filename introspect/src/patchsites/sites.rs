@@ -79,7 +79,7 @@ impl PatchSites {
         let behind = self.sites[start..].iter().copied();
         behind
             .take_while(move |site| site.address < end)
-            .filter(move |site| site.end() > address)
+            .filter(move |site| len > 0 && site.end() > address)
     }
 
     /// The same sites after the kernel has moved by `slide` bytes.

@@ -1,1 +1,277 @@
-#![cfg(test)]
+use proptest::prelude::*;
+
+use super::{PatchKind, PatchSite, PatchSites, PatchTime};
+use crate::{FlatMemory, Gpa, GuestImage, Gva, SymbolTable, SymbolTableBuilder};
+
+const TEXT: u64 = 0xffff_ffff_8100_0000;
+const TEXT_BYTES: usize = 0x1000;
+const SLIDE: i64 = 0x1240_0000;
+
+/// A kernel of one page of nops, and tables behind it.
+struct Kernel {
+    bytes: Vec<u8>,
+    symbols: SymbolTableBuilder,
+}
+
+impl Kernel {
+    fn new() -> Self {
+        let mut symbols = SymbolTableBuilder::new();
+        symbols.push(Gva(TEXT), 'T', "_text");
+        symbols.push(Gva(TEXT + TEXT_BYTES as u64), 'T', "_etext");
+        Self {
+            bytes: vec![0x90; TEXT_BYTES],
+            symbols,
+        }
+    }
+
+    fn code(&mut self, at: usize, code: &[u8]) {
+        self.bytes[at..at + code.len()].copy_from_slice(code);
+    }
+
+    fn table(&mut self, start: &str, end: &str, write: impl FnOnce(&mut Self)) {
+        self.symbols.push(self.here(), 'D', start);
+        write(self);
+        self.symbols.push(self.here(), 'D', end);
+    }
+
+    /// The distance from here to the code at `offset`.
+    fn relative(&mut self, offset: u64) {
+        let distance = (TEXT + offset).wrapping_sub(self.here().0);
+        self.bytes
+            .extend(distance.to_le_bytes().into_iter().take(4));
+    }
+
+    /// The address of the code at `offset`, as a kernel that has moved itself stores it.
+    fn absolute(&mut self, offset: u64) {
+        let address = (TEXT + offset).wrapping_add_signed(SLIDE);
+        self.bytes.extend(address.to_le_bytes());
+    }
+
+    fn here(&self) -> Gva {
+        Gva(TEXT + self.bytes.len() as u64)
+    }
+
+    fn sites(self) -> PatchSites {
+        let (source, symbols) = self.finish();
+        PatchSites::read(&source, &symbols)
+    }
+
+    fn finish(self) -> (GuestImage<FlatMemory>, SymbolTable) {
+        let memory = FlatMemory::new(Gpa(0), self.bytes);
+        (
+            GuestImage::new(memory, Gva(TEXT), Gpa(0), SLIDE),
+            self.symbols.build(),
+        )
+    }
+}
+
+const fn site(kind: PatchKind, offset: u64, len: u8) -> PatchSite {
+    PatchSite {
+        address: Gva(TEXT + offset),
+        len,
+        kind,
+    }
+}
+
+fn all(sites: &PatchSites) -> Vec<PatchSite> {
+    sites.iter().collect()
+}
+
+#[test]
+fn ftrace_sites_are_absolute_and_move_with_the_kernel() {
+    let mut kernel = Kernel::new();
+    kernel.table("__start_mcount_loc", "__stop_mcount_loc", |kernel| {
+        kernel.absolute(0x40);
+        kernel.bytes.extend([0; 8]);
+        kernel.absolute(0x10);
+        kernel.absolute(0x10_0000);
+    });
+    let sites = kernel.sites();
+    let expected = [
+        site(PatchKind::Ftrace, 0x10, 5),
+        site(PatchKind::Ftrace, 0x40, 5),
+    ];
+    assert_eq!(all(&sites), expected);
+    let moved = sites.rebased(SLIDE);
+    assert_eq!(moved.overlapping(Gva(TEXT + 0x10), 1), None);
+    let there = Gva((TEXT + 0x44).wrapping_add_signed(SLIDE));
+    assert_eq!(
+        moved.overlapping(there, 1).map(|site| site.kind),
+        Some(PatchKind::Ftrace)
+    );
+}
+
+#[test]
+fn jump_labels_and_calls_are_as_long_as_their_instruction() {
+    let mut kernel = Kernel::new();
+    kernel.code(0x20, &[0x66, 0x90]);
+    kernel.code(0x30, &[0x0f, 0x1f, 0x44, 0, 0]);
+    kernel.code(0x40, &[0x2e, 0xe8, 0, 0, 0, 0]);
+    kernel.code(0x50, &[0x0f, 0x84, 0, 0, 0, 0]);
+    kernel.table("__start___jump_table", "__stop___jump_table", |kernel| {
+        for site in [0x20, 0x30] {
+            kernel.relative(site);
+            kernel.bytes.extend([0; 12]);
+        }
+    });
+    kernel.table("__retpoline_sites", "__retpoline_sites_end", |kernel| {
+        kernel.relative(0x40)
+    });
+    kernel.table(
+        "__start_static_call_sites",
+        "__stop_static_call_sites",
+        |kernel| {
+            kernel.relative(0x50);
+            kernel.bytes.extend([1; 4]);
+        },
+    );
+    kernel
+        .symbols
+        .push(Gva(TEXT + 0x60), 't', "__SCT__might_resched");
+    let expected = [
+        site(PatchKind::JumpLabel, 0x20, 2),
+        site(PatchKind::JumpLabel, 0x30, 5),
+        site(PatchKind::Retpoline, 0x40, 6),
+        site(PatchKind::StaticCall, 0x50, 6),
+        site(PatchKind::StaticCall, 0x60, 5),
+    ];
+    assert_eq!(all(&kernel.sites()), expected);
+}
+
+#[test]
+fn every_layout_of_alternatives_is_recognised() {
+    for (between, behind) in [(2, 2), (2, 1), (4, 1)] {
+        let mut kernel = Kernel::new();
+        kernel.table("__alt_instructions", "__alt_instructions_end", |kernel| {
+            for number in 0..30 {
+                kernel.relative(0x100 + number * 0x10);
+                kernel.relative(0x800 + number * 0x10);
+                kernel.bytes.extend(vec![0xee; between]);
+                kernel.bytes.push(6);
+                kernel.bytes.extend(vec![0; behind]);
+            }
+        });
+        let sites = all(&kernel.sites());
+        assert_eq!(
+            sites.len(),
+            30,
+            "{between} and {behind} bytes around the length"
+        );
+        assert_eq!(sites[1], site(PatchKind::Alternative, 0x110, 6));
+    }
+}
+
+#[test]
+fn the_other_tables() {
+    let mut kernel = Kernel::new();
+    kernel.code(0x20, &[0xe9, 0, 0, 0, 0]);
+    kernel.table("__smp_locks", "__smp_locks_end", |kernel| {
+        kernel.relative(0x10)
+    });
+    kernel.table("__return_sites", "__return_sites_end", |kernel| {
+        kernel.relative(0x20)
+    });
+    kernel.table("__ibt_endbr_seal", "__ibt_endbr_seal_end", |kernel| {
+        kernel.relative(0x30)
+    });
+    kernel.table("__parainstructions", "__parainstructions_end", |kernel| {
+        kernel.absolute(0x40);
+        kernel.bytes.extend([3, 7, 0, 0, 0, 0, 0, 0]);
+        // The last entry lacks its padding.
+        kernel.absolute(0x50);
+        kernel.bytes.extend([3, 6, 0, 0]);
+    });
+    kernel.table("__start_runtime_ptr_x", "__stop_runtime_ptr_x", |kernel| {
+        kernel.relative(0x60)
+    });
+    kernel.table(
+        "__start_runtime_shift_x",
+        "__stop_runtime_shift_x",
+        |kernel| kernel.relative(0x70),
+    );
+    kernel.table("__cfi_sites", "__cfi_sites_end", |kernel| {
+        kernel.relative(0x90)
+    });
+    let expected = [
+        site(PatchKind::SmpLock, 0x10, 1),
+        site(PatchKind::ReturnThunk, 0x20, 5),
+        site(PatchKind::Endbr, 0x30, 4),
+        site(PatchKind::Paravirt, 0x40, 7),
+        site(PatchKind::Paravirt, 0x50, 6),
+        site(PatchKind::RuntimeConst, 0x60, 8),
+        site(PatchKind::RuntimeConst, 0x70, 1),
+        site(PatchKind::Cfi, 0x80, 16),
+    ];
+    assert_eq!(all(&kernel.sites()), expected);
+}
+
+#[test]
+fn overlap_is_by_bytes_and_prefers_what_is_patched_at_run_time() {
+    let sites: PatchSites = [
+        site(PatchKind::Alternative, 0x10, 10),
+        site(PatchKind::JumpLabel, 0x18, 2),
+        site(PatchKind::SmpLock, 0x40, 1),
+    ]
+    .into_iter()
+    .collect();
+    let kind = |offset, len| {
+        sites
+            .overlapping(Gva(TEXT + offset), len)
+            .map(|site| site.kind)
+    };
+    assert_eq!(kind(0x0b, 5), None);
+    assert_eq!(kind(0x0c, 5), Some(PatchKind::Alternative));
+    assert_eq!(kind(0x14, 5), Some(PatchKind::JumpLabel));
+    assert_eq!(kind(0x19, 1), Some(PatchKind::JumpLabel));
+    assert_eq!(kind(0x1a, 5), None);
+    assert_eq!(kind(0x3f, 2), Some(PatchKind::SmpLock));
+    assert_eq!(kind(0x12, 0), None, "no bytes, no overlap");
+    assert_eq!(sites.all_overlapping(Gva(TEXT), 0x100).count(), 3);
+    assert_eq!(PatchKind::JumpLabel.when(), PatchTime::Runtime);
+    assert_eq!(PatchKind::Alternative.when(), PatchTime::BootOnly);
+}
+
+#[test]
+fn labels_that_make_no_sense_give_no_sites() {
+    let mut kernel = Kernel::new();
+    kernel
+        .symbols
+        .push(Gva(TEXT + 0x2000), 'D', "__start_mcount_loc");
+    kernel
+        .symbols
+        .push(Gva(TEXT + 0x1000), 'D', "__stop_mcount_loc");
+    kernel.symbols.push(Gva(0), 'D', "__smp_locks");
+    kernel.symbols.push(Gva(u64::MAX), 'D', "__smp_locks_end");
+    kernel
+        .symbols
+        .push(Gva(u64::MAX - 8), 'D', "__return_sites");
+    kernel
+        .symbols
+        .push(Gva(u64::MAX), 'D', "__return_sites_end");
+    assert!(kernel.sites().is_empty());
+    let (source, _) = Kernel::new().finish();
+    assert!(PatchSites::read(&source, &SymbolTable::default()).is_empty());
+}
+
+proptest! {
+    #[test]
+    fn no_tables_break_the_reader(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
+        const LABELS: [(&str, &str); 8] = [
+            ("__start_mcount_loc", "__stop_mcount_loc"),
+            ("__start___jump_table", "__stop___jump_table"),
+            ("__start_static_call_sites", "__stop_static_call_sites"),
+            ("__alt_instructions", "__alt_instructions_end"),
+            ("__parainstructions", "__parainstructions_end"),
+            ("__return_sites", "__return_sites_end"),
+            ("__cfi_sites", "__cfi_sites_end"),
+            ("__start_runtime_ptr_x", "__stop_runtime_ptr_x"),
+        ];
+        let mut kernel = Kernel::new();
+        for (start, end) in LABELS {
+            kernel.table(start, end, |kernel| kernel.bytes.extend(&bytes));
+        }
+        for site in kernel.sites().iter() {
+            prop_assert!((TEXT..TEXT + TEXT_BYTES as u64).contains(&site.address.0));
+        }
+    }
+}

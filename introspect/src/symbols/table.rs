@@ -170,6 +170,24 @@ impl SymbolTable {
         Self::from_sorted(entries, Arc::clone(&self.names), Arc::clone(&self.modules))
     }
 
+    /// The same symbols, those called text outside `is_code` made data. The letters come from the flags of the
+    /// section that a symbol was linked into, and some kernels have an executable `.data`.
+    pub(crate) fn with_text_only_in(self, is_code: impl Fn(Gva) -> bool) -> Self {
+        let wrong = |entry: &Entry| rank::is_text(entry.kind) && !is_code(Gva(entry.address));
+        if !self.entries.iter().any(wrong) {
+            return self;
+        }
+        let mut entries = self.entries.to_vec();
+        for entry in entries.iter_mut().filter(|entry| wrong(entry)) {
+            entry.kind = if entry.kind.is_ascii_uppercase() {
+                b'D'
+            } else {
+                b'd'
+            };
+        }
+        Self::from_sorted(entries, self.names, self.modules)
+    }
+
     /// All symbols in address order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol> + '_ {
         (0..self.entries.len()).map(|index| self.symbol(index))

@@ -1,0 +1,153 @@
+//! Symbols and patch sites of real kernels.
+//!
+//! `HYPROBE_TEST_KERNELS` lists decompressed kernels (vmlinux ELF files), separated by colons. Without it these
+//! tests have nothing to look at, and say so.
+
+use std::{env, fs};
+
+use hyprobe_introspect::{
+    FlatMemory, Gpa, Gva, KernelImage, KernelLayout, PatchKind, PatchSites, SymbolTable, kallsyms,
+    kaslr::kaslr_slide,
+};
+use iced_x86::{Decoder, DecoderOptions, FlowControl};
+
+const KERNELS: &str = "HYPROBE_TEST_KERNELS";
+/// No kernel that can be probed is smaller than this.
+const FEW_SYMBOLS: usize = 10_000;
+
+/// Calls `check` with every kernel and its symbols.
+fn each_kernel(check: impl Fn(&str, &KernelImage, &SymbolTable)) {
+    let list = env::var(KERNELS).unwrap_or_default();
+    if list.is_empty() {
+        eprintln!("skipped: {KERNELS} lists no kernels");
+    }
+    for path in list.split(':').filter(|path| !path.is_empty()) {
+        let bytes = fs::read(path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let image = KernelImage::parse(bytes).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let symbols = kallsyms::from_image(&image);
+        let symbols = symbols.unwrap_or_else(|error| panic!("{path}: {error}"));
+        check(path, &image, &symbols);
+    }
+}
+
+fn address(symbols: &SymbolTable, name: &str) -> Gva {
+    symbols
+        .address_of(name)
+        .unwrap_or_else(|| panic!("no {name}"))
+}
+
+#[test]
+fn the_image_gives_symbols() {
+    each_kernel(|path, image, symbols| {
+        assert!(symbols.len() > FEW_SYMBOLS, "{path}: {}", symbols.len());
+        assert_eq!(
+            address(symbols, "_text"),
+            image.link_virtual_base(),
+            "{path}"
+        );
+        assert!(
+            image
+                .banner()
+                .is_some_and(|line| line.starts_with("Linux version ")),
+            "{path}"
+        );
+
+        let read = symbols
+            .lookup("vfs_read")
+            .expect("every kernel reads files");
+        assert!(
+            read.is_text() && (16..16 << 10).contains(&read.size),
+            "{path}: {read:?}"
+        );
+        let inside = symbols
+            .resolve(read.address.wrapping_add(5))
+            .expect("inside a function");
+        assert_eq!(inside.to_string(), "vfs_read+0x5", "{path}");
+        assert!(
+            symbols
+                .nearest_names("vfs_raed", 3)
+                .contains(&"vfs_read".to_owned()),
+            "{path}"
+        );
+        assert!(symbols.matching("vfs_*").count() > 20, "{path}");
+
+        let layout = KernelLayout::from_symbols(symbols).expect("labels");
+        let stray = symbols
+            .iter()
+            .find(|symbol| symbol.is_text() && !layout.holds_code(symbol.address));
+        assert_eq!(stray, None, "{path}");
+    });
+}
+
+#[test]
+fn a_slide_is_found_from_the_system_call_entry() {
+    each_kernel(|path, _, symbols| {
+        let lstar = address(symbols, "entry_SYSCALL_64").wrapping_add(0x1a60_0000);
+        let slide = kaslr_slide(lstar, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let moved = symbols.rebased(slide);
+        assert_eq!(address(&moved, "entry_SYSCALL_64"), lstar, "{path}");
+        assert_eq!(
+            moved.resolve(lstar).map(|place| place.offset),
+            Some(0),
+            "{path}"
+        );
+    });
+}
+
+#[test]
+fn guest_memory_gives_the_same_symbols() {
+    each_kernel(|path, image, symbols| {
+        let range = image.physical_range();
+        let len = usize::try_from(range.end.0 - range.start.0).expect("it fits");
+        let mut memory = FlatMemory::new(range.start, vec![0; len]);
+        for segment in image.segments() {
+            let bytes = &image.bytes()[segment.file_offset..][..segment.file_size];
+            memory
+                .write(segment.physical, bytes)
+                .expect("within the range");
+        }
+        let mapped_at = image
+            .to_virtual(range.start)
+            .expect("the first byte of the kernel");
+        let found = kallsyms::from_guest(&memory, range, mapped_at);
+        let found = found.unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(found.iter().eq(symbols.iter()), "{path}");
+        assert!(kallsyms::from_guest(&memory, Gpa(0)..Gpa(4096), mapped_at).is_err());
+    });
+}
+
+#[test]
+fn patch_sites_hold_what_is_patched() {
+    each_kernel(|path, image, symbols| {
+        let sites = PatchSites::read(image, symbols);
+        let fentry = address(symbols, "__fentry__");
+        for site in sites.iter() {
+            let code = image.bytes_at(site.address, 15);
+            let code = code.unwrap_or_else(|| panic!("{path}: {site:?} is not in the file"));
+            let ip = site.address.0;
+            let instruction = Decoder::with_ip(64, code, ip, DecoderOptions::NONE).decode();
+            let place = symbols.resolve(site.address).map(|place| place.to_string());
+            let branches = instruction.flow_control() != FlowControl::Next;
+            let right = match site.kind {
+                PatchKind::Ftrace => instruction.near_branch_target() == fentry.0,
+                PatchKind::JumpLabel => {
+                    branches || instruction.mnemonic() == iced_x86::Mnemonic::Nop
+                }
+                PatchKind::ReturnThunk | PatchKind::Retpoline | PatchKind::CallThunk => branches,
+                // An operand-size prefix may stand first; the kernel then leaves the lock alone.
+                PatchKind::SmpLock => code[..2].contains(&0xf0),
+                PatchKind::Endbr => code[..4] == [0xf3, 0x0f, 0x1e, 0xfa],
+                _ => true,
+            };
+            assert!(right, "{path}: {site:?} at {place:?} holds {code:02x?}");
+        }
+        for kind in [
+            PatchKind::Ftrace,
+            PatchKind::JumpLabel,
+            PatchKind::Alternative,
+        ] {
+            let count = sites.iter().filter(|site| site.kind == kind).count();
+            assert!(count > 100, "{path}: {count} of {kind:?}");
+        }
+    });
+}
