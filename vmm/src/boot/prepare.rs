@@ -90,3 +90,6 @@ pub fn prepare(
         initrd: params.initrd,
     })
 }
+
+#[cfg(test)]
+mod tests;
