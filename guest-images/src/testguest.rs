@@ -1,12 +1,74 @@
 //! A bare-metal kernel that boots in milliseconds on any KVM and checks itself.
 //!
-//! It is an ELF file for the 64-bit Linux boot protocol. The command line chooses what it does
-//! (`run=calls=100,checksum`); it prints `testguest: NAME ok …` or `testguest: NAME FAIL …` on
-//! COM1 and ends through the debug-exit port 0xf4, with 0 if all went well.
+//! It is an ELF file for the 64-bit Linux boot protocol, linked at 1 MiB, with a symbol table;
+//! a PVH note lets `qemu-system-x86_64 -kernel` boot it too. The command line chooses what it
+//! does and in which order, `run=NAME[=N][,NAME[=N]…]`:
+//!
+//! | name | what happens N times |
+//! |---|---|
+//! | `calls` | every function of `functions.S` is called; all registers and flags are checked |
+//! | `recurse` | `fn_recurse` calls itself, N deep (N + 1 calls) |
+//! | `flags` | `fn_pushf` shows the flags it was called with: no trap flag |
+//! | `selfpatch` | `fn_patched` is rewritten and called 30 times |
+//! | `int3` | `fn_int3`, the guest's own breakpoint, reaches the guest's handler |
+//! | `fault` | `fn_fault` reads a page that is not there; the handler maps it |
+//! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
+//! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
+//! | `smp` | as `calls`, by two processors at the same time |
+//! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
+//! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
+//! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
+//! | `exit` | the run ends with code N |
+//!
+//! Each prints `testguest: NAME ok …` or `testguest: NAME FAIL …` on COM1. At the end come
+//! `testguest: count FUNCTION=N`, how often the first instruction of each function ran, and
+//! `testguest: end failed=N`; then the guest writes N to the debug-exit port
+//! [`DEBUG_EXIT_PORT`], or ends through the keyboard controller with `exit=reset`, or halts with
+//! `exit=halt`. An unexpected trap prints `testguest: trap FAIL …` and ends with 0x7e.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::toolchain::BuildError;
+use object::{Object, ObjectSection};
+
+use crate::toolchain::{BuildError, Source, compile};
+
+/// A byte written here ends the run with that code.
+pub const DEBUG_EXIT_PORT: u16 = 0xf4;
+
+macro_rules! sources {
+    ($($name:literal)*) => {
+        [$(Source { name: $name, text: include_str!(concat!("../testguest/", $name)) }),*]
+    };
+}
+
+const SOURCES: [Source; 16] = sources! {
+    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
+    "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+};
+
+const FLAGS: [&str; 20] = [
+    "-std=gnu11",
+    "-O2",
+    "-g1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-ffreestanding",
+    "-fno-stack-protector",
+    "-fno-tree-loop-distribute-patterns",
+    "-fno-asynchronous-unwind-tables",
+    "-fcf-protection=none",
+    "-mgeneral-regs-only",
+    "-mno-red-zone",
+    "-fno-pic",
+    "-no-pie",
+    "-nostdlib",
+    "-static",
+    "-Wl,--build-id=none",
+    "-Wl,-z,noexecstack",
+    "-Wl,-T,link.ld",
+];
 
 /// Compiles the test guest into `out_dir/testguest`, an ELF file with symbols.
 ///
@@ -14,5 +76,115 @@ use crate::toolchain::BuildError;
 ///
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_testguest(out_dir: &Path) -> Result<PathBuf, BuildError> {
-    crate::toolchain::compile(out_dir, "testguest", &[], &[])
+    compile(out_dir, "testguest", &SOURCES, &FLAGS)
+}
+
+/// What the scenario `checksum` prints as `sum` if the guest finds the text as it is in the
+/// file `elf`; `None` if that is no ELF file with a `.text`.
+pub fn text_checksum(elf: &[u8]) -> Option<u64> {
+    let file = object::File::parse(elf).ok()?;
+    let text = file.section_by_name(".text")?.data().ok()?;
+    let (words, _) = text.as_chunks::<8>();
+    Some(words.iter().fold(0, |sum: u64, word| {
+        sum.rotate_left(7) ^ u64::from_le_bytes(*word)
+    }))
+}
+
+/// What the test guest printed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// The scenarios that went well, in order, with the fields that they printed.
+    pub passed: Vec<(String, BTreeMap<String, String>)>,
+    /// The lines that say `FAIL`.
+    pub failures: Vec<String>,
+    /// How often the first instruction of each function ran, by the guest's own count.
+    pub counts: BTreeMap<String, u64>,
+    /// Whether it came to its end.
+    pub ended: bool,
+}
+
+impl Outcome {
+    /// Reads what the guest printed on its console.
+    pub fn from_console(console: &str) -> Self {
+        let mut outcome = Self::default();
+        for line in console
+            .lines()
+            .filter_map(|line| line.trim_end().strip_prefix("testguest: "))
+        {
+            let mut words = line.split(' ');
+            match (words.next(), words.next()) {
+                (Some(name), Some("ok")) => {
+                    outcome
+                        .passed
+                        .push((name.to_owned(), fields(words).collect()));
+                }
+                (Some(_), Some("FAIL")) => outcome.failures.push(line.to_owned()),
+                (Some("count"), Some(count)) => {
+                    let parsed = fields([count].into_iter())
+                        .filter_map(|(name, value)| Some((name, value.parse().ok()?)));
+                    outcome.counts.extend(parsed);
+                }
+                (Some("end"), _) => outcome.ended = true,
+                _ => {}
+            }
+        }
+        outcome
+    }
+
+    /// Whether it came to its end and nothing failed.
+    pub fn is_good(&self) -> bool {
+        self.ended && self.failures.is_empty()
+    }
+}
+
+fn fields<'a>(words: impl Iterator<Item = &'a str>) -> impl Iterator<Item = (String, String)> {
+    words.filter_map(|word| {
+        word.split_once('=')
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use object::ObjectSymbol;
+
+    use super::*;
+
+    #[test]
+    fn the_console_is_read() {
+        let console = "testguest: up run=calls\r\ntestguest: calls ok rounds=2 functions=40\r\n\
+                       testguest: smp FAIL the second processor did not start\r\n\
+                       testguest: count fn_nop=2\r\ntestguest: end failed=1\r\n";
+        let outcome = Outcome::from_console(console);
+        assert_eq!(outcome.passed.len(), 1);
+        assert_eq!(outcome.passed[0].1["rounds"], "2");
+        assert_eq!(
+            outcome.failures,
+            ["smp FAIL the second processor did not start"]
+        );
+        assert_eq!(outcome.counts["fn_nop"], 2);
+        assert!(outcome.ended && !outcome.is_good());
+        assert!(!Outcome::from_console("testguest: calls ok\n").is_good());
+    }
+
+    #[test]
+    fn it_compiles_to_what_the_boot_protocol_takes() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let bytes = std::fs::read(build_testguest(dir.path()).expect("build")).expect("read");
+        let file = object::File::parse(&*bytes).expect("elf");
+        let symbol = |name: &str| {
+            let found = file
+                .symbols()
+                .find(|symbol| symbol.name() == Ok(name))
+                .expect(name);
+            (found.address(), found.size())
+        };
+        assert_eq!(file.entry(), symbol("start64").0);
+        assert_eq!(symbol("text_start").0, 0x10_0000);
+        assert_eq!(symbol("fn_ret").1, 1);
+        assert_eq!(symbol("fn_nop").0 % 16, 0);
+        assert!(symbol("user_end").0 <= 0x20_0000);
+        assert!(text_checksum(&bytes).is_some());
+        assert_eq!(text_checksum(b"no ELF file"), None);
+    }
 }

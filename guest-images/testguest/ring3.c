@@ -1,0 +1,114 @@
+/* Into ring 3 and back. */
+
+#include "guest.h"
+
+#define USER_PAGE 4ul
+#define TASK_AVAILABLE 0x89ul
+#define MSR_EFER 0xc0000080
+#define MSR_STAR 0xc0000081
+#define MSR_LSTAR 0xc0000082
+#define MSR_SYSCALL_MASK 0xc0000084
+#define EFER_SCE 1ul
+#define FLAG_IF 0x200ul
+
+extern u64 gdt[], user_counts[], syscall_flags;
+extern u8 user_start[], user_end[], user_int3_next[];
+extern u8 user_main[], user_syscalls[], fn_syscall[];
+
+u64 enter_user(u64 argument, const u8 *entry);
+
+struct task_state {
+	u32 reserved;
+	u64 stacks[3];
+	u64 more[9];
+	u16 unused, io_map;
+} __attribute__((packed));
+
+static struct task_state task_state;
+static u8 trap_stack[STACK_BYTES] __attribute__((aligned(16)));
+static volatile u64 breakpoints;
+static volatile int saw_trap_flag;
+
+void load_task_state(void)
+{
+	u64 base = (u64)&task_state;
+
+	task_state.stacks[0] = (u64)(trap_stack + sizeof trap_stack);
+	task_state.io_map = sizeof task_state;
+	gdt[TASK_STATE / 8] = (sizeof task_state - 1) | (base & 0xffffff) << 16 |
+			      TASK_AVAILABLE << 40 | (base >> 24 & 0xff) << 56;
+	gdt[TASK_STATE / 8 + 1] = base >> 32;
+	__asm__ volatile("ltr %w0" : : "r"(TASK_STATE) : "memory");
+}
+
+int user_breakpoint(const struct frame *frame)
+{
+	if (frame->rip != (u64)user_int3_next)
+		return 0;
+	breakpoints++;
+	if (frame->rflags & FLAG_TF)
+		saw_trap_flag = 1;
+	return 1;
+}
+
+static void open_user_pages(void)
+{
+	for (u64 page = (u64)user_start; page < (u64)user_end; page += 0x1000) {
+		*page_entry(page) |= USER_PAGE;
+		flush_page(page);
+	}
+}
+
+int scenario_ring3(u64 rounds)
+{
+	u64 counted[5], got;
+
+	open_user_pages();
+	for (unsigned i = 0; i < 5; i++)
+		counted[i] = user_counts[i];
+	breakpoints = 0;
+	got = enter_user(rounds, user_main);
+	if (got != rounds) {
+		fail_got("ring3", "rounds", got, rounds);
+		return 1;
+	}
+	if (breakpoints != rounds) {
+		fail_got("ring3", "breakpoints", breakpoints, rounds);
+		return 1;
+	}
+	if (saw_trap_flag)
+		return fail("ring3", "a breakpoint's frame shows TF");
+	for (unsigned i = 1; i < 5; i++)
+		if (user_counts[i] - counted[i] != rounds) {
+			fail_got("ring3", "calls", user_counts[i] - counted[i], rounds);
+			return 1;
+		}
+	begin_ok("ring3");
+	put_field(" rounds=", rounds);
+	put_field(" breakpoints=", rounds);
+	end_line();
+	return 0;
+}
+
+int scenario_syscall(u64 rounds)
+{
+	u64 got;
+
+	open_user_pages();
+	write_msr(MSR_STAR, (u64)KERNEL_CODE << 32);
+	write_msr(MSR_LSTAR, (u64)fn_syscall);
+	write_msr(MSR_SYSCALL_MASK, FLAG_TF | FLAG_DF | FLAG_IF);
+	write_msr(MSR_EFER, read_msr(MSR_EFER) | EFER_SCE);
+	syscall_flags = 0;
+	got = enter_user(rounds, user_syscalls);
+	if (got != rounds) {
+		fail_got("syscall", "rounds", got, rounds);
+		return 1;
+	}
+	if (syscall_flags & FLAG_TF)
+		return fail("syscall", "r11 shows TF");
+	begin_ok("syscall");
+	put_field(" rounds=", rounds);
+	end_line();
+	return 0;
+}

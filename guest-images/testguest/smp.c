@@ -1,0 +1,95 @@
+/* A second processor that makes the same calls at the same time. */
+
+#include "guest.h"
+
+#define MSR_GS_BASE 0xc0000101
+#define APIC 0xfee00000ul
+#define APIC_SPURIOUS 0xf0
+#define APIC_COMMAND 0x300
+#define APIC_COMMAND_TARGET 0x310
+#define APIC_ENABLED 0x1ff
+#define APIC_INIT 0x4500
+#define APIC_STARTUP 0x4600
+#define APIC_PENDING 0x1000
+#define SECOND_ID 1
+#define PATIENCE 20000000000ul /* ticks of the time-stamp counter: some seconds */
+#define SETTLE 1000000ul
+
+extern u8 trampoline[], trampoline_end[];
+extern u64 fn_shared;
+
+enum { ABSENT, WAITING, RUNNING, PASSED, FAILED };
+
+static volatile u64 second_state, second_rounds;
+
+static void apic_write(u32 offset, u32 value)
+{
+	*(volatile u32 *)(APIC + offset) = value;
+}
+
+/* Waits until the second processor is at least at `state`; 0 if that takes too long. */
+static int await(u64 state)
+{
+	u64 begin = time();
+
+	while (second_state < state) {
+		if (time() - begin > PATIENCE)
+			return 0;
+		relax();
+	}
+	return 1;
+}
+
+static void command(u32 what)
+{
+	u64 begin = time();
+
+	apic_write(APIC_COMMAND_TARGET, SECOND_ID << 24);
+	apic_write(APIC_COMMAND, what);
+	while (*(volatile u32 *)(APIC + APIC_COMMAND) & APIC_PENDING)
+		relax();
+	while (time() - begin < SETTLE)
+		relax();
+}
+
+void second_main(void)
+{
+	write_msr(MSR_GS_BASE, (u64)&percpus[1]);
+	load_traps();
+	second_state = WAITING;
+	while (second_state == WAITING)
+		relax();
+	second_state = call_round(&percpus[1], second_rounds) ? FAILED : PASSED;
+}
+
+int scenario_smp(u64 rounds)
+{
+	u64 shared = fn_shared;
+	u8 *to = (u8 *)TRAMPOLINE;
+
+	for (u8 *from = trampoline; from < trampoline_end; from++)
+		*(volatile u8 *)to++ = *from;
+	second_state = ABSENT;
+	second_rounds = rounds;
+	apic_write(APIC_SPURIOUS, APIC_ENABLED);
+	command(APIC_INIT);
+	command(APIC_STARTUP | TRAMPOLINE >> 12);
+	if (!await(WAITING))
+		return fail("smp", "the second processor did not start");
+	second_state = RUNNING;
+	if (call_round(&percpus[0], rounds))
+		return 1;
+	if (!await(PASSED))
+		return fail("smp", "the second processor did not finish");
+	if (second_state == FAILED)
+		return fail("smp", "the second processor found something wrong");
+	if (fn_shared - shared != 2 * rounds) {
+		fail_got("smp", "shared", fn_shared - shared, 2 * rounds);
+		return 1;
+	}
+	begin_ok("smp");
+	put_field(" cpus=", 2);
+	put_field(" rounds=", rounds);
+	end_line();
+	return 0;
+}
