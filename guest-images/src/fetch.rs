@@ -3,100 +3,24 @@
 //! Two fetches at once are safe: the suite's lock file is held from looking at the cache to
 //! publishing, so the second one finds what the first one made.
 
+mod error;
+
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
 use crate::apt::{self, Package, Suite, ToolFailure};
 use crate::cache::{CacheError, Image, ImageRecord, PackageRecord, Store, main_file};
 use crate::catalog::{Catalog, ImageEntry, ImageKind};
 use crate::progress::{Progress, Report};
 
+pub use error::FetchError;
+use error::explain;
+
 /// A real symbol table is megabytes long; Debian ships a sentence in its place.
 const SYSTEM_MAP_MIN_BYTES: u64 = 4096;
-
-/// Why an image could not be fetched.
-#[derive(Debug, Error)]
-pub enum FetchError {
-    /// The catalog has no such image.
-    #[error("there is no image {name:?}; known are {known}")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// apt or dpkg is missing.
-    #[error(
-        "cannot start {program}; images are fetched with apt and dpkg, so run this on Debian \
-             or Ubuntu, or copy a filled cache here and point HYPROBE_CACHE at it"
-    )]
-    NoApt {
-        /// The program.
-        program: &'static str,
-        /// The cause.
-        source: io::Error,
-    },
-    /// No mirror gave the suite's package list.
-    #[error(
-        "cannot read the package lists of {suite} from {tried} ({detail}); check the network, \
-             or set HYPROBE_MIRROR to a Debian mirror that has {suite}"
-    )]
-    Suite {
-        /// The suite.
-        suite: String,
-        /// The mirrors, in the order they were tried.
-        tried: String,
-        /// What apt said.
-        detail: String,
-    },
-    /// The suite has no such package.
-    #[error(
-        "{package} is not to be had in {suite} ({detail}); correct images.toml, or set \
-             HYPROBE_MIRROR to a complete mirror"
-    )]
-    Package {
-        /// The package.
-        package: String,
-        /// The suite.
-        suite: String,
-        /// What apt said.
-        detail: String,
-    },
-    /// The package did not arrive.
-    #[error("cannot download {package} ({detail}); check the network and fetch again")]
-    Download {
-        /// The package.
-        package: String,
-        /// What apt said.
-        detail: String,
-    },
-    /// The package cannot be unpacked.
-    #[error("cannot unpack {package} ({detail}); check that the disk has space left")]
-    Unpack {
-        /// The package.
-        package: String,
-        /// What dpkg said.
-        detail: String,
-    },
-    /// The packages do not hold what the image is for.
-    #[error(
-        "{packages} hold no {missing}; the packaging changed, so hyprobe must be taught where \
-             it is now (guest-images/src/fetch.rs)"
-    )]
-    Incomplete {
-        /// The packages.
-        packages: String,
-        /// What was looked for.
-        missing: String,
-    },
-    /// The cache cannot be used.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
-}
 
 /// Whether an image that is already there will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -214,8 +138,10 @@ impl Making<'_> {
         }
         let images = self.store.images_dir();
         fs::create_dir_all(&images).map_err(CacheError::io(&images))?;
+        let prefix = format!(".making-{}-", self.entry.suite);
+        remove_left_over(&images, &prefix).map_err(CacheError::io(&images))?;
         let work = tempfile::Builder::new()
-            .prefix(".making-")
+            .prefix(&prefix)
             .tempdir_in(&images)
             .map_err(CacheError::io(&images))?;
         let unpacked = work.path().join("unpacked");
@@ -375,15 +301,20 @@ fn known_names(catalog: &Catalog) -> String {
         .join(", ")
 }
 
-fn explain(failure: ToolFailure, exit: impl FnOnce(String) -> FetchError) -> FetchError {
-    match failure {
-        ToolFailure::Start { program, source } => FetchError::NoApt { program, source },
-        ToolFailure::Exit { detail } => exit(detail),
-    }
-}
-
 fn rename(from: &Path, to: &Path) -> Result<(), CacheError> {
     fs::rename(from, to).map_err(CacheError::io(to))
+}
+
+/// Removes what fetches that were killed have left in `dir`. The suite's lock is held, so nobody
+/// else works on names with this prefix.
+fn remove_left_over(dir: &Path, prefix: &str) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with(prefix) {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// The one directory in `dir`, if it is exactly one.
@@ -406,5 +337,53 @@ fn acquire(file: &File, waiting: impl FnOnce()) -> io::Result<()> {
             file.lock()
         }
         Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        let error = store.cached("debian-9").expect_err("unknown").to_string();
+        assert!(error.contains("debian-5.10, debian-6.1"), "{error}");
+    }
+
+    #[test]
+    fn the_lock_makes_the_second_one_wait() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let suite = Suite::open("sid", dir.path().join("sid")).expect("open");
+        let first = suite.lock_file().expect("file");
+        acquire(&first, || panic!("nobody else holds it")).expect("lock");
+        let second = suite.lock_file().expect("file");
+        let (told, waits) = std::sync::mpsc::channel();
+        let waiting = std::thread::spawn(move || acquire(&second, || told.send(()).expect("send")));
+        waits.recv().expect("it waits");
+        drop(first);
+        waiting.join().expect("thread").expect("lock");
+    }
+
+    #[test]
+    fn what_a_killed_fetch_left_is_removed() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        for name in [".making-sid-x", ".making-trixie-y", "debian-sid"] {
+            fs::create_dir_all(dir.path().join(name).join("unpacked")).expect("mkdir");
+        }
+        remove_left_over(dir.path(), ".making-sid-").expect("remove");
+        assert!(!dir.path().join(".making-sid-x").exists());
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 2);
+    }
+
+    #[test]
+    fn the_modules_directory_must_be_the_only_one() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        assert_eq!(only_directory(dir.path()), None);
+        fs::create_dir(dir.path().join("6.1")).expect("mkdir");
+        assert_eq!(only_directory(dir.path()), Some(dir.path().join("6.1")));
+        fs::create_dir(dir.path().join("6.2")).expect("mkdir");
+        assert_eq!(only_directory(dir.path()), None);
     }
 }
