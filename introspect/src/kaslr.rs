@@ -17,8 +17,8 @@ pub enum SlideError {
     /// The symbol table does not have the system-call entry.
     #[error("the symbol table has no {SYSCALL_ENTRY}")]
     NoEntrySymbol,
-    /// The difference is not one that KASLR makes: MSR_LSTAR points elsewhere, or the symbols belong to another
-    /// kernel.
+    /// The difference is not one that KASLR makes: MSR_LSTAR points elsewhere, or the symbols
+    /// belong to another kernel.
     #[error("MSR_LSTAR holds {lstar}, which is not {SYSCALL_ENTRY} ({linked}) moved by KASLR")]
     Implausible {
         /// The value of the register.
@@ -28,8 +28,8 @@ pub enum SlideError {
     },
 }
 
-/// The slide of a kernel that has stored `lstar` in MSR_LSTAR: run-time address less link-time address, in
-/// bytes, as [`SymbolTable::rebased`] takes it.
+/// The slide of a kernel that has stored `lstar` in MSR_LSTAR: run-time address less link-time
+/// address, in bytes, as [`SymbolTable::rebased`] takes it.
 ///
 /// # Errors
 ///
@@ -39,7 +39,8 @@ pub fn kaslr_slide(lstar: Gva, symbols: &SymbolTable) -> Result<i64, SlideError>
         .address_of(SYSCALL_ENTRY)
         .ok_or(SlideError::NoEntrySymbol)?;
     let slide = lstar.0.wrapping_sub(linked.0).cast_signed();
-    // `nokaslr` gives 0; a slide down is possible in principle, since the link base need not be the lowest.
+    // `nokaslr` gives 0; a slide down is possible in principle, since the link base need not be the
+    // lowest.
     if slide % ALIGN_BYTES != 0 || slide.unsigned_abs() >= MAX_SLIDE_BYTES.unsigned_abs() {
         return Err(SlideError::Implausible { lstar, linked });
     }

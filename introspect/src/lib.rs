@@ -1,9 +1,9 @@
 //! What can be known of a guest by looking at its memory.
 //!
-//! Everything here works on bytes: a live guest's memory or a dump of one ([`memory`]), through the guest's
-//! own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the names of addresses
-//! ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself ([`patchsites`]), how far it has
-//! moved ([`kaslr`]), and what an instruction does ([`insn`]).
+//! Everything here works on bytes: a live guest's memory or a dump of one ([`memory`]), through the
+//! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the
+//! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
+//! ([`patchsites`]), how far it has moved ([`kaslr`]), and what an instruction does ([`insn`]).
 //!
 //! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
 

@@ -16,8 +16,8 @@ pub struct Unreadable {
 
 /// Guest-physical memory that can be read.
 ///
-/// A live guest may write while it is read: each call gives some mixture of old and new bytes, and two calls
-/// may disagree. Nothing read through this trait is to be trusted.
+/// A live guest may write while it is read: each call gives some mixture of old and new bytes, and
+/// two calls may disagree. Nothing read through this trait is to be trusted.
 pub trait PhysMemory {
     /// Fills `buf` from `gpa` on.
     ///
@@ -83,7 +83,8 @@ impl<M: PhysMemory + ?Sized> PhysMemory for std::sync::Arc<M> {
     }
 }
 
-/// One contiguous stretch of guest-physical memory held in a vector: a memory dump, or a test's guest.
+/// One contiguous stretch of guest-physical memory held in a vector: a memory dump, or a test's
+/// guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlatMemory {
     base: Gpa,

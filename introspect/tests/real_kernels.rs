@@ -1,7 +1,7 @@
 //! Symbols and patch sites of real kernels.
 //!
-//! `HYPROBE_TEST_KERNELS` lists decompressed kernels (vmlinux ELF files), separated by colons. Without it these
-//! tests have nothing to look at, and say so.
+//! `HYPROBE_TEST_KERNELS` lists decompressed kernels (vmlinux ELF files), separated by colons.
+//! Without it these tests have nothing to look at, and say so.
 
 use std::{env, fs};
 

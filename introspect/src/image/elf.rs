@@ -125,8 +125,8 @@ impl KernelImage {
         &self.bytes
     }
 
-    /// The address at which execution begins: a physical one in a kernel, whose entry runs without paging or
-    /// identity-mapped, and whatever its linker chose in other guests.
+    /// The address at which execution begins: a physical one in a kernel, whose entry runs without
+    /// paging or identity-mapped, and whatever its linker chose in other guests.
     #[must_use]
     pub const fn entry(&self) -> u64 {
         self.entry
@@ -156,7 +156,8 @@ impl KernelImage {
         self.base_segment().physical
     }
 
-    /// The physical addresses from the first segment to the last, what the file does not hold included.
+    /// The physical addresses from the first segment to the last, what the file does not hold
+    /// included.
     #[must_use]
     pub fn physical_range(&self) -> Range<Gpa> {
         let start = self
@@ -182,8 +183,8 @@ impl KernelImage {
         segment.physical.checked_add(offset)
     }
 
-    /// The link-time virtual address at which the kernel's own mapping has the link-time physical address
-    /// `address`. The initial per-CPU data has that one beside the offsets it is linked at.
+    /// The link-time virtual address at which the kernel's own mapping has the link-time physical
+    /// address `address`. The initial per-CPU data has that one beside the offsets it is linked at.
     #[must_use]
     pub fn to_virtual(&self, address: Gpa) -> Option<Gva> {
         let held = self.segments.iter().any(|segment| {
@@ -200,8 +201,8 @@ impl KernelImage {
         }
     }
 
-    /// The file's `len` bytes at the link-time virtual address `address`; `None` where the file does not hold
-    /// all of them.
+    /// The file's `len` bytes at the link-time virtual address `address`; `None` where the file
+    /// does not hold all of them.
     #[must_use]
     pub fn bytes_at(&self, address: Gva, len: usize) -> Option<&[u8]> {
         self.segments.iter().find_map(|segment| {

@@ -5,8 +5,8 @@ use crate::{Gpa, Gva, PhysMemory};
 
 /// A kernel in guest memory, contiguous in physical memory as the loader placed it.
 ///
-/// What the kernel frees after boot (its init section, with most tables of patch sites) is gone by then: those
-/// are to be read from the file, or early.
+/// What the kernel frees after boot (its init section, with most tables of patch sites) is gone by
+/// then: those are to be read from the file, or early.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestImage<M> {
     memory: M,
@@ -16,8 +16,8 @@ pub struct GuestImage<M> {
 }
 
 impl<M: PhysMemory> GuestImage<M> {
-    /// The kernel linked at `link_base` and loaded at `load_base`, whose stored addresses have been moved by
-    /// `slide` (0 before it relocated itself, and without KASLR).
+    /// The kernel linked at `link_base` and loaded at `load_base`, whose stored addresses have been
+    /// moved by `slide` (0 before it relocated itself, and without KASLR).
     #[must_use]
     pub const fn new(memory: M, link_base: Gva, load_base: Gpa, slide: i64) -> Self {
         Self {

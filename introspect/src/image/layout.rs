@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use crate::{Gva, SymbolTable};
 
-/// The sections of the kernel that matter to a probe, at the addresses of the table they were taken from.
+/// The sections of the kernel that matter to a probe, at the addresses of the table they were taken
+/// from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
     /// `_text` (or `_stext`) to `_etext`: code that stays.
@@ -14,7 +15,8 @@ pub struct KernelLayout {
 }
 
 impl KernelLayout {
-    /// The layout that the linker's labels in `symbols` tell, or `None` when they do not mark any text.
+    /// The layout that the linker's labels in `symbols` tell, or `None` when they do not mark any
+    /// text.
     #[must_use]
     pub fn from_symbols(symbols: &SymbolTable) -> Option<Self> {
         let text = range(symbols, &["_text", "_stext"], "_etext")?;
@@ -24,7 +26,8 @@ impl KernelLayout {
         })
     }
 
-    /// Whether `address` holds code while the kernel runs: its text, or init text before that is freed.
+    /// Whether `address` holds code while the kernel runs: its text, or init text before that is
+    /// freed.
     #[must_use]
     pub fn holds_code(&self, address: Gva) -> bool {
         self.text.contains(&address) || self.is_init(address)

@@ -23,8 +23,8 @@ pub trait ImageSource {
     /// When any byte of the range is not in the image; what `buf` then holds is unspecified.
     fn read_linked(&self, address: Gva, buf: &mut [u8]) -> Result<(), NotInImage>;
 
-    /// How far the absolute addresses stored in the image have been moved from their link-time values: 0 for a
-    /// file, the KASLR slide for a kernel that has relocated itself.
+    /// How far the absolute addresses stored in the image have been moved from their link-time
+    /// values: 0 for a file, the KASLR slide for a kernel that has relocated itself.
     fn slide(&self) -> i64 {
         0
     }

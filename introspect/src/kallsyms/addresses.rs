@@ -48,7 +48,8 @@ impl Encoding {
     }
 }
 
-/// The addresses of `names` in their order, from the first place and encoding in which they make sense.
+/// The addresses of `names` in their order, from the first place and encoding in which they make
+/// sense.
 pub(super) fn find(view: &View<'_>, tokens: &Tokens, names: &Names) -> Option<Vec<u64>> {
     layouts(view, tokens, names)
         .into_iter()
@@ -61,8 +62,8 @@ pub(super) fn find(view: &View<'_>, tokens: &Tokens, names: &Names) -> Option<Ve
         })
 }
 
-/// Every place and encoding to try. Those with a base come first: offsets from one also look like offsets to
-/// themselves, only a little stretched, but no base stands behind the latter.
+/// Every place and encoding to try. Those with a base come first: offsets from one also look like
+/// offsets to themselves, only a little stretched, but no base stands behind the latter.
 fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encoding)> {
     let mut layouts = Vec::new();
     let mut with_base = |start: usize, base_at: usize| {
@@ -90,7 +91,8 @@ fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encod
     layouts
 }
 
-/// Whether these can be a kernel's addresses: nearly sorted, mostly different, mostly where kernels are.
+/// Whether these can be a kernel's addresses: nearly sorted, mostly different, mostly where kernels
+/// are.
 fn are_plausible(addresses: &[u64]) -> bool {
     let pairs = addresses.len().saturating_sub(1);
     let sorted = addresses

@@ -1,6 +1,7 @@
 //! A bound on the work that hostile tables can cause.
 
-/// Names stepped over in all attempts together. A kernel has 200 000 and they are walked a few times.
+/// Names stepped over in all attempts together. A kernel has 200 000 and they are walked a few
+/// times.
 const MAX_STEPS: u64 = 32_000_000;
 
 /// What is left of the bound.

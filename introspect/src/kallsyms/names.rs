@@ -29,7 +29,8 @@ pub(super) struct Names {
     pub(super) start: usize,
 }
 
-/// Where the next name's tokens lie, and where it ends. Lengths from 128 on take two bytes (since 6.1).
+/// Where the next name's tokens lie, and where it ends. Lengths from 128 on take two bytes (since
+/// 6.1).
 fn name_at(view: &View<'_>, at: usize) -> Option<(usize, usize)> {
     let low = usize::from(view.u8(at)?);
     let (start, len) = if low & 0x80 == 0 {
@@ -52,8 +53,8 @@ pub(super) fn find(view: &View<'_>, tokens: &Tokens, budget: &mut Budget) -> Opt
     adjacent.or_else(|| behind_sequence(view, tokens, budget))
 }
 
-/// The names of a kernel that has its symbols' order by name, three bytes for each, between the markers and
-/// the tokens: 6.2 and 6.3, and 6.1 with fixes.
+/// The names of a kernel that has its symbols' order by name, three bytes for each, between the
+/// markers and the tokens: 6.2 and 6.3, and 6.1 with fixes.
 fn behind_sequence(view: &View<'_>, tokens: &Tokens, budget: &mut Budget) -> Option<Names> {
     let latest = tokens
         .start
@@ -113,7 +114,8 @@ impl Markers {
         Some(Self { start: at, offsets })
     }
 
-    /// Tries each place at which the names can begin, so that the last marker's names end before the markers.
+    /// Tries each place at which the names can begin, so that the last marker's names end before
+    /// the markers.
     fn names(&self, view: &View<'_>, budget: &mut Budget) -> Option<Names> {
         let last = *self.offsets.last()?;
         let most = self.offsets.len() * NAMES_PER_MARKER;
@@ -144,7 +146,8 @@ impl Markers {
         None
     }
 
-    /// Walks the names, comparing each 256th with its marker and the end with the markers' beginning.
+    /// Walks the names, comparing each 256th with its marker and the end with the markers'
+    /// beginning.
     fn ends(&self, view: &View<'_>, names: &Names, budget: &mut Budget) -> Walk {
         let mut at = names.start;
         for number in 0..names.count {
@@ -180,8 +183,8 @@ enum Walk {
 }
 
 impl Names {
-    /// Unfolds the names in order and hands each to `take`: its number, its type letter and the name. Names
-    /// that are too long or not text are left out.
+    /// Unfolds the names in order and hands each to `take`: its number, its type letter and the
+    /// name. Names that are too long or not text are left out.
     pub(super) fn each(
         &self,
         view: &View<'_>,

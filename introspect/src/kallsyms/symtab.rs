@@ -8,6 +8,9 @@ use object::{
 
 use crate::{Gva, SymbolTable, SymbolTableBuilder};
 
+/// Linked at 0 up to 6.14: its symbols are offsets, which the kernel calls absolute too.
+const PER_CPU_SECTION: &[u8] = b".data..percpu";
+
 /// The symbols of `.symtab` in the ELF file `bytes`, or `None` when it has none that name code.
 pub(super) fn parse(bytes: &[u8]) -> Option<SymbolTable> {
     let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
@@ -47,7 +50,9 @@ fn letter(
             if !has(elf::SHF_ALLOC) {
                 return None;
             }
+            let per_cpu = section.name_bytes() == Ok(PER_CPU_SECTION) && section.address() == 0;
             match (has(elf::SHF_EXECINSTR), has(elf::SHF_WRITE)) {
+                _ if per_cpu => 'a',
                 (true, _) if symbol.is_weak() => 'w',
                 (true, _) => 't',
                 (false, true) if held => 'd',

@@ -37,7 +37,8 @@ pub(super) type Entry = (u64, char, String);
 /// What stands before and behind the tables, as other read-only data of the kernel does.
 const SURROUNDINGS_BYTES: usize = 4096 + 40;
 
-/// Names of the letters, digits and underscore that stand for themselves; these come as two-letter tokens.
+/// Names of the letters, digits and underscore that stand for themselves; these come as two-letter
+/// tokens.
 const PAIRS: [&str; 6] = ["vf", "s_", "__", "ea", "re", "do"];
 /// The first token that no letter of a name needs.
 const FIRST_PAIR: u8 = 0x80;
@@ -83,9 +84,8 @@ pub(super) fn kernel(layout: Layout, base: Gva, relative_base: u64, symbols: &[E
         image.addresses(layout, base, relative_base, symbols);
         image.sequence(symbols);
     }
-    image
-        .bytes
-        .resize(image.bytes.len() + SURROUNDINGS_BYTES, 0xa5);
+    let end = (image.bytes.len() + SURROUNDINGS_BYTES).next_multiple_of(4096);
+    image.bytes.resize(end, 0xa5);
     image.bytes
 }
 

@@ -27,12 +27,18 @@ fn parse_view(view: &View<'_>, budget: &mut Budget) -> Option<SymbolTable> {
             }
         });
         let table = builder.build();
-        is_kernel(&table).then(|| match KernelLayout::from_symbols(&table) {
-            Some(layout) => table.with_text_only_in(|address| layout.holds_code(address)),
-            None => table,
-        })
+        is_kernel(&table).then(|| without_stray_text(table))
     });
     tables.max_by_key(SymbolTable::len)
+}
+
+/// A kernel's symbols with only those called text that lie where its code is; other tables as they
+/// are.
+pub(super) fn without_stray_text(table: SymbolTable) -> SymbolTable {
+    match KernelLayout::from_symbols(&table).filter(|_| is_kernel(&table)) {
+        Some(layout) => table.with_text_only_in(|address| layout.holds_code(address)),
+        None => table,
+    }
 }
 
 fn is_kernel(table: &SymbolTable) -> bool {

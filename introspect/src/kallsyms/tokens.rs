@@ -6,7 +6,8 @@ use regex::bytes::Regex;
 
 use super::view::View;
 
-/// The tokens of the ten digits, which every kernel's symbols use and which therefore stand for themselves.
+/// The tokens of the ten digits, which every kernel's symbols use and which therefore stand for
+/// themselves.
 const DIGITS: &str = r"(?-u)0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
 const FIRST_DIGIT: usize = b'0' as usize;
 /// A token stands for at most a whole name.

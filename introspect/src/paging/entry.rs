@@ -12,7 +12,8 @@ const PAGE_SIZE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
 const NO_EXECUTE: u64 = 1 << 63;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// In a large page's entry bit 12 is PAT; the rest of the address below the page's size is reserved.
+/// In a large page's entry bit 12 is PAT; the rest of the address below the page's size is
+/// reserved.
 const LARGE_PAT: u64 = 1 << 12;
 
 /// An entry as it lies in memory.
@@ -58,7 +59,8 @@ impl Entry {
         Gpa(self.0 & ADDRESS & !(size.bytes() - 1))
     }
 
-    /// The size of the page that this entry maps at `level`, or `None` when it points to another table.
+    /// The size of the page that this entry maps at `level`, or `None` when it points to another
+    /// table.
     pub(super) const fn leaf(self, level: Level) -> Option<PageSize> {
         match level {
             Level::Pt => Some(PageSize::Size4K),
@@ -68,8 +70,8 @@ impl Entry {
         }
     }
 
-    /// Whether a reserved bit is set, which makes the processor raise a page fault. The processor's physical
-    /// address width is not known here: the architecture's widest, 52 bits, is assumed.
+    /// Whether a reserved bit is set, which makes the processor raise a page fault. The processor's
+    /// physical address width is not known here: the architecture's widest, 52 bits, is assumed.
     pub(super) const fn reserved(self, level: Level, no_execute_enabled: bool) -> bool {
         if self.no_execute() && !no_execute_enabled {
             return true;

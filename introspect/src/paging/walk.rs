@@ -26,7 +26,8 @@ pub enum Level {
 }
 
 impl Level {
-    /// The lowest bit of the address that selects an entry at this level; the nine from there on do.
+    /// The lowest bit of the address that selects an entry at this level; the nine from there on
+    /// do.
     const fn shift(self) -> u32 {
         match self {
             Self::Pml5 => 48,
@@ -158,7 +159,8 @@ pub enum WalkFault {
     },
 }
 
-/// Translates `gva` as a vCPU with the registers in `state` would, but without touching accessed or dirty bits.
+/// Translates `gva` as a vCPU with the registers in `state` would, but without touching accessed or
+/// dirty bits.
 ///
 /// At most five reads. With paging off the address is its own translation below 4 GiB.
 ///

@@ -11,7 +11,8 @@ use crate::Gva;
 /// A near call, jump or the nop in its place.
 const BRANCH_BYTES: u8 = 5;
 const ENDBR_BYTES: u8 = 4;
-/// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels that had it.
+/// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels that
+/// had it.
 const CFI_CHECK_BYTES: u8 = 16;
 
 /// How long a site is whose table does not say so.
@@ -135,7 +136,8 @@ fn instruction_len(tables: &Tables<'_>, address: Gva) -> Option<u8> {
     }
 }
 
-/// Absolute addresses of the calls to `__fentry__`. Zeroes stand where the linker has dropped a function.
+/// Absolute addresses of the calls to `__fentry__`. Zeroes stand where the linker has dropped a
+/// function.
 fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     let table = tables.between("__start_mcount_loc", "__stop_mcount_loc");
     let addresses = table.entries(8, 8).filter_map(|at| table.u64(at));

@@ -1,9 +1,10 @@
 //! Where the kernel patches its own code.
 //!
-//! The kernel rewrites its text at boot (alternatives, return thunks, paravirt calls, lock prefixes) and for as
-//! long as it runs (ftrace, jump labels, static calls). The tables that tell it where lie in the image, between
-//! linker labels; [`PatchSites`] reads them, so that a probe longer than one byte can keep out of the way.
-//! Every table is optional, its size bounded, and what does not point into code is left out.
+//! The kernel rewrites its text at boot (alternatives, return thunks, paravirt calls, lock
+//! prefixes) and for as long as it runs (ftrace, jump labels, static calls). The tables that tell
+//! it where lie in the image, between linker labels; [`PatchSites`] reads them, so that a probe
+//! longer than one byte can keep out of the way. Every table is optional, its size bounded, and
+//! what does not point into code is left out.
 
 mod alternatives;
 mod formats;

@@ -56,8 +56,8 @@ impl PatchSites {
         self.sites.iter().copied()
     }
 
-    /// A site that shares a byte with the `len` bytes at `address`: one that is patched at run time if there is
-    /// one, else the first.
+    /// A site that shares a byte with the `len` bytes at `address`: one that is patched at run time
+    /// if there is one, else the first.
     #[must_use]
     pub fn overlapping(&self, address: Gva, len: u64) -> Option<PatchSite> {
         let runtime = |site: &PatchSite| site.kind.when() == PatchTime::Runtime;

@@ -81,8 +81,8 @@ impl Table {
         self.bytes.len()
     }
 
-    /// The offsets of entries that take `stride` bytes each; the last may lack its padding, but has at least
-    /// `needed` bytes.
+    /// The offsets of entries that take `stride` bytes each; the last may lack its padding, but has
+    /// at least `needed` bytes.
     pub(super) fn entries(&self, stride: usize, needed: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.bytes.len())
             .step_by(stride)

@@ -33,8 +33,8 @@ impl SymbolTableBuilder {
         Self::default()
     }
 
-    /// Adds a symbol of the kernel proper; `kind` is nm's letter. `false` when it was dropped: an empty or
-    /// overlong name, a letter that is not ASCII, or too many symbols.
+    /// Adds a symbol of the kernel proper; `kind` is nm's letter. `false` when it was dropped: an
+    /// empty or overlong name, a letter that is not ASCII, or too many symbols.
     pub fn push(&mut self, address: Gva, kind: char, name: &str) -> bool {
         self.push_entry(address, kind, name, KERNEL)
     }

@@ -1,7 +1,8 @@
 //! Shell patterns over symbol names.
 
-/// Whether `pattern` matches all of `name`. `*` stands for any run of characters, `?` for one, `[a-z_]` for one
-/// of a set and `[!…]` or `[^…]` for one outside it; a `[` that is never closed stands for itself.
+/// Whether `pattern` matches all of `name`. `*` stands for any run of characters, `?` for one,
+/// `[a-z_]` for one of a set and `[!…]` or `[^…]` for one outside it; a `[` that is never closed
+/// stands for itself.
 ///
 /// Takes at most the product of the two lengths in steps.
 #[must_use]
@@ -50,7 +51,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// Whether `byte` is in the set whose text begins behind the `[`, and how long that text is with its `]`.
+/// Whether `byte` is in the set whose text begins behind the `[`, and how long that text is with
+/// its `]`.
 fn set(text: &[u8], byte: u8) -> Option<(bool, usize)> {
     let negated = matches!(text.first(), Some(b'!' | b'^'));
     let first = usize::from(negated);

@@ -1,8 +1,9 @@
 //! Names for addresses and addresses for names.
 //!
-//! A [`SymbolTable`] is built once, from kallsyms or an ELF symbol table, and then only read: by address for
-//! display, by name or pattern for probes, and by likeness when a name was mistyped. [`SymbolTable::rebased`]
-//! moves a table made from an image to where the guest's KASLR has put its kernel.
+//! A [`SymbolTable`] is built once, from kallsyms or an ELF symbol table, and then only read: by
+//! address for display, by name or pattern for probes, and by likeness when a name was mistyped.
+//! [`SymbolTable::rebased`] moves a table made from an image to where the guest's KASLR has put its
+//! kernel.
 
 mod builder;
 mod glob;

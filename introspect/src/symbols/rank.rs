@@ -6,8 +6,8 @@ const MACHINE_MADE: [&str; 6] = ["__pfx_", "__cfi_", ".", "__ia32_", "__UNIQUE_I
 const LABEL_PREFIXES: [&str; 2] = ["__start_", "__stop_"];
 const LABEL_SUFFIXES: [&str; 2] = ["_start", "_end"];
 
-/// Orders symbols at one address: the least is the one to show. The name itself breaks ties, so that the
-/// choice does not depend on the order in which the symbols came.
+/// Orders symbols at one address: the least is the one to show. The name itself breaks ties, so
+/// that the choice does not depend on the order in which the symbols came.
 pub(super) fn for_display(kind: u8, name: &str) -> (bool, bool, bool, bool, usize) {
     let label = LABEL_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || LABEL_SUFFIXES.iter().any(|suffix| name.ends_with(suffix));

@@ -70,8 +70,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Insertions, deletions, substitutions and swaps of neighbours that lead from `a` to `b`, letter case
-    /// aside, or `None` when they are more than `limit`.
+    /// Insertions, deletions, substitutions and swaps of neighbours that lead from `a` to `b`,
+    /// letter case aside, or `None` when they are more than `limit`.
     fn distance(&mut self, a: &[u8], b: &[u8], limit: usize) -> Option<usize> {
         if a.len().abs_diff(b.len()) > limit {
             return None;

@@ -11,7 +11,8 @@ pub struct Symbol {
     pub address: Gva,
     /// Bytes to the next symbol at a higher address, padding included; 0 when that is not known.
     pub size: u64,
-    /// The type letter that nm(1) prints: `T` global text, `t` local text, `D`, `d`, `B`, `R`, `A` absolute, …
+    /// The type letter that nm(1) prints: `T` global text, `t` local text, `D`, `d`, `B`, `R`, `A`
+    /// absolute, …
     pub kind: char,
     /// The name, without a module.
     pub name: String,

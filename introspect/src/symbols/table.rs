@@ -10,7 +10,8 @@ use crate::Gva;
 /// The module index of symbols that belong to the kernel proper.
 pub(super) const KERNEL: u16 = u16::MAX;
 
-/// Addresses from here on are the kernel's, and move with it; those below are per-CPU offsets and constants.
+/// Addresses from here on are the kernel's, and move with it; those below are per-CPU offsets and
+/// constants.
 const KERNEL_HALF: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +82,8 @@ impl SymbolTable {
         self.entries.is_empty()
     }
 
-    /// The symbol called `name`. Of several, text goes before data, global before local, low before high:
-    /// ask [`lookup_all`](Self::lookup_all) whether it is the only one.
+    /// The symbol called `name`. Of several, text goes before data, global before local, low before
+    /// high: ask [`lookup_all`](Self::lookup_all) whether it is the only one.
     #[must_use]
     pub fn lookup(&self, name: &str) -> Option<Symbol> {
         self.named(name)
@@ -98,8 +99,8 @@ impl SymbolTable {
             .map(|&index| Gva(self.entries[index as usize].address))
     }
 
-    /// All symbols called `name`, the one that [`lookup`](Self::lookup) gives first. Static functions of
-    /// different files may share a name.
+    /// All symbols called `name`, the one that [`lookup`](Self::lookup) gives first. Static
+    /// functions of different files may share a name.
     #[must_use]
     pub fn lookup_all(&self, name: &str) -> Vec<Symbol> {
         self.named(name)
@@ -108,8 +109,9 @@ impl SymbolTable {
             .collect()
     }
 
-    /// The symbol that `address` lies in, and how far. Where several begin at one address the most readable is
-    /// chosen, always the same. `None` below the first symbol, past the last, and in the per-CPU offsets.
+    /// The symbol that `address` lies in, and how far. Where several begin at one address the most
+    /// readable is chosen, always the same. `None` below the first symbol, past the last, and in
+    /// the per-CPU offsets.
     #[must_use]
     pub fn resolve(&self, address: Gva) -> Option<SymbolOffset> {
         let after = self
@@ -145,8 +147,9 @@ impl SymbolTable {
         suggest::nearest(name, names, n)
     }
 
-    /// The same symbols after the kernel has moved by `slide` bytes. Per-CPU offsets and absolute numbers,
-    /// which lie in the lower half, stay, and so do the symbols of modules: those were found where they are.
+    /// The same symbols after the kernel has moved by `slide` bytes. Per-CPU offsets and absolute
+    /// numbers, which lie in the lower half, stay, and so do the symbols of modules: those were
+    /// found where they are.
     #[must_use]
     pub fn rebased(&self, slide: i64) -> Self {
         let moved = |entry: &Entry| {
@@ -170,8 +173,9 @@ impl SymbolTable {
         Self::from_sorted(entries, Arc::clone(&self.names), Arc::clone(&self.modules))
     }
 
-    /// The same symbols, those called text outside `is_code` made data. The letters come from the flags of the
-    /// section that a symbol was linked into, and some kernels have an executable `.data`.
+    /// The same symbols, those called text outside `is_code` made data. The letters come from the
+    /// flags of the section that a symbol was linked into, and some kernels have an executable
+    /// `.data`.
     pub(crate) fn with_text_only_in(self, is_code: impl Fn(Gva) -> bool) -> Self {
         let wrong = |entry: &Entry| rank::is_text(entry.kind) && !is_code(Gva(entry.address));
         if !self.entries.iter().any(wrong) {
@@ -220,7 +224,8 @@ impl SymbolTable {
         }
     }
 
-    /// Bytes to the next address with a symbol; 0 for the last, also for the last of the lower half.
+    /// Bytes to the next address with a symbol; 0 for the last, also for the last of the lower
+    /// half.
     fn size(&self, index: usize) -> u64 {
         let address = self.entries[index].address;
         let rest = &self.entries[index..];
