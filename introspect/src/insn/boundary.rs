@@ -11,7 +11,7 @@ pub enum NotABoundary {
     /// The offset is inside an instruction.
     #[error(
         "offset {offset:#x} is inside the instruction `{containing}`, which begins at offset \
-         {before:#x}; the next one begins at {after:#x}"
+         {before:#x}; the next one begins at offset {after:#x}"
     )]
     Inside {
         /// The offset that was asked for.

@@ -19,7 +19,8 @@ pub enum Class {
 pub enum Reason {
     /// The bytes are no instruction, or not all of it.
     Undecodable,
-    /// An atomic access: a lock prefix, or `xchg` with memory, which locks without one.
+    /// An atomic access that cannot be made from outside: 8 or 16 bytes compared at once, a
+    /// misaligned one, or one that other processors kept getting in the way of.
     Locked,
     /// A string instruction with a repeat prefix, which can be interrupted half-way.
     Repeated,
@@ -149,7 +150,7 @@ impl Reason {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Undecodable => "is not a complete instruction",
-            Self::Locked => "accesses memory atomically",
+            Self::Locked => "accesses memory atomically in a way only hardware can",
             Self::Repeated => "is a repeated string instruction",
             Self::Vector => "uses vector registers or encodings",
             Self::Fpu => "uses the floating-point unit",
@@ -195,9 +196,6 @@ pub fn classify(decoded: &Decoded) -> Class {
 /// The emulator's family for the instruction, or why there is none.
 pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
     let insn = decoded.instruction();
-    if insn.has_lock_prefix() {
-        return Err(Reason::Locked);
-    }
     let Some(family) = Family::of(insn) else {
         return Err(reason(insn));
     };
@@ -212,17 +210,27 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
             }
         }
     }
-    // Intel ignores 0x66 here, AMD takes it for a 16-bit branch: even the length differs.
-    if family == Family::Branch && decoded.has_effective_data16() {
+    if is_vendor_specific(decoded, family) {
         return Err(Reason::VendorSpecific);
-    }
-    if insn.mnemonic() == Mnemonic::Xchg && insn.op0_kind() == OpKind::Memory {
-        return Err(Reason::Locked);
     }
     if insn.mnemonic() == Mnemonic::Bswap && insn.op0_register().size() == 2 {
         return Err(Reason::UndefinedResult);
     }
     Ok(family)
+}
+
+fn is_vendor_specific(decoded: &Decoded, family: Family) -> bool {
+    let insn = decoded.instruction();
+    let repeated = insn.has_rep_prefix() || insn.has_repne_prefix();
+    let prefixes = decoded.prefixes();
+    match insn.mnemonic() {
+        // AMD takes the prefix for the condition, whatever the opcode says.
+        Mnemonic::Loope | Mnemonic::Loopne if repeated => true,
+        // With REX.B it is `xchg r8, rax` to AMD, prefix or not.
+        Mnemonic::Pause => prefixes.has_rex_b(),
+        // Intel ignores 0x66, AMD takes it for a 16-bit branch: even the length differs.
+        _ => family == Family::Branch && prefixes.has_effective_data16(),
+    }
 }
 
 /// Why an instruction with this operand is not emulated although its mnemonic is.
@@ -289,6 +297,9 @@ fn reason(insn: &Instruction) -> Reason {
 }
 
 fn reason_by_feature(insn: &Instruction) -> Reason {
+    if insn.has_lock_prefix() {
+        return Reason::Locked;
+    }
     let has = |features: &[CpuidFeature]| {
         insn.cpuid_features()
             .iter()

@@ -120,6 +120,12 @@ pub enum Fault {
         /// What for.
         access: Access,
     },
+    /// No atomic access can be made there.
+    #[error("cannot access {at} atomically")]
+    NotAtomic {
+        /// The address.
+        at: Gva,
+    },
     /// Registers of the vCPU could not be fetched.
     #[error("the registers of the vCPU could not be read")]
     Registers,
@@ -208,6 +214,20 @@ pub trait Cpu {
     ///
     /// When any of it cannot be written; then none of it has been, across pages too.
     fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), Fault>;
+
+    /// Replaces `old` by `new` in memory in one atomic step (sequentially consistent), as
+    /// locked instructions need; `false` when the memory holds something else. The address is
+    /// a multiple of the length, which is 1, 2, 4 or 8; otherwise as [`Cpu::write`].
+    ///
+    /// By default refused, so that locked instructions are left to the hardware.
+    ///
+    /// # Errors
+    ///
+    /// When the memory cannot be written, or not atomically; then nothing has happened.
+    fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
+        let _ = (old, new);
+        Err(Fault::NotAtomic { at })
+    }
 
     /// What the guest's processor can do. By default nothing beyond the first 64-bit ones.
     fn features(&self) -> Features {

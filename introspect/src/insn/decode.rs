@@ -83,23 +83,57 @@ impl Decoded {
     /// The instruction as text, in Intel's syntax.
     #[must_use]
     pub fn text(&self) -> String {
+        let mut formatter = FastFormatter::new();
+        let options = formatter.options_mut();
+        options.set_use_hex_prefix(true);
+        options.set_uppercase_hex(false);
+        options.set_space_after_operand_separator(true);
         let mut text = String::new();
-        FastFormatter::new().format(&self.instruction, &mut text);
+        formatter.format(&self.instruction, &mut text);
         text
     }
 
-    /// Whether a 0x66 prefix is there and not overruled by REX.W.
-    pub(super) fn has_effective_data16(&self) -> bool {
-        let mut data16 = false;
+    /// The prefixes as they are, where iced-x86 tells only what it made of them.
+    pub(super) fn prefixes(&self) -> Prefixes {
+        let mut prefixes = Prefixes {
+            data16: false,
+            rex: 0,
+        };
         for &byte in self.bytes() {
             match byte {
-                0x66 => data16 = true,
+                0x66 => prefixes.data16 = true,
                 0x26 | 0x2e | 0x36 | 0x3e | 0x64 | 0x65 | 0x67 | 0xf0 | 0xf2 | 0xf3 => {}
-                0x48..=0x4f => return false,
+                0x40..=0x4f => {
+                    prefixes.rex = byte;
+                    continue;
+                }
                 _ => break,
             }
+            // A REX prefix counts only right before the opcode.
+            prefixes.rex = 0;
         }
-        data16
+        prefixes
+    }
+}
+
+/// Prefixes that some instructions take differently on different processors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefixes {
+    /// 0x66 is among them.
+    data16: bool,
+    /// The REX prefix, or zero.
+    rex: u8,
+}
+
+impl Prefixes {
+    /// Whether they ask for 16-bit operands: REX.W overrules 0x66.
+    pub(super) fn has_effective_data16(self) -> bool {
+        self.data16 && self.rex & 8 == 0
+    }
+
+    /// REX.B, the fourth bit of the number of a base or of a register in the opcode.
+    pub(super) fn has_rex_b(self) -> bool {
+        self.rex & 1 != 0
     }
 }
 

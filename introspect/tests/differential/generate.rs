@@ -89,16 +89,32 @@ fn aim(bytes: &mut [u8], decoded: &Decoded, random: &mut Random, layout: &Layout
     };
     if decoded.branch_target().is_some() {
         let distance = layout.target.wrapping_sub(decoded.next().0);
-        patch(offsets.immediate_offset(), offsets.immediate_size(), distance)?;
+        patch(
+            offsets.immediate_offset(),
+            offsets.immediate_size(),
+            distance,
+        )?;
     }
     let fixed = insn.memory_base() == Register::None && insn.memory_index() == Register::None;
     if offsets.has_displacement() && (fixed || insn.is_ip_rel_memory_operand()) {
-        let origin = if insn.is_ip_rel_memory_operand() { decoded.next().0 } else { 0 };
+        let origin = if insn.is_ip_rel_memory_operand() {
+            decoded.next().0
+        } else {
+            0
+        };
         // GS starts at the data.
-        let base = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+        let base = if insn.memory_segment() == Register::GS {
+            layout.data
+        } else {
+            0
+        };
         let place = layout.data + layout.data_bytes as u64 / 2 + random.below(64);
         let displacement = place.wrapping_sub(base).wrapping_sub(origin);
-        patch(offsets.displacement_offset(), offsets.displacement_size(), displacement)?;
+        patch(
+            offsets.displacement_offset(),
+            offsets.displacement_size(),
+            displacement,
+        )?;
     }
     Some(())
 }
@@ -112,7 +128,11 @@ impl Case {
     fn meet(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
         let insn = *self.decoded.instruction();
         if insn.is_string_instruction() {
-            let gs = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+            let gs = if insn.memory_segment() == Register::GS {
+                layout.data
+            } else {
+                0
+            };
             self.set(Register::RSI, middle - gs + random.below(64));
             self.set(Register::RDI, middle + random.below(64));
             return;
@@ -125,7 +145,10 @@ impl Case {
                 let sign = if random.one_in(2) { u64::MAX } else { 0 };
                 self.set(Register::RDX, high ^ sign);
             }
-            Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne | Mnemonic::Jrcxz
+            Mnemonic::Loop
+            | Mnemonic::Loope
+            | Mnemonic::Loopne
+            | Mnemonic::Jrcxz
             | Mnemonic::Jecxz => {
                 let count = random.below(3) | (random.below(2) << 32);
                 self.set(Register::RCX, count);
@@ -156,7 +179,11 @@ impl Case {
     fn point(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
         let insn = *self.decoded.instruction();
         let (base, index) = (insn.memory_base(), insn.memory_index());
-        let segment = if insn.memory_segment() == Register::GS { layout.data } else { 0 };
+        let segment = if insn.memory_segment() == Register::GS {
+            layout.data
+        } else {
+            0
+        };
         let place = (middle + random.below(64)).wrapping_sub(segment);
         let rest = place.wrapping_sub(insn.memory_displacement64());
         let scale = u64::from(insn.memory_index_scale());
@@ -165,7 +192,11 @@ impl Case {
             let value = random.value();
             self.set(index, value);
             // An index of 32 bits is used without what is above it.
-            let used = if index.size() == 4 { value & 0xffff_ffff } else { value };
+            let used = if index.size() == 4 {
+                value & 0xffff_ffff
+            } else {
+                value
+            };
             self.set(base, rest.wrapping_sub(used.wrapping_mul(scale)));
         } else if is_gpr(base) && is_gpr(index) {
             self.set(base, rest / (scale + 1));
@@ -209,11 +240,13 @@ impl Case {
 
     /// Where the memory operand is, by iced's reckoning.
     fn address(&self, layout: &Layout) -> Option<u64> {
-        self.decoded.instruction().virtual_address(0, 0, |register, _, _| match register {
-            Register::GS => Some(layout.data),
-            _ if register.is_segment_register() => Some(0),
-            _ => Some(self.gprs[register.full_register().number()]),
-        })
+        self.decoded
+            .instruction()
+            .virtual_address(0, 0, |register, _, _| match register {
+                Register::GS => Some(layout.data),
+                _ if register.is_segment_register() => Some(0),
+                _ => Some(self.gprs[register.full_register().number()]),
+            })
     }
 
     fn store(&mut self, layout: &Layout, at: u64, value: u64) {

@@ -22,8 +22,13 @@ struct Context {
     reached: u64,
 }
 
-static mut CONTEXT: Context =
-    Context { gprs: [0; 16], rflags: 0, host_rsp: 0, instruction: 0, reached: 0 };
+static mut CONTEXT: Context = Context {
+    gprs: [0; 16],
+    rflags: 0,
+    host_rsp: 0,
+    instruction: 0,
+    reached: 0,
+};
 
 static IN_USE: Mutex<()> = Mutex::new(());
 
@@ -123,15 +128,25 @@ pub(crate) struct Native {
 
 impl Native {
     pub(crate) fn new(data_bytes: usize) -> Self {
-        let alone = IN_USE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let code = map(PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC);
+        let alone = IN_USE
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let code = map(
+            PAGE_BYTES,
+            libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC,
+        );
         let data = map(data_bytes, libc::PROT_READ | libc::PROT_WRITE);
         const ARCH_SET_GS: libc::c_int = 0x1001;
         // SAFETY: the call takes a number and an address and changes this thread's GS base,
         // which nothing in a 64-bit Linux program uses.
         let done = unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_SET_GS, data) };
         assert_eq!(done, 0, "the base of GS cannot be set");
-        let native = Self { code, data, data_bytes, _alone: alone };
+        let native = Self {
+            code,
+            data,
+            data_bytes,
+            _alone: alone,
+        };
         native.put_stub(TARGET_OFFSET, hyprobe_test_leave_target as *const () as u64);
         native
     }
@@ -163,7 +178,11 @@ impl Native {
         assert!(bytes.len() <= 15 && data.len() == self.data_bytes);
         // SAFETY: the code page is writable, private to us, and larger than both offsets
         // together with what is put there.
-        unsafe { self.code.add(INSTRUCTION_OFFSET).copy_from(bytes.as_ptr(), bytes.len()) };
+        unsafe {
+            self.code
+                .add(INSTRUCTION_OFFSET)
+                .copy_from(bytes.as_ptr(), bytes.len())
+        };
         let behind = INSTRUCTION_OFFSET + bytes.len();
         self.put_stub(behind, hyprobe_test_leave_behind as *const () as u64);
         // SAFETY: the data mapping has `data_bytes` bytes, which is the length of `data`.
@@ -174,13 +193,23 @@ impl Native {
         // comes out at one of the two stubs, and the stack it ran on is part of the data.
         let after = unsafe {
             let instruction = self.instruction();
-            context.write(Context { gprs, rflags, host_rsp: 0, instruction, reached: 0 });
+            context.write(Context {
+                gprs,
+                rflags,
+                host_rsp: 0,
+                instruction,
+                reached: 0,
+            });
             hyprobe_test_enter();
             context.read_volatile()
         };
         // SAFETY: as above; the instruction may have changed what is copied.
         unsafe { ptr::copy(self.data, data.as_mut_ptr(), data.len()) };
-        After { gprs: after.gprs, rflags: after.rflags, branched: after.reached == 2 }
+        After {
+            gprs: after.gprs,
+            rflags: after.rflags,
+            branched: after.reached == 2,
+        }
     }
 
     /// Puts `jmp [rip]` and the address behind it on the code page.

@@ -26,8 +26,19 @@ impl Random {
 
     /// A value as instructions like least: edges of all widths as often as anything else.
     pub(crate) fn value(&mut self) -> u64 {
-        let edges =
-            [0, 1, 2, 0x7f, 0x80, 0xff, 0x7fff, 0x8000, 0xffff, 0x7fff_ffff, 0x8000_0000];
+        let edges = [
+            0,
+            1,
+            2,
+            0x7f,
+            0x80,
+            0xff,
+            0x7fff,
+            0x8000,
+            0xffff,
+            0x7fff_ffff,
+            0x8000_0000,
+        ];
         let edge = match self.below(14) {
             11 => 0xffff_ffff,
             12 => 1 << 63,

@@ -43,7 +43,9 @@ impl Machine {
 
     /// The region and the index in it of each byte of an access.
     fn locate(&self, at: Gva, len: usize, access: Access) -> Result<Vec<(usize, usize)>, Fault> {
-        (0..len as u64).map(|offset| self.locate_byte(at.wrapping_add(offset), access)).collect()
+        (0..len as u64)
+            .map(|offset| self.locate_byte(at.wrapping_add(offset), access))
+            .collect()
     }
 
     fn locate_byte(&self, at: Gva, access: Access) -> Result<(usize, usize), Fault> {

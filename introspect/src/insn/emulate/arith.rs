@@ -54,6 +54,9 @@ fn compare_exchange<C: Cpu + ?Sized>(
     if flags & ZERO != 0 {
         let new = cpu.operand(1, width)?;
         cpu.set_operand(0, width, new)
+    } else if width == Width::B4 && !cpu.is_memory(0) && cpu.full_register(0)? > width.mask() {
+        // Processors differ in whether the upper half of the destination is cleared.
+        Err(Reason::UndefinedResult.into())
     } else {
         // The hardware writes the destination in either case.
         cpu.set_operand(0, width, old)?;

@@ -76,13 +76,8 @@ fn scan<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), S
         Some(position) => cpu.set_operand(0, width, u64::from(position)),
         // Without a bit to find the destination stays, on all processors; but of 32 bits some
         // clear the upper half all the same.
-        None if width == Width::B4 => {
-            let full = super::operand::gpr_of(cpu.insn.op0_register())?;
-            if cpu.gpr(full) > width.mask() {
-                Err(Reason::UndefinedResult.into())
-            } else {
-                Ok(())
-            }
+        None if width == Width::B4 && cpu.full_register(0)? > width.mask() => {
+            Err(Reason::UndefinedResult.into())
         }
         None => Ok(()),
     }

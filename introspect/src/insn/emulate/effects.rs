@@ -1,6 +1,6 @@
 //! What an instruction is going to change, held back until it is known to complete.
 
-use iced_x86::Instruction;
+use iced_x86::{Instruction, Mnemonic};
 
 use super::flags;
 use super::width::Width;
@@ -27,6 +27,16 @@ impl From<Reason> for Stop {
     }
 }
 
+/// How committing an instruction's changes went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Commit {
+    /// They are made.
+    Done,
+    /// Another processor wrote the memory of a locked instruction between its read and its
+    /// write. Nothing has changed; the instruction is to be started over.
+    Raced,
+}
+
 /// The most registers that one instruction changes.
 const MOST_REGISTERS: usize = 3;
 
@@ -42,11 +52,13 @@ pub(super) struct Effects<'a, C: ?Sized> {
     registers: [(Gpr, u64); MOST_REGISTERS],
     changed: usize,
     store: Option<Store>,
+    /// The last value read from memory: what a locked instruction replaces.
+    loaded: u64,
 }
 
 struct Store {
     at: Gva,
-    bytes: [u8; 8],
+    value: u64,
     width: Width,
 }
 
@@ -62,6 +74,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
             registers: [(Gpr::Rax, 0); MOST_REGISTERS],
             changed: 0,
             store: None,
+            loaded: 0,
         }
     }
 
@@ -136,7 +149,8 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         check_canonical(at, width, Access::Read)?;
         let mut bytes = [0; 8];
         self.cpu.read(Gva(at), &mut bytes[..width.bytes()])?;
-        Ok(u64::from_le_bytes(bytes))
+        self.loaded = u64::from_le_bytes(bytes);
+        Ok(self.loaded)
     }
 
     /// Will write memory. An instruction does so at most once.
@@ -145,20 +159,31 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         debug_assert!(self.store.is_none(), "{:?} writes twice", self.insn.code());
         self.store = Some(Store {
             at: Gva(at),
-            bytes: value.to_le_bytes(),
+            value,
             width,
         });
         Ok(())
     }
 
     /// Makes the changes.
-    pub(super) fn commit(self) -> Result<(), Stop> {
+    pub(super) fn commit(self) -> Result<Commit, Stop> {
         if !is_canonical(self.rip) {
             return Err(Reason::BranchNotCanonical.into());
         }
-        if let Some(store) = self.store {
-            self.cpu
-                .write(store.at, &store.bytes[..store.width.bytes()])?;
+        if let Some(Store { at, value, width }) = self.store {
+            if is_locked(self.insn) {
+                // Across a cache line the hardware would lock the bus.
+                if !at.0.is_multiple_of(width.bytes() as u64) {
+                    return Err(Reason::Locked.into());
+                }
+                let old = &self.loaded.to_le_bytes()[..width.bytes()];
+                let new = &value.to_le_bytes()[..width.bytes()];
+                if !self.cpu.compare_exchange(at, old, new)? {
+                    return Ok(Commit::Raced);
+                }
+            } else {
+                self.cpu.write(at, &value.to_le_bytes()[..width.bytes()])?;
+            }
         }
         for &(register, value) in &self.registers[..self.changed] {
             self.cpu.set_gpr(register, value);
@@ -166,8 +191,13 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         // Completing an instruction clears RF, which suppresses breakpoints on it.
         self.cpu.set_rflags(self.flags_after & !flags::RESUME);
         self.cpu.set_rip(self.rip);
-        Ok(())
+        Ok(Commit::Done)
     }
+}
+
+/// Whether the access to memory is atomic: by prefix, or because it is an `xchg`.
+fn is_locked(insn: &Instruction) -> bool {
+    insn.has_lock_prefix() || insn.mnemonic() == Mnemonic::Xchg
 }
 
 /// With 48 bits of address: a guest with 57 has the rare address in between stepped.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::effects::{Effects, Stop};
+use super::effects::{Commit, Effects, Stop};
 use super::family::Family;
 use super::{arith, bits, branch, data, flags, logic, multiply, shift, stack, status, string};
 use crate::Gva;
@@ -46,11 +46,27 @@ pub fn emulate_decoded<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Outco
     }
 }
 
+/// How often a locked instruction is started over before the hardware is to do it.
+const MOST_ATTEMPTS: usize = 16;
+
 fn run<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Result<(), Stop> {
     if cpu.rip() != decoded.at().0 {
         return Err(Reason::Elsewhere.into());
     }
     let family = family(decoded)?;
+    for _ in 0..MOST_ATTEMPTS {
+        if attempt(cpu, family, decoded)? == Commit::Done {
+            return Ok(());
+        }
+    }
+    Err(Reason::Locked.into())
+}
+
+fn attempt<C: Cpu + ?Sized>(
+    cpu: &mut C,
+    family: Family,
+    decoded: &Decoded,
+) -> Result<Commit, Stop> {
     let mut effects = Effects::new(cpu, decoded.instruction());
     if effects.flag(flags::TRAP) {
         return Err(Reason::GuestTrapFlag.into());

@@ -8,7 +8,7 @@ use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, Segment};
 
 /// The register that `register` is, or is part of.
-pub(super) fn gpr_of(register: Register) -> Result<Gpr, Stop> {
+fn gpr_of(register: Register) -> Result<Gpr, Stop> {
     if !register.is_gpr() {
         return Err(Reason::Unmodelled.into());
     }
@@ -68,6 +68,11 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
             }
             _ => Err(Reason::Unmodelled.into()),
         }
+    }
+
+    /// All 64 bits of the register that an operand is.
+    pub(super) fn full_register(&self, operand: u32) -> Result<u64, Stop> {
+        Ok(self.gpr(gpr_of(self.insn.op_register(operand))?))
     }
 
     /// A general-purpose register of any size.

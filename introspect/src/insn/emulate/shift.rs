@@ -1,7 +1,8 @@
 //! Shifts and rotations.
 //!
-//! OF after more than one position, AF after a shift, and CF after shifting everything out
-//! are undefined in the manuals; here they are what the same formula gives as for one.
+//! The manuals leave OF undefined after more than one position, AF after a shift, and CF after
+//! shifting everything out. Here they are as AMD's processors have them: OF by the formula for
+//! one position, AF set.
 
 use iced_x86::Mnemonic;
 
@@ -38,10 +39,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             }
             let other = cpu.operand(1, width)?;
             let left = cpu.insn.mnemonic() == Mnemonic::Shld;
-            let (result, out) = double(width, old, other, count, left);
-            let overflow = when((old ^ result) & width.sign() != 0, OVERFLOW);
-            let flags = flags::of_result(width, result) | when(out, CARRY) | overflow;
-            (STATUS & !ADJUST, result, flags)
+            shifted(width, double(width, old, other, count, left), !left)
         }
         _ => return Err(Reason::Unmodelled.into()),
     };
@@ -51,12 +49,8 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
 
 /// All flags of a shift.
 fn shifted(width: Width, (result, out): (u64, bool), right: bool) -> (u64, u64, u64) {
-    let flags = flags::of_result(width, result) | when(out, CARRY);
-    (
-        STATUS & !ADJUST,
-        result,
-        flags | overflow(width, result, out, right),
-    )
+    let flags = flags::of_result(width, result) | ADJUST | when(out, CARRY);
+    (STATUS, result, flags | overflow(width, result, out, right))
 }
 
 /// A rotation leaves SF, ZF, AF and PF alone.

@@ -1,0 +1,124 @@
+//! Nothing or everything: faults, atomic accesses, instructions decoded elsewhere.
+
+use hyprobe_introspect::Gva;
+use hyprobe_introspect::insn::{Access, Fault, Gpr, Outcome, Reason, decode, emulate_decoded};
+
+use super::machine::{Machine, Region};
+use super::{CODE, DATA, DATA_BYTES, STACK, kernel};
+
+const END: u64 = DATA + DATA_BYTES as u64;
+
+#[test]
+fn a_failed_write_leaves_registers_alone() {
+    let at = Gva(DATA - 8);
+    let outcome = kernel().with(Gpr::Rsp, DATA).refused("push rax", "50");
+    assert_eq!(
+        outcome,
+        Outcome::Fault(Fault::NotMapped {
+            at,
+            access: Access::Write
+        })
+    );
+    let outcome = kernel().with(Gpr::Rsp, DATA).refused("call rax", "ff d0");
+    assert_eq!(
+        outcome,
+        Outcome::Fault(Fault::NotMapped {
+            at,
+            access: Access::Write
+        })
+    );
+}
+
+#[test]
+fn a_write_across_a_boundary_happens_entirely_or_not_at_all() {
+    let machine = kernel().with(Gpr::Rdi, END - 4).with(Gpr::Rax, u64::MAX);
+    let outcome = machine.refused("mov [rdi], rax", "48 89 07");
+    assert_eq!(
+        outcome,
+        Outcome::Fault(Fault::NotMapped {
+            at: Gva(END),
+            access: Access::Write
+        })
+    );
+    let mut machine = kernel().with(Gpr::Rdi, END - 4).with(Gpr::Rax, u64::MAX);
+    machine.memory.push(Region {
+        start: END,
+        bytes: vec![0; 8],
+        writable: false,
+    });
+    let outcome = machine.refused("stosq [rdi], rax", "48 ab");
+    assert_eq!(
+        outcome,
+        Outcome::Fault(Fault::Forbidden {
+            at: Gva(END),
+            access: Access::Write
+        })
+    );
+}
+
+#[test]
+fn a_pop_to_memory_that_fails_pops_nothing() {
+    let machine = kernel().with(Gpr::Rbx, 0x10);
+    let outcome = machine.refused("pop qword ptr [rbx]", "8f 03");
+    assert!(matches!(outcome, Outcome::Fault(Fault::NotMapped { .. })));
+}
+
+#[test]
+fn an_address_that_does_not_exist_is_never_asked_for() {
+    let at = Gva(0x0000_7fff_ffff_fffc);
+    let outcome = kernel()
+        .with(Gpr::Rbx, at.0)
+        .refused("mov rax, [rbx]", "48 8b 03");
+    assert_eq!(
+        outcome,
+        Outcome::Fault(Fault::NotCanonical {
+            at,
+            access: Access::Read
+        })
+    );
+}
+
+#[test]
+fn a_locked_instruction_starts_over_when_it_loses_the_race() {
+    let machine = Machine {
+        races: 3,
+        ..kernel()
+    };
+    let after = machine
+        .with(Gpr::Rbx, STACK)
+        .with(Gpr::Rax, 2)
+        .holding(STACK, 40)
+        .after("lock xadd [rbx], rax", "f0 48 0f c1 03");
+    assert_eq!(after.quadword(STACK), 42);
+    assert_eq!(after.gpr(Gpr::Rax), 40);
+    assert_eq!(after.races, 0);
+}
+
+#[test]
+fn a_locked_instruction_that_keeps_losing_is_left_to_the_hardware() {
+    let mut machine = Machine {
+        races: 1000,
+        ..kernel()
+    }
+    .with(Gpr::Rbx, STACK);
+    let decoded = decode(&[0x87, 0x03], Gva(CODE)).expect("xchg [rbx],eax");
+    let outcome = emulate_decoded(&mut machine, &decoded);
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Locked));
+    assert_eq!(machine.rip, CODE);
+}
+
+#[test]
+fn a_misaligned_locked_access_is_left_to_the_hardware() {
+    let machine = kernel().with(Gpr::Rbx, STACK + 1);
+    let outcome = machine.refused("lock inc dword ptr [rbx]", "f0 ff 03");
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Locked));
+}
+
+#[test]
+fn an_instruction_runs_only_where_it_was_decoded() {
+    let mut machine = kernel();
+    let decoded = decode(&[0x90], Gva(CODE + 1)).expect("nop");
+    let outcome = emulate_decoded(&mut machine, &decoded);
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Elsewhere));
+    assert_eq!(machine, kernel());
+}
