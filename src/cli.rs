@@ -1,12 +1,13 @@
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use probes::units;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
+use probes::{Word, units};
 
-use crate::config::{Accel, Boot, Console, Format, TrapChoice};
+use crate::config::{Accel, Boot, Console, Format, TrapChoice, Workload};
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -66,7 +67,7 @@ pub(crate) struct RunArgs {
     /// The guest's first file system
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub(crate) initrd: Option<PathBuf>,
-    /// A built-in first file system; the default with --image [possible values: demo]
+    /// A built-in first file system; `demo` is the default with --image
     #[arg(
         long,
         conflicts_with = "initrd",
@@ -84,22 +85,22 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::boot::MAX_VCPUS)), help_heading = "Guest")]
     pub(crate) cpus: Option<u8>,
     /// How the kernel is started [default: direct]
-    #[arg(long, value_name = "HOW", help_heading = "Guest")]
+    #[arg(long, value_name = "HOW", value_parser = choice::<Boot>(), help_heading = "Guest")]
     pub(crate) boot: Option<Boot>,
     /// What to probe (repeatable)
     #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
     pub(crate) probes: Vec<String>,
     /// What to plant where a probe is
-    #[arg(long, hide = true)]
+    #[arg(long, hide = true, value_parser = choice::<TrapChoice>())]
     pub(crate) trap: Option<TrapChoice>,
     /// Where the guest runs [default: auto]
-    #[arg(long, value_name = "WHERE", help_heading = "Run")]
+    #[arg(long, value_name = "WHERE", value_parser = choice::<Accel>(), help_heading = "Run")]
     pub(crate) accel: Option<Accel>,
     /// End the guest after this time: 60s, 2m, 500ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
     pub(crate) timeout: Option<Duration>,
     /// How events are written [default: text]
-    #[arg(long, help_heading = "Output")]
+    #[arg(long, value_parser = choice::<Format>(), help_heading = "Output")]
     pub(crate) format: Option<Format>,
     /// Write events to this file instead of standard output
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
@@ -107,13 +108,6 @@ pub(crate) struct RunArgs {
     /// Where the guest's console goes: stdio, none or a file [default: stdio]
     #[arg(long, value_name = "WHERE", value_parser = parse_console, help_heading = "Output")]
     pub(crate) console: Option<Console>,
-}
-
-/// A guest user space that hyprobe brings along.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Workload {
-    /// Opens, reads and writes files, starts processes, powers off
-    Demo,
 }
 
 #[derive(Debug, Args)]
@@ -153,10 +147,15 @@ pub(crate) enum ImagesCommand {
     },
 }
 
-/// A file called `none` is `./none`.
+/// One of several words.
+fn choice<W: Word + Send + Sync>() -> impl TypedValueParser<Value = W> {
+    let values = W::ALL.iter().map(|choice| PossibleValue::new(choice.word()).help(choice.about()));
+    PossibleValuesParser::new(values).try_map(|word| W::from_word(&word).ok_or("not one of the words"))
+}
+
 #[expect(clippy::unnecessary_wraps, reason = "the form of a clap value parser")]
 fn parse_console(text: &str) -> Result<Console, std::convert::Infallible> {
-    Ok(Console::from_word(text))
+    Ok(Console::from_text(text, Path::new("")))
 }
 
 #[cfg(test)]

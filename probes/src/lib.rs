@@ -2,11 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+mod choices;
 mod event;
+pub mod manifest;
 mod spec;
 mod suggest;
 pub mod units;
 
+pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
 pub use event::{
     Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Summary,
     Tier,

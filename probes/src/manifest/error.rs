@@ -1,0 +1,223 @@
+//! What is wrong with a manifest.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+use miette::{Diagnostic, NamedSource, SourceSpan};
+use thiserror::Error;
+
+use crate::SpecError;
+use crate::units::UnitError;
+
+/// Why there is no manifest.
+#[derive(Debug, Error)]
+pub enum ManifestError {
+    /// The file could not be read.
+    #[error("cannot read the manifest {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is not what a manifest should be.
+    #[error(transparent)]
+    Invalid(#[from] InvalidManifest),
+}
+
+/// A text that is no manifest, with all that is wrong in it.
+#[derive(Debug, Error, Diagnostic)]
+#[error("{name} is not a valid manifest")]
+pub struct InvalidManifest {
+    name: String,
+    #[source_code]
+    text: NamedSource<String>,
+    #[related]
+    problems: Vec<Problem>,
+}
+
+impl InvalidManifest {
+    pub(super) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
+        problems.sort_by_key(|problem| problem.span().offset());
+        let text = NamedSource::new(name, text.to_owned()).with_language("toml");
+        Self {
+            name: name.to_owned(),
+            text,
+            problems,
+        }
+    }
+
+    /// What is wrong, in the order of the text.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Error, Diagnostic)]
+pub enum Problem {
+    /// It is no TOML.
+    #[error("this is not TOML")]
+    Syntax {
+        /// What the parser says.
+        message: String,
+        /// Where.
+        #[label("{message}")]
+        span: SourceSpan,
+    },
+    /// A key that does not exist.
+    #[error("{table} has no key `{key}`")]
+    UnknownKey {
+        /// The table that it is in.
+        table: &'static str,
+        /// The key.
+        key: String,
+        /// The key.
+        #[label("not known")]
+        span: SourceSpan,
+        /// What there is.
+        #[help]
+        help: Option<String>,
+    },
+    /// A value of another type.
+    #[error("`{key}` must be {expected}, not {found}")]
+    WrongType {
+        /// Its key.
+        key: &'static str,
+        /// The type that it should have.
+        expected: &'static str,
+        /// The type that it has.
+        found: &'static str,
+        /// The value.
+        #[label("{found}")]
+        span: SourceSpan,
+        /// How it is written.
+        #[help]
+        help: Option<String>,
+    },
+    /// A word that is none of those that can be chosen from.
+    #[error("`{key}` cannot be `{word}`")]
+    NoChoice {
+        /// Its key.
+        key: &'static str,
+        /// The word.
+        word: String,
+        /// The word.
+        #[label("none of the choices")]
+        span: SourceSpan,
+        /// The choices.
+        #[help]
+        help: Option<String>,
+    },
+    /// A number outside its range.
+    #[error("`{key}` cannot be {number}")]
+    OutOfRange {
+        /// Its key.
+        key: &'static str,
+        /// The number.
+        number: String,
+        /// The lowest.
+        from: i64,
+        /// The highest.
+        to: i64,
+        /// The number.
+        #[label("must be from {from} to {to}")]
+        span: SourceSpan,
+    },
+    /// A size or a time.
+    #[error("`{key}` is not usable")]
+    Unit {
+        /// Its key.
+        key: &'static str,
+        /// What is wrong.
+        error: UnitError,
+        /// The value.
+        #[label("{error}")]
+        span: SourceSpan,
+    },
+    /// A probe.
+    #[error("this is not a probe: {error}")]
+    Spec {
+        /// What is wrong.
+        error: SpecError,
+        /// The part of the probe that it is about.
+        #[label("here")]
+        span: SourceSpan,
+        /// What to write instead.
+        #[help]
+        help: Option<String>,
+    },
+    /// A key without which the table means nothing.
+    #[error("{table} needs the key `{key}`")]
+    Missing {
+        /// The table.
+        table: &'static str,
+        /// The key.
+        key: &'static str,
+        /// The table.
+        #[label("`{key}` is missing")]
+        span: SourceSpan,
+    },
+    /// An empty string where something must be named.
+    #[error("`{key}` is empty")]
+    Empty {
+        /// Its key.
+        key: &'static str,
+        /// The value.
+        #[label("empty")]
+        span: SourceSpan,
+    },
+    /// Two keys of which one can be given.
+    #[error("`{first}` and `{second}` exclude each other")]
+    Both {
+        /// The one.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+        /// The one.
+        #[label("either this")]
+        span: SourceSpan,
+        /// The other.
+        #[label("or this")]
+        other: SourceSpan,
+    },
+}
+
+impl Problem {
+    /// Where it is.
+    #[must_use]
+    pub fn span(&self) -> SourceSpan {
+        match self {
+            Self::Syntax { span, .. }
+            | Self::UnknownKey { span, .. }
+            | Self::WrongType { span, .. }
+            | Self::NoChoice { span, .. }
+            | Self::OutOfRange { span, .. }
+            | Self::Unit { span, .. }
+            | Self::Spec { span, .. }
+            | Self::Missing { span, .. }
+            | Self::Empty { span, .. }
+            | Self::Both { span, .. } => *span,
+        }
+    }
+}
+
+/// Words as a sentence lists them, with this one before the last: `` `a`, `b` and `c` ``.
+pub(super) struct Listed<'a>(pub(super) &'a [&'a str], pub(super) &'a str);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(words, last) = self;
+        for (at, word) in words.iter().enumerate() {
+            match at {
+                0 => {}
+                _ if at + 1 == words.len() => write!(f, " {last} ")?,
+                _ => f.write_str(", ")?,
+            }
+            write!(f, "`{word}`")?;
+        }
+        Ok(())
+    }
+}

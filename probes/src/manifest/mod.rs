@@ -1,0 +1,125 @@
+//! A run described in a file.
+//!
+//! ```toml
+//! [guest]
+//! kernel = "vmlinuz"            # or image = "debian-6.1", a stock kernel that is fetched
+//! initrd = "initrd.gz"          # or workload = "demo", which is built in
+//! cmdline = "console=ttyS0"
+//! memory = "256M"
+//! cpus = 2
+//! boot = "direct"               # or "bzimage"
+//!
+//! [run]
+//! accel = "auto"                # or "kvm", "nested"
+//! format = "text"               # or "json"
+//! output = "events.jsonl"
+//! console = "stdio"             # or "none", or a file
+//! timeout = "60s"
+//!
+//! [[probe]]
+//! at = "kprobe:do_sys_openat2"
+//! ```
+//!
+//! Everything is optional, because the command line may say it too. Files are relative to the manifest's folder. What
+//! is wrong is reported all at once, each with the spot ([`InvalidManifest`] is a [`miette::Diagnostic`]).
+
+mod error;
+mod reader;
+mod schema;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub use error::{InvalidManifest, ManifestError, Problem};
+
+use crate::ProbeSpec;
+use crate::choices::{Accel, Boot, Console, Format, Workload};
+
+/// What a manifest says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The machine.
+    pub guest: GuestSection,
+    /// The run.
+    pub run: RunSection,
+    /// The probes, in the order of the file.
+    pub probes: Vec<ProbeSpec>,
+}
+
+/// `[guest]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GuestSection {
+    /// `kernel` or `image`.
+    pub kernel: Option<KernelSource>,
+    /// `initrd` or `workload`.
+    pub initrd: Option<InitrdSource>,
+    /// The kernel's command line.
+    pub cmdline: Option<String>,
+    /// RAM.
+    pub memory_bytes: Option<u64>,
+    /// The number of vCPUs.
+    pub cpus: Option<u8>,
+    /// How the kernel is started.
+    pub boot: Option<Boot>,
+}
+
+/// Where a kernel comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KernelSource {
+    /// This file.
+    File(PathBuf),
+    /// A stock kernel, by its name.
+    Image(String),
+}
+
+/// Where the first file system comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitrdSource {
+    /// This file.
+    File(PathBuf),
+    /// hyprobe builds it.
+    Workload(Workload),
+}
+
+/// `[run]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunSection {
+    /// Where the guest runs.
+    pub accel: Option<Accel>,
+    /// How events are written.
+    pub format: Option<Format>,
+    /// Where events are written to.
+    pub output: Option<PathBuf>,
+    /// Where the guest's console goes.
+    pub console: Option<Console>,
+    /// When the guest is ended at the latest.
+    pub timeout: Option<Duration>,
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read, or is no manifest.
+    pub fn load(path: &Path) -> Result<Self, ManifestError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ManifestError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let folder = path.parent().unwrap_or(Path::new(""));
+        Ok(Self::parse(&text, &path.display().to_string(), folder)?)
+    }
+
+    /// Understands a manifest's text. `name` stands for it in errors, its files are in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// When it is no manifest.
+    pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, InvalidManifest> {
+        schema::read(text, folder).map_err(|problems| InvalidManifest::new(name, text, problems))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! Reading values out of a table, with the spot of whatever is wrong.
+
+use std::ops::{Range, RangeInclusive};
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{Listed, Problem};
+use crate::choices::Word;
+use crate::suggest::did_you_mean;
+use crate::units::UnitError;
+
+/// A table of the manifest. What is wrong with a value is noted, and the value counts as absent.
+#[derive(Debug)]
+pub(super) struct Reader<'t, 'i, 'p> {
+    table: &'t DeTable<'i>,
+    /// What the table is called in messages.
+    name: &'static str,
+    problems: &'p mut Vec<Problem>,
+}
+
+impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
+    /// `known` are all keys that the table may have.
+    pub(super) fn new(
+        name: &'static str,
+        table: &'t DeTable<'i>,
+        known: &'static [&'static str],
+        problems: &'p mut Vec<Problem>,
+    ) -> Self {
+        for key in table
+            .keys()
+            .filter(|key| !known.contains(&key.get_ref().as_ref()))
+        {
+            let word = key.get_ref().as_ref();
+            let there_are = format!("there are {}", Listed(known, "and"));
+            problems.push(Problem::UnknownKey {
+                table: name,
+                key: word.to_owned(),
+                span: key.span().into(),
+                help: Some(match did_you_mean(word, known.iter().copied()) {
+                    Some(meant) => format!("did you mean `{meant}`? {there_are}"),
+                    None => there_are,
+                }),
+            });
+        }
+        Self {
+            table,
+            name,
+            problems,
+        }
+    }
+
+    /// Notes a problem.
+    pub(super) fn note(&mut self, problem: Problem) {
+        self.problems.push(problem);
+    }
+
+    /// The value of `key`.
+    pub(super) fn value(&self, key: &str) -> Option<&'t Spanned<DeValue<'i>>> {
+        self.table.get(key)
+    }
+
+    /// A string that is not empty, and where its value is written.
+    pub(super) fn string(&mut self, key: &'static str) -> Option<(&'t str, Range<usize>)> {
+        let value = self.value(key)?;
+        match value.get_ref() {
+            DeValue::String(text) if text.is_empty() => {
+                self.note(Problem::Empty {
+                    key,
+                    span: value.span().into(),
+                });
+                None
+            }
+            DeValue::String(text) => Some((text.as_ref(), value.span())),
+            _ => self.wrong_type(key, "a string", None, value),
+        }
+    }
+
+    /// A string that may be empty.
+    pub(super) fn text(&mut self, key: &'static str) -> Option<String> {
+        let value = self.value(key)?;
+        match value.get_ref() {
+            DeValue::String(text) => Some(text.as_ref().to_owned()),
+            _ => self.wrong_type(key, "a string", None, value),
+        }
+    }
+
+    /// A size or a time.
+    pub(super) fn unit<T>(
+        &mut self,
+        key: &'static str,
+        example: &'static str,
+        parse: fn(&str) -> Result<T, UnitError>,
+    ) -> Option<T> {
+        let value = self.value(key)?;
+        let DeValue::String(text) = value.get_ref() else {
+            let help = format!("write it with a unit and in quotes: {key} = \"{example}\"");
+            return self.wrong_type(key, "a string", Some(help), value);
+        };
+        match parse(text) {
+            Ok(parsed) => Some(parsed),
+            Err(error) => {
+                self.note(Problem::Unit {
+                    key,
+                    error,
+                    span: value.span().into(),
+                });
+                None
+            }
+        }
+    }
+
+    /// One of several words.
+    pub(super) fn choice<W: Word>(&mut self, key: &'static str) -> Option<W> {
+        let (word, span) = self.string(key)?;
+        let choice = W::from_word(word);
+        if choice.is_none() {
+            let words: Vec<_> = W::ALL.iter().map(|choice| choice.word()).collect();
+            let can_be = format!("it can be {}", Listed(&words, "or"));
+            self.note(Problem::NoChoice {
+                key,
+                word: word.to_owned(),
+                span: span.into(),
+                help: Some(match did_you_mean(word, words.iter().copied()) {
+                    Some(meant) => format!("did you mean `{meant}`? {can_be}"),
+                    None => can_be,
+                }),
+            });
+        }
+        choice
+    }
+
+    /// A small number.
+    pub(super) fn number(&mut self, key: &'static str, range: RangeInclusive<u8>) -> Option<u8> {
+        let value = self.value(key)?;
+        let DeValue::Integer(number) = value.get_ref() else {
+            return self.wrong_type(key, "an integer", None, value);
+        };
+        let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok();
+        let fitting = parsed.and_then(|number| u8::try_from(number).ok());
+        let fitting = fitting.filter(|number| range.contains(number));
+        if fitting.is_none() {
+            self.note(Problem::OutOfRange {
+                key,
+                number: number.as_str().to_owned(),
+                from: i64::from(*range.start()),
+                to: i64::from(*range.end()),
+                span: value.span().into(),
+            });
+        }
+        fitting
+    }
+
+    /// Notes that one of two keys is too many.
+    pub(super) fn exclude(&mut self, first: &'static str, second: &'static str) {
+        if let (Some(one), Some(other)) = (self.value(first), self.value(second)) {
+            let (span, other) = (one.span().into(), other.span().into());
+            self.note(Problem::Both {
+                first,
+                second,
+                span,
+                other,
+            });
+        }
+    }
+
+    /// Notes that `key` is missing from the table, which is at `span`.
+    pub(super) fn require(&mut self, key: &'static str, span: Range<usize>) {
+        if self.value(key).is_none() {
+            self.note(Problem::Missing {
+                table: self.name,
+                key,
+                span: span.into(),
+            });
+        }
+    }
+
+    /// Notes that `value` is of the wrong type.
+    pub(super) fn wrong_type<T>(
+        &mut self,
+        key: &'static str,
+        expected: &'static str,
+        help: Option<String>,
+        value: &Spanned<DeValue<'_>>,
+    ) -> Option<T> {
+        let found = type_name(value.get_ref());
+        self.note(Problem::WrongType {
+            key,
+            expected,
+            found,
+            span: value.span().into(),
+            help,
+        });
+        None
+    }
+}
+
+fn type_name(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => "a boolean",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "an array",
+        DeValue::Table(_) => "a table",
+    }
+}

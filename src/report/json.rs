@@ -1,0 +1,13 @@
+//! JSON lines.
+
+use probes::Event;
+
+/// Appends one event and a newline.
+pub(super) fn line(event: &Event, out: &mut Vec<u8>) {
+    let start = out.len();
+    match serde_json::to_writer(&mut *out, event) {
+        Ok(()) => out.push(b'\n'),
+        // Only maps with keys that are no strings fail, and events have none.
+        Err(_) => out.truncate(start),
+    }
+}

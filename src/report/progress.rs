@@ -1,0 +1,59 @@
+//! The line that says that something is going on, while nothing else does.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+const TICK: Duration = Duration::from_millis(100);
+
+/// A line on standard error that is there only on a terminal. Clones are the same line.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+}
+
+impl Progress {
+    /// The line, if standard error is a terminal.
+    pub(crate) fn on_stderr() -> Self {
+        let bar = if std::io::stderr().is_terminal() {
+            ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr())
+        } else {
+            ProgressBar::hidden()
+        };
+        // An error would be one in the template, which the test below excludes.
+        if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
+            bar.set_style(style);
+        }
+        Self { bar }
+    }
+
+    /// One that is never seen.
+    #[cfg(test)]
+    pub(crate) fn hidden() -> Self {
+        Self { bar: ProgressBar::hidden() }
+    }
+
+    /// What is being done now.
+    pub(crate) fn say(&self, text: impl Into<String>) {
+        if !self.bar.is_hidden() && !self.bar.is_finished() {
+            self.bar.enable_steady_tick(TICK);
+            self.bar.set_message(text.into());
+        }
+    }
+
+    /// Removes the line for good.
+    pub(crate) fn clear(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+const TEMPLATE: &str = "{spinner} {msg} ({elapsed})";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_template_is_one() {
+        super::ProgressStyle::with_template(super::TEMPLATE).expect("template");
+    }
+}

@@ -1,0 +1,218 @@
+//! The summary for people.
+
+use probes::{GuestEnd, ProbeState, ProbeSummary, Summary, Tier};
+
+use super::style::{Ink, Style};
+use super::text::{line, seconds};
+
+/// From so many probes on, those that are armed and were not hit are only counted.
+const MANY_PROBES: usize = 50;
+
+const HEADINGS: [&str; 7] = ["PROBE", "ADDRESS", "HITS", "MISSED", "TIER", "EXITS", "STATE"];
+/// Numbers stand on the right of their column.
+const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
+
+/// Appends how the guest ended and what became of each probe.
+pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
+    let end = summary.guest.end;
+    let ink = match end {
+        GuestEnd::Panic | GuestEnd::TripleFault | GuestEnd::Failed => Ink::Bad,
+        GuestEnd::Timeout => Ink::Warning,
+        _ => Ink::Strong,
+    };
+    let detail = summary.guest.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default();
+    line(out, format_args!(""));
+    line(
+        out,
+        format_args!(
+            "{}{detail} after {} s ({})",
+            style.paint(ink, sentence(end)),
+            seconds(summary.ran_ns),
+            summary.accel,
+        ),
+    );
+    if summary.dropped > 0 {
+        let lost = format!("{} events could not be written", summary.dropped);
+        line(out, format_args!("{}", style.paint(Ink::Bad, lost)));
+    }
+    if !summary.probes.is_empty() {
+        line(out, format_args!(""));
+        probes(&summary.probes, style, out);
+    }
+}
+
+const fn sentence(end: GuestEnd) -> &'static str {
+    match end {
+        GuestEnd::Poweroff => "The guest powered off",
+        GuestEnd::Reset => "The guest reset",
+        GuestEnd::Panic => "The guest's kernel panicked",
+        GuestEnd::TripleFault => "The guest triple-faulted",
+        GuestEnd::Halted => "The guest halted for good",
+        GuestEnd::Timeout => "Time is up; the guest was stopped",
+        GuestEnd::Stopped => "The guest was stopped",
+        GuestEnd::Exit => "The guest ended with an exit code",
+        GuestEnd::Failed => "The run failed",
+    }
+}
+
+fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
+    let is_quiet = |probe: &&ProbeSummary| {
+        probe.state == ProbeState::Armed && probe.hits == 0 && probe.missed.is_empty()
+    };
+    let many = probes.len() >= MANY_PROBES;
+    let shown: Vec<_> = probes.iter().filter(|probe| !(many && is_quiet(probe))).collect();
+    let rows: Vec<_> = shown.iter().map(|probe| row(probe)).collect();
+    let mut widths = HEADINGS.map(str::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let headings = joined(&HEADINGS.map(str::to_owned), &widths);
+    line(out, format_args!("{}", style.paint(Ink::Strong, headings)));
+    for (probe, row) in shown.iter().zip(&rows) {
+        let text = joined(row, &widths);
+        match ink(probe) {
+            Ink::Plain => line(out, format_args!("{text}")),
+            ink => line(out, format_args!("{}", style.paint(ink, text))),
+        }
+        for (reason, count) in &probe.missed {
+            line(out, format_args!("  missed {count}: {reason}"));
+        }
+        if let Some(reason) = &probe.reason {
+            line(out, format_args!("  {reason}"));
+        }
+    }
+    let quiet = probes.len() - shown.len();
+    if quiet > 0 {
+        line(out, format_args!("… and {quiet} armed probes without a hit"));
+    }
+    if probes.len() > 1 {
+        let hits: u64 = probes.iter().map(|probe| probe.hits).sum();
+        let missed: u64 = probes.iter().map(missed).sum();
+        let exits: u64 = probes.iter().map(|probe| probe.exits).sum();
+        line(
+            out,
+            format_args!("{} probes: {hits} hits, {missed} missed, {exits} exits", probes.len()),
+        );
+    }
+}
+
+fn missed(probe: &ProbeSummary) -> u64 {
+    probe.missed.values().sum()
+}
+
+fn row(probe: &ProbeSummary) -> [String; 7] {
+    [
+        probe.probe.clone(),
+        probe.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
+        probe.hits.to_string(),
+        missed(probe).to_string(),
+        tier(probe.tier).to_owned(),
+        probe.exits.to_string(),
+        state(probe.state).to_owned(),
+    ]
+}
+
+/// The cells in their columns, without blanks at the end.
+fn joined(cells: &[String; 7], widths: &[usize; 7]) -> String {
+    let cells: Vec<_> = cells
+        .iter()
+        .zip(widths)
+        .zip(IS_NUMBER)
+        .map(|((cell, &width), number)| {
+            if number { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        })
+        .collect();
+    cells.join("  ").trim_end().to_owned()
+}
+
+fn ink(probe: &ProbeSummary) -> Ink {
+    match probe.state {
+        ProbeState::Refused => Ink::Bad,
+        ProbeState::Pending => Ink::Warning,
+        _ if !probe.missed.is_empty() => Ink::Warning,
+        _ => Ink::Plain,
+    }
+}
+
+const fn tier(tier: Option<Tier>) -> &'static str {
+    match tier {
+        None => "-",
+        Some(Tier::Emulated) => "emulated",
+        Some(Tier::Relocated) => "relocated",
+        Some(Tier::Stepped) => "stepped",
+    }
+}
+
+const fn state(state: ProbeState) -> &'static str {
+    match state {
+        ProbeState::Armed => "armed",
+        ProbeState::Pending => "pending",
+        ProbeState::Disabled => "disabled",
+        ProbeState::Gone => "gone",
+        ProbeState::Refused => "refused",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use probes::{GuestSummary, Hex};
+
+    use super::*;
+
+    fn probe(name: &str, hits: u64) -> ProbeSummary {
+        ProbeSummary {
+            probe: name.to_owned(),
+            ip: Some(Hex(0xffff_ffff_8139_a0c0)),
+            hits,
+            missed: BTreeMap::new(),
+            tier: (hits > 0).then_some(Tier::Emulated),
+            exits: hits,
+            state: ProbeState::Armed,
+            reason: None,
+        }
+    }
+
+    fn shown(probes: Vec<ProbeSummary>) -> String {
+        let guest = GuestSummary { end: GuestEnd::Poweroff, detail: None };
+        let run =
+            Summary { accel: "kvm".to_owned(), guest, ran_ns: 7_213_000_000, probes, dropped: 0 };
+        let mut out = Vec::new();
+        summary(&run, Style::plain(), &mut out);
+        String::from_utf8(out).expect("utf-8")
+    }
+
+    #[test]
+    fn a_table() {
+        let mut late = probe("kprobe:nft_do_chain", 0);
+        (late.ip, late.state) = (None, ProbeState::Pending);
+        late.reason = Some("no such symbol until a module brings it".to_owned());
+        let mut missed = probe("kprobe:vfs_read", 1200);
+        missed.missed.insert("output failed".to_owned(), 3);
+        assert_eq!(
+            shown(vec![missed, late]),
+            "
+The guest powered off after 7.213000 s (kvm)
+
+PROBE                ADDRESS             HITS  MISSED  TIER      EXITS  STATE
+kprobe:vfs_read      0xffffffff8139a0c0  1200       3  emulated   1200  armed
+  missed 3: output failed
+kprobe:nft_do_chain  -                      0       0  -             0  pending
+  no such symbol until a module brings it
+2 probes: 1200 hits, 3 missed, 1200 exits
+"
+        );
+    }
+
+    #[test]
+    fn of_many_probes_those_that_were_hit_are_shown() {
+        let mut probes: Vec<_> = (0..60).map(|n| probe(&format!("kprobe:f{n}"), 0)).collect();
+        probes[7].hits = 2;
+        let text = shown(probes);
+        assert!(text.contains("kprobe:f7 ") && !text.contains("kprobe:f8"), "{text}");
+        assert!(text.contains("… and 59 armed probes without a hit"), "{text}");
+    }
+}

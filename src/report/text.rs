@@ -1,0 +1,162 @@
+//! Events for people.
+
+use std::io::Write as _;
+
+use probes::{Event, Hit, Note};
+
+use super::style::{Ink, Style};
+use super::table;
+
+/// Names longer than this do not move the columns behind them.
+const MAX_COLUMN: usize = 40;
+
+/// Makes lines of events. Columns grow with what they have to hold, and never shrink.
+#[derive(Debug)]
+pub(super) struct Formatter {
+    style: Style,
+    /// What each line begins with where others write lines too.
+    prefix: &'static str,
+    probe_width: usize,
+    symbol_width: usize,
+}
+
+impl Formatter {
+    /// `among_console` marks the lines, because the guest's console is between them.
+    pub(super) fn new(style: Style, among_console: bool) -> Self {
+        let prefix = if among_console { ">> " } else { "" };
+        Self { style, prefix, probe_width: 0, symbol_width: 0 }
+    }
+
+    /// Appends one event as a line, the summary as a table.
+    pub(super) fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
+        match event {
+            Event::Hit(hit) => self.hit(hit, out),
+            Event::Note(note) => self.note(note, out),
+            Event::Summary(summary) => table::summary(summary, self.style, out),
+        }
+    }
+
+    fn hit(&mut self, hit: &Hit, out: &mut Vec<u8>) {
+        self.probe_width = self.probe_width.max(hit.probe.len().min(MAX_COLUMN));
+        self.symbol_width = self.symbol_width.max(hit.symbol.len().min(MAX_COLUMN));
+        let (style, probe_width, symbol_width) = (self.style, self.probe_width, self.symbol_width);
+        let time = format!("{:>11}", seconds(hit.ts_ns));
+        let cpu = format!("cpu{:<2}", hit.vcpu);
+        let args = hit.args.map(|arg| arg.to_string()).join(", ");
+        let before = self.prefix.len()
+            + time.len()
+            + cpu.len()
+            + hit.probe.len().max(probe_width)
+            + hit.symbol.len().max(symbol_width)
+            + 8;
+        let args = cut(format!("({args})"), style.width.map(|width| width.saturating_sub(before)));
+        line(
+            out,
+            format_args!(
+                "{}{}  {}  {}  {:symbol_width$}  {args}",
+                style.paint(Ink::Faint, self.prefix),
+                style.paint(Ink::Faint, time),
+                style.paint(Ink::Faint, cpu),
+                style.paint(Ink::Name, format!("{:probe_width$}", hit.probe)),
+                hit.symbol,
+            ),
+        );
+    }
+
+    fn note(&self, note: &Note, out: &mut Vec<u8>) {
+        let style = self.style;
+        let time = format!("{:>11}", seconds(note.ts_ns));
+        let about = note.probe.as_ref().map(|probe| format!("{probe}: ")).unwrap_or_default();
+        line(
+            out,
+            format_args!(
+                "{}{}  {}  {}{}",
+                style.paint(Ink::Faint, self.prefix),
+                style.paint(Ink::Faint, time),
+                style.paint(Ink::Warning, "note "),
+                style.paint(Ink::Name, about),
+                note.text,
+            ),
+        );
+    }
+}
+
+/// Seconds with six digits behind the point.
+pub(super) fn seconds(ns: u64) -> String {
+    format!("{}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000)
+}
+
+pub(super) fn line(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
+    // A vector takes everything.
+    let _ = writeln!(out, "{text}");
+}
+
+/// The text, ending with `…` where it would not fit.
+fn cut(text: String, width: Option<usize>) -> String {
+    match width {
+        Some(width) if text.len() > width && width > 0 => {
+            let mut short: String = text.chars().take(width - 1).collect();
+            short.push('…');
+            short
+        }
+        _ => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use probes::{Hex, Registers};
+
+    use super::*;
+
+    fn hit(probe: &str, symbol: &str) -> Event {
+        Event::Hit(Hit {
+            probe: probe.into(),
+            ts_ns: 1_234_567_891,
+            vcpu: 0,
+            ip: Hex(0xffff_ffff_8139_a0c0),
+            symbol: symbol.into(),
+            regs: Registers::default(),
+            args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
+        })
+    }
+
+    fn lines(formatter: &mut Formatter, events: &[Event]) -> String {
+        let mut out = Vec::new();
+        for event in events {
+            formatter.event(event, &mut out);
+        }
+        String::from_utf8(out).expect("utf-8")
+    }
+
+    #[test]
+    fn hits_are_in_columns() {
+        let events = [hit("kprobe:vfs_open", "vfs_open+0x0"), hit("kprobe:a", "a+0x0")];
+        let text = lines(&mut Formatter::new(Style::plain(), false), &events);
+        assert_eq!(
+            text,
+            "   1.234567  cpu0   kprobe:vfs_open  vfs_open+0x0  (0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+             \u{20}  1.234567  cpu0   kprobe:a         a+0x0         (0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n"
+        );
+    }
+
+    #[test]
+    fn a_note_names_its_probe() {
+        let note = Event::Note(Note {
+            ts_ns: 5_000,
+            probe: Some("kprobe:x".to_owned()),
+            text: "armed".to_owned(),
+        });
+        let text = lines(&mut Formatter::new(Style::plain(), true), &[note]);
+        assert_eq!(text, ">>    0.000005  note   kprobe:x: armed\n");
+    }
+
+    #[test]
+    fn a_line_ends_at_the_edge_of_the_terminal() {
+        let mut style = Style::plain();
+        style.width = Some(60);
+        let text = lines(&mut Formatter::new(style, false), &[hit("kprobe:vfs_open", "vfs_open+0x0")]);
+        assert_eq!(text.trim_end().chars().count(), 60, "{text}");
+        assert!(text.ends_with("…\n"), "{text}");
+    }
+}
