@@ -8,7 +8,8 @@ use super::emulate::Family;
 /// How the guest gets past an instruction that a plant displaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// [`emulate`](super::emulate()) does it, unless the values it meets prevent that.
+    /// [`emulate`](super::emulate()) does it, unless the values it meets prevent that, or the
+    /// [`Cpu`](super::Cpu) has no such feature.
     Emulatable,
     /// The hardware must run it.
     MustStep(Reason),
@@ -22,7 +23,8 @@ pub enum Reason {
     /// An atomic access that cannot be made from outside: 8 or 16 bytes compared at once, a
     /// misaligned one, or one that other processors kept getting in the way of.
     Locked,
-    /// A string instruction with a repeat prefix, which can be interrupted half-way.
+    /// A string instruction with a repeat prefix, which can be interrupted half-way: a
+    /// comparison or a load, or a move or store that is long, downwards or into itself.
     Repeated,
     /// SSE, AVX and all else that is encoded with VEX or EVEX: not in the general registers.
     Vector,
@@ -80,6 +82,8 @@ pub enum Reason {
     BranchNotCanonical,
     /// The privilege level does not allow it: the guest is to get its #GP.
     PrivilegeLevel,
+    /// A misaligned access of a program that asked to be told: the guest is to get its #AC.
+    AlignmentCheck,
     /// It was decoded for another address than the one the processor is at.
     Elsewhere,
 }
@@ -124,7 +128,8 @@ impl Reason {
             | Self::Undefined
             | Self::DivideError
             | Self::BranchNotCanonical
-            | Self::PrivilegeLevel => Some(Hazard::Raises),
+            | Self::PrivilegeLevel
+            | Self::AlignmentCheck => Some(Hazard::Raises),
             Self::Waits => Some(Hazard::Waits),
             Self::PortIo | Self::Virtualisation | Self::Environment | Self::Privileged => {
                 Some(Hazard::Exits)
@@ -179,6 +184,7 @@ impl Reason {
             Self::DivideError => "raises a divide error",
             Self::BranchNotCanonical => "branches to an address that does not exist",
             Self::PrivilegeLevel => "is not allowed at this privilege level",
+            Self::AlignmentCheck => "accesses memory that is not aligned",
             Self::Elsewhere => "was decoded for another address",
         }
     }
@@ -199,7 +205,7 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
     let Some(family) = Family::of(insn) else {
         return Err(reason(insn));
     };
-    if insn.is_string_instruction() && (insn.has_rep_prefix() || insn.has_repne_prefix()) {
+    if family == Family::String && is_repeated_otherwise(insn) {
         return Err(Reason::Repeated);
     }
     for operand in 0..insn.op_count() {
@@ -217,6 +223,16 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
         return Err(Reason::UndefinedResult);
     }
     Ok(family)
+}
+
+/// Whether it is repeated, and neither `rep movs` nor `rep stos`.
+fn is_repeated_otherwise(insn: &Instruction) -> bool {
+    use Mnemonic as M;
+    let plain = matches!(
+        insn.mnemonic(),
+        M::Movsb | M::Movsw | M::Movsd | M::Movsq | M::Stosb | M::Stosw | M::Stosd | M::Stosq
+    );
+    insn.has_repne_prefix() || (insn.has_rep_prefix() && !plain)
 }
 
 fn is_vendor_specific(decoded: &Decoded, family: Family) -> bool {

@@ -200,7 +200,8 @@ pub trait Cpu {
     /// privilege level, protection keys and SMAP heeded (or the access refused).
     ///
     /// An access of 2, 4 or 8 bytes that is naturally aligned is made in one piece, since
-    /// other processors can tell. Memory-mapped devices are not touched.
+    /// other processors can tell. Memory-mapped devices are not touched. Repeated string
+    /// instructions access up to 64 KiB at once.
     ///
     /// # Errors
     ///

@@ -22,6 +22,7 @@ pub(crate) struct Case {
     pub(crate) data: Vec<u8>,
 }
 
+const DIRECTION: u64 = 1 << 10;
 const STATUS_AND_DIRECTION: u64 = 0xcd5;
 /// What the kernel runs programs with: interrupts on, and the bit that is always set.
 const BASE_FLAGS: u64 = 0x202;
@@ -134,7 +135,11 @@ impl Case {
                 0
             };
             self.set(Register::RSI, middle - gs + random.below(64));
-            self.set(Register::RDI, middle + random.below(64));
+            self.set(Register::RDI, middle + random.below(128) - 64);
+            if insn.has_rep_prefix() {
+                self.set(Register::RCX, random.below(40));
+                self.rflags &= !random.next() | !DIRECTION;
+            }
             return;
         }
         match insn.mnemonic() {

@@ -122,3 +122,16 @@ fn an_instruction_runs_only_where_it_was_decoded() {
     assert_eq!(outcome, Outcome::Unsupported(Reason::Elsewhere));
     assert_eq!(machine, kernel());
 }
+
+#[test]
+fn a_program_that_asked_for_aligned_accesses_gets_its_fault() {
+    let misaligned = kernel().with(Gpr::Rbx, STACK + 1).with_flags(1 << 18);
+    // In the kernel the flag means something else.
+    let _ = misaligned.clone().after("mov rax, [rbx]", "48 8b 03");
+    let program = Machine {
+        privilege_level: 3,
+        ..misaligned
+    };
+    let outcome = program.refused("mov rax, [rbx]", "48 8b 03");
+    assert_eq!(outcome, Outcome::Unsupported(Reason::AlignmentCheck));
+}

@@ -124,3 +124,52 @@ fn what_the_guest_may_not_have_is_refused() {
     let outcome = machine.refused("popcnt rax, rcx", "f3 48 0f b8 c1");
     assert_eq!(outcome, Outcome::Unsupported(Reason::MissingFeature));
 }
+
+#[test]
+fn repeated_moves_and_stores_are_done_at_once() {
+    let after = kernel()
+        .with(Gpr::Rsi, DATA)
+        .with(Gpr::Rdi, DATA + 0x40)
+        .with(Gpr::Rcx, 3)
+        .holding(DATA + 8, 0x1122)
+        .after("rep movsq [rdi], [rsi]", "f3 48 a5");
+    assert_eq!(after.quadword(DATA + 0x48), 0x1122);
+    let ends = [Gpr::Rsi, Gpr::Rdi, Gpr::Rcx].map(|register| after.gpr(register));
+    assert_eq!(ends, [DATA + 0x18, DATA + 0x58, 0]);
+
+    let after = kernel()
+        .with(Gpr::Rdi, DATA)
+        .with(Gpr::Rax, 0xabcd)
+        .with(Gpr::Rcx, 2)
+        .after("rep stosw [rdi], ax", "f3 66 ab");
+    assert_eq!(after.quadword(DATA), 0xabcd_abcd);
+
+    let after = kernel()
+        .with(Gpr::Rdi, 1)
+        .after("rep stosb [rdi], al", "f3 aa");
+    assert_eq!((after.gpr(Gpr::Rdi), after.rip), (1, CODE + 2));
+}
+
+#[test]
+fn repeated_moves_that_must_go_element_by_element_are_refused() {
+    let machine = kernel().with(Gpr::Rsi, DATA).with(Gpr::Rcx, 3);
+    for refused in [
+        machine.clone().with(Gpr::Rdi, DATA + 8),
+        machine
+            .clone()
+            .with(Gpr::Rdi, DATA + 0x80)
+            .with_flags(1 << 10),
+        machine
+            .clone()
+            .with(Gpr::Rdi, DATA + 0x80)
+            .with(Gpr::Rcx, u64::MAX / 8),
+        machine
+            .clone()
+            .with(Gpr::Rdi, DATA + 0x80)
+            .with(Gpr::Rcx, 0x4000),
+        machine.clone().with(Gpr::Rdi, u64::MAX - 4),
+    ] {
+        let outcome = refused.refused("rep movsq [rdi], [rsi]", "f3 48 a5");
+        assert_eq!(outcome, Outcome::Unsupported(Reason::Repeated));
+    }
+}

@@ -58,8 +58,12 @@ pub(super) struct Effects<'a, C: ?Sized> {
 
 struct Store {
     at: Gva,
-    value: u64,
-    width: Width,
+    content: Content,
+}
+
+enum Content {
+    Value(u64, Width),
+    Bytes(Vec<u8>),
 }
 
 impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
@@ -146,7 +150,8 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Reads memory as it was before the instruction.
     pub(super) fn read(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
-        check_canonical(at, width, Access::Read)?;
+        check_canonical(at, width.bytes(), Access::Read)?;
+        self.check_alignment(at, width)?;
         let mut bytes = [0; 8];
         self.cpu.read(Gva(at), &mut bytes[..width.bytes()])?;
         self.loaded = u64::from_le_bytes(bytes);
@@ -155,13 +160,54 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Will write memory. An instruction does so at most once.
     pub(super) fn write(&mut self, at: u64, width: Width, value: u64) -> Result<(), Stop> {
-        check_canonical(at, width, Access::Write)?;
+        check_canonical(at, width.bytes(), Access::Write)?;
+        self.check_alignment(at, width)?;
         debug_assert!(self.store.is_none(), "{:?} writes twice", self.insn.code());
+        let content = Content::Value(value, width);
         self.store = Some(Store {
             at: Gva(at),
-            value,
-            width,
+            content,
         });
+        Ok(())
+    }
+
+    /// Reads `count` elements of a string.
+    pub(super) fn read_string(
+        &mut self,
+        at: u64,
+        width: Width,
+        count: usize,
+    ) -> Result<Vec<u8>, Stop> {
+        let mut bytes = vec![0; count * width.bytes()];
+        check_canonical(at, bytes.len(), Access::Read)?;
+        self.check_alignment(at, width)?;
+        self.cpu.read(Gva(at), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Will write the elements of a string.
+    pub(super) fn write_string(
+        &mut self,
+        at: u64,
+        width: Width,
+        bytes: Vec<u8>,
+    ) -> Result<(), Stop> {
+        check_canonical(at, bytes.len(), Access::Write)?;
+        self.check_alignment(at, width)?;
+        let content = Content::Bytes(bytes);
+        self.store = Some(Store {
+            at: Gva(at),
+            content,
+        });
+        Ok(())
+    }
+
+    /// Programs can ask for a fault on misaligned accesses (and get it, if CR0.AM is set).
+    fn check_alignment(&mut self, at: u64, width: Width) -> Result<(), Stop> {
+        let aligned = at.is_multiple_of(width.bytes() as u64);
+        if !aligned && self.flag(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
+            return Err(Reason::AlignmentCheck.into());
+        }
         Ok(())
     }
 
@@ -170,20 +216,30 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         if !is_canonical(self.rip) {
             return Err(Reason::BranchNotCanonical.into());
         }
-        if let Some(Store { at, value, width }) = self.store {
-            if is_locked(self.insn) {
-                // Across a cache line the hardware would lock the bus.
-                if !at.0.is_multiple_of(width.bytes() as u64) {
-                    return Err(Reason::Locked.into());
-                }
-                let old = &self.loaded.to_le_bytes()[..width.bytes()];
+        match self.store {
+            None => {}
+            Some(Store {
+                at,
+                content: Content::Value(value, width),
+            }) => {
                 let new = &value.to_le_bytes()[..width.bytes()];
-                if !self.cpu.compare_exchange(at, old, new)? {
-                    return Ok(Commit::Raced);
+                if is_locked(self.insn) {
+                    // Across a cache line the hardware would lock the bus.
+                    if !at.0.is_multiple_of(width.bytes() as u64) {
+                        return Err(Reason::Locked.into());
+                    }
+                    let old = &self.loaded.to_le_bytes()[..width.bytes()];
+                    if !self.cpu.compare_exchange(at, old, new)? {
+                        return Ok(Commit::Raced);
+                    }
+                } else {
+                    self.cpu.write(at, new)?;
                 }
-            } else {
-                self.cpu.write(at, &value.to_le_bytes()[..width.bytes()])?;
             }
+            Some(Store {
+                at,
+                content: Content::Bytes(bytes),
+            }) => self.cpu.write(at, &bytes)?,
         }
         for &(register, value) in &self.registers[..self.changed] {
             self.cpu.set_gpr(register, value);
@@ -206,8 +262,8 @@ fn is_canonical(at: u64) -> bool {
     upper == 0 || upper == -1
 }
 
-fn check_canonical(at: u64, width: Width, access: Access) -> Result<(), Stop> {
-    let last = at.wrapping_add(width.bytes() as u64 - 1);
+fn check_canonical(at: u64, bytes: usize, access: Access) -> Result<(), Stop> {
+    let last = at.wrapping_add(bytes as u64 - 1);
     if is_canonical(at) && is_canonical(last) {
         Ok(())
     } else {

@@ -27,7 +27,8 @@ pub enum Outcome {
 /// `bytes`.
 ///
 /// Of the processor's state outside [`Cpu`], the caller ends an interrupt shadow (after `sti`
-/// or a load of SS) when this returns [`Outcome::Done`].
+/// or a load of SS) when this returns [`Outcome::Done`]. Data breakpoints that the guest has set
+/// in debug registers do not notice emulated accesses.
 pub fn emulate<C: Cpu + ?Sized>(cpu: &mut C, bytes: &[u8]) -> Outcome {
     match decode(bytes, Gva(cpu.rip())) {
         Ok(decoded) => emulate_decoded(cpu, &decoded),

@@ -21,7 +21,7 @@ pub(in crate::insn) enum Family {
     Bits,
     /// Moving and converting values.
     Data,
-    /// Single elements of strings.
+    /// Strings.
     String,
     /// The stack.
     Stack,

@@ -1,4 +1,6 @@
-//! Single elements of strings: `movs`, `stos`, `lods`, `scas`, `cmps` without a repeat prefix.
+//! Strings: `movs`, `stos`, `lods`, `scas`, `cmps` of one element, and `rep movs` and `rep stos`
+//! of no more than 64 KiB upwards, which are done at once, so that they happen entirely or not
+//! at all.
 
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
@@ -8,10 +10,16 @@ use super::width::Width;
 use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr};
 
+/// The longest string that is moved or stored at once.
+const MOST_BYTES: u64 = 64 << 10;
+
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     use Mnemonic as M;
     let width = Width::from_bytes(cpu.insn.memory_size().size()).ok_or(Reason::Unmodelled)?;
     let address = address_width(cpu.insn);
+    if cpu.insn.has_rep_prefix() {
+        return repeat(cpu, width, address);
+    }
     match cpu.insn.mnemonic() {
         M::Movsb | M::Movsw | M::Movsd | M::Movsq => {
             let value = source(cpu, width, address)?;
@@ -40,6 +48,52 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         _ => return Err(Reason::Unmodelled.into()),
     }
+    Ok(())
+}
+
+/// `rep movs` and `rep stos`.
+fn repeat<C: Cpu + ?Sized>(
+    cpu: &mut Effects<'_, C>,
+    width: Width,
+    address: Width,
+) -> Result<(), Stop> {
+    let count = address.truncate(cpu.gpr(Gpr::Rcx));
+    if count == 0 {
+        // Of 32-bit registers the upper halves might be cleared even so.
+        return if address == Width::B8 {
+            Ok(())
+        } else {
+            Err(Reason::UndefinedResult.into())
+        };
+    }
+    let to = address.truncate(cpu.gpr(Gpr::Rdi));
+    let from = address.truncate(cpu.gpr(Gpr::Rsi));
+    let bytes = count.saturating_mul(width.bytes() as u64);
+    let wraps = |start: u64| start > address.mask() - bytes;
+    if bytes > MOST_BYTES || cpu.flag(DIRECTION) || wraps(to) {
+        return Err(Reason::Repeated.into());
+    }
+    let count = usize::try_from(count).map_err(|_| Reason::Repeated)?;
+    let end = |start: u64| start.wrapping_add(bytes);
+    let content = match cpu.insn.mnemonic() {
+        Mnemonic::Movsb | Mnemonic::Movsw | Mnemonic::Movsd | Mnemonic::Movsq => {
+            let source = cpu.linear(from)?;
+            // Into itself, further up, what was moved first is moved again.
+            if wraps(from) || to.wrapping_sub(source) < bytes {
+                return Err(Reason::Repeated.into());
+            }
+            cpu.set_gpr(Gpr::Rsi, end(from));
+            cpu.read_string(source, width, count)?
+        }
+        Mnemonic::Stosb | Mnemonic::Stosw | Mnemonic::Stosd | Mnemonic::Stosq => {
+            let value = cpu.gpr(Gpr::Rax).to_le_bytes();
+            value[..width.bytes()].repeat(count)
+        }
+        _ => return Err(Reason::Repeated.into()),
+    };
+    cpu.write_string(to, width, content)?;
+    cpu.set_gpr(Gpr::Rdi, end(to));
+    cpu.set_gpr(Gpr::Rcx, 0);
     Ok(())
 }
 
