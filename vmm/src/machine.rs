@@ -22,7 +22,7 @@ mod event_loop;
 
 use event_loop::EventLoop;
 
-pub(crate) use create::report_msr_writes;
+pub(crate) use create::{disable_quirks, report_msr_writes};
 pub use create::{Console, CreateError, MSR_LSTAR, MachineConfig};
 
 /// How a machine ended.
@@ -99,12 +99,21 @@ pub(crate) struct Shared {
     pub(crate) sync_regs: bool,
     pub(crate) platform: Platform,
     pub(crate) ending: Arc<Ending>,
+    /// For each vCPU whether it was found halted for ever when it was last kicked.
+    halted: Vec<AtomicBool>,
     breakpoints: Mutex<HardwareBreakpoints>,
     /// Counts changes of `breakpoints`, so that a vCPU sees one with a load.
     breakpoints_changed: AtomicU64,
 }
 
 impl Shared {
+    pub(crate) fn note_halt(&self, vcpu: usize, halted: bool) {
+        // Most exits are no halts; a load is cheaper than a store to a line that others read.
+        if self.halted[vcpu].load(Ordering::Relaxed) != halted {
+            self.halted[vcpu].store(halted, Ordering::Relaxed);
+        }
+    }
+
     /// Pauses every vCPU but `index`, on whose thread this is called.
     pub(crate) fn pause_others(&self, index: usize) -> PausedGuard<'_> {
         let closed = self
@@ -255,6 +264,16 @@ impl Machine {
             },
             None => Some(self.ended.recv().unwrap_or(End::Stopped)),
         }
+    }
+
+    /// Whether, when it was last asked, every vCPU was found halted with interrupts off, so that nothing can ever
+    /// wake one. KVM does not tell of a halt: this kicks the vCPUs, and they note what state they were in. Costs each
+    /// an exit; a second between calls is often enough.
+    #[must_use]
+    pub fn is_halted(&self) -> bool {
+        let halted = self.shared.halted.iter().all(|halted| halted.load(Ordering::Relaxed));
+        self.shared.ending.kick_all_but(None);
+        halted
     }
 
     /// Ends all vCPU threads and waits for them. Does nothing the second time.

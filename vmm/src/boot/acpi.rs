@@ -1,7 +1,8 @@
 //! The ACPI tables: hardware-reduced, so that there is neither PIC nor PIT nor PM timer to look
 //! for, and no event block to poll.
 //!
-//! RSDP → XSDT → { FADT → DSDT, MADT }. The DSDT names the processors, the sleep state S5 and COM1.
+//! RSDP → XSDT → { FADT → DSDT, MADT }. The DSDT names the processors, the sleep state S5,
+//! COM1 and the CMOS clock.
 
 use acpi_tables::aml::{Device, EISAName, IO, Interrupt, Name, Package, ResourceTemplate};
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -19,7 +20,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryError, GuestMemoryMmap};
 use super::layout::{ACPI_GPA, ACPI_MAX_BYTES, IOAPIC_GPA, LAPIC_GPA};
 use crate::devices::{
     ACPI_RESET_PORT, ACPI_RESET_VALUE, ACPI_S5_SLEEP_TYPE, ACPI_SLEEP_CONTROL_PORT,
-    ACPI_SLEEP_STATUS_PORT, COM_PORTS, COM1_GSI, COM1_PORT,
+    ACPI_SLEEP_STATUS_PORT, CMOS_INDEX_PORT, CMOS_PORTS, COM_PORTS, COM1_GSI, COM1_PORT,
 };
 
 /// The most vCPUs that can be described: APIC ids are one byte, and 0xff means "all of them".
@@ -175,6 +176,7 @@ fn dsdt(vcpus: u8) -> Sdt {
     let s5 = Package::new(vec![&ACPI_S5_SLEEP_TYPE]);
     Name::new("_S5_".into(), &s5).to_aml_bytes(&mut aml);
     com1(&mut aml);
+    rtc(&mut aml);
 
     let mut dsdt = Sdt::new(
         *b"DSDT",
@@ -198,6 +200,16 @@ fn com1(aml: &mut dyn AmlSink) {
     let uid = Name::new("_UID".into(), &0u8);
     let crs = Name::new("_CRS".into(), &resources);
     Device::new("_SB_.COM1".into(), vec![&hid, &uid, &crs]).to_aml_bytes(aml);
+}
+
+/// Without it the kernel makes up a clock of its own, with an interrupt that does not exist.
+fn rtc(aml: &mut dyn AmlSink) {
+    let ports = IO::new(CMOS_INDEX_PORT, CMOS_INDEX_PORT, 1, CMOS_PORTS);
+    let resources = ResourceTemplate::new(vec![&ports]);
+    let hid = EISAName::new("PNP0B00");
+    let hid = Name::new("_HID".into(), &hid);
+    let crs = Name::new("_CRS".into(), &resources);
+    Device::new("_SB_.RTC_".into(), vec![&hid, &crs]).to_aml_bytes(aml);
 }
 
 fn bytes_of(table: &dyn Aml) -> Vec<u8> {

@@ -38,7 +38,7 @@ pub use i8042::{I8042, I8042_COMMAND_PORT, I8042_DATA_PORT};
 pub use ioapic::{IOAPIC_BYTES, IOAPIC_PINS, Ioapic};
 pub use irq::{IoapicPin, IrqLine, MsiMessage, MsiSink};
 pub use platform::{Platform, PlatformConfig, PlatformError};
-pub use rtc::{CMOS_DATA_PORT, CMOS_INDEX_PORT, Rtc};
+pub use rtc::{CMOS_DATA_PORT, CMOS_INDEX_PORT, CMOS_PORTS, Rtc};
 pub use serial::{COM_PORTS, COM1_GSI, COM1_PORT, Serial};
 pub use serial_input::SerialInput;
 pub use shutdown::{Shutdown, ShutdownSink};

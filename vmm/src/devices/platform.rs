@@ -12,7 +12,7 @@ use super::debug_exit::{DEBUG_EXIT_PORT, DebugExit};
 use super::i8042::{I8042, I8042_COMMAND_PORT, I8042_DATA_PORT};
 use super::ioapic::{IOAPIC_BYTES, Ioapic};
 use super::irq::{IoapicPin, MsiSink};
-use super::rtc::{CMOS_INDEX_PORT, Rtc};
+use super::rtc::{CMOS_INDEX_PORT, CMOS_PORTS, Rtc};
 use super::serial::{COM_PORTS, COM1_GSI, COM1_PORT, Serial};
 use super::shutdown::ShutdownSink;
 use crate::boot::{IOAPIC_GPA, low_ram_end};
@@ -86,7 +86,7 @@ impl Platform {
 
         let mut ports = PortBus::new();
         ports.insert(COM1_PORT, u16::from(COM_PORTS), serial.clone())?;
-        ports.insert(CMOS_INDEX_PORT, Rtc::PORTS, Arc::new(rtc))?;
+        ports.insert(CMOS_INDEX_PORT, u16::from(CMOS_PORTS), Arc::new(rtc))?;
         let i8042_data = I8042::data_port(Arc::clone(&shutdown));
         ports.insert(I8042_DATA_PORT, 1, Arc::new(i8042_data))?;
         let i8042_command = I8042::command_port(Arc::clone(&shutdown));

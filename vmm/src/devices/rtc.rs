@@ -14,6 +14,9 @@ pub const CMOS_INDEX_PORT: u16 = 0x70;
 /// The port through which the selected register is read and written.
 pub const CMOS_DATA_PORT: u16 = CMOS_INDEX_PORT + DATA;
 
+/// Ports of the clock.
+pub const CMOS_PORTS: u8 = 2;
+
 const INDEX: u16 = 0;
 const DATA: u16 = 1;
 const CMOS_BYTES: usize = 128;
@@ -66,9 +69,6 @@ struct State {
 }
 
 impl Rtc {
-    /// Number of ports.
-    pub const PORTS: u16 = 2;
-
     /// A clock in a machine with so much RAM below and above the MMIO gap.
     #[must_use]
     pub fn new(low_ram_bytes: u64, high_ram_bytes: u64) -> Self {

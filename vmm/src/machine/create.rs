@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
@@ -214,8 +215,9 @@ impl Machine {
             sync_regs: capabilities.sync_regs,
             platform,
             ending,
+            halted: (0..config.cpus).map(|_| AtomicBool::new(false)).collect(),
             breakpoints: Mutex::new(HardwareBreakpoints::default()),
-            breakpoints_changed: std::sync::atomic::AtomicU64::new(0),
+            breakpoints_changed: AtomicU64::new(0),
         });
         let machine = Self {
             shared,
@@ -241,16 +243,23 @@ fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
     if host.capabilities().exit_on_emulation_failure {
         enable(&vm, CAP_EXIT_ON_EMULATION_FAILURE, 1)?;
     }
-    // Quirks that this KVM knows of what we would rather have off.
-    let known = u64::try_from(vm.check_extension_raw(u64::from(CAP_DISABLE_QUIRKS2))).unwrap_or(0);
-    let unwanted = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
-    if unwanted != 0 {
-        enable(&vm, CAP_DISABLE_QUIRKS2, unwanted)?;
-    }
+    disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
     if msr_exits {
         report_msr_writes(&vm, MSR_LSTAR).map_err(refused("KVM_X86_SET_MSR_FILTER"))?;
     }
     Ok(vm)
+}
+
+/// Turns off the quirks that we would rather not have, as far as this KVM knows of them.
+pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
+    let known = u64::try_from(vm.check_extension_raw(u64::from(CAP_DISABLE_QUIRKS2))).unwrap_or(0);
+    let unwanted = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
+    if unwanted == 0 {
+        return Ok(());
+    }
+    let mut cap = kvm_enable_cap { cap: CAP_DISABLE_QUIRKS2, ..Default::default() };
+    cap.args[0] = unwanted;
+    vm.enable_cap(&cap)
 }
 
 fn enable(vm: &VmFd, capability: u32, argument: u64) -> Result<(), CreateError> {

@@ -86,6 +86,7 @@ impl TinyGuest {
         // Needed by VT-x without unrestricted guests; elsewhere it is of no consequence.
         vm.set_tss_address(0xfffb_d000)
             .map_err(refused("KVM_SET_TSS_ADDR"))?;
+        crate::machine::disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
         if host.capabilities().exit_on_emulation_failure {
             let mut cap = kvm_enable_cap {
                 cap: crate::kvm::CAP_EXIT_ON_EMULATION_FAILURE,

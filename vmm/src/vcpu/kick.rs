@@ -64,10 +64,19 @@ impl Drop for Registration {
 
 /// Takes back the request that made the last `KVM_RUN` return.
 pub(crate) fn clear(vcpu: &mut VcpuFd) {
+    set(vcpu, 0);
+}
+
+/// Makes the next `KVM_RUN` of this thread's vCPU return at once.
+pub(crate) fn request(vcpu: &mut VcpuFd) {
+    set(vcpu, 1);
+}
+
+fn set(vcpu: &mut VcpuFd, value: u8) {
     let flag = std::ptr::from_mut(&mut vcpu.get_kvm_run().immediate_exit);
     // SAFETY: the flag lies in this vCPU's kvm_run mapping; volatile because the signal handler of this thread
     // writes it too.
-    unsafe { flag.write_volatile(0) };
+    unsafe { flag.write_volatile(value) };
 }
 
 /// The thread that runs a vCPU, for whoever needs to get it out of the guest.

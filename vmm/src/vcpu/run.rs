@@ -2,6 +2,7 @@
 
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -12,6 +13,8 @@ use crate::kvm::Int3Delivery;
 use crate::machine::{End, Shared};
 use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
+
+const RFLAGS_IF: u64 = 1 << 9;
 
 /// DR6: a debug register fired (bits 0–3), or a single step ended (bit 14).
 const DR6_FIRED: u64 = 0xf;
@@ -104,7 +107,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     if shared.sync_regs {
         fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
     }
-    let mut vcpu = StoppedVcpu { fd, index, shared };
+    let mut vcpu = StoppedVcpu { fd, index, shared, port_write: None };
     let end = vcpu.run_until_end(handler);
     drop(registration);
     shared.ending.end(end);
@@ -144,6 +147,7 @@ impl StoppedVcpu<'_> {
                 Ok(left) => left,
                 Err(error) => return End::Failed(error),
             };
+            self.note_halt(&left);
             match left {
                 Left::Handled | Left::Interrupted | Left::Stepped => (),
                 Left::Ended(end) => return end,
@@ -154,6 +158,18 @@ impl StoppedVcpu<'_> {
                 },
             }
         }
+    }
+
+    /// Takes note of whether this vCPU waits for something that can never come: it was kicked out of a `hlt` with
+    /// interrupts off, or has never been started.
+    fn note_halt(&mut self, left: &Left) {
+        let halted = matches!(left, Left::Interrupted)
+            && match self.fd.get_mp_state().map(|state| state.mp_state) {
+                Ok(KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED) => true,
+                Ok(KVM_MP_STATE_HALTED) => self.regs().is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0),
+                _ => false,
+            };
+        self.shared.note_halt(self.index, halted);
     }
 
     /// Lets the handler answer a trap. `Some` ends the run.
@@ -171,7 +187,10 @@ impl StoppedVcpu<'_> {
             drop(paused);
         }
         match outcome {
-            TrapOutcome::Resume => Ok(None),
+            TrapOutcome::Resume => {
+                self.settle_port_write()?;
+                Ok(None)
+            }
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
             // Asked to be exclusive while it is: there is nothing more to give.
             TrapOutcome::Reinject | TrapOutcome::Exclusive => {
@@ -207,6 +226,7 @@ impl StoppedVcpu<'_> {
     /// Runs the guest until its next exit, and answers it if a device can.
     pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
         let shared = self.shared;
+        self.port_write = None;
         let exit = match self.fd.run() {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
@@ -225,6 +245,7 @@ impl StoppedVcpu<'_> {
         match exit {
             VcpuExit::IoOut(port, &[byte]) => {
                 let rip = self.regs()?.rip;
+                self.port_write = Some(rip);
                 let at = shared.facts.port.instruction(rip);
                 Ok(Left::Trapped(
                     Trap::PortWrite { at },

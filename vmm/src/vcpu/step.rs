@@ -6,6 +6,9 @@ use super::watchdog::StepWatchdog;
 use crate::PausedGuard;
 use crate::trap::{Trap, TrapHandler};
 
+/// No instruction is longer.
+const MAX_INSTRUCTION_BYTES: u64 = 15;
+
 /// How a single step ended.
 #[derive(Debug)]
 pub enum StepEnd {
@@ -29,6 +32,7 @@ impl StoppedVcpu<'_> {
         _paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
     ) -> Result<StepEnd, RunError> {
+        self.abandon_port_write()?;
         let (_, breakpoints) = self.shared.breakpoints();
         self.set_debug(&HardwareBreakpoints::default(), true)?;
         let end = self.step_until_done(handler);
@@ -59,9 +63,15 @@ impl StoppedVcpu<'_> {
                         return Ok(StepEnd::MachineEnded);
                     }
                 }
-                Left::Trapped(trap @ Trap::PortWrite { at }, otherwise) if at == from => {
-                    // The stepped instruction is itself a port write of the guest's.
+                Left::Trapped(trap @ Trap::PortWrite { .. }, otherwise)
+                    if self.regs()?.rip.wrapping_sub(from) <= MAX_INSTRUCTION_BYTES =>
+                {
+                    // The stepped instruction is itself a port write of the guest's. A KVM that has already moved
+                    // RIP on has no debug exit to give for it.
                     self.otherwise(trap, otherwise)?;
+                    if self.regs()?.rip != from {
+                        return Ok(StepEnd::Done);
+                    }
                 }
                 // The vCPU stands at another plant, in a fault handler: it hits it again when it runs on, since
                 // neither registers nor memory have been touched.

@@ -7,6 +7,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
+use super::kick;
 use crate::machine::Shared;
 
 /// A KVM request about one vCPU failed.
@@ -59,6 +60,9 @@ pub struct StoppedVcpu<'a> {
     pub(super) fd: &'a mut VcpuFd,
     pub(super) index: usize,
     pub(super) shared: &'a Shared,
+    /// RIP at the last exit, if that was for a port write: unless RIP is another when it next enters the guest, KVM
+    /// takes the instruction there for executed.
+    pub(super) port_write: Option<u64>,
 }
 
 impl StoppedVcpu<'_> {
@@ -96,8 +100,7 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Sets the general registers, RIP and RFLAGS. RIP away from where the vCPU stopped abandons a pending port
-    /// write.
+    /// Sets the general registers, RIP and RFLAGS.
     ///
     /// # Errors
     ///
@@ -121,12 +124,51 @@ impl StoppedVcpu<'_> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
     }
 
+    /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
+    /// its RIP moved on. To be called before anything that needs the instruction at RIP to be still to come.
+    pub(super) fn abandon_port_write(&mut self) -> Result<(), VcpuError> {
+        let Some(stopped_at) = self.port_write.take() else { return Ok(()) };
+        let regs = self.regs()?;
+        // KVM completes the write at the next entry, and does so only if RIP has not moved: move it, let KVM look,
+        // and put it back. No instruction of the guest's is executed.
+        self.set_regs(&kvm_regs { rip: !stopped_at, ..regs })?;
+        kick::request(self.fd);
+        let entered = self.fd.run();
+        let refused = match entered {
+            Err(error) if error.errno() == libc::EINTR => None,
+            Err(error) => Some(error),
+            Ok(_) => Some(kvm_ioctls::Error::new(libc::EPROTO)),
+        };
+        kick::clear(self.fd);
+        if let Some(error) = refused {
+            return Err(self.failed("KVM_RUN")(error));
+        }
+        // The kick that this clears may have been a real one: whoever sent it has closed the gate or ended the
+        // machine first, which is looked at before the guest is entered.
+        self.set_regs(&regs)
+    }
+
+    /// The vCPU is about to run on after a trap was handled. If it is to execute the instruction at RIP, KVM must not
+    /// take it for the port write that has been handled.
+    pub(super) fn settle_port_write(&mut self) -> Result<(), VcpuError> {
+        match self.port_write {
+            None => Ok(()),
+            Some(stopped_at) => {
+                if self.regs()?.rip == stopped_at {
+                    self.abandon_port_write()?;
+                }
+                Ok(())
+            }
+        }
+    }
+
     /// Makes the guest take an exception at its present RIP when it runs on.
     ///
     /// # Errors
     ///
     /// When KVM refuses.
     pub fn inject(&mut self, exception: Exception) -> Result<(), VcpuError> {
+        self.abandon_port_write()?;
         if let Some(address) = exception.fault_address {
             let mut sregs = self.sregs()?;
             sregs.cr2 = address;

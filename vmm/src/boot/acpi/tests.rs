@@ -71,12 +71,14 @@ fn madt_has_every_cpu_and_one_ioapic() {
 }
 
 #[test]
-fn dsdt_has_the_serial_port_and_the_way_off() {
+fn dsdt_has_the_ports_and_the_way_off() {
     let tables = Tables::of(2);
     let (fadt, _) = tables.at_pointer(tables.xsdt() + 36, b"FACP");
     let (_, dsdt) = tables.at_pointer(fadt + 140, b"DSDT");
     assert!(contains(dsdt, b"_S5_\x12\x04\x01\x0a\x05"));
     assert!(contains(dsdt, b"C000") && contains(dsdt, b"C001") && !contains(dsdt, b"C002"));
+    // The clock: IO 0x70–0x71 and no interrupt.
+    assert!(contains(dsdt, &[0x47, 1, 0x70, 0, 0x70, 0, 1, 2, 0x79]));
     // IO 0x3f8–0x3ff; edge-triggered, active-high, exclusive GSI 4.
     assert!(contains(dsdt, &[0x47, 1, 0xf8, 3, 0xf8, 3, 1, 8]));
     assert!(contains(dsdt, &[0x89, 6, 0, 0b0011, 1, 4, 0, 0, 0]));

@@ -1,0 +1,60 @@
+//! Boots a kernel on this host's KVM and prints what its probes tell:
+//! `trace KERNEL INITRD|- CMDLINE CPUS PROBE…`.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyprobe_probes::{Event, EventSink, ProbeSpec, Session, SessionConfig};
+use vmm::boot::{BootMethod, KernelFile};
+use vmm::{Console, Host, self_test};
+
+#[derive(Debug)]
+struct Print(bool);
+
+impl EventSink for Print {
+    fn event(&self, event: Event) {
+        match event {
+            Event::Hit(hit) if self.0 => println!("hit {} cpu{} {} {:?}", hit.probe, hit.vcpu, hit.symbol, hit.args),
+            Event::Hit(_) => (),
+            other => println!("{other:?}"),
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [kernel, initrd, cmdline, cpus, probes @ ..] = arguments.as_slice() else {
+        return Err("usage: trace KERNEL INITRD|- CMDLINE CPUS PROBE…".into());
+    };
+    let host = Host::open()?;
+    let facts = self_test(&host)?;
+    let kernel = KernelFile::open(Path::new(kernel))?;
+    let initrd = if initrd == "-" { None } else { Some(std::fs::read(initrd)?) };
+    let probes = probes.iter().map(|probe| probe.parse()).collect::<Result<Vec<ProbeSpec>, _>>()?;
+    let quiet = std::env::var_os("QUIET").is_some();
+    let method = if std::env::var_os("BZIMAGE").is_some() { BootMethod::BzImage } else { BootMethod::Direct };
+    let config = SessionConfig {
+        kernel: &kernel,
+        method,
+        initrd: initrd.as_deref(),
+        cmdline,
+        memory_bytes: 256 << 20,
+        cpus: cpus.parse()?,
+        probes: &probes,
+        plant: match std::env::var("PLANT").as_deref() {
+            Ok("port") => Some(hyprobe_probes::PlantByte::Port),
+            Ok("int3") => Some(hyprobe_probes::PlantByte::Int3),
+            _ => None,
+        },
+        console: Console { output: Box::new(std::io::stdout()), input: None },
+        debug_exit: true,
+    };
+    let session = Session::new(&host, facts, config, Arc::new(Print(!quiet)))?;
+    let summary = session.run(Some(Duration::from_secs(100)), "kvm")?;
+    println!("{:?} after {:?}", summary.guest, Duration::from_nanos(summary.ran_ns));
+    for probe in summary.probes {
+        println!("{probe:?}");
+    }
+    Ok(())
+}

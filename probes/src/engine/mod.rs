@@ -1,0 +1,180 @@
+//! The engine: the trap handler of a machine with probes.
+//!
+//! ```text
+//!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
+//!                                │                                      │ cannot
+//!                                │ not ours: Reinject                   ▼
+//!                                ▼                       on_exclusive: own byte back, step, plant again
+//!                              guest, device
+//! ```
+//!
+//! Threads: `on_trap` runs on every vCPU's thread at once and takes no lock that anybody waits under; what is planted
+//! is a value that is read without one ([`Table`]). Changes to it happen with all other vCPUs paused: in
+//! `on_exclusive`, or on a control thread.
+
+mod arm;
+mod milestones;
+mod trap;
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
+
+use arc_swap::ArcSwap;
+
+use crate::event::{Event, EventSink, Hit, Note, Registers};
+use crate::guest::GuestMemory;
+use crate::hit::Table;
+use crate::kernel::Kernel;
+use crate::plant::{PlantByte, Planter};
+use crate::registry::{Milestone, Probe, Purpose};
+use crate::resolve::{Resolved, resolve};
+use crate::{Hex, ProbeSpec, ProbeState, ProbeSummary, ResolveError};
+
+pub use arm::ArmError;
+use arm::{BootPatched, Located};
+
+/// What is known of a panic of the guest's.
+#[derive(Clone, Debug)]
+pub(crate) struct Panicked {
+    /// The format of its message.
+    pub(crate) message: String,
+    pub(crate) at: Instant,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Engine {
+    kernel: Kernel,
+    memory: Arc<dyn GuestMemory>,
+    planter: Planter,
+    table: ArcSwap<Table>,
+    /// In the order in which they were asked for.
+    probes: Vec<Arc<Probe>>,
+    milestones: Vec<Arc<Probe>>,
+    /// Where the kernel runs, once that is known.
+    located: OnceLock<Located>,
+    boot_patched: BootPatched,
+    sink: Arc<dyn EventSink>,
+    started: OnceLock<Instant>,
+    panicked: Mutex<Option<Panicked>>,
+}
+
+impl Engine {
+    /// Resolves what is to be probed. Nothing is planted yet.
+    ///
+    /// # Errors
+    ///
+    /// When a specification cannot be meant.
+    pub fn new(
+        kernel: Kernel,
+        specs: &[ProbeSpec],
+        memory: Arc<dyn GuestMemory>,
+        byte: PlantByte,
+        sink: Arc<dyn EventSink>,
+    ) -> Result<Self, ResolveError> {
+        let mut probes: Vec<Arc<Probe>> = Vec::new();
+        for spec in specs {
+            for Resolved { name, place } in resolve(&kernel, spec, 0)? {
+                let (place, refused) = match place {
+                    Ok(place) => (Some(place), None),
+                    Err(refusal) => (None, Some(refusal.to_string())),
+                };
+                let probe = Probe::new(name, Purpose::Report, place);
+                if refused.is_some() {
+                    probe.set_state(ProbeState::Refused, refused);
+                }
+                probes.push(Arc::new(probe));
+            }
+        }
+        let milestones = Milestone::ALL
+            .into_iter()
+            .filter_map(|milestone| {
+                let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
+                let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
+                Some(Arc::new(Probe::new(name, Purpose::Milestone(milestone), Some(place.ok()?))))
+            })
+            .collect();
+        Ok(Self {
+            kernel,
+            planter: Planter::new(Arc::clone(&memory), byte),
+            memory,
+            table: ArcSwap::default(),
+            probes,
+            milestones,
+            located: OnceLock::new(),
+            boot_patched: BootPatched::default(),
+            sink,
+            started: OnceLock::new(),
+            panicked: Mutex::new(None),
+        })
+    }
+
+    /// The kernel that is probed.
+    #[must_use]
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// The guest's first instruction is about to run: timestamps count from here.
+    pub fn start_clock(&self) {
+        self.started.get_or_init(Instant::now);
+    }
+
+    /// What has become of each probe, in the order in which they were asked for.
+    #[must_use]
+    pub fn summaries(&self) -> Vec<ProbeSummary> {
+        self.probes.iter().map(|probe| probe.summary()).collect()
+    }
+
+    pub(crate) fn panicked(&self) -> Option<Panicked> {
+        self.panicked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn now_ns(&self) -> u64 {
+        let elapsed = self.started.get().map(Instant::elapsed).unwrap_or_default();
+        u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    fn note(&self, probe: Option<&Probe>, text: String) {
+        let probe = probe.map(|probe| probe.name.to_string());
+        self.sink.event(Event::Note(Note { ts_ns: self.now_ns(), probe, text }));
+    }
+
+    fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
+        let Some(place) = &probe.place else { return };
+        let regs = registers(regs, ip);
+        self.sink.event(Event::Hit(Hit {
+            probe: Arc::clone(&probe.name),
+            ts_ns: self.now_ns(),
+            vcpu,
+            ip,
+            symbol: Arc::clone(&place.symbol),
+            args: regs.arguments(),
+            regs,
+        }));
+    }
+}
+
+/// RIP is that of the probed instruction, wherever the plant sits.
+fn registers(regs: &vmm::kvm_regs, ip: Hex) -> Registers {
+    Registers {
+        rax: Hex(regs.rax),
+        rbx: Hex(regs.rbx),
+        rcx: Hex(regs.rcx),
+        rdx: Hex(regs.rdx),
+        rsi: Hex(regs.rsi),
+        rdi: Hex(regs.rdi),
+        rbp: Hex(regs.rbp),
+        rsp: Hex(regs.rsp),
+        r8: Hex(regs.r8),
+        r9: Hex(regs.r9),
+        r10: Hex(regs.r10),
+        r11: Hex(regs.r11),
+        r12: Hex(regs.r12),
+        r13: Hex(regs.r13),
+        r14: Hex(regs.r14),
+        r15: Hex(regs.r15),
+        rip: ip,
+        rflags: Hex(regs.rflags),
+    }
+}

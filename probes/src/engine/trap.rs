@@ -1,0 +1,275 @@
+//! Traps, and what is done about each.
+
+use std::sync::Arc;
+
+use introspect::insn::Decoded;
+use introspect::{Gpa, Gva, walk};
+use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
+
+use super::Engine;
+use crate::Tier;
+use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
+use crate::hit::{Passed, Plant, own_instruction, pass};
+use crate::plant::{PlantByte, Written};
+use crate::registry::Purpose;
+
+/// The guest's own breakpoint.
+const INT3: u8 = 0xcc;
+
+/// What a hit comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HitOutcome {
+    /// The vCPU stands behind the instruction, or has been given an exception.
+    Resume,
+    /// The other vCPUs must be paused first.
+    NeedsPause,
+    /// No plant of ours is there.
+    NotOurs,
+}
+
+impl Engine {
+    /// The plant that a vCPU executed at `rip`.
+    fn plant_at(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<Option<Arc<Plant>>, GuestError> {
+        let table = self.table.load();
+        if !table.may_hold(rip) {
+            return Ok(None);
+        }
+        if let Some(plant) = table.at(rip) {
+            return Ok(Some(Arc::clone(plant)));
+        }
+        // The same byte through another mapping: a kernel's first code runs where it is loaded, not where it is
+        // linked.
+        let state = vcpu.system_state()?;
+        Ok(walk(&self.memory.as_ref(), &state.paging, rip)
+            .ok()
+            .and_then(|found| table.at_gpa(found.gpa).cloned()))
+    }
+
+    /// A vCPU has executed a plant's byte at `rip`.
+    pub(crate) fn on_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
+        let Some(plant) = self.plant_at(vcpu, rip)? else {
+            return Ok(HitOutcome::NotOurs);
+        };
+        let milestone = self.tell(vcpu, &plant)?;
+        if milestone {
+            return Ok(HitOutcome::NeedsPause);
+        }
+        self.go_past(vcpu, &plant, rip)
+    }
+
+    /// Counts and tells a hit. Returns whether a milestone has been reached.
+    fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<bool, GuestError> {
+        let regs = vcpu.regs()?;
+        let mut milestone = false;
+        for (probe, ip) in &plant.probes {
+            probe.count_hit();
+            match probe.purpose {
+                Purpose::Report => self.tell_hit(probe, vcpu.index(), (*ip).into(), &regs),
+                Purpose::Milestone(_) => milestone = true,
+            }
+        }
+        Ok(milestone)
+    }
+
+    fn go_past(&self, vcpu: &mut dyn Vcpu, plant: &Plant, rip: Gva) -> Result<HitOutcome, GuestError> {
+        let Some(decoded) = plant.displaced(&self.planter, rip) else {
+            return Ok(HitOutcome::NeedsPause);
+        };
+        self.emulate(vcpu, plant, &decoded)
+    }
+
+    fn emulate(&self, vcpu: &mut dyn Vcpu, plant: &Plant, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
+        if decoded.bytes() == [INT3] {
+            vcpu.inject_breakpoint(decoded.at())?;
+            return Ok(HitOutcome::Resume);
+        }
+        match pass(vcpu, self.memory.as_ref(), &self.planter, decoded)? {
+            Passed::Emulated | Passed::Faulted => {
+                for (probe, _) in &plant.probes {
+                    probe.passed_by(Tier::Emulated);
+                }
+                Ok(HitOutcome::Resume)
+            }
+            Passed::MustStep => Ok(HitOutcome::NeedsPause),
+        }
+    }
+
+    /// A hit that needs the other vCPUs paused, and now has them: `step` executes the instruction at RIP.
+    ///
+    /// While this vCPU waited for its turn the plant may have been taken away: then the guest just goes on with its
+    /// own instruction.
+    pub(crate) fn on_paused_hit<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        rip: Gva,
+        step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+    ) -> Result<HitOutcome, GuestError> {
+        let mut regs = vcpu.regs()?;
+        if regs.rip != rip.0 {
+            regs.rip = rip.0;
+            vcpu.set_regs(&regs)?;
+        }
+        if let Some(plant) = self.plant_at(vcpu, rip)? {
+            self.reach_milestones(vcpu, paused, &plant)?;
+        }
+        // A milestone may have changed what is planted.
+        let Some(plant) = self.plant_at(vcpu, rip)? else {
+            return Ok(HitOutcome::Resume);
+        };
+        if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
+            return Ok(HitOutcome::Resume);
+        }
+        self.planter.show_own(paused, plant.gpa)?;
+        let stepped = step_whole(vcpu, rip, plant.displaced(&self.planter, rip).as_ref(), step);
+        self.planter.show_plant(paused, plant.gpa)?;
+        if stepped? == Stepped::Done {
+            for (probe, _) in &plant.probes {
+                probe.count_step();
+                probe.passed_by(Tier::Stepped);
+            }
+        }
+        Ok(HitOutcome::Resume)
+    }
+
+    /// A debug register of ours fired at `rip`.
+    fn on_debug_hit(&self, vcpu: &mut dyn Vcpu, fired: u8, rip: Gva) -> Result<HitOutcome, GuestError> {
+        let table = self.table.load();
+        let plant = (0..4)
+            .filter(|i| fired & (1 << i) != 0)
+            .find_map(|i| table.debug[i].as_ref().filter(|plant| plant.at == rip));
+        let Some(plant) = plant else {
+            return Ok(HitOutcome::NotOurs);
+        };
+        self.tell(vcpu, plant)?;
+        match own_instruction(&self.planter, plant.gpa, rip) {
+            Some(decoded) => self.emulate(vcpu, plant, &decoded),
+            None => Ok(HitOutcome::NeedsPause),
+        }
+    }
+
+    /// The guest writes to a page that is read-only.
+    pub(crate) fn on_guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, GuestError> {
+        let written = self.planter.guest_write(gpa, data)?;
+        if written == Written::Merged {
+            let table = self.table.load();
+            for plant in table.touched(gpa, data.len()) {
+                plant.refresh(&self.planter);
+            }
+        }
+        Ok(written)
+    }
+
+    fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {
+        let vcpu = &mut KvmVcpu(stopped);
+        let hit = match (trap, self.planter.byte()) {
+            (Trap::PortWrite { at }, PlantByte::Port) | (Trap::Breakpoint { at }, PlantByte::Int3) => {
+                self.on_hit(vcpu, Gva(at))?
+            }
+            (Trap::HardwareBreakpoint { fired, at }, _) => self.on_debug_hit(vcpu, fired, Gva(at))?,
+            (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                return Ok(match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
+                    Written::Merged => TrapOutcome::Resume,
+                    Written::NotOurs => TrapOutcome::Reinject,
+                });
+            }
+            (Trap::MsrWrite { index: MSR_LSTAR, .. }, _) if self.located.get().is_none() => {
+                return Ok(TrapOutcome::Exclusive);
+            }
+            _ => HitOutcome::NotOurs,
+        };
+        Ok(match hit {
+            HitOutcome::Resume => TrapOutcome::Resume,
+            HitOutcome::NeedsPause => TrapOutcome::Exclusive,
+            HitOutcome::NotOurs => TrapOutcome::Reinject,
+        })
+    }
+
+    fn handle_exclusive(
+        &self,
+        stopped: &mut StoppedVcpu<'_>,
+        paused: &PausedGuard<'_>,
+        trap: Trap,
+    ) -> Result<TrapOutcome, GuestError> {
+        let vcpu = &mut KvmVcpu(stopped);
+        let step = |vcpu: &mut KvmVcpu<'_, '_>| vcpu.step(paused, self);
+        match trap {
+            Trap::PortWrite { at } | Trap::Breakpoint { at } => {
+                self.on_paused_hit(vcpu, paused, Gva(at), step)?;
+                Ok(TrapOutcome::Resume)
+            }
+            Trap::HardwareBreakpoint { .. } => {
+                // `step` has the debug registers off.
+                step(vcpu)?;
+                Ok(TrapOutcome::Resume)
+            }
+            Trap::MsrWrite { index: MSR_LSTAR, value } => {
+                self.locate(vcpu, paused, Gva(value))?;
+                Ok(TrapOutcome::Reinject)
+            }
+            _ => Ok(TrapOutcome::Reinject),
+        }
+    }
+}
+
+/// A repeated string instruction that is stepped is done after at most so many repetitions, or hits once more.
+const MAX_REPETITIONS: usize = 1 << 16;
+
+/// Steps the instruction at `rip`; one with a repeat prefix until it is done, for each repetition ends a step.
+fn step_whole<V: Vcpu>(
+    vcpu: &mut V,
+    rip: Gva,
+    decoded: Option<&Decoded>,
+    mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+) -> Result<Stepped, GuestError> {
+    let repeated = decoded.is_some_and(|decoded| {
+        let instruction = decoded.instruction();
+        instruction.has_rep_prefix() || instruction.has_repne_prefix()
+    });
+    let mut stepped = step(vcpu)?;
+    if repeated {
+        for _ in 1..MAX_REPETITIONS {
+            if stepped != Stepped::Done || vcpu.regs()?.rip != rip.0 {
+                break;
+            }
+            stepped = step(vcpu)?;
+        }
+    }
+    Ok(stepped)
+}
+
+/// What was being handled, for the error.
+fn name(trap: Trap) -> &'static str {
+    match trap {
+        Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",
+        Trap::HardwareBreakpoint { .. } => "a debug register",
+        Trap::GuestWrite { .. } => "a guest write to a probed page",
+        Trap::MsrWrite { .. } => "the write of an MSR",
+        Trap::EmulationFailure => "an instruction that KVM cannot emulate",
+    }
+}
+
+impl TrapHandler for Engine {
+    fn on_trap(&self, vcpu: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, TrapError> {
+        self.handle(vcpu, trap).map_err(|source| TrapError {
+            what: name(trap),
+            vcpu: vcpu.index(),
+            rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+            source: source.into(),
+        })
+    }
+
+    fn on_exclusive(
+        &self,
+        vcpu: &mut StoppedVcpu<'_>,
+        paused: &PausedGuard<'_>,
+        trap: Trap,
+    ) -> Result<TrapOutcome, TrapError> {
+        self.handle_exclusive(vcpu, paused, trap).map_err(|source| TrapError {
+            what: name(trap),
+            vcpu: vcpu.index(),
+            rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+            source: source.into(),
+        })
+    }
+}

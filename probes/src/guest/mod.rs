@@ -1,0 +1,147 @@
+//! The guest as the engine reaches it: memory, the pages that are read-only, and a vCPU that stands at a plant.
+//!
+//! The engine is written against these traits. `kvm` implements them for a live machine; the tests of the engine's
+//! logic implement them with a vector of bytes and a vCPU that records what is done to it.
+
+mod kvm;
+
+use introspect::{Gpa, Gva, PagingState, PhysMemory};
+
+pub(crate) use kvm::{KvmMemory, KvmVcpu};
+
+/// Guest-physical memory that can be written.
+pub trait GuestMemory: PhysMemory + Send + Sync {
+    /// Writes `bytes`. At most 8 bytes that are naturally aligned are written in one piece, as a store of the guest's
+    /// would be.
+    ///
+    /// # Errors
+    ///
+    /// When it is not all memory; then none of it has been written.
+    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable>;
+
+    /// Replaces `old` by `new` (1, 2, 4 or 8 bytes, naturally aligned) in one atomic step; `false` if the memory
+    /// held something else.
+    ///
+    /// # Errors
+    ///
+    /// When it is not memory.
+    fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable>;
+}
+
+/// Guest-physical memory that could not be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cannot write {len} bytes of guest-physical memory at {gpa}")]
+pub struct Unwritable {
+    /// Where.
+    pub gpa: Gpa,
+    /// How many bytes.
+    pub len: usize,
+}
+
+/// Something went wrong with a vCPU or a machine; the machine cannot run on.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// A request about a vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] vmm::VcpuError),
+    /// Stepping a vCPU.
+    #[error(transparent)]
+    Run(#[from] vmm::RunError),
+    /// The machine's memory slots.
+    #[error(transparent)]
+    Slots(#[from] vmm::SlotError),
+    /// Memory.
+    #[error(transparent)]
+    Write(#[from] Unwritable),
+    /// Memory.
+    #[error(transparent)]
+    Read(#[from] introspect::Unreadable),
+    /// Made by a test.
+    #[cfg(test)]
+    #[error("request {0} fails, as the test wants")]
+    Injected(usize),
+}
+
+/// How a single step ended, as far as the engine cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stepped {
+    /// The instruction was executed.
+    Done,
+    /// It was not: the guest takes an exception first, and comes back.
+    Diverted,
+    /// The machine has ended.
+    Ended,
+}
+
+/// The registers beyond the general ones that going past an instruction needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SystemState {
+    /// How addresses are translated.
+    pub paging: PagingState,
+    /// Base of FS.
+    pub fs_base: u64,
+    /// Base of GS.
+    pub gs_base: u64,
+    /// Privilege level, 0 to 3.
+    pub privilege: u8,
+    /// CR0.WP: writes of ring 0 heed read-only pages.
+    pub write_protect: bool,
+    /// CR4.SMAP: ring 0 may not touch pages of ring 3, unless RFLAGS.AC is set.
+    pub smap: bool,
+    /// CR4.PKE or CR4.PKS: protection keys are in force.
+    pub protection_keys: bool,
+}
+
+/// A vCPU that has stopped at a plant. Lives on its own thread; nothing runs it while it is borrowed.
+pub(crate) trait Vcpu {
+    /// Which one, from 0.
+    fn index(&self) -> usize;
+
+    /// The general registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be had.
+    fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError>;
+
+    /// Sets the general registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be set.
+    fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError>;
+
+    /// The rest of what the emulator needs.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn system_state(&mut self) -> Result<SystemState, GuestError>;
+
+    /// The guest takes #BP as if it had executed an `int3` at `at`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be injected.
+    fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError>;
+
+    /// The guest takes a page fault at its present RIP.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be injected.
+    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError>;
+}
+
+/// A machine none of whose vCPUs runs, except the one on whose thread this is used.
+pub trait Paused {
+    /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done.
+    fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
+
+    /// Sets the execution breakpoints of all vCPUs.
+    fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);
+}

@@ -1,0 +1,218 @@
+//! The stopped vCPU as the instruction emulator sees it.
+
+use std::cell::Cell;
+
+use introspect::insn::{Access, Cpu, Fault, Gpr, Segment};
+use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
+
+use crate::guest::{GuestMemory, SystemState, Vcpu};
+use crate::plant::{Planter, Written};
+
+const RFLAGS_AC: u64 = 1 << 18;
+
+/// A vCPU's registers, taken out to be worked on, and the memory it sees.
+///
+/// Memory is read as the guest would read it without us: a planted page gives the guest's own bytes. Accesses that
+/// need something from the hardware that is not modelled here (setting accessed or dirty bits, protection keys, SMAP,
+/// devices) are refused with [`Fault::NotMemory`], and the hardware is left to make them.
+pub(super) struct VcpuCpu<'a> {
+    pub(super) regs: vmm::kvm_regs,
+    vcpu: &'a mut dyn Vcpu,
+    state: Option<SystemState>,
+    memory: &'a dyn GuestMemory,
+    planter: &'a Planter,
+    /// A system request failed: not the guest's fault, and not to be mistaken for one.
+    failed: Cell<bool>,
+}
+
+/// Guest memory, own bytes, for the page walk.
+struct Own<'a>(&'a Planter);
+
+impl PhysMemory for Own<'_> {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        self.0.read_own(gpa, buf)
+    }
+}
+
+impl<'a> VcpuCpu<'a> {
+    pub(super) fn new(
+        vcpu: &'a mut dyn Vcpu,
+        regs: vmm::kvm_regs,
+        memory: &'a dyn GuestMemory,
+        planter: &'a Planter,
+    ) -> Self {
+        Self { regs, vcpu, state: None, memory, planter, failed: Cell::new(false) }
+    }
+
+    pub(super) fn state(&mut self) -> Result<SystemState, Fault> {
+        if self.state.is_none() {
+            match self.vcpu.system_state() {
+                Ok(state) => self.state = Some(state),
+                Err(_) => self.failed.set(true),
+            }
+        }
+        self.state.ok_or(Fault::Registers)
+    }
+
+    /// Where an access of `len` bytes within one page goes.
+    fn translate(&mut self, at: Gva, access: Access) -> Result<Gpa, Fault> {
+        let state = self.state()?;
+        let Translation { gpa, writable, user, accessed, dirty, .. } =
+            walk(&Own(self.planter), &state.paging, at).map_err(|fault| match fault {
+                WalkFault::NotPresent { .. } => Fault::NotMapped { at, access },
+                WalkFault::NonCanonical { .. } => Fault::NotCanonical { at, access },
+                _ => Fault::NotMemory { at, access },
+            })?;
+        let write = access == Access::Write;
+        if state.privilege == 3 && !user {
+            return Err(Fault::Forbidden { at, access });
+        }
+        if write && !writable && (state.privilege == 3 || state.write_protect) {
+            return Err(Fault::Forbidden { at, access });
+        }
+        let needs_hardware = !accessed
+            || (write && !dirty)
+            || (user && state.privilege < 3 && state.smap && self.regs.rflags & RFLAGS_AC == 0)
+            || (user && state.protection_keys);
+        if needs_hardware {
+            return Err(Fault::NotMemory { at, access });
+        }
+        Ok(gpa)
+    }
+
+    /// The one or two stretches of guest-physical memory behind an access.
+    fn stretches(
+        &mut self,
+        at: Gva,
+        len: usize,
+        access: Access,
+    ) -> Result<[(Gpa, usize); 2], Fault> {
+        let first = self.translate(at, access)?;
+        if at.page_offset() + len as u64 <= 0x1000 {
+            return Ok([(first, len), (first, 0)]);
+        }
+        let here = usize::try_from(0x1000 - at.page_offset()).unwrap_or(len).min(len);
+        let second = self.translate(at.wrapping_add(here as u64), access)?;
+        Ok([(first, here), (second, len - here)])
+    }
+}
+
+impl Cpu for VcpuCpu<'_> {
+    fn gpr(&self, register: Gpr) -> u64 {
+        let regs = &self.regs;
+        match register {
+            Gpr::Rax => regs.rax,
+            Gpr::Rcx => regs.rcx,
+            Gpr::Rdx => regs.rdx,
+            Gpr::Rbx => regs.rbx,
+            Gpr::Rsp => regs.rsp,
+            Gpr::Rbp => regs.rbp,
+            Gpr::Rsi => regs.rsi,
+            Gpr::Rdi => regs.rdi,
+            Gpr::R8 => regs.r8,
+            Gpr::R9 => regs.r9,
+            Gpr::R10 => regs.r10,
+            Gpr::R11 => regs.r11,
+            Gpr::R12 => regs.r12,
+            Gpr::R13 => regs.r13,
+            Gpr::R14 => regs.r14,
+            Gpr::R15 => regs.r15,
+        }
+    }
+
+    fn set_gpr(&mut self, register: Gpr, value: u64) {
+        let regs = &mut self.regs;
+        *match register {
+            Gpr::Rax => &mut regs.rax,
+            Gpr::Rcx => &mut regs.rcx,
+            Gpr::Rdx => &mut regs.rdx,
+            Gpr::Rbx => &mut regs.rbx,
+            Gpr::Rsp => &mut regs.rsp,
+            Gpr::Rbp => &mut regs.rbp,
+            Gpr::Rsi => &mut regs.rsi,
+            Gpr::Rdi => &mut regs.rdi,
+            Gpr::R8 => &mut regs.r8,
+            Gpr::R9 => &mut regs.r9,
+            Gpr::R10 => &mut regs.r10,
+            Gpr::R11 => &mut regs.r11,
+            Gpr::R12 => &mut regs.r12,
+            Gpr::R13 => &mut regs.r13,
+            Gpr::R14 => &mut regs.r14,
+            Gpr::R15 => &mut regs.r15,
+        } = value;
+    }
+
+    fn rip(&self) -> u64 {
+        self.regs.rip
+    }
+
+    fn set_rip(&mut self, value: u64) {
+        self.regs.rip = value;
+    }
+
+    fn rflags(&self) -> u64 {
+        self.regs.rflags
+    }
+
+    fn set_rflags(&mut self, value: u64) {
+        self.regs.rflags = value;
+    }
+
+    fn segment_base(&mut self, segment: Segment) -> Result<u64, Fault> {
+        let state = self.state()?;
+        Ok(match segment {
+            Segment::Fs => state.fs_base,
+            Segment::Gs => state.gs_base,
+        })
+    }
+
+    fn privilege_level(&mut self) -> Result<u8, Fault> {
+        Ok(self.state()?.privilege)
+    }
+
+    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
+        let [(first, here), (second, _)] = self.stretches(at, buf.len(), Access::Read)?;
+        let (head, tail) = buf.split_at_mut(here);
+        let refused = |_| Fault::NotMemory { at, access: Access::Read };
+        self.planter.read_own(first, head).map_err(refused)?;
+        if !tail.is_empty() {
+            self.planter.read_own(second, tail).map_err(refused)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), Fault> {
+        let [(first, here), (second, rest)] = self.stretches(at, bytes.len(), Access::Write)?;
+        let refused = Fault::NotMemory { at, access: Access::Write };
+        // Reading tells whether it is memory, so that the second part cannot fail after the first is written.
+        let mut probe = [0; 1];
+        for (gpa, len) in [(first, here), (second, rest)] {
+            if len > 0 {
+                self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
+            }
+        }
+        let (head, tail) = bytes.split_at(here);
+        for (gpa, part) in [(first, head), (second, tail)] {
+            if part.is_empty() {
+                continue;
+            }
+            match self.planter.guest_write(gpa, part).map_err(|_| refused)? {
+                Written::Merged => (),
+                Written::NotOurs => self.memory.write(gpa, part).map_err(|_| refused)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
+        let gpa = self.translate(at, Access::Write)?;
+        self.memory.compare_exchange(gpa, old, new).map_err(|_| Fault::NotAtomic { at })
+    }
+}
+
+impl VcpuCpu<'_> {
+    /// Whether a request about the vCPU failed, rather than the guest.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+}

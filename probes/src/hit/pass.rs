@@ -1,0 +1,75 @@
+//! Getting a vCPU past the instruction that a plant displaced.
+
+use introspect::insn::{Access, Decoded, Fault, Outcome, emulate_decoded};
+use introspect::Gva;
+
+use super::cpu::VcpuCpu;
+use crate::guest::{GuestError, GuestMemory, Vcpu};
+use crate::plant::Planter;
+
+/// Whether the instruction has been dealt with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Passed {
+    /// It has been emulated: the vCPU stands behind it.
+    Emulated,
+    /// It faults, and the guest has been given the fault: it will be back.
+    Faulted,
+    /// The hardware must run it, in place.
+    MustStep,
+}
+
+/// Page-fault error code bits.
+const PF_PROTECTION: u32 = 1;
+const PF_WRITE: u32 = 1 << 1;
+const PF_USER: u32 = 1 << 2;
+
+/// Emulates the displaced instruction `decoded`, if that can be done exactly. The vCPU's RIP is set to the
+/// instruction's address first: a plant that was a port write may have moved it.
+pub(crate) fn pass(
+    vcpu: &mut dyn Vcpu,
+    memory: &dyn GuestMemory,
+    planter: &Planter,
+    decoded: &Decoded,
+) -> Result<Passed, GuestError> {
+    let mut regs = vcpu.regs()?;
+    regs.rip = decoded.at().0;
+    let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter);
+    let outcome = emulate_decoded(&mut cpu, decoded);
+    let regs = cpu.regs;
+    let failed = cpu.has_failed();
+    let privilege = match outcome {
+        Outcome::Fault(_) => cpu.state().map(|state| state.privilege).unwrap_or(0),
+        _ => 0,
+    };
+    if failed {
+        // Ask again, to get the error itself.
+        vcpu.system_state()?;
+    }
+    match outcome {
+        Outcome::Done => {
+            vcpu.set_regs(&regs)?;
+            Ok(Passed::Emulated)
+        }
+        Outcome::Fault(fault) => match page_fault(fault, privilege) {
+            Some((address, error_code)) => {
+                vcpu.set_regs(&regs)?;
+                vcpu.inject_page_fault(address, error_code)?;
+                Ok(Passed::Faulted)
+            }
+            None => Ok(Passed::MustStep),
+        },
+        Outcome::Unsupported(_) => Ok(Passed::MustStep),
+    }
+}
+
+/// The page fault that the hardware would raise, if it is one.
+fn page_fault(fault: Fault, privilege: u8) -> Option<(Gva, u32)> {
+    let (at, access, protection) = match fault {
+        Fault::NotMapped { at, access } => (at, access, 0),
+        Fault::Forbidden { at, access } => (at, access, PF_PROTECTION),
+        _ => return None,
+    };
+    let write = if access == Access::Write { PF_WRITE } else { 0 };
+    let user = if privilege == 3 { PF_USER } else { 0 };
+    Some((at, protection | write | user))
+}

@@ -1,0 +1,217 @@
+//! All plants of a guest.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use introspect::{Gpa, Unreadable};
+use vm_memory::GuestAddress;
+use vmm::PageRange;
+
+use super::PlantByte;
+use super::page::{PAGE_BYTES, Page};
+use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
+
+/// What became of a guest write to a read-only page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// It went to a page with plants and has been merged with them.
+    Merged,
+    /// The page has no plants (any more); nothing has been written.
+    NotOurs,
+}
+
+/// Plants could not be changed; all bytes are as they were before.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot plant at {gpa}")]
+pub(crate) struct PlantError {
+    /// The first place that failed.
+    gpa: Gpa,
+    /// The cause.
+    #[source]
+    source: GuestError,
+}
+
+type Pages = HashMap<u64, Arc<Page>>;
+
+/// Owner of every plant.
+///
+/// Changes ([`change`](Self::change), [`show_own`](Self::show_own)) need the vCPUs paused. Everything else may be
+/// called on any vCPU's thread at any time.
+#[derive(Debug)]
+pub(crate) struct Planter {
+    memory: Arc<dyn GuestMemory>,
+    byte: PlantByte,
+    /// Read on every guest write and every memory access of the emulator, without a lock.
+    pages: ArcSwap<Pages>,
+    /// Where plants are, and how many bytes the instruction there has. Locked by whoever changes plants.
+    plants: Mutex<BTreeMap<Gpa, usize>>,
+}
+
+impl std::fmt::Debug for dyn GuestMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("GuestMemory")
+    }
+}
+
+impl Planter {
+    pub(crate) fn new(memory: Arc<dyn GuestMemory>, byte: PlantByte) -> Self {
+        Self { memory, byte, pages: ArcSwap::default(), plants: Mutex::default() }
+    }
+
+    pub(crate) fn byte(&self) -> PlantByte {
+        self.byte
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Gpa, usize>> {
+        self.plants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts plants at `add` (with the length of the instruction there) and takes those at `remove` away: all of it or
+    /// nothing.
+    ///
+    /// # Errors
+    ///
+    /// When a place is not memory, or the machine refuses the slots; then nothing has changed.
+    pub(crate) fn change(
+        &self,
+        paused: &dyn Paused,
+        add: &[(Gpa, usize)],
+        remove: &[Gpa],
+    ) -> Result<(), PlantError> {
+        let mut plants = self.lock();
+        let mut wanted = plants.clone();
+        for gpa in remove {
+            wanted.remove(gpa);
+        }
+        wanted.extend(add.iter().copied());
+
+        let old = self.pages.load_full();
+        let mut new = Pages::new();
+        for (&gpa, &len) in &wanted {
+            // An instruction may begin on one page and end on the next; both are watched.
+            for page in [gpa.page(), gpa.wrapping_add(len.max(1) as u64 - 1).page()] {
+                if let std::collections::hash_map::Entry::Vacant(entry) = new.entry(page.0) {
+                    let kept = match old.get(&page.0) {
+                        Some(kept) => Arc::clone(kept),
+                        None => Arc::new(
+                            Page::capture(self.memory.as_ref(), page)
+                                .map_err(|source| PlantError { gpa, source: source.into() })?,
+                        ),
+                    };
+                    entry.insert(kept);
+                }
+            }
+        }
+        let at = add.first().map_or(Gpa(0), |(gpa, _)| *gpa);
+        if new.len() != old.len() || new.keys().any(|page| !old.contains_key(page)) {
+            paused
+                .set_read_only(&ranges(new.keys().copied()))
+                .map_err(|source| PlantError { gpa: at, source })?;
+        }
+        let mut done: Vec<(Gpa, bool)> = Vec::with_capacity(add.len() + remove.len());
+        let changes = remove
+            .iter()
+            .filter(|gpa| plants.contains_key(gpa))
+            .map(|gpa| (*gpa, false))
+            .chain(add.iter().map(|(gpa, _)| (*gpa, true)));
+        for (gpa, planted) in changes {
+            if let Err(source) = self.set(&old, &new, gpa, planted) {
+                for (gpa, planted) in done.into_iter().rev() {
+                    // What has just been written can be written back; were it not, the error below ends the run.
+                    let _ = self.set(&old, &new, gpa, !planted || plants.contains_key(&gpa));
+                }
+                let _ = paused.set_read_only(&ranges(old.keys().copied()));
+                return Err(PlantError { gpa, source: source.into() });
+            }
+            done.push((gpa, planted));
+        }
+        *plants = wanted;
+        self.pages.store(Arc::new(new));
+        Ok(())
+    }
+
+    fn set(&self, old: &Pages, new: &Pages, gpa: Gpa, planted: bool) -> Result<(), Unwritable> {
+        let page = new.get(&gpa.page().0).or_else(|| old.get(&gpa.page().0));
+        let page = page.ok_or(Unwritable { gpa, len: 1 })?;
+        page.set_plant(self.memory.as_ref(), offset(gpa), planted.then_some(self.byte))
+    }
+
+    /// Lets memory show the guest's own byte at a plant, for a step.
+    pub(crate) fn show_own(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+        self.show(gpa, None)
+    }
+
+    /// Lets memory show the plant again.
+    pub(crate) fn show_plant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+        self.show(gpa, Some(self.byte))
+    }
+
+    fn show(&self, gpa: Gpa, plant: Option<PlantByte>) -> Result<(), Unwritable> {
+        match self.pages.load().get(&gpa.page().0) {
+            Some(page) => page.show(self.memory.as_ref(), offset(gpa), plant),
+            None => Err(Unwritable { gpa, len: 1 }),
+        }
+    }
+
+    /// The guest writes `data`, at most 8 bytes, to a read-only page.
+    pub(crate) fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
+        let pages = self.pages.load();
+        let fits = (PAGE_BYTES - offset(gpa)).min(data.len());
+        let (here, beyond) = data.split_at(fits);
+        let mut written = Written::NotOurs;
+        for (gpa, part) in [(gpa, here), (gpa.wrapping_add(fits as u64), beyond)] {
+            if part.is_empty() {
+                continue;
+            }
+            match pages.get(&gpa.page().0) {
+                Some(page) => {
+                    page.guest_write(self.memory.as_ref(), offset(gpa), part, self.byte)?;
+                    written = Written::Merged;
+                }
+                None if written == Written::Merged => self.memory.write(gpa, part)?,
+                None => (),
+            }
+        }
+        Ok(written)
+    }
+
+    /// Reads the guest's own bytes.
+    pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        self.memory.read(gpa, buf)?;
+        let pages = self.pages.load();
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let mut done = 0;
+        while done < buf.len() {
+            let at = gpa.wrapping_add(done as u64);
+            let here = (PAGE_BYTES - offset(at)).min(buf.len() - done);
+            if let Some(page) = pages.get(&at.page().0) {
+                page.read_own(offset(at), &mut buf[done..done + here]);
+            }
+            done += here;
+        }
+        Ok(())
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "below 4096")]
+fn offset(gpa: Gpa) -> usize {
+    gpa.page_offset() as usize
+}
+
+/// The pages as sorted, merged ranges.
+fn ranges(pages: impl Iterator<Item = u64>) -> Vec<PageRange> {
+    let mut pages: Vec<u64> = pages.collect();
+    pages.sort_unstable();
+    let mut ranges: Vec<PageRange> = Vec::new();
+    for page in pages {
+        let end = GuestAddress(page + PAGE_BYTES as u64);
+        match ranges.last_mut() {
+            Some(last) if last.end.0 == page => last.end = end,
+            _ => ranges.push(PageRange { start: GuestAddress(page), end }),
+        }
+    }
+    ranges
+}

@@ -1,0 +1,116 @@
+//! From what the user asked for to places in the kernel.
+//!
+//! A place says which address the probe is *about* and where its plant *sits*. The two differ where the kernel would
+//! notice: it compares the bytes of a function's ftrace call with what it expects there before and after it patches
+//! them, and complains when it finds a plant. Nothing happens between that call and the instruction behind it that a
+//! probe could see, so the plant sits there: see `docs/planting.md`.
+
+mod error;
+mod place;
+
+use std::sync::Arc;
+
+use introspect::{Gva, Symbol};
+
+use crate::kernel::Kernel;
+use crate::{Location, ProbeSpec};
+
+pub use error::{ResolveError, ResolveProblem};
+pub use place::{Place, Refusal, Via, When};
+
+/// A glob stands for at most so many probes.
+pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
+/// So many near names are told for one that does not exist.
+const NEAR_NAMES: usize = 5;
+
+/// A place, and the name of the probe there: the specification itself, or one match of its glob.
+#[derive(Clone, Debug)]
+pub struct Resolved {
+    /// As the user wrote it, or would have written it.
+    pub name: Arc<str>,
+    /// Where it is; or why it cannot be.
+    pub place: Result<Place, Refusal>,
+}
+
+/// Finds the places that `spec` names. `slide` is how far the kernel has moved, which matters to plain addresses only.
+///
+/// # Errors
+///
+/// When the specification cannot be meant: there is no such symbol, or the offset is inside an instruction. A place
+/// that can be meant but not planted is a [`Refusal`] in the answer.
+pub fn resolve(kernel: &Kernel, spec: &ProbeSpec, slide: i64) -> Result<Vec<Resolved>, ResolveError> {
+    let failed = |problem| ResolveError { spec: spec.to_string(), problem };
+    if let Some(module) = &spec.module {
+        return Err(failed(ResolveProblem::Module { module: module.clone() }));
+    }
+    match &spec.location {
+        Location::Symbol { name, offset } => {
+            let symbol = function(kernel, name).map_err(failed)?;
+            let place = place::at_offset(kernel, &symbol, *offset).map_err(failed)?;
+            Ok(vec![Resolved { name: spec.to_string().into(), place }])
+        }
+        Location::Address(address) => {
+            let linked = Gva(address.0.wrapping_sub(slide.cast_unsigned()));
+            if !kernel.holds_code(linked) {
+                return Err(failed(ResolveProblem::NotCode { address: *address }));
+            }
+            let within = kernel.symbols().resolve(linked);
+            let Some(within) = within.filter(|within| within.symbol.is_text()) else {
+                return Err(failed(ResolveProblem::NotCode { address: *address }));
+            };
+            let place = place::at_exact_offset(kernel, &within.symbol, within.offset).map_err(failed)?;
+            Ok(vec![Resolved { name: spec.to_string().into(), place }])
+        }
+        Location::Glob(pattern) => {
+            let mut found = Vec::new();
+            for symbol in kernel.symbols().matching(pattern) {
+                if !is_function(kernel, &symbol) {
+                    continue;
+                }
+                if found.len() == MAX_GLOB_MATCHES {
+                    return Err(failed(ResolveProblem::TooMany { most: MAX_GLOB_MATCHES }));
+                }
+                let name: Arc<str> = format!("{}:{}", spec.kind.keyword(), symbol.name).into();
+                // What an exact name would be told is an error is a refusal here: the others are still wanted.
+                let place = place::at_offset(kernel, &symbol, 0)
+                    .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
+                found.push(Resolved { name, place });
+            }
+            if found.is_empty() {
+                return Err(failed(ResolveProblem::NoMatch { pattern: pattern.clone() }));
+            }
+            Ok(found)
+        }
+    }
+}
+
+fn is_function(kernel: &Kernel, symbol: &Symbol) -> bool {
+    symbol.is_text()
+        && symbol.size > 0
+        && symbol.module.is_none()
+        && kernel.holds_code(symbol.address)
+        && !symbol.name.starts_with("__pfx_")
+        && !symbol.name.starts_with("__cfi_")
+        && !symbol.name.contains(".cold")
+}
+
+fn function(kernel: &Kernel, name: &str) -> Result<Symbol, ResolveProblem> {
+    let all = kernel.symbols().lookup_all(name);
+    if all.is_empty() {
+        return Err(ResolveProblem::NoSymbol {
+            name: name.to_owned(),
+            near: kernel.symbols().nearest_names(name, NEAR_NAMES),
+        });
+    }
+    let mut code = all.into_iter().filter(|symbol| symbol.is_text() && kernel.holds_code(symbol.address));
+    let Some(first) = code.next() else {
+        return Err(ResolveProblem::NotAFunction { name: name.to_owned() });
+    };
+    let others: Vec<Gva> = code.map(|symbol| symbol.address).filter(|address| *address != first.address).collect();
+    if others.is_empty() {
+        Ok(first)
+    } else {
+        let addresses = std::iter::once(first.address).chain(others).collect();
+        Err(ResolveProblem::Ambiguous { name: name.to_owned(), addresses })
+    }
+}

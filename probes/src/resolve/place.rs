@@ -1,0 +1,134 @@
+//! Where a probe's plant sits.
+
+use std::sync::Arc;
+
+use introspect::insn::{Decoded, check_boundary, decode};
+use introspect::{Gva, PatchKind, PatchTime, Symbol};
+
+use super::ResolveProblem;
+use crate::kernel::Kernel;
+
+/// How execution is noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Via {
+    /// By a plant at this link-time address.
+    Plant {
+        /// Where the plant sits.
+        at: Gva,
+        /// Bytes of the instruction there.
+        len: usize,
+    },
+    /// By a debug register: the kernel patches this instruction at run time and checks its bytes.
+    DebugRegister,
+}
+
+/// When the plant can be put there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// As soon as the text is in memory.
+    TextPresent,
+    /// Once the kernel has patched itself at boot: it rewrites this instruction then, and reads it before.
+    BootPatched,
+}
+
+/// A place that can be probed, at link-time addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The probed instruction.
+    pub ip: Gva,
+    /// The same as `symbol+0xoffset`.
+    pub symbol: Arc<str>,
+    /// How execution is noticed.
+    pub via: Via,
+    /// When the plant can be put there.
+    pub when: When,
+    /// The text is freed after boot.
+    pub init: bool,
+}
+
+/// Why a place cannot be probed, although it exists.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// The kernel patches the instruction at run time and no debug register is left.
+    #[error("the kernel itself patches this instruction at run time ({0:?}), and all four debug registers are taken")]
+    SelfPatched(PatchKind),
+    /// The function has no instruction that could be probed.
+    #[error("{0}")]
+    Unsuitable(String),
+}
+
+/// `endbr64`, which begins functions of kernels with indirect branch tracking.
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+
+/// `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
+/// kprobes.
+pub(super) fn at_offset(
+    kernel: &Kernel,
+    symbol: &Symbol,
+    offset: u64,
+) -> Result<Result<Place, Refusal>, ResolveProblem> {
+    let skip = if offset == 0 && kernel.function_bytes(symbol).starts_with(&ENDBR64) {
+        ENDBR64.len() as u64
+    } else {
+        offset
+    };
+    at_exact_offset(kernel, symbol, skip)
+}
+
+pub(super) fn at_exact_offset(
+    kernel: &Kernel,
+    symbol: &Symbol,
+    offset: u64,
+) -> Result<Result<Place, Refusal>, ResolveProblem> {
+    let code = kernel.function_bytes(symbol);
+    let decoded = check_boundary(code, symbol.address, offset)?;
+    let ip = decoded.at();
+    let place = |via, when| Place {
+        ip,
+        symbol: format!("{}+{offset:#x}", symbol.name).into(),
+        via,
+        when,
+        init: kernel.is_init(ip),
+    };
+    let here = Via::Plant { at: ip, len: decoded.len() };
+    Ok(Ok(match patched(kernel, &decoded) {
+        None => place(here, When::TextPresent),
+        Some((_, PatchTime::BootOnly)) => place(here, When::BootPatched),
+        Some((kind, PatchTime::Runtime)) => match behind(kernel, symbol, code, &decoded, kind) {
+            Some((via, when)) => place(via, when),
+            None => place(Via::DebugRegister, When::TextPresent),
+        },
+    }))
+}
+
+fn patched(kernel: &Kernel, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
+    let site = kernel.sites().overlapping(decoded.at(), decoded.len() as u64)?;
+    Some((site.kind, site.kind.when()))
+}
+
+/// The instruction behind an ftrace call, if everything that gets there has come through the call, and the kernel
+/// does not patch that one at run time too.
+fn behind(
+    kernel: &Kernel,
+    symbol: &Symbol,
+    code: &[u8],
+    call: &Decoded,
+    kind: PatchKind,
+) -> Option<(Via, When)> {
+    if kind != PatchKind::Ftrace {
+        return None;
+    }
+    let next = call.next();
+    let offset = usize::try_from(next.offset_from(symbol.address)?).ok()?;
+    let decoded = decode(code.get(offset..)?, next).ok()?;
+    let between = Gva(call.at().0 + 1)..Gva(next.0 + 1);
+    if kernel.may_branch_into(symbol, &between) {
+        return None;
+    }
+    let via = Via::Plant { at: next, len: decoded.len() };
+    match patched(kernel, &decoded) {
+        None => Some((via, When::TextPresent)),
+        Some((_, PatchTime::BootOnly)) => Some((via, When::BootPatched)),
+        Some((_, PatchTime::Runtime)) => None,
+    }
+}

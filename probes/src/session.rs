@@ -1,0 +1,228 @@
+//! A guest with its probes, from before its first instruction to its end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmm::boot::{BootMethod, KernelFile};
+use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
+
+use crate::engine::{ArmError, Engine};
+use crate::guest::KvmMemory;
+use crate::kernel::{Kernel, KernelError};
+use crate::plant::PlantByte;
+use crate::{EventSink, GuestEnd, GuestSummary, ProbeSpec, ResolveError, Summary};
+
+/// What to boot and what to probe in it.
+#[derive(Debug)]
+pub struct SessionConfig<'a> {
+    /// The kernel.
+    pub kernel: &'a KernelFile,
+    /// How it is started.
+    pub method: BootMethod,
+    /// The initrd or initramfs archive.
+    pub initrd: Option<&'a [u8]>,
+    /// The kernel's command line.
+    pub cmdline: &'a str,
+    /// RAM, bytes.
+    pub memory_bytes: u64,
+    /// Number of vCPUs.
+    pub cpus: u8,
+    /// What to probe, in the order in which it is reported.
+    pub probes: &'a [ProbeSpec],
+    /// What to plant; `None` takes what the self-test found to work.
+    pub plant: Option<PlantByte>,
+    /// The serial console.
+    pub console: Console,
+    /// Whether a test guest may end the run through port 0xf4.
+    pub debug_exit: bool,
+}
+
+/// A session could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The kernel's file could not be opened or unpacked.
+    #[error(transparent)]
+    Boot(#[from] vmm::boot::KernelError),
+    /// The kernel could not be understood.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// A probe cannot be meant.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The machine could not be built.
+    #[error(transparent)]
+    Create(#[from] vmm::CreateError),
+    /// The probes could not be planted.
+    #[error(transparent)]
+    Arm(#[from] ArmError),
+    /// This KVM delivers no trap that can be planted.
+    #[error("this KVM delivers neither port writes nor int3 of the guest's kernel, so that nothing can be planted: run with --accel nested")]
+    NoTrap,
+    /// This KVM does not deliver the trap that was asked for.
+    #[error("this KVM does not deliver the trap `{asked:?}` that was asked for: leave the choice to hyprobe")]
+    TrapNotDelivered {
+        /// What was asked for.
+        asked: PlantByte,
+    },
+    /// This KVM does not tell where a kernel is that moves itself.
+    #[error("this KVM does not report MSR writes, so that a kernel that unpacks itself cannot be found: boot it directly")]
+    CannotLocate,
+    /// A thread could not be started.
+    #[error("cannot start a vCPU's thread")]
+    Thread(#[source] std::io::Error),
+}
+
+/// How often a running guest is looked at from outside.
+const TICK: Duration = Duration::from_secs(1);
+/// A guest that has panicked and neither resets nor powers off is given so long to print.
+const PANIC_GRACE: Duration = Duration::from_secs(5);
+
+/// A guest that is ready to run.
+#[derive(Debug)]
+pub struct Session {
+    machine: Machine,
+    engine: Arc<Engine>,
+}
+
+impl Session {
+    /// Builds the machine, resolves the probes and plants what can be planted before the first instruction.
+    ///
+    /// # Errors
+    ///
+    /// See [`SessionError`]; each is a sentence for the user.
+    pub fn new(
+        host: &Host,
+        facts: HostFacts,
+        config: SessionConfig<'_>,
+        sink: Arc<dyn EventSink>,
+    ) -> Result<Self, SessionError> {
+        let byte = choose(&facts, config.plant)?;
+        if config.method == BootMethod::BzImage && !facts.msr_exits {
+            return Err(SessionError::CannotLocate);
+        }
+        let vmlinux = config.kernel.vmlinux()?;
+        let kernel = Kernel::from_vmlinux(&vmlinux)?;
+        let (machine, _) = Machine::new(
+            host,
+            facts,
+            MachineConfig {
+                kernel: config.kernel,
+                vmlinux: &vmlinux,
+                method: config.method,
+                initrd: config.initrd,
+                cmdline: config.cmdline,
+                memory_bytes: config.memory_bytes,
+                cpus: config.cpus,
+                console: config.console,
+                debug_exit: config.debug_exit,
+            },
+        )?;
+        let memory = Arc::new(KvmMemory(machine.memory().clone()));
+        let engine = Arc::new(Engine::new(kernel, config.probes, memory, byte, sink)?);
+        match config.method {
+            BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
+            BootMethod::BzImage => engine.await_kernel(),
+        }
+        Ok(Self { machine, engine })
+    }
+
+    /// The probes.
+    #[must_use]
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// To pause or end the guest from another thread.
+    #[must_use]
+    pub fn control(&self) -> Control {
+        self.machine.control()
+    }
+
+    /// Runs the guest to its end, or for at most `timeout`. `accel` is for the summary.
+    ///
+    /// # Errors
+    ///
+    /// When no thread can be started. What goes wrong later is in the summary.
+    pub fn run(mut self, timeout: Option<Duration>, accel: &str) -> Result<Summary, SessionError> {
+        let handler: Arc<dyn TrapHandler> = self.engine.clone();
+        self.engine.start_clock();
+        let started = Instant::now();
+        self.machine.start(&handler).map_err(SessionError::Thread)?;
+        let end = self.wait(started, timeout);
+        let ran = started.elapsed();
+        self.machine.stop();
+        Ok(Summary {
+            accel: accel.to_owned(),
+            guest: self.guest_summary(end),
+            ran_ns: u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX),
+            probes: self.engine.summaries(),
+            dropped: 0,
+        })
+    }
+
+    /// `None` is a timeout.
+    fn wait(&self, started: Instant, timeout: Option<Duration>) -> Option<End> {
+        loop {
+            let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+            if left == Some(Duration::ZERO) {
+                return None;
+            }
+            if let Some(end) = self.machine.wait(Some(left.unwrap_or(TICK).min(TICK))) {
+                return Some(end);
+            }
+            if self.machine.is_halted() {
+                return Some(End::Halted);
+            }
+            if self.engine.panicked().is_some_and(|panicked| panicked.at.elapsed() > PANIC_GRACE) {
+                return Some(End::Halted);
+            }
+        }
+    }
+
+    fn guest_summary(&self, end: Option<End>) -> GuestSummary {
+        if let Some(panicked) = self.engine.panicked()
+            && !matches!(end, Some(End::Failed(_)))
+        {
+            return GuestSummary { end: GuestEnd::Panic, detail: Some(panicked.message) };
+        }
+        let (end, detail) = match end {
+            None => (GuestEnd::Timeout, None),
+            Some(End::PowerOff) => (GuestEnd::Poweroff, None),
+            Some(End::Reset) => (GuestEnd::Reset, None),
+            Some(End::TripleFault) => (GuestEnd::TripleFault, None),
+            Some(End::Halted) => (GuestEnd::Halted, None),
+            Some(End::Code(code)) => (GuestEnd::Exit, Some(code.to_string())),
+            Some(End::Stopped) => (GuestEnd::Stopped, None),
+            Some(End::Failed(error)) => (GuestEnd::Failed, Some(chain(&error))),
+        };
+        GuestSummary { end, detail }
+    }
+}
+
+/// An error and what caused it, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// The byte to plant on this host. Of two that work, the port write is the better one: the guest's own breakpoints
+/// then never leave the guest, and cannot be taken for ours.
+fn choose(facts: &HostFacts, asked: Option<PlantByte>) -> Result<PlantByte, SessionError> {
+    let works = |byte| match byte {
+        PlantByte::Port => facts.port.is_usable(),
+        PlantByte::Int3 => facts.int3.is_usable(),
+    };
+    match asked {
+        Some(asked) if works(asked) => Ok(asked),
+        Some(asked) => Err(SessionError::TrapNotDelivered { asked }),
+        None => [PlantByte::Port, PlantByte::Int3]
+            .into_iter()
+            .find(|byte| works(*byte))
+            .ok_or(SessionError::NoTrap),
+    }
+}
