@@ -1,0 +1,142 @@
+//! `--accel auto`: this host's KVM, or nested.
+
+use std::error::Error;
+use std::fmt;
+
+use vmm::{HostFacts, OpenError, SelfTestError};
+
+use super::qemu::{Qemu, QemuError};
+
+/// Why this host's KVM could not be looked at.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It refuses what every KVM must do.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestError),
+}
+
+/// Where to run, with the reason in a line.
+#[derive(Debug)]
+pub(crate) enum Choice {
+    /// On this host's KVM.
+    Kvm {
+        /// Why.
+        reason: String,
+    },
+    /// In an outer Linux.
+    Nested {
+        /// Which QEMU emulates it.
+        qemu: Qemu,
+        /// Why.
+        reason: String,
+    },
+    /// Stock kernels cannot be run here, for two reasons.
+    Neither {
+        /// What is the matter with this host's KVM.
+        kvm: String,
+        /// What is the matter with QEMU.
+        qemu: QemuError,
+    },
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kvm { reason } => write!(f, "running on this host's KVM: {reason}"),
+            Self::Nested { qemu, reason } => write!(f, "running nested, in {qemu}: {reason}"),
+            Self::Neither { kvm, qemu } => {
+                write!(f, "this host cannot run stock kernels: {kvm}; and {qemu}")
+            }
+        }
+    }
+}
+
+/// Takes KVM when it opens and its ring 0 runs at hardware speed, else nested. `qemu` is asked only then.
+pub(crate) fn choose(
+    kvm: &Result<HostFacts, Unusable>,
+    qemu: impl FnOnce() -> Result<Qemu, QemuError>,
+) -> Choice {
+    let reason = match kvm {
+        Ok(facts) if facts.runs_kernels() => {
+            return Choice::Kvm {
+                reason: format!(
+                    "its ring 0 executes {} million instructions a second",
+                    facts.speed.mips()
+                ),
+            };
+        }
+        Ok(facts) => format!(
+            "this host's KVM has no hardware virtualisation behind it ({} million ring-0 instructions a second: a stock \
+             kernel would take minutes to boot)",
+            facts.speed.mips()
+        ),
+        Err(error) => in_one_line(error),
+    };
+    match qemu() {
+        Ok(qemu) => Choice::Nested { qemu, reason },
+        Err(qemu) => Choice::Neither { kvm: reason, qemu },
+    }
+}
+
+fn in_one_line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use vmm::{BreakpointInjection, Int3Delivery, PortDelivery, Speed};
+
+    use super::*;
+
+    fn facts(instructions: u64) -> HostFacts {
+        HostFacts {
+            int3: Int3Delivery::DebugExit,
+            int3_user: Int3Delivery::DebugExit,
+            breakpoint_injection: BreakpointInjection::AtInstruction,
+            port: PortDelivery::AtInstruction,
+            step: true,
+            step_user: true,
+            step_blocks_interrupts: true,
+            step_leaks_tf: false,
+            debug_execute: true,
+            debug_data: true,
+            read_only_slots: true,
+            msr_exits: true,
+            speed: Speed {
+                instructions,
+                took: Duration::from_millis(1),
+            },
+            exit_ns: 1_000,
+        }
+    }
+
+    #[test]
+    fn a_fast_kvm_is_taken_and_qemu_is_not_asked() {
+        let choice = choose(&Ok(facts(2_000_000)), || panic!("QEMU is not needed"));
+        assert!(matches!(choice, Choice::Kvm { .. }));
+        assert!(choice.to_string().contains("2000 million"), "{choice}");
+    }
+
+    #[test]
+    fn with_neither_both_reasons_are_given() {
+        for kvm in [Ok(facts(2_000)), Err(OpenError::Missing.into())] {
+            let choice = choose(&kvm, || Err(QemuError::Missing));
+            assert!(matches!(choice, Choice::Neither { .. }));
+            let text = choice.to_string();
+            assert!(text.contains("KVM") || text.contains("/dev/kvm"), "{text}");
+            assert!(text.contains("apt install"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Starting QEMU.
+//!
+//! Everything that QEMU is given is an inherited file descriptor: the kernel and the initramfs are files in memory, the
+//! ports are socket pairs. So nothing is left in a file system, nobody else can connect, and the end of either process
+//! is the end of the stream for the other.
+
+#![expect(
+    unsafe_code,
+    reason = "only between fork and exec can a child be told to die with its parent, and be given file descriptors that \
+              no other child gets"
+)]
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use rustix::fs::MemfdFlags;
+use rustix::io::FdFlags;
+use rustix::process::Signal;
+use thiserror::Error;
+
+use super::protocol::Port;
+use super::qemu::Qemu;
+
+/// For the kernel of the outer Linux.
+///
+/// - panic: at once, and not a wait for nobody; `-no-reboot` turns the reset into QEMU's end.
+/// - no mitigations: TCG does not speculate.
+/// - the TSC is what TCG derives it from, so it need not be calibrated or watched.
+/// - the crypto self-tests and the policies of security modules only cost time here.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check \
+                            cryptomgr.notests=1 random.trust_cpu=on rcupdate.rcu_expedited=1 lsm=";
+
+/// Variables that reach the hyprobe inside: the kernel hands what it does not know to init as its environment.
+const PASSED_VARIABLES: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
+
+/// Why QEMU could not be started.
+#[derive(Debug, Error)]
+pub(crate) enum StartError {
+    /// No memory or no file descriptors for what QEMU is given.
+    #[error("cannot prepare {what} for QEMU")]
+    Prepare {
+        /// What.
+        what: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It cannot be executed.
+    #[error("cannot start {qemu}")]
+    Spawn {
+        /// Which one.
+        qemu: Qemu,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// The machine to emulate.
+#[derive(Debug)]
+pub(super) struct Machine<'a> {
+    /// An ELF vmlinux with a PVH entry.
+    pub(super) kernel: &'a [u8],
+    /// Its initramfs.
+    pub(super) initramfs: &'a [u8],
+    /// CPUs.
+    pub(super) cpus: u8,
+    /// RAM.
+    pub(super) memory_mib: u64,
+}
+
+/// A QEMU that has been started. Dropping it kills it.
+#[derive(Debug)]
+pub(super) struct Running {
+    child: Child,
+    /// The ports, in the order of [`Port::ALL`].
+    ports: [Option<UnixStream>; Port::ALL.len()],
+    /// The outer Linux's first serial line.
+    serial: Option<UnixStream>,
+}
+
+impl Running {
+    /// This end of a port. A port can be taken once.
+    pub(super) fn take_port(&mut self, port: Port) -> UnixStream {
+        let taken = self.ports[port as usize].take();
+        taken.expect("each port is taken once")
+    }
+
+    /// What the outer Linux writes to its serial line.
+    pub(super) fn take_serial(&mut self) -> UnixStream {
+        self.serial.take().expect("the serial line is taken once")
+    }
+
+    /// What QEMU itself has to say.
+    pub(super) fn take_stderr(&mut self) -> impl io::Read + Send + use<> {
+        self.child
+            .stderr
+            .take()
+            .expect("stderr is a pipe and is taken once")
+    }
+
+    /// How QEMU ended, if it has.
+    pub(super) fn ended(&mut self) -> Option<String> {
+        let status = self.child.try_wait().ok()??;
+        Some(status.to_string())
+    }
+
+    /// Ends QEMU; the other ends of the ports are at their end then.
+    pub(super) fn kill(&mut self) {
+        // An error means that it is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Starts QEMU.
+///
+/// QEMU dies with the calling *thread*, which must therefore be the one that waits for the run.
+pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, StartError> {
+    let kernel = in_memory("the outer kernel", machine.kernel)?;
+    let initramfs = in_memory("the outer initramfs", machine.initramfs)?;
+    let (serial, serial_theirs) = pair()?;
+    let mut ports = [const { None }; Port::ALL.len()];
+    let mut theirs = Vec::new();
+    for port in Port::ALL {
+        let (ours, end) = pair()?;
+        ports[port as usize] = Some(ours);
+        theirs.push((port, end));
+    }
+
+    let mut command = Command::new(qemu.path());
+    command
+        .args(machine_arguments(machine))
+        .args([
+            "-kernel",
+            &path_of(&kernel),
+            "-initrd",
+            &path_of(&initramfs),
+        ])
+        .args(["-append", &command_line(|name| std::env::var(name).ok())])
+        .args(["-chardev", &chardev("serial", serial_theirs.as_raw_fd())])
+        .args(["-serial", "chardev:serial"]);
+    // The number of ports decides on the number of virtqueues, 62 by default. Port 0 is kept free for a console.
+    let controller = format!("virtio-serial-pci,max_ports={}", Port::ALL.len() + 1);
+    command.args(["-device", &controller]);
+    for (port, end) in &theirs {
+        let name = port.name();
+        command
+            .args(["-chardev", &chardev(name, end.as_raw_fd())])
+            .args([
+                "-device",
+                &format!("virtserialport,chardev={name},name={name}"),
+            ]);
+    }
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+
+    let mut given: Vec<OwnedFd> = vec![kernel.into(), initramfs.into(), serial_theirs.into()];
+    given.extend(theirs.into_iter().map(|(_, end)| end.into()));
+    let parent = rustix::process::getpid();
+    let prepare = move || {
+        for file in &given {
+            rustix::io::fcntl_setfd(file.as_fd(), FdFlags::empty())?;
+        }
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before the call above.
+        if rustix::process::getppid() != Some(parent) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe));
+        }
+        Ok(())
+    };
+    // SAFETY: after a fork of a process with threads only async-signal-safe functions may be called: `prepare` makes
+    // three kinds of system calls, allocates nothing and takes no lock.
+    unsafe { command.pre_exec(prepare) };
+    let child = command.spawn().map_err(|source| StartError::Spawn {
+        qemu: qemu.clone(),
+        source,
+    })?;
+    // `command` owns their ends of the sockets; they must be closed here, or there would be no end of stream.
+    drop(command);
+    Ok(Running {
+        child,
+        ports,
+        serial: Some(serial),
+    })
+}
+
+fn machine_arguments(machine: &Machine<'_>) -> Vec<String> {
+    let fixed = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
+                 -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
+    let mut arguments: Vec<String> = fixed.split_ascii_whitespace().map(str::to_owned).collect();
+    arguments.extend(["-smp".into(), machine.cpus.to_string()]);
+    arguments.extend(["-m".into(), format!("{}M", machine.memory_mib)]);
+    arguments
+}
+
+fn command_line(variable: impl Fn(&str) -> Option<String>) -> String {
+    let mut line = COMMAND_LINE.to_owned();
+    for name in PASSED_VARIABLES {
+        let plain = |value: &String| value.chars().all(|c| c.is_ascii_graphic() && c != '"');
+        if let Some(value) = variable(name).filter(plain) {
+            line.push_str(&format!(" {name}={value}"));
+        }
+    }
+    line
+}
+
+fn chardev(id: &str, fd: RawFd) -> String {
+    format!("socket,id={id},fd={fd}")
+}
+
+fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
+
+fn pair() -> Result<(UnixStream, UnixStream), StartError> {
+    UnixStream::pair().map_err(|source| StartError::Prepare {
+        what: "a virtio-serial port",
+        source,
+    })
+}
+
+fn in_memory(what: &'static str, bytes: &[u8]) -> Result<File, StartError> {
+    let write = || {
+        let mut file = File::from(rustix::fs::memfd_create("hyprobe", MemfdFlags::CLOEXEC)?);
+        file.write_all(bytes)?;
+        Ok(file)
+    };
+    write().map_err(|source| StartError::Prepare { what, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_variables_reach_the_kernel_s_command_line() {
+        let line = command_line(|name| (name == "RUST_LOG").then(|| "vmm=debug".into()));
+        assert!(line.ends_with(" RUST_LOG=vmm=debug"), "{line}");
+        let line = command_line(|_| Some("x -- y".into()));
+        assert_eq!(line, COMMAND_LINE);
+    }
+
+    #[test]
+    fn a_file_in_memory_is_read_by_its_path() {
+        let file = in_memory("x", b"kernel").expect("memfd");
+        assert_eq!(std::fs::read(path_of(&file)).expect("read"), b"kernel");
+    }
+}

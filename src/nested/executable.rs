@@ -1,0 +1,173 @@
+//! This executable, as the outer Linux gets it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+const ELF_HEADER_BYTES: usize = 64;
+const PROGRAM_HEADER_BYTES: usize = 56;
+const PT_LOAD: u32 = 1;
+const PT_INTERP: u32 = 3;
+/// Where the ELF header has the section table's offset; its entry size, count and name index are in the last 6 bytes.
+const SECTION_TABLE_OFFSET_AT: usize = 40;
+const SECTION_TABLE_SHAPE_AT: usize = 58;
+
+/// Why this executable cannot be the outer Linux's init.
+#[derive(Debug, Error)]
+pub(crate) enum ExecutableError {
+    /// It cannot be found or read.
+    #[error("cannot read hyprobe's own executable, which runs in the outer Linux")]
+    Read(#[source] io::Error),
+    /// It needs a dynamic linker and libraries, which the outer Linux does not have.
+    #[error(
+        "{} is dynamically linked, so it cannot run in the outer Linux: build it static, as the .cargo/config.toml of \
+         the sources does (RUSTFLAGS='-C target-feature=+crt-static' cargo build --target x86_64-unknown-linux-gnu)",
+        path.display()
+    )]
+    Dynamic {
+        /// The executable.
+        path: PathBuf,
+    },
+    /// It is not what Linux can execute.
+    #[error("{} is no x86-64 ELF executable", path.display())]
+    NotElf {
+        /// The executable.
+        path: PathBuf,
+    },
+}
+
+/// The bytes of this process's executable, without what is not loaded.
+///
+/// # Errors
+///
+/// It cannot be read, or is not static.
+pub(crate) fn own_executable() -> Result<Vec<u8>, ExecutableError> {
+    // Through /proc the file is found even if it was replaced by a newer build meanwhile.
+    let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Read)?;
+    let path = std::env::current_exe().map_err(ExecutableError::Read)?;
+    loadable_part(bytes, &path)
+}
+
+/// Cuts off what lies behind the last loaded segment: debug information and symbols, most of a development build.
+fn loadable_part(mut elf: Vec<u8>, path: &Path) -> Result<Vec<u8>, ExecutableError> {
+    let refused = || ExecutableError::NotElf {
+        path: path.to_owned(),
+    };
+    let end = loaded_end(&elf, path)?;
+    // Sections are for linkers and debuggers; a table that points behind the end would be damage.
+    elf.get_mut(SECTION_TABLE_OFFSET_AT..SECTION_TABLE_OFFSET_AT + 8)
+        .ok_or_else(refused)?
+        .fill(0);
+    elf.get_mut(SECTION_TABLE_SHAPE_AT..ELF_HEADER_BYTES)
+        .ok_or_else(refused)?
+        .fill(0);
+    elf.truncate(end);
+    Ok(elf)
+}
+
+fn loaded_end(elf: &[u8], path: &Path) -> Result<usize, ExecutableError> {
+    let refused = || ExecutableError::NotElf {
+        path: path.to_owned(),
+    };
+    let is_elf64 = elf.starts_with(b"\x7fELF\x02\x01");
+    if !is_elf64 || elf.len() < ELF_HEADER_BYTES {
+        return Err(refused());
+    }
+    let field = |at: usize, bytes: usize| {
+        let mut value = [0; 8];
+        value[..bytes].copy_from_slice(elf.get(at..at.checked_add(bytes)?)?);
+        usize::try_from(u64::from_le_bytes(value)).ok()
+    };
+    let table = field(32, 8).ok_or_else(refused)?;
+    let count = field(56, 2).ok_or_else(refused)?;
+    let mut end = 0;
+    for index in 0..count {
+        let header = table
+            .checked_add(index * PROGRAM_HEADER_BYTES)
+            .ok_or_else(refused)?;
+        let segment = || {
+            let kind = u32::try_from(field(header, 4)?).ok()?;
+            let (offset, size) = (field(header + 8, 8)?, field(header + 32, 8)?);
+            Some((kind, offset.checked_add(size)?))
+        };
+        match segment().ok_or_else(refused)? {
+            (PT_INTERP, _) => {
+                return Err(ExecutableError::Dynamic {
+                    path: path.to_owned(),
+                });
+            }
+            (PT_LOAD, segment_end) => end = end.max(segment_end),
+            _ => {}
+        }
+    }
+    if end < ELF_HEADER_BYTES || end > elf.len() {
+        return Err(refused());
+    }
+    Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elf(kind: u32) -> Vec<u8> {
+        let mut elf = vec![0_u8; 4096];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[32] = 64;
+        elf[40] = 0xff;
+        elf[56] = 1;
+        elf[60] = 30;
+        elf[64..68].copy_from_slice(&kind.to_le_bytes());
+        elf[64 + 32..64 + 34].copy_from_slice(&1000_u16.to_le_bytes());
+        elf
+    }
+
+    fn cut(elf: Vec<u8>) -> Result<Vec<u8>, ExecutableError> {
+        loadable_part(elf, Path::new("x"))
+    }
+
+    #[test]
+    fn what_is_not_loaded_is_cut_off() {
+        let kept = cut(elf(PT_LOAD)).expect("static");
+        assert_eq!((kept.len(), kept[40], kept[60]), (1000, 0, 0));
+    }
+
+    #[test]
+    fn a_dynamic_executable_is_refused_with_the_way_to_build_it() {
+        let text = cut(elf(PT_INTERP)).expect_err("dynamic").to_string();
+        assert!(text.contains("crt-static"), "{text}");
+    }
+
+    #[test]
+    fn damaged_files_are_refused() {
+        let mut beyond = elf(PT_LOAD);
+        beyond[64 + 32 + 3] = 1;
+        let mut table = elf(PT_LOAD);
+        table[32..40].fill(0xff);
+        for damaged in [
+            beyond,
+            table,
+            elf(7),
+            b"#!/bin/sh".to_vec(),
+            b"\x7fELF\x02\x01".to_vec(),
+        ] {
+            assert!(matches!(cut(damaged), Err(ExecutableError::NotElf { .. })));
+        }
+    }
+
+    #[test]
+    fn the_test_itself_is_static_and_still_an_executable() {
+        let bytes = own_executable().expect("static");
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("cut");
+        std::fs::write(&path, bytes).expect("write");
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .expect("chmod");
+        let listed = std::process::Command::new(&path)
+            .arg("--list")
+            .output()
+            .expect("start");
+        assert!(listed.status.success());
+    }
+}

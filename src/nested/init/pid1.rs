@@ -1,0 +1,200 @@
+//! The life of pid 1.
+
+use std::any::Any;
+use std::fs::{self, File};
+use std::io::{self, BufReader, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use probes::{EventSink, Summary};
+use thiserror::Error;
+
+use super::counted::Counted;
+use super::events::EventsPort;
+use super::ports::{self, PortError};
+use super::system::{self, SystemError};
+use crate::config::RunConfig;
+use crate::nested::lines::read_line;
+use crate::nested::outer::CONFIG_PATH;
+use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOuter};
+use crate::stop::{StopReason, StopSignal};
+
+/// The exit code of a host that cannot do it, which includes one whose outer Linux does not work.
+const HOST_CANNOT: u8 = 3;
+/// What Rust programs that panic exit with.
+const PANICKED: u8 = 101;
+const MAX_CONTROL_BYTES: u64 = 4096;
+/// The launcher switches the machine off when it has read everything; this is for one that is gone.
+const LINGER: Duration = Duration::from_secs(90);
+
+/// Why no run could be begun.
+#[derive(Debug, Error)]
+enum SetUpError {
+    #[error(transparent)]
+    System(#[from] SystemError),
+    #[error(transparent)]
+    Port(#[from] PortError),
+    #[error("cannot use a virtio-serial port")]
+    Io(#[from] io::Error),
+    #[error("cannot read {CONFIG_PATH} in the outer Linux")]
+    Config(#[source] io::Error),
+    #[error("the run's configuration is damaged")]
+    Json(#[from] serde_json::Error),
+}
+
+/// Whether this process is the first of an outer Linux, so that [`run_as_pid_1`] is what it has to do.
+pub(crate) fn is_pid_1_of_an_outer_linux() -> bool {
+    std::process::id() == 1 && Path::new(CONFIG_PATH).exists()
+}
+
+/// Does the run that the launcher has described, with `run`, tells it what came of it, and switches the machine off.
+///
+/// `run` finds what is typed on standard input; what it writes to standard output and standard error goes to the
+/// launcher's standard error.
+pub(crate) fn run_as_pid_1<F>(run: F) -> !
+where
+    F: FnOnce(
+        &RunConfig,
+        Arc<dyn EventSink>,
+        Box<dyn Write + Send>,
+        StopSignal,
+    ) -> Result<Summary, InnerFailure>,
+{
+    // Until the ports are there, standard error is the serial line.
+    let mut control = match prepare() {
+        Ok(control) => control,
+        Err(error) => {
+            eprintln!(
+                "hyprobe: {}",
+                anyhow::Error::new(error)
+                    .chain()
+                    .map(ToString::to_string)
+                    .collect::<Vec<_>>()
+                    .join(": ")
+            );
+            system::power_off();
+        }
+    };
+    let mut sent = Sent::default();
+    // Nothing that is touched inside is looked at after a panic but `sent`, which is written last.
+    let outcome = catch_unwind(AssertUnwindSafe(|| begin(&control, run, &mut sent)))
+        .unwrap_or_else(|panic| {
+            Ok(Outcome::Failure(InnerFailure::message(
+                PANICKED,
+                describe(&*panic),
+            )))
+        })
+        .unwrap_or_else(|error| Outcome::Failure(InnerFailure::new(HOST_CANNOT, &error)));
+    match tell(&mut control, &ToOuter::Finished { outcome, sent }) {
+        Ok(()) => thread::sleep(LINGER),
+        Err(error) => eprintln!("hyprobe: cannot tell how the run ended: {error}"),
+    }
+    system::power_off();
+}
+
+/// As much as is needed to report a failure: the control port, and the log as standard output and standard error.
+fn prepare() -> Result<File, SetUpError> {
+    system::mount_all()?;
+    system::load_modules()?;
+    let control = ports::open(Port::Control)?;
+    let log = ports::open(Port::Log)?;
+    rustix::stdio::dup2_stdout(&log).map_err(io::Error::from)?;
+    rustix::stdio::dup2_stderr(&log).map_err(io::Error::from)?;
+    Ok(control)
+}
+
+fn begin<F>(mut control: &File, run: F, sent: &mut Sent) -> Result<Outcome, SetUpError>
+where
+    F: FnOnce(
+        &RunConfig,
+        Arc<dyn EventSink>,
+        Box<dyn Write + Send>,
+        StopSignal,
+    ) -> Result<Summary, InnerFailure>,
+{
+    let config = fs::read(CONFIG_PATH).map_err(SetUpError::Config)?;
+    let config: RunConfig = serde_json::from_slice(&config)?;
+    let console = ports::open(Port::Console)?;
+    rustix::stdio::dup2_stdin(&console).map_err(io::Error::from)?;
+    let console = Counted::new(console);
+    let console_count = console.count();
+    let events = Counted::new(ports::open(Port::Events)?);
+    let events_count = events.count();
+    let events = Arc::new(EventsPort::start(events)?);
+    let stop = StopSignal::default();
+    listen(control.try_clone()?, stop.clone())?;
+    let uptime_ms = u64::try_from(system::uptime().as_millis()).unwrap_or(u64::MAX);
+    tell(&mut control, &ToOuter::Started { uptime_ms })?;
+
+    let sink: Arc<dyn EventSink> = events.clone();
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        run(&config, sink, Box::new(console), stop)
+    }));
+    let lost = events.finish();
+    *sent = Sent {
+        events: events_count.load(Ordering::Acquire),
+        console: console_count.load(Ordering::Acquire),
+    };
+    Ok(match result {
+        Ok(Ok(mut summary)) => {
+            summary.dropped += lost;
+            Outcome::Summary(summary)
+        }
+        Ok(Err(failure)) => Outcome::Failure(failure),
+        Err(panic) => Outcome::Failure(InnerFailure::message(PANICKED, describe(&*panic))),
+    })
+}
+
+/// Waits for the launcher's wish to end the run, or for the launcher's own end, on a thread that ends with the machine.
+fn listen(control: File, stop: StopSignal) -> io::Result<()> {
+    let listen = move || {
+        let mut control = BufReader::new(control);
+        let mut buffer = Vec::new();
+        while let Ok(Some((message, _))) =
+            read_line::<ToInner>(&mut control, &mut buffer, MAX_CONTROL_BYTES)
+        {
+            stop.request(message.into());
+        }
+        stop.request(StopReason::OutputClosed);
+    };
+    thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(listen)?;
+    Ok(())
+}
+
+fn tell(control: &mut impl Write, message: &ToOuter) -> io::Result<()> {
+    let line = serde_json::to_string(message)? + "\n";
+    control.write_all(line.as_bytes())
+}
+
+fn describe(panic: &(dyn Any + Send)) -> String {
+    let text = panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("for an unknown reason");
+    format!("hyprobe panicked in the outer Linux: {text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_described_by_its_message() {
+        let panic = catch_unwind(|| panic!("at {:#x}", 255)).expect_err("panic");
+        assert!(describe(&*panic).ends_with("at 0xff"));
+        let panic = catch_unwind(|| panic!("plain")).expect_err("panic");
+        assert!(describe(&*panic).ends_with("plain"));
+    }
+
+    #[test]
+    fn a_test_is_not_pid_1() {
+        assert!(!is_pid_1_of_an_outer_linux());
+    }
+}

@@ -1,0 +1,379 @@
+//! A nested run, seen from outside: starts QEMU, passes everything on, and sees to it that there is an end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use probes::{EventSink, GuestEnd, GuestSummary, ProbeState, ProbeSummary, Summary};
+use thiserror::Error;
+
+use super::command::{self, Machine, Running, StartError};
+use super::lines::LineError;
+use super::outer::{Outer, OuterError};
+use super::phase::{Facts, Over, Progress, Verdict};
+use super::ports::{self, Inbox, Typing};
+use super::protocol::{InnerFailure, Outcome, Port, ToInner};
+use super::qemu::Qemu;
+use super::tail::Tail;
+use crate::config::RunConfig;
+use crate::stop::StopSignal;
+
+/// How often the wish to stop and QEMU's end are looked for; what comes out of the ports is noticed at once.
+const TICK: Duration = Duration::from_millis(50);
+/// As much of the outer Linux's last words as fits below an error.
+const TAIL_LINES: usize = 25;
+
+/// What a nested run can do no better than to report.
+#[derive(Debug, Error)]
+pub(crate) enum LaunchError {
+    /// The outer Linux could not be put together.
+    #[error(transparent)]
+    Outer(#[from] OuterError),
+    /// QEMU could not be started.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// This process is short of something.
+    #[error("cannot start a thread for a port of the outer Linux")]
+    Thread(#[source] io::Error),
+    /// The run inside failed, for this reason.
+    #[error(transparent)]
+    Inner(#[from] InnerFailure),
+    /// QEMU ended, and the run inside has not said why.
+    #[error("QEMU ended ({status}) before the nested run did{said}")]
+    Ended {
+        /// Its exit status.
+        status: String,
+        /// What it and the outer Linux said last.
+        said: LastWords,
+    },
+    /// The outer Linux did not come up.
+    #[error("the outer Linux has not started hyprobe after {} s; is this host overloaded?{said}", after.as_secs())]
+    NotBooted {
+        /// The time it had.
+        after: Duration,
+        /// What it said last.
+        said: LastWords,
+    },
+    /// The run did not end when it was asked to.
+    #[error("the nested run did not end when it was asked to, and was killed{said}")]
+    NotStopped {
+        /// What the outer Linux said last.
+        said: LastWords,
+    },
+    /// A port's contents are damaged.
+    #[error("the {} port of the outer Linux cannot be used{said}", port.name())]
+    Port {
+        /// Which one.
+        port: Port,
+        /// The cause.
+        source: LineError,
+        /// What the outer Linux said last.
+        said: LastWords,
+    },
+    /// Some of the output is missing.
+    #[error(
+        "the nested run ended, but {events} bytes of its events and {console} bytes of its console never arrived"
+    )]
+    Incomplete {
+        /// Bytes missing from the events.
+        events: u64,
+        /// Bytes missing from the console.
+        console: u64,
+    },
+}
+
+/// What QEMU and the outer Linux said last, as the end of an error message.
+#[derive(Debug)]
+pub(crate) struct LastWords(String);
+
+impl fmt::Display for LastWords {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("; it said nothing");
+        }
+        f.write_str("; its last words:")?;
+        self.0
+            .lines()
+            .try_for_each(|line| write!(f, "\n  | {line}"))
+    }
+}
+
+/// What a launch does, for a progress line.
+#[derive(Debug)]
+pub(crate) enum Step<'a> {
+    /// An image is being fetched.
+    Fetching(&'a guest_images::Progress<'a>),
+    /// QEMU is started.
+    Booting(&'a Qemu),
+    /// The run inside begins.
+    Running {
+        /// Since QEMU's start.
+        after: Duration,
+        /// Of the outer Linux.
+        uptime: Duration,
+    },
+}
+
+impl fmt::Display for Step<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fetching(progress) => progress.fmt(f),
+            Self::Booting(qemu) => write!(f, "booting the outer Linux in {qemu}"),
+            Self::Running { after, .. } => {
+                write!(
+                    f,
+                    "the outer Linux is up after {:.1} s",
+                    after.as_secs_f64()
+                )
+            }
+        }
+    }
+}
+
+/// What a nested run is connected to.
+pub(crate) struct Outside<'a> {
+    /// Receives hits and notes, on a thread of the launcher.
+    pub(crate) sink: Arc<dyn EventSink>,
+    /// Receives what the guest writes to its serial line.
+    pub(crate) console: Box<dyn Write + Send>,
+    /// What is typed to it.
+    pub(crate) input: Option<File>,
+    /// Ends the run.
+    pub(crate) stop: StopSignal,
+    /// Is told of every step.
+    pub(crate) progress: &'a dyn Fn(&Step<'_>),
+}
+
+impl fmt::Debug for Outside<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outside")
+            .field("sink", &self.sink)
+            .field("input", &self.input)
+            .field("stop", &self.stop)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Boots the guest in an outer Linux and probes it until it ends, `stop` is requested, or its time is over.
+///
+/// Blocks the calling thread, with which QEMU dies. The summary is returned, not sent to the sink.
+///
+/// # Errors
+///
+/// See [`LaunchError`]; QEMU is gone then, too.
+pub(crate) fn launch(
+    qemu: &Qemu,
+    config: &RunConfig,
+    outside: Outside<'_>,
+) -> Result<Summary, LaunchError> {
+    let progress = outside.progress;
+    let outer = Outer::build(config, &|step| progress(&Step::Fetching(step)))?;
+    progress(&Step::Booting(qemu));
+    let began = Instant::now();
+    let running = command::start(
+        qemu,
+        &Machine {
+            kernel: &outer.kernel,
+            initramfs: &outer.initramfs,
+            cpus: outer.cpus,
+            memory_mib: outer.memory_mib,
+        },
+    )?;
+    drop(outer);
+    let mut watch = Watch::connect(running, outside)?;
+    let over = watch.until_over(began, config.timeout);
+    watch.result(over, began, config)
+}
+
+/// A running QEMU with its threads.
+#[derive(Debug)]
+struct Watch<'a> {
+    running: Running,
+    outside: Watched<'a>,
+    inbox: Inbox,
+    control: UnixStream,
+    followers: Vec<JoinHandle<()>>,
+    tail: Tail,
+    // Dropped with the rest: it ends by itself only when nothing can be typed any more.
+    _typing: Option<Typing>,
+}
+
+/// What of [`Outside`] is not given away to a thread.
+struct Watched<'a> {
+    stop: StopSignal,
+    progress: &'a dyn Fn(&Step<'_>),
+}
+
+impl fmt::Debug for Watched<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Watched")
+            .field("stop", &self.stop)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Watch<'a> {
+    fn connect(mut running: Running, outside: Outside<'a>) -> Result<Self, LaunchError> {
+        let inbox = Inbox::default();
+        let tail = Tail::default();
+        let start = || {
+            let control = running.take_port(Port::Control);
+            let console = running.take_port(Port::Console);
+            let typing = match outside.input {
+                Some(input) => Some(Typing::start(input, console.try_clone()?)?),
+                None => None,
+            };
+            let (serial, errors) = (running.take_serial(), running.take_stderr());
+            let (serial_tail, errors_tail) = (tail.clone(), tail.clone());
+            let followers = vec![
+                ports::follow_control(control.try_clone()?, inbox.clone())?,
+                ports::follow_events(running.take_port(Port::Events), inbox.clone(), outside.sink)?,
+                ports::follow_console(console, inbox.clone(), outside.console)?,
+                ports::follow_log(running.take_port(Port::Log))?,
+                ports::named("nested-serial", move || serial_tail.follow(serial))?,
+                ports::named("nested-stderr", move || errors_tail.follow(errors))?,
+            ];
+            Ok((control, followers, typing))
+        };
+        let (control, followers, typing) = start().map_err(LaunchError::Thread)?;
+        Ok(Self {
+            running,
+            outside: Watched {
+                stop: outside.stop,
+                progress: outside.progress,
+            },
+            inbox,
+            control,
+            followers,
+            tail,
+            _typing: typing,
+        })
+    }
+
+    fn until_over(&mut self, began: Instant, timeout: Option<Duration>) -> Over {
+        let mut progress = Progress::begin(began, timeout);
+        let mut told = false;
+        loop {
+            // The order matters: see `Progress::next`.
+            let ended = self.running.ended().is_some()
+                && self.followers.iter().all(JoinHandle::is_finished);
+            let stop = self.outside.stop.requested();
+            let received = self.inbox.lock();
+            let facts = Facts {
+                started: received.started.is_some(),
+                finished: received.finished.is_some(),
+                complete: received.is_complete(),
+                violation: received.violation.is_some(),
+                stop: stop.is_some(),
+                ended,
+            };
+            let started = received.started;
+            drop(received);
+            if let (Some(uptime_ms), false) = (started, told) {
+                told = true;
+                (self.outside.progress)(&Step::Running {
+                    after: began.elapsed(),
+                    uptime: Duration::from_millis(uptime_ms),
+                });
+            }
+            match progress.next(Instant::now(), facts) {
+                Verdict::Over(over) => return over,
+                Verdict::SendStop => self.send(stop.map_or(ToInner::Stop, ToInner::from)),
+                Verdict::Wait => {}
+            }
+            self.inbox.wait_for_news(&facts, TICK);
+        }
+    }
+
+    /// Tells the run inside something. If it cannot be told, the deadline for its answer passes.
+    fn send(&mut self, message: ToInner) {
+        let line = serde_json::to_string(&message).map(|line| line + "\n");
+        let sent = line
+            .map_err(io::Error::from)
+            .and_then(|line| self.control.write_all(line.as_bytes()));
+        if let Err(error) = sent {
+            tracing::warn!(%error, "cannot ask the nested run to end");
+        }
+    }
+
+    /// Ends QEMU and its threads, and says what came of it.
+    fn result(
+        mut self,
+        over: Over,
+        began: Instant,
+        config: &RunConfig,
+    ) -> Result<Summary, LaunchError> {
+        let status = self.running.ended().unwrap_or_else(|| "killed".to_owned());
+        self.running.kill();
+        for follower in self.followers.drain(..) {
+            // A follower that panicked has said so on standard error.
+            let _ = follower.join();
+        }
+        let said = LastWords(self.tail.last_lines(TAIL_LINES));
+        let mut received = self.inbox.lock();
+        match over {
+            Over::Finished => match received.finished.take() {
+                Some((Outcome::Summary(summary), _)) => Ok(Summary {
+                    accel: "nested".to_owned(),
+                    ..summary
+                }),
+                Some((Outcome::Failure(failure), _)) => Err(failure.into()),
+                None => Err(LaunchError::Ended { status, said }),
+            },
+            Over::Incomplete => {
+                let (arrived, sent) = (
+                    received.arrived,
+                    received
+                        .finished
+                        .take()
+                        .map(|(_, sent)| sent)
+                        .unwrap_or_default(),
+                );
+                Err(LaunchError::Incomplete {
+                    events: sent.events.saturating_sub(arrived.events),
+                    console: sent.console.saturating_sub(arrived.console),
+                })
+            }
+            Over::Violation => match received.violation.take() {
+                Some((port, source)) => Err(LaunchError::Port { port, source, said }),
+                None => Err(LaunchError::Ended { status, said }),
+            },
+            Over::StoppedEarly => Ok(not_begun(config)),
+            Over::QemuEnded => Err(LaunchError::Ended { status, said }),
+            Over::NotStopped => Err(LaunchError::NotStopped { said }),
+            Over::NotBooted => Err(LaunchError::NotBooted {
+                after: began.elapsed(),
+                said,
+            }),
+        }
+    }
+}
+
+/// The summary of a run that was stopped before its guest's first instruction.
+fn not_begun(config: &RunConfig) -> Summary {
+    let pending = |probe: &probes::ProbeSpec| ProbeSummary {
+        probe: probe.to_string(),
+        ip: None,
+        hits: 0,
+        missed: BTreeMap::new(),
+        tier: None,
+        exits: 0,
+        state: ProbeState::Pending,
+        reason: Some("the run was stopped before the guest had started".to_owned()),
+    };
+    Summary {
+        accel: "nested".to_owned(),
+        guest: GuestSummary {
+            end: GuestEnd::Stopped,
+            detail: Some("stopped while the outer Linux was booting".to_owned()),
+        },
+        ran_ns: 0,
+        probes: config.probes.iter().map(pending).collect(),
+        dropped: 0,
+    }
+}

@@ -1,0 +1,186 @@
+//! What the outer Linux consists of: a stock kernel, four modules, this executable, and the run.
+
+use std::path::Path;
+
+use guest_images::{FetchError, Initramfs, InitramfsError, ModuleError, Progress};
+use thiserror::Error;
+use vmm::boot::{KernelError, KernelFile};
+
+use super::executable::{ExecutableError, own_executable};
+use crate::config::{Accel, Boot, Initrd, RunConfig};
+
+/// The kernel of the outer Linux, in the catalog of images.
+pub(crate) const IMAGE: &str = "debian-6.1";
+const BUSYBOX: &str = "busybox-static";
+/// virtio first, so that whatever fails later can be reported through a port. TCG has SVM and no VMX.
+const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
+
+/// Where everything lies in the outer Linux.
+pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
+/// The names of the modules in the order in which they are loaded, a line each.
+pub(super) const MODULES_PATH: &str = "/hyprobe/modules";
+const KERNEL_PATH: &str = "/hyprobe/kernel";
+const INITRD_PATH: &str = "/hyprobe/initrd";
+
+/// What Linux, hyprobe and its copy of the guest's kernel with its symbols take.
+const OVERHEAD_BYTES: u64 = 512 << 20;
+
+/// Why the outer Linux could not be put together.
+#[derive(Debug, Error)]
+pub(crate) enum OuterError {
+    /// The kernel, or the demo guest's busybox, is not in the cache and cannot be fetched.
+    #[error("cannot get {image}, which nested runs need")]
+    Fetch {
+        /// The image.
+        image: &'static str,
+        /// The cause.
+        source: FetchError,
+    },
+    /// This executable cannot run there.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
+    /// A module is missing.
+    #[error("cannot take the outer Linux's modules")]
+    Modules(#[from] ModuleError),
+    /// The guest's kernel cannot be used.
+    #[error(transparent)]
+    GuestKernel(KernelError),
+    /// The outer Linux's kernel cannot be used.
+    #[error("the image {IMAGE} in the cache is damaged; fetch it again with --refresh")]
+    OuterKernel(#[source] KernelError),
+    /// An initramfs could not be built.
+    #[error("cannot build an initramfs")]
+    Initramfs(#[from] InitramfsError),
+    /// The run cannot be written down.
+    #[error("cannot write the run as JSON")]
+    Config(#[from] serde_json::Error),
+}
+
+/// All that QEMU needs to be given.
+#[derive(Debug)]
+pub(super) struct Outer {
+    /// An ELF vmlinux: QEMU enters it directly, which saves the outer Linux from unpacking itself under emulation.
+    pub(super) kernel: Vec<u8>,
+    /// Not compressed: copying is cheap under emulation, unpacking is not.
+    pub(super) initramfs: Vec<u8>,
+    /// RAM.
+    pub(super) memory_mib: u64,
+    /// CPUs.
+    pub(super) cpus: u8,
+}
+
+impl Outer {
+    /// Puts together what runs `config`. May fetch a kernel, which takes a minute; `progress` is told then.
+    ///
+    /// # Errors
+    ///
+    /// See [`OuterError`].
+    pub(super) fn build(
+        config: &RunConfig,
+        progress: &dyn Fn(&Progress<'_>),
+    ) -> Result<Self, OuterError> {
+        // What can be wrong with the user's files is found out before anything is fetched.
+        let mut files = Initramfs::with_devices();
+        let mut inner = config.clone();
+        inner.accel = Accel::Kvm;
+        inner.kernel = KERNEL_PATH.into();
+        files.file(
+            KERNEL_PATH,
+            0o600,
+            guest_kernel(config).map_err(OuterError::GuestKernel)?,
+        );
+        inner.initrd = Initrd::File(INITRD_PATH.into());
+        match &config.initrd {
+            Initrd::None => inner.initrd = Initrd::None,
+            Initrd::File(path) => {
+                files.host_file(INITRD_PATH, 0o600, path)?;
+            }
+            Initrd::Demo => {
+                let busybox = fetch(BUSYBOX, progress)?;
+                let demo = guest_images::demo::initramfs(
+                    &busybox.path(),
+                    guest_images::demo::Tracing::Off,
+                )?;
+                files.file(INITRD_PATH, 0o600, demo.build()?);
+            }
+        }
+        files.file(CONFIG_PATH, 0o600, serde_json::to_vec(&inner)?);
+        files.file("/init", 0o755, own_executable()?);
+        for directory in ["proc", "sys"] {
+            files.directory(directory, 0o555);
+        }
+
+        let image = fetch(IMAGE, progress)?;
+        let mut order = String::new();
+        for module in image.modules()?.load_order(&MODULES)? {
+            let path = format!("/hyprobe/{}.ko", module.name);
+            files.file(&path, 0o600, module.read()?);
+            order.push_str(&path);
+            order.push('\n');
+        }
+        files.file(MODULES_PATH, 0o600, order);
+
+        let initramfs = files.build()?;
+        Ok(Self {
+            kernel: vmlinux(&image.path()).map_err(OuterError::OuterKernel)?,
+            memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
+            cpus: cpus(config.cpus),
+            initramfs,
+        })
+    }
+}
+
+fn fetch(
+    image: &'static str,
+    progress: &dyn Fn(&Progress<'_>),
+) -> Result<guest_images::Image, OuterError> {
+    guest_images::fetch(image, progress).map_err(|source| OuterError::Fetch { image, source })
+}
+
+/// The guest's kernel as the run inside gets it: unpacked, unless the guest is to do that itself.
+fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, KernelError> {
+    let kernel = KernelFile::open(&config.kernel)?;
+    match config.boot {
+        Boot::Direct => Ok(kernel.vmlinux()?.into_owned()),
+        Boot::BzImage => Ok(kernel.bytes().to_vec()),
+    }
+}
+
+fn vmlinux(path: &Path) -> Result<Vec<u8>, KernelError> {
+    Ok(KernelFile::open(path)?.vmlinux()?.into_owned())
+}
+
+/// The guest's RAM, the initramfs twice (as it is loaded, and as it is unpacked), and what runs there.
+fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
+    let initramfs = u64::try_from(initramfs_bytes).unwrap_or(u64::MAX);
+    guest_bytes
+        .saturating_add(initramfs.saturating_mul(2))
+        .saturating_add(OVERHEAD_BYTES)
+        .div_ceil(1 << 20)
+}
+
+/// One for each of the guest's and one for the threads beside them, but no more than this host has: CPUs that wait for
+/// each other's emulation are slower than none.
+fn cpus(guest: u8) -> u8 {
+    let host = std::thread::available_parallelism().map_or(1, usize::from);
+    guest
+        .saturating_add(1)
+        .min(u8::try_from(host).unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_for_the_guest_and_for_what_runs_it() {
+        assert_eq!(memory_mib(256 << 20, 64 << 20), 256 + 2 * 64 + 512);
+        assert_eq!(memory_mib(1, 0), 513);
+        assert!(memory_mib(u64::MAX, usize::MAX) > 1 << 40);
+    }
+
+    #[test]
+    fn there_is_at_least_one_cpu() {
+        assert!((1..=2).contains(&cpus(1)));
+    }
+}

@@ -1,0 +1,270 @@
+//! How far a nested run is, and how long that may take.
+//!
+//! ```text
+//!            Started              stop asked for, or
+//!                                 far beyond --timeout
+//!  Booting ──────────▶ Running ───────────────────────▶ Stopping
+//!     │                   │                                │
+//!     │ stop asked for    │ Finished                       │ Finished
+//!     ▼                   ▼                                ▼
+//!   ended              Draining ◀──────────────────────────┘
+//!                         │ the last byte has arrived
+//!                         ▼
+//!                       ended
+//! ```
+//!
+//! QEMU may end in any phase, and each has a deadline but Running without `--timeout`. Only times and facts come in
+//! here, and only a verdict goes out, so that every path can be tested.
+
+use std::time::{Duration, Instant};
+
+/// From QEMU's start to the run inside. Two seconds, if the host has nothing else to do.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// The run inside counts `--timeout` from the guest's first instruction; before that it reads the kernel's symbols.
+const TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
+/// A run that was asked to end pauses its vCPUs, removes its probes and sums up.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// A reader may be slow, such as a pager.
+const DRAIN_LIMIT: Duration = Duration::from_secs(60);
+
+/// How far the run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// The outer Linux boots.
+    Booting,
+    /// The run inside is under way.
+    Running,
+    /// It has been asked to end.
+    Stopping,
+    /// It has ended; its last output is on the way.
+    Draining,
+}
+
+/// What is known at a moment.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Facts {
+    /// The run inside has said that it begins.
+    pub(super) started: bool,
+    /// It has said how it ended.
+    pub(super) finished: bool,
+    /// All of its output is here.
+    pub(super) complete: bool,
+    /// Something came out of a port that should not have.
+    pub(super) violation: bool,
+    /// Somebody asked for the end.
+    pub(super) stop: bool,
+    /// QEMU has ended, and its ports have been read to their ends.
+    pub(super) ended: bool,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Wait.
+    Wait,
+    /// Tell the run inside to end.
+    SendStop,
+    /// It is over.
+    Over(Over),
+}
+
+/// Why it is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Over {
+    /// The run's outcome is known and its output is here.
+    Finished,
+    /// The outcome is known, but some output never arrived.
+    Incomplete,
+    /// QEMU ended without an outcome.
+    QemuEnded,
+    /// The outer Linux did not come up.
+    NotBooted,
+    /// Somebody asked for the end before the run had begun.
+    StoppedEarly,
+    /// The run did not end when it was asked to.
+    NotStopped,
+    /// A port's contents are damaged.
+    Violation,
+}
+
+/// The state machine above.
+#[derive(Debug)]
+pub(super) struct Progress {
+    phase: Phase,
+    since: Instant,
+    timeout: Option<Duration>,
+}
+
+impl Progress {
+    /// Begins at QEMU's start; `timeout` is what the run inside was given.
+    pub(super) fn begin(now: Instant, timeout: Option<Duration>) -> Self {
+        Self {
+            phase: Phase::Booting,
+            since: now,
+            timeout,
+        }
+    }
+
+    /// How far it is.
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Takes note of `facts`. QEMU's end must have been looked at first, so that what it said before is in the rest.
+    pub(super) fn next(&mut self, now: Instant, facts: Facts) -> Verdict {
+        if facts.violation {
+            return Verdict::Over(Over::Violation);
+        }
+        if facts.finished {
+            if facts.complete {
+                return Verdict::Over(Over::Finished);
+            }
+            self.enter(Phase::Draining, now);
+            return match facts.ended || self.is_late(now, DRAIN_LIMIT) {
+                true => Verdict::Over(Over::Incomplete),
+                false => Verdict::Wait,
+            };
+        }
+        if facts.ended {
+            return Verdict::Over(Over::QemuEnded);
+        }
+        if facts.started && self.phase == Phase::Booting {
+            self.enter(Phase::Running, now);
+        }
+        match self.phase {
+            Phase::Booting if facts.stop => Verdict::Over(Over::StoppedEarly),
+            Phase::Booting if self.is_late(now, BOOT_LIMIT) => Verdict::Over(Over::NotBooted),
+            Phase::Running if facts.stop || self.is_beyond_timeout(now) => {
+                self.enter(Phase::Stopping, now);
+                Verdict::SendStop
+            }
+            Phase::Stopping if self.is_late(now, STOP_LIMIT) => Verdict::Over(Over::NotStopped),
+            _ => Verdict::Wait,
+        }
+    }
+
+    fn enter(&mut self, phase: Phase, now: Instant) {
+        if self.phase != phase {
+            self.phase = phase;
+            self.since = now;
+        }
+    }
+
+    fn is_late(&self, now: Instant, limit: Duration) -> bool {
+        now.saturating_duration_since(self.since) >= limit
+    }
+
+    fn is_beyond_timeout(&self, now: Instant) -> bool {
+        self.timeout
+            .is_some_and(|timeout| self.is_late(now, timeout.saturating_add(TIMEOUT_MARGIN)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STARTED: Facts = Facts {
+        started: true,
+        finished: false,
+        complete: false,
+        violation: false,
+        stop: false,
+        ended: false,
+    };
+
+    fn begun(timeout: Option<Duration>) -> (Progress, Instant) {
+        let now = Instant::now();
+        (Progress::begin(now, timeout), now)
+    }
+
+    #[test]
+    fn an_ordinary_run_waits_for_its_last_byte() {
+        let (mut progress, now) = begun(None);
+        assert_eq!(progress.next(now, Facts::default()), Verdict::Wait);
+        assert_eq!(progress.next(now, STARTED), Verdict::Wait);
+        assert_eq!(progress.phase(), Phase::Running);
+        let finished = Facts {
+            finished: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now + BOOT_LIMIT * 9, finished), Verdict::Wait);
+        let complete = Facts {
+            complete: true,
+            ended: true,
+            ..finished
+        };
+        assert_eq!(progress.next(now, complete), Verdict::Over(Over::Finished));
+    }
+
+    #[test]
+    fn output_that_never_arrives_is_not_waited_for_for_ever() {
+        let (mut progress, now) = begun(None);
+        let finished = Facts {
+            finished: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, finished), Verdict::Wait);
+        let late = now + DRAIN_LIMIT;
+        assert_eq!(
+            progress.next(late, finished),
+            Verdict::Over(Over::Incomplete)
+        );
+        let ended = Facts {
+            ended: true,
+            ..finished
+        };
+        assert_eq!(progress.next(now, ended), Verdict::Over(Over::Incomplete));
+    }
+
+    #[test]
+    fn a_stop_is_sent_once_and_waited_for() {
+        let (mut progress, now) = begun(None);
+        let stop = Facts {
+            stop: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, stop), Verdict::SendStop);
+        assert_eq!(progress.next(now, stop), Verdict::Wait);
+        assert_eq!(
+            progress.next(now + STOP_LIMIT, stop),
+            Verdict::Over(Over::NotStopped)
+        );
+    }
+
+    #[test]
+    fn a_stop_during_the_boot_ends_it() {
+        let (mut progress, now) = begun(None);
+        let stop = Facts {
+            stop: true,
+            ..Facts::default()
+        };
+        assert_eq!(progress.next(now, stop), Verdict::Over(Over::StoppedEarly));
+    }
+
+    #[test]
+    fn a_run_that_ignores_its_timeout_is_stopped() {
+        let (mut progress, now) = begun(Some(Duration::from_secs(5)));
+        assert_eq!(progress.next(now, STARTED), Verdict::Wait);
+        let late = now + Duration::from_secs(5) + TIMEOUT_MARGIN;
+        assert_eq!(progress.next(late, STARTED), Verdict::SendStop);
+    }
+
+    #[test]
+    fn the_end_of_qemu_ends_every_phase_that_has_no_outcome() {
+        for started in [false, true] {
+            let (mut progress, now) = begun(None);
+            let ended = Facts {
+                started,
+                ended: true,
+                ..Facts::default()
+            };
+            assert_eq!(progress.next(now, ended), Verdict::Over(Over::QemuEnded));
+        }
+        let (mut progress, now) = begun(None);
+        assert_eq!(
+            progress.next(now + BOOT_LIMIT, Facts::default()),
+            Verdict::Over(Over::NotBooted)
+        );
+    }
+}

@@ -1,0 +1,292 @@
+//! The ports, seen from outside: a thread each, and what they have found so far.
+//!
+//! The threads of the output ports end when QEMU does, because nobody else holds the other ends.
+
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use probes::{Event, EventSink};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::lines::{LineError, read_line};
+use super::phase::Facts;
+use super::protocol::{Outcome, Port, Sent, ToOuter};
+
+/// A hit has about 700 bytes; a note may quote a long list of symbols.
+const MAX_EVENT_BYTES: u64 = 1 << 20;
+/// A summary has about 200 bytes for each probe.
+const MAX_CONTROL_BYTES: u64 = 64 << 20;
+const CHUNK_BYTES: usize = 16 << 10;
+
+/// What has come out of the ports so far.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// Milliseconds from the outer kernel's start to the run's, once that has begun.
+    pub(super) started: Option<u64>,
+    /// The end of the run, and how much was written before it.
+    pub(super) finished: Option<(Outcome, Sent)>,
+    /// What has arrived of it.
+    pub(super) arrived: Sent,
+    /// The first thing that should not have come out of a port.
+    pub(super) violation: Option<(Port, LineError)>,
+}
+
+impl Received {
+    /// Whether everything is here that was written before the end.
+    pub(super) fn is_complete(&self) -> bool {
+        self.finished.as_ref().is_some_and(|(_, sent)| {
+            self.arrived.events >= sent.events && self.arrived.console >= sent.console
+        })
+    }
+}
+
+/// [`Received`], shared between the ports' threads and the one that waits for them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Inbox {
+    shared: Arc<(Mutex<Received>, Condvar)>,
+}
+
+impl Inbox {
+    /// Looks at what there is.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Received> {
+        // Every change is a single assignment.
+        self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until there is news for somebody who knew this much, at most for `limit`.
+    pub(super) fn wait_for_news(&self, known: &Facts, limit: Duration) {
+        let nothing_new = |received: &mut Received| {
+            received.started.is_some() == known.started
+                && received.finished.is_some() == known.finished
+                && received.is_complete() == known.complete
+                && received.violation.is_some() == known.violation
+        };
+        let (mutex, condvar) = &*self.shared;
+        let received = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(condvar.wait_timeout_while(received, limit, nothing_new));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Received)) {
+        let mut received = self.lock();
+        change(&mut received);
+        self.shared.1.notify_one();
+    }
+
+    fn violation(&self, port: Port, error: LineError) {
+        self.change(|received| {
+            received.violation.get_or_insert((port, error));
+        });
+    }
+}
+
+/// Follows the control port.
+pub(super) fn follow_control(port: UnixStream, inbox: Inbox) -> io::Result<JoinHandle<()>> {
+    named("nested-control", move || {
+        let mut port = BufReader::new(port);
+        let mut buffer = Vec::new();
+        loop {
+            match read_line(&mut port, &mut buffer, MAX_CONTROL_BYTES) {
+                Ok(Some((ToOuter::Started { uptime_ms }, _))) => {
+                    inbox.change(|received| received.started = Some(uptime_ms));
+                }
+                Ok(Some((ToOuter::Finished { outcome, sent }, _))) => {
+                    inbox.change(|received| received.finished = Some((outcome, sent)));
+                }
+                Ok(None) => return,
+                Err(error) => return inbox.violation(Port::Control, error),
+            }
+        }
+    })
+}
+
+/// Gives the events to `sink`.
+pub(super) fn follow_events(
+    port: UnixStream,
+    inbox: Inbox,
+    sink: Arc<dyn EventSink>,
+) -> io::Result<JoinHandle<()>> {
+    named("nested-events", move || {
+        let mut port = BufReader::with_capacity(1 << 16, port);
+        let mut buffer = Vec::new();
+        loop {
+            match read_line::<Event>(&mut port, &mut buffer, MAX_EVENT_BYTES) {
+                Ok(Some((event, bytes))) => {
+                    sink.event(event);
+                    inbox.change(|received| received.arrived.events += bytes);
+                }
+                Ok(None) => return,
+                Err(error) => return inbox.violation(Port::Events, error),
+            }
+        }
+    })
+}
+
+/// Copies the guest's output to `console`, and goes on reading when that fails: a console that is gone is no reason to
+/// stop the guest.
+pub(super) fn follow_console(
+    mut port: UnixStream,
+    inbox: Inbox,
+    mut console: Box<dyn Write + Send>,
+) -> io::Result<JoinHandle<()>> {
+    named("nested-console", move || {
+        let mut chunk = [0; CHUNK_BYTES];
+        while let Ok(read @ 1..) = port.read(&mut chunk) {
+            let _ = console
+                .write_all(&chunk[..read])
+                .and_then(|()| console.flush());
+            let bytes = u64::try_from(read).unwrap_or(u64::MAX);
+            inbox.change(|received| received.arrived.console += bytes);
+        }
+    })
+}
+
+/// Copies what the hyprobe inside has to say to standard error.
+pub(super) fn follow_log(mut port: UnixStream) -> io::Result<JoinHandle<()>> {
+    named("nested-log", move || {
+        let mut chunk = [0; CHUNK_BYTES];
+        while let Ok(read @ 1..) = port.read(&mut chunk) {
+            let _ = io::stderr().write_all(&chunk[..read]);
+        }
+    })
+}
+
+/// Runs `follow` on a thread of its own, for streams that are no ports.
+pub(super) fn named(
+    name: &str,
+    follow: impl FnOnce() + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(follow)
+}
+
+/// A thread that copies what is typed to the guest, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Typing {
+    stop: UnixStream,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Typing {
+    /// Copies `input` to `port`, until either is at its end.
+    pub(super) fn start(input: File, mut port: UnixStream) -> io::Result<Self> {
+        let (stop, stopped) = UnixStream::pair()?;
+        let thread = named("nested-typing", move || {
+            // Without the second descriptor, a thread that waits for the terminal would take the next line that the
+            // user types after the run.
+            while is_readable(&input, &stopped) {
+                let mut chunk = [0; CHUNK_BYTES];
+                match (&input).read(&mut chunk) {
+                    Ok(read @ 1..) if port.write_all(&chunk[..read]).is_ok() => {}
+                    _ => return,
+                }
+            }
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Typing {
+    fn drop(&mut self) {
+        // An error means that the thread has ended by itself.
+        let _ = self.stop.shutdown(Shutdown::Both);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Waits until `input` has something to read, or is at its end; `false` when `stopped` is.
+fn is_readable(input: &File, stopped: &UnixStream) -> bool {
+    let mut fds = [
+        PollFd::new(input, PollFlags::IN),
+        PollFd::new(stopped, PollFlags::IN),
+    ];
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return fds[1].revents().is_empty(),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+    use std::sync::mpsc;
+
+    use probes::Note;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Notes(Mutex<mpsc::Sender<Event>>);
+
+    impl EventSink for Notes {
+        fn event(&self, event: Event) {
+            let _ = self.0.lock().expect("lock").send(event);
+        }
+    }
+
+    #[test]
+    fn events_arrive_and_are_counted_and_the_first_violation_is_kept() {
+        let (port, mut inner) = UnixStream::pair().expect("pair");
+        let (sender, events) = mpsc::channel();
+        let inbox = Inbox::default();
+        let thread = follow_events(port, inbox.clone(), Arc::new(Notes(Mutex::new(sender))))
+            .expect("thread");
+        let note = Event::Note(Note {
+            ts_ns: 1,
+            probe: None,
+            text: "x".into(),
+        });
+        let line = serde_json::to_string(&note).expect("json") + "\n";
+        inner.write_all(line.as_bytes()).expect("write");
+        inner.write_all(b"{\"type\":\"no\"}\n").expect("write");
+        thread.join().expect("thread");
+        assert_eq!(events.recv().expect("event"), note);
+        let received = inbox.lock();
+        assert_eq!(received.arrived.events, line.len() as u64);
+        assert!(matches!(
+            received.violation,
+            Some((Port::Events, LineError::Parse { .. }))
+        ));
+    }
+
+    #[test]
+    fn the_end_is_complete_when_all_bytes_are_here() {
+        let (port, mut inner) = UnixStream::pair().expect("pair");
+        let inbox = Inbox::default();
+        let sent = Sent {
+            events: 0,
+            console: 5,
+        };
+        let failure = super::super::protocol::InnerFailure::message(3, "x".into());
+        inbox.change(|received| received.finished = Some((Outcome::Failure(failure), sent)));
+        assert!(!inbox.lock().is_complete());
+        let thread = follow_console(port, inbox.clone(), Box::new(io::sink())).expect("thread");
+        inner.write_all(b"hello").expect("write");
+        drop(inner);
+        thread.join().expect("thread");
+        assert!(inbox.lock().is_complete());
+    }
+
+    #[test]
+    fn typing_is_passed_on_and_ends_without_input() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        let (mut keyboard, terminal) = UnixStream::pair().expect("pair");
+        let typing = Typing::start(File::from(OwnedFd::from(terminal)), ours).expect("thread");
+        keyboard.write_all(b"ls\n").expect("write");
+        let mut got = [0; 3];
+        (&theirs).read_exact(&mut got).expect("read");
+        assert_eq!(&got, b"ls\n");
+        drop(typing);
+    }
+}

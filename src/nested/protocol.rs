@@ -1,0 +1,182 @@
+//! What passes through the virtio-serial ports.
+//!
+//! | port | inwards | outwards |
+//! |---|---|---|
+//! | `org.hyprobe.control` | [`ToInner`], JSON lines | [`ToOuter`], JSON lines |
+//! | `org.hyprobe.events` | | [`probes::Event`], JSON lines |
+//! | `org.hyprobe.console` | what is typed | what the guest writes to its serial line |
+//! | `org.hyprobe.log` | | what hyprobe writes to standard output and standard error |
+
+use std::error::Error;
+use std::fmt;
+
+use probes::Summary;
+use serde::{Deserialize, Serialize};
+
+use crate::stop::StopReason;
+
+/// A virtio-serial port, by what it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    /// The run's beginning, its end, and the wish to end it.
+    Control,
+    /// Hits and notes.
+    Events,
+    /// The guest's serial line.
+    Console,
+    /// hyprobe's own messages.
+    Log,
+}
+
+impl Port {
+    /// All of them.
+    pub(super) const ALL: [Self; 4] = [Self::Control, Self::Events, Self::Console, Self::Log];
+
+    /// What the outer Linux finds in `/sys/class/virtio-ports/*/name`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Control => "org.hyprobe.control",
+            Self::Events => "org.hyprobe.events",
+            Self::Console => "org.hyprobe.console",
+            Self::Log => "org.hyprobe.log",
+        }
+    }
+}
+
+/// From the outer Linux's pid 1 to the process that the user started.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ToOuter {
+    /// The outer Linux is up; the run begins.
+    Started {
+        /// Milliseconds since the outer kernel's first instruction.
+        uptime_ms: u64,
+    },
+    /// The run is over, or there was none.
+    Finished {
+        /// What came of it.
+        outcome: Outcome,
+        /// What was written before this line, so that nothing is missed when the machine is switched off.
+        sent: Sent,
+    },
+}
+
+/// Bytes written to the ports whose contents must all arrive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sent {
+    /// To the events port.
+    pub(super) events: u64,
+    /// To the console port.
+    pub(super) console: u64,
+}
+
+/// What came of a run inside.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Outcome {
+    /// It has a summary.
+    Summary(Summary),
+    /// It has an error.
+    Failure(InnerFailure),
+}
+
+/// To the outer Linux's pid 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum ToInner {
+    /// End the run: ctrl-C, SIGTERM or SIGHUP.
+    Stop,
+    /// End the run: nobody reads the events.
+    OutputClosed,
+}
+
+impl From<StopReason> for ToInner {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::Signal => Self::Stop,
+            StopReason::OutputClosed => Self::OutputClosed,
+        }
+    }
+}
+
+impl From<ToInner> for StopReason {
+    fn from(message: ToInner) -> Self {
+        match message {
+            ToInner::Stop => Self::Signal,
+            ToInner::OutputClosed => Self::OutputClosed,
+        }
+    }
+}
+
+/// Why a run inside came to nothing: an error that was carried over, with its causes and the exit code it calls for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct InnerFailure {
+    /// The exit code that the same error would have had on this host.
+    pub(crate) exit_code: u8,
+    message: String,
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    cause: Option<Box<InnerFailure>>,
+}
+
+impl InnerFailure {
+    /// Takes `error` with all of its causes.
+    pub(crate) fn new(exit_code: u8, error: &dyn Error) -> Self {
+        Self {
+            exit_code,
+            message: error.to_string(),
+            cause: error
+                .source()
+                .map(|cause| Box::new(Self::new(exit_code, cause))),
+        }
+    }
+
+    /// A failure that is no error value: a panic.
+    pub(super) fn message(exit_code: u8, message: String) -> Self {
+        Self {
+            exit_code,
+            message,
+            cause: None,
+        }
+    }
+}
+
+impl fmt::Display for InnerFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for InnerFailure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let cause: &InnerFailure = self.cause.as_deref()?;
+        Some(cause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_keeps_its_causes_on_the_way() {
+        let cause = std::io::Error::from_raw_os_error(2);
+        let error = crate::nested::qemu::QemuError::Start {
+            path: "/q".into(),
+            source: cause,
+        };
+        let sent = InnerFailure::new(3, &error);
+        let line = serde_json::to_string(&sent).expect("json");
+        let received: InnerFailure = serde_json::from_str(&line).expect("json");
+        assert_eq!(received, sent);
+        assert_eq!(received.to_string(), "cannot start /q");
+        let cause = received.source().expect("cause").to_string();
+        assert!(cause.contains("No such file"), "{cause}");
+    }
+
+    #[test]
+    fn the_wish_to_stop_keeps_its_reason() {
+        for reason in [StopReason::Signal, StopReason::OutputClosed] {
+            assert_eq!(StopReason::from(ToInner::from(reason)), reason);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Which QEMU.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use thiserror::Error;
+
+/// Names the QEMU to use; beats the search in `PATH`.
+const VARIABLE: &str = "HYPROBE_QEMU";
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// The TCG of 7.2 has no breakpoints for a nested guest, and breaks the kernels in it: 6.12 dies in cmpxchg16b, 7.2 in
+/// its xstate set-up. 10.0 is the first release that was seen to boot them.
+const OLDEST: Version = Version {
+    major: 10,
+    minor: 0,
+};
+
+/// What a newcomer does about a missing or old QEMU.
+const INSTALL: &str = "on Debian 13 and Ubuntu 25.04 or later `apt install qemu-system-x86`; on Debian 12 enable \
+                       bookworm-backports and `apt install -t bookworm-backports qemu-system-x86`; or name one in \
+                       HYPROBE_QEMU";
+
+/// A release of QEMU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Version {
+    major: u32,
+    minor: u32,
+}
+
+impl Version {
+    /// Reads the first line of `qemu-system-x86_64 --version`.
+    fn parse(output: &str) -> Option<Self> {
+        let numbers = output.split_once("emulator version ")?.1;
+        let mut numbers = numbers.split(|character: char| !character.is_ascii_digit());
+        Some(Self {
+            major: numbers.next()?.parse().ok()?,
+            minor: numbers.next()?.parse().ok()?,
+        })
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Why no nested run is possible here. Each is a sentence for the user.
+#[derive(Debug, Error)]
+pub(crate) enum QemuError {
+    /// There is none.
+    #[error("there is no {PROGRAM}, which nested runs need: {INSTALL}")]
+    Missing,
+    /// There is one that cannot be started.
+    #[error("cannot start {}", path.display())]
+    Start {
+        /// The program.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It does not say which version it is.
+    #[error("{} is no QEMU: `--version` says {said:?}", path.display())]
+    NotQemu {
+        /// The program.
+        path: PathBuf,
+        /// The beginning of what it says.
+        said: String,
+    },
+    /// It is too old.
+    #[error(
+        "{} is version {found}, nested runs need {OLDEST} or later (guests crash under the TCG of older ones): {INSTALL}",
+        path.display()
+    )]
+    TooOld {
+        /// The program.
+        path: PathBuf,
+        /// Its version.
+        found: Version,
+    },
+}
+
+/// A QEMU that nested runs work with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Qemu {
+    path: PathBuf,
+    version: Version,
+}
+
+impl Qemu {
+    /// Finds the QEMU that `HYPROBE_QEMU` names, or else the one in `PATH`, and asks for its version.
+    ///
+    /// # Errors
+    ///
+    /// There is none, or none that will do.
+    pub(crate) fn find() -> Result<Self, QemuError> {
+        Self::at(search(|name| std::env::var_os(name)).ok_or(QemuError::Missing)?)
+    }
+
+    fn at(path: PathBuf) -> Result<Self, QemuError> {
+        let output = Command::new(&path)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|source| QemuError::Start {
+                path: path.clone(),
+                source,
+            })?;
+        let output = String::from_utf8_lossy(&output.stdout).into_owned();
+        match Version::parse(&output) {
+            None => Err(QemuError::NotQemu {
+                path,
+                said: output.chars().take(80).collect(),
+            }),
+            Some(found) if found < OLDEST => Err(QemuError::TooOld { path, found }),
+            Some(version) => Ok(Self { path, version }),
+        }
+    }
+
+    /// The program.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl fmt::Display for Qemu {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "QEMU {} ({})", self.version, self.path.display())
+    }
+}
+
+fn search(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    if let Some(named) = variable(VARIABLE).filter(|value| !value.is_empty()) {
+        return Some(named.into());
+    }
+    std::env::split_paths(&variable("PATH")?)
+        .map(|dir| dir.join(PROGRAM))
+        .find(|path| {
+            std::fs::metadata(path)
+                .is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_compared() {
+        let debian =
+            Version::parse("QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds-2)\nCopyright");
+        assert_eq!(debian, Some(OLDEST));
+        let old = Version::parse("QEMU emulator version 7.2.22").expect("version");
+        assert!(old < OLDEST && old.to_string() == "7.2");
+        assert!(Version::parse("QEMU emulator version 11.1.50 (v11)").expect("version") > OLDEST);
+        for other in ["", "bash 5.2", "QEMU emulator version x.y"] {
+            assert_eq!(Version::parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_variable_beats_the_path() {
+        let only_path = |name: &str| (name == "PATH").then(|| "/nonexistent".into());
+        assert_eq!(search(only_path), None);
+        let both = |_: &str| Some("/opt/qemu".into());
+        assert_eq!(search(both), Some("/opt/qemu".into()));
+    }
+
+    #[test]
+    fn what_will_not_do_is_said_in_a_sentence() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let fake = |says: &str| {
+            let path = dir.path().join("qemu");
+            std::fs::write(&path, format!("#!/bin/sh\necho '{says}'\n")).expect("write");
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("chmod");
+            Qemu::at(path).expect_err("refused").to_string()
+        };
+        let old = fake("QEMU emulator version 7.2.22");
+        assert!(
+            old.contains("7.2, nested runs need 10.0") && old.contains("backports"),
+            "{old}"
+        );
+        assert!(fake("hello").contains("is no QEMU"));
+        let missing = Qemu::at(dir.path().join("none")).expect_err("missing");
+        assert!(matches!(missing, QemuError::Start { .. }));
+    }
+}

@@ -1,0 +1,264 @@
+//! Launches the outer Linux for real, with payloads that take the place of a run: what they say comes out, and whatever
+//! goes wrong in there ends with a message.
+//!
+//! The executable that the launcher puts into the outer Linux is this test, so it has a `main` of its own.
+
+#![expect(
+    dead_code,
+    unused_imports,
+    reason = "the modules belong to the command, which uses the rest"
+)]
+
+#[path = "../src/config.rs"]
+mod config;
+#[path = "../src/nested/mod.rs"]
+mod nested;
+#[path = "../src/stop.rs"]
+mod stop;
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, BufRead, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use probes::{Event, EventSink, GuestEnd, GuestSummary, Note, Summary};
+
+use config::{Accel, Boot, Console, Initrd, RunConfig, TrapChoice};
+use nested::{InnerFailure, LaunchError, Outside, Qemu, Step};
+use stop::{StopReason, StopSignal};
+
+const EVENTS: u64 = 20_000;
+const CONSOLE_BYTES: usize = 3 << 20;
+
+fn main() {
+    if nested::is_pid_1_of_an_outer_linux() {
+        nested::run_as_pid_1(payload);
+    }
+    let wanted = std::env::args()
+        .nth(1)
+        .filter(|argument| !argument.starts_with('-'));
+    for (name, test) in TESTS {
+        if wanted
+            .as_ref()
+            .is_none_or(|wanted| name.contains(wanted.as_str()))
+        {
+            let began = Instant::now();
+            test();
+            println!("test {name} ... ok, {:.1} s", began.elapsed().as_secs_f64());
+        }
+    }
+}
+
+const TESTS: [(&str, fn()); 6] = [
+    ("everything_comes_out", everything_comes_out),
+    (
+        "an_error_comes_out_with_its_causes",
+        an_error_comes_out_with_its_causes,
+    ),
+    ("a_panic_comes_out", a_panic_comes_out),
+    ("the_end_of_pid_1_comes_out", the_end_of_pid_1_comes_out),
+    ("a_wish_to_stop_goes_in", a_wish_to_stop_goes_in),
+    (
+        "a_stop_while_booting_is_a_summary",
+        a_stop_while_booting_is_a_summary,
+    ),
+];
+
+/// What runs in the outer Linux; the command line says which payload.
+fn payload(
+    config: &RunConfig,
+    sink: Arc<dyn EventSink>,
+    mut console: Box<dyn Write + Send>,
+    stop: StopSignal,
+) -> Result<Summary, InnerFailure> {
+    assert_eq!(config.accel, Accel::Kvm, "inside it is an ordinary run");
+    assert_eq!(std::fs::read(&config.kernel).expect("kernel"), KERNEL);
+    let mut guest = GuestSummary {
+        end: GuestEnd::Poweroff,
+        detail: None,
+    };
+    match config.cmdline.as_str() {
+        "everything" => {
+            eprintln!("this is the log");
+            let facts = vmm::Host::open().map(|host| vmm::self_test(&host));
+            guest.detail = Some(format!("{facts:?}"));
+            (0..EVENTS).for_each(|ts| sink.event(note(ts)));
+            let mut typed = String::new();
+            io::stdin().lock().read_line(&mut typed).expect("typed");
+            console.write_all(typed.as_bytes()).expect("console");
+            console
+                .write_all(&vec![b'.'; CONSOLE_BYTES])
+                .expect("console");
+        }
+        "stop" => {
+            let reason = stop.wait(Duration::from_secs(60));
+            guest.end = GuestEnd::Stopped;
+            guest.detail = Some(format!("{reason:?}"));
+        }
+        "error" => {
+            let cause = io::Error::from_raw_os_error(28);
+            return Err(InnerFailure::new(2, &io::Error::other(cause)));
+        }
+        "panic" => panic!("on purpose"),
+        "exit" => std::process::exit(7),
+        other => unreachable!("{other}"),
+    }
+    Ok(Summary {
+        accel: "kvm".into(),
+        guest,
+        ran_ns: 5,
+        probes: Vec::new(),
+        dropped: 0,
+    })
+}
+
+fn everything_comes_out() {
+    let run = Run::of("everything");
+    let summary = run.launch().expect("summary");
+    assert_eq!(summary.accel, "nested");
+    let facts = summary.guest.detail.expect("facts");
+    assert!(facts.contains("HostFacts"), "{facts}");
+    println!("  {facts}");
+    let events = run.sink.0.lock().expect("lock");
+    assert_eq!(events.len() as u64, EVENTS);
+    assert!(events.iter().zip(0..).all(|(event, ts)| *event == note(ts)));
+    let console = run.console.0.lock().expect("lock");
+    assert!(console.starts_with(b"typed\n"));
+    assert_eq!(console.len(), b"typed\n".len() + CONSOLE_BYTES);
+}
+
+fn an_error_comes_out_with_its_causes() {
+    let error = Run::of("error").launch().expect_err("failure");
+    let LaunchError::Inner(failure) = error else {
+        panic!("{error}");
+    };
+    assert_eq!(failure.exit_code, 2);
+    assert!(failure.to_string().contains("No space left"), "{failure}");
+}
+
+fn a_panic_comes_out() {
+    let error = Run::of("panic").launch().expect_err("failure").to_string();
+    assert!(error.contains("on purpose"), "{error}");
+}
+
+fn the_end_of_pid_1_comes_out() {
+    let error = Run::of("exit").launch().expect_err("failure");
+    assert!(matches!(error, LaunchError::Ended { .. }), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.contains("Attempted to kill init! exitcode=0x00000700"),
+        "{text}"
+    );
+}
+
+fn a_wish_to_stop_goes_in() {
+    let mut run = Run::of("stop");
+    run.stop_when_running = true;
+    let summary = run.launch().expect("summary");
+    assert_eq!(summary.guest.end, GuestEnd::Stopped);
+    assert_eq!(summary.guest.detail.as_deref(), Some("Some(Signal)"));
+}
+
+fn a_stop_while_booting_is_a_summary() {
+    let run = Run::of("stop");
+    run.stop.request(StopReason::Signal);
+    let began = Instant::now();
+    let summary = run.launch().expect("summary");
+    assert_eq!(summary.guest.end, GuestEnd::Stopped);
+    assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+const KERNEL: &[u8] = b"\x7fELF, or so it says";
+
+#[derive(Debug, Default)]
+struct Events(Mutex<Vec<Event>>);
+
+impl EventSink for Events {
+    fn event(&self, event: Event) {
+        self.0.lock().expect("lock").push(event);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Screen(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Screen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("lock").write(bytes)
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Run {
+    config: RunConfig,
+    sink: Arc<Events>,
+    console: Screen,
+    stop: StopSignal,
+    stop_when_running: bool,
+    _files: tempfile::TempDir,
+}
+
+impl Run {
+    fn of(payload: &str) -> Self {
+        let files = tempfile::tempdir().expect("tempdir");
+        let kernel = files.path().join("kernel");
+        std::fs::write(&kernel, KERNEL).expect("write");
+        let config = RunConfig {
+            kernel,
+            initrd: Initrd::None,
+            cmdline: payload.into(),
+            memory_bytes: 64 << 20,
+            cpus: 1,
+            boot: Boot::Direct,
+            probes: Vec::new(),
+            accel: Accel::Nested,
+            trap: TrapChoice::Auto,
+            console: Console::Stdio,
+            timeout: None,
+        };
+        Self {
+            config,
+            sink: Arc::default(),
+            console: Screen::default(),
+            stop: StopSignal::default(),
+            stop_when_running: false,
+            _files: files,
+        }
+    }
+
+    fn launch(&self) -> Result<Summary, LaunchError> {
+        let qemu = Qemu::find().expect("QEMU was promised");
+        let (mut keyboard, terminal) = UnixStream::pair().expect("pair");
+        keyboard.write_all(b"typed\n").expect("type");
+        let progress = |step: &Step<'_>| {
+            println!("  {step}");
+            if let Step::Running { uptime, .. } = step {
+                println!("  of which the outer kernel has seen {uptime:?}");
+                if self.stop_when_running {
+                    self.stop.request(StopReason::Signal);
+                }
+            }
+        };
+        let outside = Outside {
+            sink: self.sink.clone(),
+            console: Box::new(self.console.clone()),
+            input: Some(File::from(OwnedFd::from(terminal))),
+            stop: self.stop.clone(),
+            progress: &progress,
+        };
+        nested::launch(&qemu, &self.config, outside)
+    }
+}
+
+fn note(ts_ns: u64) -> Event {
+    Event::Note(Note {
+        ts_ns,
+        probe: None,
+        text: "plumbing".into(),
+    })
+}
