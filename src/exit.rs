@@ -1,8 +1,21 @@
 //! The exit code: what became of a command, for scripts.
+//!
+//! Which failure calls for which code is decided here and nowhere else.
 
 use std::process::ExitCode;
 
-use probes::GuestEnd;
+
+use probes::{GuestEnd, SessionError};
+use probes::manifest::{InvalidManifest, ManifestError};
+
+use crate::doctor::DoctorError;
+use crate::guest::GuestError;
+use crate::images::ImageError;
+use crate::merge::MergeError;
+use crate::nested::LaunchError;
+use crate::run::RunError;
+use crate::session::RunFailure;
+use crate::symbols::SymbolsError;
 
 /// How the command ended. The numbers are part of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +33,21 @@ pub(crate) enum Exit {
     GuestCrashed = 4,
     /// `--timeout` passed.
     Timeout = 5,
+}
+
+impl Exit {
+    /// The code that a hyprobe in an outer Linux would have ended with.
+    pub(crate) const fn from_code(code: u8) -> Self {
+        match code {
+            0 => Self::Done,
+            1 => Self::ExpectationFailed,
+            2 => Self::Usage,
+            4 => Self::GuestCrashed,
+            5 => Self::Timeout,
+            // A panic of ours among them.
+            _ => Self::HostCannot,
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {
@@ -42,6 +70,125 @@ impl From<GuestEnd> for Exit {
             GuestEnd::Timeout => Self::Timeout,
             GuestEnd::Failed => Self::HostCannot,
         }
+    }
+}
+
+/// What an error makes of a command.
+pub(crate) trait Failure: std::error::Error {
+    /// The exit code.
+    fn exit(&self) -> Exit;
+
+    /// What the user can do, if that is not part of the message.
+    fn help(&self) -> Option<String> {
+        None
+    }
+
+    /// The manifest that is to blame, which shows the spots itself.
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        None
+    }
+}
+
+impl Failure for RunError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Merge(error) => error.exit(),
+            Self::Guest(error) => error.exit(),
+            Self::Here(error) => error.exit(),
+            // An error inside calls for the code that it would have called for here.
+            Self::Nested(LaunchError::Inner(error)) => Exit::from_code(error.exit_code),
+            Self::Neither { .. }
+            | Self::Qemu(_)
+            | Self::Signals(_)
+            | Self::Input(_)
+            | Self::Nested(_)
+            | Self::Write(_) => Exit::HostCannot,
+            Self::Report(_) => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Merge(error) => error.help(),
+            Self::Guest(error) => error.help(),
+            _ => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Merge(MergeError::Manifest(ManifestError::Invalid(manifest))) => Some(manifest),
+            _ => None,
+        }
+    }
+}
+
+impl Failure for MergeError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Image { source, .. } => source.exit(),
+            Self::Manifest(_) | Self::NoKernel | Self::Probe { .. } | Self::Path { .. } => {
+                Exit::Usage
+            }
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        self.advice()
+    }
+}
+
+impl Failure for GuestError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Demo(error) => error.exit(),
+            Self::Memory { .. } => Exit::HostCannot,
+            Self::Kernel(_)
+            | Self::Contents { .. }
+            | Self::Initrd { .. }
+            | Self::Boot(_)
+            | Self::Probe(_) => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        self.advice()
+    }
+}
+
+impl Failure for RunFailure {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Guest(error) => error.exit(),
+            Self::Session(SessionError::Resolve(_)) => Exit::Usage,
+            Self::Host(_) | Self::SelfTest(_) | Self::Input(_) | Self::Session(_) => Exit::HostCannot,
+        }
+    }
+}
+
+impl Failure for ImageError {
+    fn exit(&self) -> Exit {
+        if self.is_usage() {
+            Exit::Usage
+        } else {
+            Exit::HostCannot
+        }
+    }
+}
+
+impl Failure for SymbolsError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Image(error) => error.exit(),
+            Self::Kernel(_) | Self::Contents { .. } | Self::Pattern { .. } => Exit::Usage,
+            Self::Write(_) => Exit::HostCannot,
+        }
+    }
+}
+
+impl Failure for DoctorError {
+    fn exit(&self) -> Exit {
+        Exit::HostCannot
     }
 }
 

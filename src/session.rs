@@ -2,29 +2,110 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
-use probes::{EventSink, Summary};
+use probes::{EventSink, PlantByte, Session, SessionConfig, SessionError, Summary};
+use vmm::boot::BootMethod;
+use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
-use crate::config::RunConfig;
+use crate::config::{Boot, RunConfig, TrapChoice};
+use crate::guest::{Guest, GuestError};
+use crate::run::input;
 use crate::stop::StopSignal;
 
 /// Why a run could not be started or brought to its end.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunFailure {
-    /// The engine is not part of this build.
-    #[error("this build has no engine yet")]
-    NotBuilt,
+    /// The files of the run.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// There is no KVM to run on.
+    #[error(transparent)]
+    Host(#[from] OpenError),
+    /// KVM could not be tried out.
+    #[error(transparent)]
+    SelfTest(#[from] SelfTestError),
+    /// The terminal's input.
+    #[error("cannot use standard input")]
+    Input(#[source] std::io::Error),
+    /// The machine or its probes could not be set up.
+    #[error(transparent)]
+    Session(#[from] SessionError),
 }
 
-/// Boots the guest here and probes it until it ends, `stop` is requested, or its time is over.
+/// Reads the guest's files, boots it here and probes it until it ends, `stop` is requested, or its time is over.
 ///
 /// `console` takes what the guest writes to its serial line; it blocks until the bytes are on their way. The summary
 /// is returned, not sent to `sink`.
 pub(crate) fn run_here(
-    _config: &RunConfig,
-    _sink: Arc<dyn EventSink>,
-    _console: Box<dyn Write + Send>,
-    _stop: StopSignal,
+    config: &RunConfig,
+    sink: Arc<dyn EventSink>,
+    console: Box<dyn Write + Send>,
+    stop: StopSignal,
 ) -> Result<Summary, RunFailure> {
-    Err(RunFailure::NotBuilt)
+    let guest = Guest::load(config, &|_| {})?;
+    run_guest(config, guest, sink, console, stop)
+}
+
+/// The same with files that have been read already.
+pub(crate) fn run_guest(
+    config: &RunConfig,
+    guest: Guest,
+    sink: Arc<dyn EventSink>,
+    console: Box<dyn Write + Send>,
+    stop: StopSignal,
+) -> Result<Summary, RunFailure> {
+    let host = Host::open()?;
+    let facts = self_test(&host)?;
+    let session = Session::new(
+        &host,
+        facts,
+        SessionConfig {
+            file: &guest.file,
+            vmlinux: &guest.vmlinux,
+            kernel: guest.kernel,
+            method: match config.boot {
+                Boot::Direct => BootMethod::Direct,
+                Boot::BzImage => BootMethod::BzImage,
+            },
+            initrd: guest.initrd.as_deref(),
+            cmdline: &config.cmdline,
+            memory_bytes: config.memory_bytes,
+            cpus: config.cpus,
+            probes: &config.probes,
+            plant: match config.trap {
+                TrapChoice::Auto => None,
+                TrapChoice::Port => Some(PlantByte::Port),
+                TrapChoice::Int3 => Some(PlantByte::Int3),
+            },
+            console: vmm::Console {
+                output: console,
+                input: input(&config.console).map_err(RunFailure::Input)?,
+            },
+            debug_exit: false,
+        },
+        sink,
+    )?;
+    let control = session.control();
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| end_on_request(&control, &stop, &over));
+        let summary = session.run(config.timeout, "kvm");
+        over.store(true, Ordering::Release);
+        Ok(summary?)
+    })
+}
+
+/// How often it is looked whether the run is over, so that nobody needs to wait for a stop any more.
+const LOOK: Duration = Duration::from_millis(100);
+
+fn end_on_request(control: &Control, stop: &StopSignal, over: &AtomicBool) {
+    while !over.load(Ordering::Acquire) {
+        if stop.wait(LOOK).is_some() {
+            control.end(End::Stopped);
+            return;
+        }
+    }
 }

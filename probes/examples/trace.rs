@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyprobe_probes::{Event, EventSink, ProbeSpec, Session, SessionConfig};
+use hyprobe_probes::{Event, EventSink, Kernel, ProbeSpec, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -29,13 +29,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let host = Host::open()?;
     let facts = self_test(&host)?;
-    let kernel = KernelFile::open(Path::new(kernel))?;
+    let file = KernelFile::open(Path::new(kernel))?;
+    let vmlinux = file.vmlinux()?;
     let initrd = if initrd == "-" { None } else { Some(std::fs::read(initrd)?) };
     let probes = probes.iter().map(|probe| probe.parse()).collect::<Result<Vec<ProbeSpec>, _>>()?;
     let quiet = std::env::var_os("QUIET").is_some();
     let method = if std::env::var_os("BZIMAGE").is_some() { BootMethod::BzImage } else { BootMethod::Direct };
     let config = SessionConfig {
-        kernel: &kernel,
+        file: &file,
+        vmlinux: &vmlinux,
+        kernel: Kernel::from_vmlinux(&vmlinux)?,
         method,
         initrd: initrd.as_deref(),
         cmdline,

@@ -8,15 +8,19 @@ use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHa
 
 use crate::engine::{ArmError, Engine};
 use crate::guest::KvmMemory;
-use crate::kernel::{Kernel, KernelError};
+use crate::kernel::Kernel;
 use crate::plant::PlantByte;
 use crate::{EventSink, GuestEnd, GuestSummary, ProbeSpec, ResolveError, Summary};
 
 /// What to boot and what to probe in it.
 #[derive(Debug)]
 pub struct SessionConfig<'a> {
-    /// The kernel.
-    pub kernel: &'a KernelFile,
+    /// The kernel's file.
+    pub file: &'a KernelFile,
+    /// What [`KernelFile::vmlinux`] gave.
+    pub vmlinux: &'a [u8],
+    /// What is known of it.
+    pub kernel: Kernel,
     /// How it is started.
     pub method: BootMethod,
     /// The initrd or initramfs archive.
@@ -40,12 +44,6 @@ pub struct SessionConfig<'a> {
 /// A session could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// The kernel's file could not be opened or unpacked.
-    #[error(transparent)]
-    Boot(#[from] vmm::boot::KernelError),
-    /// The kernel could not be understood.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
     /// A probe cannot be meant.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -100,14 +98,12 @@ impl Session {
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
         }
-        let vmlinux = config.kernel.vmlinux()?;
-        let kernel = Kernel::from_vmlinux(&vmlinux)?;
         let (machine, _) = Machine::new(
             host,
             facts,
             MachineConfig {
-                kernel: config.kernel,
-                vmlinux: &vmlinux,
+                kernel: config.file,
+                vmlinux: config.vmlinux,
                 method: config.method,
                 initrd: config.initrd,
                 cmdline: config.cmdline,
@@ -118,7 +114,7 @@ impl Session {
             },
         )?;
         let memory = Arc::new(KvmMemory(machine.memory().clone()));
-        let engine = Arc::new(Engine::new(kernel, config.probes, memory, byte, sink)?);
+        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, byte, sink)?);
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
             BootMethod::BzImage => engine.await_kernel(),
