@@ -70,8 +70,9 @@ pub(crate) struct RunArgs {
     /// A built-in first file system; `demo` is the default with --image
     #[arg(
         long,
+        value_name = "NAME",
         conflicts_with = "initrd",
-        hide_possible_values = true,
+        value_parser = choice::<Workload>(),
         help_heading = "Guest"
     )]
     pub(crate) workload: Option<Workload>,
@@ -82,7 +83,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "SIZE", value_parser = units::parse_size, help_heading = "Guest")]
     pub(crate) memory: Option<u64>,
     /// The number of vCPUs [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(vmm::boot::MAX_VCPUS)), help_heading = "Guest")]
+    #[arg(long, value_name = "N", value_parser = cpus(), help_heading = "Guest")]
     pub(crate) cpus: Option<u8>,
     /// How the kernel is started [default: direct]
     #[arg(long, value_name = "HOW", value_parser = choice::<Boot>(), help_heading = "Guest")]
@@ -149,8 +150,15 @@ pub(crate) enum ImagesCommand {
 
 /// One of several words.
 fn choice<W: Word + Send + Sync>() -> impl TypedValueParser<Value = W> {
-    let values = W::ALL.iter().map(|choice| PossibleValue::new(choice.word()).help(choice.about()));
-    PossibleValuesParser::new(values).try_map(|word| W::from_word(&word).ok_or("not one of the words"))
+    let values = W::ALL
+        .iter()
+        .map(|choice| PossibleValue::new(choice.word()).help(choice.about()));
+    PossibleValuesParser::new(values)
+        .try_map(|word| W::from_word(&word).ok_or("not one of the words"))
+}
+
+fn cpus() -> impl TypedValueParser<Value = u8> {
+    clap::value_parser!(u8).range(1..=i64::from(vmm::boot::MAX_VCPUS))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "the form of a clap value parser")]

@@ -25,7 +25,34 @@ pub(crate) struct RunConfig {
     pub(crate) memory_bytes: u64,
     /// The number of vCPUs.
     pub(crate) cpus: u8,
-    /// What only the process that the user started needs to know.
+    /// How the kernel is started.
+    pub(crate) boot: Boot,
+    /// What is probed, in the order in which it was asked for.
+    pub(crate) probes: Vec<ProbeSpec>,
+    /// Where the guest runs.
+    pub(crate) accel: Accel,
+    /// What is planted.
+    pub(crate) trap: TrapChoice,
+    /// Where the guest's serial console goes. The writer that belongs to it is opened by the process that the user
+    /// started; this only says whether there is anybody to read and to type.
+    pub(crate) console: Console,
+    /// The guest is ended after this time, counted from its first instruction.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// Where the guest's first file system comes from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Initrd {
+    /// There is none.
+    None,
+    /// This file.
+    File(PathBuf),
+    /// The demo guest, built when it is needed.
+    Demo,
+}
+
+/// What only the process that the user started needs to know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OutputConfig {
     /// How events are written.

@@ -4,9 +4,8 @@
 
 use std::process::ExitCode;
 
-
-use probes::{GuestEnd, SessionError};
 use probes::manifest::{InvalidManifest, ManifestError};
+use probes::{GuestEnd, SessionError};
 
 use crate::doctor::DoctorError;
 use crate::guest::GuestError;
@@ -161,7 +160,9 @@ impl Failure for RunFailure {
         match self {
             Self::Guest(error) => error.exit(),
             Self::Session(SessionError::Resolve(_)) => Exit::Usage,
-            Self::Host(_) | Self::SelfTest(_) | Self::Input(_) | Self::Session(_) => Exit::HostCannot,
+            Self::Host(_) | Self::SelfTest(_) | Self::Input(_) | Self::Session(_) => {
+                Exit::HostCannot
+            }
         }
     }
 }

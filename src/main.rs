@@ -2,8 +2,50 @@
 
 mod cli;
 mod config;
+mod doctor;
 mod exit;
+mod failure;
+mod guest;
+mod images;
+mod merge;
+mod nested;
+mod report;
+mod run;
 mod session;
+mod signals;
 mod stop;
+mod symbols;
 
-fn main() {}
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::cli::{Cli, Command};
+use crate::exit::Failure;
+use crate::failure::in_one_line;
+use crate::nested::InnerFailure;
+
+fn main() -> ExitCode {
+    if nested::is_pid_1_of_an_outer_linux() {
+        nested::run_as_pid_1(|config, sink, console, stop| {
+            session::run_here(config, sink, console, stop)
+                .map_err(|error| InnerFailure::new(error.exit() as u8, &error))
+        });
+    }
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        Command::Run(args) => run::run(args).map_err(boxed),
+        Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
+        Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
+        Command::Images(command) => images::images(command).map_err(boxed),
+    };
+    done.unwrap_or_else(|failure| {
+        failure::print(failure.as_ref());
+        failure.exit()
+    })
+    .into()
+}
+
+fn boxed(failure: impl Failure + 'static) -> Box<dyn Failure> {
+    Box::new(failure)
+}

@@ -29,9 +29,9 @@ use crossbeam_channel::Sender;
 use probes::{EventSink, Summary};
 
 pub(crate) use self::progress::Progress;
-pub(crate) use self::style::Style;
 use self::sink::{ChannelSink, ConsoleWriter, Message, Outbox};
 use self::stream::Stream;
+pub(crate) use self::style::{Ink, Style};
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};
 use crate::stop::StopSignal;
@@ -55,15 +55,6 @@ pub(crate) enum ReportError {
     Thread(#[source] io::Error),
 }
 
-/// What has been written, and what not.
-#[derive(Debug)]
-pub(crate) struct Written {
-    /// Events that could not be written.
-    pub(crate) dropped: u64,
-    /// Why not, unless it was that nobody reads any more.
-    pub(crate) failure: Option<WriteFailure>,
-}
-
 /// A stream that took no more.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to {stream}: {dropped} events are lost")]
@@ -82,7 +73,7 @@ pub(crate) struct Reporter {
     messages: Sender<Message>,
     outbox: Outbox,
     sink: Arc<ChannelSink>,
-    thread: JoinHandle<Written>,
+    thread: JoinHandle<Option<WriteFailure>>,
     console: Console,
 }
 
@@ -127,7 +118,13 @@ impl Reporter {
             .map_err(ReportError::Thread)?;
         let outbox = Outbox::new(messages.clone(), stop.clone());
         let sink = Arc::new(ChannelSink::new(outbox.clone()));
-        Ok(Self { messages, outbox, sink, thread, console: console.clone() })
+        Ok(Self {
+            messages,
+            outbox,
+            sink,
+            thread,
+            console: console.clone(),
+        })
     }
 
     /// Takes the run's events.
@@ -144,18 +141,26 @@ impl Reporter {
     }
 
     /// Writes the summary, if the run has come to have one, and everything that is still on its way.
-    pub(crate) fn finish(self, summary: Option<Summary>) -> Written {
-        let Self { messages, sink, thread, .. } = self;
-        // The writer counts what it cannot write itself.
-        let end = Message::End { summary: summary.map(Box::new), dropped: sink.dropped() };
-        // It only fails when the writer has panicked, which the panic hook has printed.
-        let _ = messages.send(end);
-        thread.join().unwrap_or(Written { dropped: sink.dropped(), failure: None })
+    ///
+    /// # Errors
+    ///
+    /// When something could not be written, but for a reader that has closed its end of a pipe.
+    pub(crate) fn finish(self, summary: Option<Summary>) -> Result<(), WriteFailure> {
+        let summary = summary.map(Box::new);
+        // This and the join only fail when the writer has panicked, which the panic hook has printed.
+        let _ = self.messages.send(Message::End {
+            summary,
+            dropped: self.sink.dropped(),
+        });
+        self.thread.join().ok().flatten().map_or(Ok(()), Err)
     }
 }
 
 fn file(path: &Path) -> Result<Stream, ReportError> {
     File::create(path)
         .map(|file| Stream::new(path.display().to_string(), file, false))
-        .map_err(|source| ReportError::Create { path: path.to_owned(), source })
+        .map_err(|source| ReportError::Create {
+            path: path.to_owned(),
+            source,
+        })
 }

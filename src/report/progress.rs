@@ -31,7 +31,9 @@ impl Progress {
     /// One that is never seen.
     #[cfg(test)]
     pub(crate) fn hidden() -> Self {
-        Self { bar: ProgressBar::hidden() }
+        Self {
+            bar: ProgressBar::hidden(),
+        }
     }
 
     /// What is being done now.
@@ -40,6 +42,11 @@ impl Progress {
             self.bar.enable_steady_tick(TICK);
             self.bar.set_message(text.into());
         }
+    }
+
+    /// Lets `write` write to the terminal without the line in the way.
+    pub(crate) fn pause<R>(&self, write: impl FnOnce() -> R) -> R {
+        self.bar.suspend(write)
     }
 
     /// Removes the line for good.

@@ -53,7 +53,10 @@ impl Outbox {
     fn post(&self, mut message: Message) -> Posted {
         loop {
             let stopping = self.stop.requested().is_some();
-            match self.messages.send_timeout(message, if stopping { PATIENCE } else { LOOK }) {
+            match self
+                .messages
+                .send_timeout(message, if stopping { PATIENCE } else { LOOK })
+            {
                 Ok(()) => return Posted::Sent,
                 Err(SendTimeoutError::Timeout(returned)) if !stopping => message = returned,
                 Err(SendTimeoutError::Timeout(_) | SendTimeoutError::Disconnected(_)) => {
@@ -73,7 +76,10 @@ pub(super) struct ChannelSink {
 
 impl ChannelSink {
     pub(super) fn new(outbox: Outbox) -> Self {
-        Self { outbox, dropped: AtomicU64::new(0) }
+        Self {
+            outbox,
+            dropped: AtomicU64::new(0),
+        }
     }
 
     /// Events that did not get into the channel.
@@ -124,20 +130,29 @@ mod tests {
     use crate::stop::StopReason;
 
     fn note(n: u64) -> Event {
-        Event::Note(Note { ts_ns: n, probe: None, text: String::new() })
+        Event::Note(Note {
+            ts_ns: n,
+            probe: None,
+            text: String::new(),
+        })
     }
 
     #[test]
     fn a_full_channel_makes_the_sender_wait_and_loses_nothing() {
         let (messages, receiver) = crossbeam_channel::bounded(1);
-        let sink = std::sync::Arc::new(ChannelSink::new(Outbox::new(messages, StopSignal::default())));
+        let sink = std::sync::Arc::new(ChannelSink::new(Outbox::new(
+            messages,
+            StopSignal::default(),
+        )));
         let sender = std::thread::spawn({
             let sink = std::sync::Arc::clone(&sink);
             move || (0..20).for_each(|n| sink.event(note(n)))
         });
         std::thread::sleep(LOOK * 2);
         for n in 0..20 {
-            let Ok(Message::Event(event)) = receiver.recv() else { panic!("no event {n}") };
+            let Ok(Message::Event(event)) = receiver.recv() else {
+                panic!("no event {n}")
+            };
             assert_eq!(*event, note(n));
         }
         sender.join().expect("sender");

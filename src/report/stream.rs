@@ -70,7 +70,11 @@ impl Stream {
     /// Writes what is pending.
     pub(super) fn flush(&mut self) {
         if self.failure.is_none() && !self.pending.is_empty() {
-            self.failure = self.to.write_all(&self.pending).and_then(|()| self.to.flush()).err();
+            self.failure = self
+                .to
+                .write_all(&self.pending)
+                .and_then(|()| self.to.flush())
+                .err();
         }
         if self.failure.is_some() {
             self.dropped += self.pending_events;
@@ -89,14 +93,11 @@ impl Stream {
         self.dropped
     }
 
-    /// What went wrong.
-    pub(super) fn failure(&self) -> Option<&io::Error> {
-        self.failure.as_ref()
-    }
-
     /// Whether the other end of a pipe has been closed.
     pub(super) fn is_closed(&self) -> bool {
-        self.failure.as_ref().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+        self.failure
+            .as_ref()
+            .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
     /// Its name, and what went wrong.
@@ -107,7 +108,9 @@ impl Stream {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Stream").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Stream")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -122,7 +125,11 @@ mod tests {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             let taken = bytes.len().min(self.0);
             self.0 -= taken;
-            if taken == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+            if taken == 0 {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                Ok(taken)
+            }
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -145,6 +152,9 @@ mod tests {
         assert_eq!(stream.dropped(), 3);
         assert!(!stream.is_closed());
         let (name, error) = stream.into_failure().expect("failure");
-        assert_eq!((name.as_str(), error.kind()), ("x", io::ErrorKind::StorageFull));
+        assert_eq!(
+            (name.as_str(), error.kind()),
+            ("x", io::ErrorKind::StorageFull)
+        );
     }
 }

@@ -46,7 +46,10 @@ impl Ink {
 impl Style {
     /// No colour, no edge.
     pub(crate) const fn plain() -> Self {
-        Self { colour: false, width: None }
+        Self {
+            colour: false,
+            width: None,
+        }
     }
 
     /// What suits a stream: colour on a terminal that knows it, unless `NO_COLOR` is set.
@@ -69,7 +72,10 @@ impl Style {
 
     /// `text` in this ink.
     pub(crate) const fn paint<T: Display>(self, ink: Ink, text: T) -> Painted<T> {
-        Painted { ink: if self.colour { ink } else { Ink::Plain }, text }
+        Painted {
+            ink: if self.colour { ink } else { Ink::Plain },
+            text,
+        }
     }
 }
 

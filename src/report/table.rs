@@ -8,7 +8,9 @@ use super::text::{line, seconds};
 /// From so many probes on, those that are armed and were not hit are only counted.
 const MANY_PROBES: usize = 50;
 
-const HEADINGS: [&str; 7] = ["PROBE", "ADDRESS", "HITS", "MISSED", "TIER", "EXITS", "STATE"];
+const HEADINGS: [&str; 7] = [
+    "PROBE", "ADDRESS", "HITS", "MISSED", "TIER", "EXITS", "STATE",
+];
 /// Numbers stand on the right of their column.
 const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
 
@@ -20,7 +22,12 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
         GuestEnd::Timeout => Ink::Warning,
         _ => Ink::Strong,
     };
-    let detail = summary.guest.detail.as_ref().map(|detail| format!(": {detail}")).unwrap_or_default();
+    let detail = summary
+        .guest
+        .detail
+        .as_ref()
+        .map(|detail| format!(": {detail}"))
+        .unwrap_or_default();
     line(out, format_args!(""));
     line(
         out,
@@ -60,7 +67,10 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
         probe.state == ProbeState::Armed && probe.hits == 0 && probe.missed.is_empty()
     };
     let many = probes.len() >= MANY_PROBES;
-    let shown: Vec<_> = probes.iter().filter(|probe| !(many && is_quiet(probe))).collect();
+    let shown: Vec<_> = probes
+        .iter()
+        .filter(|probe| !(many && is_quiet(probe)))
+        .collect();
     let rows: Vec<_> = shown.iter().map(|probe| row(probe)).collect();
     let mut widths = HEADINGS.map(str::len);
     for row in &rows {
@@ -85,7 +95,10 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
     }
     let quiet = probes.len() - shown.len();
     if quiet > 0 {
-        line(out, format_args!("… and {quiet} armed probes without a hit"));
+        line(
+            out,
+            format_args!("… and {quiet} armed probes without a hit"),
+        );
     }
     if probes.len() > 1 {
         let hits: u64 = probes.iter().map(|probe| probe.hits).sum();
@@ -93,7 +106,10 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
         let exits: u64 = probes.iter().map(|probe| probe.exits).sum();
         line(
             out,
-            format_args!("{} probes: {hits} hits, {missed} missed, {exits} exits", probes.len()),
+            format_args!(
+                "{} probes: {hits} hits, {missed} missed, {exits} exits",
+                probes.len()
+            ),
         );
     }
 }
@@ -121,7 +137,11 @@ fn joined(cells: &[String; 7], widths: &[usize; 7]) -> String {
         .zip(widths)
         .zip(IS_NUMBER)
         .map(|((cell, &width), number)| {
-            if number { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+            if number {
+                format!("{cell:>width$}")
+            } else {
+                format!("{cell:<width$}")
+            }
         })
         .collect();
     cells.join("  ").trim_end().to_owned()
@@ -177,9 +197,17 @@ mod tests {
     }
 
     fn shown(probes: Vec<ProbeSummary>) -> String {
-        let guest = GuestSummary { end: GuestEnd::Poweroff, detail: None };
-        let run =
-            Summary { accel: "kvm".to_owned(), guest, ran_ns: 7_213_000_000, probes, dropped: 0 };
+        let guest = GuestSummary {
+            end: GuestEnd::Poweroff,
+            detail: None,
+        };
+        let run = Summary {
+            accel: "kvm".to_owned(),
+            guest,
+            ran_ns: 7_213_000_000,
+            probes,
+            dropped: 0,
+        };
         let mut out = Vec::new();
         summary(&run, Style::plain(), &mut out);
         String::from_utf8(out).expect("utf-8")
@@ -212,7 +240,13 @@ kprobe:nft_do_chain  -                      0       0  -             0  pending
         let mut probes: Vec<_> = (0..60).map(|n| probe(&format!("kprobe:f{n}"), 0)).collect();
         probes[7].hits = 2;
         let text = shown(probes);
-        assert!(text.contains("kprobe:f7 ") && !text.contains("kprobe:f8"), "{text}");
-        assert!(text.contains("… and 59 armed probes without a hit"), "{text}");
+        assert!(
+            text.contains("kprobe:f7 ") && !text.contains("kprobe:f8"),
+            "{text}"
+        );
+        assert!(
+            text.contains("… and 59 armed probes without a hit"),
+            "{text}"
+        );
     }
 }

@@ -24,7 +24,12 @@ impl Formatter {
     /// `among_console` marks the lines, because the guest's console is between them.
     pub(super) fn new(style: Style, among_console: bool) -> Self {
         let prefix = if among_console { ">> " } else { "" };
-        Self { style, prefix, probe_width: 0, symbol_width: 0 }
+        Self {
+            style,
+            prefix,
+            probe_width: 0,
+            symbol_width: 0,
+        }
     }
 
     /// Appends one event as a line, the summary as a table.
@@ -49,7 +54,10 @@ impl Formatter {
             + hit.probe.len().max(probe_width)
             + hit.symbol.len().max(symbol_width)
             + 8;
-        let args = cut(format!("({args})"), style.width.map(|width| width.saturating_sub(before)));
+        let args = cut(
+            format!("({args})"),
+            style.width.map(|width| width.saturating_sub(before)),
+        );
         line(
             out,
             format_args!(
@@ -66,7 +74,11 @@ impl Formatter {
     fn note(&self, note: &Note, out: &mut Vec<u8>) {
         let style = self.style;
         let time = format!("{:>11}", seconds(note.ts_ns));
-        let about = note.probe.as_ref().map(|probe| format!("{probe}: ")).unwrap_or_default();
+        let about = note
+            .probe
+            .as_ref()
+            .map(|probe| format!("{probe}: "))
+            .unwrap_or_default();
         line(
             out,
             format_args!(
@@ -131,7 +143,10 @@ mod tests {
 
     #[test]
     fn hits_are_in_columns() {
-        let events = [hit("kprobe:vfs_open", "vfs_open+0x0"), hit("kprobe:a", "a+0x0")];
+        let events = [
+            hit("kprobe:vfs_open", "vfs_open+0x0"),
+            hit("kprobe:a", "a+0x0"),
+        ];
         let text = lines(&mut Formatter::new(Style::plain(), false), &events);
         assert_eq!(
             text,
@@ -155,7 +170,10 @@ mod tests {
     fn a_line_ends_at_the_edge_of_the_terminal() {
         let mut style = Style::plain();
         style.width = Some(60);
-        let text = lines(&mut Formatter::new(style, false), &[hit("kprobe:vfs_open", "vfs_open+0x0")]);
+        let text = lines(
+            &mut Formatter::new(style, false),
+            &[hit("kprobe:vfs_open", "vfs_open+0x0")],
+        );
         assert_eq!(text.trim_end().chars().count(), 60, "{text}");
         assert!(text.ends_with("…\n"), "{text}");
     }

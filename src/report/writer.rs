@@ -9,7 +9,7 @@ use super::lines::Lines;
 use super::sink::Message;
 use super::stream::Stream;
 use super::style::Style;
-use super::{Progress, WriteFailure, Written, json, text};
+use super::{Progress, WriteFailure, json, text};
 use crate::stop::{StopReason, StopSignal};
 
 /// An incomplete line of the console that has waited for so long is shown as it is.
@@ -45,7 +45,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Writes until the end is sent.
-    pub(super) fn run(mut self, messages: &Receiver<Message>) -> Written {
+    pub(super) fn run(mut self, messages: &Receiver<Message>) -> Option<WriteFailure> {
         let mut lines = Lines::default();
         let mut hits = 0_u64;
         loop {
@@ -123,12 +123,13 @@ impl Writer {
         }
     }
 
-    fn end(mut self, summary: Option<Box<Summary>>, dropped: u64) -> Written {
+    fn end(mut self, summary: Option<Box<Summary>>, dropped: u64) -> Option<WriteFailure> {
         // Flushed first, so that the summary knows what has been lost.
         self.flush();
         self.progress.clear();
+        let dropped = dropped + self.events.dropped();
         if let Some(mut summary) = summary {
-            summary.dropped += dropped + self.events.dropped();
+            summary.dropped += dropped;
             let event = Event::Summary(*summary);
             self.event(&event, &mut Lines::default());
             if let Some((mut stream, style)) = self.table.take() {
@@ -137,12 +138,17 @@ impl Writer {
             }
             self.flush();
         }
-        let dropped = dropped + self.events.dropped();
-        let closed = self.events.is_closed();
-        let failure = self.events.into_failure().filter(|_| !closed);
-        Written {
-            dropped,
-            failure: failure.map(|(stream, source)| WriteFailure { stream, dropped, source }),
+        if self.events.is_closed() {
+            return None;
         }
+        let (stream, source) = self.events.into_failure()?;
+        Some(WriteFailure {
+            stream,
+            dropped,
+            source,
+        })
     }
 }
+
+#[cfg(test)]
+mod tests;

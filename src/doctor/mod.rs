@@ -1,0 +1,142 @@
+//! `hyprobe doctor`: what this host can do, and what hyprobe will therefore use.
+
+mod kvm;
+mod nested;
+mod table;
+
+use std::io::{self, IsTerminal as _, Write};
+
+use serde::Serialize;
+use thiserror::Error;
+use vmm::{Host, self_test};
+
+use crate::cli::DoctorArgs;
+use crate::exit::Exit;
+use crate::nested::{Choice, Qemu, Unusable, choose};
+use crate::report::Style;
+
+/// Why nothing can be said.
+#[derive(Debug, Error)]
+pub(crate) enum DoctorError {
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Write(#[source] io::Error),
+}
+
+/// What a finding means for hyprobe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// As it should be.
+    Ok,
+    /// Something is done in another way, or not at all.
+    Warn,
+    /// Nothing runs because of it.
+    No,
+}
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Group {
+    /// `/dev/kvm` itself.
+    Device,
+    /// What KVM says it can do.
+    Capabilities,
+    /// What it does when it is tried.
+    SelfTest,
+    /// What nested runs need.
+    Nested,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    group: Group,
+    /// For scripts: does not change.
+    id: &'static str,
+    /// For people.
+    name: &'static str,
+    found: String,
+    verdict: Verdict,
+    /// The consequence, in a sentence.
+    means: String,
+}
+
+impl Check {
+    fn new(group: Group, id: &'static str, name: &'static str) -> Self {
+        let (found, means) = (String::new(), String::new());
+        Self {
+            group,
+            id,
+            name,
+            found,
+            verdict: Verdict::Ok,
+            means,
+        }
+    }
+
+    fn found(mut self, found: impl Into<String>) -> Self {
+        self.found = found.into();
+        self
+    }
+
+    fn verdict(mut self, verdict: Verdict, means: impl Into<String>) -> Self {
+        (self.verdict, self.means) = (verdict, means.into());
+        self
+    }
+}
+
+/// Everything that was found out.
+#[derive(Debug, Serialize)]
+struct Report {
+    checks: Vec<Check>,
+    /// What `--accel auto` takes: `kvm`, `nested`, or neither.
+    accel: Option<&'static str>,
+    /// Why, in a sentence.
+    why: String,
+}
+
+/// Looks at the host and prints what it found. It is a failure when nothing runs here.
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, DoctorError> {
+    let report = examine();
+    let mut out = io::stdout().lock();
+    let written = if args.json {
+        serde_json::to_writer(&mut out, &report)
+            .map_err(io::Error::from)
+            .and_then(|()| writeln!(out))
+    } else {
+        table::write(&report, Style::for_stream(out.is_terminal()), &mut out)
+    };
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(DoctorError::Write(error)),
+        _ if report.accel.is_none() => Ok(Exit::HostCannot),
+        _ => Ok(Exit::Done),
+    }
+}
+
+fn examine() -> Report {
+    let opened = Host::open();
+    let mut checks = kvm::device(&opened);
+    let facts = match opened {
+        Ok(host) => {
+            checks.extend(kvm::capabilities(&host.capabilities()));
+            let facts = self_test(&host).map_err(Unusable::from);
+            checks.extend(kvm::self_test(&facts));
+            facts
+        }
+        Err(error) => Err(error.into()),
+    };
+    let qemu = Qemu::find();
+    checks.extend(nested::checks(&qemu));
+    let choice = choose(&facts, || qemu);
+    Report {
+        checks,
+        accel: match &choice {
+            Choice::Kvm { .. } => Some("kvm"),
+            Choice::Nested { .. } => Some("nested"),
+            Choice::Neither { .. } => None,
+        },
+        why: choice.to_string(),
+    }
+}

@@ -1,0 +1,31 @@
+//! What nested runs need.
+
+use super::Verdict::Warn;
+use super::{Check, Group};
+use crate::nested::{OUTER_IMAGE, Qemu, QemuError};
+
+pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
+    let program = Check::new(Group::Nested, "qemu", "QEMU");
+    let program = match qemu {
+        Ok(qemu) => program.found(qemu.to_string()),
+        Err(error) => program
+            .found(match error {
+                QemuError::Missing => "missing",
+                QemuError::TooOld { .. } => "too old",
+                QemuError::Start { .. } | QemuError::NotQemu { .. } => "not usable",
+            })
+            .verdict(Warn, crate::in_one_line(error)),
+    };
+    let kernel = Check::new(Group::Nested, "outer-kernel", "kernel of the outer Linux");
+    let kernel = match guest_images::cached(OUTER_IMAGE) {
+        Ok(Some(image)) => kernel.found(image.release()),
+        Ok(None) => kernel.found("not here yet").verdict(
+            Warn,
+            "the first nested run fetches it, which takes a minute",
+        ),
+        Err(error) => kernel
+            .found("not usable")
+            .verdict(Warn, crate::in_one_line(&error)),
+    };
+    vec![program, kernel]
+}

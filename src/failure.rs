@@ -1,0 +1,65 @@
+//! Telling the user what went wrong.
+
+use std::error::Error;
+use std::io::IsTerminal as _;
+
+use miette::{GraphicalReportHandler, GraphicalTheme};
+use probes::manifest::InvalidManifest;
+
+use crate::exit::Failure;
+use crate::report::{Ink, Style};
+
+/// Lines of a diagnostic are not longer, also where there is no terminal.
+const DIAGNOSTIC_COLUMNS: usize = 100;
+
+/// Prints an error with its causes, or with the spots in the manifest.
+pub(crate) fn print(failure: &dyn Failure) {
+    let style = Style::for_stream(std::io::stderr().is_terminal());
+    eprintln!("{} {failure}", style.paint(Ink::Bad, "error:"));
+    if let Some(manifest) = failure.manifest() {
+        eprint!("{}", spots(manifest, style));
+        return;
+    }
+    let mut cause = failure.source();
+    let mut said = failure.to_string();
+    while let Some(error) = cause {
+        let text = error.to_string();
+        // An error that is shown as its source has said it already.
+        if text != said {
+            eprintln!("  caused by: {text}");
+            said = text;
+        }
+        cause = error.source();
+    }
+    if let Some(help) = failure.help() {
+        eprintln!("  {} {help}", style.paint(Ink::Good, "help:"));
+    }
+}
+
+/// An error with its causes in one line.
+pub(crate) fn in_one_line(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}
+
+/// Each problem below the line that it is in.
+fn spots(manifest: &InvalidManifest, style: Style) -> String {
+    let theme = if style.has_colour() {
+        GraphicalTheme::unicode()
+    } else {
+        GraphicalTheme::unicode_nocolor()
+    };
+    let handler = GraphicalReportHandler::new_themed(theme)
+        .with_links(false)
+        .with_width(style.width.unwrap_or(DIAGNOSTIC_COLUMNS));
+    let mut text = String::new();
+    // A string takes everything.
+    let _ = handler.render_report(&mut text, manifest);
+    text
+}

@@ -1,0 +1,132 @@
+//! What a run boots, read and checked before there is any machine.
+
+use std::fs;
+use std::io;
+use std::path::PathBuf;
+
+use probes::{Kernel, ResolveError, resolve};
+use thiserror::Error;
+use vm_memory::GuestMemoryMmap;
+use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelError, KernelFile};
+
+use crate::config::{Boot, Initrd, RunConfig};
+use crate::images::{self, ImageError};
+
+/// Why a guest cannot be booted or probed as it was asked for.
+#[derive(Debug, Error)]
+pub(crate) enum GuestError {
+    /// The kernel's file.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// What is in it.
+    #[error("cannot use {path}")]
+    Contents {
+        /// The kernel.
+        path: PathBuf,
+        /// The cause.
+        source: probes::KernelError,
+    },
+    /// The initrd's file.
+    #[error("cannot read the initrd {path}")]
+    Initrd {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The demo guest.
+    #[error(transparent)]
+    Demo(#[from] ImageError),
+    /// So much memory cannot be had.
+    #[error("cannot reserve {mib} MiB for the guest")]
+    Memory {
+        /// Its size.
+        mib: u64,
+        /// The cause.
+        source: vm_memory::mmap::FromRangesError,
+    },
+    /// It does not fit, or not together.
+    #[error(transparent)]
+    Boot(#[from] BootError),
+    /// A probe that this kernel has no place for.
+    #[error(transparent)]
+    Probe(#[from] ResolveError),
+}
+
+/// The files of a run, in memory.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    /// The kernel's file.
+    pub(crate) file: KernelFile,
+    /// The ELF of it.
+    pub(crate) vmlinux: Vec<u8>,
+    /// What is known of it.
+    pub(crate) kernel: Kernel,
+    /// The first file system.
+    pub(crate) initrd: Option<Vec<u8>>,
+}
+
+impl Guest {
+    /// Reads the files of `config`. The demo guest's parts may have to be fetched; `say` is told.
+    pub(crate) fn load(config: &RunConfig, say: &dyn Fn(String)) -> Result<Self, GuestError> {
+        say(format!("reading {}", config.kernel.display()));
+        let file = KernelFile::open(&config.kernel)?;
+        let vmlinux = file.vmlinux()?.into_owned();
+        let kernel = Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents {
+            path: config.kernel.clone(),
+            source,
+        })?;
+        let initrd = match &config.initrd {
+            Initrd::None => None,
+            Initrd::File(path) => Some(fs::read(path).map_err(|source| GuestError::Initrd {
+                path: path.clone(),
+                source,
+            })?),
+            Initrd::Demo => Some(images::demo_initramfs(say)?),
+        };
+        Ok(Self {
+            file,
+            vmlinux,
+            kernel,
+            initrd,
+        })
+    }
+
+    /// Finds out what would go wrong later and more slowly: probes without a place, and too little memory.
+    pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
+        for spec in &config.probes {
+            resolve(&self.kernel, spec, 0)?;
+        }
+        // A rehearsal, because only loading knows what a kernel and its initrd need. Pages that are not written cost
+        // nothing.
+        let memory = GuestMemoryMmap::<()>::from_ranges(&boot::ram_regions(config.memory_bytes))
+            .map_err(|source| GuestError::Memory {
+                mib: config.memory_bytes >> 20,
+                source,
+            })?;
+        let request = BootRequest {
+            kernel: &self.file,
+            vmlinux: &self.vmlinux,
+            method: match config.boot {
+                Boot::Direct => BootMethod::Direct,
+                Boot::BzImage => BootMethod::BzImage,
+            },
+            initrd: self.initrd.as_deref(),
+            cmdline: &config.cmdline,
+            vcpus: config.cpus,
+            ram_bytes: config.memory_bytes,
+        };
+        boot::prepare(&memory, &request)?;
+        Ok(())
+    }
+}
+
+impl GuestError {
+    /// What to do about it.
+    pub(crate) fn advice(&self) -> Option<String> {
+        match self {
+            Self::Probe(error) => error.help(),
+            _ => None,
+        }
+    }
+}

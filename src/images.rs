@@ -1,0 +1,123 @@
+//! Stock kernels and the demo guest: `hyprobe images`, `--image`, `--workload`.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use guest_images::demo::{self, Tracing};
+use guest_images::{CacheError, FetchError, Freshness, ImageKind, InitramfsError, Store};
+use thiserror::Error;
+
+use crate::cli::ImagesCommand;
+use crate::exit::Exit;
+use crate::report::Progress;
+
+/// The user space of the demo guest.
+const BUSYBOX: &str = "busybox-static";
+
+/// Why an image cannot be had.
+#[derive(Debug, Error)]
+pub(crate) enum ImageError {
+    /// It cannot be fetched.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// It is no kernel.
+    #[error("{name} is a program, not a kernel")]
+    NotAKernel {
+        /// Its name.
+        name: String,
+    },
+    /// The demo guest cannot be put together.
+    #[error("cannot build the demo guest")]
+    Demo(#[from] InitramfsError),
+    /// The list cannot be written.
+    #[error("cannot write to standard output")]
+    Write(#[from] io::Error),
+}
+
+impl From<CacheError> for ImageError {
+    fn from(error: CacheError) -> Self {
+        Self::Fetch(error.into())
+    }
+}
+
+impl ImageError {
+    /// Whether it is the user's choice of a name that is wrong, not this host.
+    pub(crate) fn is_usage(&self) -> bool {
+        matches!(
+            self,
+            Self::Fetch(FetchError::Unknown { .. }) | Self::NotAKernel { .. }
+        )
+    }
+}
+
+/// The file of a stock kernel, fetched if need be.
+pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<PathBuf, ImageError> {
+    let image = guest_images::fetch(name, &|step| say(step.to_string()))?;
+    match image.kind {
+        ImageKind::Kernel => Ok(image.path()),
+        ImageKind::Program => Err(ImageError::NotAKernel {
+            name: name.to_owned(),
+        }),
+    }
+}
+
+/// The demo guest's initramfs; fetches its busybox if need be.
+pub(crate) fn demo_initramfs(say: &dyn Fn(String)) -> Result<Vec<u8>, ImageError> {
+    let busybox = guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?;
+    Ok(demo::initramfs(&busybox.path(), Tracing::Off)?.build()?)
+}
+
+/// `hyprobe images`.
+pub(crate) fn images(command: &ImagesCommand) -> Result<Exit, ImageError> {
+    let store = Store::open()?;
+    match command {
+        ImagesCommand::List => list(&store),
+        ImagesCommand::Fetch { names, refresh } => {
+            let freshness = if *refresh {
+                Freshness::Newest
+            } else {
+                Freshness::Cached
+            };
+            fetch(&store, names, freshness)
+        }
+    }
+}
+
+fn list(store: &Store) -> Result<Exit, ImageError> {
+    let mut out = io::stdout().lock();
+    for entry in store.catalog().images() {
+        let kind = match entry.kind {
+            ImageKind::Kernel => "kernel",
+            ImageKind::Program => "program",
+        };
+        let here = match store.cached(&entry.name)? {
+            Some(image) => format!("{}  {}", image.release(), image.path().display()),
+            None => format!("not here; from Debian {}", entry.suite),
+        };
+        writeln!(out, "{:<16} {kind:<8} {here}", entry.name)?;
+    }
+    Ok(Exit::Done)
+}
+
+fn fetch(store: &Store, names: &[String], freshness: Freshness) -> Result<Exit, ImageError> {
+    // All names first: a slip in the last should not be found out after minutes.
+    for name in names {
+        store.cached(name)?;
+    }
+    let progress = Progress::on_stderr();
+    let mut out = io::stdout().lock();
+    for name in names {
+        let image = store.fetch(name, freshness, &|step| progress.say(step.to_string()))?;
+        progress.pause(|| {
+            writeln!(
+                out,
+                "{:<16} {}  {}",
+                image.name,
+                image.release(),
+                image.path().display()
+            )
+        })?;
+    }
+    progress.clear();
+    Ok(Exit::Done)
+}

@@ -1,0 +1,317 @@
+//! Command line and manifest become one run.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use probes::manifest::{InitrdSource, KernelSource, Manifest, ManifestError};
+use probes::{ProbeSpec, SpecError};
+use thiserror::Error;
+
+use crate::cli::RunArgs;
+use crate::config::{Console, Initrd, OutputConfig, RunConfig, Workload};
+use crate::images;
+
+const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
+const DEFAULT_MEMORY_BYTES: u64 = 256 << 20;
+
+/// Why the command line and the manifest describe no run.
+#[derive(Debug, Error)]
+pub(crate) enum MergeError {
+    /// The manifest.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// Neither names a kernel.
+    #[error("there is nothing to boot")]
+    NoKernel,
+    /// A `-p` that is no probe.
+    #[error("`{spec}` is not a probe")]
+    Probe {
+        /// What was given.
+        spec: String,
+        /// What is wrong with it.
+        source: SpecError,
+    },
+    /// The stock kernel that was named.
+    #[error("cannot get the kernel {name}")]
+    Image {
+        /// Its name.
+        name: String,
+        /// The cause.
+        source: images::ImageError,
+    },
+    /// The working directory is gone.
+    #[error("cannot find out what {path} is relative to")]
+    Path {
+        /// The relative path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl MergeError {
+    /// What to do about it.
+    pub(crate) fn advice(&self) -> Option<String> {
+        match self {
+            Self::NoKernel => {
+                Some("name a kernel: --kernel FILE, --image debian-6.1, or a manifest".to_owned())
+            }
+            Self::Probe { source, .. } => source.help(),
+            Self::Manifest(_) | Self::Image { .. } | Self::Path { .. } => None,
+        }
+    }
+}
+
+/// What was asked for, without defaults and before anything is looked up.
+#[derive(Debug, PartialEq, Eq)]
+struct Asked {
+    kernel: KernelSource,
+    initrd: Initrd,
+    cmdline: String,
+    memory_bytes: u64,
+    cpus: u8,
+    probes: Vec<ProbeSpec>,
+    timeout: Option<Duration>,
+}
+
+/// Reads the manifest, if there is one, and puts the command line over it. A stock kernel that is not here yet is
+/// fetched; `say` is told.
+pub(crate) fn merge(
+    args: &RunArgs,
+    say: &dyn Fn(String),
+) -> Result<(RunConfig, OutputConfig), MergeError> {
+    let manifest = match &args.manifest {
+        Some(path) => Manifest::load(path)?,
+        None => Manifest::default(),
+    };
+    let asked = ask(args, &manifest)?;
+    let kernel = match asked.kernel {
+        KernelSource::File(path) => path,
+        KernelSource::Image(name) => {
+            images::kernel(&name, say).map_err(|source| MergeError::Image { name, source })?
+        }
+    };
+    let initrd = match asked.initrd {
+        Initrd::File(path) => Initrd::File(absolute(path)?),
+        Initrd::None | Initrd::Demo => asked.initrd,
+    };
+    let run = &manifest.run;
+    let console = args
+        .console
+        .clone()
+        .or_else(|| run.console.clone())
+        .unwrap_or_default();
+    let config = RunConfig {
+        kernel: absolute(kernel)?,
+        initrd,
+        cmdline: asked.cmdline,
+        memory_bytes: asked.memory_bytes,
+        cpus: asked.cpus,
+        boot: args.boot.or(manifest.guest.boot).unwrap_or_default(),
+        probes: asked.probes,
+        accel: args.accel.or(run.accel).unwrap_or_default(),
+        trap: args.trap.unwrap_or_default(),
+        console: match console {
+            Console::File(path) => Console::File(absolute(path)?),
+            Console::Stdio | Console::None => console,
+        },
+        timeout: asked.timeout,
+    };
+    let output = OutputConfig {
+        format: args.format.or(run.format).unwrap_or_default(),
+        output: args.output.clone().or_else(|| run.output.clone()),
+    };
+    Ok((config, output))
+}
+
+fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
+    let guest = &manifest.guest;
+    let kernel = match (&args.kernel, &args.image) {
+        (Some(path), _) => KernelSource::File(path.clone()),
+        (None, Some(name)) => KernelSource::Image(name.clone()),
+        (None, None) => guest.kernel.clone().ok_or(MergeError::NoKernel)?,
+    };
+    let initrd = match (&args.initrd, args.workload) {
+        (Some(path), _) => Some(InitrdSource::File(path.clone())),
+        (None, Some(workload)) => Some(InitrdSource::Workload(workload)),
+        (None, None) => guest.initrd.clone(),
+    };
+    let mut probes = manifest.probes.clone();
+    for spec in &args.probes {
+        let parsed = spec.parse().map_err(|source| MergeError::Probe {
+            spec: spec.clone(),
+            source,
+        })?;
+        probes.push(parsed);
+    }
+    Ok(Asked {
+        initrd: match initrd {
+            Some(InitrdSource::File(path)) => Initrd::File(path),
+            Some(InitrdSource::Workload(Workload::Demo)) => Initrd::Demo,
+            // A stock kernel alone could only panic for want of a root file system.
+            None if matches!(kernel, KernelSource::Image(_)) => Initrd::Demo,
+            None => Initrd::None,
+        },
+        kernel,
+        cmdline: args
+            .cmdline
+            .clone()
+            .or_else(|| guest.cmdline.clone())
+            .unwrap_or_else(|| DEFAULT_CMDLINE.to_owned()),
+        memory_bytes: args
+            .memory
+            .or(guest.memory_bytes)
+            .unwrap_or(DEFAULT_MEMORY_BYTES),
+        cpus: args.cpus.or(guest.cpus).unwrap_or(1),
+        probes,
+        timeout: args.timeout.or(manifest.run.timeout),
+    })
+}
+
+fn absolute(path: PathBuf) -> Result<PathBuf, MergeError> {
+    std::path::absolute(&path).map_err(|source| MergeError::Path { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use crate::config::{Accel, Boot, Format};
+
+    const MANIFEST: &str = "
+        [guest]
+        kernel = 'vmlinuz'
+        initrd = 'initrd.gz'
+        memory = '1G'
+        cpus = 2
+        boot = 'bzimage'
+        [run]
+        accel = 'nested'
+        format = 'json'
+        console = 'c.log'
+        [[probe]]
+        at = 'kprobe:vfs_read'
+    ";
+
+    fn run(args: &[&str]) -> RunArgs {
+        let cli = Cli::try_parse_from(["hyprobe", "run"].iter().chain(args)).expect("parse");
+        let Command::Run(args) = cli.command else {
+            panic!("{cli:?}")
+        };
+        args
+    }
+
+    fn merged(args: &[&str]) -> (RunConfig, OutputConfig) {
+        merge(&run(args), &|_| {}).expect("merge")
+    }
+
+    #[test]
+    fn the_manifest_alone() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, MANIFEST).expect("write");
+        let (config, output) = merged(&[path.to_str().expect("path")]);
+        assert_eq!(config.kernel, dir.path().join("vmlinuz"));
+        assert_eq!(config.initrd, Initrd::File(dir.path().join("initrd.gz")));
+        assert_eq!((config.memory_bytes, config.cpus), (1 << 30, 2));
+        assert_eq!((config.boot, config.accel), (Boot::BzImage, Accel::Nested));
+        assert_eq!(config.console, Console::File(dir.path().join("c.log")));
+        assert_eq!(
+            output,
+            OutputConfig {
+                format: Format::Json,
+                output: None
+            }
+        );
+    }
+
+    #[test]
+    fn the_command_line_beats_it_and_adds_probes() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("run.toml");
+        std::fs::write(&path, MANIFEST).expect("write");
+        let (config, output) = merged(&[
+            path.to_str().expect("path"),
+            "--kernel=/k",
+            "--workload=demo",
+            "--memory=64M",
+            "--cpus=1",
+            "--boot=direct",
+            "--accel=kvm",
+            "--format=text",
+            "--console=none",
+            "-p",
+            "kprobe:vfs_write",
+        ]);
+        assert_eq!(
+            (config.kernel.as_path(), config.initrd),
+            (Path::new("/k"), Initrd::Demo)
+        );
+        assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
+        assert_eq!((config.boot, config.accel), (Boot::Direct, Accel::Kvm));
+        assert_eq!(
+            (config.console, output.format),
+            (Console::None, Format::Text)
+        );
+        let probes: Vec<_> = config.probes.iter().map(ToString::to_string).collect();
+        assert_eq!(probes, ["kprobe:vfs_read", "kprobe:vfs_write"]);
+    }
+
+    #[test]
+    fn paths_become_absolute_and_defaults_are_filled_in() {
+        let (config, _) = merged(&["--kernel", "vmlinuz"]);
+        assert!(config.kernel.is_absolute());
+        assert_eq!(config.initrd, Initrd::None);
+        assert_eq!(config.cmdline, DEFAULT_CMDLINE);
+        assert_eq!(
+            (config.memory_bytes, config.cpus),
+            (DEFAULT_MEMORY_BYTES, 1)
+        );
+        assert_eq!(
+            (config.accel, config.console),
+            (Accel::Auto, Console::Stdio)
+        );
+    }
+
+    #[test]
+    fn a_stock_kernel_comes_with_a_user_space() {
+        let asked = ask(&run(&["--image", "debian-6.1"]), &Manifest::default()).expect("ask");
+        assert_eq!(asked.initrd, Initrd::Demo);
+    }
+
+    #[test]
+    fn the_configuration_goes_through_json() {
+        let (mut config, _) = merged(&[
+            "--kernel",
+            "k",
+            "--timeout",
+            "1500ms",
+            "-p",
+            "kprobe:a+5",
+            "--console",
+            "f",
+        ]);
+        for initrd in [Initrd::None, Initrd::Demo, Initrd::File("/i".into())] {
+            config.initrd = initrd;
+            let json = serde_json::to_string(&config).expect("json");
+            assert_eq!(
+                serde_json::from_str::<RunConfig>(&json).expect("json"),
+                config,
+                "{json}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_said() {
+        let error = merge(&run(&[]), &|_| {}).expect_err("no kernel");
+        assert!(matches!(error, MergeError::NoKernel) && error.advice().is_some());
+        let error = merge(&run(&["--kernel=k", "-p", "vfs_read"]), &|_| {}).expect_err("no kind");
+        assert_eq!(error.advice().as_deref(), Some("write kprobe:vfs_read"));
+    }
+}

@@ -1,0 +1,211 @@
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use probes::{GuestEnd, GuestSummary, Note};
+
+use super::*;
+
+/// A place to write to that can be looked at, and that can be closed or full after some bytes.
+#[derive(Clone, Default)]
+struct Paper {
+    text: Arc<Mutex<Vec<u8>>>,
+    ends: Option<(usize, io::ErrorKind)>,
+}
+
+impl Paper {
+    fn that_ends(after: usize, with: io::ErrorKind) -> Self {
+        Self {
+            ends: Some((after, with)),
+            ..Self::default()
+        }
+    }
+
+    fn text(&self) -> String {
+        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    fn stream(&self) -> Stream {
+        Stream::new("paper".to_owned(), self.clone(), false)
+    }
+}
+
+impl Write for Paper {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.ends {
+            Some((after, with)) if text.len() + bytes.len() > after => Err(with.into()),
+            _ => {
+                text.extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn note(text: &str) -> Message {
+    let note = Note {
+        ts_ns: 1_000_000,
+        probe: None,
+        text: text.to_owned(),
+    };
+    Message::Event(Box::new(Event::Note(note)))
+}
+
+fn console(text: &str) -> Message {
+    Message::Console(text.as_bytes().to_vec())
+}
+
+fn end(dropped: u64) -> Message {
+    let guest = GuestSummary {
+        end: GuestEnd::Poweroff,
+        detail: None,
+    };
+    let summary = Summary {
+        accel: "kvm".to_owned(),
+        guest,
+        ran_ns: 0,
+        probes: Vec::new(),
+        dropped: 0,
+    };
+    Message::End {
+        summary: Some(Box::new(summary)),
+        dropped,
+    }
+}
+
+struct Outcome {
+    failure: Option<WriteFailure>,
+    stopped: Option<StopReason>,
+}
+
+/// Lets a writer take these messages.
+fn write(
+    format: EventFormat,
+    events: &Paper,
+    console: ConsoleTarget,
+    table: Option<&Paper>,
+    messages: Vec<Message>,
+) -> Outcome {
+    let stop = StopSignal::default();
+    let writer = Writer {
+        format,
+        events: events.stream(),
+        console,
+        table: table.map(|paper| (paper.stream(), Style::plain())),
+        progress: Progress::hidden(),
+        stop: stop.clone(),
+    };
+    let (sender, receiver) = crossbeam_channel::unbounded();
+    let thread = std::thread::spawn(move || writer.run(&receiver));
+    for message in messages {
+        sender.send(message).expect("send");
+    }
+    Outcome {
+        failure: thread.join().expect("writer"),
+        stopped: stop.requested(),
+    }
+}
+
+fn text(among_console: bool) -> EventFormat {
+    EventFormat::Text(text::Formatter::new(Style::plain(), among_console))
+}
+
+#[test]
+fn console_and_events_share_a_stream_in_text() {
+    let paper = Paper::default();
+    let messages = vec![
+        console("boot\r\nlo"),
+        note("hit"),
+        console("gin\r\n"),
+        console("# "),
+        end(0),
+    ];
+    let outcome = write(
+        text(true),
+        &paper,
+        ConsoleTarget::WithEvents,
+        None,
+        messages,
+    );
+    assert!(outcome.failure.is_none() && outcome.stopped.is_none());
+    assert_eq!(
+        paper.text(),
+        "boot\n>>    0.001000  note   hit\nlogin\n# \n\nThe guest powered off after 0.000000 s (kvm)\n"
+    );
+}
+
+#[test]
+fn json_keeps_the_console_out_and_ends_with_the_summary() {
+    let (events, serial) = (Paper::default(), Paper::default());
+    let target = ConsoleTarget::Own(serial.stream());
+    let messages = vec![console("boot\r\n"), note("hit"), end(2)];
+    let outcome = write(EventFormat::Json, &events, target, None, messages);
+    assert!(outcome.failure.is_none());
+    assert_eq!(serial.text(), "boot\r\n");
+    let text = events.text();
+    let lines: Vec<Event> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("an event"))
+        .collect();
+    let [Event::Note(_), Event::Summary(summary)] = lines.as_slice() else {
+        panic!("{text}")
+    };
+    assert_eq!(summary.dropped, 2);
+}
+
+#[test]
+fn events_in_a_file_leave_the_table_for_standard_output() {
+    let (events, table) = (Paper::default(), Paper::default());
+    write(
+        EventFormat::Json,
+        &events,
+        ConsoleTarget::Nowhere,
+        Some(&table),
+        vec![end(0)],
+    );
+    assert!(events.text().starts_with("{\"type\":\"summary\""));
+    assert!(table.text().contains("powered off"));
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_the_run_and_is_no_failure() {
+    let paper = Paper::that_ends(0, io::ErrorKind::BrokenPipe);
+    let messages = vec![note("one"), end(0)];
+    let outcome = write(
+        EventFormat::Json,
+        &paper,
+        ConsoleTarget::Nowhere,
+        None,
+        messages,
+    );
+    assert_eq!(outcome.stopped, Some(StopReason::OutputClosed));
+    assert!(outcome.failure.is_none());
+}
+
+#[test]
+fn a_full_disk_is_counted_and_told() {
+    let (paper, table) = (
+        Paper::that_ends(0, io::ErrorKind::StorageFull),
+        Paper::default(),
+    );
+    let messages = vec![note("one"), note("two"), end(1)];
+    let outcome = write(
+        text(false),
+        &paper,
+        ConsoleTarget::Nowhere,
+        Some(&table),
+        messages,
+    );
+    assert_eq!(outcome.failure.expect("failure").dropped, 3);
+    assert_eq!(outcome.stopped, None);
+    assert!(
+        table.text().contains("3 events could not be written"),
+        "{}",
+        table.text()
+    );
+}

@@ -1,0 +1,194 @@
+//! `hyprobe symbols`: what can be probed in a kernel.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+
+use introspect::{Symbol, SymbolTable, kallsyms};
+use probes::Hex;
+use regex::Regex;
+use serde::Serialize;
+use thiserror::Error;
+use vmm::boot::{KernelError, KernelFile};
+
+use crate::cli::SymbolsArgs;
+use crate::exit::Exit;
+use crate::images::{self, ImageError};
+use crate::report::Progress;
+
+/// So many names are offered when none matches.
+const NEAR_NAMES: usize = 8;
+
+/// Why no symbols can be shown.
+#[derive(Debug, Error)]
+pub(crate) enum SymbolsError {
+    /// The stock kernel that was named.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The kernel's file.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// What is in it.
+    #[error("cannot use {path}")]
+    Contents {
+        /// The kernel.
+        path: PathBuf,
+        /// The cause.
+        source: kallsyms::KallsymsError,
+    },
+    /// The regular expression.
+    #[error("`{pattern}` is not a regular expression")]
+    Pattern {
+        /// What was given.
+        pattern: String,
+        /// What is wrong with it.
+        source: regex::Error,
+    },
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Write(#[source] io::Error),
+}
+
+/// A line of `--json`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    address: Hex,
+    #[serde(rename = "type")]
+    kind: char,
+    name: &'a str,
+    size: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    module: Option<&'a str>,
+}
+
+/// Prints the symbols whose whole name matches, in the order of their addresses. When none does, near names go to
+/// standard error.
+pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
+    let pattern = whole_name(&args.regex)?;
+    let progress = Progress::on_stderr();
+    let table = table(args, &progress);
+    progress.clear();
+    let table = table?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    match print(&table, &pattern, args.json, &mut out) {
+        Ok(0) => {
+            eprintln!("hyprobe: no symbol matches `{}`", args.regex);
+            let near = table.nearest_names(&args.regex, NEAR_NAMES);
+            if !near.is_empty() {
+                eprintln!("   help: near names: {}", near.join(", "));
+            }
+            Ok(Exit::ExpectationFailed)
+        }
+        Ok(_) => Ok(Exit::Done),
+        // Whoever reads has read enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
+        Err(error) => Err(SymbolsError::Write(error)),
+    }
+}
+
+fn whole_name(pattern: &str) -> Result<Regex, SymbolsError> {
+    let failed = |source| SymbolsError::Pattern {
+        pattern: pattern.to_owned(),
+        source,
+    };
+    // By itself first, so that a message is about what was typed.
+    Regex::new(pattern)
+        .and_then(|_| Regex::new(&format!("^(?:{pattern})$")))
+        .map_err(failed)
+}
+
+fn table(args: &SymbolsArgs, progress: &Progress) -> Result<SymbolTable, SymbolsError> {
+    let path = match (&args.kernel, &args.image) {
+        (Some(path), _) => path.clone(),
+        (None, name) => images::kernel(name.as_deref().unwrap_or_default(), &|step| {
+            progress.say(step)
+        })?,
+    };
+    progress.say(format!("reading {}", path.display()));
+    let file = KernelFile::open(&path)?;
+    kallsyms::from_elf(&file.vmlinux()?).map_err(|source| SymbolsError::Contents { path, source })
+}
+
+/// Gives the number of symbols printed.
+fn print(
+    table: &SymbolTable,
+    pattern: &Regex,
+    json: bool,
+    out: &mut impl Write,
+) -> io::Result<usize> {
+    let mut printed = 0;
+    for symbol in table.matching_regex(pattern) {
+        printed += 1;
+        if json {
+            serde_json::to_writer(&mut *out, &line(&symbol))?;
+            writeln!(out)?;
+        } else {
+            let (address, size) = (format!("{:#018x}", symbol.address.0), symbol.size);
+            writeln!(out, "{address} {} {size:>8} {symbol}", symbol.kind)?;
+        }
+    }
+    out.flush()?;
+    Ok(printed)
+}
+
+fn line(symbol: &Symbol) -> Line<'_> {
+    Line {
+        address: symbol.address.into(),
+        kind: symbol.kind,
+        name: &symbol.name,
+        size: symbol.size,
+        module: symbol.module.as_deref(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use introspect::{Gva, SymbolTableBuilder};
+
+    use super::*;
+
+    fn printed(regex: &str, json: bool) -> String {
+        let mut builder = SymbolTableBuilder::new();
+        for (at, kind, name) in [
+            (0xffff_ffff_8100_0000, 'T', "vfs_read"),
+            (0xffff_ffff_8100_0040, 't', "vfs_readv"),
+            (0xffff_ffff_8100_0100, 'D', "my_vfs_read"),
+        ] {
+            builder.push(Gva(at), kind, name);
+        }
+        let mut out = Vec::new();
+        print(
+            &builder.build(),
+            &whole_name(regex).expect("regex"),
+            json,
+            &mut out,
+        )
+        .expect("print");
+        String::from_utf8(out).expect("utf-8")
+    }
+
+    #[test]
+    fn whole_names_match() {
+        assert_eq!(
+            printed("vfs_read", false),
+            "0xffffffff81000000 T       64 vfs_read\n"
+        );
+        assert_eq!(printed("vfs_read|vfs_readv", false).lines().count(), 2);
+        assert_eq!(printed(".*vfs_read.*", false).lines().count(), 3);
+        assert_eq!(printed("read", false), "");
+    }
+
+    #[test]
+    fn json_lines() {
+        assert_eq!(
+            printed("vfs_readv", true),
+            "{\"address\":\"0xffffffff81000040\",\"type\":\"t\",\"name\":\"vfs_readv\",\"size\":192}\n"
+        );
+    }
+
+    #[test]
+    fn a_wrong_expression_is_shown_as_typed() {
+        let error = whole_name("vfs_(").expect_err("open group");
+        assert_eq!(error.to_string(), "`vfs_(` is not a regular expression");
+        assert!(whole_name(")(").is_err());
+    }
+}
