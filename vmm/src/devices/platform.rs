@@ -82,7 +82,7 @@ impl Platform {
         let com1_irq = Arc::new(IoapicPin::new(Arc::clone(&ioapic), COM1_GSI));
         let serial = Arc::new(Serial::new(com1_irq, console)?);
         let low_ram = low_ram_end(ram_bytes).0;
-        let rtc = Rtc::new(low_ram, ram_bytes - low_ram);
+        let rtc = Rtc::new(low_ram, ram_bytes - low_ram, Arc::clone(&shutdown));
 
         let mut ports = PortBus::new();
         ports.insert(COM1_PORT, u16::from(COM_PORTS), serial.clone())?;

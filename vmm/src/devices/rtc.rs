@@ -2,12 +2,18 @@
 //!
 //! The clock shows the host's time in UTC and cannot be set; it raises no interrupt and is never
 //! in the middle of an update. (A port that reads 0xff would be, for ever: Linux 5.10 waits.)
+//!
+//! A way to reset the machine leads through here too. On hardware-reduced ACPI Linux takes a reboot
+//! to be EFI's business, and without EFI falls back on the BIOS: it clears the shutdown status, with
+//! the NMI masked, and jumps to a reset vector at which there is no BIOS. Clearing it is taken for
+//! the reset. (Start-up of a second CPU clears it too, but does not mask the NMI.)
 
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::bus::PortDevice;
+use super::shutdown::{Shutdown, ShutdownSink};
 
 /// The port that selects a register; the device's first port.
 pub const CMOS_INDEX_PORT: u16 = 0x70;
@@ -22,6 +28,8 @@ const DATA: u16 = 1;
 const CMOS_BYTES: usize = 128;
 /// Bit 7 of the index masks the NMI.
 const INDEX_MASK: u8 = 0x7f;
+/// The shutdown status, with the NMI masked.
+const SHUTDOWN_STATUS_NO_NMI: u8 = 0x8f;
 
 const SECONDS: u8 = 0x00;
 const SECONDS_ALARM: u8 = 0x01;
@@ -61,21 +69,29 @@ const DAYS_PER_ERA: u64 = 146_097;
 pub struct Rtc {
     state: Mutex<State>,
     clock: fn() -> SystemTime,
+    sink: Arc<dyn ShutdownSink>,
 }
 
 struct State {
+    /// As written, mask of the NMI included.
     index: u8,
     memory: [u8; CMOS_BYTES],
 }
 
 impl Rtc {
-    /// A clock in a machine with so much RAM below and above the MMIO gap.
+    /// A clock in a machine with so much RAM below and above the MMIO gap, that tells `sink` of a
+    /// reset.
     #[must_use]
-    pub fn new(low_ram_bytes: u64, high_ram_bytes: u64) -> Self {
-        Self::with_clock(low_ram_bytes, high_ram_bytes, SystemTime::now)
+    pub fn new(low_ram_bytes: u64, high_ram_bytes: u64, sink: Arc<dyn ShutdownSink>) -> Self {
+        Self::with_clock(low_ram_bytes, high_ram_bytes, sink, SystemTime::now)
     }
 
-    fn with_clock(low_ram_bytes: u64, high_ram_bytes: u64, clock: fn() -> SystemTime) -> Self {
+    fn with_clock(
+        low_ram_bytes: u64,
+        high_ram_bytes: u64,
+        sink: Arc<dyn ShutdownSink>,
+        clock: fn() -> SystemTime,
+    ) -> Self {
         let mut memory = [0; CMOS_BYTES];
         let mut put = |at: u8, value: u64, max: u64, bytes: usize| {
             let at = usize::from(at);
@@ -95,6 +111,7 @@ impl Rtc {
         Self {
             state: Mutex::new(State { index: 0, memory }),
             clock,
+            sink,
         }
     }
 
@@ -104,7 +121,7 @@ impl Rtc {
 
     fn register(&self, state: &State) -> u8 {
         let now = || DateTime::from((self.clock)());
-        match state.index {
+        match state.index & INDEX_MASK {
             SECONDS => bcd(now().second),
             MINUTES => bcd(now().minute),
             HOURS => bcd(now().hour),
@@ -136,10 +153,13 @@ impl PortDevice for Rtc {
     fn write(&self, offset: u16, value: u8) {
         let mut state = self.lock();
         match offset {
-            INDEX => state.index = value & INDEX_MASK,
+            INDEX => state.index = value,
             DATA => {
-                let index = usize::from(state.index);
-                state.memory[index] = value;
+                let index = state.index;
+                state.memory[usize::from(index & INDEX_MASK)] = value;
+                if (index, value) == (SHUTDOWN_STATUS_NO_NMI, 0) {
+                    self.sink.shutdown(Shutdown::Reset);
+                }
             }
             _ => {}
         }

@@ -3,6 +3,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::devices::recording::Recorder;
 
 /// 2024-02-29 23:58:07 UTC, a Thursday.
 fn leap_day() -> SystemTime {
@@ -10,7 +11,7 @@ fn leap_day() -> SystemTime {
 }
 
 fn rtc() -> Rtc {
-    Rtc::with_clock(3 << 30, 2 << 30, leap_day)
+    Rtc::with_clock(3 << 30, 2 << 30, Arc::new(Recorder::new()), leap_day)
 }
 
 fn read(rtc: &Rtc, register: u8) -> u8 {
@@ -52,7 +53,8 @@ fn dates_agree_with_the_calendar() {
 
 #[test]
 fn a_host_before_1970_shows_the_epoch() {
-    let rtc = Rtc::with_clock(0, 0, || UNIX_EPOCH - Duration::from_secs(1));
+    let before = || UNIX_EPOCH - Duration::from_secs(1);
+    let rtc = Rtc::with_clock(0, 0, Arc::new(Recorder::new()), before);
     assert_eq!((read(&rtc, YEAR), read(&rtc, CENTURY)), (0x70, 0x19));
 }
 
@@ -73,6 +75,24 @@ fn other_bytes_are_memory() {
     rtc.write(DATA, 0x0a);
     assert_eq!(read(&rtc, 0x0f), 0x0a);
     assert_eq!(rtc.read(INDEX), 0xff);
+}
+
+#[test]
+fn the_bios_way_to_reboot_resets() {
+    let sink = Arc::new(Recorder::new());
+    let rtc = Rtc::with_clock(0, 0, sink.clone(), leap_day);
+    let set = |index, value| {
+        rtc.write(INDEX, index);
+        rtc.write(DATA, value);
+    };
+    // What the start-up of a second CPU does.
+    set(0x0f, 0x0a);
+    set(0x0f, 0);
+    assert_eq!(sink.take(), []);
+    set(0x8f, 0x0a);
+    assert_eq!(sink.take(), []);
+    set(0x8f, 0);
+    assert_eq!(sink.take(), [Shutdown::Reset]);
 }
 
 proptest! {
