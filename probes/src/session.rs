@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use introspect::insn::Features;
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
@@ -114,7 +115,7 @@ impl Session {
             },
         )?;
         let memory = Arc::new(KvmMemory(machine.memory().clone()));
-        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, byte, sink)?);
+        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, byte, features(host), sink)?);
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
             BootMethod::BzImage => engine.await_kernel(),
@@ -204,6 +205,21 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// What the emulator may take for granted.
+fn features(host: &Host) -> Features {
+    let [_, _, leaf1_ecx, _] = host.guest_cpuid(1);
+    let [_, leaf7_ebx, ..] = host.guest_cpuid(7);
+    let [_, _, extended_ecx, _] = host.guest_cpuid(0x8000_0001);
+    let has = |register: u32, bit: u32| register & (1 << bit) != 0;
+    Features {
+        popcnt: has(leaf1_ecx, 23),
+        lzcnt: has(extended_ecx, 5),
+        bmi1: has(leaf7_ebx, 3),
+        movbe: has(leaf1_ecx, 22),
+        smap: has(leaf7_ebx, 20),
+    }
 }
 
 /// The byte to plant on this host. Of two that work, the port write is the better one: the guest's own breakpoints

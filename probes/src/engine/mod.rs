@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use introspect::insn::Features;
 
 use crate::event::{Event, EventSink, Hit, Note, Registers};
 use crate::guest::GuestMemory;
@@ -47,6 +48,7 @@ pub struct Engine {
     kernel: Kernel,
     memory: Arc<dyn GuestMemory>,
     planter: Planter,
+    features: Features,
     table: ArcSwap<Table>,
     /// In the order in which they were asked for.
     probes: Vec<Arc<Probe>>,
@@ -60,7 +62,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Resolves what is to be probed. Nothing is planted yet.
+    /// Resolves what is to be probed. Nothing is planted yet. `features` are those that the guest's processor has.
     ///
     /// # Errors
     ///
@@ -70,6 +72,7 @@ impl Engine {
         specs: &[ProbeSpec],
         memory: Arc<dyn GuestMemory>,
         byte: PlantByte,
+        features: Features,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
         let mut probes: Vec<Arc<Probe>> = Vec::new();
@@ -98,6 +101,7 @@ impl Engine {
             kernel,
             planter: Planter::new(Arc::clone(&memory), byte),
             memory,
+            features,
             table: ArcSwap::default(),
             probes,
             milestones,

@@ -83,7 +83,7 @@ impl Engine {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(vcpu, self.memory.as_ref(), &self.planter, decoded)? {
+        match pass(vcpu, self.memory.as_ref(), &self.planter, self.features, decoded)? {
             Passed::Emulated | Passed::Faulted => {
                 for (probe, _) in &plant.probes {
                     probe.passed_by(Tier::Emulated);

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use introspect::insn::{Access, Cpu, Fault, Gpr, Segment};
+use introspect::insn::{Access, Cpu, Fault, Features, Gpr, Segment};
 use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
 
 use crate::guest::{GuestMemory, SystemState, Vcpu};
@@ -21,6 +21,7 @@ pub(super) struct VcpuCpu<'a> {
     state: Option<SystemState>,
     memory: &'a dyn GuestMemory,
     planter: &'a Planter,
+    features: Features,
     /// A system request failed: not the guest's fault, and not to be mistaken for one.
     failed: Cell<bool>,
 }
@@ -40,8 +41,9 @@ impl<'a> VcpuCpu<'a> {
         regs: vmm::kvm_regs,
         memory: &'a dyn GuestMemory,
         planter: &'a Planter,
+        features: Features,
     ) -> Self {
-        Self { regs, vcpu, state: None, memory, planter, failed: Cell::new(false) }
+        Self { regs, vcpu, state: None, memory, planter, features, failed: Cell::new(false) }
     }
 
     pub(super) fn state(&mut self) -> Result<SystemState, Fault> {
@@ -202,6 +204,10 @@ impl Cpu for VcpuCpu<'_> {
             }
         }
         Ok(())
+    }
+
+    fn features(&self) -> Features {
+        self.features
     }
 
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {

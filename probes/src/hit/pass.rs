@@ -1,6 +1,6 @@
 //! Getting a vCPU past the instruction that a plant displaced.
 
-use introspect::insn::{Access, Decoded, Fault, Outcome, emulate_decoded};
+use introspect::insn::{Access, Decoded, Fault, Features, Outcome, emulate_decoded};
 use introspect::Gva;
 
 use super::cpu::VcpuCpu;
@@ -29,11 +29,12 @@ pub(crate) fn pass(
     vcpu: &mut dyn Vcpu,
     memory: &dyn GuestMemory,
     planter: &Planter,
+    features: Features,
     decoded: &Decoded,
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
-    let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter);
+    let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
     let outcome = emulate_decoded(&mut cpu, decoded);
     let regs = cpu.regs;
     let failed = cpu.has_failed();

@@ -12,6 +12,13 @@ const X2APIC: u32 = 1 << 21;
 /// Leaf 1 ECX: there is a hypervisor.
 const HYPERVISOR: u32 = 1 << 31;
 
+/// Leaf 7 ECX: shadow stacks; EDX: indirect branch tracking. hyprobe executes calls, returns and indirect branches for
+/// the guest and models neither.
+const SHADOW_STACK: u32 = 1 << 7;
+const BRANCH_TRACKING: u32 = 1 << 20;
+/// Leaf 7, subleaf 1, EAX: FRED, under which an injected page fault needs more than a vector and an error code.
+const FRED: u32 = 1 << 17;
+
 /// CPUID for vCPU `index` of `count`, each a core of its own in one package.
 pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, VcpuError> {
     let mut cpuid = host
@@ -35,6 +42,11 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
                     entry.edx & !(1 << 28)
                 };
             }
+            7 if entry.index == 0 => {
+                entry.ecx &= !SHADOW_STACK;
+                entry.edx &= !BRANCH_TRACKING;
+            }
+            7 if entry.index == 1 => entry.eax &= !FRED,
             4 => entry.eax = (entry.eax & 0x3ff) | (count.saturating_sub(1).min(63) << 26),
             0xb | 0x1f => {
                 entry.edx = index;

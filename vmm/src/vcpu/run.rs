@@ -10,7 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::kick;
 use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
-use crate::machine::{End, Shared};
+use crate::machine::{End, PausedGuard, Shared};
 use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
@@ -151,7 +151,7 @@ impl StoppedVcpu<'_> {
             match left {
                 Left::Handled | Left::Interrupted | Left::Stepped => (),
                 Left::Ended(end) => return end,
-                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise) {
+                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None) {
                     Ok(None) => (),
                     Ok(Some(end)) => return end,
                     Err(error) => return End::Failed(error),
@@ -172,19 +172,25 @@ impl StoppedVcpu<'_> {
         self.shared.note_halt(self.index, halted);
     }
 
-    /// Lets the handler answer a trap. `Some` ends the run.
+    /// Lets the handler answer a trap; `held` is the pause that this vCPU holds already, if it does. `Some` ends the
+    /// run.
     pub(crate) fn answer(
         &mut self,
         handler: &dyn TrapHandler,
         trap: Trap,
         otherwise: Otherwise,
+        held: Option<&PausedGuard<'_>>,
     ) -> Result<Option<End>, RunError> {
         let mut outcome = handler.on_trap(self, trap)?;
         if outcome == TrapOutcome::Exclusive {
-            let shared = self.shared;
-            let paused = shared.pause_others(self.index);
-            outcome = handler.on_exclusive(self, &paused, trap)?;
-            drop(paused);
+            outcome = match held {
+                Some(paused) => handler.on_exclusive(self, paused, trap)?,
+                None => {
+                    let shared = self.shared;
+                    let paused = shared.pause_others(self.index);
+                    handler.on_exclusive(self, &paused, trap)?
+                }
+            };
         }
         match outcome {
             TrapOutcome::Resume => {
@@ -193,9 +199,7 @@ impl StoppedVcpu<'_> {
             }
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
             // Asked to be exclusive while it is: there is nothing more to give.
-            TrapOutcome::Reinject | TrapOutcome::Exclusive => {
-                self.otherwise(trap, otherwise).map(|()| None)
-            }
+            TrapOutcome::Reinject | TrapOutcome::Exclusive => self.otherwise(trap, otherwise).map(|()| None),
         }
     }
 

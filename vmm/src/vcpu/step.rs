@@ -21,7 +21,7 @@ pub enum StepEnd {
 }
 
 impl StoppedVcpu<'_> {
-    /// Executes the one instruction at RIP. The other vCPUs are paused, as `_paused` shows, and interrupts are held
+    /// Executes the one instruction at RIP. The other vCPUs are paused, as `paused` shows, and interrupts are held
     /// back where KVM can. Guest writes to read-only pages go through `handler` on the way.
     ///
     /// # Errors
@@ -29,18 +29,22 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses, or the handler does.
     pub fn step(
         &mut self,
-        _paused: &PausedGuard<'_>,
+        paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
     ) -> Result<StepEnd, RunError> {
         self.abandon_port_write()?;
         let (_, breakpoints) = self.shared.breakpoints();
         self.set_debug(&HardwareBreakpoints::default(), true)?;
-        let end = self.step_until_done(handler);
+        let end = self.step_until_done(paused, handler);
         self.set_debug(&breakpoints, false)?;
         end
     }
 
-    fn step_until_done(&mut self, handler: &dyn TrapHandler) -> Result<StepEnd, RunError> {
+    fn step_until_done(
+        &mut self,
+        paused: &PausedGuard<'_>,
+        handler: &dyn TrapHandler,
+    ) -> Result<StepEnd, RunError> {
         let from = self.regs()?.rip;
         let _watchdog = StepWatchdog::start();
         loop {
@@ -58,7 +62,7 @@ impl StoppedVcpu<'_> {
                 }
                 Left::Trapped(trap @ Trap::GuestWrite { .. }, otherwise)
                 | Left::Trapped(trap @ Trap::MsrWrite { .. }, otherwise) => {
-                    if let Some(end) = self.answer(handler, trap, otherwise)? {
+                    if let Some(end) = self.answer(handler, trap, otherwise, Some(paused))? {
                         self.shared.ending.end(end);
                         return Ok(StepEnd::MachineEnded);
                     }
