@@ -182,7 +182,17 @@ impl Failure for SymbolsError {
         match self {
             Self::Image(error) => error.exit(),
             Self::Kernel(_) | Self::Contents { .. } | Self::Pattern { .. } => Exit::Usage,
+            Self::NoMatch { .. } => Exit::ExpectationFailed,
             Self::Write(_) => Exit::HostCannot,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::NoMatch { near, .. } if !near.is_empty() => {
+                Some(format!("near names: {}", near.join(", ")))
+            }
+            _ => None,
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Telling the user what went wrong.
 
 use std::error::Error;
+use std::fmt;
 use std::io::IsTerminal as _;
 
-use miette::{GraphicalReportHandler, GraphicalTheme};
-use probes::manifest::InvalidManifest;
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
+use probes::manifest::{InvalidManifest, Problem};
 
 use crate::exit::Failure;
 use crate::report::{Ink, Style};
@@ -59,7 +60,31 @@ fn spots(manifest: &InvalidManifest, style: Style) -> String {
         .with_links(false)
         .with_width(style.width.unwrap_or(DIAGNOSTIC_COLUMNS));
     let mut text = String::new();
-    // A string takes everything.
-    let _ = handler.render_report(&mut text, manifest);
+    for problem in manifest.problems() {
+        // A string takes everything.
+        let _ = handler.render_report(&mut text, &Located { problem, manifest });
+    }
     text
+}
+
+/// A problem together with the text that it is in.
+#[derive(Debug, thiserror::Error)]
+#[error("{problem}")]
+struct Located<'a> {
+    problem: &'a Problem,
+    manifest: &'a InvalidManifest,
+}
+
+impl Diagnostic for Located<'_> {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.problem.help()
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        self.problem.labels()
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.manifest.source_code()
+    }
 }

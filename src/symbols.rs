@@ -43,6 +43,14 @@ pub(crate) enum SymbolsError {
         /// What is wrong with it.
         source: regex::Error,
     },
+    /// Nothing is called so.
+    #[error("no symbol matches `{pattern}`")]
+    NoMatch {
+        /// What was given.
+        pattern: String,
+        /// Names that are like it.
+        near: Vec<String>,
+    },
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
@@ -60,8 +68,7 @@ struct Line<'a> {
     module: Option<&'a str>,
 }
 
-/// Prints the symbols whose whole name matches, in the order of their addresses. When none does, near names go to
-/// standard error.
+/// Prints the symbols whose whole name matches, in the order of their addresses.
 pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
     let pattern = whole_name(&args.regex)?;
     let progress = Progress::on_stderr();
@@ -70,14 +77,10 @@ pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
     let table = table?;
     let mut out = BufWriter::new(io::stdout().lock());
     match print(&table, &pattern, args.json, &mut out) {
-        Ok(0) => {
-            eprintln!("hyprobe: no symbol matches `{}`", args.regex);
-            let near = table.nearest_names(&args.regex, NEAR_NAMES);
-            if !near.is_empty() {
-                eprintln!("   help: near names: {}", near.join(", "));
-            }
-            Ok(Exit::ExpectationFailed)
-        }
+        Ok(0) => Err(SymbolsError::NoMatch {
+            pattern: args.regex.clone(),
+            near: table.nearest_names(&args.regex, NEAR_NAMES),
+        }),
         Ok(_) => Ok(Exit::Done),
         // Whoever reads has read enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),

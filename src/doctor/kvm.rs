@@ -141,7 +141,7 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
             "single step in ring 3",
             facts.step_user,
             Warn,
-            "the same for programs",
+            "instructions of programs cannot be stepped",
         ),
         {
             let check = test("step-hidden", "step hidden from the guest");

@@ -2,19 +2,16 @@
 
 use std::io::{self, Write};
 
-use super::{Check, Group, Report, Verdict};
+use super::{Group, Report, Verdict};
 use crate::report::{Ink, Style};
 
 pub(super) fn write(report: &Report, style: Style, out: &mut impl Write) -> io::Result<()> {
-    let width = |cell: fn(&Check) -> &str| {
-        report
-            .checks
-            .iter()
-            .map(|check| cell(check).chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let (names, founds) = (width(|check| check.name), width(|check| &check.found));
+    let names = report
+        .checks
+        .iter()
+        .map(|check| check.name.len())
+        .max()
+        .unwrap_or(0);
     let mut group = None;
     for check in &report.checks {
         if group.replace(check.group) != Some(check.group) {
@@ -25,11 +22,15 @@ pub(super) fn write(report: &Report, style: Style, out: &mut impl Write) -> io::
             Verdict::Warn => ("warn", Ink::Warning),
             Verdict::No => ("no  ", Ink::Bad),
         };
-        let cells = format!(
-            "{:names$}  {:founds$}  {}",
-            check.name, check.found, check.means
-        );
-        writeln!(out, "  {}  {}", style.paint(ink, mark), cells.trim_end())?;
+        let means = if check.means.is_empty() { "" } else { ": " };
+        writeln!(
+            out,
+            "  {}  {:names$}  {}{means}{}",
+            style.paint(ink, mark),
+            check.name,
+            check.found,
+            check.means
+        )?;
     }
     let used = report.accel.unwrap_or("nothing");
     writeln!(out)?;
@@ -49,6 +50,7 @@ const fn heading(group: Group) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Check;
 
     #[test]
     fn columns_and_the_end() {
@@ -69,7 +71,7 @@ mod tests {
             "KVM\n\
              \u{20} ok    /dev/kvm  there\n\
              Nested\n\
-             \u{20} warn  QEMU      missing  install it\n\
+             \u{20} warn  QEMU      missing: install it\n\
              \n\
              --accel auto uses kvm\n\
              because\n"
