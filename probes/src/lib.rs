@@ -18,7 +18,7 @@ mod suggest;
 pub mod units;
 
 pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
-pub use engine::{ArmError, Engine};
+pub use engine::{Abilities, ArmError, Engine};
 pub use event::{
     Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Summary,
     Tier,

@@ -7,7 +7,7 @@ use introspect::insn::Features;
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
-use crate::engine::{ArmError, Engine};
+use crate::engine::{Abilities, ArmError, Engine};
 use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
 use crate::plant::PlantByte;
@@ -95,7 +95,11 @@ impl Session {
         config: SessionConfig<'_>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, SessionError> {
-        let byte = choose(&facts, config.plant)?;
+        let abilities = Abilities {
+            plant: choose(&facts, config.plant)?,
+            debug_execute: facts.debug_execute,
+            features: features(host),
+        };
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
         }
@@ -115,7 +119,7 @@ impl Session {
             },
         )?;
         let memory = Arc::new(KvmMemory(machine.memory().clone()));
-        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, byte, features(host), sink)?);
+        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, abilities, sink)?);
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
             BootMethod::BzImage => engine.await_kernel(),

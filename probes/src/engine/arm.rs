@@ -11,7 +11,7 @@ use vmm::HardwareBreakpoints;
 use super::Engine;
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
-use crate::hit::{Plant, Table, own_instruction};
+use crate::hit::{DebugRegisters, DebugUse, Plant, Table, own_instruction};
 use crate::registry::Probe;
 use crate::resolve::{Place, Via, When};
 
@@ -127,12 +127,16 @@ impl Engine {
                     armed.push((probe, ip));
                 }
                 Arming::Debug { at, gpa } => {
-                    let same = debug.iter_mut().flatten().find(|plant| plant.at == at);
+                    let same = debug.iter_mut().flatten().find_map(|used| match used {
+                        DebugUse::Only(plant) if plant.at == at => Some(plant),
+                        _ => None,
+                    });
                     if let Some(plant) = same {
                         *plant = Arc::new(with_probe(plant, probe, ip));
                         armed.push((probe, ip));
                     } else if let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) {
-                        *free = Some(Arc::new(with_probe(&Plant::new(at, gpa), probe, ip)));
+                        let plant = with_probe(&Plant::new(at, gpa), probe, ip);
+                        *free = Some(DebugUse::Only(Arc::new(plant)));
                         armed.push((probe, ip));
                     } else {
                         self.refuse(probe, "the kernel patches this instruction itself at run time, and all four debug registers are taken".to_owned());
@@ -143,6 +147,13 @@ impl Engine {
             }
         }
         self.planter.change(paused, &add, &[]).map_err(|error| ArmError(error.into()))?;
+        for used in debug.iter_mut().flatten() {
+            if let DebugUse::StandIn(plant) = used
+                && let Some(changed) = plants.get(&plant.at)
+            {
+                *plant = Arc::clone(changed);
+            }
+        }
         self.publish(paused, plants, debug);
         for (probe, ip) in armed {
             probe.set_armed(ip.into());
@@ -168,7 +179,10 @@ impl Engine {
         };
         let at = located.running(linked);
         match place.via {
-            Via::DebugRegister => Arming::Debug { at, gpa },
+            Via::DebugRegister if self.abilities.debug_execute => Arming::Debug { at, gpa },
+            Via::DebugRegister => Arming::Refused(
+                "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
+            ),
             Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, gpa, len },
             Via::Plant { .. } => match self.boundary_in_memory(linked, gpa) {
                 Some(len) => Arming::Plant { at, gpa, len },
@@ -207,8 +221,10 @@ impl Engine {
         let mut debug = table.debug.clone();
         let mut off = Vec::new();
         for slot in &mut debug {
-            if slot.as_ref().is_some_and(|plant| gone(plant)) {
-                off.extend(slot.take());
+            match slot.take_if(|used| gone(used.plant())) {
+                Some(DebugUse::Only(plant)) => off.push(plant),
+                // Its plant is among `out`.
+                Some(DebugUse::StandIn(_)) | None => (),
             }
         }
         self.publish(paused, stay.into_iter().map(|plant| (plant.at, plant)).collect(), debug);
@@ -227,18 +243,23 @@ impl Engine {
         self.disarm(paused, ProbeState::Disabled, |_| true)
     }
 
-    fn publish(
-        &self,
-        paused: &dyn Paused,
-        plants: BTreeMap<Gva, Arc<Plant>>,
-        debug: [Option<Arc<Plant>>; 4],
-    ) {
+    fn publish(&self, paused: &dyn Paused, plants: BTreeMap<Gva, Arc<Plant>>, debug: DebugRegisters) {
         for plant in plants.values() {
             plant.refresh(&self.planter);
         }
-        let execute = debug.each_ref().map(|plant| plant.as_ref().map(|plant| plant.at.0));
+        self.replace_table(paused, plants.into_values(), debug);
+    }
+
+    /// Makes this what vCPUs look up, and the debug registers what it says.
+    pub(super) fn replace_table(
+        &self,
+        paused: &dyn Paused,
+        plants: impl Iterator<Item = Arc<Plant>>,
+        debug: DebugRegisters,
+    ) {
+        let execute = debug.each_ref().map(|used| used.as_ref().map(|used| used.plant().at.0));
         paused.set_breakpoints(HardwareBreakpoints { execute });
-        self.table.store(Arc::new(Table::new(plants.into_values(), debug)));
+        self.table.store(Arc::new(Table::new(plants, debug)));
     }
 
     fn refuse(&self, probe: &Probe, reason: String) {

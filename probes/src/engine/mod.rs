@@ -14,6 +14,7 @@
 
 mod arm;
 mod milestones;
+mod stand_in;
 mod trap;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -42,13 +43,24 @@ pub(crate) struct Panicked {
     pub(crate) at: Instant,
 }
 
+/// What the host does for the engine, and the processor that it gives the guest.
+#[derive(Clone, Copy, Debug)]
+pub struct Abilities {
+    /// The byte that is planted.
+    pub plant: PlantByte,
+    /// Execution breakpoints in debug registers stop the guest's kernel.
+    pub debug_execute: bool,
+    /// What the guest's processor has.
+    pub features: Features,
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct Engine {
     kernel: Kernel,
     memory: Arc<dyn GuestMemory>,
     planter: Planter,
-    features: Features,
+    abilities: Abilities,
     table: ArcSwap<Table>,
     /// In the order in which they were asked for.
     probes: Vec<Arc<Probe>>,
@@ -62,7 +74,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Resolves what is to be probed. Nothing is planted yet. `features` are those that the guest's processor has.
+    /// Resolves what is to be probed. Nothing is planted yet.
     ///
     /// # Errors
     ///
@@ -71,8 +83,7 @@ impl Engine {
         kernel: Kernel,
         specs: &[ProbeSpec],
         memory: Arc<dyn GuestMemory>,
-        byte: PlantByte,
-        features: Features,
+        abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
         let mut probes: Vec<Arc<Probe>> = Vec::new();
@@ -99,9 +110,9 @@ impl Engine {
             .collect();
         Ok(Self {
             kernel,
-            planter: Planter::new(Arc::clone(&memory), byte),
+            planter: Planter::new(Arc::clone(&memory), abilities.plant),
             memory,
-            features,
+            abilities,
             table: ArcSwap::default(),
             probes,
             milestones,

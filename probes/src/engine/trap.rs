@@ -9,7 +9,7 @@ use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, Tra
 use super::Engine;
 use crate::Tier;
 use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
-use crate::hit::{Passed, Plant, own_instruction, pass};
+use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
 use crate::registry::Purpose;
 
@@ -83,7 +83,7 @@ impl Engine {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(vcpu, self.memory.as_ref(), &self.planter, self.features, decoded)? {
+        match pass(vcpu, self.memory.as_ref(), &self.planter, self.abilities.features, decoded)? {
             Passed::Emulated | Passed::Faulted => {
                 for (probe, _) in &plant.probes {
                     probe.passed_by(Tier::Emulated);
@@ -135,17 +135,40 @@ impl Engine {
     /// A debug register of ours fired at `rip`.
     fn on_debug_hit(&self, vcpu: &mut dyn Vcpu, fired: u8, rip: Gva) -> Result<HitOutcome, GuestError> {
         let table = self.table.load();
-        let plant = (0..4)
+        let used = (0..4)
             .filter(|i| fired & (1 << i) != 0)
-            .find_map(|i| table.debug[i].as_ref().filter(|plant| plant.at == rip));
-        let Some(plant) = plant else {
-            return Ok(HitOutcome::NotOurs);
-        };
-        self.tell(vcpu, plant)?;
-        match own_instruction(&self.planter, plant.gpa, rip) {
-            Some(decoded) => self.emulate(vcpu, plant, &decoded),
-            None => Ok(HitOutcome::NeedsPause),
+            .find_map(|i| table.debug[i].as_ref().filter(|used| used.plant().at == rip));
+        match used {
+            None => Ok(HitOutcome::NotOurs),
+            Some(DebugUse::StandIn(plant)) => {
+                self.tell(vcpu, plant)?;
+                Ok(HitOutcome::NeedsPause)
+            }
+            Some(DebugUse::Only(plant)) => {
+                self.tell(vcpu, plant)?;
+                match own_instruction(&self.planter, plant.gpa, rip) {
+                    Some(decoded) => self.emulate(vcpu, plant, &decoded),
+                    None => Ok(HitOutcome::NeedsPause),
+                }
+            }
         }
+    }
+
+    /// A debug register of ours fired at `rip`, and the other vCPUs are paused.
+    fn on_paused_debug_hit<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        rip: Gva,
+        mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+    ) -> Result<(), GuestError> {
+        if self.end_stand_in(paused, rip)? {
+            self.on_paused_hit(vcpu, paused, rip, step)?;
+        } else {
+            // Debug registers are off during a step.
+            step(vcpu)?;
+        }
+        Ok(())
     }
 
     /// The guest writes to a page that is read-only.
@@ -168,6 +191,9 @@ impl Engine {
             }
             (Trap::HardwareBreakpoint { fired, at }, _) => self.on_debug_hit(vcpu, fired, Gva(at))?,
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                if self.wants_stand_in(Gpa(gpa.0), &bytes[..len.min(8)]) {
+                    return Ok(TrapOutcome::Exclusive);
+                }
                 return Ok(match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
                     Written::Merged => TrapOutcome::Resume,
                     Written::NotOurs => TrapOutcome::Reinject,
@@ -198,10 +224,16 @@ impl Engine {
                 self.on_paused_hit(vcpu, paused, Gva(at), step)?;
                 Ok(TrapOutcome::Resume)
             }
-            Trap::HardwareBreakpoint { .. } => {
-                // `step` has the debug registers off.
-                step(vcpu)?;
+            Trap::HardwareBreakpoint { at, .. } => {
+                self.on_paused_debug_hit(vcpu, paused, Gva(at), step)?;
                 Ok(TrapOutcome::Resume)
+            }
+            Trap::GuestWrite { gpa, bytes, len } => {
+                self.stand_in(paused, Gpa(gpa.0), len.min(8))?;
+                Ok(match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
+                    Written::Merged => TrapOutcome::Resume,
+                    Written::NotOurs => TrapOutcome::Reinject,
+                })
             }
             Trap::MsrWrite { index: MSR_LSTAR, value } => {
                 self.locate(vcpu, paused, Gva(value))?;

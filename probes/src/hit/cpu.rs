@@ -212,6 +212,10 @@ impl Cpu for VcpuCpu<'_> {
 
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let gpa = self.translate(at, Access::Write)?;
+        if self.planter.keeps(gpa) {
+            // To be merged with the plants, which is not done in one step.
+            return Err(Fault::NotAtomic { at });
+        }
         self.memory.compare_exchange(gpa, old, new).map_err(|_| Fault::NotAtomic { at })
     }
 }

@@ -5,4 +5,4 @@ mod pass;
 mod table;
 
 pub(crate) use pass::{Passed, pass};
-pub(crate) use table::{Plant, Table, own_instruction};
+pub(crate) use table::{DebugRegisters, DebugUse, Plant, Table, own_instruction};

@@ -66,9 +66,29 @@ pub(crate) struct Table {
     by_gpa: HashMap<u64, Arc<Plant>>,
     /// For each offset in a page whether any plant has it: most port writes of the guest's own are told apart by it.
     offsets: [u64; 64],
-    /// What the debug registers stand for.
-    pub(crate) debug: [Option<Arc<Plant>>; 4],
+    /// What the debug registers are used for.
+    pub(crate) debug: DebugRegisters,
 }
+
+/// The use of a debug register.
+#[derive(Clone, Debug)]
+pub(crate) enum DebugUse {
+    /// A place where nothing can be planted.
+    Only(Arc<Plant>),
+    /// A plant that is withdrawn until it is next executed.
+    StandIn(Arc<Plant>),
+}
+
+impl DebugUse {
+    pub(crate) fn plant(&self) -> &Arc<Plant> {
+        match self {
+            Self::Only(plant) | Self::StandIn(plant) => plant,
+        }
+    }
+}
+
+/// DR0 to DR3.
+pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
 
 impl Default for Table {
     fn default() -> Self {
@@ -79,7 +99,7 @@ impl Default for Table {
 impl Table {
     pub(crate) fn new(
         plants: impl Iterator<Item = Arc<Plant>>,
-        debug: [Option<Arc<Plant>>; 4],
+        debug: DebugRegisters,
     ) -> Self {
         let mut table =
             Self { by_address: HashMap::new(), by_gpa: HashMap::new(), offsets: [0; 64], debug };

@@ -22,12 +22,36 @@ pub(super) struct Page {
 #[derive(Debug)]
 struct Bytes {
     own: Box<[u8; PAGE_BYTES]>,
-    planted: [u64; PAGE_BYTES / 64],
+    planted: Offsets,
+    /// Plants that memory does not show for now: the guest has just written there, and may look at what it wrote.
+    withdrawn: Offsets,
 }
 
+/// A set of offsets within a page.
+#[derive(Debug)]
+struct Offsets([u64; PAGE_BYTES / 64]);
+
 impl Bytes {
-    fn is_planted(&self, offset: usize) -> bool {
-        self.planted[offset / 64] & (1 << (offset % 64)) != 0
+    /// Whether memory shows a plant at `offset`.
+    fn shows_plant(&self, offset: usize) -> bool {
+        self.planted.has(offset) && !self.withdrawn.has(offset)
+    }
+}
+
+impl Offsets {
+    const NONE: Self = Self([0; PAGE_BYTES / 64]);
+
+    fn has(&self, offset: usize) -> bool {
+        self.0[offset / 64] & (1 << (offset % 64)) != 0
+    }
+
+    fn set(&mut self, offset: usize, value: bool) {
+        let bit = 1 << (offset % 64);
+        if value {
+            self.0[offset / 64] |= bit;
+        } else {
+            self.0[offset / 64] &= !bit;
+        }
     }
 }
 
@@ -36,7 +60,7 @@ impl Page {
     pub(super) fn capture(memory: &dyn GuestMemory, gpa: Gpa) -> Result<Self, introspect::Unreadable> {
         let mut own = Box::new([0; PAGE_BYTES]);
         memory.read(gpa, own.as_mut_slice())?;
-        Ok(Self { gpa, bytes: Mutex::new(Bytes { own, planted: [0; PAGE_BYTES / 64] }) })
+        Ok(Self { gpa, bytes: Mutex::new(Bytes { own, planted: Offsets::NONE, withdrawn: Offsets::NONE }) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Bytes> {
@@ -54,12 +78,26 @@ impl Page {
         let mut bytes = self.lock();
         let byte = plant.map_or(bytes.own[offset], PlantByte::value);
         memory.write(self.gpa.wrapping_add(offset as u64), &[byte])?;
-        let bit = 1 << (offset % 64);
-        match plant {
-            Some(_) => bytes.planted[offset / 64] |= bit,
-            None => bytes.planted[offset / 64] &= !bit,
-        }
+        bytes.planted.set(offset, plant.is_some());
+        bytes.withdrawn.set(offset, false);
         Ok(())
+    }
+
+    /// Lets memory show the guest's own byte of a plant until the plant is set again; the plant stays one.
+    pub(super) fn withdraw(&self, memory: &dyn GuestMemory, offset: usize) -> Result<(), Unwritable> {
+        let mut bytes = self.lock();
+        memory.write(self.gpa.wrapping_add(offset as u64), &[bytes.own[offset]])?;
+        bytes.withdrawn.set(offset, true);
+        Ok(())
+    }
+
+    /// Whether `len` bytes from `offset` on, to be written by the guest, cover a plant that memory shows, and are not
+    /// just what the guest has read there (see [`Page::guest_write`]).
+    pub(super) fn overwrites_plant(&self, offset: usize, data: &[u8], plant: PlantByte) -> bool {
+        let bytes = self.lock();
+        data.iter()
+            .zip(offset..PAGE_BYTES)
+            .any(|(&byte, at)| bytes.shows_plant(at) && !is_stored_back(byte, data.len(), plant))
     }
 
     /// Shows the guest's own byte of a plant, or the plant again; the plant stays one.
@@ -74,7 +112,7 @@ impl Page {
         memory.write(self.gpa.wrapping_add(offset as u64), &[byte])
     }
 
-    /// The guest writes `data` at `offset`; it must fit the page.
+    /// The guest writes `data` at `offset`; it must fit the page. Plants that memory shows stay on top.
     ///
     /// A write of the plant's own byte onto a plant may be the guest storing back what it has read from there (it
     /// copies code when it applies alternatives) rather than an instruction of its own: then its byte stays as it is.
@@ -91,10 +129,8 @@ impl Page {
         let mut shown = [0; 8];
         for (i, &byte) in data.iter().enumerate().take(shown.len()) {
             let at = offset + i;
-            if bytes.is_planted(at) {
-                let stored_back =
-                    byte == plant.value() && (plant == PlantByte::Port || data.len() > 1);
-                if !stored_back {
+            if bytes.shows_plant(at) {
+                if !is_stored_back(byte, data.len(), plant) {
                     bytes.own[at] = byte;
                 }
                 shown[i] = plant.value();
@@ -112,4 +148,9 @@ impl Page {
         let len = buf.len().min(PAGE_BYTES - offset);
         buf[..len].copy_from_slice(&bytes.own[offset..offset + len]);
     }
+}
+
+/// See [`Page::guest_write`].
+fn is_stored_back(byte: u8, written: usize, plant: PlantByte) -> bool {
+    byte == plant.value() && (plant == PlantByte::Port || written > 1)
 }

@@ -148,10 +148,35 @@ impl Planter {
     }
 
     fn show(&self, gpa: Gpa, plant: Option<PlantByte>) -> Result<(), Unwritable> {
-        match self.pages.load().get(&gpa.page().0) {
-            Some(page) => page.show(self.memory.as_ref(), offset(gpa), plant),
-            None => Err(Unwritable { gpa, len: 1 }),
-        }
+        self.page(gpa)?.show(self.memory.as_ref(), offset(gpa), plant)
+    }
+
+    /// Lets memory show the guest's own byte at a plant until [`replant`](Self::replant).
+    pub(crate) fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+        self.page(gpa)?.withdraw(self.memory.as_ref(), offset(gpa))
+    }
+
+    /// Ends what [`withdraw`](Self::withdraw) began.
+    pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+        self.page(gpa)?.set_plant(self.memory.as_ref(), offset(gpa), Some(self.byte))
+    }
+
+    fn page(&self, gpa: Gpa) -> Result<Arc<Page>, Unwritable> {
+        self.pages.load().get(&gpa.page().0).cloned().ok_or(Unwritable { gpa, len: 1 })
+    }
+
+    /// Whether the page is one whose own bytes are kept.
+    pub(crate) fn keeps(&self, gpa: Gpa) -> bool {
+        self.pages.load().contains_key(&gpa.page().0)
+    }
+
+    /// Whether a guest write of `data` would change the guest's own byte under a plant that memory shows.
+    pub(crate) fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
+        let pages = self.pages.load();
+        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)].into_iter().any(|(gpa, part)| {
+            pages.get(&gpa.page().0).is_some_and(|page| page.overwrites_plant(offset(gpa), part, self.byte))
+        })
     }
 
     /// The guest writes `data`, at most 8 bytes, to a read-only page.
