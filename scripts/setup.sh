@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+# Installs what hyprobe is built and run with. Says what and why, and does nothing where nothing is missing.
+#
+#   scripts/setup.sh build   what compiles it: gcc, a static C library, make; looks whether Rust is new enough
+#   scripts/setup.sh qemu    what nested runs need: QEMU 10 or later
+#   scripts/setup.sh demo    build, and qemu unless this machine has hardware virtualisation
+#   scripts/setup.sh         build and qemu
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly qemu_package=qemu-system-x86
+readonly qemu_oldest=10
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+stop() {
+    say "$@"
+    exit 1
+}
+
+# at_least VERSION OLDEST
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$2" ]; }
+
+is_root() { [ "$(id -u)" = 0 ]; }
+
+# stop_unless_root WHAT COMMAND: nobody's password is asked for in the middle of a build.
+stop_unless_root() {
+    is_root && return
+    stop "$1 missing, and installing takes root. Run this, then the same command again:
+
+    $2
+"
+}
+
+stop_without_apt() {
+    command -v apt-get >/dev/null ||
+        stop "$1 missing, and there is no apt-get here. Install it with this system's package manager, then run the same command again."
+}
+
+# install PACKAGE…
+install() {
+    # Lists from weeks ago name packages that mirrors no longer have. A third party's source may be out of order, though.
+    apt-get -q update || say "apt-get update failed; trying with the package lists that are here"
+    DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install "$@"
+}
+
+static_libc() { [ -e "$(gcc -print-file-name=libc.a 2>/dev/null)" ]; }
+
+set_up_build() {
+    local packages=()
+    if ! command -v gcc >/dev/null; then
+        say "gcc is missing; Rust links with it, and it compiles the test guest"
+        packages+=(gcc)
+    fi
+    # hyprobe is one static file, so that nested runs can boot it as the init of their outer Linux.
+    if ! static_libc; then
+        say "a static C library is missing; hyprobe is linked with it"
+        packages+=(libc6-dev)
+    fi
+    if ! command -v make >/dev/null; then
+        say "make is missing"
+        packages+=(make)
+    fi
+    if [ ${#packages[@]} != 0 ]; then
+        stop_without_apt "${packages[*]}"
+        stop_unless_root "${packages[*]}" "sudo apt-get install --no-install-recommends ${packages[*]}"
+        install "${packages[@]}"
+    fi
+    check_rust
+}
+
+check_rust() {
+    local wanted found
+    wanted=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    command -v cargo >/dev/null ||
+        stop "there is no cargo; install Rust $wanted or later from https://rustup.rs, then run the same command again."
+    found=$(cargo --version | cut -d ' ' -f 2)
+    at_least "$found" "$wanted" ||
+        stop "Rust $found is too old, $wanted or later is needed; \`rustup update stable\`, then run the same command again."
+}
+
+# The version of the QEMU that hyprobe would use, or 0.
+qemu_version() {
+    { "${HYPROBE_QEMU:-qemu-system-x86_64}" --version 2>/dev/null || true; } |
+        sed -n 's/^QEMU emulator version \([0-9.]*\).*/\1/p' | grep . || echo 0
+}
+
+set_up_qemu() {
+    at_least "$(qemu_version)" "$qemu_oldest" && return
+    say "QEMU $qemu_oldest or later is missing; it is what stock kernels run in where there is no hardware virtualisation"
+    stop_without_apt "$qemu_package"
+    # shellcheck source=/dev/null
+    . /etc/os-release
+    if [ "${VERSION_CODENAME-}" = bookworm ]; then
+        stop_unless_root "$qemu_package" "sudo $PWD/scripts/setup.sh qemu"
+        install_from_backports
+    else
+        stop_unless_root "$qemu_package" "sudo apt-get install --no-install-recommends $qemu_package"
+        install "$qemu_package"
+    fi
+    at_least "$(qemu_version)" "$qemu_oldest" ||
+        stop "this system's package $qemu_package is QEMU $(qemu_version); nested runs need $qemu_oldest or later (Debian 12 with backports, Debian 13, Ubuntu 25.04). Install one and name it in HYPROBE_QEMU."
+}
+
+# Debian 12 has QEMU 10 in its backports only. They are read by an apt with sources and lists of its own, so that the
+# system's sources stay as they are, and nothing else of the system comes from there later.
+install_from_backports() {
+    local own mirror security keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    own=$(mktemp -d)
+    # shellcheck disable=SC2064  # the value of now is meant
+    trap "rm -rf '$own'" EXIT
+    mkdir -p "$own/lists/partial" "$own/cache/archives/partial"
+    mirror=$(configured_mirror bookworm)
+    security=$(configured_mirror bookworm-security)
+    {
+        echo "deb [signed-by=$keyring] ${mirror:=http://deb.debian.org/debian} bookworm main"
+        echo "deb [signed-by=$keyring] $mirror bookworm-backports main"
+        # What is installed may have come from here, and what is to be installed must fit it.
+        [ -z "$security" ] || echo "deb [signed-by=$keyring] $security bookworm-security main"
+    } >"$own/sources.list"
+    say "installing $qemu_package from bookworm-backports on $mirror; the system's apt sources stay as they are"
+    local options=(
+        -q
+        -o "Dir::Etc::sourcelist=$own/sources.list"
+        -o Dir::Etc::sourceparts=-
+        -o "Dir::State::lists=$own/lists"
+        -o "Dir::Cache=$own/cache"
+        -o APT::Sandbox::User=root
+        -o Acquire::Languages=none
+        -o APT::Update::Error-Mode=any
+    )
+    apt-get "${options[@]}" update
+    DEBIAN_FRONTEND=noninteractive apt-get "${options[@]}" -y --no-install-recommends \
+        -t bookworm-backports install "$qemu_package"
+}
+
+# configured_mirror SUITE: the first mirror that the system's apt takes SUITE from, whichever way it is written down.
+configured_mirror() {
+    apt-get update --print-uris 2>/dev/null | sed -n "s|^'\(http[^']*\)/dists/$1/InRelease'.*|\1|p" | head -n 1
+}
+
+# Kernel and device agree that ring 0 runs at the processor's speed.
+has_hardware_virtualisation() { [ -e /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; }
+
+[ "$(uname -sm)" = 'Linux x86_64' ] || stop "hyprobe needs Linux on x86-64; this is $(uname -sm)."
+case ${1-all} in
+build) set_up_build ;;
+qemu) set_up_qemu ;;
+demo)
+    set_up_build
+    has_hardware_virtualisation || set_up_qemu
+    ;;
+all)
+    set_up_build
+    set_up_qemu
+    ;;
+*) stop "there is no part '$1'; the parts are build, qemu and demo." ;;
+esac
