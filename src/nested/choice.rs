@@ -1,6 +1,5 @@
 //! `--accel auto`: this host's KVM, or nested.
 
-use std::error::Error;
 use std::fmt;
 
 use vmm::{HostFacts, OpenError, SelfTestError};
@@ -73,23 +72,12 @@ pub(crate) fn choose(
              kernel would take minutes to boot)",
             facts.speed.mips()
         ),
-        Err(error) => in_one_line(error),
+        Err(error) => crate::in_one_line(error),
     };
     match qemu() {
         Ok(qemu) => Choice::Nested { qemu, reason },
         Err(qemu) => Choice::Neither { kvm: reason, qemu },
     }
-}
-
-fn in_one_line(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    line
 }
 
 #[cfg(test)]

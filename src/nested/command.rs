@@ -163,7 +163,9 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
     command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped());
+        .stderr(Stdio::piped())
+        // ctrl-C at the terminal is for hyprobe alone, which then asks the run inside to end.
+        .process_group(0);
 
     let mut given: Vec<OwnedFd> = vec![kernel.into(), initramfs.into(), serial_theirs.into()];
     given.extend(theirs.into_iter().map(|(_, end)| end.into()));

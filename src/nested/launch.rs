@@ -114,8 +114,6 @@ pub(crate) enum Step<'a> {
     Running {
         /// Since QEMU's start.
         after: Duration,
-        /// Of the outer Linux.
-        uptime: Duration,
     },
 }
 
@@ -124,7 +122,7 @@ impl fmt::Display for Step<'_> {
         match self {
             Self::Fetching(progress) => progress.fmt(f),
             Self::Booting(qemu) => write!(f, "booting the outer Linux in {qemu}"),
-            Self::Running { after, .. } => {
+            Self::Running { after } => {
                 write!(
                     f,
                     "the outer Linux is up after {:.1} s",
@@ -276,10 +274,9 @@ impl<'a> Watch<'a> {
             drop(received);
             if let (Some(uptime_ms), false) = (started, told) {
                 told = true;
-                (self.outside.progress)(&Step::Running {
-                    after: began.elapsed(),
-                    uptime: Duration::from_millis(uptime_ms),
-                });
+                let after = began.elapsed();
+                tracing::debug!(?after, uptime_ms, "the outer Linux is up");
+                (self.outside.progress)(&Step::Running { after });
             }
             match progress.next(Instant::now(), facts) {
                 Verdict::Over(over) => return over,

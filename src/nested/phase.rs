@@ -105,11 +105,6 @@ impl Progress {
         }
     }
 
-    /// How far it is.
-    pub(super) fn phase(&self) -> Phase {
-        self.phase
-    }
-
     /// Takes note of `facts`. QEMU's end must have been looked at first, so that what it said before is in the rest.
     pub(super) fn next(&mut self, now: Instant, facts: Facts) -> Verdict {
         if facts.violation {
@@ -183,7 +178,7 @@ mod tests {
         let (mut progress, now) = begun(None);
         assert_eq!(progress.next(now, Facts::default()), Verdict::Wait);
         assert_eq!(progress.next(now, STARTED), Verdict::Wait);
-        assert_eq!(progress.phase(), Phase::Running);
+        assert_eq!(progress.phase, Phase::Running);
         let finished = Facts {
             finished: true,
             ..STARTED

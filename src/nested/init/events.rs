@@ -19,6 +19,10 @@ pub(super) struct EventsPort {
     writer: Mutex<Option<JoinHandle<u64>>>,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are events, and a box would be an allocation for each hit"
+)]
 enum Message {
     Event(Event),
     End,

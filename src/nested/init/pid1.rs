@@ -68,14 +68,7 @@ where
     let mut control = match prepare() {
         Ok(control) => control,
         Err(error) => {
-            eprintln!(
-                "hyprobe: {}",
-                anyhow::Error::new(error)
-                    .chain()
-                    .map(ToString::to_string)
-                    .collect::<Vec<_>>()
-                    .join(": ")
-            );
+            eprintln!("hyprobe: {}", crate::in_one_line(&error));
             system::power_off();
         }
     };
