@@ -4,7 +4,7 @@
 #   scripts/setup.sh build   what compiles it: gcc, a static C library, make; looks whether Rust is new enough
 #   scripts/setup.sh qemu    what nested runs need: QEMU 10 or later
 #   scripts/setup.sh demo    build, and qemu unless this machine has hardware virtualisation
-#   scripts/setup.sh         build and qemu
+#   scripts/setup.sh         build and qemu, for the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -77,6 +77,12 @@ check_rust() {
     found=$(cargo --version | cut -d ' ' -f 2)
     at_least "$found" "$wanted" ||
         stop "Rust $found is too old, $wanted or later is needed; \`rustup update stable\`, then run the same command again."
+}
+
+check_rust_tools() {
+    if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+        stop "rustfmt or clippy is missing, which the tests begin with; \`rustup component add rustfmt clippy\`, then run the same command again."
+    fi
 }
 
 # The version of the QEMU that hyprobe would use, or 0.
@@ -152,6 +158,7 @@ demo)
     ;;
 all)
     set_up_build
+    check_rust_tools
     set_up_qemu
     ;;
 *) stop "there is no part '$1'; the parts are build, qemu and demo." ;;

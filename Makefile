@@ -1,0 +1,45 @@
+# `make demo` shows what hyprobe does, `make test` tests it. Both install what is missing first; see scripts/setup.sh.
+
+CARGO ?= cargo
+TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# .cargo/config.toml names the target.
+HYPROBE := $(TARGET_DIR)/x86_64-unknown-linux-gnu/release/hyprobe
+
+help:
+	@echo 'make demo      boot a stock Debian kernel and watch probes fire in it'
+	@echo 'make test      everything that is checked before a commit counts'
+	@echo 'make build     the command alone: $(HYPROBE)'
+	@echo 'make setup     install what building, testing and nested runs need'
+	@echo 'make images    fetch the stock kernels that tests boot'
+	@echo 'make lint      formatting, clippy and the documentation'
+	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
+
+demo:
+	@scripts/setup.sh demo
+	$(CARGO) build --release --locked
+	$(HYPROBE) images fetch debian-6.1 busybox-static
+	$(HYPROBE) run guest-images/demo.toml
+
+build:
+	@scripts/setup.sh build
+	$(CARGO) build --release --locked
+
+setup:
+	@scripts/setup.sh
+
+images:
+	$(CARGO) run --locked -p hyprobe-guest-images --bin fetch-guest-images -- --all
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
+
+# The cheap checks first.
+test: setup lint
+	@scripts/test.sh
+
+clean:
+	$(CARGO) clean
+
+.PHONY: help demo build setup images lint test clean
