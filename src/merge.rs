@@ -279,6 +279,16 @@ mod tests {
     }
 
     #[test]
+    fn the_demo_is_a_manifest() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest-images/demo.toml");
+        let manifest = Manifest::load(&path).expect("demo.toml");
+        let asked = ask(&run(&[]), &manifest).expect("ask");
+        assert_eq!(asked.kernel, KernelSource::Image("debian-6.1".to_owned()));
+        assert_eq!(asked.initrd, Initrd::Demo);
+        assert!(asked.probes.len() > 1);
+    }
+
+    #[test]
     fn a_stock_kernel_comes_with_a_user_space() {
         let asked = ask(&run(&["--image", "debian-6.1"]), &Manifest::default()).expect("ask");
         assert_eq!(asked.initrd, Initrd::Demo);

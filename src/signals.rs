@@ -30,7 +30,21 @@ pub(crate) fn listen(stop: &StopSignal) -> io::Result<()> {
                 armed.store(true, Ordering::SeqCst);
                 stop.request(StopReason::Signal);
             }
-            // A dropped `Signals` would stop counting signals, not change what they do.
         })?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_first_signal_asks_for_the_end() {
+        let stop = StopSignal::default();
+        listen(&stop).expect("listen");
+        signal_hook::low_level::raise(SIGHUP).expect("raise");
+        assert_eq!(stop.wait(Duration::from_secs(60)), Some(StopReason::Signal));
+    }
 }
