@@ -15,7 +15,10 @@ struct Print(bool);
 impl EventSink for Print {
     fn event(&self, event: Event) {
         match event {
-            Event::Hit(hit) if self.0 => println!("hit {} cpu{} {} {:?}", hit.probe, hit.vcpu, hit.symbol, hit.args),
+            Event::Hit(hit) if self.0 => println!(
+                "hit {} cpu{} {} {:?}",
+                hit.probe, hit.vcpu, hit.symbol, hit.args
+            ),
             Event::Hit(_) => (),
             other => println!("{other:?}"),
         }
@@ -31,10 +34,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let facts = self_test(&host)?;
     let file = KernelFile::open(Path::new(kernel))?;
     let vmlinux = file.vmlinux()?;
-    let initrd = if initrd == "-" { None } else { Some(std::fs::read(initrd)?) };
-    let probes = probes.iter().map(|probe| probe.parse()).collect::<Result<Vec<ProbeSpec>, _>>()?;
+    let initrd = if initrd == "-" {
+        None
+    } else {
+        Some(std::fs::read(initrd)?)
+    };
+    let probes = probes
+        .iter()
+        .map(|probe| probe.parse())
+        .collect::<Result<Vec<ProbeSpec>, _>>()?;
     let quiet = std::env::var_os("QUIET").is_some();
-    let method = if std::env::var_os("BZIMAGE").is_some() { BootMethod::BzImage } else { BootMethod::Direct };
+    let method = if std::env::var_os("BZIMAGE").is_some() {
+        BootMethod::BzImage
+    } else {
+        BootMethod::Direct
+    };
     let config = SessionConfig {
         file: &file,
         vmlinux: &vmlinux,
@@ -50,12 +64,19 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok("int3") => Some(hyprobe_probes::PlantByte::Int3),
             _ => None,
         },
-        console: Console { output: Box::new(std::io::stdout()), input: None },
+        console: Console {
+            output: Box::new(std::io::stdout()),
+            input: None,
+        },
         debug_exit: true,
     };
     let session = Session::new(&host, facts, config, Arc::new(Print(!quiet)))?;
     let summary = session.run(Some(Duration::from_secs(100)), "kvm")?;
-    println!("{:?} after {:?}", summary.guest, Duration::from_nanos(summary.ran_ns));
+    println!(
+        "{:?} after {:?}",
+        summary.guest,
+        Duration::from_nanos(summary.ran_ns)
+    );
     for probe in summary.probes {
         println!("{probe:?}");
     }

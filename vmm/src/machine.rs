@@ -22,8 +22,8 @@ mod event_loop;
 
 use event_loop::EventLoop;
 
-pub(crate) use create::{disable_quirks, report_msr_writes};
 pub use create::{Console, CreateError, MSR_LSTAR, MachineConfig};
+pub(crate) use create::{disable_quirks, report_msr_writes};
 
 /// How a machine ended.
 #[derive(Debug)]
@@ -271,7 +271,11 @@ impl Machine {
     /// an exit; a second between calls is often enough.
     #[must_use]
     pub fn is_halted(&self) -> bool {
-        let halted = self.shared.halted.iter().all(|halted| halted.load(Ordering::Relaxed));
+        let halted = self
+            .shared
+            .halted
+            .iter()
+            .all(|halted| halted.load(Ordering::Relaxed));
         self.shared.ending.kick_all_but(None);
         halted
     }

@@ -51,8 +51,15 @@ impl BootPatched {
 
 /// What a probe comes to when it is to be armed.
 enum Arming {
-    Plant { at: Gva, gpa: Gpa, len: usize },
-    Debug { at: Gva, gpa: Gpa },
+    Plant {
+        at: Gva,
+        gpa: Gpa,
+        len: usize,
+    },
+    Debug {
+        at: Gva,
+        gpa: Gpa,
+    },
     /// Its time has not come.
     Later(&'static str),
     Refused(String),
@@ -65,19 +72,34 @@ impl Engine {
     ///
     /// When a plant cannot be placed; no byte has been changed then.
     pub fn arm_loaded(&self, paused: &dyn Paused) -> Result<(), ArmError> {
-        self.located.get_or_init(|| Located { slide: 0, physical: None });
+        self.located.get_or_init(|| Located {
+            slide: 0,
+            physical: None,
+        });
         self.arm_pending(paused)
     }
 
     /// The kernel unpacks itself, and may move: until it says where it is, every probe is pending.
     pub fn await_kernel(&self) {
-        for probe in self.probes.iter().filter(|probe| probe.state() == ProbeState::Pending) {
-            probe.set_state(ProbeState::Pending, Some("the kernel has not said where it is".to_owned()));
+        for probe in self
+            .probes
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Pending)
+        {
+            probe.set_state(
+                ProbeState::Pending,
+                Some("the kernel has not said where it is".to_owned()),
+            );
         }
     }
 
     /// The guest has written MSR_LSTAR: the kernel is where that points to.
-    pub(super) fn locate(&self, vcpu: &mut dyn Vcpu, paused: &dyn Paused, lstar: Gva) -> Result<(), GuestError> {
+    pub(super) fn locate(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+        lstar: Gva,
+    ) -> Result<(), GuestError> {
         let slide = match kaslr_slide(lstar, self.kernel.symbols()) {
             Ok(slide) => slide,
             Err(error) => {
@@ -91,7 +113,10 @@ impl Engine {
             Ok(found) => {
                 let physical = Some(found.gpa.0.wrapping_sub(linked.0));
                 self.located.get_or_init(|| Located { slide, physical });
-                self.note(None, format!("the kernel runs at {slide:+#x} from where it was linked"));
+                self.note(
+                    None,
+                    format!("the kernel runs at {slide:+#x} from where it was linked"),
+                );
                 if let Err(error) = self.arm_pending(paused) {
                     self.refuse_pending(&error);
                 }
@@ -107,13 +132,19 @@ impl Engine {
             return Ok(());
         };
         let table = self.table.load_full();
-        let mut plants: BTreeMap<Gva, Arc<Plant>> =
-            table.plants().map(|plant| (plant.at, Arc::clone(plant))).collect();
+        let mut plants: BTreeMap<Gva, Arc<Plant>> = table
+            .plants()
+            .map(|plant| (plant.at, Arc::clone(plant)))
+            .collect();
         let mut debug = table.debug.clone();
         let mut add = Vec::new();
         let mut armed = Vec::new();
         for probe in self.milestones.iter().chain(&self.probes) {
-            let Some(place) = probe.place.as_ref().filter(|_| probe.state() == ProbeState::Pending) else {
+            let Some(place) = probe
+                .place
+                .as_ref()
+                .filter(|_| probe.state() == ProbeState::Pending)
+            else {
                 continue;
             };
             let ip = located.running(place.ip);
@@ -142,11 +173,15 @@ impl Engine {
                         self.refuse(probe, "the kernel patches this instruction itself at run time, and all four debug registers are taken".to_owned());
                     }
                 }
-                Arming::Later(reason) => probe.set_state(ProbeState::Pending, Some(reason.to_owned())),
+                Arming::Later(reason) => {
+                    probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
+                }
                 Arming::Refused(reason) => self.refuse(probe, reason),
             }
         }
-        self.planter.change(paused, &add, &[]).map_err(|error| ArmError(error.into()))?;
+        self.planter
+            .change(paused, &add, &[])
+            .map_err(|error| ArmError(error.into()))?;
         for used in debug.iter_mut().flatten() {
             if let DebugUse::StandIn(plant) = used
                 && let Some(changed) = plants.get(&plant.at)
@@ -200,7 +235,8 @@ impl Engine {
         while at < gpa.0 {
             at += own_instruction(&self.planter, Gpa(at), linked)?.len() as u64;
         }
-        (at == gpa.0).then(|| own_instruction(&self.planter, gpa, linked).map(|decoded| decoded.len()))?
+        (at == gpa.0)
+            .then(|| own_instruction(&self.planter, gpa, linked).map(|decoded| decoded.len()))?
     }
 
     /// Takes every plant away that `gone` says, and leaves its probes in `state`.
@@ -217,7 +253,9 @@ impl Engine {
         let table = self.table.load_full();
         let (out, stay): (Vec<_>, Vec<_>) = table.plants().cloned().partition(|plant| gone(plant));
         let remove: Vec<Gpa> = out.iter().map(|plant| plant.gpa).collect();
-        self.planter.change(paused, &[], &remove).map_err(|error| ArmError(error.into()))?;
+        self.planter
+            .change(paused, &[], &remove)
+            .map_err(|error| ArmError(error.into()))?;
         let mut debug = table.debug.clone();
         let mut off = Vec::new();
         for slot in &mut debug {
@@ -227,7 +265,11 @@ impl Engine {
                 Some(DebugUse::StandIn(_)) | None => (),
             }
         }
-        self.publish(paused, stay.into_iter().map(|plant| (plant.at, plant)).collect(), debug);
+        self.publish(
+            paused,
+            stay.into_iter().map(|plant| (plant.at, plant)).collect(),
+            debug,
+        );
         for (probe, _) in out.iter().chain(&off).flat_map(|plant| &plant.probes) {
             probe.set_state(state, None);
         }
@@ -243,7 +285,12 @@ impl Engine {
         self.disarm(paused, ProbeState::Disabled, |_| true)
     }
 
-    fn publish(&self, paused: &dyn Paused, plants: BTreeMap<Gva, Arc<Plant>>, debug: DebugRegisters) {
+    fn publish(
+        &self,
+        paused: &dyn Paused,
+        plants: BTreeMap<Gva, Arc<Plant>>,
+        debug: DebugRegisters,
+    ) {
         for plant in plants.values() {
             plant.refresh(&self.planter);
         }
@@ -257,7 +304,9 @@ impl Engine {
         plants: impl Iterator<Item = Arc<Plant>>,
         debug: DebugRegisters,
     ) {
-        let execute = debug.each_ref().map(|used| used.as_ref().map(|used| used.plant().at.0));
+        let execute = debug
+            .each_ref()
+            .map(|used| used.as_ref().map(|used| used.plant().at.0));
         paused.set_breakpoints(HardwareBreakpoints { execute });
         self.table.store(Arc::new(Table::new(plants, debug)));
     }
@@ -275,7 +324,11 @@ impl Engine {
             reason = format!("{reason}: {cause}");
             source = cause.source();
         }
-        for probe in self.probes.iter().filter(|probe| probe.state() == ProbeState::Pending) {
+        for probe in self
+            .probes
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Pending)
+        {
             self.refuse(probe, reason.clone());
         }
     }

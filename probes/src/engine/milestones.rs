@@ -23,7 +23,9 @@ impl Engine {
         plant: &Plant,
     ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
-            let Purpose::Milestone(milestone) = probe.purpose else { continue };
+            let Purpose::Milestone(milestone) = probe.purpose else {
+                continue;
+            };
             match milestone {
                 Milestone::BootPatched => {
                     self.boot_patched.set();
@@ -34,7 +36,8 @@ impl Engine {
                 Milestone::InitFreed => {
                     let slide = self.located.get().map_or(0, |located| located.slide);
                     let in_init = |plant: &Plant| {
-                        self.kernel.is_init(Gva(plant.at.0.wrapping_sub(slide.cast_unsigned())))
+                        self.kernel
+                            .is_init(Gva(plant.at.0.wrapping_sub(slide.cast_unsigned())))
                     };
                     if let Err(error) = self.disarm(paused, ProbeState::Gone, in_init) {
                         self.note(None, format!("plants in the init text stay: {error}"));
@@ -52,7 +55,12 @@ impl Engine {
         let mut message = Vec::new();
         for i in 0..MAX_MESSAGE_BYTES as u64 {
             let mut byte = [0];
-            let read = read_virt(&self.memory.as_ref(), &state.paging, format.wrapping_add(i), &mut byte);
+            let read = read_virt(
+                &self.memory.as_ref(),
+                &state.paging,
+                format.wrapping_add(i),
+                &mut byte,
+            );
             if read.is_err() || byte == [0] {
                 break;
             }
@@ -61,7 +69,10 @@ impl Engine {
         let message = String::from_utf8_lossy(&message).trim_end().to_owned();
         self.note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-        panicked.get_or_insert(Panicked { message, at: Instant::now() });
+        panicked.get_or_insert(Panicked {
+            message,
+            at: Instant::now(),
+        });
         Ok(())
     }
 }

@@ -105,7 +105,11 @@ impl Engine {
             .filter_map(|milestone| {
                 let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
                 let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
-                Some(Arc::new(Probe::new(name, Purpose::Milestone(milestone), Some(place.ok()?))))
+                Some(Arc::new(Probe::new(
+                    name,
+                    Purpose::Milestone(milestone),
+                    Some(place.ok()?),
+                )))
             })
             .collect();
         Ok(Self {
@@ -142,7 +146,10 @@ impl Engine {
     }
 
     pub(crate) fn panicked(&self) -> Option<Panicked> {
-        self.panicked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.panicked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     fn now_ns(&self) -> u64 {
@@ -152,7 +159,11 @@ impl Engine {
 
     fn note(&self, probe: Option<&Probe>, text: String) {
         let probe = probe.map(|probe| probe.name.to_string());
-        self.sink.event(Event::Note(Note { ts_ns: self.now_ns(), probe, text }));
+        self.sink.event(Event::Note(Note {
+            ts_ns: self.now_ns(),
+            probe,
+            text,
+        }));
     }
 
     fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {

@@ -22,15 +22,27 @@ impl Engine {
     }
 
     /// Withdraws the plants in `len` bytes from `gpa` on, as far as debug registers are free.
-    pub(super) fn stand_in(&self, paused: &dyn Paused, gpa: Gpa, len: usize) -> Result<(), GuestError> {
+    pub(super) fn stand_in(
+        &self,
+        paused: &dyn Paused,
+        gpa: Gpa,
+        len: usize,
+    ) -> Result<(), GuestError> {
         let table = self.table.load_full();
         let mut debug = table.debug.clone();
-        let covered = (gpa.0..gpa.0.saturating_add(len as u64)).filter_map(|at| table.at_gpa(Gpa(at)));
+        let covered =
+            (gpa.0..gpa.0.saturating_add(len as u64)).filter_map(|at| table.at_gpa(Gpa(at)));
         for plant in covered {
-            if debug.iter().flatten().any(|used| used.plant().at == plant.at) {
+            if debug
+                .iter()
+                .flatten()
+                .any(|used| used.plant().at == plant.at)
+            {
                 continue;
             }
-            let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) else { break };
+            let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) else {
+                break;
+            };
             self.planter.withdraw(paused, plant.gpa)?;
             *free = Some(DebugUse::StandIn(Arc::clone(plant)));
         }

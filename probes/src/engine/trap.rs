@@ -71,19 +71,35 @@ impl Engine {
         Ok(milestone)
     }
 
-    fn go_past(&self, vcpu: &mut dyn Vcpu, plant: &Plant, rip: Gva) -> Result<HitOutcome, GuestError> {
+    fn go_past(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        rip: Gva,
+    ) -> Result<HitOutcome, GuestError> {
         let Some(decoded) = plant.displaced(&self.planter, rip) else {
             return Ok(HitOutcome::NeedsPause);
         };
         self.emulate(vcpu, plant, &decoded)
     }
 
-    fn emulate(&self, vcpu: &mut dyn Vcpu, plant: &Plant, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
+    fn emulate(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        decoded: &Decoded,
+    ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(vcpu, self.memory.as_ref(), &self.planter, self.abilities.features, decoded)? {
+        match pass(
+            vcpu,
+            self.memory.as_ref(),
+            &self.planter,
+            self.abilities.features,
+            decoded,
+        )? {
             Passed::Emulated | Passed::Faulted => {
                 for (probe, _) in &plant.probes {
                     probe.passed_by(Tier::Emulated);
@@ -121,7 +137,12 @@ impl Engine {
             return Ok(HitOutcome::Resume);
         }
         self.planter.show_own(paused, plant.gpa)?;
-        let stepped = step_whole(vcpu, rip, plant.displaced(&self.planter, rip).as_ref(), step);
+        let stepped = step_whole(
+            vcpu,
+            rip,
+            plant.displaced(&self.planter, rip).as_ref(),
+            step,
+        );
         self.planter.show_plant(paused, plant.gpa)?;
         if stepped? == Stepped::Done {
             for (probe, _) in &plant.probes {
@@ -133,11 +154,18 @@ impl Engine {
     }
 
     /// A debug register of ours fired at `rip`.
-    fn on_debug_hit(&self, vcpu: &mut dyn Vcpu, fired: u8, rip: Gva) -> Result<HitOutcome, GuestError> {
+    fn on_debug_hit(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        fired: u8,
+        rip: Gva,
+    ) -> Result<HitOutcome, GuestError> {
         let table = self.table.load();
-        let used = (0..4)
-            .filter(|i| fired & (1 << i) != 0)
-            .find_map(|i| table.debug[i].as_ref().filter(|used| used.plant().at == rip));
+        let used = (0..4).filter(|i| fired & (1 << i) != 0).find_map(|i| {
+            table.debug[i]
+                .as_ref()
+                .filter(|used| used.plant().at == rip)
+        });
         match used {
             None => Ok(HitOutcome::NotOurs),
             Some(DebugUse::StandIn(plant)) => {
@@ -186,20 +214,28 @@ impl Engine {
     fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
         let hit = match (trap, self.planter.byte()) {
-            (Trap::PortWrite { at }, PlantByte::Port) | (Trap::Breakpoint { at }, PlantByte::Int3) => {
-                self.on_hit(vcpu, Gva(at))?
+            (Trap::PortWrite { at }, PlantByte::Port)
+            | (Trap::Breakpoint { at }, PlantByte::Int3) => self.on_hit(vcpu, Gva(at))?,
+            (Trap::HardwareBreakpoint { fired, at }, _) => {
+                self.on_debug_hit(vcpu, fired, Gva(at))?
             }
-            (Trap::HardwareBreakpoint { fired, at }, _) => self.on_debug_hit(vcpu, fired, Gva(at))?,
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
                 if self.wants_stand_in(Gpa(gpa.0), &bytes[..len.min(8)]) {
                     return Ok(TrapOutcome::Exclusive);
                 }
-                return Ok(match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
-                    Written::Merged => TrapOutcome::Resume,
-                    Written::NotOurs => TrapOutcome::Reinject,
-                });
+                return Ok(
+                    match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
+                        Written::Merged => TrapOutcome::Resume,
+                        Written::NotOurs => TrapOutcome::Reinject,
+                    },
+                );
             }
-            (Trap::MsrWrite { index: MSR_LSTAR, .. }, _) if self.located.get().is_none() => {
+            (
+                Trap::MsrWrite {
+                    index: MSR_LSTAR, ..
+                },
+                _,
+            ) if self.located.get().is_none() => {
                 return Ok(TrapOutcome::Exclusive);
             }
             _ => HitOutcome::NotOurs,
@@ -230,12 +266,17 @@ impl Engine {
             }
             Trap::GuestWrite { gpa, bytes, len } => {
                 self.stand_in(paused, Gpa(gpa.0), len.min(8))?;
-                Ok(match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
-                    Written::Merged => TrapOutcome::Resume,
-                    Written::NotOurs => TrapOutcome::Reinject,
-                })
+                Ok(
+                    match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
+                        Written::Merged => TrapOutcome::Resume,
+                        Written::NotOurs => TrapOutcome::Reinject,
+                    },
+                )
             }
-            Trap::MsrWrite { index: MSR_LSTAR, value } => {
+            Trap::MsrWrite {
+                index: MSR_LSTAR,
+                value,
+            } => {
                 self.locate(vcpu, paused, Gva(value))?;
                 Ok(TrapOutcome::Reinject)
             }
@@ -297,11 +338,12 @@ impl TrapHandler for Engine {
         paused: &PausedGuard<'_>,
         trap: Trap,
     ) -> Result<TrapOutcome, TrapError> {
-        self.handle_exclusive(vcpu, paused, trap).map_err(|source| TrapError {
-            what: name(trap),
-            vcpu: vcpu.index(),
-            rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
-            source: source.into(),
-        })
+        self.handle_exclusive(vcpu, paused, trap)
+            .map_err(|source| TrapError {
+                what: name(trap),
+                vcpu: vcpu.index(),
+                rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+                source: source.into(),
+            })
     }
 }

@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
-use vmm::{Exception, HardwareBreakpoints, PageRange, PausedGuard, StepEnd, StoppedVcpu, TrapHandler};
+use vmm::{
+    Exception, HardwareBreakpoints, PageRange, PausedGuard, StepEnd, StoppedVcpu, TrapHandler,
+};
 
 use super::{GuestError, GuestMemory, Paused, Stepped, SystemState, Unwritable, Vcpu};
 
@@ -15,28 +17,43 @@ pub(crate) struct KvmMemory(pub(crate) GuestMemoryMmap);
 impl PhysMemory for KvmMemory {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         let len = buf.len();
-        self.0.read_slice(buf, GuestAddress(gpa.0)).map_err(|_| Unreadable { gpa, len })
+        self.0
+            .read_slice(buf, GuestAddress(gpa.0))
+            .map_err(|_| Unreadable { gpa, len })
     }
 }
 
 impl GuestMemory for KvmMemory {
     fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable> {
-        let failed = Unwritable { gpa, len: bytes.len() };
+        let failed = Unwritable {
+            gpa,
+            len: bytes.len(),
+        };
         if !self.0.check_range(GuestAddress(gpa.0), bytes.len()) {
             return Err(failed);
         }
-        self.0.write_slice(bytes, GuestAddress(gpa.0)).map_err(|_| failed)
+        self.0
+            .write_slice(bytes, GuestAddress(gpa.0))
+            .map_err(|_| failed)
     }
 
     fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable> {
-        let failed = Unwritable { gpa, len: new.len() };
-        let slice = self.0.get_slice(GuestAddress(gpa.0), new.len()).map_err(|_| failed)?;
+        let failed = Unwritable {
+            gpa,
+            len: new.len(),
+        };
+        let slice = self
+            .0
+            .get_slice(GuestAddress(gpa.0), new.len())
+            .map_err(|_| failed)?;
         macro_rules! exchange {
             ($atomic:ty, $value:ty) => {{
                 let place = slice.get_atomic_ref::<$atomic>(0).map_err(|_| failed)?;
                 let old = <$value>::from_le_bytes(old.try_into().map_err(|_| failed)?);
                 let new = <$value>::from_le_bytes(new.try_into().map_err(|_| failed)?);
-                place.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+                place
+                    .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
             }};
         }
         Ok(match new.len() {
@@ -56,7 +73,11 @@ pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
 impl KvmVcpu<'_, '_> {
     /// Executes the one instruction at RIP, which needs every other vCPU paused. What the machine traps for on the
     /// way goes to `handler`.
-    pub(crate) fn step(&mut self, paused: &PausedGuard<'_>, handler: &dyn TrapHandler) -> Result<Stepped, GuestError> {
+    pub(crate) fn step(
+        &mut self,
+        paused: &PausedGuard<'_>,
+        handler: &dyn TrapHandler,
+    ) -> Result<Stepped, GuestError> {
         Ok(match self.0.step(paused, handler)? {
             StepEnd::Done => Stepped::Done,
             StepEnd::Diverted => Stepped::Diverted,
@@ -85,7 +106,12 @@ impl Vcpu for KvmVcpu<'_, '_> {
     fn system_state(&mut self) -> Result<SystemState, GuestError> {
         let sregs = self.0.sregs()?;
         Ok(SystemState {
-            paging: PagingState { cr0: sregs.cr0, cr3: sregs.cr3, cr4: sregs.cr4, efer: sregs.efer },
+            paging: PagingState {
+                cr0: sregs.cr0,
+                cr3: sregs.cr3,
+                cr4: sregs.cr4,
+                efer: sregs.efer,
+            },
             fs_base: sregs.fs.base,
             gs_base: sregs.gs.base,
             privilege: sregs.ss.dpl,

@@ -43,7 +43,15 @@ impl<'a> VcpuCpu<'a> {
         planter: &'a Planter,
         features: Features,
     ) -> Self {
-        Self { regs, vcpu, state: None, memory, planter, features, failed: Cell::new(false) }
+        Self {
+            regs,
+            vcpu,
+            state: None,
+            memory,
+            planter,
+            features,
+            failed: Cell::new(false),
+        }
     }
 
     pub(super) fn state(&mut self) -> Result<SystemState, Fault> {
@@ -59,12 +67,18 @@ impl<'a> VcpuCpu<'a> {
     /// Where an access of `len` bytes within one page goes.
     fn translate(&mut self, at: Gva, access: Access) -> Result<Gpa, Fault> {
         let state = self.state()?;
-        let Translation { gpa, writable, user, accessed, dirty, .. } =
-            walk(&Own(self.planter), &state.paging, at).map_err(|fault| match fault {
-                WalkFault::NotPresent { .. } => Fault::NotMapped { at, access },
-                WalkFault::NonCanonical { .. } => Fault::NotCanonical { at, access },
-                _ => Fault::NotMemory { at, access },
-            })?;
+        let Translation {
+            gpa,
+            writable,
+            user,
+            accessed,
+            dirty,
+            ..
+        } = walk(&Own(self.planter), &state.paging, at).map_err(|fault| match fault {
+            WalkFault::NotPresent { .. } => Fault::NotMapped { at, access },
+            WalkFault::NonCanonical { .. } => Fault::NotCanonical { at, access },
+            _ => Fault::NotMemory { at, access },
+        })?;
         let write = access == Access::Write;
         if state.privilege == 3 && !user {
             return Err(Fault::Forbidden { at, access });
@@ -93,7 +107,9 @@ impl<'a> VcpuCpu<'a> {
         if at.page_offset() + len as u64 <= 0x1000 {
             return Ok([(first, len), (first, 0)]);
         }
-        let here = usize::try_from(0x1000 - at.page_offset()).unwrap_or(len).min(len);
+        let here = usize::try_from(0x1000 - at.page_offset())
+            .unwrap_or(len)
+            .min(len);
         let second = self.translate(at.wrapping_add(here as u64), access)?;
         Ok([(first, here), (second, len - here)])
     }
@@ -175,7 +191,10 @@ impl Cpu for VcpuCpu<'_> {
     fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
         let [(first, here), (second, _)] = self.stretches(at, buf.len(), Access::Read)?;
         let (head, tail) = buf.split_at_mut(here);
-        let refused = |_| Fault::NotMemory { at, access: Access::Read };
+        let refused = |_| Fault::NotMemory {
+            at,
+            access: Access::Read,
+        };
         self.planter.read_own(first, head).map_err(refused)?;
         if !tail.is_empty() {
             self.planter.read_own(second, tail).map_err(refused)?;
@@ -185,7 +204,10 @@ impl Cpu for VcpuCpu<'_> {
 
     fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), Fault> {
         let [(first, here), (second, rest)] = self.stretches(at, bytes.len(), Access::Write)?;
-        let refused = Fault::NotMemory { at, access: Access::Write };
+        let refused = Fault::NotMemory {
+            at,
+            access: Access::Write,
+        };
         // Reading tells whether it is memory, so that the second part cannot fail after the first is written.
         let mut probe = [0; 1];
         for (gpa, len) in [(first, here), (second, rest)] {
@@ -216,7 +238,9 @@ impl Cpu for VcpuCpu<'_> {
             // To be merged with the plants, which is not done in one step.
             return Err(Fault::NotAtomic { at });
         }
-        self.memory.compare_exchange(gpa, old, new).map_err(|_| Fault::NotAtomic { at })
+        self.memory
+            .compare_exchange(gpa, old, new)
+            .map_err(|_| Fault::NotAtomic { at })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Getting a vCPU past the instruction that a plant displaced.
 
-use introspect::insn::{Access, Decoded, Fault, Features, Outcome, emulate_decoded};
 use introspect::Gva;
+use introspect::insn::{Access, Decoded, Fault, Features, Outcome, emulate_decoded};
 
 use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};

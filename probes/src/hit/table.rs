@@ -24,17 +24,28 @@ pub(crate) struct Plant {
 
 impl Plant {
     pub(crate) fn new(at: Gva, gpa: Gpa) -> Self {
-        Self { at, gpa, probes: Vec::new(), displaced: Arc::default() }
+        Self {
+            at,
+            gpa,
+            probes: Vec::new(),
+            displaced: Arc::default(),
+        }
     }
 
     /// The same place with other probes.
     pub(crate) fn with_probes(&self, probes: Vec<(Arc<Probe>, Gva)>) -> Self {
-        Self { at: self.at, gpa: self.gpa, probes, displaced: Arc::clone(&self.displaced) }
+        Self {
+            at: self.at,
+            gpa: self.gpa,
+            probes,
+            displaced: Arc::clone(&self.displaced),
+        }
     }
 
     /// Looks at the guest's own bytes again.
     pub(crate) fn refresh(&self, planter: &Planter) {
-        self.displaced.store(own_instruction(planter, self.gpa, self.at).map(Arc::new));
+        self.displaced
+            .store(own_instruction(planter, self.gpa, self.at).map(Arc::new));
     }
 
     /// The instruction that the plant displaced, decoded for the address that it is executed at: its own, but for
@@ -53,7 +64,9 @@ pub(crate) fn own_instruction(planter: &Planter, gpa: Gpa, at: Gva) -> Option<De
     let mut bytes = [0; MAX_LENGTH_BYTES];
     if planter.read_own(gpa, &mut bytes).is_err() {
         // At the end of memory.
-        let fits = usize::try_from(0x1000 - gpa.page_offset()).unwrap_or(0).min(bytes.len());
+        let fits = usize::try_from(0x1000 - gpa.page_offset())
+            .unwrap_or(0)
+            .min(bytes.len());
         planter.read_own(gpa, &mut bytes[..fits]).ok()?;
     }
     decode(&bytes, at).ok()
@@ -97,12 +110,13 @@ impl Default for Table {
 }
 
 impl Table {
-    pub(crate) fn new(
-        plants: impl Iterator<Item = Arc<Plant>>,
-        debug: DebugRegisters,
-    ) -> Self {
-        let mut table =
-            Self { by_address: HashMap::new(), by_gpa: HashMap::new(), offsets: [0; 64], debug };
+    pub(crate) fn new(plants: impl Iterator<Item = Arc<Plant>>, debug: DebugRegisters) -> Self {
+        let mut table = Self {
+            by_address: HashMap::new(),
+            by_gpa: HashMap::new(),
+            offsets: [0; 64],
+            debug,
+        };
         for plant in plants {
             let (word, bit) = offset_bit(plant.at);
             table.offsets[word] |= bit;
@@ -139,5 +153,8 @@ impl Table {
 
 fn offset_bit(at: Gva) -> (usize, u64) {
     let offset = at.page_offset();
-    (usize::try_from(offset / 64).unwrap_or(0), 1 << (offset % 64))
+    (
+        usize::try_from(offset / 64).unwrap_or(0),
+        1 << (offset % 64),
+    )
 }

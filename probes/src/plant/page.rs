@@ -57,10 +57,20 @@ impl Offsets {
 
 impl Page {
     /// Takes the page's present bytes for the guest's own. The guest must not be able to write it meanwhile.
-    pub(super) fn capture(memory: &dyn GuestMemory, gpa: Gpa) -> Result<Self, introspect::Unreadable> {
+    pub(super) fn capture(
+        memory: &dyn GuestMemory,
+        gpa: Gpa,
+    ) -> Result<Self, introspect::Unreadable> {
         let mut own = Box::new([0; PAGE_BYTES]);
         memory.read(gpa, own.as_mut_slice())?;
-        Ok(Self { gpa, bytes: Mutex::new(Bytes { own, planted: Offsets::NONE, withdrawn: Offsets::NONE }) })
+        Ok(Self {
+            gpa,
+            bytes: Mutex::new(Bytes {
+                own,
+                planted: Offsets::NONE,
+                withdrawn: Offsets::NONE,
+            }),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Bytes> {
@@ -84,7 +94,11 @@ impl Page {
     }
 
     /// Lets memory show the guest's own byte of a plant until the plant is set again; the plant stays one.
-    pub(super) fn withdraw(&self, memory: &dyn GuestMemory, offset: usize) -> Result<(), Unwritable> {
+    pub(super) fn withdraw(
+        &self,
+        memory: &dyn GuestMemory,
+        offset: usize,
+    ) -> Result<(), Unwritable> {
         let mut bytes = self.lock();
         memory.write(self.gpa.wrapping_add(offset as u64), &[bytes.own[offset]])?;
         bytes.withdrawn.set(offset, true);
@@ -139,7 +153,10 @@ impl Page {
                 shown[i] = byte;
             }
         }
-        memory.write(self.gpa.wrapping_add(offset as u64), &shown[..data.len().min(shown.len())])
+        memory.write(
+            self.gpa.wrapping_add(offset as u64),
+            &shown[..data.len().min(shown.len())],
+        )
     }
 
     /// Copies the guest's own bytes from `offset` on; as many as fit both.

@@ -56,7 +56,12 @@ impl std::fmt::Debug for dyn GuestMemory {
 
 impl Planter {
     pub(crate) fn new(memory: Arc<dyn GuestMemory>, byte: PlantByte) -> Self {
-        Self { memory, byte, pages: ArcSwap::default(), plants: Mutex::default() }
+        Self {
+            memory,
+            byte,
+            pages: ArcSwap::default(),
+            plants: Mutex::default(),
+        }
     }
 
     pub(crate) fn byte(&self) -> PlantByte {
@@ -94,10 +99,12 @@ impl Planter {
                 if let std::collections::hash_map::Entry::Vacant(entry) = new.entry(page.0) {
                     let kept = match old.get(&page.0) {
                         Some(kept) => Arc::clone(kept),
-                        None => Arc::new(
-                            Page::capture(self.memory.as_ref(), page)
-                                .map_err(|source| PlantError { gpa, source: source.into() })?,
-                        ),
+                        None => Arc::new(Page::capture(self.memory.as_ref(), page).map_err(
+                            |source| PlantError {
+                                gpa,
+                                source: source.into(),
+                            },
+                        )?),
                     };
                     entry.insert(kept);
                 }
@@ -122,7 +129,10 @@ impl Planter {
                     let _ = self.set(&old, &new, gpa, !planted || plants.contains_key(&gpa));
                 }
                 let _ = paused.set_read_only(&ranges(old.keys().copied()));
-                return Err(PlantError { gpa, source: source.into() });
+                return Err(PlantError {
+                    gpa,
+                    source: source.into(),
+                });
             }
             done.push((gpa, planted));
         }
@@ -134,7 +144,11 @@ impl Planter {
     fn set(&self, old: &Pages, new: &Pages, gpa: Gpa, planted: bool) -> Result<(), Unwritable> {
         let page = new.get(&gpa.page().0).or_else(|| old.get(&gpa.page().0));
         let page = page.ok_or(Unwritable { gpa, len: 1 })?;
-        page.set_plant(self.memory.as_ref(), offset(gpa), planted.then_some(self.byte))
+        page.set_plant(
+            self.memory.as_ref(),
+            offset(gpa),
+            planted.then_some(self.byte),
+        )
     }
 
     /// Lets memory show the guest's own byte at a plant, for a step.
@@ -148,7 +162,8 @@ impl Planter {
     }
 
     fn show(&self, gpa: Gpa, plant: Option<PlantByte>) -> Result<(), Unwritable> {
-        self.page(gpa)?.show(self.memory.as_ref(), offset(gpa), plant)
+        self.page(gpa)?
+            .show(self.memory.as_ref(), offset(gpa), plant)
     }
 
     /// Lets memory show the guest's own byte at a plant until [`replant`](Self::replant).
@@ -158,11 +173,16 @@ impl Planter {
 
     /// Ends what [`withdraw`](Self::withdraw) began.
     pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.page(gpa)?.set_plant(self.memory.as_ref(), offset(gpa), Some(self.byte))
+        self.page(gpa)?
+            .set_plant(self.memory.as_ref(), offset(gpa), Some(self.byte))
     }
 
     fn page(&self, gpa: Gpa) -> Result<Arc<Page>, Unwritable> {
-        self.pages.load().get(&gpa.page().0).cloned().ok_or(Unwritable { gpa, len: 1 })
+        self.pages
+            .load()
+            .get(&gpa.page().0)
+            .cloned()
+            .ok_or(Unwritable { gpa, len: 1 })
     }
 
     /// Whether the page is one whose own bytes are kept.
@@ -174,9 +194,13 @@ impl Planter {
     pub(crate) fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
         let pages = self.pages.load();
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
-        [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)].into_iter().any(|(gpa, part)| {
-            pages.get(&gpa.page().0).is_some_and(|page| page.overwrites_plant(offset(gpa), part, self.byte))
-        })
+        [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
+            .into_iter()
+            .any(|(gpa, part)| {
+                pages
+                    .get(&gpa.page().0)
+                    .is_some_and(|page| page.overwrites_plant(offset(gpa), part, self.byte))
+            })
     }
 
     /// The guest writes `data`, at most 8 bytes, to a read-only page.
@@ -235,7 +259,10 @@ fn ranges(pages: impl Iterator<Item = u64>) -> Vec<PageRange> {
         let end = GuestAddress(page + PAGE_BYTES as u64);
         match ranges.last_mut() {
             Some(last) if last.end.0 == page => last.end = end,
-            _ => ranges.push(PageRange { start: GuestAddress(page), end }),
+            _ => ranges.push(PageRange {
+                start: GuestAddress(page),
+                end,
+            }),
         }
     }
     ranges

@@ -79,7 +79,10 @@ impl ResolveError {
                 Some("`hyprobe symbols --kernel FILE REGEX` lists what there is".to_owned())
             }
             ResolveProblem::Ambiguous { addresses, .. } => {
-                let all: Vec<String> = addresses.iter().map(|address| format!("kprobe:{address}")).collect();
+                let all: Vec<String> = addresses
+                    .iter()
+                    .map(|address| format!("kprobe:{address}"))
+                    .collect();
                 Some(format!("name one by its address: {}", all.join(", ")))
             }
             ResolveProblem::Boundary(NotABoundary::Inside { before, after, .. }) => {

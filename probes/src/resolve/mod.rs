@@ -38,16 +38,28 @@ pub struct Resolved {
 ///
 /// When the specification cannot be meant: there is no such symbol, or the offset is inside an instruction. A place
 /// that can be meant but not planted is a [`Refusal`] in the answer.
-pub fn resolve(kernel: &Kernel, spec: &ProbeSpec, slide: i64) -> Result<Vec<Resolved>, ResolveError> {
-    let failed = |problem| ResolveError { spec: spec.to_string(), problem };
+pub fn resolve(
+    kernel: &Kernel,
+    spec: &ProbeSpec,
+    slide: i64,
+) -> Result<Vec<Resolved>, ResolveError> {
+    let failed = |problem| ResolveError {
+        spec: spec.to_string(),
+        problem,
+    };
     if let Some(module) = &spec.module {
-        return Err(failed(ResolveProblem::Module { module: module.clone() }));
+        return Err(failed(ResolveProblem::Module {
+            module: module.clone(),
+        }));
     }
     match &spec.location {
         Location::Symbol { name, offset } => {
             let symbol = function(kernel, name).map_err(failed)?;
             let place = place::at_offset(kernel, &symbol, *offset).map_err(failed)?;
-            Ok(vec![Resolved { name: spec.to_string().into(), place }])
+            Ok(vec![Resolved {
+                name: spec.to_string().into(),
+                place,
+            }])
         }
         Location::Address(address) => {
             let linked = Gva(address.0.wrapping_sub(slide.cast_unsigned()));
@@ -58,8 +70,12 @@ pub fn resolve(kernel: &Kernel, spec: &ProbeSpec, slide: i64) -> Result<Vec<Reso
             let Some(within) = within.filter(|within| within.symbol.is_text()) else {
                 return Err(failed(ResolveProblem::NotCode { address: *address }));
             };
-            let place = place::at_exact_offset(kernel, &within.symbol, within.offset).map_err(failed)?;
-            Ok(vec![Resolved { name: spec.to_string().into(), place }])
+            let place =
+                place::at_exact_offset(kernel, &within.symbol, within.offset).map_err(failed)?;
+            Ok(vec![Resolved {
+                name: spec.to_string().into(),
+                place,
+            }])
         }
         Location::Glob(pattern) => {
             let mut found = Vec::new();
@@ -68,7 +84,9 @@ pub fn resolve(kernel: &Kernel, spec: &ProbeSpec, slide: i64) -> Result<Vec<Reso
                     continue;
                 }
                 if found.len() == MAX_GLOB_MATCHES {
-                    return Err(failed(ResolveProblem::TooMany { most: MAX_GLOB_MATCHES }));
+                    return Err(failed(ResolveProblem::TooMany {
+                        most: MAX_GLOB_MATCHES,
+                    }));
                 }
                 let name: Arc<str> = format!("{}:{}", spec.kind.keyword(), symbol.name).into();
                 // What an exact name would be told is an error is a refusal here: the others are still wanted.
@@ -77,7 +95,9 @@ pub fn resolve(kernel: &Kernel, spec: &ProbeSpec, slide: i64) -> Result<Vec<Reso
                 found.push(Resolved { name, place });
             }
             if found.is_empty() {
-                return Err(failed(ResolveProblem::NoMatch { pattern: pattern.clone() }));
+                return Err(failed(ResolveProblem::NoMatch {
+                    pattern: pattern.clone(),
+                }));
             }
             Ok(found)
         }
@@ -102,15 +122,25 @@ fn function(kernel: &Kernel, name: &str) -> Result<Symbol, ResolveProblem> {
             near: kernel.symbols().nearest_names(name, NEAR_NAMES),
         });
     }
-    let mut code = all.into_iter().filter(|symbol| symbol.is_text() && kernel.holds_code(symbol.address));
+    let mut code = all
+        .into_iter()
+        .filter(|symbol| symbol.is_text() && kernel.holds_code(symbol.address));
     let Some(first) = code.next() else {
-        return Err(ResolveProblem::NotAFunction { name: name.to_owned() });
+        return Err(ResolveProblem::NotAFunction {
+            name: name.to_owned(),
+        });
     };
-    let others: Vec<Gva> = code.map(|symbol| symbol.address).filter(|address| *address != first.address).collect();
+    let others: Vec<Gva> = code
+        .map(|symbol| symbol.address)
+        .filter(|address| *address != first.address)
+        .collect();
     if others.is_empty() {
         Ok(first)
     } else {
         let addresses = std::iter::once(first.address).chain(others).collect();
-        Err(ResolveProblem::Ambiguous { name: name.to_owned(), addresses })
+        Err(ResolveProblem::Ambiguous {
+            name: name.to_owned(),
+            addresses,
+        })
     }
 }

@@ -50,7 +50,9 @@ pub struct Place {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The kernel patches the instruction at run time and no debug register is left.
-    #[error("the kernel itself patches this instruction at run time ({0:?}), and all four debug registers are taken")]
+    #[error(
+        "the kernel itself patches this instruction at run time ({0:?}), and all four debug registers are taken"
+    )]
     SelfPatched(PatchKind),
     /// The function has no instruction that could be probed.
     #[error("{0}")]
@@ -90,7 +92,10 @@ pub(super) fn at_exact_offset(
         when,
         init: kernel.is_init(ip),
     };
-    let here = Via::Plant { at: ip, len: decoded.len() };
+    let here = Via::Plant {
+        at: ip,
+        len: decoded.len(),
+    };
     Ok(Ok(match patched(kernel, &decoded) {
         None => place(here, When::TextPresent),
         Some((_, PatchTime::BootOnly)) => place(here, When::BootPatched),
@@ -102,7 +107,9 @@ pub(super) fn at_exact_offset(
 }
 
 fn patched(kernel: &Kernel, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
-    let site = kernel.sites().overlapping(decoded.at(), decoded.len() as u64)?;
+    let site = kernel
+        .sites()
+        .overlapping(decoded.at(), decoded.len() as u64)?;
     Some((site.kind, site.kind.when()))
 }
 
@@ -125,7 +132,10 @@ fn behind(
     if kernel.may_branch_into(symbol, &between) {
         return None;
     }
-    let via = Via::Plant { at: next, len: decoded.len() };
+    let via = Via::Plant {
+        at: next,
+        len: decoded.len(),
+    };
     match patched(kernel, &decoded) {
         None => Some((via, When::TextPresent)),
         Some((_, PatchTime::BootOnly)) => Some((via, When::BootPatched)),

@@ -133,10 +133,16 @@ impl Host {
     /// One leaf of the CPUID that guests are given, subleaf 0: EAX, EBX, ECX, EDX. Zeroes where there is none.
     #[must_use]
     pub fn guest_cpuid(&self, leaf: u32) -> [u32; 4] {
-        let Ok(cpuid) = self.kvm.get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES) else {
+        let Ok(cpuid) = self
+            .kvm
+            .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
+        else {
             return [0; 4];
         };
-        let entry = cpuid.as_slice().iter().find(|entry| entry.function == leaf && entry.index == 0);
+        let entry = cpuid
+            .as_slice()
+            .iter()
+            .find(|entry| entry.function == leaf && entry.index == 0);
         entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
     }
 

@@ -257,7 +257,10 @@ pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     if unwanted == 0 {
         return Ok(());
     }
-    let mut cap = kvm_enable_cap { cap: CAP_DISABLE_QUIRKS2, ..Default::default() };
+    let mut cap = kvm_enable_cap {
+        cap: CAP_DISABLE_QUIRKS2,
+        ..Default::default()
+    };
     cap.args[0] = unwanted;
     vm.enable_cap(&cap)
 }

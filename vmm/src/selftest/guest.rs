@@ -24,17 +24,17 @@ const USER_STACK: u64 = 0xb000;
 /// Where a question's code is put.
 pub(super) const CODE: u64 = 0x10000;
 /// Memory for a question's data.
-pub(super) const DATA: u64 = 0x14000;
+pub(super) const DATA: u32 = 0x14000;
 /// A page in a read-only slot.
-pub(super) const READ_ONLY: u64 = 0x18000;
+pub(super) const READ_ONLY: u32 = 0x18000;
 const STUBS: u64 = 0x1a000;
 const STUB_BYTES: u64 = 8;
 const MEMORY_BYTES: usize = 0x20_0000;
 
 /// The port to which the stub of an interrupt vector writes the vector.
-pub(super) const VECTOR_PORT: u16 = 0xe0;
+pub(super) const VECTOR_PORT: u8 = 0xe0;
 /// The port to which a question's code writes when it got to its end.
-pub(super) const END_PORT: u16 = 0xe1;
+pub(super) const END_PORT: u8 = 0xe1;
 
 /// After so many kicks of the watchdog, a question has no answer.
 const PATIENCE_KICKS: u32 = 60;
@@ -49,10 +49,14 @@ pub(super) enum Ring {
 /// How the vCPU left the tiny guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
+    /// A port write that is none of the two below.
     Port {
         port: u16,
-        byte: u8,
     },
+    /// An exception or interrupt with this vector has reached the guest's own handler.
+    Vector(u8),
+    /// A question's code has come to its end.
+    End,
     Debug {
         exception: u32,
         dr6: u64,
@@ -96,7 +100,10 @@ impl TinyGuest {
             vm.enable_cap(&cap).map_err(refused("KVM_ENABLE_CAP"))?;
         }
         let memory = Ram::new(&[(GuestAddress(0), MEMORY_BYTES)])?;
-        let page = PageRange::covering(GuestAddress(READ_ONLY), GuestAddress(READ_ONLY + 1));
+        let page = PageRange::covering(
+            GuestAddress(READ_ONLY.into()),
+            GuestAddress(u64::from(READ_ONLY) + 1),
+        );
         Slots::new(memory.regions(), usize::MAX)
             .apply(&vm, &[page])
             .map_err(|error| match error {
@@ -160,7 +167,7 @@ impl TinyGuest {
         }
         for vector in 0..32_u8 {
             // mov al, vector; out VECTOR_PORT, al; hlt
-            let stub = [0xb0, vector, 0xe6, VECTOR_PORT as u8, 0xf4];
+            let stub = [0xb0, vector, 0xe6, VECTOR_PORT, 0xf4];
             memory.write_slice(&stub, GuestAddress(STUBS + STUB_BYTES * u64::from(vector)))?;
         }
         Ok(())
@@ -264,7 +271,11 @@ impl TinyGuest {
         let _watchdog = StepWatchdog::start();
         for _ in 0..PATIENCE_KICKS {
             return match self.fd.run() {
-                Ok(VcpuExit::IoOut(port, &[byte])) => Exit::Port { port, byte },
+                Ok(VcpuExit::IoOut(port, &[byte])) if port == u16::from(VECTOR_PORT) => {
+                    Exit::Vector(byte)
+                }
+                Ok(VcpuExit::IoOut(port, _)) if port == u16::from(END_PORT) => Exit::End,
+                Ok(VcpuExit::IoOut(port, &[_])) => Exit::Port { port },
                 Ok(VcpuExit::Debug(debug)) => Exit::Debug {
                     exception: debug.exception,
                     dr6: debug.dr6,

@@ -7,17 +7,13 @@ use kvm_bindings::{
 };
 
 use super::SelfTestError;
-use super::guest::{CODE, DATA, END_PORT, Exit, READ_ONLY, Ring, TinyGuest, VECTOR_PORT};
+use super::guest::{CODE, DATA, END_PORT, Exit, READ_ONLY, Ring, TinyGuest};
 use crate::kvm::{BreakpointInjection, Host, Int3Delivery, PortDelivery, Speed};
 
 /// `out END_PORT, al; hlt`
-const END: [u8; 3] = [0xe6, END_PORT as u8, 0xf4];
+const END: [u8; 3] = [0xe6, END_PORT, 0xf4];
 const NOP: u8 = 0x90;
 const INT3: u8 = 0xcc;
-const AT_END: Exit = Exit::Port {
-    port: END_PORT,
-    byte: 0,
-};
 
 fn with_end(code: &[u8]) -> Vec<u8> {
     [code, &END].concat()
@@ -39,10 +35,7 @@ pub(super) fn int3(guest: &mut TinyGuest, ring: Ring) -> Result<Int3Delivery, Se
     Ok(match exit {
         Exit::Debug { exception: 3, .. } if at_instruction => Int3Delivery::DebugExit,
         Exit::EmulationFailure if at_instruction => Int3Delivery::EmulationFailure,
-        Exit::Port {
-            port: VECTOR_PORT,
-            byte: 3,
-        } => Int3Delivery::ToGuest,
+        Exit::Vector(3) => Int3Delivery::ToGuest,
         _ => Int3Delivery::Broken,
     })
 }
@@ -58,12 +51,7 @@ pub(super) fn breakpoint_injection(
         guest.load(&with_end(&[INT3]), Ring::Kernel)?;
         guest.debug(&debug(KVM_GUESTDBG_USE_SW_BP))?;
         // Let the real thing happen first: KVM remembers the instruction's length from it.
-        if guest.run()
-            == (Exit::Port {
-                port: VECTOR_PORT,
-                byte: 3,
-            })
-        {
+        if guest.run() == Exit::Vector(3) {
             // The host does not intercept int3, so that none needs to be given back.
             return Ok(BreakpointInjection::AtInstruction);
         }
@@ -84,13 +72,7 @@ pub(super) fn breakpoint_injection(
                 request: "KVM_SET_VCPU_EVENTS",
                 source,
             })?;
-        if guest.run()
-            == (Exit::Port {
-                port: VECTOR_PORT,
-                byte: 3,
-            })
-            && guest.read(guest.regs()?.rsp)? == CODE + 1
-        {
+        if guest.run() == Exit::Vector(3) && guest.read(guest.regs()?.rsp)? == CODE + 1 {
             return Ok(answer);
         }
     }
@@ -114,7 +96,7 @@ pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError>
     let mut found = None;
     for (i, port) in PORTS.into_iter().enumerate() {
         let at = CODE + 5 * i as u64 + 4;
-        if guest.run() != (Exit::Port { port, byte: 0 }) {
+        if guest.run() != (Exit::Port { port }) {
             return Ok(PortDelivery::Broken);
         }
         let delivery = match guest.rip()?.wrapping_sub(at) {
@@ -163,10 +145,10 @@ pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError
 pub(super) fn debug_data(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
     // mov byte [DATA], al
     let mut code = vec![0x88, 0x04, 0x25];
-    code.extend((DATA as u32).to_le_bytes());
+    code.extend(DATA.to_le_bytes());
     guest.load(&with_end(&code), Ring::Kernel)?;
     let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
-    control.arch.debugreg[0] = DATA;
+    control.arch.debugreg[0] = DATA.into();
     // G0; DR0: on writes, one byte.
     control.arch.debugreg[7] = 0x402 | (1 << 16);
     guest.debug(&control)?;
@@ -176,13 +158,17 @@ pub(super) fn debug_data(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
 /// Does a write to a read-only slot exit, and a read not?
 pub(super) fn read_only_slots(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
     // mov al, [READ_ONLY]; mov [READ_ONLY], al
-    let address = (READ_ONLY as u32).to_le_bytes();
+    let address = READ_ONLY.to_le_bytes();
     let mut code = vec![0x8a, 0x04, 0x25];
     code.extend(address);
     code.extend([0x88, 0x04, 0x25]);
     code.extend(address);
     guest.load(&with_end(&code), Ring::Kernel)?;
-    Ok(guest.run() == (Exit::Write { gpa: READ_ONLY }) && guest.run() == AT_END)
+    Ok(guest.run()
+        == (Exit::Write {
+            gpa: READ_ONLY.into(),
+        })
+        && guest.run() == Exit::End)
 }
 
 /// The register through which a kernel says where its system-call entry is.
@@ -200,7 +186,7 @@ pub(super) fn msr_exits(guest: &mut TinyGuest, host: &Host) -> Result<bool, Self
     code.extend(MSR_LSTAR.to_le_bytes());
     code.extend([0x0f, 0x30]);
     guest.load(&with_end(&code), Ring::Kernel)?;
-    Ok(guest.run() == (Exit::MsrWrite { index: MSR_LSTAR }) && guest.run() == AT_END)
+    Ok(guest.run() == (Exit::MsrWrite { index: MSR_LSTAR }) && guest.run() == Exit::End)
 }
 
 /// How fast does ring 0 run?
@@ -223,7 +209,7 @@ pub(super) fn speed(guest: &mut TinyGuest) -> Result<Speed, SelfTestError> {
 pub(super) fn exit_ns(guest: &mut TinyGuest) -> Result<u64, SelfTestError> {
     const EXITS: u16 = 100;
     // again: out END_PORT, al; jmp again
-    guest.load(&[0xe6, END_PORT as u8, 0xeb, 0xfc], Ring::Kernel)?;
+    guest.load(&[0xe6, END_PORT, 0xeb, 0xfc], Ring::Kernel)?;
     guest.run();
     let started = Instant::now();
     for _ in 0..EXITS {

@@ -107,7 +107,12 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     if shared.sync_regs {
         fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
     }
-    let mut vcpu = StoppedVcpu { fd, index, shared, port_write: None };
+    let mut vcpu = StoppedVcpu {
+        fd,
+        index,
+        shared,
+        port_write: None,
+    };
     let end = vcpu.run_until_end(handler);
     drop(registration);
     shared.ending.end(end);
@@ -151,7 +156,8 @@ impl StoppedVcpu<'_> {
             match left {
                 Left::Handled | Left::Interrupted | Left::Stepped => (),
                 Left::Ended(end) => return end,
-                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None) {
+                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None)
+                {
                     Ok(None) => (),
                     Ok(Some(end)) => return end,
                     Err(error) => return End::Failed(error),
@@ -166,7 +172,9 @@ impl StoppedVcpu<'_> {
         let halted = matches!(left, Left::Interrupted)
             && match self.fd.get_mp_state().map(|state| state.mp_state) {
                 Ok(KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED) => true,
-                Ok(KVM_MP_STATE_HALTED) => self.regs().is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0),
+                Ok(KVM_MP_STATE_HALTED) => {
+                    self.regs().is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0)
+                }
                 _ => false,
             };
         self.shared.note_halt(self.index, halted);
@@ -199,7 +207,9 @@ impl StoppedVcpu<'_> {
             }
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
             // Asked to be exclusive while it is: there is nothing more to give.
-            TrapOutcome::Reinject | TrapOutcome::Exclusive => self.otherwise(trap, otherwise).map(|()| None),
+            TrapOutcome::Reinject | TrapOutcome::Exclusive => {
+                self.otherwise(trap, otherwise).map(|()| None)
+            }
         }
     }
 
@@ -267,16 +277,14 @@ impl StoppedVcpu<'_> {
             VcpuExit::IoIn(port, data) => {
                 let data = std::ptr::from_mut(data);
                 let size = port_access_bytes(self.fd);
-                // SAFETY: the slice lies in this vCPU's kvm_run mapping, and the only other reference to the
-                // mapping, taken for `size`, has ended.
                 #[expect(
                     unsafe_code,
                     reason = "the size lies in the mapping that the slice borrows"
                 )]
-                shared
-                    .platform
-                    .ports
-                    .read(port, size, unsafe { &mut *data });
+                // SAFETY: the slice lies in this vCPU's kvm_run mapping, and the only other reference to the
+                // mapping, taken for `size`, has ended.
+                let data = unsafe { &mut *data };
+                shared.platform.ports.read(port, size, data);
                 Ok(Left::Handled)
             }
             VcpuExit::MmioRead(gpa, data) => {
@@ -304,7 +312,6 @@ impl StoppedVcpu<'_> {
                     Otherwise::Breakpoint { at: debug.pc },
                 ),
                 _ if debug.dr6 & DR6_FIRED != 0 => {
-                    #[expect(clippy::cast_possible_truncation, reason = "four bits")]
                     let fired = (debug.dr6 & DR6_FIRED) as u8;
                     Left::Trapped(
                         Trap::HardwareBreakpoint {

@@ -127,11 +127,16 @@ impl StoppedVcpu<'_> {
     /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
     /// its RIP moved on. To be called before anything that needs the instruction at RIP to be still to come.
     pub(super) fn abandon_port_write(&mut self) -> Result<(), VcpuError> {
-        let Some(stopped_at) = self.port_write.take() else { return Ok(()) };
+        let Some(stopped_at) = self.port_write.take() else {
+            return Ok(());
+        };
         let regs = self.regs()?;
         // KVM completes the write at the next entry, and does so only if RIP has not moved: move it, let KVM look,
         // and put it back. No instruction of the guest's is executed.
-        self.set_regs(&kvm_regs { rip: !stopped_at, ..regs })?;
+        self.set_regs(&kvm_regs {
+            rip: !stopped_at,
+            ..regs
+        })?;
         kick::request(self.fd);
         let entered = self.fd.run();
         let refused = match entered {
