@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyprobe_probes::{Event, EventSink, Kernel, ProbeSpec, Session, SessionConfig};
+use hyprobe_probes::{Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -19,7 +19,8 @@ impl EventSink for Print {
                 "hit {} cpu{} {} {:?}",
                 hit.probe, hit.vcpu, hit.symbol, hit.args
             ),
-            Event::Hit(_) => (),
+            Event::Return(ret) if self.0 => println!("ret {} cpu{} = {} after {} ns", ret.probe, ret.vcpu, ret.retval, ret.took_ns),
+            Event::Hit(_) | Event::Return(_) => (),
             other => println!("{other:?}"),
         }
     }
@@ -43,6 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .iter()
         .map(|probe| probe.parse())
         .collect::<Result<Vec<ProbeSpec>, _>>()?;
+    let probes: Vec<NewProbe> = probes.into_iter().map(NewProbe::from).collect();
     let quiet = std::env::var_os("QUIET").is_some();
     let method = if std::env::var_os("BZIMAGE").is_some() {
         BootMethod::BzImage

@@ -47,6 +47,8 @@ impl<'de> Deserialize<'de> for Hex {
 pub enum Event {
     /// A probe fired.
     Hit(Hit),
+    /// A probed function returned.
+    Return(Return),
     /// A probe's state changed, or the run has something to say.
     Note(Note),
     /// The end of the run; always the last line.
@@ -70,6 +72,27 @@ pub struct Hit {
     pub regs: Registers,
     /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
     pub args: [Hex; 6],
+}
+
+/// A probed function returned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Return {
+    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    pub probe: Arc<str>,
+    /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
+    pub ts_ns: u64,
+    /// Nanoseconds since the call.
+    pub took_ns: u64,
+    /// Which vCPU, from 0.
+    pub vcpu: usize,
+    /// Where it returned to.
+    pub ip: Hex,
+    /// The function, as `symbol+0xoffset`.
+    pub symbol: Arc<str>,
+    /// RAX.
+    pub retval: Hex,
+    /// The registers after the return.
+    pub regs: Registers,
 }
 
 /// The general registers of a vCPU.
@@ -195,6 +218,12 @@ pub struct ProbeSummary {
     pub tier: Option<Tier>,
     /// VM exits that its hits took.
     pub exits: u64,
+    /// For a return probe: returns that were handled. Hits are its entries: hits = returns + in flight + missed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub returns: Option<u64>,
+    /// For a return probe: calls that had not returned when the run ended.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub in_flight: Option<u64>,
     /// See [`ProbeState`].
     pub state: ProbeState,
     /// Why it was refused, or is pending.

@@ -67,6 +67,12 @@ impl Kernel {
         }
     }
 
+    /// The text that stays, if the kernel says where it is.
+    #[must_use]
+    pub fn text(&self) -> Option<std::ops::Range<Gva>> {
+        self.layout.as_ref().map(|layout| layout.text.clone())
+    }
+
     /// Whether what lies at `address` is freed after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {

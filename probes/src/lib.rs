@@ -6,23 +6,30 @@ mod choices;
 mod engine;
 mod event;
 mod guest;
+mod handler;
 mod hit;
 mod kernel;
 pub mod manifest;
 mod plant;
 mod registry;
 mod resolve;
+mod returns;
 mod session;
 mod spec;
 mod suggest;
 pub mod units;
 
 pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
-pub use engine::{Abilities, ArmError, Engine};
+pub use engine::{Abilities, Action, ArmError, Engine, NewProbe, RegisterError};
 pub use event::{
-    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Summary,
+    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Return, Summary,
     Tier,
 };
+pub use handler::{
+    AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, PreOutcome,
+    ReturnHandler,
+};
+pub use registry::ProbeId;
 pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use kernel::{Kernel, KernelError};
 pub use plant::PlantByte;

@@ -1,19 +1,45 @@
 //! Probes: what was asked for, and what became of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::resolve::Place;
 use crate::{Hex, ProbeState, ProbeSummary, Tier};
 
-/// Why the engine has planted something.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A probe's name within its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProbeId(pub(crate) u64);
+
+impl std::fmt::Display for ProbeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What is done at the hits of a probe.
+#[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// The user wants to know.
-    Report,
-    /// The engine itself does.
+    /// They are told as events.
+    Trace,
+    /// They are counted, and that is all.
+    Count,
+    /// A program's handler is called.
+    Handle(Shared<dyn Handler>),
+    /// Calls are followed to their return.
+    Return(ReturnPurpose),
+    /// The engine itself wants to know.
     Milestone(Milestone),
+}
+
+/// What is done at the returns of a function.
+#[derive(Clone, Debug)]
+pub(crate) struct ReturnPurpose {
+    /// `None` tells them as events.
+    pub(crate) handler: Option<Shared<dyn ReturnHandler>>,
+    /// So many calls are followed at once.
+    pub(crate) maxactive: usize,
 }
 
 /// A point in the guest's life at which the engine has something to do.
@@ -25,10 +51,12 @@ pub(crate) enum Milestone {
     InitFreed,
     /// The kernel panics.
     Panic,
+    /// A task has ended and will not run again: its calls do not return.
+    TaskEnded,
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 3] = [Self::BootPatched, Self::InitFreed, Self::Panic];
+    pub(crate) const ALL: [Self; 4] = [Self::BootPatched, Self::InitFreed, Self::Panic, Self::TaskEnded];
 
     /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them.
     pub(crate) const fn function(self) -> &'static str {
@@ -36,19 +64,50 @@ impl Milestone {
             Self::BootPatched => "rest_init",
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
+            Self::TaskEnded => "do_task_dead",
         }
     }
+}
+
+/// Why a call was not followed to its return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missed {
+    /// As many calls as maxactive were in flight.
+    MaxActive,
+    /// Nothing can be planted where it returns to.
+    ReturnSite,
+    /// It never returned: its stack was used again above it, or its task ended.
+    Abandoned,
+    /// The entry handler declined it.
+    Declined,
+    /// The probe was disabled or removed while it was in flight.
+    Disarmed,
+}
+
+impl Missed {
+    const ALL: [(Self, &'static str); 5] = [
+        (Self::MaxActive, "maxactive"),
+        (Self::ReturnSite, "return-site"),
+        (Self::Abandoned, "abandoned"),
+        (Self::Declined, "declined"),
+        (Self::Disarmed, "disarmed"),
+    ];
 }
 
 /// One probe. Counters are written by any vCPU; the state by whoever holds the vCPUs paused.
 #[derive(Debug)]
 pub(crate) struct Probe {
+    pub(crate) id: ProbeId,
     pub(crate) name: Arc<str>,
     pub(crate) purpose: Purpose,
-    /// `None` for one that was refused, or whose place is not known yet.
+    /// `None` for one that was refused.
     pub(crate) place: Option<Place>,
+    enabled: AtomicBool,
     hits: AtomicU64,
     exits: AtomicU64,
+    returns: AtomicU64,
+    in_flight: AtomicUsize,
+    missed: [AtomicU64; Missed::ALL.len()],
     tier: AtomicU8,
     status: Mutex<Status>,
 }
@@ -65,27 +124,72 @@ const TIER_EMULATED: u8 = 1;
 const TIER_STEPPED: u8 = 2;
 
 impl Probe {
-    pub(crate) fn new(name: Arc<str>, purpose: Purpose, place: Option<Place>) -> Self {
+    pub(crate) fn new(
+        id: ProbeId,
+        name: Arc<str>,
+        purpose: Purpose,
+        place: Option<Place>,
+        enabled: bool,
+    ) -> Self {
         Self {
+            id,
             name,
             purpose,
             place,
+            enabled: AtomicBool::new(enabled),
             hits: AtomicU64::new(0),
             exits: AtomicU64::new(0),
+            returns: AtomicU64::new(0),
+            in_flight: AtomicUsize::new(0),
+            missed: [const { AtomicU64::new(0) }; Missed::ALL.len()],
             tier: AtomicU8::new(TIER_NONE),
             status: Mutex::new(Status { state: ProbeState::Pending, reason: None, ip: None }),
         }
     }
 
+    pub(crate) fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::Release);
+    }
+
     /// One hit has been handled, after one exit.
     pub(crate) fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
+        self.count_exit();
+    }
+
+    /// An exit for something else than a hit: a step, a return.
+    pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Going past the instruction took another exit.
-    pub(crate) fn count_step(&self) {
-        self.exits.fetch_add(1, Ordering::Relaxed);
+    /// A call is to be followed: `false` when as many as `maxactive` are already.
+    pub(crate) fn begin_call(&self, maxactive: usize) -> bool {
+        self.in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < maxactive).then_some(now + 1))
+            .is_ok()
+    }
+
+    /// A call that was followed has returned.
+    pub(crate) fn end_call(&self) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.returns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A call that was followed will not be any more.
+    pub(crate) fn lose_call(&self, why: Missed) {
+        self.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.miss(why);
+    }
+
+    /// A call is not followed.
+    pub(crate) fn miss(&self, why: Missed) {
+        if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
+            self.missed[index].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// How the vCPU got past the instruction. The costlier tier stays: it is what the user should know.
@@ -112,23 +216,26 @@ impl Probe {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).state
     }
 
-    pub(crate) fn hits(&self) -> u64 {
-        self.hits.load(Ordering::Relaxed)
-    }
-
     pub(crate) fn summary(&self) -> ProbeSummary {
         let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let missed = Missed::ALL.iter().zip(&self.missed).filter_map(|((_, name), count)| {
+            let count = count.load(Ordering::Relaxed);
+            (count > 0).then(|| ((*name).to_owned(), count))
+        });
+        let follows = matches!(self.purpose, Purpose::Return(_));
         ProbeSummary {
             probe: self.name.to_string(),
             ip: status.ip,
-            hits: self.hits(),
-            missed: BTreeMap::new(),
+            hits: self.hits.load(Ordering::Relaxed),
+            missed: missed.collect::<BTreeMap<_, _>>(),
             tier: match self.tier.load(Ordering::Relaxed) {
                 TIER_EMULATED => Some(Tier::Emulated),
                 TIER_STEPPED => Some(Tier::Stepped),
                 _ => None,
             },
             exits: self.exits.load(Ordering::Relaxed),
+            returns: follows.then(|| self.returns.load(Ordering::Relaxed)),
+            in_flight: follows.then(|| self.in_flight.load(Ordering::Relaxed) as u64),
             state: status.state,
             reason: status.reason,
         }

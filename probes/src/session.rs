@@ -7,11 +7,11 @@ use introspect::insn::Features;
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
-use crate::engine::{Abilities, ArmError, Engine};
+use crate::engine::{Abilities, ArmError, Engine, NewProbe};
 use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
 use crate::plant::PlantByte;
-use crate::{EventSink, GuestEnd, GuestSummary, ProbeSpec, ResolveError, Summary};
+use crate::{EventSink, GuestEnd, GuestSummary, ResolveError, Summary};
 
 /// What to boot and what to probe in it.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub struct SessionConfig<'a> {
     /// Number of vCPUs.
     pub cpus: u8,
     /// What to probe, in the order in which it is reported.
-    pub probes: &'a [ProbeSpec],
+    pub probes: &'a [NewProbe],
     /// What to plant; `None` takes what the self-test found to work.
     pub plant: Option<PlantByte>,
     /// The serial console.

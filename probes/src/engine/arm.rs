@@ -1,18 +1,20 @@
 //! Arming and disarming: from probes to plants, in one transaction.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use introspect::kaslr::kaslr_slide;
-use introspect::{Gpa, Gva, walk};
-use vmm::HardwareBreakpoints;
+use introspect::{Gpa, Gva, PatchTime, walk};
+use vm_memory::GuestAddress;
+use vmm::{HardwareBreakpoints, PageRange};
 
 use super::Engine;
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{DebugRegisters, DebugUse, Plant, Table, own_instruction};
-use crate::registry::Probe;
+use crate::plant::Planter;
+use crate::registry::{Milestone, Probe, Purpose};
 use crate::resolve::{Place, Via, When};
 
 /// Probes could not be armed; those that were armed before still are.
@@ -30,6 +32,11 @@ pub(crate) struct Located {
 }
 
 impl Located {
+    /// The link-time address of a run-time one.
+    pub(super) fn linked(self, running: Gva) -> Gva {
+        Gva(running.0.wrapping_sub(self.slide.cast_unsigned()))
+    }
+
     fn running(self, linked: Gva) -> Gva {
         linked.wrapping_add(self.slide.cast_unsigned())
     }
@@ -76,13 +83,14 @@ impl Engine {
             slide: 0,
             physical: None,
         });
-        self.arm_pending(paused)
+        self.reconcile(paused)
     }
 
     /// The kernel unpacks itself, and may move: until it says where it is, every probe is pending.
     pub fn await_kernel(&self) {
         for probe in self
             .probes
+            .load()
             .iter()
             .filter(|probe| probe.state() == ProbeState::Pending)
         {
@@ -117,7 +125,7 @@ impl Engine {
                     None,
                     format!("the kernel runs at {slide:+#x} from where it was linked"),
                 );
-                if let Err(error) = self.arm_pending(paused) {
+                if let Err(error) = self.reconcile(paused) {
                     self.refuse_pending(&error);
                 }
             }
@@ -126,74 +134,118 @@ impl Engine {
         Ok(())
     }
 
-    /// Arms every pending probe whose time has come.
-    pub(super) fn arm_pending(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+    /// Makes what is planted what the probes ask for: in one transaction, with the other vCPUs paused. The state of
+    /// each probe says afterwards whether it is armed, and if not, why.
+    pub(super) fn reconcile(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         let Some(located) = self.located.get().copied() else {
             return Ok(());
         };
         let table = self.table.load_full();
-        let mut plants: BTreeMap<Gva, Arc<Plant>> = table
-            .plants()
-            .map(|plant| (plant.at, Arc::clone(plant)))
-            .collect();
-        let mut debug = table.debug.clone();
-        let mut add = Vec::new();
-        let mut armed = Vec::new();
-        for probe in self.milestones.iter().chain(&self.probes) {
-            let Some(place) = probe
-                .place
-                .as_ref()
-                .filter(|_| probe.state() == ProbeState::Pending)
-            else {
+        let probes = self.probes.load_full();
+        let mut wanted = Wanted::new(&table);
+        let mut states = Vec::new();
+        let armed = self.armed.load(Ordering::Acquire);
+        let follows = probes.iter().any(|probe| matches!(probe.purpose, Purpose::Return(_)));
+        for probe in self.milestones.iter().chain(probes.iter()) {
+            let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+            let idle = matches!(probe.purpose, Purpose::Milestone(Milestone::TaskEnded)) && !follows;
+            let Some(place) = probe.place.as_ref().filter(|_| !gone && !idle) else { continue };
+            if !armed || !probe.is_enabled() {
+                states.push((probe, NewState::Disabled));
                 continue;
-            };
+            }
             let ip = located.running(place.ip);
-            match self.arming(place, located) {
-                Arming::Plant { at, gpa, len } => {
-                    let plant = plants.entry(at).or_insert_with(|| {
-                        add.push((gpa, len));
-                        Arc::new(Plant::new(at, gpa))
-                    });
-                    *plant = Arc::new(with_probe(plant, probe, ip));
-                    armed.push((probe, ip));
-                }
-                Arming::Debug { at, gpa } => {
-                    let same = debug.iter_mut().flatten().find_map(|used| match used {
-                        DebugUse::Only(plant) if plant.at == at => Some(plant),
-                        _ => None,
-                    });
-                    if let Some(plant) = same {
-                        *plant = Arc::new(with_probe(plant, probe, ip));
-                        armed.push((probe, ip));
-                    } else if let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) {
-                        let plant = with_probe(&Plant::new(at, gpa), probe, ip);
-                        *free = Some(DebugUse::Only(Arc::new(plant)));
-                        armed.push((probe, ip));
-                    } else {
-                        self.refuse(probe, "the kernel patches this instruction itself at run time, and all four debug registers are taken".to_owned());
+            states.push((
+                probe,
+                match self.arming(place, located) {
+                    Arming::Plant { at, gpa, len } => {
+                        wanted.plant(at, gpa, len).probes.push((Arc::clone(probe), ip));
+                        NewState::Armed(ip)
                     }
+                    Arming::Debug { at, gpa } => match wanted.debug(at, gpa) {
+                        Some(plant) => {
+                            plant.probes.push((Arc::clone(probe), ip));
+                            NewState::Armed(ip)
+                        }
+                        None => NewState::Refused(
+                            "the kernel patches this instruction itself at run time, and all four debug registers are taken"
+                                .to_owned(),
+                        ),
+                    },
+                    Arming::Later(reason) => NewState::Pending(reason),
+                    Arming::Refused(reason) => NewState::Refused(reason),
+                },
+            ));
+        }
+        if armed {
+            for site in self.return_sites.all() {
+                if let Arming::Plant { at, gpa, len } = self.arming_return_site(site, located) {
+                    wanted.plant(at, gpa, len).returns = true;
                 }
-                Arming::Later(reason) => {
-                    probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
-                }
-                Arming::Refused(reason) => self.refuse(probe, reason),
             }
         }
-        self.planter
-            .change(paused, &add, &[])
-            .map_err(|error| ArmError(error.into()))?;
-        for used in debug.iter_mut().flatten() {
-            if let DebugUse::StandIn(plant) = used
-                && let Some(changed) = plants.get(&plant.at)
-            {
-                *plant = Arc::clone(changed);
+        let remove: Vec<Gpa> =
+            table.plants().filter(|plant| !wanted.plants.contains_key(&plant.at)).map(|plant| plant.gpa).collect();
+        self.planter.change(paused, &wanted.add, &remove).map_err(|error| ArmError(error.into()))?;
+        let (plants, debug) = wanted.finish(paused, &table, &self.planter);
+        self.replace_table(paused, plants.into_iter(), debug);
+        for (probe, state) in states {
+            match state {
+                NewState::Armed(ip) => probe.set_armed(ip.into()),
+                NewState::Pending(reason) => probe.set_state(ProbeState::Pending, Some(reason.to_owned())),
+                NewState::Disabled => probe.set_state(ProbeState::Disabled, None),
+                NewState::Refused(reason) => self.refuse(probe, reason),
             }
-        }
-        self.publish(paused, plants, debug);
-        for (probe, ip) in armed {
-            probe.set_armed(ip.into());
         }
         Ok(())
+    }
+
+    /// Whether a plant can be put where a call returns to.
+    pub(super) fn can_return_to(&self, site: Gva) -> bool {
+        self.located
+            .get()
+            .is_some_and(|located| matches!(self.arming_return_site(site, *located), Arming::Plant { .. }))
+    }
+
+    fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
+        let linked = located.linked(site);
+        if !self.kernel.holds_code(linked) {
+            return Arming::Refused("it is not in the kernel's text".to_owned());
+        }
+        let patched = self.kernel.sites().overlapping(linked, 1).map(|site| site.kind.when());
+        let waits = patched == Some(PatchTime::BootOnly) && !self.boot_patched.get();
+        if patched == Some(PatchTime::Runtime) || waits {
+            return Arming::Refused("the kernel patches it".to_owned());
+        }
+        let Some(gpa) = self.gpa_of(linked, located) else {
+            return Arming::Refused("it is not in the kernel's image".to_owned());
+        };
+        match own_instruction(&self.planter, gpa, site) {
+            Some(decoded) => Arming::Plant { at: site, gpa, len: decoded.len() },
+            None => Arming::Refused("no instruction begins there".to_owned()),
+        }
+    }
+
+    fn gpa_of(&self, linked: Gva, located: Located) -> Option<Gpa> {
+        match located.physical {
+            Some(offset) => Some(Gpa(linked.0.wrapping_add(offset))),
+            None => self.kernel.to_physical(linked),
+        }
+    }
+
+    /// Makes the whole text read-only, so that planting more there changes no memory slot: once the kernel has
+    /// patched itself for this machine, and rarely writes there any more.
+    pub(super) fn protect_text(&self, paused: &dyn Paused) {
+        let range = self.located.get().zip(self.kernel.text()).and_then(|(located, text)| {
+            let start = self.gpa_of(text.start, *located)?;
+            let last = self.gpa_of(Gva(text.end.0.checked_sub(1)?), *located)?;
+            Some(PageRange::covering(GuestAddress(start.0), GuestAddress(last.0 + 1)))
+        });
+        if let Some(range) = range
+            && let Err(error) = self.planter.protect(paused, range)
+        {
+            self.note(None, format!("the kernel's text cannot be made read-only as a whole: {error}"));
+        }
     }
 
     /// Where and how `place` is armed now.
@@ -205,11 +257,7 @@ impl Engine {
             Via::Plant { at, .. } => at,
             Via::DebugRegister => place.ip,
         };
-        let gpa = match located.physical {
-            Some(offset) => Some(Gpa(linked.0.wrapping_add(offset))),
-            None => self.kernel.to_physical(linked),
-        };
-        let Some(gpa) = gpa else {
+        let Some(gpa) = self.gpa_of(linked, located) else {
             return Arming::Refused(format!("{linked} is not in the kernel's image"));
         };
         let at = located.running(linked);
@@ -237,64 +285,6 @@ impl Engine {
         }
         (at == gpa.0)
             .then(|| own_instruction(&self.planter, gpa, linked).map(|decoded| decoded.len()))?
-    }
-
-    /// Takes every plant away that `gone` says, and leaves its probes in `state`.
-    ///
-    /// # Errors
-    ///
-    /// When a byte cannot be put back; nothing has changed then.
-    pub(super) fn disarm(
-        &self,
-        paused: &dyn Paused,
-        state: ProbeState,
-        gone: impl Fn(&Plant) -> bool,
-    ) -> Result<(), ArmError> {
-        let table = self.table.load_full();
-        let (out, stay): (Vec<_>, Vec<_>) = table.plants().cloned().partition(|plant| gone(plant));
-        let remove: Vec<Gpa> = out.iter().map(|plant| plant.gpa).collect();
-        self.planter
-            .change(paused, &[], &remove)
-            .map_err(|error| ArmError(error.into()))?;
-        let mut debug = table.debug.clone();
-        let mut off = Vec::new();
-        for slot in &mut debug {
-            match slot.take_if(|used| gone(used.plant())) {
-                Some(DebugUse::Only(plant)) => off.push(plant),
-                // Its plant is among `out`.
-                Some(DebugUse::StandIn(_)) | None => (),
-            }
-        }
-        self.publish(
-            paused,
-            stay.into_iter().map(|plant| (plant.at, plant)).collect(),
-            debug,
-        );
-        for (probe, _) in out.iter().chain(&off).flat_map(|plant| &plant.probes) {
-            probe.set_state(state, None);
-        }
-        Ok(())
-    }
-
-    /// Takes every plant away: the guest's memory is its own again, byte for byte.
-    ///
-    /// # Errors
-    ///
-    /// When a byte cannot be put back; nothing has changed then.
-    pub fn disarm_all(&self, paused: &dyn Paused) -> Result<(), ArmError> {
-        self.disarm(paused, ProbeState::Disabled, |_| true)
-    }
-
-    fn publish(
-        &self,
-        paused: &dyn Paused,
-        plants: BTreeMap<Gva, Arc<Plant>>,
-        debug: DebugRegisters,
-    ) {
-        for plant in plants.values() {
-            plant.refresh(&self.planter);
-        }
-        self.replace_table(paused, plants.into_values(), debug);
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.
@@ -326,6 +316,7 @@ impl Engine {
         }
         for probe in self
             .probes
+            .load()
             .iter()
             .filter(|probe| probe.state() == ProbeState::Pending)
         {
@@ -334,8 +325,82 @@ impl Engine {
     }
 }
 
-fn with_probe(plant: &Plant, probe: &Arc<Probe>, ip: Gva) -> Plant {
-    let mut probes = plant.probes.clone();
-    probes.push((Arc::clone(probe), ip));
-    plant.with_probes(probes)
+/// What becomes of a probe.
+enum NewState {
+    Armed(Gva),
+    Pending(&'static str),
+    Disabled,
+    Refused(String),
+}
+
+/// What is to be planted, while it is put together.
+struct Wanted<'t> {
+    before: &'t Table,
+    plants: BTreeMap<Gva, Plant>,
+    debug: Vec<Plant>,
+    /// Plants that are new.
+    add: Vec<(Gpa, usize)>,
+}
+
+impl<'t> Wanted<'t> {
+    fn new(before: &'t Table) -> Self {
+        Self { before, plants: BTreeMap::new(), debug: Vec::new(), add: Vec::new() }
+    }
+
+    fn plant(&mut self, at: Gva, gpa: Gpa, len: usize) -> &mut Plant {
+        let (before, add) = (self.before, &mut self.add);
+        self.plants.entry(at).or_insert_with(|| match before.at(at) {
+            Some(plant) => plant.emptied(),
+            None => {
+                add.push((gpa, len));
+                Plant::new(at, gpa)
+            }
+        })
+    }
+
+    fn debug(&mut self, at: Gva, gpa: Gpa) -> Option<&mut Plant> {
+        let known = self.debug.iter().position(|plant| plant.at == at);
+        let index = match known {
+            Some(index) => index,
+            None if self.debug.len() < 4 => {
+                self.debug.push(Plant::new(at, gpa));
+                self.debug.len() - 1
+            }
+            None => return None,
+        };
+        self.debug.get_mut(index)
+    }
+
+    /// Debug registers that stand in for a plant go on doing so, as far as there is room beside the others; a plant
+    /// that loses its stand-in would stay withdrawn, so it is planted again.
+    fn finish(
+        self,
+        paused: &dyn Paused,
+        before: &Table,
+        planter: &Planter,
+    ) -> (Vec<Arc<Plant>>, DebugRegisters) {
+        let new: BTreeSet<Gpa> = self.add.iter().map(|(gpa, _)| *gpa).collect();
+        let plants: BTreeMap<Gva, Arc<Plant>> = self
+            .plants
+            .into_iter()
+            .map(|(at, plant)| {
+                if new.contains(&plant.gpa) {
+                    plant.refresh(planter);
+                }
+                (at, Arc::new(plant))
+            })
+            .collect();
+        let only = self.debug.into_iter().map(|plant| DebugUse::Only(Arc::new(plant)));
+        let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
+            DebugUse::StandIn(plant) => plants.get(&plant.at).cloned().map(DebugUse::StandIn),
+            DebugUse::Only(_) => None,
+        });
+        let mut uses = only.chain(stand_ins);
+        let debug = std::array::from_fn(|_| uses.next());
+        for left in uses {
+            // What was shown while it stood in can be shown no longer.
+            let _ = planter.replant(paused, left.plant().gpa);
+        }
+        (plants.into_values().collect(), debug)
+    }
 }

@@ -29,24 +29,32 @@ impl Engine {
             match milestone {
                 Milestone::BootPatched => {
                     self.boot_patched.set();
-                    if let Err(error) = self.arm_pending(paused) {
+                    self.protect_text(paused);
+                    if let Err(error) = self.reconcile(paused) {
                         self.refuse_pending(&error);
                     }
                 }
-                Milestone::InitFreed => {
-                    let slide = self.located.get().map_or(0, |located| located.slide);
-                    let in_init = |plant: &Plant| {
-                        self.kernel
-                            .is_init(Gva(plant.at.0.wrapping_sub(slide.cast_unsigned())))
-                    };
-                    if let Err(error) = self.disarm(paused, ProbeState::Gone, in_init) {
-                        self.note(None, format!("plants in the init text stay: {error}"));
-                    }
-                }
+                Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
+                Milestone::TaskEnded => self.end_task(vcpu)?,
             }
         }
         Ok(())
+    }
+
+    /// The init text is about to be freed: nothing may stay planted there.
+    fn retire_init(&self, paused: &dyn Paused) {
+        for probe in self.probes.load().iter().chain(&self.milestones) {
+            if probe.place.as_ref().is_some_and(|place| place.init) {
+                probe.set_state(ProbeState::Gone, None);
+            }
+        }
+        if let Some(located) = self.located.get() {
+            self.return_sites.retain(|site| !self.kernel.is_init(located.linked(site)));
+        }
+        if let Err(error) = self.reconcile(paused) {
+            self.note(None, format!("plants in the init text stay: {error}"));
+        }
     }
 
     fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {

@@ -14,26 +14,32 @@
 
 mod arm;
 mod milestones;
+mod register;
+mod return_sites;
 mod stand_in;
 mod trap;
 
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use introspect::insn::Features;
 
-use crate::event::{Event, EventSink, Hit, Note, Registers};
+use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
 use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
 use crate::plant::{PlantByte, Planter};
-use crate::registry::{Milestone, Probe, Purpose};
+use crate::registry::{Milestone, Probe, ProbeId, Purpose};
 use crate::resolve::{Resolved, resolve};
-use crate::{Hex, ProbeSpec, ProbeState, ProbeSummary, ResolveError};
+use crate::returns::{Calls, Instance};
+use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
+pub use register::{Action, NewProbe, RegisterError};
+use return_sites::ReturnSites;
 
 /// What is known of a panic of the guest's.
 #[derive(Clone, Debug)]
@@ -62,9 +68,15 @@ pub struct Engine {
     planter: Planter,
     abilities: Abilities,
     table: ArcSwap<Table>,
-    /// In the order in which they were asked for.
-    probes: Vec<Arc<Probe>>,
+    /// In the order in which they were asked for. Replaced with the vCPUs paused.
+    probes: ArcSwap<Vec<Arc<Probe>>>,
+    next_id: AtomicU64,
+    /// The knob: off takes every plant away and leaves each probe's own state.
+    armed: AtomicBool,
     milestones: Vec<Arc<Probe>>,
+    /// Calls that are followed to their return.
+    calls: Calls,
+    return_sites: ReturnSites,
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
@@ -81,51 +93,41 @@ impl Engine {
     /// When a specification cannot be meant.
     pub fn new(
         kernel: Kernel,
-        specs: &[ProbeSpec],
+        probes: &[NewProbe],
         memory: Arc<dyn GuestMemory>,
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
-        let mut probes: Vec<Arc<Probe>> = Vec::new();
-        for spec in specs {
-            for Resolved { name, place } in resolve(&kernel, spec, 0)? {
-                let (place, refused) = match place {
-                    Ok(place) => (Some(place), None),
-                    Err(refusal) => (None, Some(refusal.to_string())),
-                };
-                let probe = Probe::new(name, Purpose::Report, place);
-                if refused.is_some() {
-                    probe.set_state(ProbeState::Refused, refused);
-                }
-                probes.push(Arc::new(probe));
-            }
-        }
         let milestones = Milestone::ALL
             .into_iter()
             .filter_map(|milestone| {
                 let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
                 let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
-                Some(Arc::new(Probe::new(
-                    name,
-                    Purpose::Milestone(milestone),
-                    Some(place.ok()?),
-                )))
+                let purpose = Purpose::Milestone(milestone);
+                Some(Arc::new(Probe::new(ProbeId(0), name, purpose, Some(place.ok()?), true)))
             })
             .collect();
-        Ok(Self {
+        let engine = Self {
             kernel,
             planter: Planter::new(Arc::clone(&memory), abilities.plant),
             memory,
             abilities,
             table: ArcSwap::default(),
-            probes,
+            probes: ArcSwap::default(),
+            next_id: AtomicU64::new(1),
+            armed: AtomicBool::new(true),
             milestones,
+            calls: Calls::default(),
+            return_sites: ReturnSites::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),
-        })
+        };
+        let resolved = engine.resolve_all(probes)?;
+        engine.probes.store(Arc::new(resolved));
+        Ok(engine)
     }
 
     /// The kernel that is probed.
@@ -142,7 +144,7 @@ impl Engine {
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
-        self.probes.iter().map(|probe| probe.summary()).collect()
+        self.probes.load().iter().map(|probe| probe.summary()).collect()
     }
 
     pub(crate) fn panicked(&self) -> Option<Panicked> {
@@ -177,6 +179,24 @@ impl Engine {
             symbol: Arc::clone(&place.symbol),
             args: regs.arguments(),
             regs,
+        }));
+    }
+}
+
+impl Engine {
+    fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
+        let Some(place) = &call.probe.place else { return };
+        let ts_ns = self.now_ns();
+        let ip = Hex::from(call.returns_to);
+        self.sink.event(Event::Return(Return {
+            probe: Arc::clone(&call.probe.name),
+            ts_ns,
+            took_ns: ts_ns.saturating_sub(call.entered_ns),
+            vcpu,
+            ip,
+            symbol: Arc::clone(&place.symbol),
+            retval: Hex(regs.rax),
+            regs: registers(regs, ip),
         }));
     }
 }

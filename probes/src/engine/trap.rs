@@ -11,10 +11,22 @@ use crate::Tier;
 use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
 use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
-use crate::registry::Purpose;
+use crate::handler::{FaultOutcome, HitContext, InstructionFault, PreOutcome};
+use crate::registry::{Milestone, Purpose};
 
 /// The guest's own breakpoint.
 const INT3: u8 = 0xcc;
+
+/// What the handlers of a hit want.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// The instruction is to be executed.
+    GoOn,
+    /// The same, once something has been done with the other vCPUs paused.
+    NeedsPause,
+    /// The vCPU goes on with the registers that a handler has set.
+    Resume,
+}
 
 /// What a hit comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,64 +62,120 @@ impl Engine {
         let Some(plant) = self.plant_at(vcpu, rip)? else {
             return Ok(HitOutcome::NotOurs);
         };
-        let milestone = self.tell(vcpu, &plant)?;
-        if milestone {
-            return Ok(HitOutcome::NeedsPause);
+        match self.tell(vcpu, &plant)? {
+            Told::GoOn => self.go_past(vcpu, &plant, rip),
+            Told::NeedsPause => Ok(HitOutcome::NeedsPause),
+            Told::Resume => Ok(HitOutcome::Resume),
         }
-        self.go_past(vcpu, &plant, rip)
     }
 
-    /// Counts and tells a hit. Returns whether a milestone has been reached.
-    fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<bool, GuestError> {
+    /// Counts a hit and calls its handlers, in the order of their registration; before them, those of the calls that
+    /// return here.
+    fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<Told, GuestError> {
         let regs = vcpu.regs()?;
-        let mut milestone = false;
+        let rip = regs.rip;
+        let mut hit = HitContext::new(vcpu, &self.planter, regs);
+        let mut told = Told::GoOn;
+        if plant.returns {
+            hit.regs.rip = plant.at.0;
+            self.leave_calls(&mut hit, plant)?;
+        }
         for (probe, ip) in &plant.probes {
             probe.count_hit();
-            match probe.purpose {
-                Purpose::Report => self.tell_hit(probe, vcpu.index(), (*ip).into(), &regs),
-                Purpose::Milestone(_) => milestone = true,
+            hit.regs.rip = ip.0;
+            match &probe.purpose {
+                Purpose::Trace => self.tell_hit(probe, hit.vcpu(), (*ip).into(), &hit.regs),
+                Purpose::Count => (),
+                Purpose::Handle(handler) => {
+                    if handler.0.pre(&mut hit) == PreOutcome::Resume {
+                        told = Told::Resume;
+                        break;
+                    }
+                }
+                Purpose::Return(purpose) => {
+                    if self.enter_call(&mut hit, probe, purpose) {
+                        told = Told::NeedsPause;
+                    }
+                }
+                Purpose::Milestone(Milestone::TaskEnded) => self.end_task(hit.vcpu)?,
+                Purpose::Milestone(_) => told = Told::NeedsPause,
             }
         }
-        Ok(milestone)
+        if told != Told::Resume {
+            hit.regs.rip = rip;
+        }
+        let (changed, regs) = (hit.changed, hit.regs);
+        if changed || told == Told::Resume {
+            vcpu.set_regs(&regs)?;
+        }
+        Ok(told)
     }
 
-    fn go_past(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        plant: &Plant,
-        rip: Gva,
-    ) -> Result<HitOutcome, GuestError> {
-        let Some(decoded) = plant.displaced(&self.planter, rip) else {
-            return Ok(HitOutcome::NeedsPause);
-        };
-        self.emulate(vcpu, plant, &decoded)
+    fn go_past(&self, vcpu: &mut dyn Vcpu, plant: &Plant, rip: Gva) -> Result<HitOutcome, GuestError> {
+        match plant.displaced(&self.planter, rip) {
+            Some(decoded) => self.emulate(vcpu, plant, &decoded),
+            None => Ok(HitOutcome::NeedsPause),
+        }
     }
 
-    fn emulate(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        plant: &Plant,
-        decoded: &Decoded,
-    ) -> Result<HitOutcome, GuestError> {
+    fn emulate(&self, vcpu: &mut dyn Vcpu, plant: &Plant, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(
-            vcpu,
-            self.memory.as_ref(),
-            &self.planter,
-            self.abilities.features,
-            decoded,
-        )? {
-            Passed::Emulated | Passed::Faulted => {
-                for (probe, _) in &plant.probes {
-                    probe.passed_by(Tier::Emulated);
+        match pass(vcpu, self.memory.as_ref(), &self.planter, self.abilities.features, decoded)? {
+            Passed::Emulated => {
+                self.after(vcpu, plant, Tier::Emulated)?;
+                Ok(HitOutcome::Resume)
+            }
+            Passed::Faulted(fault) => {
+                if self.is_swallowed(vcpu, plant, fault)? == FaultOutcome::ToGuest {
+                    vcpu.inject_page_fault(fault.address, fault.error_code)?;
                 }
                 Ok(HitOutcome::Resume)
             }
             Passed::MustStep => Ok(HitOutcome::NeedsPause),
         }
+    }
+
+    /// The instruction has been executed: the post-handlers' turn.
+    fn after(&self, vcpu: &mut dyn Vcpu, plant: &Plant, tier: Tier) -> Result<(), GuestError> {
+        for (probe, _) in &plant.probes {
+            probe.passed_by(tier);
+            if let Purpose::Handle(handler) = &probe.purpose {
+                let regs = vcpu.regs()?;
+                let mut hit = HitContext::new(vcpu, &self.planter, regs);
+                handler.0.post(&mut hit);
+                let (changed, regs) = (hit.changed, hit.regs);
+                if changed {
+                    vcpu.set_regs(&regs)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_swallowed(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        fault: InstructionFault,
+    ) -> Result<FaultOutcome, GuestError> {
+        for (probe, _) in &plant.probes {
+            if let Purpose::Handle(handler) = &probe.purpose {
+                let regs = vcpu.regs()?;
+                let mut hit = HitContext::new(vcpu, &self.planter, regs);
+                let outcome = handler.0.fault(&mut hit, fault);
+                let (changed, regs) = (hit.changed, hit.regs);
+                if changed {
+                    vcpu.set_regs(&regs)?;
+                }
+                if outcome == FaultOutcome::Swallowed {
+                    return Ok(outcome);
+                }
+            }
+        }
+        Ok(FaultOutcome::ToGuest)
     }
 
     /// A hit that needs the other vCPUs paused, and now has them: `step` executes the instruction at RIP.
@@ -128,6 +196,7 @@ impl Engine {
         }
         if let Some(plant) = self.plant_at(vcpu, rip)? {
             self.reach_milestones(vcpu, paused, &plant)?;
+            self.plant_return_sites(paused, &plant);
         }
         // A milestone may have changed what is planted.
         let Some(plant) = self.plant_at(vcpu, rip)? else {
@@ -146,9 +215,9 @@ impl Engine {
         self.planter.show_plant(paused, plant.gpa)?;
         if stepped? == Stepped::Done {
             for (probe, _) in &plant.probes {
-                probe.count_step();
-                probe.passed_by(Tier::Stepped);
+                probe.count_exit();
             }
+            self.after(vcpu, &plant, Tier::Stepped)?;
         }
         Ok(HitOutcome::Resume)
     }
@@ -169,16 +238,19 @@ impl Engine {
         match used {
             None => Ok(HitOutcome::NotOurs),
             Some(DebugUse::StandIn(plant)) => {
-                self.tell(vcpu, plant)?;
-                Ok(HitOutcome::NeedsPause)
+                Ok(match self.tell(vcpu, plant)? {
+                    Told::Resume => HitOutcome::Resume,
+                    Told::GoOn | Told::NeedsPause => HitOutcome::NeedsPause,
+                })
             }
-            Some(DebugUse::Only(plant)) => {
-                self.tell(vcpu, plant)?;
-                match own_instruction(&self.planter, plant.gpa, rip) {
+            Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
+                Told::Resume => Ok(HitOutcome::Resume),
+                Told::NeedsPause => Ok(HitOutcome::NeedsPause),
+                Told::GoOn => match own_instruction(&self.planter, plant.gpa, rip) {
                     Some(decoded) => self.emulate(vcpu, plant, &decoded),
                     None => Ok(HitOutcome::NeedsPause),
-                }
-            }
+                },
+            },
         }
     }
 
@@ -193,6 +265,11 @@ impl Engine {
         if self.end_stand_in(paused, rip)? {
             self.on_paused_hit(vcpu, paused, rip, step)?;
         } else {
+            let only = self.table.load().debug.iter().flatten().map(|used| used.plant()).find(|plant| plant.at == rip).cloned();
+            if let Some(plant) = only {
+                self.reach_milestones(vcpu, paused, &plant)?;
+                self.plant_return_sites(paused, &plant);
+            }
             // Debug registers are off during a step.
             step(vcpu)?;
         }

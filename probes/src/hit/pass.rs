@@ -5,6 +5,7 @@ use introspect::insn::{Access, Decoded, Fault, Features, Outcome, emulate_decode
 
 use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
+use crate::handler::InstructionFault;
 use crate::plant::Planter;
 
 /// Whether the instruction has been dealt with.
@@ -12,11 +13,13 @@ use crate::plant::Planter;
 pub(crate) enum Passed {
     /// It has been emulated: the vCPU stands behind it.
     Emulated,
-    /// It faults, and the guest has been given the fault: it will be back.
-    Faulted,
+    /// It raises a page fault, which the guest is still to be given. The vCPU stands at it.
+    Faulted(InstructionFault),
     /// The hardware must run it, in place.
     MustStep,
 }
+
+const PAGE_FAULT: u8 = 14;
 
 /// Page-fault error code bits.
 const PF_PROTECTION: u32 = 1;
@@ -54,8 +57,11 @@ pub(crate) fn pass(
         Outcome::Fault(fault) => match page_fault(fault, privilege) {
             Some((address, error_code)) => {
                 vcpu.set_regs(&regs)?;
-                vcpu.inject_page_fault(address, error_code)?;
-                Ok(Passed::Faulted)
+                Ok(Passed::Faulted(InstructionFault {
+                    vector: PAGE_FAULT,
+                    error_code,
+                    address,
+                }))
             }
             None => Ok(Passed::MustStep),
         },

@@ -16,6 +16,8 @@ pub(crate) struct Plant {
     /// Address in the kernel's own mapping.
     pub(crate) at: Gva,
     pub(crate) gpa: Gpa,
+    /// Calls that are followed return here.
+    pub(crate) returns: bool,
     /// In the order of their registration, with the address that each is about.
     pub(crate) probes: Vec<(Arc<Probe>, Gva)>,
     /// The guest's own instruction here; `None` if its bytes are none. Replaced when the guest rewrites it.
@@ -27,19 +29,15 @@ impl Plant {
         Self {
             at,
             gpa,
+            returns: false,
             probes: Vec::new(),
             displaced: Arc::default(),
         }
     }
 
-    /// The same place with other probes.
-    pub(crate) fn with_probes(&self, probes: Vec<(Arc<Probe>, Gva)>) -> Self {
-        Self {
-            at: self.at,
-            gpa: self.gpa,
-            probes,
-            displaced: Arc::clone(&self.displaced),
-        }
+    /// The same place, of interest to nobody yet.
+    pub(crate) fn emptied(&self) -> Self {
+        Self { displaced: Arc::clone(&self.displaced), ..Self::new(self.at, self.gpa) }
     }
 
     /// Looks at the guest's own bytes again.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use introspect::{Gpa, Unreadable};
+use introspect::{Gpa, PhysMemory, Unreadable};
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
@@ -44,8 +44,23 @@ pub(crate) struct Planter {
     byte: PlantByte,
     /// Read on every guest write and every memory access of the emulator, without a lock.
     pages: ArcSwap<Pages>,
-    /// Where plants are, and how many bytes the instruction there has. Locked by whoever changes plants.
-    plants: Mutex<BTreeMap<Gpa, usize>>,
+    /// Locked by whoever changes plants.
+    plants: Mutex<Plants>,
+}
+
+#[derive(Debug, Default)]
+struct Plants {
+    /// Where they are, and how many bytes the instruction there has.
+    lengths: BTreeMap<Gpa, usize>,
+    /// Pages that are read-only in any case.
+    protected: Option<PageRange>,
+}
+
+impl PhysMemory for Planter {
+    /// The guest's own bytes.
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        self.read_own(gpa, buf)
+    }
 }
 
 impl std::fmt::Debug for dyn GuestMemory {
@@ -68,7 +83,7 @@ impl Planter {
         self.byte
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Gpa, usize>> {
+    fn lock(&self) -> MutexGuard<'_, Plants> {
         self.plants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -85,7 +100,7 @@ impl Planter {
         remove: &[Gpa],
     ) -> Result<(), PlantError> {
         let mut plants = self.lock();
-        let mut wanted = plants.clone();
+        let mut wanted = plants.lengths.clone();
         for gpa in remove {
             wanted.remove(gpa);
         }
@@ -111,24 +126,27 @@ impl Planter {
             }
         }
         let at = add.first().map_or(Gpa(0), |(gpa, _)| *gpa);
-        if new.len() != old.len() || new.keys().any(|page| !old.contains_key(page)) {
-            paused
-                .set_read_only(&ranges(new.keys().copied()))
-                .map_err(|source| PlantError { gpa: at, source })?;
+        let protected = plants.protected;
+        let before = ranges(old.keys().copied(), protected);
+        let after = ranges(new.keys().copied(), protected);
+        if before != after {
+            paused.set_read_only(&after).map_err(|source| PlantError { gpa: at, source })?;
         }
         let mut done: Vec<(Gpa, bool)> = Vec::with_capacity(add.len() + remove.len());
         let changes = remove
             .iter()
-            .filter(|gpa| plants.contains_key(gpa))
+            .filter(|gpa| plants.lengths.contains_key(gpa))
             .map(|gpa| (*gpa, false))
             .chain(add.iter().map(|(gpa, _)| (*gpa, true)));
         for (gpa, planted) in changes {
             if let Err(source) = self.set(&old, &new, gpa, planted) {
                 for (gpa, planted) in done.into_iter().rev() {
                     // What has just been written can be written back; were it not, the error below ends the run.
-                    let _ = self.set(&old, &new, gpa, !planted || plants.contains_key(&gpa));
+                    let _ = self.set(&old, &new, gpa, !planted || plants.lengths.contains_key(&gpa));
                 }
-                let _ = paused.set_read_only(&ranges(old.keys().copied()));
+                if before != after {
+                    let _ = paused.set_read_only(&before);
+                }
                 return Err(PlantError {
                     gpa,
                     source: source.into(),
@@ -136,7 +154,7 @@ impl Planter {
             }
             done.push((gpa, planted));
         }
-        *plants = wanted;
+        plants.lengths = wanted;
         self.pages.store(Arc::new(new));
         Ok(())
     }
@@ -225,6 +243,27 @@ impl Planter {
         Ok(written)
     }
 
+    /// Writes on behalf of the guest, at most 8 bytes within a page: merged where there are plants.
+    pub(crate) fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
+        match self.guest_write(gpa, data)? {
+            Written::Merged => Ok(()),
+            Written::NotOurs => self.memory.write(gpa, data),
+        }
+    }
+
+    /// Makes these pages read-only whether they have plants or not, so that more plants there need no change of slots.
+    ///
+    /// # Errors
+    ///
+    /// When the machine refuses; then nothing has changed.
+    pub(crate) fn protect(&self, paused: &dyn Paused, pages: PageRange) -> Result<(), GuestError> {
+        let mut plants = self.lock();
+        let kept = self.pages.load();
+        paused.set_read_only(&ranges(kept.keys().copied(), Some(pages)))?;
+        plants.protected = Some(pages);
+        Ok(())
+    }
+
     /// Reads the guest's own bytes.
     pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.memory.read(gpa, buf)?;
@@ -250,20 +289,22 @@ fn offset(gpa: Gpa) -> usize {
     gpa.page_offset() as usize
 }
 
-/// The pages as sorted, merged ranges.
-fn ranges(pages: impl Iterator<Item = u64>) -> Vec<PageRange> {
-    let mut pages: Vec<u64> = pages.collect();
-    pages.sort_unstable();
-    let mut ranges: Vec<PageRange> = Vec::new();
-    for page in pages {
-        let end = GuestAddress(page + PAGE_BYTES as u64);
-        match ranges.last_mut() {
-            Some(last) if last.end.0 == page => last.end = end,
-            _ => ranges.push(PageRange {
-                start: GuestAddress(page),
-                end,
-            }),
+/// The pages, and those that are read-only in any case, as sorted, merged ranges.
+fn ranges(pages: impl Iterator<Item = u64>, protected: Option<PageRange>) -> Vec<PageRange> {
+    let mut all: Vec<PageRange> = pages
+        .map(|page| PageRange {
+            start: GuestAddress(page),
+            end: GuestAddress(page + PAGE_BYTES as u64),
+        })
+        .chain(protected)
+        .collect();
+    all.sort_unstable();
+    let mut merged: Vec<PageRange> = Vec::new();
+    for range in all {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
         }
     }
-    ranges
+    merged
 }

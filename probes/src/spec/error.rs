@@ -56,6 +56,9 @@ pub enum SpecProblem {
     /// An offset from an address.
     #[error("an address has no offset")]
     OffsetFromAddress,
+    /// A return probe somewhere inside a function.
+    #[error("a function returns once, wherever it is entered: a return probe has no offset")]
+    OffsetOfReturn,
     /// An offset from each of several functions.
     #[error(
         "a pattern has no offset: the same offset would be inside another instruction in each function"
@@ -107,6 +110,7 @@ impl SpecError {
             SpecProblem::BadModule(_)
             | SpecProblem::BadAddress(_)
             | SpecProblem::BadCharacter(_)
+            | SpecProblem::OffsetOfReturn
             | SpecProblem::OffsetFromPattern => None,
         }
     }

@@ -26,17 +26,20 @@ pub use error::{SpecError, SpecProblem};
 pub enum ProbeKind {
     /// Before the instruction at a kernel address is executed.
     Kprobe,
+    /// When a kernel function has returned.
+    Kretprobe,
 }
 
 impl ProbeKind {
     /// Every kind there is.
-    pub const ALL: [Self; 1] = [Self::Kprobe];
+    pub const ALL: [Self; 2] = [Self::Kprobe, Self::Kretprobe];
 
     /// The word before the first colon.
     #[must_use]
     pub const fn keyword(self) -> &'static str {
         match self {
             Self::Kprobe => "kprobe",
+            Self::Kretprobe => "kretprobe",
         }
     }
 }

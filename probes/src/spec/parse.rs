@@ -66,6 +66,11 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if module.is_some() && matches!(location, Location::Address(_)) {
         return Err(place.is(SpecProblem::AddressInModule));
     }
+    if kind == ProbeKind::Kretprobe
+        && matches!(location, Location::Symbol { offset, .. } if offset != 0)
+    {
+        return Err(place.is(SpecProblem::OffsetOfReturn));
+    }
     Ok(ProbeSpec {
         kind,
         module,

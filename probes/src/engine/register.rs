@@ -1,0 +1,202 @@
+//! Registering, removing, enabling and disabling probes: each a transaction with the vCPUs paused.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::{ArmError, Engine};
+use crate::guest::Paused;
+use crate::handler::{Handler, ReturnHandler, Shared};
+use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnPurpose};
+use crate::resolve::{Resolved, resolve};
+use crate::{ProbeKind, ProbeSpec, ProbeState, ResolveError};
+
+/// What is done at the hits of a new probe.
+#[derive(Clone, Default)]
+pub enum Action {
+    /// They are told as events; of a return probe, the returns.
+    #[default]
+    Trace,
+    /// They are counted.
+    Count,
+    /// A handler is called. For probes of kind `kprobe`.
+    Handle(Arc<dyn Handler>),
+    /// A handler is called at entry and return. For probes of kind `kretprobe`.
+    HandleReturn(Arc<dyn ReturnHandler>),
+}
+
+impl fmt::Debug for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Trace => "Trace",
+            Self::Count => "Count",
+            Self::Handle(_) => "Handle",
+            Self::HandleReturn(_) => "HandleReturn",
+        })
+    }
+}
+
+/// A probe to be registered.
+#[derive(Clone, Debug)]
+pub struct NewProbe {
+    /// Where.
+    pub spec: ProbeSpec,
+    /// What is done at its hits.
+    pub action: Action,
+    /// For a return probe: how many calls are followed at once. `None` is 64 for each vCPU the guest may have; kprobes'
+    /// max(10, 2·vCPUs) is too few for functions that sleep.
+    pub maxactive: Option<usize>,
+    /// Registered disabled, it has no plant until it is enabled.
+    pub enabled: bool,
+}
+
+impl From<ProbeSpec> for NewProbe {
+    fn from(spec: ProbeSpec) -> Self {
+        Self { spec, action: Action::Trace, maxactive: None, enabled: true }
+    }
+}
+
+/// Calls of one return probe that are followed at once, if nothing else is said.
+const DEFAULT_MAXACTIVE: usize = 256;
+
+/// Probes could not be registered; those that were there are as they were.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// A specification cannot be meant.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A plant could not be placed.
+    #[error(transparent)]
+    Arm(#[from] ArmError),
+}
+
+impl Engine {
+    /// The probes that `new` stands for, in order; globs are many.
+    pub(super) fn resolve_all(&self, new: &[NewProbe]) -> Result<Vec<Arc<Probe>>, ResolveError> {
+        let slide = self.located.get().map_or(0, |located| located.slide);
+        let mut probes = Vec::new();
+        for NewProbe { spec, action, maxactive, enabled } in new {
+            let follow = |handler| {
+                Purpose::Return(ReturnPurpose { handler, maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE) })
+            };
+            let purpose = match (spec.kind, action) {
+                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => follow(Some(Shared(Arc::clone(handler)))),
+                (ProbeKind::Kretprobe, _) => follow(None),
+                (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
+                (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
+                (ProbeKind::Kprobe, Action::Handle(handler)) => Purpose::Handle(Shared(Arc::clone(handler))),
+            };
+            for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
+                let (place, refused) = match place {
+                    Ok(place) => (Some(place), None),
+                    Err(refusal) => (None, Some(refusal.to_string())),
+                };
+                let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+                let probe = Probe::new(id, name, purpose.clone(), place, *enabled);
+                if refused.is_some() {
+                    probe.set_state(ProbeState::Refused, refused);
+                }
+                probes.push(Arc::new(probe));
+            }
+        }
+        Ok(probes)
+    }
+
+    /// Registers probes: all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be meant, or plants cannot be placed; then nothing has changed.
+    pub fn register(&self, paused: &dyn Paused, new: &[NewProbe]) -> Result<Vec<ProbeId>, RegisterError> {
+        let added = self.resolve_all(new)?;
+        let ids = added.iter().map(|probe| probe.id).collect();
+        let before = self.probes.load_full();
+        let mut after = before.as_ref().clone();
+        after.extend(added);
+        self.probes.store(Arc::new(after));
+        if let Err(error) = self.reconcile(paused) {
+            self.probes.store(before);
+            return Err(error.into());
+        }
+        Ok(ids)
+    }
+
+    /// Removes probes; ids that are not known are passed over. Returns how many there were.
+    ///
+    /// # Errors
+    ///
+    /// When bytes cannot be put back; then nothing has changed.
+    pub fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
+        let before = self.probes.load_full();
+        let (gone, stay): (Vec<_>, Vec<_>) = before.iter().cloned().partition(|probe| ids.contains(&probe.id));
+        self.probes.store(Arc::new(stay));
+        if let Err(error) = self.reconcile(paused) {
+            self.probes.store(before);
+            return Err(error);
+        }
+        for probe in &gone {
+            self.forget_calls(probe);
+        }
+        Ok(gone.len())
+    }
+
+    /// Enables or disables one probe. Returns whether it is known.
+    ///
+    /// # Errors
+    ///
+    /// When bytes cannot be changed; then nothing has changed.
+    pub fn set_enabled(&self, paused: &dyn Paused, id: ProbeId, enabled: bool) -> Result<bool, ArmError> {
+        let probes = self.probes.load_full();
+        let Some(probe) = probes.iter().find(|probe| probe.id == id) else { return Ok(false) };
+        let before = probe.is_enabled();
+        probe.set_enabled(enabled);
+        if let Err(error) = self.reconcile(paused) {
+            probe.set_enabled(before);
+            return Err(error);
+        }
+        if !enabled {
+            self.forget_calls(probe);
+        }
+        Ok(true)
+    }
+
+    /// The knob: `false` takes every plant away and leaves each probe's own state, `true` brings them back.
+    ///
+    /// # Errors
+    ///
+    /// When bytes cannot be changed; then nothing has changed.
+    pub fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError> {
+        let before = self.armed.swap(armed, Ordering::AcqRel);
+        if let Err(error) = self.reconcile(paused) {
+            self.armed.store(before, Ordering::Release);
+            return Err(error);
+        }
+        if !armed {
+            for probe in self.probes.load().iter() {
+                self.forget_calls(probe);
+            }
+        }
+        Ok(())
+    }
+
+    /// The ids of all probes, in the order of their registration.
+    #[must_use]
+    pub fn ids(&self) -> Vec<ProbeId> {
+        self.probes.load().iter().map(|probe| probe.id).collect()
+    }
+
+    /// Takes every plant away: the guest's memory is its own again, byte for byte.
+    ///
+    /// # Errors
+    ///
+    /// When a byte cannot be put back; nothing has changed then.
+    pub fn disarm_all(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+        self.set_armed(paused, false)
+    }
+
+    fn forget_calls(&self, probe: &Arc<Probe>) {
+        for _ in 0..self.calls.forget(probe) {
+            probe.lose_call(Missed::Disarmed);
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! The places that followed calls return to: planted when the first call that returns there is entered.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use introspect::Gva;
+
+use super::Engine;
+use crate::guest::{GuestError, Paused, Vcpu};
+use crate::handler::{EntryOutcome, HitContext};
+use crate::hit::Plant;
+use crate::registry::{Missed, Probe, Purpose, ReturnPurpose};
+use crate::returns::Instance;
+
+/// Which return sites there are.
+#[derive(Debug, Default)]
+pub(super) struct ReturnSites {
+    /// Planted, or to be: read whenever plants are reconciled.
+    sites: Mutex<BTreeSet<Gva>>,
+    /// Where nothing can be planted; read at every entry of a followed call.
+    impossible: ArcSwap<BTreeSet<Gva>>,
+}
+
+impl ReturnSites {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<Gva>> {
+        self.sites.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn all(&self) -> Vec<Gva> {
+        self.lock().iter().copied().collect()
+    }
+
+    pub(super) fn retain(&self, stays: impl Fn(Gva) -> bool) {
+        self.lock().retain(|site| stays(*site));
+    }
+}
+
+impl Engine {
+    /// A call of `probe`'s function is entered; `hit` is at its first instruction. Returns whether its return site has
+    /// yet to be planted, which needs the other vCPUs paused.
+    pub(super) fn enter_call(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Arc<Probe>,
+        purpose: &ReturnPurpose,
+    ) -> bool {
+        if !probe.begin_call(purpose.maxactive) {
+            probe.miss(Missed::MaxActive);
+            return false;
+        }
+        let slot = hit.regs.rsp;
+        let Ok(returns_to) = hit.read_u64(Gva(slot)).map(Gva) else {
+            probe.lose_call(Missed::ReturnSite);
+            return false;
+        };
+        if self.return_sites.impossible.load().contains(&returns_to) {
+            probe.lose_call(Missed::ReturnSite);
+            return false;
+        }
+        let data = match purpose.handler.as_ref().map(|handler| handler.0.entry(hit)) {
+            Some(EntryOutcome::Decline) => {
+                probe.lose_call(Missed::Declined);
+                return false;
+            }
+            Some(EntryOutcome::Track(data)) => data,
+            None => Box::new(()),
+        };
+        let entered_ns = self.now_ns();
+        let call = Instance { probe: Arc::clone(probe), slot, returns_to, entered_ns, data };
+        for abandoned in self.calls.entered(call) {
+            abandoned.probe.lose_call(Missed::Abandoned);
+        }
+        if self.table.load().at(returns_to).is_some_and(|plant| plant.returns) {
+            return false;
+        }
+        self.return_sites.lock().insert(returns_to);
+        true
+    }
+
+    /// Plants the return sites that the calls entered at `plant` have asked for.
+    pub(super) fn plant_return_sites(&self, paused: &dyn Paused, plant: &Plant) {
+        if !plant.probes.iter().any(|(probe, _)| matches!(probe.purpose, Purpose::Return(_))) {
+            return;
+        }
+        let sites = self.return_sites.all();
+        let impossible: Vec<Gva> = sites.into_iter().filter(|site| !self.can_return_to(*site)).collect();
+        for site in &impossible {
+            self.give_up_return_site(*site);
+        }
+        if let Err(error) = self.reconcile(paused) {
+            self.note(None, format!("a return site cannot be planted: {error}"));
+            let table = self.table.load();
+            for site in self.return_sites.all() {
+                if !table.at(site).is_some_and(|plant| plant.returns) {
+                    self.give_up_return_site(site);
+                }
+            }
+        }
+    }
+
+    fn give_up_return_site(&self, site: Gva) {
+        self.return_sites.lock().remove(&site);
+        self.return_sites.impossible.rcu(|known| {
+            let mut known = known.as_ref().clone();
+            known.insert(site);
+            known
+        });
+        for call in self.calls.returning_to(site) {
+            call.probe.lose_call(Missed::ReturnSite);
+        }
+    }
+
+    /// Calls have returned to `plant` if any are remembered for this stack pointer.
+    pub(super) fn leave_calls(&self, hit: &mut HitContext<'_>, plant: &Plant) -> Result<(), GuestError> {
+        for call in self.calls.returned(plant.at, hit.regs.rsp) {
+            call.probe.count_exit();
+            call.probe.end_call();
+            let Purpose::Return(purpose) = &call.probe.purpose else { continue };
+            match &purpose.handler {
+                Some(handler) => handler.0.clone().ret(hit, call.data),
+                None => self.tell_return(&call, hit.vcpu(), &hit.regs),
+            }
+        }
+        Ok(())
+    }
+
+    /// The task whose stack the vCPU is on will not run again.
+    pub(super) fn end_task(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+        let rsp = vcpu.regs()?.rsp;
+        for call in self.calls.task_ends(rsp) {
+            call.probe.lose_call(Missed::Abandoned);
+        }
+        Ok(())
+    }
+}

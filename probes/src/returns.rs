@@ -1,0 +1,135 @@
+//! Calls that are followed to their return.
+//!
+//! At a function's entry the return address is read, not replaced: the place it points to is planted, and the call is
+//! remembered by the address of the stack slot that holds it. When the plant is executed with the stack pointer just
+//! above such a slot, the call has returned. The guest's stack is its own all the time.
+//!
+//! ```text
+//!   entry of f:  rsp ─▶ slot │ ra │        instance {slot, ra}        at ra:  rsp - 8 == slot  ⇒  f has returned
+//! ```
+//!
+//! Slots lie on kernel stacks of 16 KiB, aligned to their size. A call that is never returned from leaves its instance
+//! behind; it is found out when the same stack is used above its slot again, or when its task ends.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use introspect::Gva;
+
+use crate::registry::Probe;
+
+/// Size and alignment of a kernel stack (THREAD_SIZE).
+const STACK_BYTES: u64 = 16 << 10;
+/// Locks, so that vCPUs on different stacks rarely meet.
+const SHARDS: usize = 64;
+
+/// One call.
+pub(crate) struct Instance {
+    pub(crate) probe: Arc<Probe>,
+    /// Address of the stack slot with the return address.
+    pub(crate) slot: u64,
+    /// The return address.
+    pub(crate) returns_to: Gva,
+    /// When it was entered, nanoseconds.
+    pub(crate) entered_ns: u64,
+    /// The entry handler's.
+    pub(crate) data: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for Instance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Instance")
+            .field("probe", &self.probe.name)
+            .field("slot", &format_args!("{:#x}", self.slot))
+            .field("returns_to", &self.returns_to)
+            .finish_non_exhaustive()
+    }
+}
+
+type Stacks = HashMap<u64, Vec<Instance>>;
+
+/// All calls in flight, by stack.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    shards: Vec<Mutex<Stacks>>,
+}
+
+impl Default for Calls {
+    fn default() -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+    }
+}
+
+fn stack_of(slot: u64) -> u64 {
+    slot & !(STACK_BYTES - 1)
+}
+
+impl Calls {
+    /// Held for a look at one stack's few calls, never while anything is waited for.
+    fn shard(&self, stack: u64) -> MutexGuard<'_, Stacks> {
+        let index = usize::try_from(stack / STACK_BYTES).unwrap_or(0) % SHARDS;
+        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A call has been entered. Calls further up the same stack that have not returned never will: they are given
+    /// back.
+    pub(crate) fn entered(&self, instance: Instance) -> Vec<Instance> {
+        let stack = stack_of(instance.slot);
+        let mut shard = self.shard(stack);
+        let calls = shard.entry(stack).or_default();
+        let stale = |old: &Instance| {
+            old.slot < instance.slot
+                || (old.slot == instance.slot
+                    && (old.returns_to != instance.returns_to || Arc::ptr_eq(&old.probe, &instance.probe)))
+        };
+        let abandoned = calls.extract_if(.., |old| stale(old)).collect();
+        calls.push(instance);
+        abandoned
+    }
+
+    /// The plant at `at` has been executed with this stack pointer: the calls that have returned, the last entered
+    /// first.
+    pub(crate) fn returned(&self, at: Gva, rsp: u64) -> Vec<Instance> {
+        let slot = rsp.wrapping_sub(8);
+        let stack = stack_of(slot);
+        let mut shard = self.shard(stack);
+        let Some(calls) = shard.get_mut(&stack) else { return Vec::new() };
+        let mut returned: Vec<Instance> =
+            calls.extract_if(.., |call| call.slot == slot && call.returns_to == at).collect();
+        if calls.is_empty() {
+            shard.remove(&stack);
+        }
+        returned.reverse();
+        returned
+    }
+
+    /// The task on this stack ends: its calls will not return.
+    pub(crate) fn task_ends(&self, rsp: u64) -> Vec<Instance> {
+        let stack = stack_of(rsp);
+        self.shard(stack).remove(&stack).unwrap_or_default()
+    }
+
+    /// Forgets the calls of one probe, and says how many.
+    pub(crate) fn forget(&self, probe: &Arc<Probe>) -> usize {
+        self.take(|call| Arc::ptr_eq(&call.probe, probe)).len()
+    }
+
+    /// Forgets the calls that return to `site`.
+    pub(crate) fn returning_to(&self, site: Gva) -> Vec<Instance> {
+        self.take(|call| call.returns_to == site)
+    }
+
+    fn take(&self, which: impl Fn(&Instance) -> bool) -> Vec<Instance> {
+        let mut taken = Vec::new();
+        for shard in &self.shards {
+            let mut stacks = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            stacks.retain(|_, calls| {
+                taken.extend(calls.extract_if(.., |call| which(call)));
+                !calls.is_empty()
+            });
+        }
+        taken
+    }
+}
