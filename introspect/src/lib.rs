@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+pub mod btf;
 pub mod image;
 pub mod insn;
 pub mod kallsyms;
@@ -20,6 +21,7 @@ pub mod patchsites;
 pub mod symbols;
 
 pub use addr::{Gpa, Gva};
+pub use btf::{Btf, BtfError};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};

@@ -9,7 +9,7 @@
 //! - `qemu`, `command`: which QEMU, and how it is started.
 //! - `outer`, `executable`: what the outer Linux consists of.
 //! - `protocol`, `lines`: what passes through the ports.
-//! - `ports`, `phase`, `launch`: outside. [`launch`] has the signature of a run on this host's KVM, and a bit more.
+//! - `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
 //!
 //! `docs/nested.md` follows a byte from the guest to the terminal, and every failure to its message.

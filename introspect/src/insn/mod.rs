@@ -1,6 +1,6 @@
 //! Instructions: where they begin, what kind they are, and what they do.
 //!
-//! A probe displaces one instruction of the guest. [`decode`] says how long it is,
+//! A probe displaces one instruction of the guest. [`decode()`] says how long it is,
 //! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
 //! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
 //! decides how the guest gets past it, and [`emulate()`] does what the instruction would have

@@ -3,7 +3,7 @@
 //! A [`KernelFile`] is an ELF `vmlinux` or a stock bzImage. For a direct boot the ELF is taken out
 //! of the bzImage here ([`extract_vmlinux`]), so that the kernel lies where it was linked and the
 //! guest spends no time on decompressing; with [`BootMethod::BzImage`] the guest does that itself,
-//! KASLR included. Either way the kernel is entered by the 64-bit boot protocol: [`prepare`] puts
+//! KASLR included. Either way the kernel is entered by the 64-bit boot protocol: [`prepare()`] puts
 //! kernel, initrd, command line, zero page, ACPI tables, page tables and GDT into guest memory, and
 //! [`boot_regs`] and [`set_boot_sregs`] give the boot CPU the registers that go with them.
 //!

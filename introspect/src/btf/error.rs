@@ -1,0 +1,41 @@
+//! Why there are no types.
+
+use thiserror::Error;
+
+use crate::NotInImage;
+
+/// Why bytes are not BTF, or where none were found.
+#[derive(Debug, Error)]
+pub enum BtfError {
+    /// The file cannot be read as ELF.
+    #[error("cannot look for types in this file")]
+    Elf(#[source] object::read::Error),
+    /// Neither a section nor symbols mark any.
+    #[error("the kernel has no BTF: built without CONFIG_DEBUG_INFO_BTF")]
+    Missing,
+    /// The symbols mark a range that the image does not hold.
+    #[error("cannot read the kernel's BTF")]
+    Unreadable(#[from] NotInImage),
+    /// More bytes than any kernel's types take.
+    #[error("{bytes} bytes are too many for a kernel's BTF")]
+    TooLarge {
+        /// How many.
+        bytes: u64,
+    },
+    /// The first bytes are those of something else, or of BTF for another byte order.
+    #[error("the bytes begin with {magic:#06x}, version {version}, which is not little-endian BTF")]
+    Header {
+        /// The first two bytes.
+        magic: u16,
+        /// The third.
+        version: u8,
+    },
+    /// The header points out of the blob.
+    #[error("the BTF's {section} section is not within its {bytes} bytes")]
+    Section {
+        /// "header", "type" or "string".
+        section: &'static str,
+        /// How many bytes there are.
+        bytes: usize,
+    },
+}

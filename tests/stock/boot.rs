@@ -1,0 +1,201 @@
+//! One run of the command: a stock kernel with the workload as its init.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use guest_images::workload::{self, Counts};
+use probes::{Event, Hit, Kernel, ProbeSummary, Summary};
+use vmm::boot::KernelFile;
+
+use crate::turns::Turn;
+
+/// What a console never says of a guest that is well.
+const COMPLAINTS: [&str; 7] = [
+    "WARNING:",
+    "BUG:",
+    "kernel BUG",
+    "ftrace bug",
+    "ftrace failed",
+    "Oops",
+    "Call Trace",
+];
+
+/// A stock kernel in the image cache.
+#[derive(Debug)]
+pub(crate) struct Stock {
+    path: PathBuf,
+    pub(crate) kernel: Kernel,
+}
+
+impl Stock {
+    /// The kernel called `name` in the catalog of images, fetched if need be.
+    pub(crate) fn fetch(name: &str) -> Self {
+        let image = guest_images::fetch(name, &|step| println!("{step}"))
+            .expect("the feature `test-nested` promises a network or a filled image cache");
+        let file = KernelFile::open(&image.path()).expect("a kernel");
+        let vmlinux = file.vmlinux().expect("it unpacks");
+        let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
+        Self {
+            path: image.path(),
+            kernel,
+        }
+    }
+
+    pub(crate) fn has(&self, function: &str) -> bool {
+        self.kernel.symbols().lookup(function).is_some()
+    }
+}
+
+/// What the command is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Boot<'a> {
+    stock: &'a Stock,
+    workload: &'a str,
+    cpus: u8,
+    probes: Vec<String>,
+    options: Vec<&'a str>,
+}
+
+impl<'a> Boot<'a> {
+    /// `workload` is its parameters.
+    pub(crate) fn new(stock: &'a Stock, workload: &'a str) -> Self {
+        Self {
+            stock,
+            workload,
+            cpus: 1,
+            probes: Vec::new(),
+            options: Vec::new(),
+        }
+    }
+
+    pub(crate) fn cpus(mut self, cpus: u8) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    pub(crate) fn probe(mut self, spec: &str) -> Self {
+        self.probes.push(spec.to_owned());
+        self
+    }
+
+    pub(crate) fn option(mut self, name: &'a str, value: &'a str) -> Self {
+        self.options.extend([name, value]);
+        self
+    }
+
+    /// Runs the command to its end.
+    pub(crate) fn run(self) -> Ran {
+        let files = tempfile::tempdir().expect("tempdir");
+        let init = workload::build_workload(files.path()).expect("the workload compiles");
+        let initramfs = workload::initramfs(&init).and_then(|initramfs| initramfs.build());
+        let initrd = files.path().join("initrd");
+        std::fs::write(&initrd, initramfs.expect("initramfs")).expect("write");
+        let (events, console) = (files.path().join("events"), files.path().join("console"));
+        let cmdline = format!("console=ttyS0 panic=-1 {}", self.workload);
+
+        let turn = Turn::take();
+        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+            .args(["run", "--accel", "nested", "--format", "json"])
+            .args(["--cmdline", &cmdline, "--cpus", &self.cpus.to_string()])
+            .arg("--kernel")
+            .arg(&self.stock.path)
+            .arg("--initrd")
+            .arg(&initrd)
+            .arg("--output")
+            .arg(&events)
+            .arg("--console")
+            .arg(&console)
+            .args(&self.options)
+            .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
+            .stdin(Stdio::null())
+            .output()
+            .expect("the command starts");
+        drop(turn);
+        Ran {
+            code: output.status.code(),
+            events: std::fs::read_to_string(events).unwrap_or_default(),
+            console: std::fs::read(console)
+                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+                .unwrap_or_default(),
+            errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+/// What the command has left.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    events: String,
+    pub(crate) console: String,
+    errors: String,
+}
+
+impl Ran {
+    /// For a failure's message.
+    pub(crate) fn told(&self) -> String {
+        let events: Vec<&str> = self.events.lines().collect();
+        let last = events[events.len().saturating_sub(5)..].join("\n");
+        format!("{}\n{}\n{last}", self.console, self.errors)
+    }
+
+    fn events(&self) -> Vec<Event> {
+        self.events
+            .lines()
+            .map(|line| {
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
+            })
+            .collect()
+    }
+
+    /// The last line, and the only one of its kind.
+    pub(crate) fn summary(&self) -> Summary {
+        let mut events = self.events();
+        let last = events.pop();
+        let Some(Event::Summary(summary)) = last else {
+            panic!("the last line is no summary: {last:?}\n{}", self.told());
+        };
+        assert!(
+            !events
+                .iter()
+                .any(|event| matches!(event, Event::Summary(_)))
+        );
+        assert_eq!(summary.accel, "nested");
+        assert_eq!(summary.dropped, 0);
+        summary
+    }
+
+    pub(crate) fn hits(&self) -> Vec<Hit> {
+        self.events()
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::Hit(hit) => Some(hit),
+                Event::Note(_) | Event::Summary(_) => None,
+            })
+            .collect()
+    }
+
+    /// What the workload did, by its own count.
+    pub(crate) fn counts(&self) -> Counts {
+        let counts = Counts::from_console(&self.console)
+            .unwrap_or_else(|| panic!("the workload has not come to its end\n{}", self.told()));
+        assert_eq!(counts.failed, 0, "the workload's calls: {}", self.told());
+        counts
+    }
+
+    /// The guest has complained of nothing.
+    pub(crate) fn assert_well(&self) {
+        for complaint in COMPLAINTS {
+            assert!(!self.console.contains(complaint), "{}", self.told());
+        }
+    }
+}
+
+/// The probe that was asked for as `name`.
+pub(crate) fn probe<'a>(summary: &'a Summary, name: &str) -> &'a ProbeSummary {
+    summary
+        .probes
+        .iter()
+        .find(|probe| probe.probe == name)
+        .unwrap_or_else(|| panic!("no probe {name}"))
+}

@@ -1,0 +1,12 @@
+//! Stock Debian kernels, probed by the command, nested: what the probes count is what the guest says that it did.
+//!
+//! Built with the feature `test-nested`, which promises QEMU and a network or a filled image cache.
+
+#![cfg(feature = "test-nested")]
+
+mod boot;
+mod counts;
+mod ends;
+mod kaslr;
+mod many;
+mod turns;

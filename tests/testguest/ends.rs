@@ -1,0 +1,88 @@
+//! The ways in which a guest ends.
+
+use std::time::Duration;
+
+use probes::GuestEnd;
+use vmm::End;
+
+use crate::guest::{Guest, Ran, plant_bytes};
+
+fn end(ran: &Ran) -> (GuestEnd, Option<&str>) {
+    (ran.summary.guest.end, ran.summary.guest.detail.as_deref())
+}
+
+#[test]
+fn an_exit_code_is_told() {
+    let ran = Guest::new("run=calls=1,exit=7").run();
+    assert_eq!(end(&ran), (GuestEnd::Exit, Some("7")));
+    assert_eq!(ran.hits("fn_nop"), 1);
+}
+
+#[test]
+fn a_reset_ends_the_run() {
+    let ran = Guest::new("run=calls=2 exit=reset").run();
+    assert_eq!(end(&ran), (GuestEnd::Reset, None));
+    assert!(ran.outcome.is_good());
+    ran.assert_counts(&[]);
+}
+
+#[test]
+fn a_triple_fault_ends_the_run() {
+    for plant in plant_bytes() {
+        let ran = Guest::new("run=calls=2,triple").plant(plant).run();
+        assert_eq!(end(&ran), (GuestEnd::TripleFault, None));
+        assert_eq!(ran.hits("fn_nop"), 2);
+    }
+}
+
+#[test]
+fn a_guest_that_nothing_can_wake_has_halted() {
+    for cpus in [1, 2] {
+        let ran = Guest::new("run=calls=2,panic").cpus(cpus).run();
+        assert_eq!(end(&ran), (GuestEnd::Halted, None), "{cpus} vCPUs");
+        assert!(ran.observer.console().contains("Kernel panic"));
+    }
+}
+
+#[test]
+fn a_guest_that_hangs_runs_out_of_time() {
+    let ran = Guest::new("run=calls=1,hang")
+        .timeout(Duration::from_millis(1500))
+        .run();
+    assert_eq!(end(&ran), (GuestEnd::Timeout, None));
+    assert_eq!(ran.hits("fn_nop"), 1);
+    assert!(Duration::from_nanos(ran.summary.ran_ns) >= Duration::from_millis(1500));
+}
+
+#[test]
+fn another_thread_may_stop_it() {
+    for cpus in [1, 2] {
+        let guest = Guest::new("run=calls=1,hang").cpus(cpus).prepare();
+        let (control, observer) = (guest.session.control(), guest.observer.clone());
+        let ran = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                observer.wait_for_console("calls ok");
+                control.end(End::Stopped);
+            });
+            guest.run()
+        });
+        assert_eq!(end(&ran), (GuestEnd::Stopped, None));
+    }
+}
+
+#[test]
+fn a_guest_that_is_stopped_before_it_runs_never_runs() {
+    let guest = Guest::new("run=calls=1").prepare();
+    guest.session.control().end(End::Stopped);
+    let ran = guest.run();
+    assert_eq!(end(&ran), (GuestEnd::Stopped, None));
+    assert_eq!(ran.observer.console(), "");
+    assert_eq!(ran.hits("fn_nop"), 0);
+}
+
+#[test]
+fn a_failure_of_the_guests_own_is_its_exit_code() {
+    let ran = Guest::new("run=nonsense,calls=1").run();
+    assert_eq!(end(&ran), (GuestEnd::Exit, Some("1")));
+    assert!(!ran.outcome.is_good());
+}
