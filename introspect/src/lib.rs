@@ -3,7 +3,8 @@
 //! Everything here works on bytes: a live guest's memory or a dump of one ([`memory`]), through the
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
-//! ([`patchsites`]), how far it has moved ([`kaslr`]), and what an instruction does ([`insn`]).
+//! ([`patchsites`]), how its types are laid out ([`btf`]), which modules it has loaded
+//! ([`modules`]), how far it has moved ([`kaslr`]), and what an instruction does ([`insn`]).
 //!
 //! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
 
@@ -16,6 +17,7 @@ pub mod insn;
 pub mod kallsyms;
 pub mod kaslr;
 pub mod memory;
+pub mod modules;
 pub mod paging;
 pub mod patchsites;
 pub mod symbols;
@@ -24,6 +26,9 @@ pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
+pub use modules::{
+    Module, ModuleEvent, ModuleRegion, ModuleState, Modules, ModulesError, RegionKind,
+};
 pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder};

@@ -8,11 +8,11 @@ use probes::{Kernel, ProbeSpec};
 
 use crate::guest::{Guest, Ran, kernel, plant_bytes};
 
-/// The instructions of each function.
-fn functions(kernel: &Kernel) -> BTreeMap<String, Vec<Decoded>> {
+/// The instructions of each function whose name matches.
+fn functions(kernel: &Kernel, pattern: &str) -> BTreeMap<String, Vec<Decoded>> {
     kernel
         .symbols()
-        .matching("fn_*")
+        .matching(pattern)
         .into_iter()
         .filter(|symbol| symbol.is_text() && symbol.size > 0 && !symbol.name.ends_with("_next"))
         .map(|symbol| {
@@ -37,6 +37,13 @@ fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {
 fn is_return(decoded: &Decoded) -> bool {
     let text = decoded.text();
     text.starts_with("ret") || text.starts_with("iret")
+}
+
+fn probes_at(functions: &BTreeMap<String, Vec<Decoded>>) -> Vec<String> {
+    functions
+        .iter()
+        .flat_map(|(name, code)| code.iter().map(|at| probe(name, code, at)))
+        .collect()
 }
 
 /// What comes into an instruction must have gone out of others. What an entry gets is what the guest counts.
@@ -73,11 +80,8 @@ fn assert_flow(ran: &Ran, function: &str, code: &[Decoded]) {
 
 #[test]
 fn each_instruction_is_hit_as_often_as_it_runs() {
-    let functions = functions(&kernel());
-    let probes: Vec<String> = functions
-        .iter()
-        .flat_map(|(name, code)| code.iter().map(|at| probe(name, code, at)))
-        .collect();
+    let functions = functions(&kernel(), "fn_*");
+    let probes = probes_at(&functions);
     assert!(probes.len() > 150, "{} probes", probes.len());
     for plant in plant_bytes() {
         let ran = Guest::new("run=calls=10,recurse=20,flags,int3=4,smp=10")
@@ -88,6 +92,28 @@ fn each_instruction_is_hit_as_often_as_it_runs() {
         ran.assert_good();
         for (name, code) in &functions {
             assert_flow(&ran, name, code);
+        }
+    }
+}
+
+/// The instruction that rewrites a probed one is itself probed: whoever executes it, the guest's text changes.
+#[test]
+fn those_who_rewrite_text_may_be_probed_too() {
+    let kernel = kernel();
+    let mut writers = functions(&kernel, "write_*");
+    writers.extend(functions(&kernel, "exchange"));
+    assert_eq!(writers.len(), 6, "one for each way to write");
+    let mut probes = probes_at(&writers);
+    probes.push("kprobe:fn_patched".to_owned());
+    for plant in plant_bytes() {
+        let ran = Guest::new("run=selfpatch=2")
+            .probes(probes.clone())
+            .plant(plant)
+            .run();
+        ran.assert_good();
+        assert_eq!(ran.hits("fn_patched"), ran.outcome.counts["fn_patched"]);
+        for (name, code) in &writers {
+            assert_eq!(ran.probe(&probe(name, code, &code[0])).hits, 10, "{name}");
         }
     }
 }

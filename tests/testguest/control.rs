@@ -10,7 +10,7 @@ use crate::guest::{Guest, plant_bytes};
 #[test]
 fn pauses_from_everywhere_lose_nothing() {
     for plant in plant_bytes() {
-        let guest = Guest::new("run=smp=300")
+        let guest = Guest::new("run=smp=80")
             .cpus(2)
             .probes(["kprobe:fn_rep", "kprobe:fn_out", "kprobe:fn_lock"])
             .plant(plant)
@@ -33,7 +33,7 @@ fn pauses_from_everywhere_lose_nothing() {
         });
         ran.assert_good();
         ran.assert_counts(&[]);
-        assert_eq!(ran.hits("fn_out"), 600);
+        assert_eq!(ran.hits("fn_out"), 160);
         assert_eq!(ran.probe("kprobe:fn_out").tier, Some(Tier::Stepped));
         assert!(pauses > 10, "{pauses} pauses");
     }
@@ -42,7 +42,7 @@ fn pauses_from_everywhere_lose_nothing() {
 /// While a pause lasts, no vCPU runs: no hit comes in, and memory stands still.
 #[test]
 fn a_pause_stops_every_vcpu() {
-    let guest = Guest::new("run=smp=200").cpus(2).prepare();
+    let guest = Guest::new("run=smp=60").cpus(2).prepare();
     let (control, observer) = (guest.session.control(), guest.observer.clone());
     let ran = std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use probes::GuestEnd;
 use vmm::End;
 
-use crate::guest::{Guest, Ran, plant_bytes};
+use crate::guest::{Guest, Ran, kernel, plant_bytes};
 
 fn end(ran: &Ran) -> (GuestEnd, Option<&str>) {
     (ran.summary.guest.end, ran.summary.guest.detail.as_deref())
@@ -85,4 +85,36 @@ fn a_failure_of_the_guests_own_is_its_exit_code() {
     let ran = Guest::new("run=nonsense,calls=1").run();
     assert_eq!(end(&ran), (GuestEnd::Exit, Some("1")));
     assert!(!ran.outcome.is_good());
+}
+
+/// The last instruction that the guest executes is single-stepped, and does not come to an end.
+#[test]
+fn a_stepped_instruction_may_be_the_end() {
+    for plant in plant_bytes() {
+        for (scenario, instruction, ending) in [
+            ("halt", "hlt", GuestEnd::Halted),
+            ("triple", "ud2", GuestEnd::TripleFault),
+        ] {
+            let spec = probe_at(&format!("scenario_{scenario}"), instruction);
+            let ran = Guest::new(&format!("run=calls=1,{scenario}"))
+                .probes([&spec])
+                .plant(plant)
+                .run();
+            assert_eq!(end(&ran), (ending, None), "{scenario} with {plant:?}");
+            assert_eq!(ran.probe(&spec).hits, 1, "{scenario} with {plant:?}");
+        }
+    }
+}
+
+/// A probe at the first instruction of `function` that reads `text`.
+fn probe_at(function: &str, text: &str) -> String {
+    let kernel = kernel();
+    let symbol = kernel.symbols().lookup(function).expect(function);
+    let offset = kernel
+        .instructions(&symbol)
+        .map(|decoded| decoded.expect("code"))
+        .find(|decoded| decoded.text() == text)
+        .map(|decoded| decoded.at().0 - symbol.address.0)
+        .expect(text);
+    format!("kprobe:{function}+{offset:#x}")
 }

@@ -43,7 +43,7 @@ fn without_probes_it_is_that_of_the_file() {
 #[test]
 fn after_the_probes_are_gone_it_is_that_of_the_file() {
     for plant in plant_bytes() {
-        let guest = Guest::new("run=calls=400,checksum,calls=2,checksum")
+        let guest = Guest::new("run=calls=60,checksum,calls=2,checksum")
             .plant(plant)
             .prepare();
         let (control, engine) = (guest.session.control(), guest.session.engine().clone());
@@ -71,7 +71,7 @@ fn after_the_probes_are_gone_it_is_that_of_the_file() {
 #[test]
 fn two_vcpus_do_not_notice_that_probes_go() {
     for plant in plant_bytes() {
-        let guest = Guest::new("run=smp=200,checksum")
+        let guest = Guest::new("run=smp=60,checksum")
             .cpus(2)
             .plant(plant)
             .prepare();

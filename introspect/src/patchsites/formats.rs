@@ -9,7 +9,7 @@ use super::{
 use crate::Gva;
 
 /// A near call, jump or the nop in its place.
-const BRANCH_BYTES: u8 = 5;
+pub(crate) const BRANCH_BYTES: u8 = 5;
 const ENDBR_BYTES: u8 = 4;
 /// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels that
 /// had it.
@@ -114,7 +114,7 @@ fn relative(tables: &Tables<'_>, format: &RelativeTable, sites: &mut Vec<PatchSi
                 let len = match format.length {
                     Length::Fixed(len) => len,
                     Length::Instruction(default) => {
-                        instruction_len(tables, address).unwrap_or(default)
+                        instruction_len(&tables.code(address), address).unwrap_or(default)
                     }
                 };
                 PatchSite {
@@ -126,9 +126,9 @@ fn relative(tables: &Tables<'_>, format: &RelativeTable, sites: &mut Vec<PatchSi
     );
 }
 
-fn instruction_len(tables: &Tables<'_>, address: Gva) -> Option<u8> {
-    let code = tables.code(address);
-    let instruction = Decoder::with_ip(64, &code, address.0, DecoderOptions::NONE).decode();
+/// The length of the instruction that `code`, which lies at `address`, begins with.
+pub(crate) fn instruction_len(code: &[u8], address: Gva) -> Option<u8> {
+    let instruction = Decoder::with_ip(64, code, address.0, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {
         None
     } else {

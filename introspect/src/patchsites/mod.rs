@@ -12,6 +12,7 @@ mod kind;
 mod sites;
 mod tables;
 
+pub(crate) use formats::{BRANCH_BYTES, instruction_len};
 pub use kind::{PatchKind, PatchTime};
 pub use sites::{PatchSite, PatchSites};
 

@@ -1,7 +1,7 @@
 //! All patch sites, by address.
 
 use super::{PatchKind, PatchTime, formats, tables::Tables};
-use crate::{Gva, ImageSource, SymbolTable};
+use crate::{Gva, ImageSource, Module, SymbolTable};
 
 /// A place that the kernel patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +37,14 @@ impl PatchSites {
     pub fn read(source: &dyn ImageSource, symbols: &SymbolTable) -> Self {
         let tables = Tables::new(source, symbols);
         tables.iter().flat_map(formats::read_all).collect()
+    }
+
+    /// These and those of `module`, which lies where it was found: to be added after
+    /// [`rebased`](Self::rebased).
+    #[must_use]
+    pub fn with_module(&self, module: &Module) -> Self {
+        let own = module.patch_sites().iter().copied();
+        self.iter().chain(own).collect()
     }
 
     /// The number of sites.

@@ -6,7 +6,7 @@ use introspect::insn::{Access, Cpu, Fault, Features, Gpr, Segment};
 use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
 
 use crate::guest::{GuestMemory, SystemState, Vcpu};
-use crate::plant::{Planter, Written};
+use crate::plant::Planter;
 
 const RFLAGS_AC: u64 = 1 << 18;
 
@@ -212,17 +212,17 @@ impl Cpu for VcpuCpu<'_> {
         let mut probe = [0; 1];
         for (gpa, len) in [(first, here), (second, rest)] {
             if len > 0 {
+                if self.planter.keeps(gpa) {
+                    // The guest rewrites code that is probed: left to the hardware, the write comes back as a trap.
+                    return Err(refused);
+                }
                 self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
             }
         }
         let (head, tail) = bytes.split_at(here);
         for (gpa, part) in [(first, head), (second, tail)] {
-            if part.is_empty() {
-                continue;
-            }
-            match self.planter.guest_write(gpa, part).map_err(|_| refused)? {
-                Written::Merged => (),
-                Written::NotOurs => self.memory.write(gpa, part).map_err(|_| refused)?,
+            if !part.is_empty() {
+                self.memory.write(gpa, part).map_err(|_| refused)?;
             }
         }
         Ok(())

@@ -1,5 +1,8 @@
 //! One instruction of one vCPU, in place, while the others are paused.
 
+use kvm_bindings::kvm_regs;
+
+use super::kick;
 use super::run::{Left, RunError};
 use super::stopped::{HardwareBreakpoints, StoppedVcpu};
 use super::watchdog::StepWatchdog;
@@ -47,17 +50,30 @@ impl StoppedVcpu<'_> {
     ) -> Result<StepEnd, RunError> {
         let from = self.regs()?.rip;
         let _watchdog = StepWatchdog::start();
+        // KVM has exited for something that the instruction does. It may have moved RIP on already, and then has no
+        // debug exit to give: entered as usual, the guest would execute the next instruction as well.
+        let mut exited = false;
         loop {
-            match self.enter()? {
+            let completing = std::mem::replace(&mut exited, false);
+            let left = if completing {
+                self.complete_exit()?
+            } else {
+                self.enter()?
+            };
+            match left {
                 Left::Stepped => return Ok(StepEnd::Done),
                 Left::Ended(end) => {
                     self.shared.ending.end(end);
                     return Ok(StepEnd::MachineEnded);
                 }
-                Left::Handled => (),
+                Left::Handled => exited = true,
                 Left::Interrupted => {
                     if self.regs()?.rip != from {
-                        return Ok(StepEnd::Diverted);
+                        return Ok(if completing {
+                            StepEnd::Done
+                        } else {
+                            StepEnd::Diverted
+                        });
                     }
                 }
                 Left::Trapped(trap @ Trap::GuestWrite { .. }, otherwise)
@@ -66,6 +82,7 @@ impl StoppedVcpu<'_> {
                         self.shared.ending.end(end);
                         return Ok(StepEnd::MachineEnded);
                     }
+                    exited = true;
                 }
                 Left::Trapped(trap @ Trap::PortWrite { .. }, otherwise)
                     if self.regs()?.rip.wrapping_sub(from) <= MAX_INSTRUCTION_BYTES =>
@@ -78,9 +95,25 @@ impl StoppedVcpu<'_> {
                     }
                 }
                 // The vCPU stands at another plant, in a fault handler: it hits it again when it runs on, since
-                // neither registers nor memory have been touched.
-                Left::Trapped(..) => return Ok(StepEnd::Diverted),
+                // neither registers nor memory have been touched, but for the RIP of a port write.
+                Left::Trapped(trap, _) => {
+                    if let Trap::PortWrite { at } = trap {
+                        let regs = self.regs()?;
+                        self.set_regs(&kvm_regs { rip: at, ..regs })?;
+                    }
+                    return Ok(StepEnd::Diverted);
+                }
             }
         }
+    }
+
+    /// Lets KVM finish what it has exited for, and no more.
+    fn complete_exit(&mut self) -> Result<Left, RunError> {
+        kick::request(self.fd);
+        let left = self.enter();
+        // The kick that this clears may have been a real one: whoever sent it is seen before the guest is entered
+        // next, or, during a step, is the watchdog, which kicks again.
+        kick::clear(self.fd);
+        left
     }
 }

@@ -1,0 +1,230 @@
+//! Where things stand in `struct module`, by the guest's own types.
+
+use super::{ModuleRegion, ModulesError, RegionKind, slot::Slot};
+use crate::{
+    Gva,
+    btf::{Btf, StructId, Type},
+};
+
+/// It takes 1 or 2 KiB.
+const MAX_STRUCT_BYTES: u64 = 64 << 10;
+/// `MODULE_NAME_LEN` is 56.
+const MAX_NAME_BYTES: u64 = 256;
+/// There are seven kinds of `struct module_memory`.
+const MAX_REGIONS: u32 = 64;
+/// The gap for modules in the kernel's part of the address space is 1.5 GiB at most.
+const MAX_REGION_BYTES: u64 = 2 << 30;
+
+/// The places in `struct module`, and in the struct that its symbols hang on.
+#[derive(Clone, Debug)]
+pub(super) struct ModuleLayout {
+    /// How many bytes it takes.
+    pub(super) size: usize,
+    pub(super) state: Slot,
+    /// `list.next`.
+    pub(super) next: Slot,
+    pub(super) name: std::ops::Range<usize>,
+    pub(super) kallsyms: Slot,
+    regions: Vec<RegionLayout>,
+    pub(super) symtab: SymtabLayout,
+    pub(super) ftrace: Option<Table>,
+    pub(super) jump_labels: Option<Table>,
+    pub(super) static_calls: Option<Table>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RegionLayout {
+    base: Slot,
+    size: Slot,
+    /// Up to 6.3: how much of it, from the beginning, is code.
+    text_size: Option<Slot>,
+    /// What it holds; behind the code, when there is a size of that.
+    kind: RegionKind,
+}
+
+/// `struct mod_kallsyms`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SymtabLayout {
+    pub(super) size: usize,
+    pub(super) symbols: Slot,
+    pub(super) count: Slot,
+    pub(super) names: Slot,
+    pub(super) letters: Slot,
+}
+
+/// A pointer to an array, and how many elements that has. Absent where the kernel is built without.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    pub(super) start: Slot,
+    pub(super) count: Slot,
+    pub(super) stride: usize,
+}
+
+impl ModuleLayout {
+    pub(super) fn from_btf(btf: &Btf) -> Result<Self, ModulesError> {
+        let module = named(btf, "module")?;
+        let name = btf
+            .member(module, "name")
+            .filter(|name| name.size_bytes <= MAX_NAME_BYTES)
+            .ok_or(ModulesError::NoType { what: "name" })?;
+        let name_start = bounded(name.offset_bytes, "name")?;
+        let slot = |path| Slot::of(btf, module, path);
+        Ok(Self {
+            size: size(btf, module, "module")?,
+            state: slot("state")?,
+            next: slot("list.next")?,
+            name: name_start..name_start + bounded(name.size_bytes, "name")?,
+            kallsyms: slot("kallsyms")?,
+            regions: regions(btf, module)?,
+            symtab: SymtabLayout::from_btf(btf)?,
+            ftrace: table(btf, module, "ftrace_callsites", "num_ftrace_callsites"),
+            jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
+            static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
+        })
+    }
+
+    /// The parts that the bytes of a `struct module` tell of.
+    pub(super) fn regions(&self, bytes: &[u8]) -> Vec<ModuleRegion> {
+        self.regions
+            .iter()
+            .filter_map(|layout| layout.read(bytes))
+            .flatten()
+            .filter(|region| !region.range.is_empty())
+            .collect()
+    }
+}
+
+impl RegionLayout {
+    /// Code and what is behind it. Either may be empty; `None` when the place makes no sense.
+    fn read(&self, bytes: &[u8]) -> Option<[ModuleRegion; 2]> {
+        let base = Gva(self.base.read(bytes)?);
+        let size = self.size.read(bytes)?;
+        if base == Gva(0) || size > MAX_REGION_BYTES {
+            return None;
+        }
+        let end = base.checked_add(size)?;
+        let text_size = match self.text_size {
+            Some(slot) => slot.read(bytes)?.min(size),
+            None => 0,
+        };
+        let middle = base.checked_add(text_size)?;
+        let text = if self.kind.is_init() {
+            RegionKind::InitText
+        } else {
+            RegionKind::Text
+        };
+        Some([
+            ModuleRegion {
+                range: base..middle,
+                kind: text,
+            },
+            ModuleRegion {
+                range: middle..end,
+                kind: self.kind,
+            },
+        ])
+    }
+}
+
+impl SymtabLayout {
+    fn from_btf(btf: &Btf) -> Result<Self, ModulesError> {
+        let id = named(btf, "mod_kallsyms")?;
+        Ok(Self {
+            size: size(btf, id, "mod_kallsyms")?,
+            symbols: Slot::of(btf, id, "symtab")?,
+            count: Slot::of(btf, id, "num_symtab")?,
+            names: Slot::of(btf, id, "strtab")?,
+            letters: Slot::of(btf, id, "typetab")?,
+        })
+    }
+}
+
+fn named(btf: &Btf, name: &'static str) -> Result<StructId, ModulesError> {
+    btf.struct_named(name)
+        .ok_or(ModulesError::NoType { what: name })
+}
+
+fn size(btf: &Btf, id: StructId, what: &'static str) -> Result<usize, ModulesError> {
+    bounded(btf.size_of(id).unwrap_or(u64::MAX), what)
+}
+
+fn bounded(bytes: u64, what: &'static str) -> Result<usize, ModulesError> {
+    usize::try_from(bytes)
+        .ok()
+        .filter(|_| bytes <= MAX_STRUCT_BYTES)
+        .ok_or(ModulesError::NoType { what })
+}
+
+fn regions(btf: &Btf, module: StructId) -> Result<Vec<RegionLayout>, ModulesError> {
+    if let Some(regions) = memory_array(btf, module) {
+        return Ok(regions);
+    }
+    let slot = |path| Slot::of(btf, module, path);
+    Ok(vec![
+        RegionLayout {
+            base: slot("core_layout.base")?,
+            size: slot("core_layout.size")?,
+            text_size: Some(slot("core_layout.text_size")?),
+            kind: RegionKind::Data,
+        },
+        RegionLayout {
+            base: slot("init_layout.base")?,
+            size: slot("init_layout.size")?,
+            text_size: Some(slot("init_layout.text_size")?),
+            kind: RegionKind::InitData,
+        },
+    ])
+}
+
+/// `mem`, one element for each `enum mod_mem_type`.
+fn memory_array(btf: &Btf, module: StructId) -> Option<Vec<RegionLayout>> {
+    let array = btf.member(module, "mem")?;
+    let Type::Array { element, len } = btf.get(btf.stripped(array.ty)?)? else {
+        return None;
+    };
+    let element = btf.as_struct(element)?;
+    let (base, size) = (
+        Slot::find(btf, element, "base")?,
+        Slot::find(btf, element, "size")?,
+    );
+    let start = usize::try_from(array.offset_bytes).ok()?;
+    let stride = usize::try_from(btf.size_of(element)?).ok()?;
+    let types = btf.enum_named("mod_mem_type")?;
+    (0..len.min(MAX_REGIONS))
+        .map(|number| {
+            let name = btf.enum_name(types, i64::from(number))?;
+            let by = stride
+                .checked_mul(usize::try_from(number).ok()?)?
+                .checked_add(start)?;
+            Some(RegionLayout {
+                base: base.shifted(by)?,
+                size: size.shifted(by)?,
+                text_size: None,
+                kind: kind_of(name),
+            })
+        })
+        .collect()
+}
+
+/// By the enumerator's name: `MOD_INIT_TEXT` and so on. `MOD_RO_AFTER_INIT` is data that stays.
+fn kind_of(name: &str) -> RegionKind {
+    match (name.starts_with("MOD_INIT_"), name.ends_with("_TEXT")) {
+        (false, true) => RegionKind::Text,
+        (false, false) => RegionKind::Data,
+        (true, true) => RegionKind::InitText,
+        (true, false) => RegionKind::InitData,
+    }
+}
+
+fn table(btf: &Btf, module: StructId, start: &str, count: &str) -> Option<Table> {
+    let pointer = btf.member(module, start)?;
+    let Type::Pointer(element) = btf.get(btf.stripped(pointer.ty)?)? else {
+        return None;
+    };
+    let stride = btf.size_of(element)?;
+    Some(Table {
+        start: Slot::find(btf, module, start)?,
+        count: Slot::find(btf, module, count)?,
+        stride: bounded(stride, "a table").ok()?,
+    })
+}

@@ -1,0 +1,133 @@
+//! From the head of the list to each module.
+
+use super::{
+    Module, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab, view::View,
+};
+use crate::{Btf, Gva, PagingState, PhysMemory, SymbolTable};
+
+/// The kernel's list head.
+const LIST: &str = "modules";
+/// A distribution's kernel has some thousand modules, and rarely two hundred of them loaded.
+const MAX_MODULES: usize = 4096;
+
+/// How to read a guest's modules. Made once for a kernel.
+#[derive(Clone, Debug)]
+pub struct Modules {
+    layout: ModuleLayout,
+}
+
+impl Modules {
+    /// What `btf` says of modules.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel has no modules, or none of a shape that is known.
+    pub fn new(btf: &Btf) -> Result<Self, ModulesError> {
+        Ok(Self {
+            layout: ModuleLayout::from_btf(btf)?,
+        })
+    }
+
+    /// All modules that are in place, the latest first. `kernel` has the list's run-time address,
+    /// `paging` is that of any vCPU, or the kernel's own tables.
+    ///
+    /// A vCPU that stands still in the middle of a change to the list does no harm: the kernel lets
+    /// others read it without a lock.
+    ///
+    /// # Errors
+    ///
+    /// When the list is broken. Tables of one module that cannot be read are no error: the module
+    /// tells in [`unread`](Module::unread).
+    pub fn read(
+        &self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        kernel: &SymbolTable,
+    ) -> Result<Vec<Module>, ModulesError> {
+        let view = View::new(memory, paging);
+        let head = kernel.address_of(LIST).ok_or(ModulesError::NoList)?;
+        let mut modules = Vec::new();
+        let mut link = pointer(&view, head)?;
+        for _ in 0..MAX_MODULES {
+            if link == head {
+                return Ok(modules);
+            }
+            // `next` is the first word of a link.
+            let address = Gva(link.0.wrapping_sub(self.layout.next.at as u64));
+            let bytes = self.bytes(&view, address)?;
+            if self.state(&bytes, address)? != ModuleState::Unformed {
+                modules.push(self.module(&view, address, &bytes)?);
+            }
+            let next = self.layout.next.read(&bytes);
+            link = Gva(next.unwrap_or_default());
+        }
+        Err(ModulesError::Endless { limit: MAX_MODULES })
+    }
+
+    /// The module whose `struct module` is at `address`, on the list or not.
+    ///
+    /// # Errors
+    ///
+    /// When there is no module at `address`.
+    pub fn read_one(
+        &self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        address: Gva,
+    ) -> Result<Module, ModulesError> {
+        let view = View::new(memory, paging);
+        let bytes = self.bytes(&view, address)?;
+        self.module(&view, address, &bytes)
+    }
+
+    fn bytes(&self, view: &View<'_>, address: Gva) -> Result<Vec<u8>, ModulesError> {
+        view.bytes("a module", address, self.layout.size)
+    }
+
+    fn state(&self, bytes: &[u8], address: Gva) -> Result<ModuleState, ModulesError> {
+        let state = self.layout.state.read(bytes);
+        let why = "it has no state";
+        state
+            .and_then(ModuleState::from_number)
+            .ok_or(ModulesError::NotAModule { address, why })
+    }
+
+    fn module(&self, view: &View<'_>, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
+        let why = "it has no name";
+        let name = name(bytes.get(self.layout.name.clone()).unwrap_or_default())
+            .ok_or(ModulesError::NotAModule { address, why })?;
+        let mut module = Module {
+            address,
+            name,
+            state: self.state(bytes, address)?,
+            regions: self.layout.regions(bytes),
+            symbols: Vec::new(),
+            sites: Vec::new(),
+            unread: Vec::new(),
+        };
+        if module.state == ModuleState::Unformed {
+            return Ok(module);
+        }
+        let symbols = Symtab::read(view, &self.layout, bytes).map(|table| table.symbols(&module));
+        match symbols {
+            Ok(symbols) => module.symbols = symbols,
+            Err(error) => module.unread.push(error),
+        }
+        sites::read(view, &self.layout, bytes, &mut module);
+        Ok(module)
+    }
+}
+
+fn pointer(view: &View<'_>, address: Gva) -> Result<Gva, ModulesError> {
+    let bytes = view.bytes("the list of modules", address, 8)?;
+    let pointer = bytes.try_into().map(u64::from_le_bytes);
+    Ok(Gva(pointer.unwrap_or_default()))
+}
+
+/// The text before the first zero.
+fn name(bytes: &[u8]) -> Option<String> {
+    let len = bytes.iter().position(|&byte| byte == 0)?;
+    let text = std::str::from_utf8(&bytes[..len]).ok()?;
+    let is_name = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+    is_name.then(|| text.to_owned())
+}

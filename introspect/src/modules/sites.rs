@@ -1,0 +1,93 @@
+//! The places in a module that the kernel patches while it runs.
+//!
+//! What is patched once (alternatives, return thunks, retpolines) is done before a module can be
+//! seen.
+
+use super::{
+    Module, ModulesError,
+    layout::{ModuleLayout, Table},
+    view::View,
+};
+use crate::{
+    Gva, PatchKind, PatchSite,
+    patchsites::{BRANCH_BYTES, instruction_len},
+};
+
+/// The largest module has 20 000 functions.
+const MAX_SITES: u64 = 1 << 18;
+
+/// Adds the sites of `module`, whose `struct module` has these bytes.
+pub(super) fn read(view: &View<'_>, layout: &ModuleLayout, bytes: &[u8], module: &mut Module) {
+    let tables = [
+        (PatchKind::Ftrace, "a module's ftrace sites", &layout.ftrace),
+        (
+            PatchKind::JumpLabel,
+            "a module's jump labels",
+            &layout.jump_labels,
+        ),
+        (
+            PatchKind::StaticCall,
+            "a module's static calls",
+            &layout.static_calls,
+        ),
+    ];
+    let mut sites = Vec::new();
+    for (kind, what, table) in tables {
+        let Some(table) = table else { continue };
+        match addresses(view, what, kind, *table, bytes) {
+            Ok(addresses) => {
+                let in_code = addresses.into_iter().filter(|&at| module.holds_code(at));
+                sites.extend(in_code.map(|address| PatchSite {
+                    address,
+                    len: len(view, kind, address),
+                    kind,
+                }));
+            }
+            Err(error) => module.unread.push(error),
+        }
+    }
+    sites.sort_unstable();
+    sites.dedup();
+    module.sites = sites;
+}
+
+/// A jump label may be two bytes; the others are calls or what stands in for them.
+fn len(view: &View<'_>, kind: PatchKind, address: Gva) -> u8 {
+    if kind == PatchKind::Ftrace {
+        return BRANCH_BYTES;
+    }
+    let code = view.bytes_up_to("a module's code", address, 15);
+    code.ok()
+        .and_then(|code| instruction_len(&code, address))
+        .unwrap_or(BRANCH_BYTES)
+}
+
+fn addresses(
+    view: &View<'_>,
+    what: &'static str,
+    kind: PatchKind,
+    table: Table,
+    module: &[u8],
+) -> Result<Vec<Gva>, ModulesError> {
+    let count = table.count.read(module).unwrap_or_default();
+    let start = Gva(table.start.read(module).unwrap_or_default());
+    if count == 0 || start == Gva(0) {
+        return Ok(Vec::new());
+    }
+    let len = usize::try_from(count).ok().filter(|_| count <= MAX_SITES);
+    let bytes = len
+        .and_then(|len| len.checked_mul(table.stride))
+        .ok_or(ModulesError::TooMany { what, count })?;
+    let bytes = view.bytes(what, start, bytes)?;
+    let entries = bytes.chunks_exact(table.stride.max(1)).enumerate();
+    let address = |(number, entry): (usize, &[u8])| {
+        if kind == PatchKind::Ftrace {
+            return Some(Gva(u64::from_le_bytes(entry.get(..8)?.try_into().ok()?)));
+        }
+        // The distance from where it is stored.
+        let distance = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
+        let here = start.wrapping_add((number * table.stride) as u64);
+        Some(Gva(here.0.wrapping_add_signed(i64::from(distance))))
+    };
+    Ok(entries.filter_map(address).collect())
+}

@@ -1,0 +1,45 @@
+//! A number's place in a struct.
+
+use super::ModulesError;
+use crate::btf::{Btf, StructId};
+
+/// Where in a struct's bytes a little-endian number lies, pointers included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) at: usize,
+    len: usize,
+}
+
+impl Slot {
+    /// The place of the member that `path` leads to.
+    pub(super) fn of(btf: &Btf, id: StructId, path: &'static str) -> Result<Self, ModulesError> {
+        Self::find(btf, id, path).ok_or(ModulesError::NoType { what: path })
+    }
+
+    pub(super) fn find(btf: &Btf, id: StructId, path: &str) -> Option<Self> {
+        let member = btf.member(id, path)?;
+        let len = usize::try_from(member.size_bytes).ok()?;
+        let fits = member.bits.is_none() && (1..=8).contains(&len);
+        Some(Self {
+            at: usize::try_from(member.offset_bytes).ok()?,
+            len,
+        })
+        .filter(|_| fits)
+    }
+
+    /// The same, in a struct that is embedded `by` bytes from the beginning of another.
+    pub(super) fn shifted(self, by: usize) -> Option<Self> {
+        Some(Self {
+            at: self.at.checked_add(by)?,
+            ..self
+        })
+    }
+
+    /// The number; `None` when the bytes end before it.
+    pub(super) fn read(self, bytes: &[u8]) -> Option<u64> {
+        let held = bytes.get(self.at..self.at.checked_add(self.len)?)?;
+        let mut wide = [0; 8];
+        wide.get_mut(..self.len)?.copy_from_slice(held);
+        Some(u64::from_le_bytes(wide))
+    }
+}

@@ -1,0 +1,169 @@
+//! A module's symbols.
+//!
+//! While a module is coming, its `kallsyms` points to all of its symbols, in memory that is freed
+//! with the init parts; then to those that stay. Either way: an ELF symbol table whose values are
+//! run-time addresses, its names, and nm's letter for each.
+
+use std::sync::Arc;
+
+use super::{Module, ModulesError, layout::ModuleLayout, view::View};
+use crate::{Gva, Symbol};
+
+const SYMBOL_BYTES: usize = 24;
+/// The largest module, a graphics driver, has 60 000.
+const MAX_SYMBOLS: u64 = 1 << 18;
+/// And 3 MB of names.
+const MAX_NAMES_BYTES: usize = 16 << 20;
+/// The kernel's own limit, KSYM_NAME_LEN, is 512.
+const MAX_NAME_BYTES: usize = 512;
+/// `st_shndx` of a symbol that is defined elsewhere.
+const UNDEFINED: u16 = 0;
+const GLOBAL: u8 = 1;
+const WEAK: u8 = 2;
+
+/// The three tables, read.
+#[derive(Debug)]
+pub(super) struct Symtab {
+    entries: Vec<u8>,
+    names: Vec<u8>,
+    letters: Vec<u8>,
+}
+
+/// One `Elf64_Sym`.
+#[derive(Clone, Copy)]
+struct Entry {
+    name: u32,
+    binding: u8,
+    section: u16,
+    value: u64,
+}
+
+impl Entry {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        let info = *bytes.get(4)?;
+        let section = bytes.get(6..8)?.try_into().ok()?;
+        Some(Self {
+            name: word(0)?,
+            binding: info >> 4,
+            section: u16::from_le_bytes(section),
+            value: u64::from(word(8)?) | u64::from(word(12)?) << 32,
+        })
+    }
+}
+
+impl Symtab {
+    /// Follows `kallsyms` from the bytes of a `struct module`.
+    pub(super) fn read(
+        view: &View<'_>,
+        layout: &ModuleLayout,
+        module: &[u8],
+    ) -> Result<Self, ModulesError> {
+        let table = &layout.symtab;
+        let pointer = Gva(layout.kallsyms.read(module).unwrap_or_default());
+        let head = view.bytes("a module's symbols", pointer, table.size)?;
+        let field = |slot: super::slot::Slot| slot.read(&head).unwrap_or_default();
+        let count = field(table.count);
+        let len = usize::try_from(count).ok().filter(|_| count <= MAX_SYMBOLS);
+        let len = len.ok_or(ModulesError::TooMany {
+            what: "symbols of a module",
+            count,
+        })?;
+        let entries = view.bytes(
+            "a module's symbol table",
+            Gva(field(table.symbols)),
+            len * SYMBOL_BYTES,
+        )?;
+        let letters = view.bytes("a module's symbol types", Gva(field(table.letters)), len)?;
+        let last = each(&entries).map(|entry| entry.name as usize).max();
+        // Nothing says how long the names are: from the last one on, as much as one may take.
+        let names_len = last
+            .unwrap_or(0)
+            .saturating_add(MAX_NAME_BYTES)
+            .min(MAX_NAMES_BYTES);
+        let names = view.bytes_up_to(
+            "a module's symbol names",
+            Gva(field(table.names)),
+            names_len,
+        )?;
+        Ok(Self {
+            entries,
+            names,
+            letters,
+        })
+    }
+
+    /// The symbols that lie in `module`, in address order.
+    pub(super) fn symbols(&self, module: &Module) -> Vec<Symbol> {
+        let owner: Arc<str> = module.name.as_str().into();
+        let mut symbols: Vec<Symbol> = each(&self.entries)
+            .zip(&self.letters)
+            .filter_map(|(entry, &letter)| {
+                let address = Gva(entry.value);
+                let region = module.region_at(address)?;
+                let kind = kind(letter, entry.binding, region.kind.is_text())?;
+                let name = self.name(entry.name)?;
+                (entry.section != UNDEFINED).then(|| Symbol {
+                    address,
+                    size: 0,
+                    kind,
+                    name: name.to_owned(),
+                    module: Some(Arc::clone(&owner)),
+                })
+            })
+            .collect();
+        symbols.sort_by(|a, b| (a.address, &a.name).cmp(&(b.address, &b.name)));
+        set_sizes(&mut symbols, module);
+        symbols
+    }
+
+    /// The name at an offset; `None` for those that the kernel does not list either.
+    fn name(&self, offset: u32) -> Option<&str> {
+        let rest = self.names.get(offset as usize..)?;
+        let window = &rest[..rest.len().min(MAX_NAME_BYTES)];
+        let len = window.iter().position(|&byte| byte == 0)?;
+        let name = std::str::from_utf8(&window[..len]).ok()?;
+        let is_name = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_graphic());
+        let is_label = name.starts_with(".L") || name.starts_with('$');
+        (is_name && !is_label).then_some(name)
+    }
+}
+
+fn each(entries: &[u8]) -> impl Iterator<Item = Entry> {
+    entries.chunks_exact(SYMBOL_BYTES).filter_map(Entry::parse)
+}
+
+/// nm's letter for what the kernel notes as a small one. Only what lies in code is text: some
+/// sections of data are executable by their flags.
+fn kind(letter: u8, binding: u8, in_text: bool) -> Option<char> {
+    let letter = match letter.to_ascii_lowercase() {
+        b'u' => return None,
+        b't' if in_text && binding == WEAK => 'w',
+        b't' if !in_text => 'd',
+        letter if letter.is_ascii_lowercase() => char::from(letter),
+        // The kernel's mark for a section it has no letter for.
+        _ if in_text => 't',
+        _ => 'd',
+    };
+    Some(if binding == GLOBAL {
+        letter.to_ascii_uppercase()
+    } else {
+        letter
+    })
+}
+
+/// Up to the next symbol at a higher address, or the end of the part it lies in.
+fn set_sizes(symbols: &mut [Symbol], module: &Module) {
+    let mut next: Option<Gva> = None;
+    for index in (0..symbols.len()).rev() {
+        let address = symbols[index].address;
+        let later = symbols.get(index + 1).map(|symbol| symbol.address);
+        if later.is_some_and(|later| later > address) {
+            next = later;
+        }
+        let region_end = module.region_at(address).map(|region| region.range.end);
+        let end = [next, region_end].into_iter().flatten().min();
+        let size = end.and_then(|end| end.offset_from(address));
+        symbols[index].size = size.unwrap_or(0);
+    }
+}
