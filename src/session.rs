@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use probes::{EventSink, PlantByte, Session, SessionConfig, SessionError, Summary};
+use probes::{EventSink, NewProbe, PlantByte, Session, SessionConfig, SessionError, Summary};
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
@@ -59,6 +59,7 @@ pub(crate) fn run_guest(
 ) -> Result<Summary, RunFailure> {
     let host = Host::open()?;
     let facts = self_test(&host)?;
+    let probes: Vec<NewProbe> = config.probes.iter().cloned().map(NewProbe::from).collect();
     let session = Session::new(
         &host,
         facts,
@@ -74,7 +75,7 @@ pub(crate) fn run_guest(
             cmdline: &config.cmdline,
             memory_bytes: config.memory_bytes,
             cpus: config.cpus,
-            probes: &config.probes,
+            probes: &probes,
             plant: match config.trap {
                 TrapChoice::Auto => None,
                 TrapChoice::Port => Some(PlantByte::Port),

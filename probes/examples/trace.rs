@@ -19,7 +19,10 @@ impl EventSink for Print {
                 "hit {} cpu{} {} {:?}",
                 hit.probe, hit.vcpu, hit.symbol, hit.args
             ),
-            Event::Return(ret) if self.0 => println!("ret {} cpu{} = {} after {} ns", ret.probe, ret.vcpu, ret.retval, ret.took_ns),
+            Event::Return(ret) if self.0 => println!(
+                "ret {} cpu{} = {} after {} ns",
+                ret.probe, ret.vcpu, ret.retval, ret.took_ns
+            ),
             Event::Hit(_) | Event::Return(_) => (),
             other => println!("{other:?}"),
         }

@@ -115,13 +115,20 @@ pub struct HitContext<'a> {
 
 impl fmt::Debug for HitContext<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HitContext").field("regs", &self.regs).finish_non_exhaustive()
+        f.debug_struct("HitContext")
+            .field("regs", &self.regs)
+            .finish_non_exhaustive()
     }
 }
 
 impl<'a> HitContext<'a> {
     pub(crate) fn new(vcpu: &'a mut dyn Vcpu, planter: &'a Planter, regs: vmm::kvm_regs) -> Self {
-        Self { vcpu, planter, regs, changed: false }
+        Self {
+            vcpu,
+            planter,
+            regs,
+            changed: false,
+        }
     }
 
     /// Which vCPU, from 0.
@@ -149,7 +156,8 @@ impl<'a> HitContext<'a> {
     /// When it is not mapped, or not memory.
     pub fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), AccessError> {
         let state = self.vcpu.system_state()?;
-        read_virt(&self.planter, &state.paging, at, buf).map_err(|_| AccessError::NotReadable { at, len: buf.len() })
+        read_virt(&self.planter, &state.paging, at, buf)
+            .map_err(|_| AccessError::NotReadable { at, len: buf.len() })
     }
 
     /// Reads a 64-bit value.
@@ -170,15 +178,22 @@ impl<'a> HitContext<'a> {
     /// When it is not mapped, or not memory; some of it may have been written then.
     pub fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), AccessError> {
         let state = self.vcpu.system_state()?;
-        let failed = AccessError::NotWritable { at, len: bytes.len() };
+        let failed = AccessError::NotWritable {
+            at,
+            len: bytes.len(),
+        };
         let mut done = 0;
         while done < bytes.len() {
             let here = at.wrapping_add(done as u64);
             let room = usize::try_from(0x1000 - here.page_offset()).unwrap_or(1);
             // A write onto a planted page is merged, at most 8 bytes at a time.
             let len = room.min(bytes.len() - done).min(8);
-            let gpa = introspect::walk(&self.planter, &state.paging, here).map_err(|_| failed.clone())?.gpa;
-            self.planter.write_own(gpa, &bytes[done..done + len]).map_err(|_| failed.clone())?;
+            let gpa = introspect::walk(&self.planter, &state.paging, here)
+                .map_err(|_| failed.clone())?
+                .gpa;
+            self.planter
+                .write_own(gpa, &bytes[done..done + len])
+                .map_err(|_| failed.clone())?;
             done += len;
         }
         Ok(())

@@ -22,17 +22,17 @@ pub mod units;
 pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
 pub use engine::{Abilities, Action, ArmError, Engine, NewProbe, RegisterError};
 pub use event::{
-    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Return, Summary,
-    Tier,
+    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,
+    Return, Summary, Tier,
 };
+pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, PreOutcome,
     ReturnHandler,
 };
-pub use registry::ProbeId;
-pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use kernel::{Kernel, KernelError};
 pub use plant::PlantByte;
+pub use registry::ProbeId;
 pub use resolve::{Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
 pub use session::{Session, SessionConfig, SessionError};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

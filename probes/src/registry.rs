@@ -56,7 +56,12 @@ pub(crate) enum Milestone {
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 4] = [Self::BootPatched, Self::InitFreed, Self::Panic, Self::TaskEnded];
+    pub(crate) const ALL: [Self; 4] = [
+        Self::BootPatched,
+        Self::InitFreed,
+        Self::Panic,
+        Self::TaskEnded,
+    ];
 
     /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them.
     pub(crate) const fn function(self) -> &'static str {
@@ -143,7 +148,11 @@ impl Probe {
             in_flight: AtomicUsize::new(0),
             missed: [const { AtomicU64::new(0) }; Missed::ALL.len()],
             tier: AtomicU8::new(TIER_NONE),
-            status: Mutex::new(Status { state: ProbeState::Pending, reason: None, ip: None }),
+            status: Mutex::new(Status {
+                state: ProbeState::Pending,
+                reason: None,
+                ip: None,
+            }),
         }
     }
 
@@ -169,7 +178,9 @@ impl Probe {
     /// A call is to be followed: `false` when as many as `maxactive` are already.
     pub(crate) fn begin_call(&self, maxactive: usize) -> bool {
         self.in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| (now < maxactive).then_some(now + 1))
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
+                (now < maxactive).then_some(now + 1)
+            })
             .is_ok()
     }
 
@@ -209,19 +220,33 @@ impl Probe {
 
     pub(crate) fn set_armed(&self, ip: Hex) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        *status = Status { state: ProbeState::Armed, reason: None, ip: Some(ip) };
+        *status = Status {
+            state: ProbeState::Armed,
+            reason: None,
+            ip: Some(ip),
+        };
     }
 
     pub(crate) fn state(&self) -> ProbeState {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).state
+        self.status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .state
     }
 
     pub(crate) fn summary(&self) -> ProbeSummary {
-        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let missed = Missed::ALL.iter().zip(&self.missed).filter_map(|((_, name), count)| {
-            let count = count.load(Ordering::Relaxed);
-            (count > 0).then(|| ((*name).to_owned(), count))
-        });
+        let status = self
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let missed = Missed::ALL
+            .iter()
+            .zip(&self.missed)
+            .filter_map(|((_, name), count)| {
+                let count = count.load(Ordering::Relaxed);
+                (count > 0).then(|| ((*name).to_owned(), count))
+            });
         let follows = matches!(self.purpose, Purpose::Return(_));
         ProbeSummary {
             probe: self.name.to_string(),

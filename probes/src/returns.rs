@@ -58,7 +58,9 @@ pub(crate) struct Calls {
 
 impl Default for Calls {
     fn default() -> Self {
-        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect() }
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+        }
     }
 }
 
@@ -70,7 +72,9 @@ impl Calls {
     /// Held for a look at one stack's few calls, never while anything is waited for.
     fn shard(&self, stack: u64) -> MutexGuard<'_, Stacks> {
         let index = usize::try_from(stack / STACK_BYTES).unwrap_or(0) % SHARDS;
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call has been entered. Calls further up the same stack that have not returned never will: they are given
@@ -82,7 +86,8 @@ impl Calls {
         let stale = |old: &Instance| {
             old.slot < instance.slot
                 || (old.slot == instance.slot
-                    && (old.returns_to != instance.returns_to || Arc::ptr_eq(&old.probe, &instance.probe)))
+                    && (old.returns_to != instance.returns_to
+                        || Arc::ptr_eq(&old.probe, &instance.probe)))
         };
         let abandoned = calls.extract_if(.., |old| stale(old)).collect();
         calls.push(instance);
@@ -95,9 +100,12 @@ impl Calls {
         let slot = rsp.wrapping_sub(8);
         let stack = stack_of(slot);
         let mut shard = self.shard(stack);
-        let Some(calls) = shard.get_mut(&stack) else { return Vec::new() };
-        let mut returned: Vec<Instance> =
-            calls.extract_if(.., |call| call.slot == slot && call.returns_to == at).collect();
+        let Some(calls) = shard.get_mut(&stack) else {
+            return Vec::new();
+        };
+        let mut returned: Vec<Instance> = calls
+            .extract_if(.., |call| call.slot == slot && call.returns_to == at)
+            .collect();
         if calls.is_empty() {
             shard.remove(&stack);
         }

@@ -360,6 +360,8 @@ fn not_begun(config: &RunConfig) -> Summary {
         missed: BTreeMap::new(),
         tier: None,
         exits: 0,
+        returns: None,
+        in_flight: None,
         state: ProbeState::Pending,
         reason: Some("the run was stopped before the guest had started".to_owned()),
     };

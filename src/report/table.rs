@@ -89,6 +89,12 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
         for (reason, count) in &probe.missed {
             line(out, format_args!("  missed {count}: {reason}"));
         }
+        if let (Some(returns), Some(in_flight)) = (probe.returns, probe.in_flight) {
+            line(
+                out,
+                format_args!("  {returns} returned, {in_flight} in flight"),
+            );
+        }
         if let Some(reason) = &probe.reason {
             line(out, format_args!("  {reason}"));
         }
@@ -191,6 +197,8 @@ mod tests {
             missed: BTreeMap::new(),
             tier: (hits > 0).then_some(Tier::Emulated),
             exits: hits,
+            returns: None,
+            in_flight: None,
             state: ProbeState::Armed,
             reason: None,
         }

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use probes::{Event, Hit, Note};
+use probes::{Event, Note};
 
 use super::style::{Ink, Style};
 use super::table;
@@ -35,38 +35,48 @@ impl Formatter {
     /// Appends one event as a line, the summary as a table.
     pub(super) fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
-            Event::Hit(hit) => self.hit(hit, out),
+            Event::Hit(hit) => {
+                let args = hit.args.map(|arg| arg.to_string()).join(", ");
+                let told = (hit.ts_ns, hit.vcpu, &*hit.probe, &*hit.symbol);
+                self.row(told, format!("({args})"), out);
+            }
+            Event::Return(ret) => {
+                let took = micros(ret.took_ns);
+                let told = (ret.ts_ns, ret.vcpu, &*ret.probe, &*ret.symbol);
+                self.row(told, format!("= {} after {took} µs", ret.retval), out);
+            }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
         }
     }
 
-    fn hit(&mut self, hit: &Hit, out: &mut Vec<u8>) {
-        self.probe_width = self.probe_width.max(hit.probe.len().min(MAX_COLUMN));
-        self.symbol_width = self.symbol_width.max(hit.symbol.len().min(MAX_COLUMN));
+    /// When, on which vCPU, which probe, where; and what there is to say of it.
+    fn row(
+        &mut self,
+        (ts_ns, vcpu, probe, symbol): (u64, usize, &str, &str),
+        said: String,
+        out: &mut Vec<u8>,
+    ) {
+        self.probe_width = self.probe_width.max(probe.len().min(MAX_COLUMN));
+        self.symbol_width = self.symbol_width.max(symbol.len().min(MAX_COLUMN));
         let (style, probe_width, symbol_width) = (self.style, self.probe_width, self.symbol_width);
-        let time = format!("{:>11}", seconds(hit.ts_ns));
-        let cpu = format!("cpu{:<2}", hit.vcpu);
-        let args = hit.args.map(|arg| arg.to_string()).join(", ");
+        let time = format!("{:>11}", seconds(ts_ns));
+        let cpu = format!("cpu{vcpu:<2}");
         let before = self.prefix.len()
             + time.len()
             + cpu.len()
-            + hit.probe.len().max(probe_width)
-            + hit.symbol.len().max(symbol_width)
+            + probe.len().max(probe_width)
+            + symbol.len().max(symbol_width)
             + 8;
-        let args = cut(
-            format!("({args})"),
-            style.width.map(|width| width.saturating_sub(before)),
-        );
+        let said = cut(said, style.width.map(|width| width.saturating_sub(before)));
         line(
             out,
             format_args!(
-                "{}{}  {}  {}  {:symbol_width$}  {args}",
+                "{}{}  {}  {}  {symbol:symbol_width$}  {said}",
                 style.paint(Ink::Faint, self.prefix),
                 style.paint(Ink::Faint, time),
                 style.paint(Ink::Faint, cpu),
-                style.paint(Ink::Name, format!("{:probe_width$}", hit.probe)),
-                hit.symbol,
+                style.paint(Ink::Name, format!("{probe:probe_width$}")),
             ),
         );
     }
@@ -96,6 +106,11 @@ impl Formatter {
 /// Seconds with six digits behind the point.
 pub(super) fn seconds(ns: u64) -> String {
     format!("{}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000)
+}
+
+/// Microseconds with one digit behind the point.
+fn micros(ns: u64) -> String {
+    format!("{}.{}", ns / 1000, ns % 1000 / 100)
 }
 
 pub(super) fn line(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {

@@ -66,7 +66,7 @@ impl Writer {
             };
             match message {
                 Ok(Message::Event(event)) => {
-                    hits += u64::from(matches!(*event, Event::Hit(_)));
+                    hits += u64::from(matches!(*event, Event::Hit(_) | Event::Return(_)));
                     self.event(&event, &mut lines);
                 }
                 Ok(Message::Console(bytes)) => self.console(&bytes, &mut lines),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use guest_images::testguest::Outcome;
 use probes::{
-    GuestEnd, Kernel, PlantByte, ProbeSpec, ProbeSummary, Session, SessionConfig, Summary,
+    GuestEnd, Kernel, NewProbe, PlantByte, ProbeSpec, ProbeSummary, Session, SessionConfig, Summary,
 };
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, HostFacts};
@@ -98,10 +98,10 @@ impl Guest {
     pub(crate) fn prepare(self) -> Prepared {
         let (host, facts) = &*HOST;
         let observer = Observer::default();
-        let probes: Vec<ProbeSpec> = self
+        let probes: Vec<NewProbe> = self
             .probes
             .iter()
-            .map(|probe| probe.parse().expect("a probe"))
+            .map(|probe| probe.parse::<ProbeSpec>().expect("a probe").into())
             .collect();
         let file = KernelFile::open(&FILE).expect("the test guest is a kernel");
         let config = SessionConfig {

@@ -9,6 +9,8 @@ mod boundaries;
 mod control;
 mod ends;
 mod guest;
+mod live;
 mod observer;
+mod returns;
 mod scenarios;
 mod text;

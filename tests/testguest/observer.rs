@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use probes::{Event, EventSink, Hit, Note};
+use probes::{Event, EventSink, Hit, Note, Return};
 
 /// What a guest that is alive shows within this time, it shows.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -12,6 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 struct Seen {
     hits: Vec<Hit>,
+    returns: Vec<Return>,
     notes: Vec<Note>,
     console: Vec<u8>,
 }
@@ -61,6 +62,10 @@ impl Observer {
         self.seen().hits.clone()
     }
 
+    pub(crate) fn returns(&self) -> Vec<Return> {
+        self.seen().returns.clone()
+    }
+
     pub(crate) fn notes(&self) -> Vec<Note> {
         self.seen().notes.clone()
     }
@@ -74,6 +79,7 @@ impl EventSink for Observer {
     fn event(&self, event: Event) {
         self.change(|seen| match event {
             Event::Hit(hit) => seen.hits.push(hit),
+            Event::Return(ret) => seen.returns.push(ret),
             Event::Note(note) => seen.notes.push(note),
             Event::Summary(_) => panic!("a session returns its summary"),
         });

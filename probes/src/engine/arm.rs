@@ -145,11 +145,16 @@ impl Engine {
         let mut wanted = Wanted::new(&table);
         let mut states = Vec::new();
         let armed = self.armed.load(Ordering::Acquire);
-        let follows = probes.iter().any(|probe| matches!(probe.purpose, Purpose::Return(_)));
+        let follows = probes
+            .iter()
+            .any(|probe| matches!(probe.purpose, Purpose::Return(_)));
         for probe in self.milestones.iter().chain(probes.iter()) {
             let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
-            let idle = matches!(probe.purpose, Purpose::Milestone(Milestone::TaskEnded)) && !follows;
-            let Some(place) = probe.place.as_ref().filter(|_| !gone && !idle) else { continue };
+            let idle =
+                matches!(probe.purpose, Purpose::Milestone(Milestone::TaskEnded)) && !follows;
+            let Some(place) = probe.place.as_ref().filter(|_| !gone && !idle) else {
+                continue;
+            };
             if !armed || !probe.is_enabled() {
                 states.push((probe, NewState::Disabled));
                 continue;
@@ -184,15 +189,22 @@ impl Engine {
                 }
             }
         }
-        let remove: Vec<Gpa> =
-            table.plants().filter(|plant| !wanted.plants.contains_key(&plant.at)).map(|plant| plant.gpa).collect();
-        self.planter.change(paused, &wanted.add, &remove).map_err(|error| ArmError(error.into()))?;
+        let remove: Vec<Gpa> = table
+            .plants()
+            .filter(|plant| !wanted.plants.contains_key(&plant.at))
+            .map(|plant| plant.gpa)
+            .collect();
+        self.planter
+            .change(paused, &wanted.add, &remove)
+            .map_err(|error| ArmError(error.into()))?;
         let (plants, debug) = wanted.finish(paused, &table, &self.planter);
         self.replace_table(paused, plants.into_iter(), debug);
         for (probe, state) in states {
             match state {
                 NewState::Armed(ip) => probe.set_armed(ip.into()),
-                NewState::Pending(reason) => probe.set_state(ProbeState::Pending, Some(reason.to_owned())),
+                NewState::Pending(reason) => {
+                    probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
+                }
                 NewState::Disabled => probe.set_state(ProbeState::Disabled, None),
                 NewState::Refused(reason) => self.refuse(probe, reason),
             }
@@ -202,9 +214,12 @@ impl Engine {
 
     /// Whether a plant can be put where a call returns to.
     pub(super) fn can_return_to(&self, site: Gva) -> bool {
-        self.located
-            .get()
-            .is_some_and(|located| matches!(self.arming_return_site(site, *located), Arming::Plant { .. }))
+        self.located.get().is_some_and(|located| {
+            matches!(
+                self.arming_return_site(site, *located),
+                Arming::Plant { .. }
+            )
+        })
     }
 
     fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
@@ -212,7 +227,11 @@ impl Engine {
         if !self.kernel.holds_code(linked) {
             return Arming::Refused("it is not in the kernel's text".to_owned());
         }
-        let patched = self.kernel.sites().overlapping(linked, 1).map(|site| site.kind.when());
+        let patched = self
+            .kernel
+            .sites()
+            .overlapping(linked, 1)
+            .map(|site| site.kind.when());
         let waits = patched == Some(PatchTime::BootOnly) && !self.boot_patched.get();
         if patched == Some(PatchTime::Runtime) || waits {
             return Arming::Refused("the kernel patches it".to_owned());
@@ -221,7 +240,11 @@ impl Engine {
             return Arming::Refused("it is not in the kernel's image".to_owned());
         };
         match own_instruction(&self.planter, gpa, site) {
-            Some(decoded) => Arming::Plant { at: site, gpa, len: decoded.len() },
+            Some(decoded) => Arming::Plant {
+                at: site,
+                gpa,
+                len: decoded.len(),
+            },
             None => Arming::Refused("no instruction begins there".to_owned()),
         }
     }
@@ -236,15 +259,25 @@ impl Engine {
     /// Makes the whole text read-only, so that planting more there changes no memory slot: once the kernel has
     /// patched itself for this machine, and rarely writes there any more.
     pub(super) fn protect_text(&self, paused: &dyn Paused) {
-        let range = self.located.get().zip(self.kernel.text()).and_then(|(located, text)| {
-            let start = self.gpa_of(text.start, *located)?;
-            let last = self.gpa_of(Gva(text.end.0.checked_sub(1)?), *located)?;
-            Some(PageRange::covering(GuestAddress(start.0), GuestAddress(last.0 + 1)))
-        });
+        let range = self
+            .located
+            .get()
+            .zip(self.kernel.text())
+            .and_then(|(located, text)| {
+                let start = self.gpa_of(text.start, *located)?;
+                let last = self.gpa_of(Gva(text.end.0.checked_sub(1)?), *located)?;
+                Some(PageRange::covering(
+                    GuestAddress(start.0),
+                    GuestAddress(last.0 + 1),
+                ))
+            });
         if let Some(range) = range
             && let Err(error) = self.planter.protect(paused, range)
         {
-            self.note(None, format!("the kernel's text cannot be made read-only as a whole: {error}"));
+            self.note(
+                None,
+                format!("the kernel's text cannot be made read-only as a whole: {error}"),
+            );
         }
     }
 
@@ -344,18 +377,25 @@ struct Wanted<'t> {
 
 impl<'t> Wanted<'t> {
     fn new(before: &'t Table) -> Self {
-        Self { before, plants: BTreeMap::new(), debug: Vec::new(), add: Vec::new() }
+        Self {
+            before,
+            plants: BTreeMap::new(),
+            debug: Vec::new(),
+            add: Vec::new(),
+        }
     }
 
     fn plant(&mut self, at: Gva, gpa: Gpa, len: usize) -> &mut Plant {
         let (before, add) = (self.before, &mut self.add);
-        self.plants.entry(at).or_insert_with(|| match before.at(at) {
-            Some(plant) => plant.emptied(),
-            None => {
-                add.push((gpa, len));
-                Plant::new(at, gpa)
-            }
-        })
+        self.plants
+            .entry(at)
+            .or_insert_with(|| match before.at(at) {
+                Some(plant) => plant.emptied(),
+                None => {
+                    add.push((gpa, len));
+                    Plant::new(at, gpa)
+                }
+            })
     }
 
     fn debug(&mut self, at: Gva, gpa: Gpa) -> Option<&mut Plant> {
@@ -390,7 +430,10 @@ impl<'t> Wanted<'t> {
                 (at, Arc::new(plant))
             })
             .collect();
-        let only = self.debug.into_iter().map(|plant| DebugUse::Only(Arc::new(plant)));
+        let only = self
+            .debug
+            .into_iter()
+            .map(|plant| DebugUse::Only(Arc::new(plant)));
         let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
             DebugUse::StandIn(plant) => plants.get(&plant.at).cloned().map(DebugUse::StandIn),
             DebugUse::Only(_) => None,

@@ -50,7 +50,8 @@ impl Engine {
             }
         }
         if let Some(located) = self.located.get() {
-            self.return_sites.retain(|site| !self.kernel.is_init(located.linked(site)));
+            self.return_sites
+                .retain(|site| !self.kernel.is_init(located.linked(site)));
         }
         if let Err(error) = self.reconcile(paused) {
             self.note(None, format!("plants in the init text stay: {error}"));

@@ -19,6 +19,7 @@ mod return_sites;
 mod stand_in;
 mod trap;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -77,6 +78,8 @@ pub struct Engine {
     /// Calls that are followed to their return.
     calls: Calls,
     return_sites: ReturnSites,
+    /// See [`Engine::resuming`].
+    resuming: Mutex<BTreeSet<usize>>,
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
@@ -104,7 +107,13 @@ impl Engine {
                 let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
                 let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
                 let purpose = Purpose::Milestone(milestone);
-                Some(Arc::new(Probe::new(ProbeId(0), name, purpose, Some(place.ok()?), true)))
+                Some(Arc::new(Probe::new(
+                    ProbeId(0),
+                    name,
+                    purpose,
+                    Some(place.ok()?),
+                    true,
+                )))
             })
             .collect();
         let engine = Self {
@@ -119,6 +128,7 @@ impl Engine {
             milestones,
             calls: Calls::default(),
             return_sites: ReturnSites::default(),
+            resuming: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
             sink,
@@ -144,7 +154,11 @@ impl Engine {
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
-        self.probes.load().iter().map(|probe| probe.summary()).collect()
+        self.probes
+            .load()
+            .iter()
+            .map(|probe| probe.summary())
+            .collect()
     }
 
     pub(crate) fn panicked(&self) -> Option<Panicked> {
@@ -185,7 +199,9 @@ impl Engine {
 
 impl Engine {
     fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
-        let Some(place) = &call.probe.place else { return };
+        let Some(place) = &call.probe.place else {
+            return;
+        };
         let ts_ns = self.now_ns();
         let ip = Hex::from(call.returns_to);
         self.sink.event(Event::Return(Return {

@@ -52,7 +52,12 @@ pub struct NewProbe {
 
 impl From<ProbeSpec> for NewProbe {
     fn from(spec: ProbeSpec) -> Self {
-        Self { spec, action: Action::Trace, maxactive: None, enabled: true }
+        Self {
+            spec,
+            action: Action::Trace,
+            maxactive: None,
+            enabled: true,
+        }
     }
 }
 
@@ -75,16 +80,29 @@ impl Engine {
     pub(super) fn resolve_all(&self, new: &[NewProbe]) -> Result<Vec<Arc<Probe>>, ResolveError> {
         let slide = self.located.get().map_or(0, |located| located.slide);
         let mut probes = Vec::new();
-        for NewProbe { spec, action, maxactive, enabled } in new {
+        for NewProbe {
+            spec,
+            action,
+            maxactive,
+            enabled,
+        } in new
+        {
             let follow = |handler| {
-                Purpose::Return(ReturnPurpose { handler, maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE) })
+                Purpose::Return(ReturnPurpose {
+                    handler,
+                    maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE),
+                })
             };
             let purpose = match (spec.kind, action) {
-                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => follow(Some(Shared(Arc::clone(handler)))),
+                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => {
+                    follow(Some(Shared(Arc::clone(handler))))
+                }
                 (ProbeKind::Kretprobe, _) => follow(None),
                 (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
                 (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
-                (ProbeKind::Kprobe, Action::Handle(handler)) => Purpose::Handle(Shared(Arc::clone(handler))),
+                (ProbeKind::Kprobe, Action::Handle(handler)) => {
+                    Purpose::Handle(Shared(Arc::clone(handler)))
+                }
             };
             for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
                 let (place, refused) = match place {
@@ -107,7 +125,11 @@ impl Engine {
     /// # Errors
     ///
     /// When one cannot be meant, or plants cannot be placed; then nothing has changed.
-    pub fn register(&self, paused: &dyn Paused, new: &[NewProbe]) -> Result<Vec<ProbeId>, RegisterError> {
+    pub fn register(
+        &self,
+        paused: &dyn Paused,
+        new: &[NewProbe],
+    ) -> Result<Vec<ProbeId>, RegisterError> {
         let added = self.resolve_all(new)?;
         let ids = added.iter().map(|probe| probe.id).collect();
         let before = self.probes.load_full();
@@ -128,7 +150,10 @@ impl Engine {
     /// When bytes cannot be put back; then nothing has changed.
     pub fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
         let before = self.probes.load_full();
-        let (gone, stay): (Vec<_>, Vec<_>) = before.iter().cloned().partition(|probe| ids.contains(&probe.id));
+        let (gone, stay): (Vec<_>, Vec<_>) = before
+            .iter()
+            .cloned()
+            .partition(|probe| ids.contains(&probe.id));
         self.probes.store(Arc::new(stay));
         if let Err(error) = self.reconcile(paused) {
             self.probes.store(before);
@@ -145,9 +170,16 @@ impl Engine {
     /// # Errors
     ///
     /// When bytes cannot be changed; then nothing has changed.
-    pub fn set_enabled(&self, paused: &dyn Paused, id: ProbeId, enabled: bool) -> Result<bool, ArmError> {
+    pub fn set_enabled(
+        &self,
+        paused: &dyn Paused,
+        id: ProbeId,
+        enabled: bool,
+    ) -> Result<bool, ArmError> {
         let probes = self.probes.load_full();
-        let Some(probe) = probes.iter().find(|probe| probe.id == id) else { return Ok(false) };
+        let Some(probe) = probes.iter().find(|probe| probe.id == id) else {
+            return Ok(false);
+        };
         let before = probe.is_enabled();
         probe.set_enabled(enabled);
         if let Err(error) = self.reconcile(paused) {

@@ -67,11 +67,22 @@ impl Engine {
             None => Box::new(()),
         };
         let entered_ns = self.now_ns();
-        let call = Instance { probe: Arc::clone(probe), slot, returns_to, entered_ns, data };
+        let call = Instance {
+            probe: Arc::clone(probe),
+            slot,
+            returns_to,
+            entered_ns,
+            data,
+        };
         for abandoned in self.calls.entered(call) {
             abandoned.probe.lose_call(Missed::Abandoned);
         }
-        if self.table.load().at(returns_to).is_some_and(|plant| plant.returns) {
+        if self
+            .table
+            .load()
+            .at(returns_to)
+            .is_some_and(|plant| plant.returns)
+        {
             return false;
         }
         self.return_sites.lock().insert(returns_to);
@@ -80,11 +91,18 @@ impl Engine {
 
     /// Plants the return sites that the calls entered at `plant` have asked for.
     pub(super) fn plant_return_sites(&self, paused: &dyn Paused, plant: &Plant) {
-        if !plant.probes.iter().any(|(probe, _)| matches!(probe.purpose, Purpose::Return(_))) {
+        if !plant
+            .probes
+            .iter()
+            .any(|(probe, _)| matches!(probe.purpose, Purpose::Return(_)))
+        {
             return;
         }
         let sites = self.return_sites.all();
-        let impossible: Vec<Gva> = sites.into_iter().filter(|site| !self.can_return_to(*site)).collect();
+        let impossible: Vec<Gva> = sites
+            .into_iter()
+            .filter(|site| !self.can_return_to(*site))
+            .collect();
         for site in &impossible {
             self.give_up_return_site(*site);
         }
@@ -112,11 +130,17 @@ impl Engine {
     }
 
     /// Calls have returned to `plant` if any are remembered for this stack pointer.
-    pub(super) fn leave_calls(&self, hit: &mut HitContext<'_>, plant: &Plant) -> Result<(), GuestError> {
+    pub(super) fn leave_calls(
+        &self,
+        hit: &mut HitContext<'_>,
+        plant: &Plant,
+    ) -> Result<(), GuestError> {
         for call in self.calls.returned(plant.at, hit.regs.rsp) {
             call.probe.count_exit();
             call.probe.end_call();
-            let Purpose::Return(purpose) = &call.probe.purpose else { continue };
+            let Purpose::Return(purpose) = &call.probe.purpose else {
+                continue;
+            };
             match &purpose.handler {
                 Some(handler) => handler.0.clone().ret(hit, call.data),
                 None => self.tell_return(&call, hit.vcpu(), &hit.regs),

@@ -1,6 +1,7 @@
 //! Traps, and what is done about each.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, walk};
@@ -9,9 +10,9 @@ use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, Tra
 use super::Engine;
 use crate::Tier;
 use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
+use crate::handler::{FaultOutcome, HitContext, InstructionFault, PreOutcome};
 use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault, PreOutcome};
 use crate::registry::{Milestone, Purpose};
 
 /// The guest's own breakpoint.
@@ -22,7 +23,7 @@ const INT3: u8 = 0xcc;
 enum Told {
     /// The instruction is to be executed.
     GoOn,
-    /// The same, once something has been done with the other vCPUs paused.
+    /// Something has to be done with the other vCPUs paused first.
     NeedsPause,
     /// The vCPU goes on with the registers that a handler has set.
     Resume,
@@ -69,13 +70,18 @@ impl Engine {
         }
     }
 
+    /// The vCPUs whose handlers have decided where they go on, but that need the others paused first.
+    fn resuming(&self) -> MutexGuard<'_, BTreeSet<usize>> {
+        self.resuming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Counts a hit and calls its handlers, in the order of their registration; before them, those of the calls that
     /// return here.
     fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<Told, GuestError> {
         let regs = vcpu.regs()?;
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.planter, regs);
-        let mut told = Told::GoOn;
+        let (mut needs_pause, mut resumes) = (false, false);
         if plant.returns {
             hit.regs.rip = plant.at.0;
             self.leave_calls(&mut hit, plant)?;
@@ -86,44 +92,65 @@ impl Engine {
             match &probe.purpose {
                 Purpose::Trace => self.tell_hit(probe, hit.vcpu(), (*ip).into(), &hit.regs),
                 Purpose::Count => (),
-                Purpose::Handle(handler) => {
-                    if handler.0.pre(&mut hit) == PreOutcome::Resume {
-                        told = Told::Resume;
-                        break;
-                    }
-                }
+                Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Return(purpose) => {
-                    if self.enter_call(&mut hit, probe, purpose) {
-                        told = Told::NeedsPause;
-                    }
+                    needs_pause |= self.enter_call(&mut hit, probe, purpose)
                 }
                 Purpose::Milestone(Milestone::TaskEnded) => self.end_task(hit.vcpu)?,
-                Purpose::Milestone(_) => told = Told::NeedsPause,
+                Purpose::Milestone(_) => needs_pause = true,
+            }
+            if resumes {
+                break;
             }
         }
-        if told != Told::Resume {
+        if !resumes {
             hit.regs.rip = rip;
         }
         let (changed, regs) = (hit.changed, hit.regs);
-        if changed || told == Told::Resume {
+        if changed || resumes {
             vcpu.set_regs(&regs)?;
         }
-        Ok(told)
+        Ok(match (needs_pause, resumes) {
+            (false, false) => Told::GoOn,
+            (false, true) => Told::Resume,
+            (true, resumes) => {
+                if resumes {
+                    self.resuming().insert(vcpu.index());
+                }
+                Told::NeedsPause
+            }
+        })
     }
 
-    fn go_past(&self, vcpu: &mut dyn Vcpu, plant: &Plant, rip: Gva) -> Result<HitOutcome, GuestError> {
+    fn go_past(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        rip: Gva,
+    ) -> Result<HitOutcome, GuestError> {
         match plant.displaced(&self.planter, rip) {
             Some(decoded) => self.emulate(vcpu, plant, &decoded),
             None => Ok(HitOutcome::NeedsPause),
         }
     }
 
-    fn emulate(&self, vcpu: &mut dyn Vcpu, plant: &Plant, decoded: &Decoded) -> Result<HitOutcome, GuestError> {
+    fn emulate(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        decoded: &Decoded,
+    ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
-        match pass(vcpu, self.memory.as_ref(), &self.planter, self.abilities.features, decoded)? {
+        match pass(
+            vcpu,
+            self.memory.as_ref(),
+            &self.planter,
+            self.abilities.features,
+            decoded,
+        )? {
             Passed::Emulated => {
                 self.after(vcpu, plant, Tier::Emulated)?;
                 Ok(HitOutcome::Resume)
@@ -189,6 +216,12 @@ impl Engine {
         rip: Gva,
         step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
+        if self.resuming().remove(&vcpu.index()) {
+            if let Some(plant) = self.table.load().at(rip).cloned() {
+                self.plant_return_sites(paused, &plant);
+            }
+            return Ok(HitOutcome::Resume);
+        }
         let mut regs = vcpu.regs()?;
         if regs.rip != rip.0 {
             regs.rip = rip.0;
@@ -237,12 +270,10 @@ impl Engine {
         });
         match used {
             None => Ok(HitOutcome::NotOurs),
-            Some(DebugUse::StandIn(plant)) => {
-                Ok(match self.tell(vcpu, plant)? {
-                    Told::Resume => HitOutcome::Resume,
-                    Told::GoOn | Told::NeedsPause => HitOutcome::NeedsPause,
-                })
-            }
+            Some(DebugUse::StandIn(plant)) => Ok(match self.tell(vcpu, plant)? {
+                Told::Resume => HitOutcome::Resume,
+                Told::GoOn | Told::NeedsPause => HitOutcome::NeedsPause,
+            }),
             Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
                 Told::Resume => Ok(HitOutcome::Resume),
                 Told::NeedsPause => Ok(HitOutcome::NeedsPause),
@@ -264,12 +295,21 @@ impl Engine {
     ) -> Result<(), GuestError> {
         if self.end_stand_in(paused, rip)? {
             self.on_paused_hit(vcpu, paused, rip, step)?;
-        } else {
-            let only = self.table.load().debug.iter().flatten().map(|used| used.plant()).find(|plant| plant.at == rip).cloned();
-            if let Some(plant) = only {
-                self.reach_milestones(vcpu, paused, &plant)?;
-                self.plant_return_sites(paused, &plant);
-            }
+            return Ok(());
+        }
+        let resumes = self.resuming().remove(&vcpu.index());
+        let table = self.table.load_full();
+        let only = table
+            .debug
+            .iter()
+            .flatten()
+            .map(DebugUse::plant)
+            .find(|plant| plant.at == rip);
+        if let Some(plant) = only {
+            self.reach_milestones(vcpu, paused, plant)?;
+            self.plant_return_sites(paused, plant);
+        }
+        if !resumes {
             // Debug registers are off during a step.
             step(vcpu)?;
         }

@@ -37,7 +37,10 @@ impl Plant {
 
     /// The same place, of interest to nobody yet.
     pub(crate) fn emptied(&self) -> Self {
-        Self { displaced: Arc::clone(&self.displaced), ..Self::new(self.at, self.gpa) }
+        Self {
+            displaced: Arc::clone(&self.displaced),
+            ..Self::new(self.at, self.gpa)
+        }
     }
 
     /// Looks at the guest's own bytes again.

@@ -130,7 +130,9 @@ impl Planter {
         let before = ranges(old.keys().copied(), protected);
         let after = ranges(new.keys().copied(), protected);
         if before != after {
-            paused.set_read_only(&after).map_err(|source| PlantError { gpa: at, source })?;
+            paused
+                .set_read_only(&after)
+                .map_err(|source| PlantError { gpa: at, source })?;
         }
         let mut done: Vec<(Gpa, bool)> = Vec::with_capacity(add.len() + remove.len());
         let changes = remove
@@ -142,7 +144,12 @@ impl Planter {
             if let Err(source) = self.set(&old, &new, gpa, planted) {
                 for (gpa, planted) in done.into_iter().rev() {
                     // What has just been written can be written back; were it not, the error below ends the run.
-                    let _ = self.set(&old, &new, gpa, !planted || plants.lengths.contains_key(&gpa));
+                    let _ = self.set(
+                        &old,
+                        &new,
+                        gpa,
+                        !planted || plants.lengths.contains_key(&gpa),
+                    );
                 }
                 if before != after {
                     let _ = paused.set_read_only(&before);
