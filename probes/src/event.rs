@@ -37,7 +37,9 @@ impl<'de> Deserialize<'de> for Hex {
         text.strip_prefix("0x")
             .and_then(|digits| u64::from_str_radix(digits, 16).ok())
             .map(Self)
-            .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a hexadecimal number like 0x1f")))
+            .ok_or_else(|| {
+                serde::de::Error::custom(format!("`{text}` is not a hexadecimal number like 0x1f"))
+            })
     }
 }
 

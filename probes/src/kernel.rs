@@ -1,7 +1,9 @@
 //! What is known of the guest's kernel before it runs: its file, its names, the places it patches itself.
 
 use introspect::insn::{Boundaries, boundaries};
-use introspect::{Gpa, Gva, ImageError, KernelImage, KernelLayout, PatchSites, Symbol, SymbolTable, kallsyms};
+use introspect::{
+    Gpa, Gva, ImageError, KernelImage, KernelLayout, PatchSites, Symbol, SymbolTable, kallsyms,
+};
 
 /// The kernel's file could not be understood.
 #[derive(Debug, thiserror::Error)]
@@ -10,7 +12,9 @@ pub enum KernelError {
     #[error("cannot read the kernel's ELF file")]
     Image(#[from] ImageError),
     /// It has no names.
-    #[error("the kernel has no symbols that hyprobe can read (neither an ELF symbol table nor kallsyms)")]
+    #[error(
+        "the kernel has no symbols that hyprobe can read (neither an ELF symbol table nor kallsyms)"
+    )]
     Symbols(#[from] kallsyms::KallsymsError),
 }
 
@@ -37,7 +41,12 @@ impl Kernel {
         let symbols = kallsyms::from_image(&image)?;
         let sites = PatchSites::read(&image, &symbols);
         let layout = KernelLayout::from_symbols(&symbols);
-        Ok(Self { image, symbols, sites, layout })
+        Ok(Self {
+            image,
+            symbols,
+            sites,
+            layout,
+        })
     }
 
     /// Its symbols.
@@ -70,7 +79,9 @@ impl Kernel {
     /// Whether what lies at `address` is freed after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {
-        self.layout.as_ref().is_some_and(|layout| layout.is_init(address))
+        self.layout
+            .as_ref()
+            .is_some_and(|layout| layout.is_init(address))
     }
 
     /// Where `address` lies in guest-physical memory, for a kernel that was loaded where it was linked.

@@ -20,8 +20,8 @@ pub mod units;
 pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
 pub use engine::{Abilities, ArmError, Engine};
 pub use event::{
-    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers, Summary,
-    Tier,
+    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,
+    Summary, Tier,
 };
 pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use kernel::{Kernel, KernelError};

@@ -1,7 +1,7 @@
 //! Probes: what was asked for, and what became of it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::resolve::Place;
@@ -73,7 +73,11 @@ impl Probe {
             hits: AtomicU64::new(0),
             exits: AtomicU64::new(0),
             tier: AtomicU8::new(TIER_NONE),
-            status: Mutex::new(Status { state: ProbeState::Pending, reason: None, ip: None }),
+            status: Mutex::new(Status {
+                state: ProbeState::Pending,
+                reason: None,
+                ip: None,
+            }),
         }
     }
 
@@ -105,11 +109,18 @@ impl Probe {
 
     pub(crate) fn set_armed(&self, ip: Hex) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        *status = Status { state: ProbeState::Armed, reason: None, ip: Some(ip) };
+        *status = Status {
+            state: ProbeState::Armed,
+            reason: None,
+            ip: Some(ip),
+        };
     }
 
     pub(crate) fn state(&self) -> ProbeState {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).state
+        self.status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .state
     }
 
     pub(crate) fn hits(&self) -> u64 {
@@ -117,7 +128,11 @@ impl Probe {
     }
 
     pub(crate) fn summary(&self) -> ProbeSummary {
-        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let status = self
+            .status
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
         ProbeSummary {
             probe: self.name.to_string(),
             ip: status.ip,

@@ -55,16 +55,22 @@ pub enum SessionError {
     #[error(transparent)]
     Arm(#[from] ArmError),
     /// This KVM delivers no trap that can be planted.
-    #[error("this KVM delivers neither port writes nor int3 of the guest's kernel, so that nothing can be planted: run with --accel nested")]
+    #[error(
+        "this KVM delivers neither port writes nor int3 of the guest's kernel, so that nothing can be planted: run with --accel nested"
+    )]
     NoTrap,
     /// This KVM does not deliver the trap that was asked for.
-    #[error("this KVM does not deliver the trap `{asked:?}` that was asked for: leave the choice to hyprobe")]
+    #[error(
+        "this KVM does not deliver the trap `{asked:?}` that was asked for: leave the choice to hyprobe"
+    )]
     TrapNotDelivered {
         /// What was asked for.
         asked: PlantByte,
     },
     /// This KVM does not tell where a kernel is that moves itself.
-    #[error("this KVM does not report MSR writes, so that a kernel that unpacks itself cannot be found: boot it directly")]
+    #[error(
+        "this KVM does not report MSR writes, so that a kernel that unpacks itself cannot be found: boot it directly"
+    )]
     CannotLocate,
     /// A thread could not be started.
     #[error("cannot start a vCPU's thread")]
@@ -119,7 +125,13 @@ impl Session {
             },
         )?;
         let memory = Arc::new(KvmMemory(machine.memory().clone()));
-        let engine = Arc::new(Engine::new(config.kernel, config.probes, memory, abilities, sink)?);
+        let engine = Arc::new(Engine::new(
+            config.kernel,
+            config.probes,
+            memory,
+            abilities,
+            sink,
+        )?);
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
             BootMethod::BzImage => engine.await_kernel(),
@@ -174,7 +186,11 @@ impl Session {
             if self.machine.is_halted() {
                 return Some(End::Halted);
             }
-            if self.engine.panicked().is_some_and(|panicked| panicked.at.elapsed() > PANIC_GRACE) {
+            if self
+                .engine
+                .panicked()
+                .is_some_and(|panicked| panicked.at.elapsed() > PANIC_GRACE)
+            {
                 return Some(End::Halted);
             }
         }
@@ -184,7 +200,10 @@ impl Session {
         if let Some(panicked) = self.engine.panicked()
             && !matches!(end, Some(End::Failed(_)))
         {
-            return GuestSummary { end: GuestEnd::Panic, detail: Some(panicked.message) };
+            return GuestSummary {
+                end: GuestEnd::Panic,
+                detail: Some(panicked.message),
+            };
         }
         let (end, detail) = match end {
             None => (GuestEnd::Timeout, None),
