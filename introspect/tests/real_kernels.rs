@@ -1,4 +1,4 @@
-//! Symbols and patch sites of real kernels.
+//! Symbols, types and patch sites of real kernels.
 //!
 //! `HYPROBE_TEST_KERNELS` lists decompressed kernels (vmlinux ELF files), separated by colons.
 //! Without it these tests have nothing to look at, and say so.
@@ -6,8 +6,8 @@
 use std::{env, fs};
 
 use hyprobe_introspect::{
-    FlatMemory, Gpa, Gva, KernelImage, KernelLayout, PatchKind, PatchSites, SymbolTable, kallsyms,
-    kaslr::kaslr_slide,
+    Btf, FlatMemory, Gpa, GuestImage, Gva, KernelImage, KernelLayout, ModuleEvent, Modules,
+    PatchKind, PatchSites, SymbolTable, btf::Type, kallsyms, kaslr::kaslr_slide,
 };
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
@@ -149,5 +149,107 @@ fn patch_sites_hold_what_is_patched() {
             let count = sites.iter().filter(|site| site.kind == kind).count();
             assert!(count > 100, "{path}: {count} of {kind:?}");
         }
+    });
+}
+
+/// The offset and size of a member, in bytes.
+fn place(btf: &Btf, name: &str, path: &str) -> (u64, u64) {
+    let id = btf
+        .struct_named(name)
+        .unwrap_or_else(|| panic!("no struct {name}"));
+    let member = btf
+        .member(id, path)
+        .unwrap_or_else(|| panic!("no {name}.{path}"));
+    assert!(
+        member.offset_bytes + member.size_bytes <= btf.size_of(id).unwrap_or(0),
+        "{name}.{path}: {member:?}"
+    );
+    (member.offset_bytes, member.size_bytes)
+}
+
+#[test]
+fn types_are_laid_out_as_the_kernel_has_them() {
+    each_kernel(|path, image, symbols| {
+        let btf = Btf::from_image(image, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert!(btf.is_complete() && btf.len() > FEW_SYMBOLS, "{path}");
+        let size = |name| btf.struct_named(name).and_then(|id| btf.size_of(id));
+        assert_eq!(size("list_head"), Some(16), "{path}");
+        assert_eq!(place(&btf, "list_head", "prev"), (8, 8), "{path}");
+        assert_eq!(place(&btf, "pt_regs", "ip").0, 128, "{path}");
+
+        assert_eq!(place(&btf, "module", "list").1, 16, "{path}");
+        assert_eq!(place(&btf, "module", "name").1, 56, "{path}");
+        assert_eq!(place(&btf, "module", "kallsyms").1, 8, "{path}");
+        assert_eq!(place(&btf, "task_struct", "comm").1, 16, "{path}");
+        let pid = place(&btf, "task_struct", "pid");
+        assert_eq!(place(&btf, "task_struct", "tgid"), (pid.0 + 4, 4), "{path}");
+        assert_eq!(place(&btf, "task_struct", "stack").1, 8, "{path}");
+        // In a nested struct, and through an anonymous one.
+        let (se, _) = place(&btf, "task_struct", "se");
+        let (load, _) = place(&btf, "task_struct", "se.load.weight");
+        assert!(load >= se, "{path}");
+        place(&btf, "page", "mapping");
+
+        let states = btf.enum_named("module_state").expect("an enum");
+        let name = |value| btf.enum_name(states, value);
+        let expected = ["LIVE", "COMING", "GOING", "UNFORMED"];
+        for (value, expected) in (0..).zip(expected) {
+            assert!(name(value).is_some_and(|name| name.ends_with(expected)));
+        }
+    });
+}
+
+#[test]
+fn functions_have_typed_parameters() {
+    each_kernel(|path, image, symbols| {
+        let btf = Btf::from_image(image, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let read = btf
+            .func_proto("vfs_read")
+            .expect("every kernel reads files");
+        let names: Vec<_> = read
+            .params
+            .iter()
+            .filter_map(|param| param.name.as_deref())
+            .collect();
+        assert_eq!(names, ["file", "buf", "count", "pos"], "{path}");
+        let Some(Type::Pointer(file)) = btf.get(read.params[0].ty) else {
+            panic!("{path}: {read:?}");
+        };
+        assert_eq!(btf.name_of(file), Some("file"), "{path}");
+        assert_eq!(btf.size_of(read.returns), Some(8), "{path}");
+    });
+}
+
+#[test]
+fn modules_can_be_read_and_caught() {
+    each_kernel(|path, image, symbols| {
+        let btf = Btf::from_image(image, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        Modules::new(&btf).unwrap_or_else(|error| panic!("{path}: {error}"));
+        for event in ModuleEvent::ALL {
+            let symbol = symbols.lookup(event.function());
+            assert!(
+                symbol.is_some_and(|symbol| symbol.is_text()),
+                "{path}: {event:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn guest_memory_gives_the_same_types() {
+    each_kernel(|path, image, symbols| {
+        let btf = Btf::from_image(image, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let base = image.link_physical_base();
+        let segment = image
+            .segments()
+            .iter()
+            .find(|segment| segment.physical == base)
+            .expect("the first");
+        let bytes = &image.bytes()[segment.file_offset..][..segment.file_size];
+        let memory = FlatMemory::new(base, bytes.to_vec());
+        let guest = GuestImage::new(memory, image.link_virtual_base(), base, 0);
+        let found =
+            Btf::from_source(&guest, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
+        assert_eq!(found.len(), btf.len(), "{path}");
     });
 }

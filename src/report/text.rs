@@ -132,7 +132,7 @@ fn cut(text: String, width: Option<usize>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use probes::{Hex, Registers};
+    use probes::{Hex, Hit, Registers};
 
     use super::*;
 

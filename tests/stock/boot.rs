@@ -170,7 +170,7 @@ impl Ran {
             .into_iter()
             .filter_map(|event| match event {
                 Event::Hit(hit) => Some(hit),
-                Event::Note(_) | Event::Summary(_) => None,
+                Event::Return(_) | Event::Note(_) | Event::Summary(_) => None,
             })
             .collect()
     }

@@ -13,7 +13,6 @@ fn functions(kernel: &Kernel, pattern: &str) -> BTreeMap<String, Vec<Decoded>> {
     kernel
         .symbols()
         .matching(pattern)
-        .into_iter()
         .filter(|symbol| symbol.is_text() && symbol.size > 0 && !symbol.name.ends_with("_next"))
         .map(|symbol| {
             let code = kernel.instructions(&symbol);

@@ -1,6 +1,6 @@
 //! Names for numbers.
 
-use super::{Btf, EnumValue, TypeId, format, format::Record};
+use super::{Btf, TypeId, format, format::Record};
 
 impl Btf {
     /// The enum called `name`.
@@ -9,34 +9,28 @@ impl Btf {
         self.find(name, &[format::ENUM, format::ENUM64])
     }
 
-    /// The enumerators of `ty` in order; none when it is no enum.
-    pub fn enum_values(&self, ty: TypeId) -> impl Iterator<Item = EnumValue> {
-        self.enumerators(ty).map(|(name, value)| EnumValue {
-            name: name.to_owned(),
-            value,
+    /// The enumerators of `ty` in order, names and numbers; none when it is no enum. An unsigned
+    /// number that takes all 64 bits is given as the same bits.
+    pub fn enum_values(&self, ty: TypeId) -> impl Iterator<Item = (&str, i64)> {
+        let record = self.stripped(ty).and_then(|ty| self.record(ty));
+        let of_enum = record.filter(|record| matches!(record.kind, format::ENUM | format::ENUM64));
+        of_enum.into_iter().flat_map(move |record| {
+            (0..record.count).filter_map(move |number| self.enumerator(&record, number))
         })
     }
 
     /// The number that the enumerator `name` of the enum `ty` stands for.
     #[must_use]
     pub fn enum_value(&self, ty: TypeId, name: &str) -> Option<i64> {
-        self.enumerators(ty)
+        self.enum_values(ty)
             .find_map(|(found, value)| (found == name).then_some(value))
     }
 
     /// The first enumerator of the enum `ty` that stands for `value`.
     #[must_use]
     pub fn enum_name(&self, ty: TypeId, value: i64) -> Option<&str> {
-        self.enumerators(ty)
+        self.enum_values(ty)
             .find_map(|(name, found)| (found == value).then_some(name))
-    }
-
-    fn enumerators(&self, ty: TypeId) -> impl Iterator<Item = (&str, i64)> {
-        let record = self.stripped(ty).and_then(|ty| self.record(ty));
-        let of_enum = record.filter(|record| matches!(record.kind, format::ENUM | format::ENUM64));
-        of_enum.into_iter().flat_map(move |record| {
-            (0..record.count).filter_map(move |number| self.enumerator(&record, number))
-        })
     }
 
     /// The flag says that the enum has numbers below zero; before 6.0 none had it.

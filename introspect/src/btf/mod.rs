@@ -23,4 +23,9 @@ mod types;
 
 pub use blob::Btf;
 pub use error::BtfError;
-pub use types::{BitField, EnumValue, FuncProto, Int, Member, Param, StructId, Type, TypeId};
+pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
+
+#[cfg(test)]
+pub(crate) mod synthetic;
+#[cfg(test)]
+mod tests;

@@ -120,12 +120,3 @@ pub struct FuncProto {
     /// What it returns.
     pub returns: TypeId,
 }
-
-/// A name that stands for a number.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EnumValue {
-    /// The name.
-    pub name: String,
-    /// The number; of an unsigned one that takes all 64 bits, the same bits.
-    pub value: i64,
-}

@@ -108,7 +108,8 @@ impl Modules {
         if module.state == ModuleState::Unformed {
             return Ok(module);
         }
-        let symbols = Symtab::read(view, &self.layout, bytes).map(|table| table.symbols(&module));
+        let symbols =
+            Symtab::read(view, &self.layout, bytes).and_then(|table| table.symbols(view, &module));
         match symbols {
             Ok(symbols) => module.symbols = symbols,
             Err(error) => module.unread.push(error),

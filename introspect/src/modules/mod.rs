@@ -24,3 +24,8 @@ pub use error::ModulesError;
 pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
+
+#[cfg(test)]
+mod synthetic;
+#[cfg(test)]
+mod tests;

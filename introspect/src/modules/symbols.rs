@@ -36,18 +36,20 @@ struct Entry {
     binding: u8,
     section: u16,
     value: u64,
+    size: u64,
 }
 
 impl Entry {
     fn parse(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let info = *bytes.get(4)?;
         let section = bytes.get(6..8)?.try_into().ok()?;
+        let wide = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
         Some(Self {
-            name: word(0)?,
+            name: u32::from_le_bytes(bytes.get(..4)?.try_into().ok()?),
             binding: info >> 4,
             section: u16::from_le_bytes(section),
-            value: u64::from(word(8)?) | u64::from(word(12)?) << 32,
+            value: wide(8)?,
+            size: wide(16)?,
         })
     }
 }
@@ -93,28 +95,39 @@ impl Symtab {
         })
     }
 
-    /// The symbols that lie in `module`, in address order.
-    pub(super) fn symbols(&self, module: &Module) -> Vec<Symbol> {
+    /// The symbols that lie in `module`, in address order. Many of them may share one long name, so
+    /// each is paid for.
+    pub(super) fn symbols(
+        &self,
+        view: &View<'_>,
+        module: &Module,
+    ) -> Result<Vec<Symbol>, ModulesError> {
         let owner: Arc<str> = module.name.as_str().into();
-        let mut symbols: Vec<Symbol> = each(&self.entries)
-            .zip(&self.letters)
-            .filter_map(|(entry, &letter)| {
-                let address = Gva(entry.value);
-                let region = module.region_at(address)?;
-                let kind = kind(letter, entry.binding, region.kind.is_text())?;
-                let name = self.name(entry.name)?;
-                (entry.section != UNDEFINED).then(|| Symbol {
-                    address,
-                    size: 0,
-                    kind,
-                    name: name.to_owned(),
-                    module: Some(Arc::clone(&owner)),
-                })
-            })
-            .collect();
+        let mut symbols = Vec::new();
+        for (entry, &letter) in each(&self.entries).zip(&self.letters) {
+            let Some((kind, name)) = self.listed(entry, letter, module) else {
+                continue;
+            };
+            view.spend(name.len())?;
+            symbols.push(Symbol {
+                address: Gva(entry.value),
+                size: entry.size,
+                kind,
+                name: name.to_owned(),
+                module: Some(Arc::clone(&owner)),
+            });
+        }
         symbols.sort_by(|a, b| (a.address, &a.name).cmp(&(b.address, &b.name)));
         set_sizes(&mut symbols, module);
-        symbols
+        Ok(symbols)
+    }
+
+    /// The letter and the name, unless it is one that is defined elsewhere or has no name.
+    fn listed(&self, entry: Entry, letter: u8, module: &Module) -> Option<(char, &str)> {
+        let region = module.region_at(Gva(entry.value))?;
+        let kind = kind(letter, entry.binding, region.kind.is_text())?;
+        let name = self.name(entry.name)?;
+        (entry.section != UNDEFINED).then_some((kind, name))
     }
 
     /// The name at an offset; `None` for those that the kernel does not list either.
@@ -152,7 +165,8 @@ fn kind(letter: u8, binding: u8, in_text: bool) -> Option<char> {
     })
 }
 
-/// Up to the next symbol at a higher address, or the end of the part it lies in.
+/// Up to the next symbol at a higher address. The last of a part keeps the size that the compiler
+/// gave it: behind it the part is filled up to a page.
 fn set_sizes(symbols: &mut [Symbol], module: &Module) {
     let mut next: Option<Gva> = None;
     for index in (0..symbols.len()).rev() {
@@ -161,9 +175,15 @@ fn set_sizes(symbols: &mut [Symbol], module: &Module) {
         if later.is_some_and(|later| later > address) {
             next = later;
         }
-        let region_end = module.region_at(address).map(|region| region.range.end);
-        let end = [next, region_end].into_iter().flatten().min();
-        let size = end.and_then(|end| end.offset_from(address));
-        symbols[index].size = size.unwrap_or(0);
+        let Some(region) = module.region_at(address) else {
+            continue;
+        };
+        let left = region.range.end.offset_from(address).unwrap_or(0);
+        let distance = next.and_then(|next| next.offset_from(address));
+        symbols[index].size = match (distance, symbols[index].size) {
+            (Some(distance), _) if distance < left => distance,
+            (_, 0) => left,
+            (_, own) => own.min(left),
+        };
     }
 }

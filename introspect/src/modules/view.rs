@@ -5,9 +5,9 @@ use std::cell::Cell;
 use super::ModulesError;
 use crate::{Gva, PagingState, PhysMemory, read_virt};
 
-/// A big distribution kernel with all its usual modules has a tenth of this in symbols.
-const MAX_BYTES: usize = 256 << 20;
-/// What a read costs at least, so that millions of short ones are not for free.
+/// Half a million symbols; the kernel of a desktop with all its modules has a fifth of that.
+const MAX_BYTES: usize = 128 << 20;
+/// What a read or a symbol costs at least, so that millions of short ones are not for free.
 const MIN_COST_BYTES: usize = 256;
 const PAGE_BYTES: u64 = 4096;
 
@@ -76,7 +76,8 @@ impl<'m> View<'m> {
         })
     }
 
-    fn spend(&self, len: usize) -> Result<(), ModulesError> {
+    /// Takes `len` bytes that are about to be read, or kept, from what one call may take.
+    pub(super) fn spend(&self, len: usize) -> Result<(), ModulesError> {
         let limit = MAX_BYTES;
         let left = self.left.get().checked_sub(len.max(MIN_COST_BYTES));
         self.left.set(left.ok_or(ModulesError::TooLarge { limit })?);

@@ -3,6 +3,8 @@
 //! The engine is written against these traits. `kvm` implements them for a live machine; the tests of the engine's
 //! logic implement them with a vector of bytes and a vCPU that records what is done to it.
 
+#[cfg(test)]
+pub(crate) mod fake;
 mod kvm;
 
 use introspect::{Gpa, Gva, PagingState, PhysMemory};

@@ -6,6 +6,8 @@
 
 mod page;
 mod planter;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use planter::{Planter, Written};
 

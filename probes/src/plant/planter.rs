@@ -231,23 +231,23 @@ impl Planter {
     /// The guest writes `data`, at most 8 bytes, to a read-only page.
     pub(crate) fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
         let pages = self.pages.load();
-        let fits = (PAGE_BYTES - offset(gpa)).min(data.len());
-        let (here, beyond) = data.split_at(fits);
-        let mut written = Written::NotOurs;
-        for (gpa, part) in [(gpa, here), (gpa.wrapping_add(fits as u64), beyond)] {
-            if part.is_empty() {
-                continue;
-            }
-            match pages.get(&gpa.page().0) {
+        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        let parts = [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
+            .map(|(gpa, part)| (gpa, part, pages.get(&gpa.page().0)));
+        let merged = |(_, part, page): &(Gpa, &[u8], Option<_>)| !part.is_empty() && page.is_some();
+        if !parts.iter().any(merged) {
+            return Ok(Written::NotOurs);
+        }
+        for (gpa, part, page) in parts {
+            match page {
+                _ if part.is_empty() => (),
                 Some(page) => {
                     page.guest_write(self.memory.as_ref(), offset(gpa), part, self.byte)?;
-                    written = Written::Merged;
                 }
-                None if written == Written::Merged => self.memory.write(gpa, part)?,
-                None => (),
+                None => self.memory.write(gpa, part)?,
             }
         }
-        Ok(written)
+        Ok(Written::Merged)
     }
 
     /// Writes on behalf of the guest, at most 8 bytes within a page: merged where there are plants.

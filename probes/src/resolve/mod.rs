@@ -7,6 +7,10 @@
 
 mod error;
 mod place;
+#[cfg(test)]
+pub(crate) mod synthetic;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

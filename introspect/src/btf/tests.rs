@@ -1,0 +1,268 @@
+use proptest::prelude::*;
+
+use super::{BitField, Btf, BtfError, Int, Member, Type, TypeId, format, synthetic::Blob};
+
+fn parse(blob: Blob) -> Btf {
+    Btf::parse(blob.finish()).expect("a blob")
+}
+
+/// A blob with a bit of everything.
+fn sample() -> Vec<u8> {
+    let mut blob = Blob::new();
+    let int = blob.int("int", 4);
+    let long = blob.int("long", 8);
+    let constant = blob.record("", (format::CONST, false), 0, long, &[]);
+    let alias = blob.record("alias_t", (format::TYPEDEF, false), 0, constant, &[]);
+    let grid = blob.array(int, 3);
+    let grid = blob.array(grid, 2);
+    let inner = blob.structure("inner", 16, &[("a", int, 0), ("b", alias, 8)]);
+    let nameless = blob.structure_in_bits(
+        "",
+        (format::UNION, false),
+        8,
+        &[("whole", long, 0), ("half", int, 0)],
+    );
+    let outer = blob.structure(
+        "outer",
+        72,
+        &[
+            ("first", int, 0),
+            ("", nameless, 8),
+            ("inner", inner, 16),
+            ("grid", grid, 32),
+            ("tail", long, 56),
+        ],
+    );
+    let pointer = blob.pointer(outer);
+    // 12 bits at bit 3, and a plain member behind them.
+    let fields = [("bits", int, 12 << 24 | 3), ("plain", int, 32)];
+    blob.structure_in_bits("flags", (format::STRUCT, true), 8, &fields);
+    blob.enumeration(
+        "state",
+        true,
+        &[("BAD", u32::MAX), ("GOOD", 0), ("FINE", 7)],
+    );
+    blob.enumeration("mask", false, &[("TOP", 1 << 31)]);
+    blob.function("open", int, &[("where", pointer), ("", int)]);
+    blob.function("print", 0, &[("format", pointer), ("", 0)]);
+    blob.finish()
+}
+
+fn sample_btf() -> Btf {
+    Btf::parse(sample()).expect("the sample")
+}
+
+#[test]
+fn members_are_found_by_their_paths() {
+    let btf = sample_btf();
+    let outer = btf.struct_named("outer").expect("a struct");
+    let place = |path| {
+        let member = btf.member(outer, path)?;
+        assert_eq!(member.bits, None, "{path}");
+        Some((member.offset_bytes, member.size_bytes))
+    };
+    assert_eq!(place("first"), Some((0, 4)));
+    assert_eq!(place("half"), Some((8, 4)));
+    assert_eq!(place("whole"), Some((8, 8)));
+    assert_eq!(place("inner"), Some((16, 16)));
+    assert_eq!(place("inner.b"), Some((24, 8)));
+    assert_eq!(place("grid"), Some((32, 24)));
+    assert_eq!(place("tail"), Some((56, 8)));
+    for path in ["", ".", "inner.", "inner.c", "first.a", "nothing", "a"] {
+        assert_eq!(place(path), None, "{path:?}");
+    }
+    let names: Vec<_> = btf.member_names(outer).collect();
+    assert_eq!(names, ["first", "inner", "grid", "tail"]);
+    assert_eq!(btf.size_of(outer), Some(72));
+    let grid = btf.member(outer, "grid").expect("an array");
+    assert_eq!(btf.array_len(grid.ty), Some(2));
+}
+
+#[test]
+fn bit_fields_say_which_bits() {
+    let btf = sample_btf();
+    let flags = btf.struct_named("flags").expect("a struct");
+    let bits = btf.member(flags, "bits").expect("a bit field");
+    let expected = Member {
+        offset_bytes: 0,
+        size_bytes: 2,
+        bits: Some(BitField {
+            offset: 3,
+            size: 12,
+        }),
+        ty: bits.ty,
+    };
+    assert_eq!(bits, expected);
+    let plain = btf.member(flags, "plain").expect("a member");
+    assert_eq!((plain.offset_bytes, plain.bits), (4, None));
+}
+
+#[test]
+fn names_lead_to_types_of_their_kind_only() {
+    let btf = sample_btf();
+    assert_eq!(btf.struct_named("int"), None);
+    assert_eq!(btf.union_named("outer"), None);
+    assert_eq!(btf.enum_named("outer"), None);
+    assert_eq!(btf.struct_named(""), None);
+    let alias = btf.type_named("alias_t").expect("a typedef");
+    assert_eq!(btf.name_of(alias), Some("alias_t"));
+    assert_eq!(btf.size_of(alias), Some(8));
+    let long = Int {
+        size_bytes: 8,
+        bits: 64,
+        signed: false,
+        boolean: false,
+    };
+    let stripped = btf.stripped(alias).expect("it ends");
+    assert_eq!(btf.get(stripped), Some(Type::Int(long)));
+    assert_eq!(btf.size_of(TypeId::VOID), None);
+}
+
+#[test]
+fn enumerators_have_values_and_back() {
+    let btf = sample_btf();
+    let state = btf.enum_named("state").expect("an enum");
+    assert_eq!(btf.enum_value(state, "FINE"), Some(7));
+    assert_eq!(btf.enum_name(state, -1), Some("BAD"));
+    assert_eq!(btf.enum_values(state).count(), 3);
+    let mask = btf.enum_named("mask").expect("an enum");
+    assert_eq!(btf.enum_value(mask, "TOP"), Some(1 << 31));
+
+    let mut blob = Blob::new();
+    let name = blob.int("LOW", 4);
+    let body = [1, 5, 1];
+    let wide = blob.record("wide", (format::ENUM64, false), 1, 8, &body);
+    let btf = parse(blob);
+    assert_eq!(btf.name_of(TypeId(name)), Some("LOW"));
+    assert_eq!(btf.enum_name(TypeId(wide), (1 << 32) + 5), Some("LOW"));
+}
+
+#[test]
+fn functions_have_parameters() {
+    let btf = sample_btf();
+    let open = btf.func_proto("open").expect("a function");
+    let names: Vec<_> = open
+        .params
+        .iter()
+        .map(|param| param.name.as_deref())
+        .collect();
+    assert_eq!(names, [Some("where"), None]);
+    assert!(!open.variadic);
+    assert_eq!(btf.name_of(open.returns), Some("int"));
+    let print = btf.func_proto("print").expect("a function");
+    assert_eq!((print.params.len(), print.variadic), (1, true));
+    assert_eq!(print.returns, TypeId::VOID);
+    assert_eq!(btf.func_proto("outer"), None);
+}
+
+#[test]
+fn a_kind_of_tomorrow_is_skipped_where_its_length_is_told() {
+    let with = |told: bool| {
+        let mut blob = Blob::new();
+        blob.int("before", 4);
+        blob.record("new", (77, true), 3, 0, &[1, 2, 3, 4]);
+        blob.int("behind", 4);
+        if told {
+            blob.layout(77, 4, 4);
+        }
+        parse(blob)
+    };
+    let told = with(true);
+    assert!(told.is_complete());
+    assert!(told.type_named("behind").is_some());
+    assert_eq!(told.get(TypeId(2)), Some(Type::Other));
+    let untold = with(false);
+    assert!(!untold.is_complete());
+    assert!(untold.type_named("before").is_some());
+    assert_eq!(untold.type_named("behind"), None);
+}
+
+#[test]
+fn what_goes_in_circles_is_not_there() {
+    let mut blob = Blob::new();
+    let typedef = blob.record("ring", (format::TYPEDEF, false), 0, 1, &[]);
+    let array = blob.record("", (format::ARRAY, false), 0, 0, &[2, 2, 2]);
+    let within = [("", 3, 0), ("", 3, 0), ("", 3, 0), ("", 3, 0)];
+    blob.structure("nest", 8, &within);
+    let btf = parse(blob);
+    assert_eq!(btf.stripped(TypeId(typedef)), None);
+    assert_eq!(btf.size_of(TypeId(array)), None);
+    let nest = btf.struct_named("nest").expect("a struct");
+    assert_eq!(btf.member(nest, "x"), None);
+}
+
+#[test]
+fn other_bytes_are_refused() {
+    let refused = |blob: &[u8]| Btf::parse(blob).expect_err("not BTF");
+    assert!(matches!(
+        refused(&[]),
+        BtfError::Section {
+            section: "header",
+            ..
+        }
+    ));
+    assert!(matches!(refused(&[0; 64]), BtfError::Header { .. }));
+    let good = sample();
+    let cut = refused(&good[..good.len() - 1]);
+    assert!(matches!(
+        cut,
+        BtfError::Section {
+            section: "string",
+            ..
+        }
+    ));
+    let mut padded = good;
+    padded.extend([0; 100]);
+    assert!(Btf::parse(padded).expect("padding").is_complete());
+}
+
+/// Asks everything there is to ask.
+fn ask(btf: &Btf) {
+    for number in 0..=u32::try_from(btf.len())
+        .unwrap_or(u32::MAX)
+        .saturating_add(1)
+    {
+        let ty = TypeId(number);
+        let _ = (btf.get(ty), btf.name_of(ty), btf.stripped(ty));
+        let _ = (btf.size_of(ty), btf.array_len(ty), btf.prototype(ty));
+        let _ = btf.enum_values(ty).count();
+        if let Some(id) = btf.as_struct(ty) {
+            for path in ["tail", "inner.b", "half", "missing"] {
+                let _ = btf.member(id, path);
+            }
+        }
+    }
+    for name in ["outer", "state", "open", "print", "alias_t"] {
+        let _ = (btf.struct_named(name), btf.enum_named(name));
+        let _ = (btf.func_proto(name), btf.type_named(name));
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_damage_breaks_it(changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 1..24)) {
+        let mut blob = sample();
+        for (at, byte) in changes {
+            let at = usize::from(at) % blob.len();
+            blob[at] = byte;
+        }
+        if let Ok(btf) = Btf::parse(blob) {
+            ask(&btf);
+        }
+    }
+
+    #[test]
+    fn no_sections_break_it(
+        types in proptest::collection::vec(any::<u8>(), 0..400),
+        strings in proptest::collection::vec(any::<u8>(), 0..100),
+    ) {
+        let words = [0x0001_eb9f, 24, 0, types.len(), types.len(), strings.len()];
+        let mut blob: Vec<u8> = words
+            .iter()
+            .flat_map(|&word| u32::try_from(word).expect("small").to_le_bytes())
+            .collect();
+        blob.extend(types);
+        blob.extend(strings);
+        ask(&Btf::parse(blob).expect("sections within the blob"));
+    }
+}

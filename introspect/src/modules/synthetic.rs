@@ -1,0 +1,320 @@
+//! Lays out a guest with modules.
+
+use crate::{
+    Btf, FlatMemory, Gpa, Gva, PagingState, SymbolTable, SymbolTableBuilder, btf::synthetic::Blob,
+};
+
+/// Where the guest's memory is mapped: one page of a gigabyte.
+pub(super) const BASE: u64 = 0xffff_ffff_c000_0000;
+const MEMORY_BYTES: usize = 8 << 20;
+/// The page tables take the first two pages.
+const FIRST_FREE: u64 = 0x2000;
+
+/// Which of its two forms `struct module` has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// `core_layout` and `init_layout`.
+    Layouts,
+    /// `mem[]`.
+    Memory,
+}
+
+pub(super) const FORMS: [Form; 2] = [Form::Layouts, Form::Memory];
+
+const STATE: u64 = 0;
+const LIST: u64 = 8;
+const NAME: u64 = 24;
+const KALLSYMS: u64 = 80;
+const LAYOUTS: u64 = 88;
+const JUMP_LABELS: u64 = 200;
+const STATIC_CALLS: u64 = 216;
+const FTRACE: u64 = 232;
+const MODULE_BYTES: u32 = 256;
+
+/// The types of a kernel with modules.
+pub(super) fn types(form: Form) -> Blob {
+    let mut blob = Blob::new();
+    let int = blob.int("unsigned int", 4);
+    let long = blob.int("unsigned long", 8);
+    let char = blob.int("char", 1);
+    let name = blob.array(char, 56);
+    let pointer = blob.pointer(char);
+    let list = blob.structure(
+        "list_head",
+        16,
+        &[("next", pointer, 0), ("prev", pointer, 8)],
+    );
+    let symtab = [
+        ("symtab", pointer, 0),
+        ("num_symtab", int, 8),
+        ("strtab", pointer, 16),
+        ("typetab", pointer, 24),
+    ];
+    let symtab = blob.structure("mod_kallsyms", 32, &symtab);
+    let symtab = blob.pointer(symtab);
+    let jump = [("code", int, 0), ("target", int, 4), ("key", long, 8)];
+    let jump = blob.structure("jump_entry", 16, &jump);
+    let jump = blob.pointer(jump);
+    let call = blob.structure("static_call_site", 8, &[("addr", int, 0), ("key", int, 4)]);
+    let call = blob.pointer(call);
+    let sites = blob.pointer(long);
+    let mut members = vec![
+        ("state", int, STATE),
+        ("list", list, LIST),
+        ("name", name, NAME),
+        ("kallsyms", symtab, KALLSYMS),
+        ("jump_entries", jump, JUMP_LABELS),
+        ("num_jump_entries", int, JUMP_LABELS + 8),
+        ("static_call_sites", call, STATIC_CALLS),
+        ("num_static_call_sites", int, STATIC_CALLS + 8),
+        ("ftrace_callsites", sites, FTRACE),
+        ("num_ftrace_callsites", int, FTRACE + 8),
+    ];
+    match form {
+        Form::Layouts => {
+            let layout = [
+                ("base", pointer, 0),
+                ("size", int, 8),
+                ("text_size", int, 12),
+            ];
+            let layout = blob.structure("module_layout", 16, &layout);
+            members.push(("core_layout", layout, LAYOUTS));
+            members.push(("init_layout", layout, LAYOUTS + 16));
+        }
+        Form::Memory => {
+            let kinds = [
+                ("MOD_TEXT", 0),
+                ("MOD_DATA", 1),
+                ("MOD_RO_AFTER_INIT", 2),
+                ("MOD_INIT_TEXT", 3),
+                ("MOD_INIT_DATA", 4),
+                ("MOD_MEM_NUM_TYPES", 5),
+            ];
+            blob.enumeration("mod_mem_type", true, &kinds);
+            let part = [("base", pointer, 0), ("size", int, 8)];
+            let part = blob.structure("module_memory", 16, &part);
+            members.push(("mem", blob.array(part, 5), LAYOUTS));
+        }
+    }
+    let members: Vec<_> = members
+        .into_iter()
+        .map(|(name, ty, at)| (name, ty, u32::try_from(at).expect("small")))
+        .collect();
+    blob.structure("module", MODULE_BYTES, &members);
+    blob
+}
+
+/// What a module is to look like; one page of each part.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) name: &'static str,
+    pub(super) state: u32,
+    pub(super) init: bool,
+}
+
+/// Memory, and what has been put into it.
+#[derive(Debug)]
+pub(super) struct Guest {
+    pub(super) memory: FlatMemory,
+    pub(super) kernel: SymbolTable,
+    form: Form,
+    next: u64,
+    last_link: Gva,
+    pub(super) head: Gva,
+}
+
+impl Guest {
+    pub(super) fn new(form: Form) -> Self {
+        let mut memory = FlatMemory::zeroed(MEMORY_BYTES);
+        let mut put = |at, value: u64| memory.write(Gpa(at), &value.to_le_bytes());
+        put(511 * 8, 0x1000 | 3).expect("the root");
+        // Bit 7: a page of a gigabyte, at 0.
+        put(0x1000 + 511 * 8, 0x83).expect("the table");
+        let head = Gva(BASE + FIRST_FREE);
+        let mut kernel = SymbolTableBuilder::new();
+        kernel.push(head, 'd', "modules");
+        let mut guest = Self {
+            memory,
+            kernel: kernel.build(),
+            form,
+            next: FIRST_FREE + 16,
+            last_link: head,
+            head,
+        };
+        guest.put(head, &head.0.to_le_bytes());
+        guest
+    }
+
+    pub(super) fn paging() -> PagingState {
+        PagingState::four_level(0)
+    }
+
+    pub(super) fn btf(&self) -> Btf {
+        Btf::parse(types(self.form).finish()).expect("the types")
+    }
+
+    /// Room for `len` bytes, aligned to `align`.
+    pub(super) fn room(&mut self, len: u64, align: u64) -> Gva {
+        let at = self.next.next_multiple_of(align);
+        self.next = at + len;
+        Gva(BASE + at)
+    }
+
+    pub(super) fn put(&mut self, at: Gva, bytes: &[u8]) {
+        self.memory
+            .write(Gpa(at.0 - BASE), bytes)
+            .expect("within memory");
+    }
+
+    pub(super) fn put32(&mut self, at: Gva, value: u32) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    fn get64(&self, at: Gva) -> u64 {
+        let at = usize::try_from(at.0 - BASE).expect("small");
+        let bytes = self.memory.bytes()[at..at + 8].try_into();
+        u64::from_le_bytes(bytes.expect("eight"))
+    }
+
+    fn put64(&mut self, at: Gva, value: u64) {
+        self.put(at, &value.to_le_bytes());
+    }
+
+    /// Appends a module whose text is a page of nops. Returns where its `struct module` is.
+    pub(super) fn module(&mut self, shape: Shape) -> Gva {
+        let module = self.room(MODULE_BYTES.into(), 8);
+        self.put32(module, shape.state);
+        self.put(module.wrapping_add(NAME), shape.name.as_bytes());
+        let text = self.part();
+        let data = self.part();
+        let init = if shape.init { self.part() } else { Gva(0) };
+        self.put(text, &[0x90; 0x1000]);
+        self.layouts(module, text, data, init);
+        self.symbols(module, text, data, init);
+        self.sites(module, text);
+        let link = module.wrapping_add(LIST);
+        self.put64(self.last_link, link.0);
+        self.put64(link, self.head.0);
+        self.last_link = link;
+        module
+    }
+
+    /// Where a module's link to the next one is.
+    pub(super) fn link(module: Gva) -> Gva {
+        module.wrapping_add(LIST)
+    }
+
+    /// Where it says how many symbols it has.
+    pub(super) fn symbol_count(&self, module: Gva) -> Gva {
+        Gva(self.get64(module.wrapping_add(KALLSYMS))).wrapping_add(8)
+    }
+
+    /// Where it says how many calls to `__fentry__` it has.
+    pub(super) fn ftrace_count(module: Gva) -> Gva {
+        module.wrapping_add(FTRACE + 8)
+    }
+
+    /// Gives `module` so many symbols at the beginning of its text, all with one name of 500
+    /// letters.
+    pub(super) fn share_one_name(&mut self, module: Gva, count: u32) {
+        let text = self.get64(module.wrapping_add(LAYOUTS));
+        let mut entry = [0; 24];
+        // In some section.
+        entry[6] = 1;
+        entry[8..16].copy_from_slice(&text.to_le_bytes());
+        let entries = entry.repeat(count as usize);
+        let letters = vec![b't'; count as usize];
+        let name = [b'n'; 500];
+        let tables = [entries, name.to_vec(), letters].map(|table| {
+            let at = self.room(table.len() as u64 + 1, 8);
+            self.put(at, &table);
+            at.0
+        });
+        self.put_symtab(module, tables, count);
+    }
+
+    fn part(&mut self) -> Gva {
+        self.room(0x1000, 0x1000)
+    }
+
+    fn layouts(&mut self, module: Gva, text: Gva, data: Gva, init: Gva) {
+        let at = |number: u64| module.wrapping_add(LAYOUTS + number * 16);
+        let present = if init == Gva(0) { 0 } else { 0x1000 };
+        let parts = match self.form {
+            Form::Layouts => vec![(0, text, 0x2000, 0x1000), (1, init, present, present)],
+            Form::Memory => vec![
+                (0, text, 0x1000, 0),
+                (1, data, 0x1000, 0),
+                (3, init, present, 0),
+            ],
+        };
+        for (number, base, size, text_size) in parts {
+            self.put64(at(number), base.0);
+            self.put32(at(number).wrapping_add(8), size);
+            self.put32(at(number).wrapping_add(12), text_size);
+        }
+    }
+
+    /// Two functions, a variable, one that is defined elsewhere, a label, and the init function.
+    fn symbols(&mut self, module: Gva, text: Gva, data: Gva, init: Gva) {
+        // Name, letter, binding, section, address, size.
+        let symbols: [(&str, u8, u8, u16, Gva, u64); 7] = [
+            ("", b'?', 0, 0, Gva(0), 0),
+            ("helper", b't', 0, 1, text, 0x10),
+            ("exported", b't', 1, 1, text.wrapping_add(0x40), 0x20),
+            ("table", b'd', 0, 2, data.wrapping_add(8), 0),
+            ("printk", b'U', 1, 0, text, 0),
+            (".L5", b't', 0, 1, text, 0),
+            ("init_module", b't', 1, 3, init, 0x30),
+        ];
+        let (mut entries, mut names, mut letters) = (Vec::new(), Vec::new(), Vec::new());
+        for (name, letter, binding, section, address, size) in symbols {
+            entries.extend(u32::try_from(names.len()).expect("short").to_le_bytes());
+            entries.extend([binding << 4, 0]);
+            entries.extend(section.to_le_bytes());
+            entries.extend(address.0.to_le_bytes());
+            entries.extend(size.to_le_bytes());
+            names.extend(name.bytes());
+            names.push(0);
+            letters.push(letter);
+        }
+        let tables = [entries, names, letters].map(|table| {
+            let at = self.room(table.len() as u64, 8);
+            self.put(at, &table);
+            at.0
+        });
+        self.put_symtab(module, tables, 7);
+    }
+
+    /// `tables`: where symbols, names and letters are.
+    fn put_symtab(&mut self, module: Gva, tables: [u64; 3], count: u32) {
+        let kallsyms = self.room(32, 8);
+        self.put64(module.wrapping_add(KALLSYMS), kallsyms.0);
+        self.put64(kallsyms, tables[0]);
+        self.put32(kallsyms.wrapping_add(8), count);
+        self.put64(kallsyms.wrapping_add(16), tables[1]);
+        self.put64(kallsyms.wrapping_add(24), tables[2]);
+    }
+
+    /// A short jump label, a static call, and two ftrace sites of which one is not in the module.
+    fn sites(&mut self, module: Gva, text: Gva) {
+        let distance = |from: Gva, to: Gva| to.0.wrapping_sub(from.0).to_le_bytes();
+        let jump = self.room(16, 8);
+        let label = text.wrapping_add(0x20);
+        self.put(label, &[0x66, 0x90]);
+        self.put(jump, &distance(jump, label)[..4]);
+        self.put64(module.wrapping_add(JUMP_LABELS), jump.0);
+        self.put32(module.wrapping_add(JUMP_LABELS + 8), 1);
+        let call = self.room(8, 8);
+        let target = text.wrapping_add(0x48);
+        self.put(target, &[0xe8, 0, 0, 0, 0]);
+        self.put(call, &distance(call, target)[..4]);
+        self.put64(module.wrapping_add(STATIC_CALLS), call.0);
+        self.put32(module.wrapping_add(STATIC_CALLS + 8), 1);
+        let ftrace = self.room(16, 8);
+        self.put64(ftrace, text.0);
+        self.put64(ftrace.wrapping_add(8), 0x1234);
+        self.put64(module.wrapping_add(FTRACE), ftrace.0);
+        self.put32(Self::ftrace_count(module), 2);
+    }
+}

@@ -1,0 +1,222 @@
+//! A guest that is a vector of bytes, and a vCPU that records what is done to it. Each request can be made to fail.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use vmm::{HardwareBreakpoints, PageRange};
+
+use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
+
+/// Counts requests, and lets one of them fail. Cloning shares the count.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Requests(Arc<(AtomicUsize, AtomicUsize)>);
+
+impl Requests {
+    /// The `n`-th request from now on fails; the first is 1, and with 0 none does.
+    pub(crate) fn fail(&self, n: usize) {
+        self.0.0.store(0, Ordering::SeqCst);
+        self.0.1.store(n, Ordering::SeqCst);
+    }
+
+    pub(crate) fn made(&self) -> usize {
+        self.0.0.load(Ordering::SeqCst)
+    }
+
+    fn make(&self) -> Result<(), GuestError> {
+        let n = self.0.0.fetch_add(1, Ordering::SeqCst) + 1;
+        if n == self.0.1.load(Ordering::SeqCst) {
+            Err(GuestError::Injected(n))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Memory from guest-physical 0 on. Writes are requests that can fail.
+#[derive(Debug)]
+pub(crate) struct FakeMemory {
+    bytes: Mutex<Vec<u8>>,
+    pub(crate) requests: Requests,
+}
+
+impl FakeMemory {
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes: Mutex::new(bytes),
+            requests: Requests::default(),
+        }
+    }
+
+    /// What the guest reads.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.bytes.lock().expect("lock").clone()
+    }
+
+    /// Writes without being asked to.
+    pub(crate) fn put(&self, gpa: u64, bytes: &[u8]) {
+        let at = usize::try_from(gpa).expect("small");
+        self.bytes.lock().expect("lock")[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+fn range(gpa: Gpa, len: usize, size: usize) -> Option<std::ops::Range<usize>> {
+    let start = usize::try_from(gpa.0).ok()?;
+    let end = start.checked_add(len)?;
+    (end <= size).then_some(start..end)
+}
+
+impl PhysMemory for FakeMemory {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        let bytes = self.bytes.lock().expect("lock");
+        let len = buf.len();
+        let range = range(gpa, len, bytes.len()).ok_or(Unreadable { gpa, len })?;
+        buf.copy_from_slice(&bytes[range]);
+        Ok(())
+    }
+}
+
+impl GuestMemory for FakeMemory {
+    fn write(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
+        let failed = Unwritable {
+            gpa,
+            len: data.len(),
+        };
+        self.requests.make().map_err(|_| failed)?;
+        let mut bytes = self.bytes.lock().expect("lock");
+        let range = range(gpa, data.len(), bytes.len()).ok_or(failed)?;
+        bytes[range].copy_from_slice(data);
+        Ok(())
+    }
+
+    fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable> {
+        let failed = Unwritable {
+            gpa,
+            len: new.len(),
+        };
+        self.requests.make().map_err(|_| failed)?;
+        let mut bytes = self.bytes.lock().expect("lock");
+        let range = range(gpa, new.len(), bytes.len()).ok_or(failed)?;
+        let equal = bytes[range.clone()] == *old;
+        if equal {
+            bytes[range].copy_from_slice(new);
+        }
+        Ok(equal)
+    }
+}
+
+/// A machine that stands still. Its requests can fail.
+#[derive(Debug, Default)]
+pub(crate) struct FakePaused {
+    read_only: Mutex<Vec<PageRange>>,
+    breakpoints: Mutex<HardwareBreakpoints>,
+    pub(crate) requests: Requests,
+}
+
+impl FakePaused {
+    /// One whose requests are counted with those of `memory`.
+    pub(crate) fn beside(memory: &FakeMemory) -> Self {
+        Self {
+            requests: memory.requests.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// First byte and first byte behind each range that is read-only.
+    pub(crate) fn read_only(&self) -> Vec<(u64, u64)> {
+        let ranges = self.read_only.lock().expect("lock");
+        ranges
+            .iter()
+            .map(|range| (range.start.0, range.end.0))
+            .collect()
+    }
+
+    pub(crate) fn breakpoints(&self) -> [Option<u64>; 4] {
+        self.breakpoints.lock().expect("lock").execute
+    }
+}
+
+impl Paused for FakePaused {
+    fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
+        self.requests.make()?;
+        *self.read_only.lock().expect("lock") = ranges.to_vec();
+        Ok(())
+    }
+
+    fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
+        *self.breakpoints.lock().expect("lock") = breakpoints;
+    }
+}
+
+/// An exception that a vCPU was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Injected {
+    Breakpoint(Gva),
+    PageFault { address: Gva, error_code: u32 },
+}
+
+/// A stopped vCPU.
+#[derive(Debug, Default)]
+pub(crate) struct FakeVcpu {
+    pub(crate) index: usize,
+    pub(crate) regs: vmm::kvm_regs,
+    pub(crate) state: SystemState,
+    pub(crate) injected: Vec<Injected>,
+    pub(crate) requests: Requests,
+}
+
+impl FakeVcpu {
+    /// In ring 0 at `rip`, with 4-level tables at `cr3`.
+    pub(crate) fn at(rip: Gva, cr3: u64) -> Self {
+        Self {
+            regs: vmm::kvm_regs {
+                rip: rip.0,
+                rflags: 2,
+                ..Default::default()
+            },
+            state: SystemState {
+                paging: PagingState::four_level(cr3),
+                write_protect: true,
+                ..SystemState::default()
+            },
+            ..Self::default()
+        }
+    }
+}
+
+impl Vcpu for FakeVcpu {
+    fn index(&self) -> usize {
+        self.index
+    }
+
+    fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError> {
+        self.requests.make()?;
+        Ok(self.regs)
+    }
+
+    fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.regs = *regs;
+        Ok(())
+    }
+
+    fn system_state(&mut self) -> Result<SystemState, GuestError> {
+        self.requests.make()?;
+        Ok(self.state)
+    }
+
+    fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.injected.push(Injected::Breakpoint(at));
+        Ok(())
+    }
+
+    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.injected.push(Injected::PageFault {
+            address,
+            error_code,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,211 @@
+//! Writes small kernels: ELF files with functions, init functions, linker labels and tables of patch sites.
+
+use introspect::Gva;
+
+use crate::Kernel;
+
+/// Where the text is linked.
+pub(crate) const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
+/// Where it is loaded.
+pub(crate) const TEXT_GPA: u64 = 0x10_0000;
+/// Offsets of the init text and of the data, from the text.
+const INIT: u64 = 0x4000;
+const DATA: u64 = 0x8000;
+const FUNCTION_ALIGNMENT: usize = 16;
+/// What is between functions.
+const PADDING: u8 = 0xcc;
+
+const HEADER_BYTES: u64 = 64;
+const PROGRAM_HEADER_BYTES: u64 = 56;
+const SECTION_ALLOC_EXEC: u64 = 6;
+const SECTION_ALLOC_WRITE: u64 = 3;
+
+/// A kernel to be.
+#[derive(Debug)]
+pub(crate) struct SyntheticKernel {
+    text: Vec<u8>,
+    init: Vec<u8>,
+    data: Vec<u8>,
+    symbols: Vec<(String, Gva)>,
+}
+
+impl SyntheticKernel {
+    pub(crate) fn new() -> Self {
+        let mut kernel = Self {
+            text: Vec::new(),
+            init: Vec::new(),
+            data: Vec::new(),
+            symbols: Vec::new(),
+        };
+        for (label, offset) in [
+            ("_text", 0),
+            ("_etext", INIT),
+            ("__init_begin", INIT),
+            ("__init_end", DATA),
+        ] {
+            kernel.label(label, TEXT.wrapping_add(offset));
+        }
+        kernel
+    }
+
+    fn label(&mut self, name: &str, at: Gva) {
+        self.symbols.push((name.to_owned(), at));
+    }
+
+    /// A function that stays.
+    pub(crate) fn function(&mut self, name: &str, code: &[u8]) -> Gva {
+        let at = append(&mut self.text, TEXT, code);
+        self.label(name, at);
+        at
+    }
+
+    /// A function that is freed after boot.
+    pub(crate) fn init_function(&mut self, name: &str, code: &[u8]) -> Gva {
+        let at = append(&mut self.init, TEXT.wrapping_add(INIT), code);
+        self.label(name, at);
+        at
+    }
+
+    /// A variable.
+    pub(crate) fn variable(&mut self, name: &str, value: u64) -> Gva {
+        let at = self.data_end();
+        self.data.extend(value.to_le_bytes());
+        self.label(name, at);
+        at
+    }
+
+    fn data_end(&self) -> Gva {
+        TEXT.wrapping_add(DATA + self.data.len() as u64)
+    }
+
+    /// The calls that ftrace patches.
+    pub(crate) fn ftrace_calls(&mut self, calls: &[Gva]) {
+        self.label("__start_mcount_loc", self.data_end());
+        self.data
+            .extend(calls.iter().flat_map(|call| call.0.to_le_bytes()));
+        self.label("__stop_mcount_loc", self.data_end());
+    }
+
+    /// Jumps that static keys patch.
+    pub(crate) fn jump_labels(&mut self, jumps: &[Gva]) {
+        self.label("__start___jump_table", self.data_end());
+        for jump in jumps {
+            self.relative(*jump);
+            self.data.extend([0; 12]);
+        }
+        self.label("__stop___jump_table", self.data_end());
+    }
+
+    /// Jumps to the return thunk, which are patched while the kernel boots.
+    pub(crate) fn return_sites(&mut self, returns: &[Gva]) {
+        self.label("__return_sites", self.data_end());
+        for site in returns {
+            self.relative(*site);
+        }
+        self.label("__return_sites_end", self.data_end());
+    }
+
+    /// A 32-bit distance from where it is stored.
+    fn relative(&mut self, to: Gva) {
+        let distance = to.0.wrapping_sub(self.data_end().0);
+        self.data.extend(distance.to_le_bytes().into_iter().take(4));
+    }
+
+    /// The bytes that are loaded at [`TEXT_GPA`].
+    pub(crate) fn loaded(&self) -> Vec<u8> {
+        let mut bytes = self.text.clone();
+        bytes.resize(usize::try_from(INIT).expect("small"), PADDING);
+        bytes.extend(&self.init);
+        bytes.resize(usize::try_from(DATA).expect("small"), PADDING);
+        bytes.extend(&self.data);
+        bytes
+    }
+
+    pub(crate) fn kernel(&self) -> Kernel {
+        Kernel::from_vmlinux(&self.elf()).expect("it is a kernel")
+    }
+
+    /// The ELF file.
+    fn elf(&self) -> Vec<u8> {
+        let loaded = self.loaded();
+        let mut strings = vec![0];
+        let mut symbols = vec![0; 24];
+        for (name, at) in &self.symbols {
+            let section: u16 = if at.0 < TEXT.0 + DATA || name == "__init_end" {
+                1
+            } else {
+                2
+            };
+            put(&mut symbols, u32::try_from(strings.len()).expect("small"));
+            // A global one without a type.
+            symbols.extend([0x10, 0]);
+            symbols.extend(section.to_le_bytes());
+            symbols.extend(at.0.to_le_bytes());
+            symbols.extend([0; 8]);
+            strings.extend(name.as_bytes());
+            strings.push(0);
+        }
+        let segment = HEADER_BYTES + PROGRAM_HEADER_BYTES;
+        let data = segment + DATA;
+        let symbols_at = segment + loaded.len() as u64;
+        let strings_at = symbols_at + symbols.len() as u64;
+        let sections_at = strings_at + strings.len() as u64;
+
+        let mut file = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+        for half in [2_u16, 62] {
+            file.extend(half.to_le_bytes());
+        }
+        put(&mut file, 1);
+        for word in [TEXT_GPA, HEADER_BYTES, sections_at] {
+            file.extend(word.to_le_bytes());
+        }
+        put(&mut file, 0);
+        for half in [64_u16, 56, 1, 64, 5, 4] {
+            file.extend(half.to_le_bytes());
+        }
+        for half in [1, 7] {
+            put(&mut file, half);
+        }
+        let len = loaded.len() as u64;
+        for word in [segment, TEXT.0, TEXT_GPA, len, len, 0x1000] {
+            file.extend(word.to_le_bytes());
+        }
+        file.extend(&loaded);
+        file.extend(&symbols);
+        file.extend(&strings);
+        let data_len = self.data.len() as u64;
+        let symbols_len = symbols.len() as u64;
+        let strings_len = strings.len() as u64;
+        for (kind, flags, at, offset, len, link, entry) in [
+            (0, 0, 0, 0, 0, 0, 0),
+            (1, SECTION_ALLOC_EXEC, TEXT.0, segment, DATA, 0, 0),
+            (1, SECTION_ALLOC_WRITE, TEXT.0 + DATA, data, data_len, 0, 0),
+            (2, 0, 0, symbols_at, symbols_len, 4, 24),
+            (3, 0, 0, strings_at, strings_len, 0, 0),
+        ] {
+            put(&mut file, 0);
+            put(&mut file, kind);
+            for word in [flags, at, offset, len] {
+                file.extend(word.to_le_bytes());
+            }
+            put(&mut file, link);
+            put(&mut file, 1);
+            for word in [1, entry] {
+                file.extend(u64::to_le_bytes(word));
+            }
+        }
+        file
+    }
+}
+
+fn put(file: &mut Vec<u8>, value: u32) {
+    file.extend(value.to_le_bytes());
+}
+
+/// Puts a function behind those that are there.
+fn append(section: &mut Vec<u8>, start: Gva, code: &[u8]) -> Gva {
+    let aligned = section.len().next_multiple_of(FUNCTION_ALIGNMENT);
+    section.resize(aligned, PADDING);
+    section.extend(code);
+    start.wrapping_add(aligned as u64)
+}

@@ -1,0 +1,330 @@
+use introspect::Gva;
+use introspect::insn::NotABoundary;
+
+use super::synthetic::{SyntheticKernel, TEXT};
+use super::{Place, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
+use crate::Kernel;
+
+const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+/// To somewhere else.
+const CALL: [u8; 5] = [0xe8, 0, 0x10, 0, 0];
+/// `push rbp; mov rbp, rsp; pop rbp; ret`
+const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const RET: u8 = 0xc3;
+
+fn try_resolve(kernel: &Kernel, spec: &str) -> Result<Vec<Resolved>, ResolveError> {
+    resolve(kernel, &spec.parse().expect("a probe"), 0)
+}
+
+fn place(kernel: &Kernel, spec: &str) -> Place {
+    let mut found = try_resolve(kernel, spec).expect("it resolves");
+    assert_eq!(found.len(), 1);
+    let found = found.remove(0);
+    assert_eq!(&*found.name, spec);
+    found.place.expect("it can be probed")
+}
+
+fn problem(kernel: &Kernel, spec: &str) -> ResolveError {
+    try_resolve(kernel, spec).expect_err("it cannot be meant")
+}
+
+/// A kernel with one function, whose code has an ftrace call at its start or behind an `endbr64`.
+fn traced(code: &[u8]) -> (Kernel, Gva, Gva) {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("traced", code);
+    let call = at.wrapping_add(if code.starts_with(&ENDBR64) { 4 } else { 0 });
+    kernel.ftrace_calls(&[call]);
+    (kernel.kernel(), at, call)
+}
+
+#[test]
+fn a_plain_function_is_planted_where_it_begins() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("before", &PLAIN);
+    let at = kernel.function("plain", &PLAIN);
+    let kernel = kernel.kernel();
+    let expected = Place {
+        ip: at,
+        symbol: "plain+0x0".into(),
+        via: Via::Plant { at, len: 1 },
+        when: When::TextPresent,
+        init: false,
+    };
+    assert_eq!(place(&kernel, "kprobe:plain"), expected);
+    let address = format!("kprobe:{at}");
+    assert_eq!(place(&kernel, &address), expected);
+    let inside = place(&kernel, "kprobe:plain+0x1");
+    assert_eq!(
+        inside.via,
+        Via::Plant {
+            at: at.wrapping_add(1),
+            len: 3
+        }
+    );
+    assert_eq!(&*inside.symbol, "plain+0x1");
+}
+
+#[test]
+fn the_entry_is_behind_an_endbr64() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("guarded", &[&ENDBR64[..], &PLAIN].concat());
+    let kernel = kernel.kernel();
+    let behind = at.wrapping_add(4);
+    let entry = place(&kernel, "kprobe:guarded");
+    assert_eq!((entry.ip, &*entry.symbol), (behind, "guarded+0x4"));
+    assert_eq!(entry.via, Via::Plant { at: behind, len: 1 });
+    // Somebody who writes an address means it.
+    assert_eq!(place(&kernel, &format!("kprobe:{at}")).ip, at);
+}
+
+#[test]
+fn a_probe_on_an_ftrace_call_sits_behind_it() {
+    for prefix in [&[][..], &ENDBR64] {
+        let (kernel, _, call) = traced(&[prefix, &CALL, &PLAIN].concat());
+        let entry = place(&kernel, "kprobe:traced");
+        assert_eq!(entry.ip, call);
+        assert_eq!(
+            entry.via,
+            Via::Plant {
+                at: call.wrapping_add(5),
+                len: 1
+            }
+        );
+        assert_eq!(entry.when, When::TextPresent);
+    }
+}
+
+/// Who jumps behind the call would be taken for one who came through it.
+#[test]
+fn a_call_that_can_be_bypassed_needs_a_debug_register() {
+    // jmp to the push behind the call.
+    let (kernel, _, call) = traced(&[&CALL[..], &PLAIN[..5], &[0xeb, 0xf9]].concat());
+    let entry = place(&kernel, "kprobe:traced");
+    assert_eq!((entry.ip, entry.via), (call, Via::DebugRegister));
+}
+
+#[test]
+fn what_the_kernel_patches_at_run_time_needs_a_debug_register() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("keyed", &[&NOP5[..], &PLAIN].concat());
+    kernel.jump_labels(&[at]);
+    let kernel = kernel.kernel();
+    let entry = place(&kernel, "kprobe:keyed");
+    assert_eq!(
+        (entry.via, entry.when),
+        (Via::DebugRegister, When::TextPresent)
+    );
+    let behind = place(&kernel, "kprobe:keyed+0x5");
+    assert_eq!(
+        behind.via,
+        Via::Plant {
+            at: at.wrapping_add(5),
+            len: 1
+        }
+    );
+}
+
+#[test]
+fn a_call_before_another_patched_place_needs_a_debug_register() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("both", &[&CALL[..], &NOP5, &PLAIN].concat());
+    kernel.ftrace_calls(&[at]);
+    kernel.jump_labels(&[at.wrapping_add(5)]);
+    assert_eq!(
+        place(&kernel.kernel(), "kprobe:both").via,
+        Via::DebugRegister
+    );
+}
+
+#[test]
+fn what_the_kernel_patches_while_it_boots_waits() {
+    let mut kernel = SyntheticKernel::new();
+    let jump = [0xe9, 0, 0x10, 0, 0];
+    let at = kernel.function("thunked", &jump);
+    let called = kernel.function("called", &[&CALL[..], &jump].concat());
+    kernel.return_sites(&[at, called.wrapping_add(5)]);
+    kernel.ftrace_calls(&[called]);
+    let kernel = kernel.kernel();
+    let entry = place(&kernel, "kprobe:thunked");
+    assert_eq!(
+        (entry.via, entry.when),
+        (Via::Plant { at, len: 5 }, When::BootPatched)
+    );
+    // So does one that sits there because of an ftrace call.
+    let entry = place(&kernel, "kprobe:called");
+    assert_eq!((entry.ip, entry.when), (called, When::BootPatched));
+    assert_eq!(
+        entry.via,
+        Via::Plant {
+            at: called.wrapping_add(5),
+            len: 5
+        }
+    );
+}
+
+#[test]
+fn init_text_is_known_to_go() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("stays", &PLAIN);
+    let at = kernel.init_function("goes", &PLAIN);
+    let kernel = kernel.kernel();
+    assert!(!place(&kernel, "kprobe:stays").init);
+    let goes = place(&kernel, "kprobe:goes");
+    assert!(goes.init);
+    assert_eq!(goes.ip, at);
+}
+
+#[test]
+fn an_offset_inside_an_instruction_names_its_neighbours() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let error = problem(&kernel.kernel(), "kprobe:plain+0x2");
+    assert!(matches!(
+        error.problem,
+        ResolveProblem::Boundary(NotABoundary::Inside {
+            before: 1,
+            after: 4,
+            ..
+        })
+    ));
+    assert_eq!(error.help().as_deref(), Some("probe +0x1 or +0x4"));
+    assert!(error.to_string().contains("`kprobe:plain+0x2`"), "{error}");
+}
+
+#[test]
+fn an_offset_behind_the_function_is_refused() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    kernel.function("next", &PLAIN);
+    let error = problem(&kernel.kernel(), "kprobe:plain+0x100");
+    assert!(matches!(
+        error.problem,
+        ResolveProblem::Boundary(NotABoundary::PastTheEnd { .. })
+    ));
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_near_ones() {
+    let mut kernel = SyntheticKernel::new();
+    for name in ["vfs_read", "vfs_write", "panic"] {
+        kernel.function(name, &PLAIN);
+    }
+    let error = problem(&kernel.kernel(), "kprobe:vfs_raed");
+    let ResolveProblem::NoSymbol { near, .. } = &error.problem else {
+        panic!("{error}");
+    };
+    assert_eq!(near[0], "vfs_read");
+    assert!(!near.iter().any(|name| name == "panic"));
+    assert!(
+        error
+            .help()
+            .is_some_and(|help| help.starts_with("near names: vfs_read"))
+    );
+}
+
+#[test]
+fn a_variable_is_no_function() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let at = kernel.variable("jiffies", 0);
+    let kernel = kernel.kernel();
+    let error = problem(&kernel, "kprobe:jiffies");
+    assert!(
+        matches!(error.problem, ResolveProblem::NotAFunction { .. }),
+        "{error}"
+    );
+    for address in [at, Gva(TEXT.0 - 1), Gva(0)] {
+        let error = problem(&kernel, &format!("kprobe:{address}"));
+        assert!(
+            matches!(error.problem, ResolveProblem::NotCode { .. }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_name_of_two_functions_is_ambiguous() {
+    let mut kernel = SyntheticKernel::new();
+    let first = kernel.function("twin", &PLAIN);
+    let second = kernel.function("twin", &PLAIN);
+    let kernel = kernel.kernel();
+    let error = problem(&kernel, "kprobe:twin");
+    let ResolveProblem::Ambiguous { addresses, .. } = &error.problem else {
+        panic!("{error}");
+    };
+    assert_eq!(addresses[..], [first, second]);
+    // What the help says can be done.
+    let help = error.help().expect("help");
+    for at in [first, second] {
+        let spec = format!("kprobe:{at}");
+        assert!(help.contains(&spec), "{help}");
+        assert_eq!(place(&kernel, &spec).ip, at);
+    }
+}
+
+#[test]
+fn a_glob_stands_for_the_functions_that_match() {
+    let mut kernel = SyntheticKernel::new();
+    for name in [
+        "vfs_read",
+        "vfs_write",
+        "__pfx_vfs_open",
+        "vfs_open.cold",
+        "sys_vfs_x",
+    ] {
+        kernel.function(name, &PLAIN);
+    }
+    kernel.variable("vfs_table", 0);
+    let kernel = kernel.kernel();
+    let names = |pattern: &str| -> Vec<String> {
+        let found = try_resolve(&kernel, pattern).expect("something matches");
+        found.iter().map(|found| found.name.to_string()).collect()
+    };
+    assert_eq!(
+        names("kprobe:vfs_*"),
+        ["kprobe:vfs_read", "kprobe:vfs_write"]
+    );
+    assert_eq!(names("kprobe:*_vfs_*"), ["kprobe:sys_vfs_x"]);
+    let error = problem(&kernel, "kprobe:vfs_table*");
+    assert!(
+        matches!(error.problem, ResolveProblem::NoMatch { .. }),
+        "{error}"
+    );
+}
+
+/// The others are still wanted.
+#[test]
+fn a_match_that_cannot_be_probed_is_refused_by_itself() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("good", &PLAIN);
+    // No instruction in 64-bit mode.
+    kernel.function("gone_bad", &[0x06, RET]);
+    let found = try_resolve(&kernel.kernel(), "kprobe:go*").expect("one matches");
+    let names: Vec<_> = found
+        .iter()
+        .map(|found| (&*found.name, found.place.is_ok()))
+        .collect();
+    assert_eq!(names, [("kprobe:good", true), ("kprobe:gone_bad", false)]);
+}
+
+#[test]
+fn modules_are_not_probed_yet() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("plain", &PLAIN);
+    let error = problem(&kernel.kernel(), "kprobe:ext4:plain");
+    assert!(matches!(error.problem, ResolveProblem::Module { .. }));
+}
+
+#[test]
+fn an_address_of_a_kernel_that_has_moved_is_moved_back() {
+    const SLIDE: i64 = 0x1240_0000;
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("plain", &PLAIN);
+    let kernel = kernel.kernel();
+    let moved = at.wrapping_add(SLIDE.cast_unsigned());
+    let spec = format!("kprobe:{moved}").parse().expect("a probe");
+    let found = resolve(&kernel, &spec, SLIDE).expect("it resolves");
+    assert_eq!(found[0].place.as_ref().expect("it can be probed").ip, at);
+    assert!(resolve(&kernel, &spec, 0).is_err());
+}
