@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes::ProbeSpec;
+use probes::ProbeRequest;
 pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, Workload};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +28,7 @@ pub(crate) struct RunConfig {
     /// How the kernel is started.
     pub(crate) boot: Boot,
     /// What is probed, in the order in which it was asked for.
-    pub(crate) probes: Vec<ProbeSpec>,
+    pub(crate) probes: Vec<ProbeRequest>,
     /// Where the guest runs.
     pub(crate) accel: Accel,
     /// What is planted.

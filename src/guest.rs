@@ -94,8 +94,8 @@ impl Guest {
 
     /// Finds out what would go wrong later and more slowly: probes without a place, and too little memory.
     pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
-        for spec in &config.probes {
-            resolve(&self.kernel, spec, 0)?;
+        for probe in &config.probes {
+            resolve(&self.kernel, &probe.at, 0)?;
         }
         // A rehearsal, because only loading knows what a kernel and its initrd need. Pages that are not written cost
         // nothing.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use probes::manifest::{InitrdSource, KernelSource, Manifest, ManifestError};
-use probes::{ProbeSpec, SpecError};
+use probes::{ProbeRequest, ProbeSpec, SpecError};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
@@ -71,7 +71,7 @@ struct Asked {
     cmdline: String,
     memory_bytes: u64,
     cpus: u8,
-    probes: Vec<ProbeSpec>,
+    probes: Vec<ProbeRequest>,
     timeout: Option<Duration>,
 }
 
@@ -139,11 +139,11 @@ fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
     };
     let mut probes = manifest.probes.clone();
     for spec in &args.probes {
-        let parsed = spec.parse().map_err(|source| MergeError::Probe {
+        let parsed: ProbeSpec = spec.parse().map_err(|source| MergeError::Probe {
             spec: spec.clone(),
             source,
         })?;
-        probes.push(parsed);
+        probes.push(parsed.into());
     }
     Ok(Asked {
         initrd: match initrd {
@@ -258,7 +258,11 @@ mod tests {
             (config.console, output.format),
             (Console::None, Format::Text)
         );
-        let probes: Vec<_> = config.probes.iter().map(ToString::to_string).collect();
+        let probes: Vec<_> = config
+            .probes
+            .iter()
+            .map(|probe| probe.at.to_string())
+            .collect();
         assert_eq!(probes, ["kprobe:vfs_read", "kprobe:vfs_write"]);
     }
 

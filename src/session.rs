@@ -59,7 +59,7 @@ pub(crate) fn run_guest(
 ) -> Result<Summary, RunFailure> {
     let host = Host::open()?;
     let facts = self_test(&host)?;
-    let probes: Vec<NewProbe> = config.probes.iter().cloned().map(NewProbe::from).collect();
+    let probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
     let session = Session::new(
         &host,
         facts,

@@ -132,12 +132,12 @@ fn help_names_the_exit_codes() {
 fn probes_that_are_none() {
     let folder = Folder::new();
     folder.refuses(
-        &["run", "--kernel", "k", "-p", "kretprobe:vfs_read"],
+        &["run", "--kernel", "k", "-p", "uprobe:main"],
         2,
         "\
-error: `kretprobe:vfs_read` is not a probe
-  caused by: this version has no kretprobe probes
-  help: there is: kprobe",
+error: `uprobe:main` is not a probe
+  caused by: this version has no uprobe probes
+  help: there is: kprobe, kretprobe",
     );
     folder.refuses(
         &["run", "--kernel", "k", "-p", "kprob:vfs_read"],

@@ -148,6 +148,22 @@ impl Console {
     }
 }
 
+/// What is done at the hits of a probe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeAction {
+    /// Each is told.
+    #[default]
+    Trace,
+    /// They are counted.
+    Count,
+}
+
+words!(ProbeAction {
+    Trace = "trace", "each hit is told";
+    Count = "count", "hits are counted, and only the summary tells";
+});
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,6 +181,7 @@ mod tests {
         check::<TrapChoice>();
         check::<Format>();
         check::<Workload>();
+        check::<ProbeAction>();
     }
 
     #[test]

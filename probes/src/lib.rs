@@ -12,6 +12,7 @@ mod kernel;
 pub mod manifest;
 mod plant;
 mod registry;
+mod request;
 mod resolve;
 mod returns;
 mod session;
@@ -19,7 +20,7 @@ mod spec;
 mod suggest;
 pub mod units;
 
-pub use choices::{Accel, Boot, Console, Format, TrapChoice, Word, Workload};
+pub use choices::{Accel, Boot, Console, Format, ProbeAction, TrapChoice, Word, Workload};
 pub use engine::{Abilities, Action, ArmError, Engine, NewProbe, RegisterError};
 pub use event::{
     Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,
@@ -33,6 +34,7 @@ pub use handler::{
 pub use kernel::{Kernel, KernelError};
 pub use plant::PlantByte;
 pub use registry::ProbeId;
+pub use request::ProbeRequest;
 pub use resolve::{Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
 pub use session::{Session, SessionConfig, SessionError};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

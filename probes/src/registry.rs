@@ -35,9 +35,19 @@ pub(crate) enum Purpose {
 
 /// What is done at the returns of a function.
 #[derive(Clone, Debug)]
+pub(crate) enum ReturnAction {
+    /// They are told as events.
+    Trace,
+    /// They are counted.
+    Count,
+    /// A program's handler is called.
+    Handle(Shared<dyn ReturnHandler>),
+}
+
+/// How calls are followed to their return.
+#[derive(Clone, Debug)]
 pub(crate) struct ReturnPurpose {
-    /// `None` tells them as events.
-    pub(crate) handler: Option<Shared<dyn ReturnHandler>>,
+    pub(crate) action: ReturnAction,
     /// So many calls are followed at once.
     pub(crate) maxactive: usize,
 }

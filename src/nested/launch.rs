@@ -353,8 +353,8 @@ impl<'a> Watch<'a> {
 
 /// The summary of a run that was stopped before its guest's first instruction.
 fn not_begun(config: &RunConfig) -> Summary {
-    let pending = |probe: &probes::ProbeSpec| ProbeSummary {
-        probe: probe.to_string(),
+    let pending = |probe: &probes::ProbeRequest| ProbeSummary {
+        probe: probe.at.to_string(),
         ip: None,
         hits: 0,
         missed: BTreeMap::new(),

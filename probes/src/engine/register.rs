@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::{ArmError, Engine};
 use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
-use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnPurpose};
+use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{Resolved, resolve};
 use crate::{ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
@@ -87,17 +87,18 @@ impl Engine {
             enabled,
         } in new
         {
-            let follow = |handler| {
+            let follow = |action| {
                 Purpose::Return(ReturnPurpose {
-                    handler,
+                    action,
                     maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE),
                 })
             };
             let purpose = match (spec.kind, action) {
                 (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => {
-                    follow(Some(Shared(Arc::clone(handler))))
+                    follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
                 }
-                (ProbeKind::Kretprobe, _) => follow(None),
+                (ProbeKind::Kretprobe, Action::Count) => follow(ReturnAction::Count),
+                (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
                 (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
                 (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
                 (ProbeKind::Kprobe, Action::Handle(handler)) => {

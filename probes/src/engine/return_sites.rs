@@ -10,7 +10,7 @@ use super::Engine;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::hit::Plant;
-use crate::registry::{Missed, Probe, Purpose, ReturnPurpose};
+use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
 
 /// Which return sites there are.
@@ -58,13 +58,13 @@ impl Engine {
             probe.lose_call(Missed::ReturnSite);
             return false;
         }
-        let data = match purpose.handler.as_ref().map(|handler| handler.0.entry(hit)) {
-            Some(EntryOutcome::Decline) => {
-                probe.lose_call(Missed::Declined);
-                return false;
-            }
-            Some(EntryOutcome::Track(data)) => data,
-            None => Box::new(()),
+        let entered = match &purpose.action {
+            ReturnAction::Handle(handler) => handler.0.entry(hit),
+            ReturnAction::Trace | ReturnAction::Count => EntryOutcome::Track(Box::new(())),
+        };
+        let EntryOutcome::Track(data) = entered else {
+            probe.lose_call(Missed::Declined);
+            return false;
         };
         let entered_ns = self.now_ns();
         let call = Instance {
@@ -141,9 +141,10 @@ impl Engine {
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;
             };
-            match &purpose.handler {
-                Some(handler) => handler.0.clone().ret(hit, call.data),
-                None => self.tell_return(&call, hit.vcpu(), &hit.regs),
+            match &purpose.action {
+                ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
+                ReturnAction::Trace => self.tell_return(&call, hit.vcpu(), &hit.regs),
+                ReturnAction::Count => (),
             }
         }
         Ok(())

@@ -32,7 +32,7 @@ use std::time::Duration;
 
 pub use error::{InvalidManifest, ManifestError, Problem};
 
-use crate::ProbeSpec;
+use crate::ProbeRequest;
 use crate::choices::{Accel, Boot, Console, Format, Workload};
 
 /// What a manifest says.
@@ -43,7 +43,7 @@ pub struct Manifest {
     /// The run.
     pub run: RunSection,
     /// The probes, in the order of the file.
-    pub probes: Vec<ProbeSpec>,
+    pub probes: Vec<ProbeRequest>,
 }
 
 /// `[guest]`.

@@ -130,14 +130,23 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         choice
     }
 
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
+        let value = self.value(key)?;
+        match value.get_ref() {
+            DeValue::Boolean(flag) => Some(*flag),
+            _ => self.wrong_type(key, "true or false", None, value),
+        }
+    }
+
     /// A small number.
-    pub(super) fn number(&mut self, key: &'static str, range: RangeInclusive<u8>) -> Option<u8> {
+    pub(super) fn number(&mut self, key: &'static str, range: RangeInclusive<u16>) -> Option<u16> {
         let value = self.value(key)?;
         let DeValue::Integer(number) = value.get_ref() else {
             return self.wrong_type(key, "an integer", None, value);
         };
         let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok();
-        let fitting = parsed.and_then(|number| u8::try_from(number).ok());
+        let fitting = parsed.and_then(|number| u16::try_from(number).ok());
         let fitting = fitting.filter(|number| range.contains(number));
         if fitting.is_none() {
             self.note(Problem::OutOfRange {

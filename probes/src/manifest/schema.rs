@@ -8,19 +8,21 @@ use toml::de::{DeTable, DeValue};
 use super::error::Problem;
 use super::reader::Reader;
 use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection};
-use crate::ProbeSpec;
 use crate::choices::Console;
 use crate::units::{parse_duration, parse_size};
+use crate::{ProbeRequest, ProbeSpec};
 
 const TABLES: &[&str] = &["guest", "run", "probe"];
 const GUEST_KEYS: &[&str] = &[
     "kernel", "image", "initrd", "workload", "cmdline", "memory", "cpus", "boot",
 ];
 const RUN_KEYS: &[&str] = &["accel", "format", "output", "console", "timeout"];
-const PROBE_KEYS: &[&str] = &["at"];
+const PROBE_KEYS: &[&str] = &["at", "action", "maxactive", "enabled"];
 
 /// What the APIC ids of the machine's tables have room for.
-const CPUS: std::ops::RangeInclusive<u8> = 1..=254;
+const CPUS: std::ops::RangeInclusive<u16> = 1..=254;
+/// Calls that one return probe can follow at once.
+const MAXACTIVE: std::ops::RangeInclusive<u16> = 1..=u16::MAX;
 
 pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
@@ -104,7 +106,9 @@ fn guest(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> Gue
         initrd: initrd.or(workload),
         cmdline: guest.text("cmdline"),
         memory_bytes: guest.unit("memory", "256M", parse_size),
-        cpus: guest.number("cpus", CPUS),
+        cpus: guest
+            .number("cpus", CPUS)
+            .and_then(|cpus| u8::try_from(cpus).ok()),
         boot: guest.choice("boot"),
     }
 }
@@ -127,12 +131,20 @@ fn probe(
     table: &DeTable<'_>,
     span: Range<usize>,
     problems: &mut Vec<Problem>,
-) -> Option<ProbeSpec> {
+) -> Option<ProbeRequest> {
     let mut probe = Reader::new("[[probe]]", table, PROBE_KEYS, problems);
     probe.require("at", span);
+    let action = probe.choice("action").unwrap_or_default();
+    let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
+    let enabled = probe.flag("enabled").unwrap_or(true);
     let (spec, span) = probe.string("at")?;
     match spec.parse::<ProbeSpec>() {
-        Ok(spec) => Some(spec),
+        Ok(at) => Some(ProbeRequest {
+            at,
+            action,
+            maxactive,
+            enabled,
+        }),
         Err(error) => {
             let span = within(text, &span, spec, &error.span).into();
             let help = error.help();

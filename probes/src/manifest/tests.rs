@@ -1,6 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
+use crate::{ProbeAction, ProbeRequest};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -48,6 +49,11 @@ fn the_documented_manifest_is_one() {
         at = "kprobe:do_sys_openat2"
         [[probe]]
         at = "kprobe:vfs_read+5"
+        [[probe]]
+        at = "kretprobe:vfs_write"
+        action = "count"
+        maxactive = 300
+        enabled = false
     "#;
     let manifest = parsed(text);
     assert_eq!(
@@ -71,8 +77,28 @@ fn the_documented_manifest_is_one() {
             timeout: Some(Duration::from_secs(60)),
         }
     );
-    let probes: Vec<_> = manifest.probes.iter().map(ToString::to_string).collect();
-    assert_eq!(probes, ["kprobe:do_sys_openat2", "kprobe:vfs_read+0x5"]);
+    let probes: Vec<_> = manifest
+        .probes
+        .iter()
+        .map(|probe| probe.at.to_string())
+        .collect();
+    assert_eq!(
+        probes,
+        [
+            "kprobe:do_sys_openat2",
+            "kprobe:vfs_read+0x5",
+            "kretprobe:vfs_write"
+        ]
+    );
+    assert_eq!(
+        manifest.probes[0],
+        ProbeRequest::from(manifest.probes[0].at.clone())
+    );
+    let counted = &manifest.probes[2];
+    assert_eq!(
+        (counted.action, counted.maxactive, counted.enabled),
+        (ProbeAction::Count, Some(300), false)
+    );
 }
 
 #[test]

@@ -1,0 +1,69 @@
+//! A return probe on open that reports failures and how long each call took: the second sample module.
+//!
+//! `cargo run --example kretprobe_open -- KERNEL INITRD`
+
+mod guest;
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Instant;
+
+use introspect::Gva;
+use probes::{Action, EntryOutcome, HitContext, ReturnHandler};
+
+/// No name is read beyond this many bytes.
+const MAX_NAME_BYTES: u64 = 64;
+
+struct ReportFailures;
+
+/// What is remembered from the entry of a call to its return.
+struct Call {
+    name: String,
+    entered: Instant,
+}
+
+impl ReturnHandler for ReportFailures {
+    fn entry(&self, hit: &mut HitContext<'_>) -> EntryOutcome {
+        // do_sys_openat2(int dfd, const char __user *filename, struct open_how *how)
+        let filename = Gva(hit.regs().rsi);
+        let mut name = Vec::new();
+        for at in (0..MAX_NAME_BYTES).map(|i| filename.wrapping_add(i)) {
+            let mut byte = [0];
+            if hit.read(at, &mut byte).is_err() || byte == [0] {
+                break;
+            }
+            name.extend(byte);
+        }
+        if name.is_empty() {
+            return EntryOutcome::Decline;
+        }
+        let name = String::from_utf8_lossy(&name).into_owned();
+        EntryOutcome::Track(Box::new(Call {
+            name,
+            entered: Instant::now(),
+        }))
+    }
+
+    fn ret(&self, hit: &mut HitContext<'_>, data: Box<dyn Any + Send>) {
+        let Ok(call) = data.downcast::<Call>() else {
+            return;
+        };
+        // An int: the upper half of RAX does not count.
+        let [a, b, c, d, ..] = hit.regs().rax.to_le_bytes();
+        let result = i32::from_le_bytes([a, b, c, d]);
+        if result < 0 {
+            println!(
+                "open({:?}) = {result} after {:?}",
+                call.name,
+                call.entered.elapsed()
+            );
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    guest::run(&[(
+        "kretprobe:do_sys_openat2",
+        Action::HandleReturn(Arc::new(ReportFailures)),
+    )])
+}
