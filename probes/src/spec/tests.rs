@@ -68,11 +68,11 @@ fn the_text_is_in_one_form() {
 #[test]
 fn a_kind_that_is_not_there_is_named_with_what_is() {
     assert_eq!(
-        refused("kretprobe:vfs_read"),
+        refused("uprobe:vfs_read"),
         (
-            "this version has no kretprobe probes".into(),
-            "kretprobe",
-            Some("there is: kprobe".into())
+            "this version has no uprobe probes".into(),
+            "uprobe",
+            Some("there is: kprobe, kretprobe".into())
         )
     );
     assert_eq!(
@@ -83,7 +83,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
             Some("did you mean `kprobe`?".into())
         )
     );
-    assert_eq!(refused("xyz:a").2, Some("there is: kprobe".into()));
+    assert_eq!(refused("xyz:a").2, Some("there is: kprobe, kretprobe".into()));
     assert_eq!(refused("vfs_read").2, Some("write kprobe:vfs_read".into()));
 }
 
