@@ -62,3 +62,35 @@ fn a_pause_stops_every_vcpu() {
     ran.assert_good();
     ran.assert_counts(&[]);
 }
+
+/// Every plant goes and comes back, over and over, while two vCPUs stand at them or are being stepped past them.
+#[test]
+fn plants_that_come_and_go_disturb_nobody() {
+    for plant in plant_bytes() {
+        let guest = Guest::new("run=smp=60").cpus(2).plant(plant).prepare();
+        let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+        let over = AtomicBool::new(false);
+        let (ran, rounds) = std::thread::scope(|scope| {
+            let arming = scope.spawn(|| {
+                let mut rounds = 0;
+                while !over.load(Ordering::Acquire) {
+                    for armed in [false, true] {
+                        let paused = control.pause_all();
+                        engine.set_armed(&paused, armed).expect("it is changed");
+                    }
+                    rounds += 1;
+                }
+                rounds
+            });
+            let ran = guest.run();
+            over.store(true, Ordering::Release);
+            (ran, arming.join().expect("armed"))
+        });
+        ran.assert_good();
+        assert!(rounds > 10, "{rounds} rounds");
+        let hits: u64 = ran.summary.probes.iter().map(|probe| probe.hits).sum();
+        assert_eq!(hits, ran.observer.hits().len() as u64);
+        let calls: u64 = ran.outcome.counts.values().sum();
+        assert!((1..=calls).contains(&hits), "{hits} hits of {calls} calls");
+    }
+}

@@ -17,6 +17,8 @@ mod milestones;
 mod register;
 mod return_sites;
 mod stand_in;
+#[cfg(test)]
+mod tests;
 mod trap;
 
 use std::collections::BTreeSet;

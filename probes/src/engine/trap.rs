@@ -256,7 +256,7 @@ impl Engine {
     }
 
     /// A debug register of ours fired at `rip`.
-    fn on_debug_hit(
+    pub(super) fn on_debug_hit(
         &self,
         vcpu: &mut dyn Vcpu,
         fired: u8,
@@ -286,7 +286,7 @@ impl Engine {
     }
 
     /// A debug register of ours fired at `rip`, and the other vCPUs are paused.
-    fn on_paused_debug_hit<V: Vcpu>(
+    pub(super) fn on_paused_debug_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,

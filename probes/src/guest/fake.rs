@@ -1,6 +1,5 @@
 //! A guest that is a vector of bytes, and a vCPU that records what is done to it. Each request can be made to fail.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
@@ -8,28 +7,39 @@ use vmm::{HardwareBreakpoints, PageRange};
 
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
 
-/// Counts requests, and lets one of them fail. Cloning shares the count.
+/// Counts requests, and lets some of them fail. Cloning shares the count.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Requests(Arc<(AtomicUsize, AtomicUsize)>);
+pub(crate) struct Requests(Arc<Mutex<Plan>>);
+
+#[derive(Debug, Default)]
+struct Plan {
+    made: usize,
+    /// The numbers of those that fail; the first request is 1.
+    failing: std::ops::Range<usize>,
+}
 
 impl Requests {
-    /// The `n`-th request from now on fails; the first is 1, and with 0 none does.
-    pub(crate) fn fail(&self, n: usize) {
-        self.0.0.store(0, Ordering::SeqCst);
-        self.0.1.store(n, Ordering::SeqCst);
+    fn plan(&self, failing: std::ops::Range<usize>) {
+        *self.0.lock().expect("lock") = Plan { made: 0, failing };
     }
 
-    pub(crate) fn made(&self) -> usize {
-        self.0.0.load(Ordering::SeqCst)
+    /// The `n`-th request from now on fails; with 0 none does.
+    pub(crate) fn fail(&self, n: usize) {
+        self.plan(n..n + usize::from(n > 0));
+    }
+
+    /// The `n`-th request from now on fails, and every one after it.
+    pub(crate) fn fail_from(&self, n: usize) {
+        self.plan(n..usize::MAX);
     }
 
     fn make(&self) -> Result<(), GuestError> {
-        let n = self.0.0.fetch_add(1, Ordering::SeqCst) + 1;
-        if n == self.0.1.load(Ordering::SeqCst) {
-            Err(GuestError::Injected(n))
-        } else {
-            Ok(())
+        let mut plan = self.0.lock().expect("lock");
+        plan.made += 1;
+        if plan.failing.contains(&plan.made) {
+            return Err(GuestError::Injected(plan.made));
         }
+        Ok(())
     }
 }
 

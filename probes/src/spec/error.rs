@@ -67,8 +67,7 @@ pub enum SpecProblem {
 }
 
 /// The kinds that other tracers have, which people will try.
-pub(super) const ELSEWHERE: [&str; 8] = [
-    "kretprobe",
+pub(super) const ELSEWHERE: [&str; 7] = [
     "uprobe",
     "uretprobe",
     "tracepoint",

@@ -138,3 +138,52 @@ impl HostFacts {
         self.speed.mips() >= HARDWARE_SPEED_MIPS
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_write_is_one_byte_before_a_rip_that_has_moved() {
+        assert_eq!(PortDelivery::AtInstruction.instruction(0x1000), 0x1000);
+        assert_eq!(PortDelivery::AfterInstruction.instruction(0x1000), 0xfff);
+        assert_eq!(PortDelivery::AfterInstruction.instruction(0), u64::MAX);
+    }
+
+    #[test]
+    fn an_injected_breakpoint_looks_like_one_that_was_executed() {
+        assert_eq!(BreakpointInjection::AtInstruction.rip_for(0x1000), 0x1000);
+        assert_eq!(
+            BreakpointInjection::AfterInstruction.rip_for(0x1000),
+            0x1001
+        );
+    }
+
+    #[test]
+    fn only_what_exits_can_be_planted() {
+        let usable = [
+            Int3Delivery::DebugExit,
+            Int3Delivery::EmulationFailure,
+            Int3Delivery::ToGuest,
+            Int3Delivery::Broken,
+        ]
+        .map(Int3Delivery::is_usable);
+        assert_eq!(usable, [true, true, false, false]);
+        assert!(PortDelivery::AfterInstruction.is_usable() && !PortDelivery::Broken.is_usable());
+    }
+
+    #[test]
+    fn speed_is_in_millions_a_second() {
+        let speed = |instructions, nanos| {
+            Speed {
+                instructions,
+                took: Duration::from_nanos(nanos),
+            }
+            .mips()
+        };
+        assert_eq!(speed(2_000_000, 1_000_000_000), 2);
+        assert_eq!(speed(49_999_999, 1_000_000_000), 49);
+        // Faster than the clock.
+        assert_eq!(speed(1000, 0), 1000);
+    }
+}

@@ -300,3 +300,18 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_SET_GUEST_DEBUG"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::HardwareBreakpoints;
+
+    #[test]
+    fn dr7_enables_the_registers_that_are_used() {
+        let dr7 = |execute| HardwareBreakpoints { execute }.dr7();
+        assert_eq!(dr7([None; 4]), 0);
+        assert_eq!(dr7([Some(1), None, None, None]), 0b10);
+        assert_eq!(dr7([None, None, Some(0), Some(2)]), 0b1010_0000);
+        // No type or length bits: those of an execution breakpoint are zero.
+        assert_eq!(dr7([Some(1); 4]), 0b1010_1010);
+    }
+}

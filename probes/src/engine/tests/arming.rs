@@ -1,0 +1,304 @@
+//! When probes are armed and disarmed.
+
+use introspect::{Gpa, Gva};
+
+use super::{
+    ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one, vcpu,
+};
+use crate::engine::trap::HitOutcome;
+use crate::plant::Written;
+use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
+use crate::{Hex, PlantByte, ProbeState};
+
+const PORT: u8 = PlantByte::Port.value();
+const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
+
+/// A vCPU reaches a milestone.
+fn reach(rig: &Rig, at: Gva) {
+    let mut vcpu = vcpu(at);
+    assert_eq!(
+        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        HitOutcome::NeedsPause
+    );
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_| panic!("nothing to step"))
+        .expect("handled");
+    assert_eq!(vcpu.regs.rip, at.0 + 1, "and goes on");
+}
+
+#[test]
+fn arming_is_all_or_nothing() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function("first", &PLAIN);
+    kernel.function("second", &PLAIN);
+    let memory = memory_of(&kernel, TEXT_GPA, TEXT_ENTRY);
+    let before = memory.bytes();
+    let rig = Rig::unarmed(
+        memory,
+        &kernel,
+        &["kprobe:first", "kprobe:second"],
+        ABILITIES,
+    );
+    for n in 1..=3 {
+        rig.paused.requests.fail(n);
+        let error = rig
+            .engine
+            .arm_loaded(&rig.paused)
+            .expect_err("a request fails");
+        let cause = std::error::Error::source(&error).expect("a cause");
+        assert!(cause.to_string().contains("cannot plant at"), "{cause}");
+        assert!(rig.memory.bytes() == before, "request {n}");
+        assert_eq!(rig.states(), [ProbeState::Pending; 2]);
+    }
+    rig.paused.requests.fail(0);
+    rig.engine.arm_loaded(&rig.paused).expect("nothing fails");
+    assert_eq!(rig.states(), [ProbeState::Armed; 2]);
+}
+
+#[test]
+fn disarming_leaves_the_guest_as_it_was() {
+    let mut kernel = SyntheticKernel::new();
+    let plain = kernel.function("plain", &PLAIN);
+    let keyed = kernel.function("keyed", &JUMP);
+    kernel.jump_labels(&[keyed]);
+    let before = memory_of(&kernel, TEXT_GPA, TEXT_ENTRY).bytes();
+    let rig = Rig::new(
+        &kernel,
+        &["kprobe:plain", "kprobe:plain+0x1", "kprobe:keyed"],
+    );
+    assert_eq!(rig.paused.breakpoints(), [Some(keyed.0), None, None, None]);
+    assert_eq!((rig.seen(plain), rig.seen(keyed)), (PORT, JUMP[0]));
+
+    rig.paused.requests.fail(2);
+    let armed = rig.memory.bytes();
+    rig.engine
+        .disarm_all(&rig.paused)
+        .expect_err("a byte cannot be put back");
+    assert!(rig.memory.bytes() == armed);
+    assert_eq!(rig.states(), [ProbeState::Armed; 3]);
+
+    rig.paused.requests.fail(0);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.memory.bytes() == before);
+    assert_eq!(rig.states(), [ProbeState::Disabled; 3]);
+    assert_eq!(
+        (rig.paused.read_only(), rig.paused.breakpoints()),
+        (vec![], [None; 4])
+    );
+    assert_eq!(
+        rig.engine.on_hit(&mut vcpu(plain), plain).expect("handled"),
+        HitOutcome::NotOurs
+    );
+}
+
+#[test]
+fn debug_registers_are_four() {
+    let mut kernel = SyntheticKernel::new();
+    let names: Vec<String> = (0..5).map(|i| format!("keyed{i}")).collect();
+    let places: Vec<Gva> = names
+        .iter()
+        .map(|name| kernel.function(name, &JUMP))
+        .collect();
+    kernel.jump_labels(&places);
+    let rig = Rig::new(&kernel, &["kprobe:keyed*"]);
+    assert_eq!(
+        rig.paused.breakpoints(),
+        [0, 1, 2, 3].map(|i| Some(places[i].0))
+    );
+    assert_eq!(rig.states()[..4], [ProbeState::Armed; 4]);
+    let refused = rig.probe(4);
+    assert_eq!(refused.state, ProbeState::Refused);
+    assert!(
+        refused
+            .reason
+            .is_some_and(|reason| reason.contains("debug registers are taken"))
+    );
+    assert_eq!(rig.notes()[0].probe.as_deref(), Some("kprobe:keyed4"));
+
+    let mut vcpu = vcpu(places[2]);
+    let outcome = rig.engine.on_debug_hit(&mut vcpu, 1 << 2, places[2]);
+    assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
+    assert_eq!(vcpu.regs.rip, places[2].0 + 5 + 0x1000);
+    assert_eq!((rig.probe(2).hits, rig.hits().len()), (1, 1));
+    // One that fired for another place, and one that is not ours.
+    for fired in [1 << 1, 0] {
+        let outcome = rig.engine.on_debug_hit(&mut vcpu, fired, places[2]);
+        assert_eq!(outcome.expect("handled"), HitOutcome::NotOurs);
+    }
+}
+
+#[test]
+fn debug_registers_that_do_not_work_are_not_used() {
+    let (mut kernel, at) = one("keyed", &JUMP);
+    kernel.jump_labels(&[at]);
+    let abilities = Abilities {
+        debug_execute: false,
+        ..ABILITIES
+    };
+    let rig = Rig::with(&kernel, &["kprobe:keyed"], abilities);
+    assert_eq!(rig.states(), [ProbeState::Refused]);
+    assert_eq!(rig.paused.breakpoints(), [None; 4]);
+}
+
+#[test]
+fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
+    let mut kernel = SyntheticKernel::new();
+    let rest_init = kernel.function("rest_init", &PLAIN);
+    let patched = kernel.function("patched", &JUMP);
+    let shifted = kernel.function("shifted", &[&[0x90], &JUMP[..]].concat());
+    kernel.return_sites(&[patched, shifted.wrapping_add(1)]);
+    let rig = Rig::new(&kernel, &["kprobe:patched", "kprobe:shifted+0x1"]);
+    assert_eq!(rig.states(), [ProbeState::Pending; 2]);
+    assert!(
+        rig.probe(0)
+            .reason
+            .is_some_and(|reason| reason.contains("while it boots"))
+    );
+    assert_eq!(rig.seen(patched), JUMP[0]);
+    // The kernel makes a return of one jump, and swallows the beginning of the other.
+    for (at, bytes) in [
+        (patched, &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc][..]),
+        (shifted, &[0x66, 0x90]),
+    ] {
+        let written = rig.engine.on_guest_write(Gpa(gpa(at)), bytes);
+        assert_eq!(written.expect("merged"), Written::Merged);
+    }
+    reach(&rig, rest_init);
+    assert_eq!(rig.states(), [ProbeState::Armed, ProbeState::Refused]);
+    assert!(
+        rig.probe(1)
+            .reason
+            .is_some_and(|reason| reason.contains("no instruction begins there"))
+    );
+    assert_eq!(
+        (rig.seen(patched), rig.probe(0).ip),
+        (PORT, Some(Hex(patched.0)))
+    );
+    // What was displaced is what the kernel has made of it.
+    let mut vcpu = vcpu(patched);
+    vcpu.regs.rsp = DATA;
+    rig.memory.put(DATA, &0x1234_u64.to_le_bytes());
+    rig.engine.on_hit(&mut vcpu, patched).expect("handled");
+    assert_eq!(vcpu.regs.rip, 0x1234);
+}
+
+#[test]
+fn plants_in_init_text_go_before_it_is_freed() {
+    let mut kernel = SyntheticKernel::new();
+    let free_initmem = kernel.function("free_initmem", &PLAIN);
+    kernel.function("stays", &PLAIN);
+    let goes = kernel.init_function("goes", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:goes", "kprobe:stays"]);
+    rig.engine.on_hit(&mut vcpu(goes), goes).expect("handled");
+    reach(&rig, free_initmem);
+    assert_eq!(rig.states(), [ProbeState::Gone, ProbeState::Armed]);
+    assert_eq!((rig.seen(goes), rig.probe(0).hits), (PLAIN[0], 1));
+    assert!(
+        rig.paused
+            .read_only()
+            .iter()
+            .all(|(_, end)| *end <= gpa(goes))
+    );
+    assert_eq!(rig.hits().len(), 1, "milestones are not told");
+}
+
+#[test]
+fn a_panic_is_noted_with_its_message() {
+    let (kernel, panic) = one("panic", &PLAIN);
+    for (message, expected) in [
+        (&b"out of luck: %s\n\0"[..], "out of luck: %s".to_owned()),
+        (&[b'x'; 0x1000][..], "x".repeat(256)),
+        (&b"bad \xff\0"[..], "bad \u{fffd}".to_owned()),
+    ] {
+        let rig = Rig::new(&kernel, &[]);
+        rig.memory.put(DATA, message);
+        let mut vcpu = vcpu(panic);
+        vcpu.regs.rdi = DATA;
+        rig.engine
+            .on_paused_hit(&mut vcpu, &rig.paused, panic, |_| panic!("nothing to step"))
+            .expect("handled");
+        assert_eq!(rig.engine.panicked().expect("noted").message, expected);
+        assert!(rig.notes()[0].text.contains(&expected));
+    }
+    // A pointer to nowhere.
+    let rig = Rig::new(&kernel, &[]);
+    let mut vcpu = vcpu(panic);
+    vcpu.regs.rdi = MEMORY_BYTES as u64;
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, panic, |_| panic!("nothing to step"))
+        .expect("handled");
+    assert_eq!(rig.engine.panicked().expect("noted").message, "");
+}
+
+/// It is found by what it writes to MSR_LSTAR.
+#[test]
+fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
+    const SLIDE: u64 = 0x40_0000;
+    const LOADED_AT: u64 = 0x14_0000;
+    let mut kernel = SyntheticKernel::new();
+    let entry = kernel.function("entry_SYSCALL_64", &PLAIN);
+    let probed = kernel.function("probed", &PLAIN);
+    let memory = memory_of(&kernel, LOADED_AT, TEXT_ENTRY + SLIDE / (2 << 20));
+    let rig = Rig::unarmed(memory, &kernel, &["kprobe:probed"], ABILITIES);
+    rig.engine.await_kernel();
+    let before = rig.memory.bytes();
+    let mut vcpu = vcpu(Gva(0));
+    // A first value that leads nowhere, and one that is mapped nowhere.
+    for lstar in [Gva(0x1234), entry] {
+        rig.engine
+            .locate(&mut vcpu, &rig.paused, lstar)
+            .expect("noted");
+        assert_eq!(rig.states(), [ProbeState::Pending]);
+        assert!(rig.memory.bytes() == before);
+    }
+    let there = |at: Gva| at.wrapping_add(SLIDE);
+    rig.engine
+        .locate(&mut vcpu, &rig.paused, there(entry))
+        .expect("located");
+    assert_eq!(rig.states(), [ProbeState::Armed]);
+    assert_eq!(rig.probe(0).ip, Some(Hex(there(probed).0)));
+    let planted = Gpa(LOADED_AT + (probed.0 - TEXT.0));
+    assert_eq!(
+        rig.memory.bytes()[usize::try_from(planted.0).expect("small")],
+        PORT
+    );
+    assert_eq!(rig.paused.read_only(), [(LOADED_AT, LOADED_AT + 0x1000)]);
+
+    vcpu.regs.rip = there(probed).0;
+    vcpu.regs.rsp = DATA;
+    rig.engine
+        .on_hit(&mut vcpu, there(probed))
+        .expect("handled");
+    assert_eq!(rig.hits()[0].ip, Hex(there(probed).0));
+    assert_eq!(&*rig.hits()[0].symbol, "probed+0x0");
+}
+
+#[test]
+fn an_error_while_the_guest_runs_refuses_what_is_pending() {
+    let mut kernel = SyntheticKernel::new();
+    let rest_init = kernel.function("rest_init", &PLAIN);
+    kernel.function("plain", &PLAIN);
+    let patched = kernel.function("patched", &JUMP);
+    kernel.return_sites(&[patched]);
+    let rig = Rig::new(&kernel, &["kprobe:plain", "kprobe:patched"]);
+    let before = rig.memory.bytes();
+    let mut vcpu = vcpu(rest_init);
+    rig.engine.on_hit(&mut vcpu, rest_init).expect("handled");
+    // The first is for the text as a whole.
+    rig.paused.requests.fail(2);
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, rest_init, |_| {
+            panic!("nothing to step")
+        })
+        .expect("the guest runs on");
+    assert_eq!(rig.states(), [ProbeState::Armed, ProbeState::Refused]);
+    assert_eq!(rig.seen(patched), JUMP[0]);
+    // But for the stack, where the milestone's own instruction has pushed.
+    let stack = usize::try_from(super::STACK).expect("small");
+    assert!(rig.memory.bytes()[stack..] == before[stack..]);
+    let reason = rig.probe(1).reason.expect("a reason");
+    assert!(
+        reason.contains("cannot arm the probes: cannot plant at"),
+        "{reason}"
+    );
+}

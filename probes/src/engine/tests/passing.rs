@@ -1,0 +1,154 @@
+//! Getting past instructions that fault, and ones that the hardware must execute.
+
+use introspect::Gva;
+
+use super::{DATA, OUT, Rig, gpa, one, vcpu};
+use crate::Tier;
+use crate::engine::trap::HitOutcome;
+use crate::guest::Stepped;
+use crate::guest::fake::{FakeVcpu, Injected};
+use crate::resolve::synthetic::TEXT;
+
+/// `mov rax, [rdi]`
+const LOAD: [u8; 4] = [0x48, 0x8b, 0x07, 0xc3];
+/// `mov [rdi], rax`
+const STORE: [u8; 4] = [0x48, 0x89, 0x07, 0xc3];
+const UNMAPPED: Gva = Gva(0x4000_0000);
+
+fn hit(code: &[u8], change: impl Fn(&mut FakeVcpu)) -> (FakeVcpu, HitOutcome, Gva) {
+    let (kernel, at) = one("probed", code);
+    let rig = Rig::new(&kernel, &["kprobe:probed"]);
+    let mut vcpu = vcpu(at);
+    change(&mut vcpu);
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    (vcpu, outcome, at)
+}
+
+#[test]
+fn a_page_fault_of_the_operand_is_the_guests() {
+    // Bits of the error code: 1 protection, 2 write, 4 user.
+    for (code, address, privilege, error_code) in [
+        (&LOAD, UNMAPPED, 0, 0),
+        (&STORE, UNMAPPED, 0, 2),
+        (&STORE, TEXT.wrapping_add(0x8000), 0, 1 | 2),
+        (&LOAD, UNMAPPED, 3, 4),
+        (&LOAD, Gva(DATA), 3, 1 | 4),
+        (&STORE, Gva(DATA), 3, 1 | 2 | 4),
+    ] {
+        let (vcpu, outcome, at) = hit(code, |vcpu| {
+            vcpu.regs.rdi = address.0;
+            vcpu.state.privilege = privilege;
+        });
+        assert_eq!(outcome, HitOutcome::Resume);
+        assert_eq!(
+            vcpu.injected,
+            [Injected::PageFault {
+                address,
+                error_code
+            }]
+        );
+        assert_eq!(vcpu.regs.rip, at.0, "it is tried again");
+    }
+}
+
+/// The second page's address is what the hardware would tell.
+#[test]
+fn an_operand_may_fault_on_its_second_page() {
+    let end = 2 << 20;
+    let (vcpu, _, _) = hit(&LOAD, |vcpu| vcpu.regs.rdi = end - 4);
+    assert_eq!(
+        vcpu.injected,
+        [Injected::PageFault {
+            address: Gva(end),
+            error_code: 0
+        }]
+    );
+}
+
+#[test]
+fn a_read_only_page_may_be_written_without_write_protection() {
+    let (vcpu, outcome, at) = hit(&STORE, |vcpu| {
+        vcpu.regs.rdi = TEXT.0 + 0x8000;
+        vcpu.state.write_protect = false;
+    });
+    assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::Resume, at.0 + 3));
+    assert_eq!(vcpu.injected, []);
+}
+
+/// What depends on more than is modelled is left to the hardware: addresses that are not canonical raise another
+/// exception, and pages of ring 3 may be out of bounds.
+#[test]
+fn what_is_not_modelled_is_stepped() {
+    let (vcpu, outcome, _) = hit(&LOAD, |vcpu| vcpu.regs.rdi = 1 << 63);
+    assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
+    let (vcpu, outcome, _) = hit(&OUT, |_| ());
+    assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
+}
+
+#[test]
+fn a_step_sees_the_guests_own_byte_and_the_plant_returns() {
+    let (kernel, at) = one("probed", &OUT);
+    let rig = Rig::new(&kernel, &["kprobe:probed"]);
+    let plant = rig.seen(at);
+    let mut vcpu = vcpu(at.wrapping_add(1));
+    assert_eq!(
+        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        HitOutcome::NeedsPause
+    );
+    let mut steps = 0;
+    let outcome = rig
+        .engine
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu| {
+            steps += 1;
+            assert_eq!((vcpu.regs.rip, rig.seen(at)), (at.0, OUT[0]));
+            vcpu.regs.rip += 2;
+            Ok(Stepped::Done)
+        });
+    assert_eq!((outcome.expect("handled"), steps), (HitOutcome::Resume, 1));
+    assert_eq!((rig.seen(at), vcpu.regs.rip), (plant, at.0 + 2));
+    let probe = rig.probe(0);
+    assert_eq!(
+        (probe.hits, probe.exits, probe.tier),
+        (1, 2, Some(Tier::Stepped))
+    );
+}
+
+/// Each repetition ends a step, and only the first is a hit.
+#[test]
+fn a_repeated_instruction_is_stepped_to_its_end() {
+    const REPETITIONS: u64 = 5;
+    // rep outsb; ret
+    let (kernel, at) = one("probed", &[0xf3, 0x6e, 0xc3]);
+    let rig = Rig::new(&kernel, &["kprobe:probed"]);
+    for diverted_after in [None, Some(2)] {
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rcx = REPETITIONS;
+        rig.engine
+            .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu| {
+                if Some(REPETITIONS - vcpu.regs.rcx) == diverted_after {
+                    return Ok(Stepped::Diverted);
+                }
+                vcpu.regs.rcx -= 1;
+                if vcpu.regs.rcx == 0 {
+                    vcpu.regs.rip += 2;
+                }
+                Ok(Stepped::Done)
+            })
+            .expect("handled");
+        let left = diverted_after.map_or(0, |steps| REPETITIONS - steps);
+        assert_eq!(vcpu.regs.rcx, left);
+        assert_eq!(vcpu.regs.rip, at.0 + if left == 0 { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn an_operand_in_planted_text_is_the_guests_own() {
+    // mov rax, [rip - 7]: reads itself.
+    let code = [0x48, 0x8b, 0x05, 0xf9, 0xff, 0xff, 0xff, 0xc3];
+    let (kernel, at) = one("probed", &code);
+    let rig = Rig::new(&kernel, &["kprobe:probed"]);
+    let mut vcpu = vcpu(at);
+    rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!(vcpu.regs.rax, u64::from_le_bytes(code));
+    assert_ne!(rig.word(gpa(at)), vcpu.regs.rax);
+}

@@ -1,0 +1,171 @@
+//! Guests that rewrite what is probed.
+
+use introspect::{Gpa, Gva};
+
+use super::{ABILITIES, Abilities, PLAIN, Rig, gpa, one, vcpu};
+use crate::engine::trap::HitOutcome;
+use crate::guest::Stepped;
+use crate::plant::Written;
+use crate::resolve::synthetic::SyntheticKernel;
+use crate::{PlantByte, Tier};
+
+const PORT: u8 = PlantByte::Port.value();
+/// `nop dword ptr [rax]`
+const NOP3: [u8; 3] = [0x0f, 0x1f, 0x00];
+const WITHOUT_DEBUG_REGISTERS: Abilities = Abilities {
+    debug_execute: false,
+    ..ABILITIES
+};
+
+/// Whether the write covers the plant or just the instruction's tail.
+#[test]
+fn what_is_displaced_is_what_the_guest_has_written() {
+    // mov eax, 0x11; ret
+    let (kernel, at) = one("patched", &[0xb8, 0x11, 0, 0, 0, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
+    let run = || {
+        let mut vcpu = vcpu(at);
+        assert_eq!(
+            rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+            HitOutcome::Resume
+        );
+        (vcpu.regs.rip - at.0, vcpu.regs.rax)
+    };
+    assert_eq!(run(), (5, 0x11));
+    let tail = Gpa(gpa(at) + 1);
+    assert_eq!(
+        rig.engine.on_guest_write(tail, &[0x22]).expect("merged"),
+        Written::Merged
+    );
+    assert_eq!(run(), (5, 0x22));
+    assert!(
+        !rig.engine.wants_stand_in(Gpa(gpa(at)), &NOP3),
+        "no debug registers here"
+    );
+    rig.engine
+        .on_guest_write(Gpa(gpa(at)), &NOP3)
+        .expect("merged");
+    assert_eq!((rig.seen(at), run()), (PORT, (3, 0)));
+    assert_eq!(rig.probe(0).hits, 3);
+}
+
+/// What cannot be decoded is left to the hardware, which raises #UD.
+#[test]
+fn bytes_that_are_no_instruction_are_stepped() {
+    let (kernel, at) = one("patched", &PLAIN);
+    let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
+    rig.engine
+        .on_guest_write(Gpa(gpa(at)), &[0x06])
+        .expect("merged");
+    let outcome = rig.engine.on_hit(&mut vcpu(at), at);
+    assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
+}
+
+#[test]
+fn a_write_elsewhere_is_not_ours() {
+    let (kernel, at) = one("plain", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:plain"]);
+    let elsewhere = Gpa(gpa(at) + 0x1000);
+    assert!(!rig.engine.wants_stand_in(elsewhere, &NOP3));
+    assert_eq!(
+        rig.engine
+            .on_guest_write(elsewhere, &NOP3)
+            .expect("looked at"),
+        Written::NotOurs
+    );
+}
+
+/// The guest reads back what it has written, and the next execution is a hit.
+#[test]
+fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
+    let (kernel, at) = one("patched", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:patched"]);
+    let place = Gpa(gpa(at));
+    assert!(rig.engine.wants_stand_in(place, &NOP3));
+    rig.engine
+        .stand_in(&rig.paused, place, NOP3.len())
+        .expect("withdrawn");
+    rig.engine.on_guest_write(place, &NOP3).expect("merged");
+    assert_eq!(rig.seen(at), NOP3[0]);
+    assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
+    // Writing again needs nothing more.
+    assert!(!rig.engine.wants_stand_in(place, &NOP3));
+
+    let mut vcpu = vcpu(at);
+    let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
+    assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 1));
+    rig.engine
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| panic!("nothing to step"))
+        .expect("handled");
+    assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0 + 3));
+    assert_eq!(rig.paused.breakpoints(), [None; 4]);
+    let probe = rig.probe(0);
+    assert_eq!(
+        (probe.hits, rig.hits().len(), probe.tier),
+        (1, 1, Some(Tier::Emulated))
+    );
+}
+
+#[test]
+fn without_a_free_debug_register_the_plant_stays() {
+    let mut kernel = SyntheticKernel::new();
+    let places: Vec<Gva> = (0..5)
+        .map(|i| kernel.function(&format!("patched{i}"), &PLAIN))
+        .collect();
+    let rig = Rig::new(&kernel, &["kprobe:patched*"]);
+    for at in &places {
+        rig.engine
+            .stand_in(&rig.paused, Gpa(gpa(*at)), 1)
+            .expect("as far as possible");
+        rig.engine
+            .on_guest_write(Gpa(gpa(*at)), &[0x90])
+            .expect("merged");
+    }
+    let seen: Vec<u8> = places.iter().map(|at| rig.seen(*at)).collect();
+    assert_eq!(seen, [0x90, 0x90, 0x90, 0x90, PORT]);
+    let mut vcpu = vcpu(places[4]);
+    rig.engine.on_hit(&mut vcpu, places[4]).expect("handled");
+    assert_eq!(vcpu.regs.rip, places[4].0 + 1, "past what was written");
+}
+
+#[test]
+fn disarming_ends_what_stands_in() {
+    let (kernel, at) = one("patched", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:patched"]);
+    rig.engine
+        .stand_in(&rig.paused, Gpa(gpa(at)), 1)
+        .expect("withdrawn");
+    rig.engine
+        .on_guest_write(Gpa(gpa(at)), &[0x90])
+        .expect("merged");
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert_eq!((rig.seen(at), rig.paused.breakpoints()), (0x90, [None; 4]));
+    // The register fired before it was taken away: the guest goes on with its own instruction.
+    let mut vcpu = vcpu(at);
+    let mut steps = 0;
+    rig.engine
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| {
+            steps += 1;
+            Ok(Stepped::Done)
+        })
+        .expect("handled");
+    assert_eq!(steps, 1);
+}
+
+/// The probed instruction itself writes to probed text: the hardware does it, so that it is noticed.
+#[test]
+fn an_instruction_that_writes_to_probed_text_is_stepped() {
+    // mov [rdi], rax; ret
+    let (mut kernel, writer) = one("writer", &[0x48, 0x89, 0x07, 0xc3]);
+    let at = kernel.function("patched", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:writer", "kprobe:patched"]);
+    let before = rig.memory.bytes();
+    // Through the mapping that can be written; into the plant, and beside it from the page before.
+    for address in [gpa(at), gpa(writer) - 4] {
+        let mut vcpu = vcpu(writer);
+        vcpu.regs.rdi = address;
+        let outcome = rig.engine.on_hit(&mut vcpu, writer).expect("handled");
+        assert_eq!(outcome, HitOutcome::NeedsPause, "{address:#x}");
+        assert!(rig.memory.bytes() == before, "nothing is half written");
+    }
+}
