@@ -258,6 +258,9 @@ fn a_withdrawn_plant_lets_the_guest_write_until_it_returns() {
         .expect("a plant");
     assert_eq!(rig.seen(0x60), [PORT, PORT]);
     assert_eq!(rig.own(0x60), [0x57, 0x56]);
+    // It is on top again.
+    rig.write(0x60, &[0x58]);
+    assert_eq!((rig.seen(0x60), rig.own(0x60)), ([PORT], [0x58]));
 }
 
 /// What may happen to a page.

@@ -2,7 +2,7 @@
 
 use introspect::Gva;
 
-use super::{DATA, OUT, Rig, gpa, one, vcpu};
+use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, OUT, ROOT, Rig, TABLE, gpa, one, vcpu};
 use crate::Tier;
 use crate::engine::trap::HitOutcome;
 use crate::guest::Stepped;
@@ -83,6 +83,49 @@ fn what_is_not_modelled_is_stepped() {
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
     let (vcpu, outcome, _) = hit(&OUT, |_| ());
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
+}
+
+/// Setting accessed and dirty bits, protection keys, SMAP.
+#[test]
+fn what_hardware_does_with_page_tables_is_left_to_it() {
+    const USER: u64 = 4;
+    const ALIGNMENT_CHECK: u64 = 1 << 18;
+    let passes = |code: &[u8], page: u64, change: &dyn Fn(&mut FakeVcpu)| {
+        let (kernel, at) = one("probed", code);
+        let rig = Rig::new(&kernel, &["kprobe:probed"]);
+        for (entry, flags) in [
+            (ROOT, LOWER | TABLE | USER),
+            (LOWER, LOWER_DIRECTORY | TABLE | USER),
+            (LOWER_DIRECTORY, page),
+        ] {
+            rig.memory.put(entry, &flags.to_le_bytes());
+        }
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rdi = DATA;
+        change(&mut vcpu);
+        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        assert_eq!(vcpu.injected, []);
+        outcome == HitOutcome::Resume
+    };
+    let (accessed, dirty) = (1 << 5, 1 << 6);
+    let ready = LARGE_PAGE;
+    assert!(passes(&LOAD, ready, &|_| ()) && passes(&STORE, ready, &|_| ()));
+    assert!(!passes(&LOAD, ready & !accessed, &|_| ()));
+    assert!(!passes(&STORE, ready & !dirty, &|_| ()));
+    assert!(passes(&LOAD, ready & !dirty, &|_| ()));
+
+    let user = ready | USER;
+    let smap = |vcpu: &mut FakeVcpu| vcpu.state.smap = true;
+    assert!(passes(&LOAD, user, &|_| ()) && passes(&LOAD, ready, &smap));
+    assert!(!passes(&LOAD, user, &smap));
+    let allowed = |vcpu: &mut FakeVcpu| {
+        smap(vcpu);
+        vcpu.regs.rflags |= ALIGNMENT_CHECK;
+    };
+    assert!(passes(&LOAD, user, &allowed));
+    let keys = |vcpu: &mut FakeVcpu| vcpu.state.protection_keys = true;
+    assert!(!passes(&LOAD, user, &keys));
+    assert!(passes(&LOAD, ready, &keys));
 }
 
 #[test]
