@@ -7,9 +7,11 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use introspect::{Gva, read_virt};
 
 use crate::guest::{GuestError, Vcpu};
+use crate::hit::Table;
 use crate::plant::Planter;
 
 /// What happens after a pre-handler.
@@ -109,6 +111,8 @@ impl<T: ?Sized> fmt::Debug for Shared<T> {
 pub struct HitContext<'a> {
     pub(crate) vcpu: &'a mut dyn Vcpu,
     pub(crate) planter: &'a Planter,
+    /// What is planted: a handler may rewrite probed text.
+    pub(crate) table: &'a ArcSwap<Table>,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) changed: bool,
 }
@@ -122,10 +126,16 @@ impl fmt::Debug for HitContext<'_> {
 }
 
 impl<'a> HitContext<'a> {
-    pub(crate) fn new(vcpu: &'a mut dyn Vcpu, planter: &'a Planter, regs: vmm::kvm_regs) -> Self {
+    pub(crate) fn new(
+        vcpu: &'a mut dyn Vcpu,
+        planter: &'a Planter,
+        table: &'a ArcSwap<Table>,
+        regs: vmm::kvm_regs,
+    ) -> Self {
         Self {
             vcpu,
             planter,
+            table,
             regs,
             changed: false,
         }
@@ -194,6 +204,9 @@ impl<'a> HitContext<'a> {
             self.planter
                 .write_own(gpa, &bytes[done..done + len])
                 .map_err(|_| failed.clone())?;
+            for plant in self.table.load().touched(gpa, len) {
+                plant.refresh(self.planter);
+            }
             done += len;
         }
         Ok(())

@@ -12,7 +12,7 @@
 //! behind; it is found out when the same stack is used above its slot again, or when its task ends.
 
 use std::any::Any;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -127,6 +127,16 @@ impl Calls {
     /// Forgets the calls that return to `site`.
     pub(crate) fn returning_to(&self, site: Gva) -> Vec<Instance> {
         self.take(|call| call.returns_to == site)
+    }
+
+    /// Where the calls in flight return to.
+    pub(crate) fn return_sites(&self) -> BTreeSet<Gva> {
+        let mut sites = BTreeSet::new();
+        for shard in &self.shards {
+            let stacks = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            sites.extend(stacks.values().flatten().map(|call| call.returns_to));
+        }
+        sites
     }
 
     fn take(&self, which: impl Fn(&Instance) -> bool) -> Vec<Instance> {

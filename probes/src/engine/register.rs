@@ -163,6 +163,7 @@ impl Engine {
         for probe in &gone {
             self.forget_calls(probe);
         }
+        self.prune_return_sites(paused);
         Ok(gone.len())
     }
 
@@ -189,6 +190,7 @@ impl Engine {
         }
         if !enabled {
             self.forget_calls(probe);
+            self.prune_return_sites(paused);
         }
         Ok(true)
     }
@@ -208,6 +210,7 @@ impl Engine {
             for probe in self.probes.load().iter() {
                 self.forget_calls(probe);
             }
+            self.prune_return_sites(paused);
         }
         Ok(())
     }

@@ -117,6 +117,20 @@ impl Engine {
         }
     }
 
+    /// Takes the plants away from return sites that no call in flight returns to: whoever is entered next asks for its
+    /// site again.
+    pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
+        let wanted = self.calls.return_sites();
+        let before = self.return_sites.all().len();
+        self.return_sites.retain(|site| wanted.contains(&site));
+        if self.return_sites.all().len() == before {
+            return;
+        }
+        if let Err(error) = self.reconcile(paused) {
+            self.note(None, format!("return sites stay planted: {error}"));
+        }
+    }
+
     fn give_up_return_site(&self, site: Gva) {
         self.return_sites.lock().remove(&site);
         self.return_sites.impossible.rcu(|known| {

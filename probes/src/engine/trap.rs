@@ -80,7 +80,7 @@ impl Engine {
     fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<Told, GuestError> {
         let regs = vcpu.regs()?;
         let rip = regs.rip;
-        let mut hit = HitContext::new(vcpu, &self.planter, regs);
+        let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let (mut needs_pause, mut resumes) = (false, false);
         if plant.returns {
             hit.regs.rip = plant.at.0;
@@ -171,7 +171,7 @@ impl Engine {
             probe.passed_by(tier);
             if let Purpose::Handle(handler) = &probe.purpose {
                 let regs = vcpu.regs()?;
-                let mut hit = HitContext::new(vcpu, &self.planter, regs);
+                let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
                 handler.0.post(&mut hit);
                 let (changed, regs) = (hit.changed, hit.regs);
                 if changed {
@@ -191,7 +191,7 @@ impl Engine {
         for (probe, _) in &plant.probes {
             if let Purpose::Handle(handler) = &probe.purpose {
                 let regs = vcpu.regs()?;
-                let mut hit = HitContext::new(vcpu, &self.planter, regs);
+                let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
                 let outcome = handler.0.fault(&mut hit, fault);
                 let (changed, regs) = (hit.changed, hit.regs);
                 if changed {
