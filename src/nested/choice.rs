@@ -98,6 +98,7 @@ mod tests {
             step_user: true,
             step_blocks_interrupts: true,
             step_leaks_tf: false,
+            step_left_over: false,
             debug_execute: true,
             debug_data: true,
             read_only_slots: true,

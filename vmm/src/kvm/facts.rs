@@ -114,6 +114,9 @@ pub struct HostFacts {
     pub step_blocks_interrupts: bool,
     /// The guest sees TF in `pushf` while it is stepped.
     pub step_leaks_tf: bool,
+    /// A step whose instruction leaves the guest on the way leaves its #DB behind, and the vCPU takes that when it runs
+    /// on: the VT-x of Bochs, which holds the trap of an instruction pending that has not been executed yet.
+    pub step_left_over: bool,
     /// Execution breakpoints in debug registers fire in ring 0.
     pub debug_execute: bool,
     /// Data breakpoints in debug registers fire in ring 0.

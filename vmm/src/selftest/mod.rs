@@ -51,6 +51,7 @@ pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
         step_user: questions::step(&mut guest, guest::Ring::User)?,
         step_blocks_interrupts: host.capabilities().block_interrupts,
         step_leaks_tf: questions::step_leaks_tf(&mut guest)?,
+        step_left_over: questions::step_left_over(&mut guest)?,
         debug_execute: questions::debug_execute(&mut guest)?,
         debug_data: questions::debug_data(&mut guest)?,
         read_only_slots: questions::read_only_slots(&mut guest)?,

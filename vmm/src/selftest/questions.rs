@@ -127,6 +127,17 @@ pub(super) fn step_leaks_tf(guest: &mut TinyGuest) -> Result<bool, SelfTestError
     Ok(guest.read(guest.regs()?.rsp)? & 0x100 != 0)
 }
 
+/// Does a step whose instruction exits leave a #DB to whatever runs next?
+pub(super) fn step_left_over(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    guest.load(&with_end(&END[..2]), Ring::Kernel)?;
+    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
+    guest.run();
+    // KVM completes the port write, and the step with it.
+    guest.run();
+    guest.debug(&kvm_guest_debug::default())?;
+    Ok(guest.run() == Exit::Vector(1))
+}
+
 /// Does an execution breakpoint in DR0 fire?
 pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
     guest.load(&with_end(&[NOP, NOP]), Ring::Kernel)?;
@@ -134,11 +145,9 @@ pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError
     control.arch.debugreg[0] = CODE + 1;
     control.arch.debugreg[7] = 0x402;
     guest.debug(&control)?;
+    // DR6 is not looked at: an emulated SVM may leave the cause out, and nothing else stops there.
     let exit = guest.run();
-    Ok(
-        matches!(exit, Exit::Debug { exception: 1, dr6 } if dr6 & 1 != 0)
-            && guest.rip()? == CODE + 1,
-    )
+    Ok(matches!(exit, Exit::Debug { exception: 1, .. }) && guest.rip()? == CODE + 1)
 }
 
 /// Does a write watchpoint in DR0 fire?

@@ -1,6 +1,7 @@
 //! vCPUs: their threads, how they leave the guest, and how they are paused.
 
 mod cpuid;
+mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
 pub(crate) mod run;

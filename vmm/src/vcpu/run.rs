@@ -7,6 +7,7 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
 
+use super::debugging::{DebugCause, Debugging};
 use super::kick;
 use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
@@ -15,10 +16,6 @@ use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
-
-/// DR6: a debug register fired (bits 0–3), or a single step ended (bit 14).
-const DR6_FIRED: u64 = 0xf;
-const DR6_STEP: u64 = 1 << 14;
 
 /// A vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -112,6 +109,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
         index,
         shared,
         port_write: None,
+        debugging: Debugging::default(),
     };
     let end = vcpu.run_until_end(handler);
     drop(registration);
@@ -311,18 +309,17 @@ impl StoppedVcpu<'_> {
                     Trap::Breakpoint { at: debug.pc },
                     Otherwise::Breakpoint { at: debug.pc },
                 ),
-                _ if debug.dr6 & DR6_FIRED != 0 => {
-                    let fired = (debug.dr6 & DR6_FIRED) as u8;
-                    Left::Trapped(
+                _ => match self.debugging.cause(debug.dr6, debug.pc) {
+                    DebugCause::Fired(fired) => Left::Trapped(
                         Trap::HardwareBreakpoint {
                             fired,
                             at: debug.pc,
                         },
                         Otherwise::Continue,
-                    )
-                }
-                _ if debug.dr6 & DR6_STEP != 0 => Left::Stepped,
-                _ => Left::Handled,
+                    ),
+                    DebugCause::Stepped => Left::Stepped,
+                    DebugCause::Unknown => Left::Handled,
+                },
             }),
             VcpuExit::X86Wrmsr(write) => {
                 *write.error = 0;

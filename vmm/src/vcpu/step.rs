@@ -36,6 +36,9 @@ impl StoppedVcpu<'_> {
         handler: &dyn TrapHandler,
     ) -> Result<StepEnd, RunError> {
         self.abandon_port_write()?;
+        // KVM sets TF for the RIP that it knows when it is told to step, and drops it should it find another RIP when
+        // it enters the guest: the vCPU would run on until something else stops it.
+        self.store_regs()?;
         let (_, breakpoints) = self.shared.breakpoints();
         self.set_debug(&HardwareBreakpoints::default(), true)?;
         let end = self.step_until_done(paused, handler);
@@ -48,7 +51,12 @@ impl StoppedVcpu<'_> {
         paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
     ) -> Result<StepEnd, RunError> {
-        let from = self.regs()?.rip;
+        let before = self.regs()?;
+        let from = before.rip;
+        let left_over = self.shared.facts.step_left_over;
+        let mut repeated = false;
+        // The instruction has left the guest on the way.
+        let mut left_guest = false;
         let _watchdog = StepWatchdog::start();
         // KVM has exited for something that the instruction does. It may have moved RIP on already, and then has no
         // debug exit to give: entered as usual, the guest would execute the next instruction as well.
@@ -61,12 +69,24 @@ impl StoppedVcpu<'_> {
                 self.enter()?
             };
             match left {
-                Left::Stepped => return Ok(StepEnd::Done),
+                // The #DB of an instruction that left the guest for a page that KVM had yet to map comes before it.
+                Left::Stepped if left_over && !repeated && self.regs()? == before => {
+                    repeated = true;
+                }
+                Left::Stepped => {
+                    if left_over && left_guest {
+                        self.take_left_over()?;
+                    }
+                    return Ok(StepEnd::Done);
+                }
                 Left::Ended(end) => {
                     self.shared.ending.end(end);
                     return Ok(StepEnd::MachineEnded);
                 }
-                Left::Handled => exited = true,
+                Left::Handled => {
+                    exited = true;
+                    left_guest = true;
+                }
                 Left::Interrupted => {
                     if self.regs()?.rip != from {
                         return Ok(if completing {
@@ -83,6 +103,7 @@ impl StoppedVcpu<'_> {
                         return Ok(StepEnd::MachineEnded);
                     }
                     exited = true;
+                    left_guest = true;
                 }
                 Left::Trapped(trap @ Trap::PortWrite { .. }, otherwise)
                     if self.regs()?.rip.wrapping_sub(from) <= MAX_INSTRUCTION_BYTES =>
@@ -90,6 +111,7 @@ impl StoppedVcpu<'_> {
                     // The stepped instruction is itself a port write of the guest's. A KVM that has already moved
                     // RIP on has no debug exit to give for it.
                     self.otherwise(trap, otherwise)?;
+                    left_guest = true;
                     if self.regs()?.rip != from {
                         return Ok(StepEnd::Done);
                     }
@@ -105,6 +127,13 @@ impl StoppedVcpu<'_> {
                 }
             }
         }
+    }
+
+    /// The step is over, and there is a second #DB for it ([`HostFacts::step_left_over`](crate::HostFacts)): it comes
+    /// before the next instruction, as long as the vCPU is still to be stepped.
+    fn take_left_over(&mut self) -> Result<(), RunError> {
+        while matches!(self.enter()?, Left::Interrupted) {}
+        Ok(())
     }
 
     /// Lets KVM finish what it has exited for, and no more.

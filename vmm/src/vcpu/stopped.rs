@@ -7,6 +7,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
+use super::debugging::Debugging;
 use super::kick;
 use crate::machine::Shared;
 
@@ -63,6 +64,7 @@ pub struct StoppedVcpu<'a> {
     /// RIP at the last exit, if that was for a port write: unless RIP is another when it next enters the guest, KVM
     /// takes the instruction there for executed.
     pub(super) port_write: Option<u64>,
+    pub(super) debugging: Debugging,
 }
 
 impl StoppedVcpu<'_> {
@@ -113,6 +115,12 @@ impl StoppedVcpu<'_> {
         } else {
             self.fd.set_regs(regs).map_err(self.failed("KVM_SET_REGS"))
         }
+    }
+
+    /// Gives KVM the registers now, and not at the next entry.
+    pub(super) fn store_regs(&mut self) -> Result<(), VcpuError> {
+        let regs = self.regs()?;
+        self.fd.set_regs(&regs).map_err(self.failed("KVM_SET_REGS"))
     }
 
     /// The system registers.
@@ -295,6 +303,10 @@ impl StoppedVcpu<'_> {
             // Bit 10 is always one.
             debug.arch.debugreg[7] = dr7 | 0x400;
         }
+        self.debugging = Debugging {
+            breakpoints: *breakpoints,
+            stepping,
+        };
         self.fd
             .set_guest_debug(&debug)
             .map_err(self.failed("KVM_SET_GUEST_DEBUG"))
