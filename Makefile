@@ -12,6 +12,7 @@ help:
 	@echo 'make setup     install what building, testing and nested runs need'
 	@echo 'make images    fetch the stock kernels that tests boot'
 	@echo 'make lint      formatting, clippy and the documentation'
+	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
 demo:
@@ -39,7 +40,17 @@ lint:
 test: setup lint
 	@scripts/test.sh
 
+# kvm_intel and kvm_amd in Bochs, kvm_amd in QEMU, and this machine's own KVM. RIG_ARGS='-- --only calls' chooses cases.
+rig-intel rig-amd rig-nested rig-local:
+	$(CARGO) build --release --locked -p hyprobe-rigs
+	$(dir $(HYPROBE))rig $(@:rig-%=%) $(RIG_ARGS)
+
+# What the last run of each found.
+rig-table:
+	$(CARGO) build --release --locked -p hyprobe-rigs
+	$(dir $(HYPROBE))rig table
+
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build setup images lint test clean
+.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table clean

@@ -1,0 +1,88 @@
+//! Runs the cases on this machine's KVM and prints a JSON object a line. As pid 1 of a rig's Linux it gets its arguments
+//! from a file and switches the machine off at the end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use hyprobe_rigs::contract::Contract;
+use hyprobe_rigs::line::Backend;
+use hyprobe_rigs::outer;
+
+/// Runs the engine's cases on this machine's KVM.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What the lines say of where this is.
+    #[arg(long, default_value = "local", value_parser = backend)]
+    backend: Backend,
+    /// The test guest, an ELF file.
+    #[arg(long)]
+    guest: PathBuf,
+    /// Only cases whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// A function that is left unprobed; may be given several times.
+    #[arg(long)]
+    without: Vec<String>,
+    /// `PART=REASON`: cases whose name contains PART cannot be run here; may be given several times.
+    #[arg(long, value_parser = cannot)]
+    cannot: Vec<(String, String)>,
+    /// Seconds for each case.
+    #[arg(long, default_value_t = 100)]
+    timeout: u64,
+}
+
+fn backend(word: &str) -> Result<Backend, String> {
+    Backend::from_word(word).ok_or_else(|| "one of intel, amd, nested, local".to_owned())
+}
+
+fn cannot(text: &str) -> Result<(String, String), String> {
+    let (part, reason) = text.split_once('=').ok_or("PART=REASON")?;
+    Ok((part.to_owned(), reason.to_owned()))
+}
+
+fn main() -> ExitCode {
+    if !outer::is_pid_1() {
+        return run(Arguments::parse());
+    }
+    match outer::set_up() {
+        Ok(arguments) => match Arguments::try_parse_from(arguments) {
+            Ok(arguments) => {
+                run(arguments);
+            }
+            Err(error) => eprintln!("contract: {error}"),
+        },
+        Err(error) => tell(&error),
+    }
+    outer::power_off();
+}
+
+fn run(arguments: Arguments) -> ExitCode {
+    let contract = Contract {
+        backend: arguments.backend,
+        guest: &arguments.guest,
+        only: &arguments.only,
+        without: &arguments.without,
+        cannot: &arguments.cannot,
+        timeout: Duration::from_secs(arguments.timeout),
+    };
+    match contract.run(&mut std::io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            tell(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn tell(error: &dyn std::error::Error) {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    eprintln!("contract: {text}");
+}

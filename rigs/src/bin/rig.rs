@@ -1,0 +1,112 @@
+//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there; `rig table` puts what was found together.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use hyprobe_rigs::launch::{self, Launch, LaunchError};
+use hyprobe_rigs::line::{Backend, Line};
+use hyprobe_rigs::table;
+
+/// Runs the engine's cases on a kind of KVM, and keeps what they say.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Where to run them; `table` prints what the last runs found, as Markdown.
+    what: What,
+    /// Where results are kept.
+    #[arg(long, default_value = "target/rigs")]
+    results: PathBuf,
+    /// Seconds until the last line, from the start.
+    #[arg(long, default_value_t = 900)]
+    timeout: u64,
+    /// For `contract`, e.g. `--only calls`.
+    #[arg(last = true)]
+    contract: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// kvm_intel with EPT, in Bochs.
+    Intel,
+    /// kvm_amd with NPT, in Bochs.
+    Amd,
+    /// kvm_amd with NPT, in QEMU's TCG.
+    Nested,
+    /// This machine's own KVM.
+    Local,
+    /// The table.
+    Table,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let backend = match arguments.what {
+        What::Intel => Backend::Intel,
+        What::Amd => Backend::Amd,
+        What::Nested => Backend::Nested,
+        What::Local => Backend::Local,
+        What::Table => return report(table::from_results(&arguments.results)),
+    };
+    let launch = Launch {
+        backend,
+        results: &arguments.results,
+        timeout: Duration::from_secs(arguments.timeout),
+        contract: &arguments.contract,
+    };
+    let result = launch::run(&launch, &|line| show(line));
+    let failed = match &result {
+        Ok(outcome) => outcome.failed,
+        Err(_) => 0,
+    };
+    let result = result.map(|outcome| {
+        format!(
+            "{} cases, {} failed, {:.0} s; the lines are in {}\n",
+            outcome.cases,
+            outcome.failed,
+            outcome.took.as_secs_f64(),
+            outcome.path.display()
+        )
+    });
+    match (report(result), failed) {
+        (code, 0) => code,
+        _ => ExitCode::FAILURE,
+    }
+}
+
+fn show(line: &Line) {
+    match line {
+        Line::Host { backend, facts, .. } => println!("{backend}: {facts}"),
+        Line::Case(case) => {
+            let mark = match case.ok {
+                Some(true) => "ok  ",
+                Some(false) => "FAIL",
+                None => "-   ",
+            };
+            println!(
+                "{mark} {:24} {:6} ms  {}",
+                case.case, case.took_ms, case.detail
+            );
+        }
+        Line::End { .. } => (),
+    }
+}
+
+fn report(result: Result<String, LaunchError>) -> ExitCode {
+    match result {
+        Ok(text) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                text = format!("{text}: {cause}");
+                source = cause.source();
+            }
+            eprintln!("rig: {text}");
+            ExitCode::from(2)
+        }
+    }
+}

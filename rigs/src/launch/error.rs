@@ -1,0 +1,104 @@
+//! What keeps a rig from running.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+
+use guest_images::{BuildError, FetchError, InitramfsError, ModuleError};
+use thiserror::Error;
+
+/// No lines, or not all of them.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// Programs or files that a package brings.
+    #[error(
+        "{missing} is missing, which this rig needs: apt install --no-install-recommends {packages}"
+    )]
+    Missing {
+        /// What.
+        missing: String,
+        /// What brings it.
+        packages: &'static str,
+    },
+    /// A file is in the way.
+    #[error("cannot {what} {}", path.display())]
+    File {
+        /// Create, read or write.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The test guest does not compile.
+    #[error(transparent)]
+    Guest(#[from] BuildError),
+    /// The outer Linux's kernel is not in the cache and cannot be fetched.
+    #[error("cannot get the outer Linux's kernel")]
+    Fetch(#[from] FetchError),
+    /// A module is missing.
+    #[error("cannot take the outer Linux's modules")]
+    Modules(#[from] ModuleError),
+    /// The initramfs cannot be built.
+    #[error("cannot build the initramfs")]
+    Initramfs(#[from] InitramfsError),
+    /// A list of strings is no JSON.
+    #[error("cannot write contract's arguments")]
+    Arguments(#[from] serde_json::Error),
+    /// A program could not be started.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// A program failed.
+    #[error("{program} failed ({status}): {said}")]
+    Failed {
+        /// The program.
+        program: &'static str,
+        /// Its exit status.
+        status: ExitStatus,
+        /// What it said.
+        said: String,
+    },
+    /// There is no pseudo-terminal for Bochs to draw on.
+    #[error("cannot open a pseudo-terminal")]
+    Terminal(#[source] io::Error),
+    /// The machine ended, and the last line is not there.
+    #[error("the machine ended before its last line; its last words:\n{said}")]
+    Ended {
+        /// The end of what came out of the serial line.
+        said: String,
+    },
+    /// The last line did not come in time.
+    #[error("no last line after {after_s} s; the last words:\n{said}")]
+    TimedOut {
+        /// So long was waited.
+        after_s: u64,
+        /// The end of what came out of the serial line.
+        said: String,
+    },
+    /// There was an end, but not to the cases.
+    #[error("the lines have no end")]
+    NoEnd,
+    /// No results to make a table of.
+    #[error("there are no results in {}: run `rig intel` or another first", path.display())]
+    NoResults {
+        /// The directory.
+        path: PathBuf,
+    },
+}
+
+/// For `map_err`.
+pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LaunchError {
+    let path = path.to_owned();
+    move |source| LaunchError::File { what, path, source }
+}
+
+/// For `map_err`.
+pub(super) fn start(program: &str) -> impl FnOnce(io::Error) -> LaunchError {
+    let program = program.to_owned();
+    move |source| LaunchError::Start { program, source }
+}

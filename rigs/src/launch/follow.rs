@@ -1,0 +1,91 @@
+//! Waiting for lines.
+
+use std::ffi::OsStr;
+use std::process::{Child, Command, ExitStatus};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::LaunchError;
+use crate::line::Line;
+
+const POLL: Duration = Duration::from_millis(200);
+/// As many lines of the serial line as fit below an error.
+const LAST_WORDS: usize = 25;
+
+/// A machine, or a program, whose lines are on the way. Dropping it ends it.
+pub(super) trait Follow {
+    /// The process.
+    fn child(&mut self) -> &mut Child;
+
+    /// All that has come out so far.
+    fn output(&mut self) -> Result<Vec<u8>, LaunchError>;
+}
+
+/// Gives every line to `take` as it comes, until the last one.
+///
+/// # Errors
+///
+/// The machine ends, or the time is over, and the last line is not there.
+pub(super) fn until_end(
+    running: &mut dyn Follow,
+    deadline: Instant,
+    take: &mut dyn FnMut(Line) -> Result<(), LaunchError>,
+) -> Result<(), LaunchError> {
+    let began = Instant::now();
+    let mut taken = 0;
+    loop {
+        // The order matters: what came out before the end is there after it.
+        let ended = ended(running.child());
+        let output = running.output()?;
+        let complete = output
+            .iter()
+            .rposition(|byte| *byte == b'\n')
+            .map_or(0, |at| at + 1);
+        for text in String::from_utf8_lossy(&output[taken.min(complete)..complete]).lines() {
+            if let Some(line) = Line::find(text) {
+                let last = matches!(line, Line::End { .. });
+                take(line)?;
+                if last {
+                    return Ok(());
+                }
+            }
+        }
+        taken = complete;
+        let said = || last_words(&output);
+        if ended.is_some() {
+            return Err(LaunchError::Ended { said: said() });
+        }
+        if Instant::now() >= deadline {
+            return Err(LaunchError::TimedOut {
+                after_s: began.elapsed().as_secs(),
+                said: said(),
+            });
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn ended(child: &mut Child) -> Option<ExitStatus> {
+    child.try_wait().ok().flatten()
+}
+
+fn last_words(output: &[u8]) -> String {
+    let text = String::from_utf8_lossy(output);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(LAST_WORDS)..].join("\n")
+}
+
+/// A command for `program`, which is killed when this process ends, however that happens.
+pub(super) fn command(program: impl AsRef<OsStr>) -> Command {
+    // Of util-linux, which every system has; std has no safe way to do the same.
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
+/// Ends a process that this one has started.
+pub(super) fn kill(child: &mut Child) {
+    // An error means that it is gone already.
+    let _ = child.kill();
+    let _ = child.wait();
+}

@@ -1,0 +1,90 @@
+//! Bringing `contract` to a kind of KVM, and its lines back.
+
+mod bochs;
+mod error;
+mod follow;
+mod image;
+mod iso;
+mod local;
+mod qemu;
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::line::{Backend, Line};
+
+pub use error::LaunchError;
+
+use follow::Follow;
+
+/// What to run, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// Where.
+    pub backend: Backend,
+    /// The directory for the lines, `<backend>.jsonl`, and for what the run was made of, `<backend>/`.
+    pub results: &'a Path,
+    /// The last line must be there after this time.
+    pub timeout: Duration,
+    /// More arguments for `contract`.
+    pub contract: &'a [String],
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Launched {
+    /// Number of cases.
+    pub cases: usize,
+    /// Number of those that failed.
+    pub failed: usize,
+    /// From the start to the last line.
+    pub took: Duration,
+    /// The lines.
+    pub path: PathBuf,
+}
+
+/// Runs `contract` there. `tell` gets each line when it comes.
+///
+/// # Errors
+///
+/// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
+pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+    let dir = scratch(launch)?;
+    let guest = guest_images::build_testguest(&dir)?;
+    let began = Instant::now();
+    let mut running: Box<dyn Follow> = match launch.backend {
+        Backend::Intel | Backend::Amd => Box::new(bochs::start(launch, &dir, &guest)?),
+        Backend::Nested => Box::new(qemu::start(launch, &dir, &guest)?),
+        Backend::Local => Box::new(local::start(launch, &dir, &guest)?),
+    };
+    let path = launch.results.join(format!("{}.jsonl", launch.backend));
+    let mut file = File::create(&path).map_err(error::file("create", &path))?;
+    let mut end = None;
+    follow::until_end(running.as_mut(), began + launch.timeout, &mut |line| {
+        tell(&line);
+        if let Line::End { cases, failed, .. } = line {
+            end = Some((cases, failed));
+        }
+        let json = serde_json::to_string(&line).unwrap_or_default();
+        writeln!(file, "{json}").map_err(error::file("write", &path))
+    })?;
+    let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
+    Ok(Launched {
+        cases,
+        failed,
+        took: began.elapsed(),
+        path,
+    })
+}
+
+/// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.
+fn scratch(launch: &Launch<'_>) -> Result<PathBuf, LaunchError> {
+    let dir = launch.results.join(launch.backend.word());
+    match std::fs::remove_dir_all(&dir) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()),
+    }
+    .map_err(error::file("make", &dir))
+}

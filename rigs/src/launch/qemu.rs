@@ -1,0 +1,70 @@
+//! Starting QEMU, whose TCG emulates SVM with NPT.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use super::follow::{self, Follow, kill};
+use super::image::COMMAND_LINE;
+use super::{Launch, LaunchError, error, image};
+
+/// Names the QEMU to use, as for `hyprobe --accel nested`.
+const VARIABLE: &str = "HYPROBE_QEMU";
+const PROGRAM: &str = "qemu-system-x86_64";
+const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
+                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2 -m 512M";
+
+/// A running QEMU.
+#[derive(Debug)]
+pub(super) struct Qemu {
+    child: Child,
+    serial: PathBuf,
+}
+
+impl Follow for Qemu {
+    fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    fn output(&mut self) -> Result<Vec<u8>, LaunchError> {
+        std::fs::read(&self.serial).map_err(error::file("read", &self.serial))
+    }
+}
+
+impl Drop for Qemu {
+    fn drop(&mut self) {
+        kill(&mut self.child);
+    }
+}
+
+/// Starts QEMU.
+pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Qemu, LaunchError> {
+    let outer = image::build(launch, dir, guest, "kvm_amd")?;
+    let serial = dir.join("serial");
+    std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
+    let program = std::env::var(VARIABLE).unwrap_or_else(|_| PROGRAM.to_owned());
+    // Asked first: the command below cannot tell that the program is missing.
+    let version = Command::new(&program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    if version.is_err() {
+        return Err(LaunchError::Missing {
+            missing: program,
+            packages: "qemu-system-x86 (version 10 or later; in bookworm-backports on Debian 12)",
+        });
+    }
+    let child = follow::command(&program)
+        .args(ARGUMENTS.split_ascii_whitespace())
+        .arg("-kernel")
+        .arg(&outer.kernel)
+        .arg("-initrd")
+        .arg(&outer.initramfs)
+        .args(["-append", &format!("{COMMAND_LINE} tsc=reliable")])
+        .arg("-serial")
+        .arg(format!("file:{}", serial.display()))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn()
+        .map_err(error::start(&program))?;
+    Ok(Qemu { child, serial })
+}

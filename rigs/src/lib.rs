@@ -1,0 +1,17 @@
+//! The same tests of the probe engine on every kind of KVM.
+//!
+//! ```text
+//!  rig intel|amd|nested|local            contract
+//!  ─ builds an initramfs ──────────────▶ ─ as pid 1: makes a Linux with KVM around itself
+//!  ─ starts Bochs or QEMU                ─ runs the test guest under the engine, case by case
+//!  ◀───────────── lines of JSON on COM1 ─┘
+//!  ─ prints a table, keeps the lines
+//! ```
+//!
+//! [`contract`] is what runs beside KVM, [`launch`] what brings it there; [`line`] is what they agree on.
+
+pub mod contract;
+pub mod launch;
+pub mod line;
+pub mod outer;
+pub mod table;

@@ -1,0 +1,130 @@
+//! What `contract` prints: one JSON object a line.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Line {
+    /// What the host's self-test found: the first line.
+    Host {
+        /// On which kind of KVM.
+        backend: Backend,
+        /// [`vmm::HostFacts`], a name and a value each.
+        facts: String,
+        /// How long the self-test took, by the clock of the Linux around it.
+        took_ms: u64,
+    },
+    /// A case has ended.
+    Case(Case),
+    /// All cases have ended: the last line.
+    End {
+        /// On which kind of KVM.
+        backend: Backend,
+        /// Number of cases.
+        cases: usize,
+        /// Number of those that failed.
+        failed: usize,
+    },
+}
+
+/// A kind of KVM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// kvm_intel with EPT, in Bochs.
+    Intel,
+    /// kvm_amd with NPT, in Bochs.
+    Amd,
+    /// kvm_amd with NPT, in QEMU's TCG.
+    Nested,
+    /// This machine's own.
+    Local,
+}
+
+impl Backend {
+    /// Each, in the order of the table.
+    pub const ALL: [Self; 4] = [Self::Intel, Self::Amd, Self::Nested, Self::Local];
+
+    /// What is written on the command line and in the lines.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Intel => "intel",
+            Self::Amd => "amd",
+            Self::Nested => "nested",
+            Self::Local => "local",
+        }
+    }
+
+    /// The backend that is written so.
+    #[must_use]
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|backend| backend.word() == word)
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.word())
+    }
+}
+
+/// How a case ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// On which kind of KVM.
+    pub backend: Backend,
+    /// `scenario/plant/cpus`.
+    pub case: String,
+    /// `None`: this KVM does not deliver what the case is about.
+    pub ok: Option<bool>,
+    /// What was wrong, or what was counted.
+    pub detail: String,
+    /// How long it took, by the clock of the Linux around it.
+    pub took_ms: u64,
+}
+
+impl Line {
+    /// The line in `text`, which may have something else before it: a kernel prints to the same console.
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        let start = text.find("{\"type\":")?;
+        serde_json::from_str(text[start..].trim_end()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_found_behind_what_a_kernel_prints() {
+        let case = Line::Case(Case {
+            backend: Backend::Amd,
+            case: "calls/int3/1".to_owned(),
+            ok: Some(true),
+            detail: "840 hits".to_owned(),
+            took_ms: 12,
+        });
+        let json = serde_json::to_string(&case).expect("json");
+        assert!(
+            json.starts_with(r#"{"type":"case","backend":"amd","case":"#),
+            "{json}"
+        );
+        assert_eq!(Line::find(&format!("[ 1.2] kvm: {json}\r\n")), Some(case));
+        for other in ["", "{\"type\":", "[ 1.2] {\"type\":\"case\"}"] {
+            assert_eq!(Line::find(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn words_are_those_of_the_lines() {
+        for backend in Backend::ALL {
+            assert_eq!(serde_json::to_value(backend).expect("json"), backend.word());
+            assert_eq!(Backend::from_word(backend.word()), Some(backend));
+        }
+    }
+}
