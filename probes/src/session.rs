@@ -104,6 +104,7 @@ impl Session {
         let abilities = Abilities {
             plant: choose(&facts, config.plant)?,
             debug_execute: facts.debug_execute,
+            int3_exits: facts.int3.is_usable(),
             features: features(host),
         };
         if config.method == BootMethod::BzImage && !facts.msr_exits {

@@ -34,7 +34,7 @@ fn pauses_from_everywhere_lose_nothing() {
         ran.assert_good();
         ran.assert_counts(&[]);
         assert_eq!(ran.hits("fn_out"), 160);
-        assert_eq!(ran.probe("kprobe:fn_out").tier, Some(Tier::Stepped));
+        assert_eq!(ran.probe("kprobe:fn_rep").tier, Some(Tier::Stepped));
         assert!(pauses > 10, "{pauses} pauses");
     }
 }

@@ -21,6 +21,7 @@ mod cpu;
 mod decode;
 mod emulate;
 mod flow;
+mod port;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
 pub use class::{Class, Hazard, Reason, classify};
@@ -28,3 +29,4 @@ pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
+pub use port::{PortAccess, port_access};

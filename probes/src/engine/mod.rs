@@ -59,6 +59,8 @@ pub struct Abilities {
     pub plant: PlantByte,
     /// Execution breakpoints in debug registers stop the guest's kernel.
     pub debug_execute: bool,
+    /// An `int3` of the guest's kernel exits.
+    pub int3_exits: bool,
     /// What the guest's processor has.
     pub features: Features,
 }

@@ -141,6 +141,11 @@ impl Engine {
         decoded: &Decoded,
     ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
+            if self.planter.byte() == PlantByte::Port && self.abilities.int3_exits {
+                // VT-x injects #BP with the length of the last int3 that exited, so this one has to: it is let run in
+                // place, and given back to the guest from there.
+                return Ok(HitOutcome::NeedsPause);
+            }
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }

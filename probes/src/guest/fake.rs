@@ -172,6 +172,8 @@ pub(crate) struct FakeVcpu {
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) state: SystemState,
     pub(crate) injected: Vec<Injected>,
+    /// What was written to which port.
+    pub(crate) ports: Vec<(u16, Vec<u8>)>,
     pub(crate) requests: Requests,
 }
 
@@ -195,6 +197,14 @@ impl FakeVcpu {
 }
 
 impl Vcpu for FakeVcpu {
+    fn write_port(&mut self, port: u16, data: &[u8]) {
+        self.ports.push((port, data.to_vec()));
+    }
+
+    fn read_port(&mut self, port: u16, data: &mut [u8]) {
+        data.fill(port.to_le_bytes()[0]);
+    }
+
     fn index(&self) -> usize {
         self.index
     }

@@ -121,6 +121,14 @@ impl Vcpu for KvmVcpu<'_, '_> {
         })
     }
 
+    fn write_port(&mut self, port: u16, data: &[u8]) {
+        self.0.write_port(port, data);
+    }
+
+    fn read_port(&mut self, port: u16, data: &mut [u8]) {
+        self.0.read_port(port, data);
+    }
+
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
         Ok(self.0.reinject_breakpoint(at.0)?)
     }

@@ -120,6 +120,12 @@ pub(crate) trait Vcpu {
     /// When it cannot be had.
     fn system_state(&mut self) -> Result<SystemState, GuestError>;
 
+    /// Writes `data` to a port, as the guest's `out` would have.
+    fn write_port(&mut self, port: u16, data: &[u8]);
+
+    /// Reads a port, as the guest's `in` would have.
+    fn read_port(&mut self, port: u16, data: &mut [u8]);
+
     /// The guest takes #BP as if it had executed an `int3` at `at`.
     ///
     /// # Errors

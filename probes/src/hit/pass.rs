@@ -1,7 +1,9 @@
 //! Getting a vCPU past the instruction that a plant displaced.
 
 use introspect::Gva;
-use introspect::insn::{Access, Decoded, Fault, Features, Outcome, emulate_decoded};
+use introspect::insn::{
+    Access, Decoded, Fault, Features, Outcome, PortAccess, emulate_decoded, port_access,
+};
 
 use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
@@ -20,6 +22,7 @@ pub(crate) enum Passed {
 }
 
 const PAGE_FAULT: u8 = 14;
+const RFLAGS_TF: u64 = 1 << 8;
 
 /// Page-fault error code bits.
 const PF_PROTECTION: u32 = 1;
@@ -37,6 +40,9 @@ pub(crate) fn pass(
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
+    if let Some(access) = port_access(decoded) {
+        return pass_port_access(vcpu, regs, decoded, access);
+    }
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
     let outcome = emulate_decoded(&mut cpu, decoded);
     let regs = cpu.regs;
@@ -67,6 +73,37 @@ pub(crate) fn pass(
         },
         Outcome::Unsupported(_) => Ok(Passed::MustStep),
     }
+}
+
+/// Makes the port access of the instruction at RIP. Stepped, it would exit in the middle of the step.
+fn pass_port_access(
+    vcpu: &mut dyn Vcpu,
+    mut regs: vmm::kvm_regs,
+    decoded: &Decoded,
+    access: PortAccess,
+) -> Result<Passed, GuestError> {
+    let guest_steps = regs.rflags & RFLAGS_TF != 0;
+    if guest_steps || vcpu.system_state()?.privilege != 0 {
+        // Whether ring 3 may is the hardware's to say.
+        return Ok(Passed::MustStep);
+    }
+    let [dl, dh, ..] = regs.rdx.to_le_bytes();
+    let port = access.port.map_or(u16::from_le_bytes([dl, dh]), u16::from);
+    let mut rax = regs.rax.to_le_bytes();
+    let data = &mut rax[..access.bytes];
+    if access.write {
+        vcpu.write_port(port, data);
+    } else {
+        vcpu.read_port(port, data);
+        if access.bytes == 4 {
+            // As with every 32-bit result.
+            rax[4..].fill(0);
+        }
+        regs.rax = u64::from_le_bytes(rax);
+    }
+    regs.rip = decoded.next().0;
+    vcpu.set_regs(&regs)?;
+    Ok(Passed::Emulated)
 }
 
 /// The page fault that the hardware would raise, if it is one.

@@ -116,6 +116,12 @@ impl StoppedVcpu<'_> {
                         return Ok(StepEnd::Done);
                     }
                 }
+                Left::Trapped(trap @ Trap::Breakpoint { at }, otherwise) if at == from => {
+                    // The stepped instruction is a breakpoint of the guest's own. Given back right behind its exit:
+                    // KVM injects it with the length that it remembers from there.
+                    self.otherwise(trap, otherwise)?;
+                    return Ok(StepEnd::Done);
+                }
                 // The vCPU stands at another plant, in a fault handler: it hits it again when it runs on, since
                 // neither registers nor memory have been touched, but for the RIP of a port write.
                 Left::Trapped(trap, _) => {

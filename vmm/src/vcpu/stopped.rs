@@ -220,6 +220,16 @@ impl StoppedVcpu<'_> {
         })
     }
 
+    /// Writes `data` to a port, as the guest's `out` would have.
+    pub fn write_port(&mut self, port: u16, data: &[u8]) {
+        self.shared.platform.ports.write(port, data.len(), data);
+    }
+
+    /// Reads a port, as the guest's `in` would have.
+    pub fn read_port(&mut self, port: u16, data: &mut [u8]) {
+        self.shared.platform.ports.read(port, data.len(), data);
+    }
+
     /// Writes a model-specific register as the guest would have.
     ///
     /// # Errors

@@ -2,12 +2,12 @@
 
 use introspect::Gva;
 
-use super::{OUT, PLAIN, Rig, TEXT_GPA, gpa, one, vcpu};
+use super::{PLAIN, RDTSC, Rig, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::guest::fake::Injected;
 use crate::guest::{GuestError, Stepped};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
-use crate::{Hex, PlantByte, Tier};
+use crate::{Abilities, Hex, PlantByte, Tier};
 
 #[test]
 fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {
@@ -147,11 +147,37 @@ fn a_breakpoint_of_the_guests_own_under_the_plant_is_given_to_it() {
     }
 }
 
+/// Where an int3 exits, the guest's own has to: VT-x injects #BP with the length that it remembers from there.
+#[test]
+fn a_breakpoint_that_exits_is_executed_in_place() {
+    let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
+    let abilities = Abilities {
+        int3_exits: true,
+        ..super::ABILITIES
+    };
+    let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
+    let mut vcpu = vcpu(at);
+    assert_eq!(
+        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        HitOutcome::NeedsPause
+    );
+    let mut shown = 0;
+    let outcome = rig.engine.on_paused_hit(&mut vcpu, &rig.paused, at, |_| {
+        shown = rig.seen(at);
+        Ok(Stepped::Done)
+    });
+    assert_eq!(
+        (outcome.expect("handled"), shown),
+        (HitOutcome::Resume, 0xcc)
+    );
+    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xee));
+}
+
 /// Another thread has disarmed the probe while the vCPU waited for its turn.
 #[test]
 fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
-    let (kernel, at) = one("writes_port", &OUT);
-    let rig = Rig::new(&kernel, &["kprobe:writes_port"]);
+    let (kernel, at) = one("reads_time", &RDTSC);
+    let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
     let mut vcpu = vcpu(at.wrapping_add(1));
     assert_eq!(
         rig.engine.on_hit(&mut vcpu, at).expect("handled"),
@@ -166,7 +192,7 @@ fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
         vcpu.regs.rip, at.0,
         "it executes the guest's own instruction"
     );
-    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, OUT[0]));
+    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, RDTSC[0]));
 }
 
 /// Whichever request about the vCPU fails, the hit fails, and registers are as they were.
@@ -198,8 +224,8 @@ fn errors_of_the_vcpu_are_told() {
 
 #[test]
 fn an_error_of_the_step_leaves_the_plant_in_place() {
-    let (kernel, at) = one("writes_port", &OUT);
-    let rig = Rig::new(&kernel, &["kprobe:writes_port"]);
+    let (kernel, at) = one("reads_time", &RDTSC);
+    let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
     let error = rig
         .engine
         .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_| {
@@ -213,8 +239,8 @@ fn an_error_of_the_step_leaves_the_plant_in_place() {
 
 #[test]
 fn a_step_that_was_diverted_is_not_counted_as_one() {
-    let (kernel, at) = one("writes_port", &OUT);
-    let rig = Rig::new(&kernel, &["kprobe:writes_port"]);
+    let (kernel, at) = one("reads_time", &RDTSC);
+    let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
     rig.engine
         .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_| Ok(Stepped::Diverted))
         .expect("handled");

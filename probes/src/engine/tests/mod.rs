@@ -18,8 +18,8 @@ use crate::{Event, EventSink, Hit, Note, PlantByte, ProbeSpec, ProbeState, Probe
 
 /// What this does is known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
-/// `out 0x80, al; ret`: for the hardware to execute.
-const OUT: [u8; 3] = [0xe6, 0x80, 0xc3];
+/// `rdtsc; ret`: for the hardware to execute.
+const RDTSC: [u8; 3] = [0x0f, 0x31, 0xc3];
 
 const MEMORY_BYTES: usize = 2 << 20;
 const ROOT: u64 = 0x1000;
@@ -79,6 +79,7 @@ fn memory_of(kernel: &SyntheticKernel, loaded_at: u64, entry: u64) -> FakeMemory
 const ABILITIES: Abilities = Abilities {
     plant: PlantByte::Port,
     debug_execute: true,
+    int3_exits: false,
     features: Features::ALL,
 };
 

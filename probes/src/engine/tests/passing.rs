@@ -2,7 +2,7 @@
 
 use introspect::Gva;
 
-use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, OUT, ROOT, Rig, TABLE, gpa, one, vcpu};
+use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};
 use crate::Tier;
 use crate::engine::trap::HitOutcome;
 use crate::guest::Stepped;
@@ -81,8 +81,35 @@ fn a_read_only_page_may_be_written_without_write_protection() {
 fn what_is_not_modelled_is_stepped() {
     let (vcpu, outcome, _) = hit(&LOAD, |vcpu| vcpu.regs.rdi = 1 << 63);
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
-    let (vcpu, outcome, _) = hit(&OUT, |_| ());
+    let (vcpu, outcome, _) = hit(&RDTSC, |_| ());
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
+}
+
+/// A port access exits anyway: it is made without a step.
+#[test]
+fn port_accesses_reach_the_devices() {
+    let (vcpu, outcome, at) = hit(&[0xe6, 0x80, 0xc3], |vcpu| vcpu.regs.rax = 0x1234);
+    assert_eq!(
+        (outcome, vcpu.regs.rip),
+        (HitOutcome::Resume, at.wrapping_add(2).0)
+    );
+    assert_eq!(vcpu.ports, [(0x80, vec![0x34])]);
+    // in eax, dx
+    let (vcpu, outcome, at) = hit(&[0xed, 0xc3], |vcpu| {
+        vcpu.regs.rax = u64::MAX;
+        vcpu.regs.rdx = 0xffff_0071;
+    });
+    assert_eq!(
+        (outcome, vcpu.regs.rip),
+        (HitOutcome::Resume, at.wrapping_add(1).0)
+    );
+    assert_eq!(vcpu.regs.rax, 0x7171_7171);
+    let (_, outcome, _) = hit(&[0xee, 0xc3], |vcpu| vcpu.state.privilege = 3);
+    assert_eq!(
+        outcome,
+        HitOutcome::NeedsPause,
+        "ring 3 may not be allowed to"
+    );
 }
 
 /// Setting accessed and dirty bits, protection keys, SMAP.
@@ -130,7 +157,7 @@ fn what_hardware_does_with_page_tables_is_left_to_it() {
 
 #[test]
 fn a_step_sees_the_guests_own_byte_and_the_plant_returns() {
-    let (kernel, at) = one("probed", &OUT);
+    let (kernel, at) = one("probed", &RDTSC);
     let rig = Rig::new(&kernel, &["kprobe:probed"]);
     let plant = rig.seen(at);
     let mut vcpu = vcpu(at.wrapping_add(1));
@@ -143,7 +170,7 @@ fn a_step_sees_the_guests_own_byte_and_the_plant_returns() {
         .engine
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu| {
             steps += 1;
-            assert_eq!((vcpu.regs.rip, rig.seen(at)), (at.0, OUT[0]));
+            assert_eq!((vcpu.regs.rip, rig.seen(at)), (at.0, RDTSC[0]));
             vcpu.regs.rip += 2;
             Ok(Stepped::Done)
         });
