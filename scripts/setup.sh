@@ -61,6 +61,11 @@ set_up_build() {
         say "make is missing"
         packages+=(make)
     fi
+    # Debian has it anyway.
+    if command -v apt-get >/dev/null && ! compgen -G '/usr/share/keyrings/debian-archive-keyring.*' >/dev/null; then
+        say "Debian's keys are missing; the package lists that stock kernels come from are signed with them"
+        packages+=(debian-archive-keyring)
+    fi
     if [ ${#packages[@]} != 0 ]; then
         stop_without_apt "${packages[*]}"
         stop_unless_root "${packages[*]}" "sudo apt-get install --no-install-recommends ${packages[*]}"

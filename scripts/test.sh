@@ -40,11 +40,12 @@ done <<<"$images"
 HYPROBE_TEST_KERNELS=$(IFS=:; echo "${kernels[*]}")
 export HYPROBE_TEST_KERNELS
 
+# The documentation's examples first: no other runner has them, and their closing lines say little.
+"$cargo" test "${selection[@]}" --doc
 if command -v cargo-nextest >/dev/null; then
-    # It runs no documentation tests, and no binary that brings its own main.
-    "$cargo" test "${selection[@]}" --doc
+    # nextest cannot run a binary that brings its own main.
     "$cargo" test "${selection[@]}" --test nested_plumbing
     "$cargo" nextest run "${selection[@]}" -E 'not binary(nested_plumbing)'
 else
-    "$cargo" test "${selection[@]}"
+    "$cargo" test "${selection[@]}" --tests
 fi
