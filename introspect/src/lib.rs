@@ -31,4 +31,4 @@ pub use modules::{
 };
 pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
-pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder};
+pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};

@@ -1,8 +1,11 @@
 //! What is known of the guest's kernel before it runs: its file, its names, the places it patches itself.
 
+use std::sync::OnceLock;
+
 use introspect::insn::{Boundaries, boundaries};
 use introspect::{
-    Gpa, Gva, ImageError, KernelImage, KernelLayout, PatchSites, Symbol, SymbolTable, kallsyms,
+    Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
+    ModulesError, PatchSites, Symbol, SymbolTable, kallsyms,
 };
 
 /// The kernel's file could not be understood.
@@ -18,6 +21,23 @@ pub enum KernelError {
     Symbols(#[from] kallsyms::KallsymsError),
 }
 
+/// Why the modules of a kernel cannot be probed.
+#[derive(Debug, thiserror::Error)]
+pub enum ModulesUnknown {
+    /// It does not say how it describes them.
+    #[error("the kernel has no type information (BTF): {0}")]
+    Types(#[from] BtfError),
+    /// What it says is not enough.
+    #[error(transparent)]
+    Layout(#[from] ModulesError),
+    /// What a module's coming and going is told by is not there.
+    #[error("the kernel has no function `{function}`")]
+    NoEvent {
+        /// Its name.
+        function: &'static str,
+    },
+}
+
 /// The kernel at its link-time addresses.
 #[derive(Debug)]
 pub struct Kernel {
@@ -25,10 +45,11 @@ pub struct Kernel {
     symbols: SymbolTable,
     sites: PatchSites,
     layout: Option<KernelLayout>,
+    modules: OnceLock<Result<Modules, ModulesUnknown>>,
 }
 
 /// No function is swept beyond this many bytes.
-const MAX_FUNCTION_BYTES: u64 = 1 << 20;
+pub(crate) const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 
 impl Kernel {
     /// Reads what there is to know from a decompressed kernel.
@@ -46,6 +67,7 @@ impl Kernel {
             symbols,
             sites,
             layout,
+            modules: OnceLock::new(),
         })
     }
 
@@ -59,6 +81,26 @@ impl Kernel {
     #[must_use]
     pub fn sites(&self) -> &PatchSites {
         &self.sites
+    }
+
+    /// How it describes its modules. Found out when it is first asked for.
+    ///
+    /// # Errors
+    ///
+    /// When it does not say, or has none.
+    pub fn modules(&self) -> Result<&Modules, &ModulesUnknown> {
+        self.modules
+            .get_or_init(|| {
+                for event in ModuleEvent::ALL {
+                    let function = event.function();
+                    if self.symbols.lookup(function).is_none() {
+                        return Err(ModulesUnknown::NoEvent { function });
+                    }
+                }
+                let types = Btf::from_image(&self.image, &self.symbols)?;
+                Ok(Modules::new(&types)?)
+            })
+            .as_ref()
     }
 
     /// Its version line.
@@ -109,15 +151,5 @@ impl Kernel {
     /// The instructions of a function.
     pub fn instructions(&self, symbol: &Symbol) -> Boundaries<'_> {
         boundaries(self.function_bytes(symbol), symbol.address)
-    }
-
-    /// Whether a direct branch within the function `symbol` may go into `range`; `true` when its code cannot be
-    /// followed to the end.
-    #[must_use]
-    pub fn may_branch_into(&self, symbol: &Symbol, range: &std::ops::Range<Gva>) -> bool {
-        !matches!(
-            introspect::insn::branch_into(self.function_bytes(symbol), symbol.address, range),
-            Ok(None)
-        )
     }
 }

@@ -10,6 +10,7 @@ mod handler;
 mod hit;
 mod kernel;
 pub mod manifest;
+mod module;
 mod plant;
 mod registry;
 mod request;
@@ -31,7 +32,7 @@ pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, PreOutcome,
     ReturnHandler,
 };
-pub use kernel::{Kernel, KernelError};
+pub use kernel::{Kernel, KernelError, ModulesUnknown};
 pub use plant::PlantByte;
 pub use registry::ProbeId;
 pub use request::ProbeRequest;

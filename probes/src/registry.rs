@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arc_swap::ArcSwapOption;
+use introspect::ModuleEvent;
+
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::resolve::Place;
-use crate::{Hex, ProbeState, ProbeSummary, Tier};
+use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
 /// A probe's name within its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,14 +66,19 @@ pub(crate) enum Milestone {
     Panic,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
+    /// Something happens to modules; of interest while probes wait for some.
+    Module(ModuleEvent),
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 4] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
         Self::TaskEnded,
+        Self::Module(ModuleEvent::Loaded),
+        Self::Module(ModuleEvent::InitFreed),
+        Self::Module(ModuleEvent::Unloading),
     ];
 
     /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them.
@@ -80,6 +88,7 @@ impl Milestone {
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
             Self::TaskEnded => "do_task_dead",
+            Self::Module(event) => event.function(),
         }
     }
 }
@@ -115,8 +124,10 @@ pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     pub(crate) name: Arc<str>,
     pub(crate) purpose: Purpose,
-    /// `None` for one that was refused.
-    pub(crate) place: Option<Place>,
+    /// Where it is: nowhere for one that was refused, or whose module is not loaded.
+    place: ArcSwapOption<Place>,
+    /// For a probe in a module: what it is called there.
+    pub(crate) in_module: Option<ProbeSpec>,
     enabled: AtomicBool,
     hits: AtomicU64,
     exits: AtomicU64,
@@ -150,7 +161,8 @@ impl Probe {
             id,
             name,
             purpose,
-            place,
+            place: ArcSwapOption::from_pointee(place),
+            in_module: None,
             enabled: AtomicBool::new(enabled),
             hits: AtomicU64::new(0),
             exits: AtomicU64::new(0),
@@ -164,6 +176,35 @@ impl Probe {
                 ip: None,
             }),
         }
+    }
+
+    /// One of those that a glob stands for.
+    pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
+        let (name, purpose) = (Arc::clone(name), self.purpose.clone());
+        Self::new(self.id, name, purpose, None, self.is_enabled())
+    }
+
+    /// One whose place is known when a module is loaded.
+    pub(crate) fn awaiting(self, spec: ProbeSpec) -> Self {
+        Self {
+            in_module: Some(spec),
+            ..self
+        }
+    }
+
+    pub(crate) fn place(&self) -> Option<Arc<Place>> {
+        self.place.load_full()
+    }
+
+    pub(crate) fn set_place(&self, place: Option<Place>) {
+        self.place.store(place.map(Arc::new));
+    }
+
+    /// Whether it stands for whatever matches in a module.
+    pub(crate) fn is_glob(&self) -> bool {
+        self.in_module
+            .as_ref()
+            .is_some_and(|spec| matches!(spec.location, Location::Glob(_)))
     }
 
     pub(crate) fn is_enabled(&self) -> bool {

@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use guest_images::ModuleTree;
 use guest_images::workload::{self, Counts};
-use probes::{Event, Hit, Kernel, ProbeSummary, Summary};
+use probes::{Event, Hit, Kernel, ProbeSummary, Return, Summary};
 use vmm::boot::KernelFile;
 
 use crate::turns::Turn;
@@ -24,6 +25,7 @@ const COMPLAINTS: [&str; 7] = [
 #[derive(Debug)]
 pub(crate) struct Stock {
     path: PathBuf,
+    modules: ModuleTree,
     pub(crate) kernel: Kernel,
 }
 
@@ -37,6 +39,7 @@ impl Stock {
         let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
         Self {
             path: image.path(),
+            modules: image.modules().expect("its modules"),
             kernel,
         }
     }
@@ -54,6 +57,7 @@ pub(crate) struct Boot<'a> {
     cpus: u8,
     probes: Vec<String>,
     options: Vec<&'a str>,
+    modules: &'a [&'a str],
 }
 
 impl<'a> Boot<'a> {
@@ -65,6 +69,7 @@ impl<'a> Boot<'a> {
             cpus: 1,
             probes: Vec::new(),
             options: Vec::new(),
+            modules: &[],
         }
     }
 
@@ -83,15 +88,24 @@ impl<'a> Boot<'a> {
         self
     }
 
+    /// The workload loads these, and what they need, before it does anything else.
+    pub(crate) fn modules(mut self, names: &'a [&'a str]) -> Self {
+        self.modules = names;
+        self
+    }
+
     /// Runs the command to its end.
     pub(crate) fn run(self) -> Ran {
         let files = tempfile::tempdir().expect("tempdir");
         let init = workload::build_workload(files.path()).expect("the workload compiles");
-        let initramfs = workload::initramfs(&init).and_then(|initramfs| initramfs.build());
+        let mut initramfs = workload::initramfs(&init).expect("the workload can be read");
+        let modules = self.stock.modules.load_order(self.modules);
+        let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));
+        let load = load.expect("the modules can be read");
         let initrd = files.path().join("initrd");
-        std::fs::write(&initrd, initramfs.expect("initramfs")).expect("write");
+        std::fs::write(&initrd, initramfs.build().expect("initramfs")).expect("write");
         let (events, console) = (files.path().join("events"), files.path().join("console"));
-        let cmdline = format!("console=ttyS0 panic=-1 {}", self.workload);
+        let cmdline = format!("console=ttyS0 panic=-1 {} {load}", self.workload);
 
         let turn = Turn::take();
         let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
@@ -163,6 +177,16 @@ impl Ran {
         assert_eq!(summary.accel, "nested");
         assert_eq!(summary.dropped, 0);
         summary
+    }
+
+    pub(crate) fn returns(&self) -> Vec<Return> {
+        self.events()
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::Return(returned) => Some(returned),
+                Event::Hit(_) | Event::Note(_) | Event::Summary(_) => None,
+            })
+            .collect()
     }
 
     pub(crate) fn hits(&self) -> Vec<Hit> {

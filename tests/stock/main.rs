@@ -9,4 +9,5 @@ mod counts;
 mod ends;
 mod kaslr;
 mod many;
+mod modules;
 mod turns;

@@ -1,6 +1,5 @@
 //! Arming and disarming: from probes to plants, in one transaction.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,10 +9,11 @@ use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
 
 use super::Engine;
+use super::wanted::Wanted;
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
-use crate::hit::{DebugRegisters, DebugUse, Plant, Table, own_instruction};
-use crate::plant::Planter;
+use crate::hit::{DebugRegisters, Plant, Table, own_instruction};
+use crate::plant::Spot;
 use crate::registry::{Milestone, Probe, Purpose};
 use crate::resolve::{Place, Via, When};
 
@@ -37,8 +37,12 @@ impl Located {
         Gva(running.0.wrapping_sub(self.slide.cast_unsigned()))
     }
 
-    fn running(self, linked: Gva) -> Gva {
-        linked.wrapping_add(self.slide.cast_unsigned())
+    /// The run-time address of what `place` says is at `at`.
+    fn running_at(self, place: &Place, at: Gva) -> Gva {
+        match place.module {
+            Some(_) => at,
+            None => at.wrapping_add(self.slide.cast_unsigned()),
+        }
     }
 }
 
@@ -60,12 +64,12 @@ impl BootPatched {
 enum Arming {
     Plant {
         at: Gva,
-        gpa: Gpa,
+        spot: Spot,
         len: usize,
     },
     Debug {
         at: Gva,
-        gpa: Gpa,
+        spot: Spot,
     },
     /// Its time has not come.
     Later(&'static str),
@@ -92,7 +96,7 @@ impl Engine {
             .probes
             .load()
             .iter()
-            .filter(|probe| probe.state() == ProbeState::Pending)
+            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
         {
             probe.set_state(
                 ProbeState::Pending,
@@ -148,26 +152,30 @@ impl Engine {
         let follows = probes
             .iter()
             .any(|probe| matches!(probe.purpose, Purpose::Return(_)));
+        let watches_modules = self.watches_modules();
         for probe in self.milestones.iter().chain(probes.iter()) {
             let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
-            let idle =
-                matches!(probe.purpose, Purpose::Milestone(Milestone::TaskEnded)) && !follows;
-            let Some(place) = probe.place.as_ref().filter(|_| !gone && !idle) else {
+            let idle = match probe.purpose {
+                Purpose::Milestone(Milestone::TaskEnded) => !follows,
+                Purpose::Milestone(Milestone::Module(_)) => !watches_modules,
+                _ => false,
+            };
+            let Some(place) = probe.place().filter(|_| !gone && !idle) else {
                 continue;
             };
             if !armed || !probe.is_enabled() {
                 states.push((probe, NewState::Disabled));
                 continue;
             }
-            let ip = located.running(place.ip);
+            let ip = located.running_at(&place, place.ip);
             states.push((
                 probe,
-                match self.arming(place, located) {
-                    Arming::Plant { at, gpa, len } => {
-                        wanted.plant(at, gpa, len).probes.push((Arc::clone(probe), ip));
+                match self.arming(&place, located) {
+                    Arming::Plant { at, spot, len } => {
+                        wanted.plant(at, spot, len).probes.push((Arc::clone(probe), ip));
                         NewState::Armed(ip)
                     }
-                    Arming::Debug { at, gpa } => match wanted.debug(at, gpa) {
+                    Arming::Debug { at, spot } => match wanted.debug(at, spot) {
                         Some(plant) => {
                             plant.probes.push((Arc::clone(probe), ip));
                             NewState::Armed(ip)
@@ -184,15 +192,18 @@ impl Engine {
         }
         if armed {
             for site in self.return_sites.all() {
-                if let Arming::Plant { at, gpa, len } = self.arming_return_site(site, located) {
-                    wanted.plant(at, gpa, len).returns = true;
+                if let Arming::Plant { at, spot, len } = self.arming_return_site(site, located) {
+                    wanted.plant(at, spot, len).returns = true;
                 }
             }
         }
         let remove: Vec<Gpa> = table
             .plants()
-            .filter(|plant| !wanted.plants.contains_key(&plant.at))
-            .map(|plant| plant.gpa)
+            .filter(|plant| {
+                let stays = wanted.plants.get(&plant.at);
+                stays.is_none_or(|stays| stays.spot.gpa != plant.spot.gpa)
+            })
+            .map(|plant| plant.spot.gpa)
             .collect();
         self.planter
             .change(paused, &wanted.add, &remove)
@@ -224,28 +235,37 @@ impl Engine {
 
     fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
         let linked = located.linked(site);
-        if !self.kernel.holds_code(linked) {
+        let (patched, spot) = if self.kernel.holds_code(linked) {
+            let patched = self.kernel.sites().overlapping(linked, 1);
+            (patched, self.gpa_of(linked, located).map(Spot::contiguous))
+        } else if let Some(module) = self.modules.holding(site) {
+            (module.patched(site, 1), module.spot(site))
+        } else {
             return Arming::Refused("it is not in the kernel's text".to_owned());
-        }
-        let patched = self
-            .kernel
-            .sites()
-            .overlapping(linked, 1)
-            .map(|site| site.kind.when());
+        };
+        let patched = patched.map(|site| site.kind.when());
         let waits = patched == Some(PatchTime::BootOnly) && !self.boot_patched.get();
         if patched == Some(PatchTime::Runtime) || waits {
             return Arming::Refused("the kernel patches it".to_owned());
         }
-        let Some(gpa) = self.gpa_of(linked, located) else {
-            return Arming::Refused("it is not in the kernel's image".to_owned());
+        let Some(spot) = spot else {
+            return Arming::Refused("it is not in memory".to_owned());
         };
-        match own_instruction(&self.planter, gpa, site) {
+        match own_instruction(&self.planter, spot, site) {
             Some(decoded) => Arming::Plant {
                 at: site,
-                gpa,
+                spot,
                 len: decoded.len(),
             },
             None => Arming::Refused("no instruction begins there".to_owned()),
+        }
+    }
+
+    /// Where what `place` says is at `at` lies in guest-physical memory.
+    fn spot_of(&self, place: &Place, at: Gva, located: Located) -> Option<Spot> {
+        match place.module {
+            Some(module) => self.modules.at(module)?.spot(at),
+            None => self.gpa_of(at, located).map(Spot::contiguous),
         }
     }
 
@@ -290,18 +310,21 @@ impl Engine {
             Via::Plant { at, .. } => at,
             Via::DebugRegister => place.ip,
         };
-        let Some(gpa) = self.gpa_of(linked, located) else {
-            return Arming::Refused(format!("{linked} is not in the kernel's image"));
+        let Some(spot) = self.spot_of(place, linked, located) else {
+            return Arming::Refused(match place.module {
+                Some(_) => format!("{linked} is not in memory"),
+                None => format!("{linked} is not in the kernel's image"),
+            });
         };
-        let at = located.running(linked);
+        let at = located.running_at(place, linked);
         match place.via {
-            Via::DebugRegister if self.abilities.debug_execute => Arming::Debug { at, gpa },
+            Via::DebugRegister if self.abilities.debug_execute => Arming::Debug { at, spot },
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
             ),
-            Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, gpa, len },
-            Via::Plant { .. } => match self.boundary_in_memory(linked, gpa) {
-                Some(len) => Arming::Plant { at, gpa, len },
+            Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, spot, len },
+            Via::Plant { .. } => match self.boundary_in_memory(linked, spot.gpa) {
+                Some(len) => Arming::Plant { at, spot, len },
                 None => Arming::Refused(
                     "the kernel has rewritten this code while it booted, and no instruction begins there now".to_owned(),
                 ),
@@ -313,11 +336,11 @@ impl Engine {
     fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
         let mut at = gpa.0.checked_sub(within.offset)?;
+        let instruction = |gpa| own_instruction(&self.planter, Spot::contiguous(gpa), linked);
         while at < gpa.0 {
-            at += own_instruction(&self.planter, Gpa(at), linked)?.len() as u64;
+            at += instruction(Gpa(at))?.len() as u64;
         }
-        (at == gpa.0)
-            .then(|| own_instruction(&self.planter, gpa, linked).map(|decoded| decoded.len()))?
+        (at == gpa.0).then(|| instruction(gpa).map(|decoded| decoded.len()))?
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.
@@ -334,7 +357,7 @@ impl Engine {
         self.table.store(Arc::new(Table::new(plants, debug)));
     }
 
-    fn refuse(&self, probe: &Probe, reason: String) {
+    pub(super) fn refuse(&self, probe: &Probe, reason: String) {
         self.note(Some(probe), format!("cannot be armed: {reason}"));
         probe.set_state(ProbeState::Refused, Some(reason));
     }
@@ -351,7 +374,7 @@ impl Engine {
             .probes
             .load()
             .iter()
-            .filter(|probe| probe.state() == ProbeState::Pending)
+            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
         {
             self.refuse(probe, reason.clone());
         }
@@ -364,86 +387,4 @@ enum NewState {
     Pending(&'static str),
     Disabled,
     Refused(String),
-}
-
-/// What is to be planted, while it is put together.
-struct Wanted<'t> {
-    before: &'t Table,
-    plants: BTreeMap<Gva, Plant>,
-    debug: Vec<Plant>,
-    /// Plants that are new.
-    add: Vec<(Gpa, usize)>,
-}
-
-impl<'t> Wanted<'t> {
-    fn new(before: &'t Table) -> Self {
-        Self {
-            before,
-            plants: BTreeMap::new(),
-            debug: Vec::new(),
-            add: Vec::new(),
-        }
-    }
-
-    fn plant(&mut self, at: Gva, gpa: Gpa, len: usize) -> &mut Plant {
-        let (before, add) = (self.before, &mut self.add);
-        self.plants
-            .entry(at)
-            .or_insert_with(|| match before.at(at) {
-                Some(plant) => plant.emptied(),
-                None => {
-                    add.push((gpa, len));
-                    Plant::new(at, gpa)
-                }
-            })
-    }
-
-    fn debug(&mut self, at: Gva, gpa: Gpa) -> Option<&mut Plant> {
-        let known = self.debug.iter().position(|plant| plant.at == at);
-        let index = match known {
-            Some(index) => index,
-            None if self.debug.len() < 4 => {
-                self.debug.push(Plant::new(at, gpa));
-                self.debug.len() - 1
-            }
-            None => return None,
-        };
-        self.debug.get_mut(index)
-    }
-
-    /// Debug registers that stand in for a plant go on doing so, as far as there is room beside the others; a plant
-    /// that loses its stand-in would stay withdrawn, so it is planted again.
-    fn finish(
-        self,
-        paused: &dyn Paused,
-        before: &Table,
-        planter: &Planter,
-    ) -> (Vec<Arc<Plant>>, DebugRegisters) {
-        let new: BTreeSet<Gpa> = self.add.iter().map(|(gpa, _)| *gpa).collect();
-        let plants: BTreeMap<Gva, Arc<Plant>> = self
-            .plants
-            .into_iter()
-            .map(|(at, plant)| {
-                if new.contains(&plant.gpa) {
-                    plant.refresh(planter);
-                }
-                (at, Arc::new(plant))
-            })
-            .collect();
-        let only = self
-            .debug
-            .into_iter()
-            .map(|plant| DebugUse::Only(Arc::new(plant)));
-        let stand_ins = before.debug.iter().flatten().filter_map(|used| match used {
-            DebugUse::StandIn(plant) => plants.get(&plant.at).cloned().map(DebugUse::StandIn),
-            DebugUse::Only(_) => None,
-        });
-        let mut uses = only.chain(stand_ins);
-        let debug = std::array::from_fn(|_| uses.next());
-        for left in uses {
-            // What was shown while it stood in can be shown no longer.
-            let _ = planter.replant(paused, left.plant().gpa);
-        }
-        (plants.into_values().collect(), debug)
-    }
 }

@@ -1,6 +1,6 @@
 //! Points in the guest's life at which the engine has something to do of its own.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use introspect::{Gva, read_virt};
@@ -10,6 +10,7 @@ use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose};
+use crate::resolve::Place;
 
 /// No panic message is longer.
 const MAX_MESSAGE_BYTES: usize = 256;
@@ -28,6 +29,7 @@ impl Engine {
             };
             match milestone {
                 Milestone::BootPatched => {
+                    self.keep_page_tables(vcpu)?;
                     self.boot_patched.set();
                     self.protect_text(paused);
                     if let Err(error) = self.reconcile(paused) {
@@ -37,6 +39,7 @@ impl Engine {
                 Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
                 Milestone::TaskEnded => self.end_task(vcpu)?,
+                Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
             }
         }
         Ok(())
@@ -45,7 +48,8 @@ impl Engine {
     /// The init text is about to be freed: nothing may stay planted there.
     fn retire_init(&self, paused: &dyn Paused) {
         for probe in self.probes.load().iter().chain(&self.milestones) {
-            if probe.place.as_ref().is_some_and(|place| place.init) {
+            let is_here = |place: Arc<Place>| place.init && place.module.is_none();
+            if probe.place().is_some_and(is_here) {
                 probe.set_state(ProbeState::Gone, None);
             }
         }

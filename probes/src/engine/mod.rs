@@ -14,12 +14,14 @@
 
 mod arm;
 mod milestones;
+mod modules;
 mod register;
 mod return_sites;
 mod stand_in;
 #[cfg(test)]
 mod tests;
 mod trap;
+mod wanted;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -41,6 +43,7 @@ use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
+use modules::Watched;
 pub use register::{Action, NewProbe, RegisterError};
 use return_sites::ReturnSites;
 
@@ -87,6 +90,7 @@ pub struct Engine {
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
+    modules: Watched,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -135,6 +139,7 @@ impl Engine {
             resuming: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
+            modules: Watched::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),
@@ -158,9 +163,15 @@ impl Engine {
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
-        self.probes
-            .load()
+        let probes = self.probes.load();
+        // A glob in a module is told by its matches, once it has any.
+        let stands_for = |glob: &Probe| {
+            let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
+            glob.is_glob() && probes.iter().filter(alike).count() > 1
+        };
+        probes
             .iter()
+            .filter(|probe| !stands_for(probe))
             .map(|probe| probe.summary())
             .collect()
     }
@@ -187,7 +198,7 @@ impl Engine {
     }
 
     fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
-        let Some(place) = &probe.place else { return };
+        let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
@@ -203,7 +214,7 @@ impl Engine {
 
 impl Engine {
     fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
-        let Some(place) = &call.probe.place else {
+        let Some(place) = call.probe.place() else {
             return;
         };
         let ts_ns = self.now_ns();

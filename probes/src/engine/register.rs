@@ -8,7 +8,7 @@ use super::{ArmError, Engine};
 use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{Resolved, resolve};
+use crate::resolve::{Refusal, Resolved, resolve};
 use crate::{ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
 /// What is done at the hits of a new probe.
@@ -106,14 +106,21 @@ impl Engine {
                 }
             };
             for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
-                let (place, refused) = match place {
+                let (place, why) = match place {
                     Ok(place) => (Some(place), None),
-                    Err(refusal) => (None, Some(refusal.to_string())),
+                    Err(refusal) => (None, Some(refusal)),
                 };
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-                let probe = Probe::new(id, name, purpose.clone(), place, *enabled);
-                if refused.is_some() {
-                    probe.set_state(ProbeState::Refused, refused);
+                let mut probe = Probe::new(id, name, purpose.clone(), place, *enabled);
+                if let Some(why) = why {
+                    let state = match why {
+                        Refusal::NotLoaded { .. } => ProbeState::Pending,
+                        _ => ProbeState::Refused,
+                    };
+                    probe.set_state(state, Some(why.to_string()));
+                }
+                if spec.module.is_some() {
+                    probe = probe.awaiting(spec.clone());
                 }
                 probes.push(Arc::new(probe));
             }
@@ -135,8 +142,12 @@ impl Engine {
         let ids = added.iter().map(|probe| probe.id).collect();
         let before = self.probes.load_full();
         let mut after = before.as_ref().clone();
+        let in_modules = added.iter().any(|probe| probe.in_module.is_some());
         after.extend(added);
         self.probes.store(Arc::new(after));
+        if in_modules {
+            self.look_for_modules();
+        }
         if let Err(error) = self.reconcile(paused) {
             self.probes.store(before);
             return Err(error.into());
@@ -156,8 +167,15 @@ impl Engine {
             .cloned()
             .partition(|probe| ids.contains(&probe.id));
         self.probes.store(Arc::new(stay));
+        let unwatched = !self.watches_modules();
+        if unwatched {
+            self.modules.forget();
+        }
         if let Err(error) = self.reconcile(paused) {
             self.probes.store(before);
+            if unwatched {
+                self.look_for_modules();
+            }
             return Err(error);
         }
         for probe in &gone {
@@ -178,18 +196,22 @@ impl Engine {
         id: ProbeId,
         enabled: bool,
     ) -> Result<bool, ArmError> {
-        let probes = self.probes.load_full();
-        let Some(probe) = probes.iter().find(|probe| probe.id == id) else {
+        let all = self.probes.load_full();
+        // A glob in a module is several.
+        let probes: Vec<_> = all.iter().filter(|probe| probe.id == id).collect();
+        let Some(before) = probes.first().map(|probe| probe.is_enabled()) else {
             return Ok(false);
         };
-        let before = probe.is_enabled();
-        probe.set_enabled(enabled);
+        let set = |enabled| probes.iter().for_each(|probe| probe.set_enabled(enabled));
+        set(enabled);
         if let Err(error) = self.reconcile(paused) {
-            probe.set_enabled(before);
+            set(before);
             return Err(error);
         }
         if !enabled {
-            self.forget_calls(probe);
+            for probe in &probes {
+                self.forget_calls(probe);
+            }
             self.prune_return_sites(paused);
         }
         Ok(true)
@@ -202,6 +224,10 @@ impl Engine {
     /// When bytes cannot be changed; then nothing has changed.
     pub fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError> {
         let before = self.armed.swap(armed, Ordering::AcqRel);
+        if armed && !before {
+            // Modules have come and gone meanwhile.
+            self.look_for_modules();
+        }
         if let Err(error) = self.reconcile(paused) {
             self.armed.store(before, Ordering::Release);
             return Err(error);
@@ -218,7 +244,9 @@ impl Engine {
     /// The ids of all probes, in the order of their registration.
     #[must_use]
     pub fn ids(&self) -> Vec<ProbeId> {
-        self.probes.load().iter().map(|probe| probe.id).collect()
+        let mut ids: Vec<_> = self.probes.load().iter().map(|probe| probe.id).collect();
+        ids.dedup();
+        ids
     }
 
     /// Takes every plant away: the guest's memory is its own again, byte for byte.

@@ -31,6 +31,15 @@ impl ReturnSites {
         self.lock().iter().copied().collect()
     }
 
+    /// What was impossible at these sites is so no longer: other code lies there now.
+    pub(super) fn allow(&self, changed: impl Fn(Gva) -> bool) {
+        self.impossible.rcu(|known| {
+            let mut known = known.as_ref().clone();
+            known.retain(|site| !changed(*site));
+            known
+        });
+    }
+
     pub(super) fn retain(&self, stays: impl Fn(Gva) -> bool) {
         self.lock().retain(|site| stays(*site));
     }

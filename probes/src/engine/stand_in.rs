@@ -43,7 +43,7 @@ impl Engine {
             let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) else {
                 break;
             };
-            self.planter.withdraw(paused, plant.gpa)?;
+            self.planter.withdraw(paused, plant.spot.gpa)?;
             *free = Some(DebugUse::StandIn(Arc::clone(plant)));
         }
         self.replace_table(paused, table.plants().cloned(), debug);
@@ -59,7 +59,7 @@ impl Engine {
             slot.take_if(|used| matches!(used, DebugUse::StandIn(plant) if plant.at == rip))
         });
         let Some(used) = ended else { return Ok(false) };
-        self.planter.replant(paused, used.plant().gpa)?;
+        self.planter.replant(paused, used.plant().spot.gpa)?;
         self.replace_table(paused, table.plants().cloned(), debug);
         Ok(true)
     }

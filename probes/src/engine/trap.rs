@@ -243,14 +243,14 @@ impl Engine {
         if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
             return Ok(HitOutcome::Resume);
         }
-        self.planter.show_own(paused, plant.gpa)?;
+        self.planter.show_own(paused, plant.spot.gpa)?;
         let stepped = step_whole(
             vcpu,
             rip,
             plant.displaced(&self.planter, rip).as_ref(),
             step,
         );
-        self.planter.show_plant(paused, plant.gpa)?;
+        self.planter.show_plant(paused, plant.spot.gpa)?;
         if stepped? == Stepped::Done {
             for (probe, _) in &plant.probes {
                 probe.count_exit();
@@ -282,7 +282,7 @@ impl Engine {
             Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
                 Told::Resume => Ok(HitOutcome::Resume),
                 Told::NeedsPause => Ok(HitOutcome::NeedsPause),
-                Told::GoOn => match own_instruction(&self.planter, plant.gpa, rip) {
+                Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
                     Some(decoded) => self.emulate(vcpu, plant, &decoded),
                     None => Ok(HitOutcome::NeedsPause),
                 },

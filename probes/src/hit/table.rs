@@ -7,7 +7,7 @@ use arc_swap::ArcSwapOption;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva};
 
-use crate::plant::Planter;
+use crate::plant::{Planter, Spot};
 use crate::registry::Probe;
 
 /// One planted place, and everybody who wants to know of it.
@@ -15,7 +15,7 @@ use crate::registry::Probe;
 pub(crate) struct Plant {
     /// Address in the kernel's own mapping.
     pub(crate) at: Gva,
-    pub(crate) gpa: Gpa,
+    pub(crate) spot: Spot,
     /// Calls that are followed return here.
     pub(crate) returns: bool,
     /// In the order of their registration, with the address that each is about.
@@ -25,10 +25,10 @@ pub(crate) struct Plant {
 }
 
 impl Plant {
-    pub(crate) fn new(at: Gva, gpa: Gpa) -> Self {
+    pub(crate) fn new(at: Gva, spot: Spot) -> Self {
         Self {
             at,
-            gpa,
+            spot,
             returns: false,
             probes: Vec::new(),
             displaced: Arc::default(),
@@ -39,14 +39,14 @@ impl Plant {
     pub(crate) fn emptied(&self) -> Self {
         Self {
             displaced: Arc::clone(&self.displaced),
-            ..Self::new(self.at, self.gpa)
+            ..Self::new(self.at, self.spot)
         }
     }
 
     /// Looks at the guest's own bytes again.
     pub(crate) fn refresh(&self, planter: &Planter) {
         self.displaced
-            .store(own_instruction(planter, self.gpa, self.at).map(Arc::new));
+            .store(own_instruction(planter, self.spot, self.at).map(Arc::new));
     }
 
     /// The instruction that the plant displaced, decoded for the address that it is executed at: its own, but for
@@ -55,22 +55,23 @@ impl Plant {
         if rip == self.at {
             self.displaced.load().as_deref().copied()
         } else {
-            own_instruction(planter, self.gpa, rip)
+            own_instruction(planter, self.spot, rip)
         }
     }
 }
 
-/// The guest's own instruction at `gpa`, decoded for `at`. The kernel's text is contiguous in physical memory.
-pub(crate) fn own_instruction(planter: &Planter, gpa: Gpa, at: Gva) -> Option<Decoded> {
+/// The guest's own instruction at `spot`, decoded for `at`.
+pub(crate) fn own_instruction(planter: &Planter, spot: Spot, at: Gva) -> Option<Decoded> {
     let mut bytes = [0; MAX_LENGTH_BYTES];
-    if planter.read_own(gpa, &mut bytes).is_err() {
-        // At the end of memory.
-        let fits = usize::try_from(0x1000 - gpa.page_offset())
-            .unwrap_or(0)
-            .min(bytes.len());
-        planter.read_own(gpa, &mut bytes[..fits]).ok()?;
+    let (here, beyond) = bytes.split_at_mut(spot.room().min(MAX_LENGTH_BYTES));
+    planter.read_own(spot.gpa, here).ok()?;
+    let mut len = here.len();
+    if let Some(page) = spot.beyond
+        && planter.read_own(page, beyond).is_ok()
+    {
+        len += beyond.len();
     }
-    decode(&bytes, at).ok()
+    decode(&bytes[..len], at).ok()
 }
 
 /// All plants.
@@ -78,6 +79,8 @@ pub(crate) fn own_instruction(planter: &Planter, gpa: Gpa, at: Gva) -> Option<De
 pub(crate) struct Table {
     by_address: HashMap<u64, Arc<Plant>>,
     by_gpa: HashMap<u64, Arc<Plant>>,
+    /// Plants whose instruction may go on, on a page that does not follow in guest-physical memory.
+    torn: Vec<Arc<Plant>>,
     /// For each offset in a page whether any plant has it: most port writes of the guest's own are told apart by it.
     offsets: [u64; 64],
     /// What the debug registers are used for.
@@ -115,6 +118,7 @@ impl Table {
         let mut table = Self {
             by_address: HashMap::new(),
             by_gpa: HashMap::new(),
+            torn: Vec::new(),
             offsets: [0; 64],
             debug,
         };
@@ -122,7 +126,12 @@ impl Table {
             let (word, bit) = offset_bit(plant.at);
             table.offsets[word] |= bit;
             table.by_address.insert(plant.at.0, Arc::clone(&plant));
-            table.by_gpa.insert(plant.gpa.0, plant);
+            if plant.spot.room() < MAX_LENGTH_BYTES
+                && plant.spot != Spot::contiguous(plant.spot.gpa)
+            {
+                table.torn.push(Arc::clone(&plant));
+            }
+            table.by_gpa.insert(plant.spot.gpa.0, plant);
         }
         table
     }
@@ -148,7 +157,16 @@ impl Table {
     /// The plants whose instruction may have bytes in `len` bytes from `gpa` on.
     pub(crate) fn touched(&self, gpa: Gpa, len: usize) -> impl Iterator<Item = &Arc<Plant>> {
         let first = gpa.0.saturating_sub(MAX_LENGTH_BYTES as u64 - 1);
-        (first..gpa.0.saturating_add(len as u64)).filter_map(|at| self.by_gpa.get(&at))
+        let end = gpa.0.saturating_add(len as u64);
+        let torn = self.torn.iter().filter(move |plant| {
+            plant
+                .spot
+                .beyond
+                .is_some_and(|page| page.0 < end && gpa.0 < page.0 + MAX_LENGTH_BYTES as u64)
+        });
+        (first..end)
+            .filter_map(|at| self.by_gpa.get(&at))
+            .chain(torn)
     }
 }
 
@@ -158,4 +176,60 @@ fn offset_bit(at: Gva) -> (usize, u64) {
         usize::try_from(offset / 64).unwrap_or(0),
         1 << (offset % 64),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PlantByte;
+    use crate::guest::fake::FakeMemory;
+
+    /// `mov rax, 0x11223344`, two bytes before the end of a page.
+    const MOV: [u8; 7] = [0x48, 0xc7, 0xc0, 0x44, 0x33, 0x22, 0x11];
+    const AT: Gva = Gva(0xffff_ffff_c000_0ffe);
+
+    fn torn(memory: &Arc<FakeMemory>) -> (Planter, Plant) {
+        memory.put(0x1ffe, &MOV[..2]);
+        memory.put(0x5000, &MOV[2..]);
+        let memory = Arc::clone(memory);
+        let planter = Planter::new(memory, PlantByte::Port);
+        let spot = Spot {
+            gpa: Gpa(0x1ffe),
+            beyond: Some(Gpa(0x5000)),
+        };
+        (planter, Plant::new(AT, spot))
+    }
+
+    #[test]
+    fn an_instruction_is_read_from_the_two_pages_that_it_lies_on() {
+        let memory = Arc::new(FakeMemory::new(vec![0; 0x6000]));
+        let (planter, plant) = torn(&memory);
+        plant.refresh(&planter);
+        let decoded = plant.displaced(&planter, AT).expect("an instruction");
+        assert_eq!(decoded.bytes(), MOV);
+        // Nothing follows: what is left is no instruction.
+        let beyond = None;
+        let spot = Spot {
+            beyond,
+            ..plant.spot
+        };
+        assert!(own_instruction(&planter, spot, AT).is_none());
+    }
+
+    #[test]
+    fn a_write_to_the_second_page_is_seen() {
+        let memory = Arc::new(FakeMemory::new(vec![0; 0x6000]));
+        let (_, plant) = torn(&memory);
+        let table = Table::new(std::iter::once(Arc::new(plant)), [const { None }; 4]);
+        let touched = |gpa, len| table.touched(Gpa(gpa), len).count();
+        assert_eq!(touched(0x5000, 1), 1);
+        assert_eq!(touched(0x4ff9, 8), 1);
+        assert_eq!(touched(0x1fff, 1), 1);
+        assert_eq!(
+            touched(0x2000, 8),
+            1,
+            "the page that does not follow, to be safe"
+        );
+        assert_eq!(touched(0x500f, 8), 0);
+    }
 }

@@ -6,10 +6,12 @@
 
 mod page;
 mod planter;
+mod spot;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use planter::{Planter, Written};
+pub(crate) use spot::Spot;
 
 /// The byte that is planted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use introspect::{Gpa, PhysMemory, Unreadable};
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
-use super::PlantByte;
 use super::page::{PAGE_BYTES, Page};
+use super::{PlantByte, Spot};
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
 /// What became of a guest write to a read-only page.
@@ -51,7 +51,7 @@ pub(crate) struct Planter {
 #[derive(Debug, Default)]
 struct Plants {
     /// Where they are, and how many bytes the instruction there has.
-    lengths: BTreeMap<Gpa, usize>,
+    places: BTreeMap<Gpa, (Spot, usize)>,
     /// Pages that are read-only in any case.
     protected: Option<PageRange>,
 }
@@ -96,21 +96,21 @@ impl Planter {
     pub(crate) fn change(
         &self,
         paused: &dyn Paused,
-        add: &[(Gpa, usize)],
+        add: &[(Spot, usize)],
         remove: &[Gpa],
     ) -> Result<(), PlantError> {
         let mut plants = self.lock();
-        let mut wanted = plants.lengths.clone();
+        let mut wanted = plants.places.clone();
         for gpa in remove {
             wanted.remove(gpa);
         }
-        wanted.extend(add.iter().copied());
+        wanted.extend(add.iter().map(|&(spot, len)| (spot.gpa, (spot, len))));
 
         let old = self.pages.load_full();
         let mut new = Pages::new();
-        for (&gpa, &len) in &wanted {
+        for (&gpa, &(spot, len)) in &wanted {
             // An instruction may begin on one page and end on the next; both are watched.
-            for page in [gpa.page(), gpa.wrapping_add(len.max(1) as u64 - 1).page()] {
+            for page in spot.pages(len) {
                 if let std::collections::hash_map::Entry::Vacant(entry) = new.entry(page.0) {
                     let kept = match old.get(&page.0) {
                         Some(kept) => Arc::clone(kept),
@@ -125,7 +125,7 @@ impl Planter {
                 }
             }
         }
-        let at = add.first().map_or(Gpa(0), |(gpa, _)| *gpa);
+        let at = add.first().map_or(Gpa(0), |(spot, _)| spot.gpa);
         let protected = plants.protected;
         let before = ranges(old.keys().copied(), protected);
         let after = ranges(new.keys().copied(), protected);
@@ -137,9 +137,9 @@ impl Planter {
         let mut done: Vec<(Gpa, bool)> = Vec::with_capacity(add.len() + remove.len());
         let changes = remove
             .iter()
-            .filter(|gpa| plants.lengths.contains_key(gpa))
+            .filter(|gpa| plants.places.contains_key(gpa))
             .map(|gpa| (*gpa, false))
-            .chain(add.iter().map(|(gpa, _)| (*gpa, true)));
+            .chain(add.iter().map(|(spot, _)| (spot.gpa, true)));
         for (gpa, planted) in changes {
             if let Err(source) = self.set(&old, &new, gpa, planted) {
                 for (gpa, planted) in done.into_iter().rev() {
@@ -148,7 +148,7 @@ impl Planter {
                         &old,
                         &new,
                         gpa,
-                        !planted || plants.lengths.contains_key(&gpa),
+                        !planted || plants.places.contains_key(&gpa),
                     );
                 }
                 if before != after {
@@ -161,7 +161,7 @@ impl Planter {
             }
             done.push((gpa, planted));
         }
-        plants.lengths = wanted;
+        plants.places = wanted;
         self.pages.store(Arc::new(new));
         Ok(())
     }

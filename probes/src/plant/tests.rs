@@ -3,7 +3,7 @@ use std::sync::Arc;
 use introspect::Gpa;
 use proptest::prelude::*;
 
-use super::{PlantByte, Planter, Written};
+use super::{PlantByte, Planter, Spot, Written};
 use crate::guest::GuestMemory;
 use crate::guest::fake::{FakeMemory, FakePaused};
 
@@ -37,7 +37,10 @@ impl Rig {
     }
 
     fn change(&self, add: &[(u64, usize)], remove: &[u64]) -> bool {
-        let add: Vec<_> = add.iter().map(|(gpa, len)| (Gpa(*gpa), *len)).collect();
+        let add: Vec<_> = add
+            .iter()
+            .map(|(gpa, len)| (Spot::contiguous(Gpa(*gpa)), *len))
+            .collect();
         let remove: Vec<_> = remove.iter().map(|gpa| Gpa(*gpa)).collect();
         self.planter.change(&self.paused, &add, &remove).is_ok()
     }
@@ -103,6 +106,21 @@ fn both_pages_of_an_instruction_are_watched() {
 }
 
 /// Whichever request fails, nothing has changed; when none does any more, everything has.
+/// As in a module, whose pages come from anywhere.
+#[test]
+fn the_page_beyond_is_the_one_that_follows_for_the_guest() {
+    let rig = Rig::new(PlantByte::Port);
+    let spot = Spot {
+        gpa: Gpa(0x1ffe),
+        beyond: Some(Gpa(0x3000)),
+    };
+    let change = |len| rig.planter.change(&rig.paused, &[(spot, len)], &[]);
+    change(2).expect("it ends on its page");
+    assert_eq!(rig.paused.read_only(), [(0x1000, 0x2000)]);
+    change(3).expect("it goes on beyond");
+    assert_eq!(rig.paused.read_only(), [(0x1000, 0x2000), (0x3000, 0x4000)]);
+}
+
 #[test]
 fn a_change_is_made_whole_or_not_at_all() {
     let rig = Rig::new(PlantByte::Port);

@@ -38,6 +38,14 @@ pub enum ResolveProblem {
         /// Where they are.
         addresses: Vec<Gva>,
     },
+    /// The module is there, its symbol is not.
+    #[error("the module `{module}` has no function `{name}`")]
+    NotInModule {
+        /// The module.
+        module: String,
+        /// The name, or the glob that nothing matches.
+        name: String,
+    },
     /// Nothing matches a glob.
     #[error("no function's name matches `{pattern}`")]
     NoMatch {
@@ -59,11 +67,13 @@ pub enum ResolveProblem {
         /// The address.
         address: Gva,
     },
-    /// A module's symbol.
-    #[error("it is in the module `{module}`, and this version probes the kernel proper only")]
+    /// A module's symbol, in a kernel whose modules cannot be read.
+    #[error("it is in the module `{module}`, and modules cannot be probed here: {why}")]
     Module {
         /// The module.
         module: String,
+        /// What is missing.
+        why: String,
     },
 }
 

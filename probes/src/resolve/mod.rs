@@ -11,16 +11,19 @@ mod place;
 pub(crate) mod synthetic;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::sync::Arc;
 
-use introspect::{Gva, Symbol};
+use introspect::{Gva, Symbol, glob_matches};
 
 use crate::kernel::Kernel;
+use crate::module::LoadedModule;
 use crate::{Location, ProbeSpec};
 
 pub use error::{ResolveError, ResolveProblem};
 pub use place::{Place, Refusal, Via, When};
+pub(crate) use text::Text;
 
 /// A glob stands for at most so many probes.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
@@ -36,7 +39,8 @@ pub struct Resolved {
     pub place: Result<Place, Refusal>,
 }
 
-/// Finds the places that `spec` names. `slide` is how far the kernel has moved, which matters to plain addresses only.
+/// Finds the places that `spec` names; where those in a module are is known when it is loaded. `slide` is how far the
+/// kernel has moved, which matters to plain addresses only.
 ///
 /// # Errors
 ///
@@ -52,9 +56,17 @@ pub fn resolve(
         problem,
     };
     if let Some(module) = &spec.module {
-        return Err(failed(ResolveProblem::Module {
-            module: module.clone(),
-        }));
+        kernel.modules().map_err(|error| {
+            failed(ResolveProblem::Module {
+                module: module.clone(),
+                why: error.to_string(),
+            })
+        })?;
+        let module = module.clone();
+        return Ok(vec![Resolved {
+            name: spec.to_string().into(),
+            place: Err(Refusal::NotLoaded { module }),
+        }]);
     }
     match &spec.location {
         Location::Symbol { name, offset } => {
@@ -108,11 +120,70 @@ pub fn resolve(
     }
 }
 
-fn is_function(kernel: &Kernel, symbol: &Symbol) -> bool {
+/// Finds the places in a loaded module that `spec` names.
+///
+/// # Errors
+///
+/// As for [`resolve`].
+pub(crate) fn in_module(
+    module: &LoadedModule,
+    text: &dyn Text,
+    spec: &ProbeSpec,
+) -> Result<Vec<Resolved>, ResolveProblem> {
+    let (wanted, offset) = match &spec.location {
+        Location::Symbol { name, offset } => (name, *offset),
+        Location::Glob(pattern) => (pattern, 0),
+        Location::Address(address) => {
+            return Err(ResolveProblem::NotCode { address: *address });
+        }
+    };
+    let mut found: Vec<Resolved> = Vec::new();
+    for symbol in module.symbols() {
+        let location = match &spec.location {
+            Location::Glob(pattern) => {
+                if !is_function(text, symbol) || !glob_matches(pattern, &symbol.name) {
+                    continue;
+                }
+                let name = symbol.name.clone();
+                Location::Symbol { name, offset }
+            }
+            named if symbol.name == *wanted && symbol.is_text() => named.clone(),
+            _ => continue,
+        };
+        let name: Arc<str> = ProbeSpec {
+            location,
+            ..spec.clone()
+        }
+        .to_string()
+        .into();
+        let place = place::at_offset(text, symbol, offset)
+            .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
+        found.push(Resolved { name, place });
+    }
+    match (found.len(), &spec.location) {
+        (0, _) => Err(ResolveProblem::NotInModule {
+            module: module.name().to_owned(),
+            name: wanted.clone(),
+        }),
+        (MAX_GLOB_MATCHES.., _) => Err(ResolveProblem::TooMany {
+            most: MAX_GLOB_MATCHES,
+        }),
+        (2.., Location::Symbol { name, .. }) => Err(ResolveProblem::Ambiguous {
+            name: name.clone(),
+            addresses: found
+                .iter()
+                .filter_map(|found| Some(found.place.as_ref().ok()?.ip))
+                .collect(),
+        }),
+        _ => Ok(found),
+    }
+}
+
+fn is_function(text: &dyn Text, symbol: &Symbol) -> bool {
     symbol.is_text()
         && symbol.size > 0
-        && symbol.module.is_none()
-        && kernel.holds_code(symbol.address)
+        && (symbol.module.is_some() == text.module().is_some())
+        && text.holds_code(symbol.address)
         && !symbol.name.starts_with("__pfx_")
         && !symbol.name.starts_with("__cfi_")
         && !symbol.name.contains(".cold")

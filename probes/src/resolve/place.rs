@@ -6,12 +6,12 @@ use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{Gva, PatchKind, PatchTime, Symbol};
 
 use super::ResolveProblem;
-use crate::kernel::Kernel;
+use super::Text;
 
 /// How execution is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
-    /// By a plant at this link-time address.
+    /// By a plant at this address.
     Plant {
         /// Where the plant sits.
         at: Gva,
@@ -31,7 +31,7 @@ pub enum When {
     BootPatched,
 }
 
-/// A place that can be probed, at link-time addresses.
+/// A place that can be probed, at link-time addresses if it is in the kernel proper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The probed instruction.
@@ -42,8 +42,10 @@ pub struct Place {
     pub via: Via,
     /// When the plant can be put there.
     pub when: When,
-    /// The text is freed after boot.
+    /// The text is freed after boot, or after the module's init function.
     pub init: bool,
+    /// The module that it is in, by the address of its `struct module`; all addresses are then run-time ones.
+    pub module: Option<Gva>,
 }
 
 /// Why a place cannot be probed, although it exists.
@@ -54,6 +56,12 @@ pub enum Refusal {
         "the kernel itself patches this instruction at run time ({0:?}), and all four debug registers are taken"
     )]
     SelfPatched(PatchKind),
+    /// Where it is will be known when its module is loaded.
+    #[error("the module `{module}` is not loaded")]
+    NotLoaded {
+        /// The module.
+        module: String,
+    },
     /// The function has no instruction that could be probed.
     #[error("{0}")]
     Unsuitable(String),
@@ -65,58 +73,60 @@ const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
 /// kprobes.
 pub(super) fn at_offset(
-    kernel: &Kernel,
+    text: &dyn Text,
     symbol: &Symbol,
     offset: u64,
 ) -> Result<Result<Place, Refusal>, ResolveProblem> {
-    let skip = if offset == 0 && kernel.function_bytes(symbol).starts_with(&ENDBR64) {
+    let skip = if offset == 0 && text.function_bytes(symbol).starts_with(&ENDBR64) {
         ENDBR64.len() as u64
     } else {
         offset
     };
-    at_exact_offset(kernel, symbol, skip)
+    at_exact_offset(text, symbol, skip)
 }
 
 pub(super) fn at_exact_offset(
-    kernel: &Kernel,
+    text: &dyn Text,
     symbol: &Symbol,
     offset: u64,
 ) -> Result<Result<Place, Refusal>, ResolveProblem> {
-    let code = kernel.function_bytes(symbol);
+    let code = &*text.function_bytes(symbol);
     let decoded = check_boundary(code, symbol.address, offset)?;
     let ip = decoded.at();
     let place = |via, when| Place {
         ip,
-        symbol: format!("{}+{offset:#x}", symbol.name).into(),
+        symbol: match &symbol.module {
+            Some(module) => format!("{}+{offset:#x} [{module}]", symbol.name).into(),
+            None => format!("{}+{offset:#x}", symbol.name).into(),
+        },
         via,
         when,
-        init: kernel.is_init(ip),
+        init: text.is_init(ip),
+        module: text.module(),
     };
     let here = Via::Plant {
         at: ip,
         len: decoded.len(),
     };
-    Ok(Ok(match patched(kernel, &decoded) {
+    Ok(Ok(match patched(text, &decoded) {
         None => place(here, When::TextPresent),
         Some((_, PatchTime::BootOnly)) => place(here, When::BootPatched),
-        Some((kind, PatchTime::Runtime)) => match behind(kernel, symbol, code, &decoded, kind) {
+        Some((kind, PatchTime::Runtime)) => match behind(text, symbol, code, &decoded, kind) {
             Some((via, when)) => place(via, when),
             None => place(Via::DebugRegister, When::TextPresent),
         },
     }))
 }
 
-fn patched(kernel: &Kernel, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
-    let site = kernel
-        .sites()
-        .overlapping(decoded.at(), decoded.len() as u64)?;
+fn patched(text: &dyn Text, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
+    let site = text.patched(decoded.at(), decoded.len() as u64)?;
     Some((site.kind, site.kind.when()))
 }
 
 /// The instruction behind an ftrace call, if everything that gets there has come through the call, and the kernel
 /// does not patch that one at run time too.
 fn behind(
-    kernel: &Kernel,
+    text: &dyn Text,
     symbol: &Symbol,
     code: &[u8],
     call: &Decoded,
@@ -129,14 +139,14 @@ fn behind(
     let offset = usize::try_from(next.offset_from(symbol.address)?).ok()?;
     let decoded = decode(code.get(offset..)?, next).ok()?;
     let between = Gva(call.at().0 + 1)..Gva(next.0 + 1);
-    if kernel.may_branch_into(symbol, &between) {
+    if text.may_branch_into(symbol, &between) {
         return None;
     }
     let via = Via::Plant {
         at: next,
         len: decoded.len(),
     };
-    match patched(kernel, &decoded) {
+    match patched(text, &decoded) {
         None => Some((via, When::TextPresent)),
         Some((_, PatchTime::BootOnly)) => Some((via, When::BootPatched)),
         Some((_, PatchTime::Runtime)) => None,

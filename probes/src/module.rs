@@ -1,0 +1,144 @@
+//! A module as it lies in the guest's memory.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use introspect::{
+    Gpa, Gva, Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk,
+};
+
+use crate::kernel::MAX_FUNCTION_BYTES;
+use crate::plant::{Planter, Spot};
+use crate::resolve::Text;
+
+const PAGE_BYTES: u64 = 0x1000;
+/// No module has more code; one that says so is not believed.
+const MAX_TEXT_PAGES: usize = 1 << 14;
+
+/// What the guest says of a module, and where its code lies in guest-physical memory: modules are put together from
+/// any pages.
+#[derive(Debug)]
+pub(crate) struct LoadedModule {
+    module: Module,
+    sites: PatchSites,
+    /// The pages of its code.
+    pages: BTreeMap<Gva, Gpa>,
+}
+
+impl LoadedModule {
+    pub(crate) fn new(module: Module, planter: &Planter, paging: &PagingState) -> Self {
+        let text = module
+            .regions()
+            .iter()
+            .filter(|region| region.kind.is_text());
+        let pages = text
+            .flat_map(pages)
+            .take(MAX_TEXT_PAGES)
+            .filter_map(|page| Some((page, walk(planter, paging, page).ok()?.gpa)))
+            .collect();
+        let sites = PatchSites::default().with_module(&module);
+        Self {
+            module,
+            sites,
+            pages,
+        }
+    }
+
+    pub(crate) fn address(&self) -> Gva {
+        self.module.address()
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        self.module.name()
+    }
+
+    pub(crate) fn symbols(&self) -> &[Symbol] {
+        self.module.symbols()
+    }
+
+    pub(crate) fn unread(&self) -> &[introspect::ModulesError] {
+        self.module.unread()
+    }
+
+    pub(crate) fn holds_code(&self, at: Gva) -> bool {
+        self.module.holds_code(at)
+    }
+
+    pub(crate) fn is_init(&self, at: Gva) -> bool {
+        self.module.is_init(at)
+    }
+
+    /// Whether it has parts that are freed when its init function is done.
+    pub(crate) fn has_init(&self) -> bool {
+        let regions = self.module.regions();
+        regions.iter().any(|region| region.kind.is_init())
+    }
+
+    /// What the kernel patches at `at`.
+    pub(crate) fn patched(&self, at: Gva, len: u64) -> Option<PatchSite> {
+        self.sites.overlapping(at, len)
+    }
+
+    /// Where the code at `at` lies.
+    pub(crate) fn spot(&self, at: Gva) -> Option<Spot> {
+        let page = self.pages.get(&at.page())?;
+        let beyond = at.page().checked_add(PAGE_BYTES);
+        Some(Spot {
+            gpa: page.wrapping_add(at.page_offset()),
+            beyond: beyond.and_then(|next| self.pages.get(&next).copied()),
+        })
+    }
+}
+
+fn pages(region: &ModuleRegion) -> impl Iterator<Item = Gva> + use<> {
+    let (start, end) = (region.range.start.page(), region.range.end);
+    std::iter::successors(Some(start), |page| page.checked_add(PAGE_BYTES))
+        .take_while(move |page| *page < end)
+}
+
+/// A module in which places are looked for.
+pub(crate) struct ModuleText<'a> {
+    pub(crate) module: &'a LoadedModule,
+    pub(crate) planter: &'a Planter,
+}
+
+impl Text for ModuleText<'_> {
+    /// The guest's own bytes, as they are by now.
+    fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
+        let end = symbol
+            .address
+            .wrapping_add(symbol.size.min(MAX_FUNCTION_BYTES));
+        let mut bytes = Vec::new();
+        let mut at = symbol.address;
+        while at < end {
+            let Some(spot) = self.module.spot(at) else {
+                break;
+            };
+            let here = (end.0 - at.0).min(PAGE_BYTES - at.page_offset());
+            let from = bytes.len();
+            bytes.resize(from + usize::try_from(here).unwrap_or(0), 0);
+            if self.planter.read_own(spot.gpa, &mut bytes[from..]).is_err() {
+                bytes.truncate(from);
+                break;
+            }
+            at = at.wrapping_add(here);
+        }
+        Cow::Owned(bytes)
+    }
+
+    fn holds_code(&self, at: Gva) -> bool {
+        self.module.holds_code(at)
+    }
+
+    fn is_init(&self, at: Gva) -> bool {
+        self.module.is_init(at)
+    }
+
+    fn patched(&self, at: Gva, len: u64) -> Option<PatchSite> {
+        self.module.patched(at, len)
+    }
+
+    fn module(&self) -> Option<Gva> {
+        Some(self.module.address())
+    }
+}
