@@ -8,7 +8,7 @@
 //!  ─ prints a table, keeps the lines
 //! ```
 //!
-//! [`contract`] is what runs beside KVM, [`launch`] what brings it there; [`line`] is what they agree on.
+//! [`contract`] is what runs beside KVM, [`launch`] what brings it there; [`mod@line`] is what they agree on.
 
 pub mod contract;
 pub mod launch;
