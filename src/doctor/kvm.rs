@@ -198,10 +198,8 @@ fn injection(injection: BreakpointInjection) -> Check {
 }
 
 fn speed(facts: &HostFacts) -> Check {
-    let check = Check::new(Group::SelfTest, "speed", "speed of ring 0").found(format!(
-        "{} million instructions a second",
-        facts.speed.mips()
-    ));
+    let check =
+        Check::new(Group::SelfTest, "speed", "speed of ring 0").found(facts.speed.in_words());
     if facts.runs_kernels() {
         check
     } else {

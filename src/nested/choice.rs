@@ -61,16 +61,13 @@ pub(crate) fn choose(
     let reason = match kvm {
         Ok(facts) if facts.runs_kernels() => {
             return Choice::Kvm {
-                reason: format!(
-                    "its ring 0 executes {} million instructions a second",
-                    facts.speed.mips()
-                ),
+                reason: format!("its ring 0 executes {}", facts.speed.in_words()),
             };
         }
         Ok(facts) => format!(
-            "this host's KVM has no hardware virtualisation behind it ({} million ring-0 instructions a second: a stock \
+            "this host's KVM has no hardware virtualisation behind it ({} in ring 0: a stock \
              kernel would take minutes to boot)",
-            facts.speed.mips()
+            facts.speed.in_words()
         ),
         Err(error) => crate::in_one_line(error),
     };

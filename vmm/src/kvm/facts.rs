@@ -85,6 +85,15 @@ pub struct Speed {
 }
 
 impl Speed {
+    /// The speed in words: `2 million instructions a second`.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        match self.mips() {
+            0 => "under a million instructions a second".to_owned(),
+            mips => format!("{mips} million instructions a second"),
+        }
+    }
+
     /// Millions of instructions a second, rounded down.
     #[must_use]
     pub fn mips(self) -> u64 {
