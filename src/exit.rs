@@ -146,6 +146,7 @@ impl Failure for GuestError {
             | Self::Contents { .. }
             | Self::Initrd { .. }
             | Self::Boot(_)
+            | Self::Moves(_)
             | Self::Probe(_) => Exit::Usage,
         }
     }
@@ -159,7 +160,9 @@ impl Failure for RunFailure {
     fn exit(&self) -> Exit {
         match self {
             Self::Guest(error) => error.exit(),
-            Self::Session(SessionError::Resolve(_)) => Exit::Usage,
+            Self::Session(SessionError::Resolve(_) | SessionError::AddressMoves { .. }) => {
+                Exit::Usage
+            }
             Self::Host(_) | Self::SelfTest(_) | Self::Input(_) | Self::Session(_) => {
                 Exit::HostCannot
             }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use probes::{Kernel, ResolveError, resolve};
+use probes::{Kernel, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelError, KernelFile};
@@ -48,6 +48,9 @@ pub(crate) enum GuestError {
     /// It does not fit, or not together.
     #[error(transparent)]
     Boot(#[from] BootError),
+    /// A probe whose place cannot be known before the kernel is.
+    #[error(transparent)]
+    Moves(#[from] SessionError),
     /// A probe that this kernel has no place for.
     #[error(transparent)]
     Probe(#[from] ResolveError),
@@ -97,6 +100,11 @@ impl Guest {
         for probe in &config.probes {
             resolve(&self.kernel, &probe.at, 0)?;
         }
+        let method = match config.boot {
+            Boot::Direct => BootMethod::Direct,
+            Boot::BzImage => BootMethod::BzImage,
+        };
+        check_addresses(method, config.probes.iter().map(|probe| &probe.at))?;
         // A rehearsal, because only loading knows what a kernel and its initrd need. Pages that are not written cost
         // nothing.
         let memory = GuestMemoryMmap::<()>::from_ranges(&boot::ram_regions(config.memory_bytes))
@@ -107,10 +115,7 @@ impl Guest {
         let request = BootRequest {
             kernel: &self.file,
             vmlinux: &self.vmlinux,
-            method: match config.boot {
-                Boot::Direct => BootMethod::Direct,
-                Boot::BzImage => BootMethod::BzImage,
-            },
+            method,
             initrd: self.initrd.as_deref(),
             cmdline: &config.cmdline,
             vcpus: config.cpus,

@@ -37,5 +37,5 @@ pub use plant::PlantByte;
 pub use registry::ProbeId;
 pub use request::ProbeRequest;
 pub use resolve::{Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
-pub use session::{Session, SessionConfig, SessionError};
+pub use session::{Session, SessionConfig, SessionError, check_addresses};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

@@ -11,7 +11,7 @@ use crate::engine::{Abilities, ArmError, Engine, NewProbe};
 use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
 use crate::plant::PlantByte;
-use crate::{EventSink, GuestEnd, GuestSummary, ResolveError, Summary};
+use crate::{EventSink, GuestEnd, GuestSummary, Location, ProbeSpec, ResolveError, Summary};
 
 /// What to boot and what to probe in it.
 #[derive(Debug)]
@@ -72,6 +72,14 @@ pub enum SessionError {
         "this KVM does not report MSR writes, so that a kernel that unpacks itself cannot be found: boot it directly"
     )]
     CannotLocate,
+    /// An address in a kernel that may move.
+    #[error(
+        "`{spec}` is an address, and a kernel that unpacks itself may move: name a symbol and an offset, or boot it directly"
+    )]
+    AddressMoves {
+        /// The probe.
+        spec: ProbeSpec,
+    },
     /// A thread could not be started.
     #[error("cannot start a vCPU's thread")]
     Thread(#[source] std::io::Error),
@@ -110,6 +118,7 @@ impl Session {
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
         }
+        check_addresses(config.method, config.probes.iter().map(|probe| &probe.spec))?;
         let (machine, _) = Machine::new(
             host,
             facts,
@@ -229,6 +238,24 @@ fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// Whether the places of these probes can be known before the kernel is started so.
+///
+/// # Errors
+///
+/// When one is an address, and the kernel may move.
+pub fn check_addresses<'s>(
+    method: BootMethod,
+    probes: impl IntoIterator<Item = &'s ProbeSpec>,
+) -> Result<(), SessionError> {
+    let address = |spec: &&ProbeSpec| matches!(spec.location, Location::Address(_));
+    match probes.into_iter().find(address) {
+        Some(spec) if method == BootMethod::BzImage => {
+            Err(SessionError::AddressMoves { spec: spec.clone() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What the emulator may take for granted.
