@@ -43,8 +43,8 @@ pub struct NewProbe {
     pub spec: ProbeSpec,
     /// What is done at its hits.
     pub action: Action,
-    /// For a return probe: how many calls are followed at once. `None` is 64 for each vCPU the guest may have; kprobes'
-    /// max(10, 2·vCPUs) is too few for functions that sleep.
+    /// For a return probe: how many calls are followed at once. `None` is 256: kprobes' max(10, 2·vCPUs) is too few
+    /// for functions that sleep.
     pub maxactive: Option<usize>,
     /// Registered disabled, it has no plant until it is enabled.
     pub enabled: bool,
