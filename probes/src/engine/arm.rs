@@ -225,12 +225,16 @@ impl Engine {
 
     /// Whether a plant can be put where a call returns to.
     pub(super) fn can_return_to(&self, site: Gva) -> bool {
-        self.located.get().is_some_and(|located| {
-            matches!(
-                self.arming_return_site(site, *located),
-                Arming::Plant { .. }
-            )
-        })
+        let Some(located) = self.located.get().copied() else {
+            return false;
+        };
+        let Arming::Plant { spot, .. } = self.arming_return_site(site, located) else {
+            return false;
+        };
+        // What lay where a return address belongs may be none: a function entered by a jump of its own. A plant in
+        // the middle of an instruction would change it.
+        let linked = located.linked(site);
+        !self.kernel.holds_code(linked) || self.boundary_in_memory(linked, spot.gpa).is_some()
     }
 
     fn arming_return_site(&self, site: Gva, located: Located) -> Arming {

@@ -13,6 +13,12 @@ use crate::hit::Plant;
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
 
+/// So many places where nothing can be planted are remembered; further ones cost a pause each time. The addresses are
+/// the guest's, which may make up any number of them.
+const MAX_REMEMBERED_SITES: usize = 4096;
+/// So many return sites are planted at the most; calls that return elsewhere are missed, and counted.
+const MAX_PLANTED_SITES: usize = 1 << 16;
+
 /// Which return sites there are.
 #[derive(Debug, Default)]
 pub(super) struct ReturnSites {
@@ -63,7 +69,15 @@ impl Engine {
             probe.lose_call(Missed::ReturnSite);
             return false;
         };
-        if self.return_sites.impossible.load().contains(&returns_to) {
+        let is_full = || {
+            let sites = self.return_sites.lock();
+            sites.len() >= MAX_PLANTED_SITES && !sites.contains(&returns_to)
+        };
+        let table = self.table.load();
+        let is_planted = table.at(returns_to).is_some_and(|plant| plant.returns);
+        let is_impossible = || self.return_sites.impossible.load().contains(&returns_to);
+        // No lock where the site is planted already.
+        if !is_planted && (is_impossible() || is_full()) {
             probe.lose_call(Missed::ReturnSite);
             return false;
         }
@@ -86,12 +100,7 @@ impl Engine {
         for abandoned in self.calls.entered(call) {
             abandoned.probe.lose_call(Missed::Abandoned);
         }
-        if self
-            .table
-            .load()
-            .at(returns_to)
-            .is_some_and(|plant| plant.returns)
-        {
+        if is_planted {
             return false;
         }
         self.return_sites.lock().insert(returns_to);
@@ -107,10 +116,13 @@ impl Engine {
         {
             return;
         }
-        let sites = self.return_sites.all();
-        let impossible: Vec<Gva> = sites
+        let table = self.table.load_full();
+        let is_planted = |site: Gva| table.at(site).is_some_and(|plant| plant.returns);
+        let impossible: Vec<Gva> = self
+            .return_sites
+            .all()
             .into_iter()
-            .filter(|site| !self.can_return_to(*site))
+            .filter(|site| !is_planted(*site) && !self.can_return_to(*site))
             .collect();
         for site in &impossible {
             self.give_up_return_site(*site);
@@ -144,7 +156,9 @@ impl Engine {
         self.return_sites.lock().remove(&site);
         self.return_sites.impossible.rcu(|known| {
             let mut known = known.as_ref().clone();
-            known.insert(site);
+            if known.len() < MAX_REMEMBERED_SITES {
+                known.insert(site);
+            }
             known
         });
         for call in self.calls.returning_to(site) {
