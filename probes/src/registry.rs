@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use introspect::ModuleEvent;
+use introspect::{Gva, ModuleEvent};
 
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::resolve::Place;
@@ -129,6 +129,8 @@ pub(crate) struct Probe {
     /// For a probe in a module: what it is called there.
     pub(crate) in_module: Option<ProbeSpec>,
     enabled: AtomicBool,
+    /// Where its plant, or its debug register, is; 0 for nowhere.
+    planted: AtomicU64,
     hits: AtomicU64,
     exits: AtomicU64,
     returns: AtomicU64,
@@ -164,6 +166,7 @@ impl Probe {
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
+            planted: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             exits: AtomicU64::new(0),
             returns: AtomicU64::new(0),
@@ -213,6 +216,16 @@ impl Probe {
 
     pub(crate) fn set_enabled(&self, enabled: bool) {
         self.enabled.store(enabled, Ordering::Release);
+    }
+
+    /// Where it is planted.
+    pub(crate) fn planted_at(&self) -> Option<Gva> {
+        Some(Gva(self.planted.load(Ordering::Acquire))).filter(|at| *at != Gva(0))
+    }
+
+    pub(crate) fn set_planted(&self, at: Option<Gva>) {
+        self.planted
+            .store(at.map_or(0, |at| at.0), Ordering::Release);
     }
 
     /// One hit has been handled, after one exit.

@@ -13,6 +13,7 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
+mod edits;
 mod milestones;
 mod modules;
 mod register;
@@ -21,7 +22,6 @@ mod stand_in;
 #[cfg(test)]
 mod tests;
 mod trap;
-mod wanted;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64};

@@ -28,7 +28,7 @@ impl Engine {
         gpa: Gpa,
         len: usize,
     ) -> Result<(), GuestError> {
-        let table = self.table.load_full();
+        let mut table = self.table.load().as_ref().clone();
         let mut debug = table.debug.clone();
         let covered =
             (gpa.0..gpa.0.saturating_add(len as u64)).filter_map(|at| table.at_gpa(Gpa(at)));
@@ -46,21 +46,23 @@ impl Engine {
             self.planter.withdraw(paused, plant.spot.gpa)?;
             *free = Some(DebugUse::StandIn(Arc::clone(plant)));
         }
-        self.replace_table(paused, table.plants().cloned(), debug);
+        table.debug = debug;
+        self.replace_table(paused, table);
         Ok(())
     }
 
     /// The place at `rip` is about to be executed: if a debug register stands in for the plant there, it returns.
     /// Says whether one did.
     pub(super) fn end_stand_in(&self, paused: &dyn Paused, rip: Gva) -> Result<bool, GuestError> {
-        let table = self.table.load_full();
+        let mut table = self.table.load().as_ref().clone();
         let mut debug = table.debug.clone();
         let ended = debug.iter_mut().find_map(|slot| {
             slot.take_if(|used| matches!(used, DebugUse::StandIn(plant) if plant.at == rip))
         });
         let Some(used) = ended else { return Ok(false) };
         self.planter.replant(paused, used.plant().spot.gpa)?;
-        self.replace_table(paused, table.plants().cloned(), debug);
+        table.debug = debug;
+        self.replace_table(paused, table);
         Ok(true)
     }
 }

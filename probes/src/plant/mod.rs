@@ -10,7 +10,7 @@ mod spot;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use planter::{Planter, Written};
+pub(crate) use planter::{PlantError, Planter, Written};
 pub(crate) use spot::Spot;
 
 /// The byte that is planted.

@@ -1,6 +1,7 @@
 //! The engine with a guest of two megabytes and vCPUs that record what is done to them.
 
 mod arming;
+mod changes;
 mod hits;
 mod passing;
 mod writes;
