@@ -354,11 +354,14 @@ impl Engine {
         plants: impl Iterator<Item = Arc<Plant>>,
         debug: DebugRegisters,
     ) {
-        let execute = debug
+        let mut table = Table::new(plants, debug);
+        self.watch_again(&mut table);
+        let execute = table
+            .debug
             .each_ref()
             .map(|used| used.as_ref().map(|used| used.plant().at.0));
         paused.set_breakpoints(HardwareBreakpoints { execute });
-        self.table.store(Arc::new(Table::new(plants, debug)));
+        self.table.store(Arc::new(table));
     }
 
     pub(super) fn refuse(&self, probe: &Probe, reason: String) {
