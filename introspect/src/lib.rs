@@ -12,6 +12,7 @@
 
 mod addr;
 pub mod btf;
+pub mod idt;
 pub mod image;
 pub mod insn;
 pub mod kallsyms;
@@ -24,6 +25,7 @@ pub mod symbols;
 
 pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
+pub use idt::{Idt, InterruptFrame};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{

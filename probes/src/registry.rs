@@ -93,7 +93,7 @@ impl Milestone {
     }
 }
 
-/// Why a call was not followed to its return.
+/// Why an execution was not told, or a call not followed to its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
     /// As many calls as maxactive were in flight.
@@ -106,15 +106,18 @@ pub(crate) enum Missed {
     Declined,
     /// The probe was disabled or removed while it was in flight.
     Disarmed,
+    /// The guest reads the instruction when it has executed it, and no debug register was free to watch it meanwhile.
+    Unwatched,
 }
 
 impl Missed {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
         (Self::Declined, "declined"),
         (Self::Disarmed, "disarmed"),
+        (Self::Unwatched, "unwatched"),
     ];
 }
 
@@ -234,7 +237,7 @@ impl Probe {
         self.count_exit();
     }
 
-    /// An exit for something else than a hit: a step, a return.
+    /// An exit for something else than a hit: the end of an instruction that was executed in place, a return.
     pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);
     }
@@ -260,7 +263,7 @@ impl Probe {
         self.miss(why);
     }
 
-    /// A call is not followed.
+    /// An execution is not told, or a call not followed.
     pub(crate) fn miss(&self, why: Missed) {
         if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
             self.missed[index].fetch_add(1, Ordering::Relaxed);

@@ -113,6 +113,7 @@ impl Session {
             plant: choose(&facts, config.plant)?,
             debug_execute: facts.debug_execute,
             int3_exits: facts.int3.is_usable(),
+            holds_interrupts: facts.holds_interrupts,
             features: features(host),
         };
         if config.method == BootMethod::BzImage && !facts.msr_exits {

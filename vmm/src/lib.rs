@@ -28,4 +28,4 @@ pub use machine::{
 pub use memory::{PageRange, RamError, SlotError};
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
-pub use vcpu::{Exception, HardwareBreakpoints, RunError, StepEnd, StoppedVcpu, VcpuError};
+pub use vcpu::{Alone, AloneEnd, Exception, HardwareBreakpoints, RunError, StoppedVcpu, VcpuError};

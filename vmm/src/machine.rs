@@ -125,18 +125,15 @@ impl Shared {
         }
     }
 
-    /// The debug registers in force, and their generation.
-    pub(crate) fn breakpoints(&self) -> (u64, HardwareBreakpoints) {
-        let breakpoints = lock(&self.breakpoints);
-        (
-            self.breakpoints_changed.load(Ordering::Acquire),
-            *breakpoints,
-        )
-    }
-
-    /// The same, if they have changed since `generation`.
+    /// The debug registers in force and their generation, if they have changed since `generation`.
     pub(crate) fn breakpoints_since(&self, generation: u64) -> Option<(u64, HardwareBreakpoints)> {
-        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| self.breakpoints())
+        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| {
+            let breakpoints = lock(&self.breakpoints);
+            (
+                self.breakpoints_changed.load(Ordering::Acquire),
+                *breakpoints,
+            )
+        })
     }
 }
 

@@ -5,6 +5,7 @@ mod classes;
 mod effects;
 mod flow;
 mod machine;
+mod next;
 mod properties;
 mod stack;
 mod status;

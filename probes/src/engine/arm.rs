@@ -372,7 +372,8 @@ impl Engine {
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.
-    pub(super) fn replace_table(&self, paused: &dyn Paused, table: Table) {
+    pub(super) fn replace_table(&self, paused: &dyn Paused, mut table: Table) {
+        self.watch_again(&mut table);
         let execute = table
             .debug
             .each_ref()

@@ -4,7 +4,7 @@
 //!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
 //!                                │                                      │ cannot
 //!                                │ not ours: Reinject                   ▼
-//!                                ▼                       on_exclusive: own byte back, step, plant again
+//!                                ▼                       on_exclusive: own byte back, execute, plant again
 //!                              guest, device
 //! ```
 //!
@@ -14,6 +14,7 @@
 
 mod arm;
 mod edits;
+mod in_place;
 mod milestones;
 mod modules;
 mod register;
@@ -29,6 +30,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use introspect::Gva;
 use introspect::insn::Features;
 
 use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
@@ -64,6 +66,8 @@ pub struct Abilities {
     pub debug_execute: bool,
     /// An `int3` of the guest's kernel exits.
     pub int3_exits: bool,
+    /// Interrupts can be held back while one vCPU runs alone.
+    pub holds_interrupts: bool,
     /// What the guest's processor has.
     pub features: Features,
 }
@@ -87,6 +91,8 @@ pub struct Engine {
     return_sites: ReturnSites,
     /// See [`Engine::resuming`].
     resuming: Mutex<BTreeSet<usize>>,
+    /// See [`Engine::let_be_read`].
+    unwatched: Mutex<Vec<Gva>>,
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
@@ -137,6 +143,7 @@ impl Engine {
             calls: Calls::default(),
             return_sites: ReturnSites::default(),
             resuming: Mutex::default(),
+            unwatched: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
             modules: Watched::default(),

@@ -6,14 +6,20 @@
 //! is free again. No hit is lost in between, since all of it happens with the other vCPUs paused.
 //!
 //! Without a free debug register the plant stays, and the guest reads it.
+//!
+//! A guest also looks at instructions that it made to fault: Linux's handler of #UD reads the bytes at the faulting RIP
+//! to tell a warning from a bug, and would take a plant for neither. So a plant on such an instruction withdraws when
+//! it is first executed, and the debug register stays. Without a free one the plant withdraws all the same, since the
+//! guest must not be harmed: the probe misses what comes, and says so, until a register is free.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use introspect::{Gpa, Gva};
 
 use super::Engine;
 use crate::guest::{GuestError, Paused};
-use crate::hit::DebugUse;
+use crate::hit::{DebugUse, Plant, Table};
+use crate::registry::Missed;
 
 impl Engine {
     /// Whether the guest's write of `data` at `gpa` calls for [`stand_in`](Self::stand_in).
@@ -49,6 +55,53 @@ impl Engine {
         table.debug = debug;
         self.replace_table(paused, table);
         Ok(())
+    }
+
+    /// The guest is about to execute the instruction at `plant` and then to read it: withdraws the plant.
+    pub(super) fn let_be_read(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
+        if self.abilities.debug_execute {
+            self.stand_in(paused, plant.spot.gpa, 1)?;
+        }
+        if self.planter.is_withdrawn(plant.spot.gpa) {
+            return Ok(());
+        }
+        self.planter.withdraw(paused, plant.spot.gpa)?;
+        self.unwatched().push(plant.at);
+        for (probe, _) in &plant.probes {
+            probe.miss(Missed::Unwatched);
+            self.note(
+                Some(probe),
+                "the guest reads this instruction, and no debug register is free: executions are missed until one is"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    fn unwatched(&self) -> MutexGuard<'_, Vec<Gva>> {
+        self.unwatched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives debug registers that `table` leaves free to plants that withdrew without one.
+    pub(super) fn watch_again(&self, table: &mut Table) {
+        if !self.abilities.debug_execute {
+            return;
+        }
+        self.unwatched().retain(|&at| {
+            let plant = table
+                .at(at)
+                .filter(|plant| self.planter.is_withdrawn(plant.spot.gpa))
+                .cloned();
+            let Some(plant) = plant else { return false };
+            let free = table.debug.iter_mut().find(|slot| slot.is_none());
+            let waits = free.is_none();
+            if let Some(free) = free {
+                *free = Some(DebugUse::StandIn(plant));
+            }
+            waits
+        });
     }
 
     /// The place at `rip` is about to be executed: if a debug register stands in for the plant there, it returns.

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use introspect::insn::Decoded;
+use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva, walk};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use super::Engine;
 use crate::Tier;
-use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault, PreOutcome};
+use crate::guest::{GuestError, KvmVcpu, Paused, Ran, Vcpu};
+use crate::handler::{FaultOutcome, HitContext, PreOutcome};
 use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
 use crate::registry::{Milestone, Purpose};
@@ -60,7 +60,9 @@ impl Engine {
 
     /// A vCPU has executed a plant's byte at `rip`.
     pub(crate) fn on_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
-        let Some(plant) = self.plant_at(vcpu, rip)? else {
+        let plant = self.plant_at(vcpu, rip)?;
+        // The byte of an open plant is the guest's own, which it executes alone.
+        let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
             return Ok(HitOutcome::NotOurs);
         };
         match self.tell(vcpu, &plant)? {
@@ -161,8 +163,13 @@ impl Engine {
                 Ok(HitOutcome::Resume)
             }
             Passed::Faulted(fault) => {
-                if self.is_swallowed(vcpu, plant, fault)? == FaultOutcome::ToGuest {
-                    vcpu.inject_page_fault(fault.address, fault.error_code)?;
+                let regs = vcpu.regs()?;
+                let offered = self.offer_fault(vcpu, plant, fault, regs);
+                if offered.changed {
+                    vcpu.set_regs(&offered.regs)?;
+                }
+                if offered.outcome == FaultOutcome::ToGuest {
+                    vcpu.inject(fault)?;
                 }
                 Ok(HitOutcome::Resume)
             }
@@ -171,7 +178,12 @@ impl Engine {
     }
 
     /// The instruction has been executed: the post-handlers' turn.
-    fn after(&self, vcpu: &mut dyn Vcpu, plant: &Plant, tier: Tier) -> Result<(), GuestError> {
+    pub(super) fn after(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        tier: Tier,
+    ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
             probe.passed_by(tier);
             if let Purpose::Handle(handler) = &probe.purpose {
@@ -187,30 +199,8 @@ impl Engine {
         Ok(())
     }
 
-    fn is_swallowed(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        plant: &Plant,
-        fault: InstructionFault,
-    ) -> Result<FaultOutcome, GuestError> {
-        for (probe, _) in &plant.probes {
-            if let Purpose::Handle(handler) = &probe.purpose {
-                let regs = vcpu.regs()?;
-                let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
-                let outcome = handler.0.fault(&mut hit, fault);
-                let (changed, regs) = (hit.changed, hit.regs);
-                if changed {
-                    vcpu.set_regs(&regs)?;
-                }
-                if outcome == FaultOutcome::Swallowed {
-                    return Ok(outcome);
-                }
-            }
-        }
-        Ok(FaultOutcome::ToGuest)
-    }
-
-    /// A hit that needs the other vCPUs paused, and now has them: `step` executes the instruction at RIP.
+    /// A hit that needs the other vCPUs paused, and now has them: `run` runs the vCPU up to whichever of the stops that
+    /// it is given comes next.
     ///
     /// While this vCPU waited for its turn the plant may have been taken away: then the guest just goes on with its
     /// own instruction.
@@ -219,7 +209,7 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+        mut run: impl FnMut(&mut V, &[Gva]) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
@@ -243,20 +233,11 @@ impl Engine {
         if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
             return Ok(HitOutcome::Resume);
         }
-        self.planter.show_own(paused, plant.spot.gpa)?;
-        let stepped = step_whole(
-            vcpu,
-            rip,
-            plant.displaced(&self.planter, rip).as_ref(),
-            step,
-        );
-        self.planter.show_plant(paused, plant.spot.gpa)?;
-        if stepped? == Stepped::Done {
-            for (probe, _) in &plant.probes {
-                probe.count_exit();
-            }
-            self.after(vcpu, &plant, Tier::Stepped)?;
+        let decoded = plant.displaced(&self.planter, rip);
+        if decoded.is_none_or(|decoded| is_read_when_executed(&decoded)) {
+            self.let_be_read(paused, &plant)?;
         }
+        self.execute_in_place(vcpu, paused, &plant, decoded.as_ref(), rip, &mut run)?;
         Ok(HitOutcome::Resume)
     }
 
@@ -296,10 +277,10 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+        mut run: impl FnMut(&mut V, &[Gva]) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         if self.end_stand_in(paused, rip)? {
-            self.on_paused_hit(vcpu, paused, rip, step)?;
+            self.on_paused_hit(vcpu, paused, rip, run)?;
             return Ok(());
         }
         let resumes = self.resuming().remove(&vcpu.index());
@@ -314,11 +295,14 @@ impl Engine {
             self.reach_milestones(vcpu, paused, plant)?;
             self.plant_return_sites(paused, plant);
         }
-        if !resumes {
-            // Debug registers are off during a step.
-            step(vcpu)?;
+        match only {
+            // Debug registers are off while a vCPU executes one instruction alone.
+            Some(plant) if !resumes => {
+                let decoded = own_instruction(&self.planter, plant.spot, rip);
+                self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, &mut run)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The guest writes to a page that is read-only.
@@ -376,14 +360,14 @@ impl Engine {
         trap: Trap,
     ) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
-        let step = |vcpu: &mut KvmVcpu<'_, '_>| vcpu.step(paused, self);
+        let run = |vcpu: &mut KvmVcpu<'_, '_>, stops: &[Gva]| vcpu.execute_one(paused, self, stops);
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
-                self.on_paused_hit(vcpu, paused, Gva(at), step)?;
+                self.on_paused_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::HardwareBreakpoint { at, .. } => {
-                self.on_paused_debug_hit(vcpu, paused, Gva(at), step)?;
+                self.on_paused_debug_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
@@ -407,30 +391,9 @@ impl Engine {
     }
 }
 
-/// A repeated string instruction that is stepped is done after at most so many repetitions, or hits once more.
-const MAX_REPETITIONS: usize = 1 << 16;
-
-/// Steps the instruction at `rip`; one with a repeat prefix until it is done, for each repetition ends a step.
-fn step_whole<V: Vcpu>(
-    vcpu: &mut V,
-    rip: Gva,
-    decoded: Option<&Decoded>,
-    mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
-) -> Result<Stepped, GuestError> {
-    let repeated = decoded.is_some_and(|decoded| {
-        let instruction = decoded.instruction();
-        instruction.has_rep_prefix() || instruction.has_repne_prefix()
-    });
-    let mut stepped = step(vcpu)?;
-    if repeated {
-        for _ in 1..MAX_REPETITIONS {
-            if stepped != Stepped::Done || vcpu.regs()?.rip != rip.0 {
-                break;
-            }
-            stepped = step(vcpu)?;
-        }
-    }
-    Ok(stepped)
+/// Whether the guest's exception handler looks at the instruction that has raised the exception.
+fn is_read_when_executed(decoded: &Decoded) -> bool {
+    classify(decoded) == Class::MustStep(Reason::Undefined)
 }
 
 /// What was being handled, for the error.

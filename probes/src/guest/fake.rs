@@ -1,11 +1,13 @@
 //! A guest that is a vector of bytes, and a vCPU that records what is done to it. Each request can be made to fail.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vmm::{HardwareBreakpoints, PageRange};
 
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
+use crate::handler::InstructionFault;
 
 /// Counts requests, and lets some of them fail. Cloning shares the count.
 #[derive(Clone, Debug, Default)]
@@ -163,6 +165,7 @@ impl Paused for FakePaused {
 pub(crate) enum Injected {
     Breakpoint(Gva),
     PageFault { address: Gva, error_code: u32 },
+    Exception { vector: u8, error_code: u32 },
 }
 
 /// A stopped vCPU.
@@ -171,6 +174,9 @@ pub(crate) struct FakeVcpu {
     pub(crate) index: usize,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) state: SystemState,
+    /// Paging is told by `state`.
+    pub(crate) sregs: vmm::kvm_sregs,
+    pub(crate) msrs: BTreeMap<u32, u64>,
     pub(crate) injected: Vec<Injected>,
     /// What was written to which port.
     pub(crate) ports: Vec<(u16, Vec<u8>)>,
@@ -231,12 +237,48 @@ impl Vcpu for FakeVcpu {
         Ok(())
     }
 
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError> {
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         self.requests.make()?;
-        self.injected.push(Injected::PageFault {
-            address,
+        let InstructionFault {
+            vector,
             error_code,
+            address,
+        } = fault;
+        self.injected.push(match vector {
+            14 => Injected::PageFault {
+                address,
+                error_code,
+            },
+            _ => Injected::Exception { vector, error_code },
         });
         Ok(())
+    }
+
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
+        self.requests.make()?;
+        let PagingState {
+            cr0,
+            cr3,
+            cr4,
+            efer,
+        } = self.state.paging;
+        Ok(vmm::kvm_sregs {
+            cr0,
+            cr3,
+            cr4,
+            efer,
+            ..self.sregs
+        })
+    }
+
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.sregs = *sregs;
+        Ok(())
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        self.requests.make()?;
+        Ok(self.msrs.get(&index).copied().unwrap_or(0))
     }
 }

@@ -1,14 +1,18 @@
 //! A live machine behind the engine's traits.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
+use introspect::idt::pushes_error_code;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
 use vmm::{
-    Exception, HardwareBreakpoints, PageRange, PausedGuard, StepEnd, StoppedVcpu, TrapHandler,
+    Alone, AloneEnd, Exception, HardwareBreakpoints, PageRange, PausedGuard, StoppedVcpu,
+    TrapHandler,
 };
 
-use super::{GuestError, GuestMemory, Paused, Stepped, SystemState, Unwritable, Vcpu};
+use super::{GuestError, GuestMemory, Paused, Ran, SystemState, Unwritable, Vcpu};
+use crate::handler::InstructionFault;
 
 /// The machine's RAM. Cloning shares it.
 #[derive(Clone, Debug)]
@@ -71,24 +75,35 @@ impl GuestMemory for KvmMemory {
 pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
 
 impl KvmVcpu<'_, '_> {
-    /// Executes the one instruction at RIP, which needs every other vCPU paused. What the machine traps for on the
+    /// Executes the one instruction at RIP, up to whichever of the stops comes next. What the machine traps for on the
     /// way goes to `handler`.
-    pub(crate) fn step(
+    pub(crate) fn execute_one(
         &mut self,
         paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
-    ) -> Result<Stepped, GuestError> {
-        Ok(match self.0.step(paused, handler)? {
-            StepEnd::Done => Stepped::Done,
-            StepEnd::Diverted => Stepped::Diverted,
-            StepEnd::MachineEnded => Stepped::Ended,
+        stops: &[Gva],
+    ) -> Result<Ran, GuestError> {
+        let stops: Vec<u64> = stops.iter().map(|stop| stop.0).collect();
+        let alone = Alone {
+            stops: &stops,
+            limit: INSTRUCTION_LIMIT,
+            breakpoints: false,
+        };
+        Ok(match self.0.run_alone(paused, handler, &alone)? {
+            AloneEnd::At(at) => Ran::At(Gva(at)),
+            AloneEnd::TimedOut => Ran::Nowhere,
+            AloneEnd::MachineEnded => Ran::Ended,
         })
     }
 }
 
+/// Longer than an instruction takes that does not wait; past it, the vCPU is where nobody thought of.
+const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
+
 const CR0_WP: u64 = 1 << 16;
 const CR4_SMAP: u64 = 1 << 21;
 const CR4_PKE_PKS: u64 = (1 << 22) | (1 << 24);
+const PAGE_FAULT: u8 = 14;
 
 impl Vcpu for KvmVcpu<'_, '_> {
     fn index(&self) -> usize {
@@ -133,12 +148,24 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.reinject_breakpoint(at.0)?)
     }
 
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError> {
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         Ok(self.0.inject(Exception {
-            vector: 14,
-            error_code: Some(error_code),
-            fault_address: Some(address.0),
+            vector: fault.vector,
+            error_code: pushes_error_code(fault.vector).then_some(fault.error_code),
+            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address.0),
         })?)
+    }
+
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
+        Ok(self.0.sregs()?)
+    }
+
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
+        Ok(self.0.set_sregs(sregs)?)
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        Ok(self.0.read_msr(index)?)
     }
 }
 

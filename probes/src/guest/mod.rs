@@ -9,6 +9,8 @@ mod kvm;
 
 use introspect::{Gpa, Gva, PagingState, PhysMemory};
 
+use crate::handler::InstructionFault;
+
 pub(crate) use kvm::{KvmMemory, KvmVcpu};
 
 /// Guest-physical memory that can be written.
@@ -46,7 +48,7 @@ pub enum GuestError {
     /// A request about a vCPU.
     #[error(transparent)]
     Vcpu(#[from] vmm::VcpuError),
-    /// Stepping a vCPU.
+    /// Running a vCPU.
     #[error(transparent)]
     Run(#[from] vmm::RunError),
     /// The machine's memory slots.
@@ -64,13 +66,13 @@ pub enum GuestError {
     Injected(usize),
 }
 
-/// How a single step ended, as far as the engine cares.
+/// How the run of one vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stepped {
-    /// The instruction was executed.
-    Done,
-    /// It was not: the guest takes an exception first, and comes back.
-    Diverted,
+pub(crate) enum Ran {
+    /// It is about to execute this stop.
+    At(Gva),
+    /// It came to none in time.
+    Nowhere,
     /// The machine has ended.
     Ended,
 }
@@ -133,12 +135,33 @@ pub(crate) trait Vcpu {
     /// When it cannot be injected.
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError>;
 
-    /// The guest takes a page fault at its present RIP.
+    /// The guest takes this fault at its present RIP.
     ///
     /// # Errors
     ///
     /// When it cannot be injected.
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError>;
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError>;
+
+    /// The system registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be had.
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError>;
+
+    /// Sets the system registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be set.
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError>;
+
+    /// A model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError>;
 }
 
 /// A machine none of whose vCPUs runs, except the one on whose thread this is used.

@@ -4,6 +4,7 @@
 //! kept beside it and is read-only for the guest, so that whatever the guest writes there is merged: it changes the
 //! guest's own bytes, and the plants stay on top.
 
+mod alone;
 mod page;
 mod planter;
 mod spot;

@@ -9,7 +9,8 @@ use rpds::HashTrieMapSync;
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
-use super::page::{PAGE_BYTES, Page};
+use super::alone::Loose;
+use super::page::{Mark, PAGE_BYTES, Page};
 use super::{PlantByte, Spot};
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
@@ -38,12 +39,14 @@ type Pages = HashTrieMapSync<u64, Arc<Page>>;
 
 /// Owner of every plant.
 ///
-/// Changes ([`change`](Self::change), [`show_own`](Self::show_own)) need the vCPUs paused. Everything else may be
+/// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Everything else may be
 /// called on any vCPU's thread at any time.
 #[derive(Debug)]
 pub(crate) struct Planter {
-    memory: Arc<dyn GuestMemory>,
+    pub(super) memory: Arc<dyn GuestMemory>,
     byte: PlantByte,
+    /// Stops on pages whose own bytes are not kept.
+    pub(super) loose: Loose,
     /// Read on every guest write and every memory access of the emulator, without a lock.
     pages: ArcSwap<Pages>,
     /// Locked by whoever changes plants.
@@ -125,6 +128,7 @@ impl Planter {
         Self {
             memory,
             byte,
+            loose: Loose::default(),
             pages: ArcSwap::default(),
             plants: Mutex::default(),
         }
@@ -190,7 +194,7 @@ impl Planter {
             // An instruction may begin on one page and end on the next; both are watched.
             for page in spot.pages(len) {
                 if !new.contains_key(&page.0) {
-                    let captured = Page::capture(self.memory.as_ref(), page);
+                    let captured = Page::capture(self, page);
                     let captured = captured.map_err(|source| PlantError {
                         gpa: spot.gpa,
                         source: source.into(),
@@ -238,45 +242,52 @@ impl Planter {
     fn set(&self, pages: &Pages, gpa: Gpa, planted: bool) -> Result<(), Unwritable> {
         let page = pages.get(&gpa.page().0);
         let page = page.ok_or(Unwritable { gpa, len: 1 })?;
-        page.set_plant(
-            self.memory.as_ref(),
-            offset(gpa),
-            planted.then_some(self.byte),
+        self.mark(
+            page,
+            gpa,
+            &[(Mark::Planted, planted), (Mark::Withdrawn, false)],
         )
-    }
-
-    /// Lets memory show the guest's own byte at a plant, for a step.
-    pub(crate) fn show_own(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.show(gpa, None)
-    }
-
-    /// Lets memory show the plant again.
-    pub(crate) fn show_plant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.show(gpa, Some(self.byte))
-    }
-
-    fn show(&self, gpa: Gpa, plant: Option<PlantByte>) -> Result<(), Unwritable> {
-        self.page(gpa)?
-            .show(self.memory.as_ref(), offset(gpa), plant)
     }
 
     /// Lets memory show the guest's own byte at a plant until [`replant`](Self::replant).
     pub(crate) fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.page(gpa)?.withdraw(self.memory.as_ref(), offset(gpa))
+        self.mark(&*self.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
     }
 
     /// Ends what [`withdraw`](Self::withdraw) began.
     pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.page(gpa)?
-            .set_plant(self.memory.as_ref(), offset(gpa), Some(self.byte))
+        let marks = [(Mark::Planted, true), (Mark::Withdrawn, false)];
+        self.mark(&*self.page(gpa)?, gpa, &marks)
+    }
+
+    /// Whether [`withdraw`](Self::withdraw) has begun at a plant and not ended.
+    pub(crate) fn is_withdrawn(&self, gpa: Gpa) -> bool {
+        self.has(Mark::Withdrawn, gpa)
     }
 
     fn page(&self, gpa: Gpa) -> Result<Arc<Page>, Unwritable> {
-        self.pages
-            .load()
+        self.kept(gpa).ok_or(Unwritable { gpa, len: 1 })
+    }
+
+    /// The page that `gpa` lies on, if its own bytes are kept.
+    pub(super) fn kept(&self, gpa: Gpa) -> Option<Arc<Page>> {
+        self.pages.load().get(&gpa.page().0).cloned()
+    }
+
+    pub(super) fn has(&self, mark: Mark, gpa: Gpa) -> bool {
+        let pages = self.pages.load();
+        pages
             .get(&gpa.page().0)
-            .cloned()
-            .ok_or(Unwritable { gpa, len: 1 })
+            .is_some_and(|page| page.has(mark, offset(gpa)))
+    }
+
+    pub(super) fn mark(
+        &self,
+        page: &Page,
+        gpa: Gpa,
+        marks: &[(Mark, bool)],
+    ) -> Result<(), Unwritable> {
+        page.mark(self.memory.as_ref(), offset(gpa), self.byte, marks)
     }
 
     /// Whether the page is one whose own bytes are kept.
@@ -352,6 +363,7 @@ impl Planter {
     /// Reads the guest's own bytes.
     pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.memory.read(gpa, buf)?;
+        self.loose.uncover(gpa, buf, self.byte.value());
         let pages = self.pages.load();
         if pages.is_empty() {
             return Ok(());

@@ -46,7 +46,7 @@ pub struct Capabilities {
     pub exit_on_emulation_failure: bool,
     /// MSR accesses can be filtered and reported.
     pub msr_filter: bool,
-    /// Interrupts can be held back during a single step.
+    /// Interrupts can be held back (`KVM_GUESTDBG_BLOCKIRQ`).
     pub block_interrupts: bool,
     /// vCPUs at most.
     pub max_vcpus: usize,

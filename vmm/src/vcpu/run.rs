@@ -74,8 +74,6 @@ pub(crate) enum Left {
     Interrupted,
     /// For the trap handler; what happens if it does not want it is kept in the second field.
     Trapped(Trap, Otherwise),
-    /// A single step ended.
-    Stepped,
     /// The machine is done.
     Ended(End),
 }
@@ -152,7 +150,7 @@ impl StoppedVcpu<'_> {
             };
             self.note_halt(&left);
             match left {
-                Left::Handled | Left::Interrupted | Left::Stepped => (),
+                Left::Handled | Left::Interrupted => (),
                 Left::Ended(end) => return end,
                 Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None)
                 {
@@ -317,7 +315,6 @@ impl StoppedVcpu<'_> {
                         },
                         Otherwise::Continue,
                     ),
-                    DebugCause::Stepped => Left::Stepped,
                     DebugCause::Unknown => Left::Handled,
                 },
             }),

@@ -1,9 +1,8 @@
 //! A vCPU that has left the guest, as a trap handler sees it.
 
 use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
-    KVM_GUESTDBG_USE_SW_BP, KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs,
-    kvm_sregs,
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
+    KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -117,12 +116,6 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Gives KVM the registers now, and not at the next entry.
-    pub(super) fn store_regs(&mut self) -> Result<(), VcpuError> {
-        let regs = self.regs()?;
-        self.fd.set_regs(&regs).map_err(self.failed("KVM_SET_REGS"))
-    }
-
     /// The system registers.
     ///
     /// # Errors
@@ -130,6 +123,17 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses to tell.
     pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+    }
+
+    /// Sets the system registers.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_sregs(&mut self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        self.fd
+            .set_sregs(sregs)
+            .map_err(self.failed("KVM_SET_SREGS"))
     }
 
     /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
@@ -185,9 +189,7 @@ impl StoppedVcpu<'_> {
         if let Some(address) = exception.fault_address {
             let mut sregs = self.sregs()?;
             sregs.cr2 = address;
-            self.fd
-                .set_sregs(&sregs)
-                .map_err(self.failed("KVM_SET_SREGS"))?;
+            self.set_sregs(&sregs)?;
         }
         let mut events = self
             .fd
@@ -285,11 +287,11 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Sets what KVM intercepts for debugging on this vCPU.
+    /// Sets what KVM intercepts for debugging on this vCPU, and whether it holds interrupts back.
     pub(super) fn set_debug(
         &mut self,
         breakpoints: &HardwareBreakpoints,
-        stepping: bool,
+        alone: bool,
     ) -> Result<(), VcpuError> {
         let mut debug = kvm_guest_debug {
             control: KVM_GUESTDBG_ENABLE,
@@ -298,11 +300,8 @@ impl StoppedVcpu<'_> {
         if self.shared.facts.int3.is_usable() {
             debug.control |= KVM_GUESTDBG_USE_SW_BP;
         }
-        if stepping {
-            debug.control |= KVM_GUESTDBG_SINGLESTEP;
-            if self.shared.facts.step_blocks_interrupts {
-                debug.control |= KVM_GUESTDBG_BLOCKIRQ;
-            }
+        if alone && self.shared.facts.holds_interrupts {
+            debug.control |= KVM_GUESTDBG_BLOCKIRQ;
         }
         let dr7 = breakpoints.dr7();
         if dr7 != 0 {
@@ -315,7 +314,7 @@ impl StoppedVcpu<'_> {
         }
         self.debugging = Debugging {
             breakpoints: *breakpoints,
-            stepping,
+            alone,
         };
         self.fd
             .set_guest_debug(&debug)

@@ -3,6 +3,7 @@
 mod arming;
 mod changes;
 mod hits;
+mod in_place;
 mod passing;
 mod writes;
 
@@ -81,6 +82,7 @@ const ABILITIES: Abilities = Abilities {
     plant: PlantByte::Port,
     debug_execute: true,
     int3_exits: false,
+    holds_interrupts: true,
     features: Features::ALL,
 };
 
@@ -158,7 +160,12 @@ impl Rig {
 
     /// The byte that the guest sees at a link-time address.
     fn seen(&self, at: Gva) -> u8 {
-        self.memory.bytes()[usize::try_from(gpa(at)).expect("small")]
+        self.byte(gpa(at))
+    }
+
+    /// The byte that the guest sees at a guest-physical address.
+    fn byte(&self, gpa: u64) -> u8 {
+        self.memory.bytes()[usize::try_from(gpa).expect("small")]
     }
 
     fn word(&self, at: u64) -> u64 {

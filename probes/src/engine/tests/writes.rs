@@ -4,7 +4,6 @@ use introspect::{Gpa, Gva};
 
 use super::{ABILITIES, Abilities, PLAIN, Rig, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
-use crate::guest::Stepped;
 use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{PlantByte, Tier};
@@ -51,7 +50,7 @@ fn what_is_displaced_is_what_the_guest_has_written() {
 
 /// What cannot be decoded is left to the hardware, which raises #UD.
 #[test]
-fn bytes_that_are_no_instruction_are_stepped() {
+fn bytes_that_are_no_instruction_are_executed_in_place() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
     rig.engine
@@ -95,7 +94,7 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
     assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 1));
     rig.engine
-        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| panic!("nothing to step"))
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0 + 3));
     assert_eq!(rig.paused.breakpoints(), [None; 4]);
@@ -142,19 +141,15 @@ fn disarming_ends_what_stands_in() {
     assert_eq!((rig.seen(at), rig.paused.breakpoints()), (0x90, [None; 4]));
     // The register fired before it was taken away: the guest goes on with its own instruction.
     let mut vcpu = vcpu(at);
-    let mut steps = 0;
     rig.engine
-        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| {
-            steps += 1;
-            Ok(Stepped::Done)
-        })
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
-    assert_eq!(steps, 1);
+    assert_eq!(vcpu.regs.rip, at.0);
 }
 
 /// The probed instruction itself writes to probed text: the hardware does it, so that it is noticed.
 #[test]
-fn an_instruction_that_writes_to_probed_text_is_stepped() {
+fn an_instruction_that_writes_to_probed_text_is_executed_in_place() {
     // mov [rdi], rax; ret
     let (mut kernel, writer) = one("writer", &[0x48, 0x89, 0x07, 0xc3]);
     let at = kernel.function("patched", &PLAIN);
