@@ -28,4 +28,6 @@ pub use machine::{
 pub use memory::{PageRange, RamError, SlotError};
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
-pub use vcpu::{Exception, HardwareBreakpoints, RunError, StepEnd, StoppedVcpu, VcpuError};
+pub use vcpu::{
+    Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StepEnd, StoppedVcpu, VcpuError,
+};

@@ -1,5 +1,6 @@
 //! vCPUs: their threads, how they leave the guest, and how they are paused.
 
+mod blocking;
 mod cpuid;
 mod debugging;
 pub(crate) mod gate;
@@ -9,6 +10,7 @@ mod step;
 pub(crate) mod stopped;
 pub(crate) mod watchdog;
 
+pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
 pub use run::RunError;
 pub use step::StepEnd;

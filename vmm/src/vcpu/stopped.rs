@@ -80,7 +80,10 @@ impl StoppedVcpu<'_> {
         self.shared.memory.guest()
     }
 
-    fn failed(&self, request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+    pub(super) fn failed(
+        &self,
+        request: &'static str,
+    ) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
         let vcpu = self.index;
         move |source| VcpuError {
             request,
@@ -130,6 +133,18 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses to tell.
     pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+    }
+
+    /// Sets the system registers: those that [`StoppedVcpu::sregs`] gave, changed. Their bitmap of interrupts holds the
+    /// one that KVM is about to deliver, if any, and goes back as it was.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_sregs(&mut self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        self.fd
+            .set_sregs(sregs)
+            .map_err(self.failed("KVM_SET_SREGS"))
     }
 
     /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
@@ -185,22 +200,15 @@ impl StoppedVcpu<'_> {
         if let Some(address) = exception.fault_address {
             let mut sregs = self.sregs()?;
             sregs.cr2 = address;
-            self.fd
-                .set_sregs(&sregs)
-                .map_err(self.failed("KVM_SET_SREGS"))?;
+            self.set_sregs(&sregs)?;
         }
-        let mut events = self
-            .fd
-            .get_vcpu_events()
-            .map_err(self.failed("KVM_GET_VCPU_EVENTS"))?;
+        let mut events = self.events()?;
         events.exception.injected = 1;
         events.exception.pending = 0;
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
-        self.fd
-            .set_vcpu_events(&events)
-            .map_err(self.failed("KVM_SET_VCPU_EVENTS"))
+        self.set_events(events)
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
