@@ -21,7 +21,7 @@ pub use kvm::{
     BreakpointInjection, Capabilities, Host, HostFacts, Int3Delivery, OpenError, PortDelivery,
     Speed,
 };
-pub use kvm_bindings::{kvm_regs, kvm_sregs};
+pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
     Console, Control, CreateError, End, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };

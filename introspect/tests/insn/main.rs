@@ -8,6 +8,8 @@ mod machine;
 mod properties;
 mod stack;
 mod status;
+mod system;
+mod transfer;
 mod values;
 
 use hyprobe_introspect::Gva;

@@ -244,25 +244,33 @@ impl StoppedVcpu<'_> {
     ///
     /// When KVM refuses.
     pub fn write_msr(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
-        let entry = kvm_msr_entry {
-            index,
-            data: value,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
-            request: "KVM_SET_MSRS",
-            vcpu: self.index,
-            source: kvm_ioctls::Error::new(libc::ENOMEM),
-        })?;
-        match self
+        self.write_msrs(&[(index, value)])
+    }
+
+    /// Writes model-specific registers, given as index and value, in that order.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses one; those before it are written.
+    pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
+        let entries: Vec<_> = registers
+            .iter()
+            .map(|&(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let refused = |errno| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(errno));
+        let msrs = Msrs::from_entries(&entries).map_err(|_| refused(libc::ENOMEM))?;
+        let written = self
             .fd
             .set_msrs(&msrs)
-            .map_err(self.failed("KVM_SET_MSRS"))?
-        {
-            1 => Ok(()),
-            _ => Err(self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(
-                libc::EINVAL,
-            ))),
+            .map_err(self.failed("KVM_SET_MSRS"))?;
+        if written == entries.len() {
+            Ok(())
+        } else {
+            Err(refused(libc::EINVAL))
         }
     }
 
