@@ -14,6 +14,9 @@
 //! | `fault` | `fn_fault` reads a page that is not there; the handler maps it |
 //! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
+//! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
+//! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
+//! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled |
 //! | `smp` | as `calls`, by two processors at the same time |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
@@ -42,8 +45,8 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 16] = sources! {
-    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
+const SOURCES: [Source; 17] = sources! {
+    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "interrupts.c" "link.ld" "main.c" "models.c"
     "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 

@@ -272,6 +272,59 @@ FUNCTION fn_syscall, 0, 0
 	iretq
 	.size	fn_syscall, . - fn_syscall
 
+/* The same, back by `sysret`. */
+FUNCTION fn_sysret, 0, 0
+	mov	%rsp, %gs:PERCPU_RESULT
+	mov	$syscall_stack_top, %esp
+	COUNT	fn_sysret
+	or	%r11, syscall_flags(%rip)
+	swapgs
+	swapgs
+	mov	%gs:PERCPU_RESULT, %rsp
+	sysretq
+	.size	fn_sysret, . - fn_sysret
+
+/* Waits for an interrupt. */
+FUNCTION fn_wait, 0, 0
+	COUNT	fn_wait
+	sti
+	hlt
+	cli
+	ret
+	.size	fn_wait, . - fn_wait
+
+/* Handlers of an interrupt and of the NMI. The frame leaves the stack 8 bytes short of a multiple
+ * of 16. */
+	.macro	HANDLER name, taken
+FUNCTION \name, 0, 0
+	COUNT	\name
+	push	%rax
+	push	%rcx
+	push	%rdx
+	push	%rsi
+	push	%rdi
+	push	%r8
+	push	%r9
+	push	%r10
+	push	%r11
+	cld
+	call	\taken
+	pop	%r11
+	pop	%r10
+	pop	%r9
+	pop	%r8
+	pop	%rdi
+	pop	%rsi
+	pop	%rdx
+	pop	%rcx
+	pop	%rax
+	iretq
+	.size	\name, . - \name
+	.endm
+
+HANDLER fn_wake, wake_taken
+HANDLER fn_nmi, nmi_taken
+
 /* Calls `target` with all registers from `before`, and puts what they are then into `after`. */
 	.globl	call_checked, call_checked_return
 	.type	call_checked, @function

@@ -164,6 +164,7 @@ int scenario_selfpatch(u64 rounds);
 
 /* traps.c */
 void load_traps(void);
+void set_trap(unsigned vector, const u8 *handler);
 int scenario_int3(u64 rounds);
 int scenario_fault(u64 rounds);
 
@@ -171,7 +172,12 @@ int scenario_fault(u64 rounds);
 void load_task_state(void);
 int scenario_ring3(u64 rounds);
 int scenario_syscall(u64 rounds);
+int scenario_sysret(u64 rounds);
 int user_breakpoint(const struct frame *frame);
+
+/* interrupts.c */
+int scenario_wait(u64 rounds);
+int scenario_nmi(u64 rounds);
 
 /* smp.c */
 int scenario_smp(u64 rounds);

@@ -3,6 +3,7 @@
 #include "guest.h"
 
 #define EXCEPTIONS 32
+#define VECTORS 0x21
 #define GATE_KERNEL 0x8e
 #define GATE_USER 0xee
 #define VECTOR_BP 3
@@ -23,7 +24,7 @@ struct gate {
 	u32 offset_high, reserved;
 };
 
-static struct gate gates[EXCEPTIONS] __attribute__((aligned(16)));
+static struct gate gates[VECTORS] __attribute__((aligned(16)));
 
 /* What the scenarios watch. */
 static volatile u64 breakpoints, breakpoint_rip, breakpoint_flags;
@@ -57,6 +58,11 @@ void load_traps(void)
 		set_gate(vector, trap_stubs[vector],
 			 vector == VECTOR_BP ? GATE_USER : GATE_KERNEL);
 	load_table(gates, sizeof gates - 1);
+}
+
+void set_trap(unsigned vector, const u8 *handler)
+{
+	set_gate(vector, (u64)handler, GATE_KERNEL);
 }
 
 static u64 fault_address(void)

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::insn::Features;
+use introspect::insn::{Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
@@ -271,6 +271,16 @@ fn features(host: &Host) -> Features {
         bmi1: has(leaf7_ebx, 3),
         movbe: has(leaf1_ecx, 22),
         smap: has(leaf7_ebx, 20),
+        vendor: vendor(host.guest_cpuid(0)),
+    }
+}
+
+/// Who made the processor that the guest sees, by leaf 0.
+fn vendor([_, ebx, ecx, edx]: [u32; 4]) -> Vendor {
+    match [ebx, edx, ecx].map(u32::to_le_bytes).as_flattened() {
+        b"GenuineIntel" => Vendor::Intel,
+        b"AuthenticAMD" => Vendor::Amd,
+        _ => Vendor::Other,
     }
 }
 

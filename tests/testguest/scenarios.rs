@@ -3,7 +3,7 @@
 
 use probes::{ProbeState, Tier};
 
-use crate::guest::{Guest, Ran, plant_bytes};
+use crate::guest::{Guest, Ran, kernel, plant_bytes};
 
 /// Runs `scenario` with each byte that can be planted here.
 fn with_each_plant(scenario: &str, cpus: u8, check: impl Fn(&Ran)) {
@@ -112,6 +112,50 @@ fn ring_3_runs_beside_probes_of_ring_0() {
         ran.assert_good();
         ran.assert_counts(&[]);
         assert_eq!(ran.outcome.counts["user_int3"], 4);
+    }
+}
+
+/// Each instruction of a function, as a probe and in words.
+fn each_instruction(function: &str) -> Vec<(String, String)> {
+    let kernel = kernel();
+    let symbol = kernel.symbols().matching(function).next();
+    let symbol = symbol.expect("the test guest has it");
+    let probe = |offset: u64| match offset {
+        0 => format!("kprobe:{function}"),
+        _ => format!("kprobe:{function}+{offset:#x}"),
+    };
+    kernel
+        .instructions(&symbol)
+        .map(|decoded| decoded.expect("an instruction"))
+        .map(|decoded| (probe(decoded.at().0 - symbol.address.0), decoded.text()))
+        // Of the symbol, the padding behind it is a part.
+        .filter(|(_, text)| !text.starts_with("nop"))
+        .collect()
+}
+
+#[test]
+fn no_wake_up_and_no_nmi_is_lost() {
+    const WAKES: u64 = 1000;
+    let probed: Vec<_> = ["fn_wait", "fn_wake", "fn_nmi"]
+        .into_iter()
+        .flat_map(each_instruction)
+        .collect();
+    for plant in plant_bytes() {
+        let ran = Guest::new(&format!("run=wait={WAKES},nmi=20"))
+            .probes(probed.iter().map(|(probe, _)| probe.as_str()))
+            .plant(plant)
+            .run();
+        ran.assert_good();
+        assert_eq!(ran.outcome.passed.len(), 2);
+        for (probe, text) in &probed {
+            let summary = ran.probe(probe);
+            let expected = if probe.contains("fn_nmi") { 40 } else { WAKES };
+            assert_eq!(summary.hits, expected, "{probe}: {text}");
+            if ["sti", "hlt", "iretq"].contains(&text.as_str()) {
+                assert_eq!(summary.tier, Some(Tier::Emulated), "{probe}: {text}");
+                assert_eq!(summary.exits, summary.hits, "{probe}: {text}");
+            }
+        }
     }
 }
 

@@ -209,7 +209,7 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
         return Err(Reason::Repeated);
     }
     for operand in 0..insn.op_count() {
-        if insn.op_kind(operand) == OpKind::Register {
+        if family != Family::Segment && insn.op_kind(operand) == OpKind::Register {
             let register = insn.op_register(operand);
             if !register.is_gpr() {
                 return Err(register_reason(register, operand == 0, insn.mnemonic()));

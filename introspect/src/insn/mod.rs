@@ -23,12 +23,16 @@ mod emulate;
 mod flow;
 mod next;
 mod port;
+mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
 pub use class::{Class, Hazard, Reason, classify};
-pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment};
+pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
 pub use next::{Next, next_places, tables_after};
 pub use port::{PortAccess, port_access};
+pub use system::{
+    CastShadow, DescriptorTable, Msr, SegmentRegister, Segments, System, SystemChanges,
+};

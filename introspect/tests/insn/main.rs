@@ -9,6 +9,8 @@ mod next;
 mod properties;
 mod stack;
 mod status;
+mod system;
+mod transfer;
 mod values;
 
 use hyprobe_introspect::Gva;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
+use introspect::insn::Segments;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vmm::{HardwareBreakpoints, PageRange};
 
@@ -33,6 +34,11 @@ impl Requests {
     /// The `n`-th request from now on fails, and every one after it.
     pub(crate) fn fail_from(&self, n: usize) {
         self.plan(n..usize::MAX);
+    }
+
+    /// How many have been made.
+    pub(crate) fn made(&self) -> usize {
+        self.0.lock().expect("lock").made
     }
 
     fn make(&self) -> Result<(), GuestError> {
@@ -180,6 +186,8 @@ pub(crate) struct FakeVcpu {
     pub(crate) injected: Vec<Injected>,
     /// What was written to which port.
     pub(crate) ports: Vec<(u16, Vec<u8>)>,
+    pub(crate) blocking: vmm::Blocking,
+    pub(crate) halted: bool,
     pub(crate) requests: Requests,
 }
 
@@ -203,6 +211,42 @@ impl FakeVcpu {
 }
 
 impl Vcpu for FakeVcpu {
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.state.system.segments = *segments;
+        self.state.privilege = segments.ss.privilege_level().to_le_bytes()[0];
+        Ok(())
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        self.requests.make()?;
+        Ok(self.msrs.get(&index).copied().unwrap_or(0))
+    }
+
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.msrs.extend(registers.iter().copied());
+        Ok(())
+    }
+
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
+        self.requests.make()?;
+        Ok(self.blocking)
+    }
+
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.blocking = blocking;
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.blocking.shadow = vmm::Shadow::None;
+        self.halted = true;
+        Ok(())
+    }
+
     fn write_port(&mut self, port: u16, data: &[u8]) {
         self.ports.push((port, data.to_vec()));
     }
@@ -275,10 +319,5 @@ impl Vcpu for FakeVcpu {
         self.requests.make()?;
         self.sregs = *sregs;
         Ok(())
-    }
-
-    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
-        self.requests.make()?;
-        Ok(self.msrs.get(&index).copied().unwrap_or(0))
     }
 }

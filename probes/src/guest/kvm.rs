@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use introspect::idt::pushes_error_code;
+use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
 use vmm::{
@@ -101,9 +102,73 @@ impl KvmVcpu<'_, '_> {
 const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
 
 const CR0_WP: u64 = 1 << 16;
+const CR4_FSGSBASE: u64 = 1 << 16;
 const CR4_SMAP: u64 = 1 << 21;
 const CR4_PKE_PKS: u64 = (1 << 22) | (1 << 24);
 const PAGE_FAULT: u8 = 14;
+const EFER_SCE: u64 = 1;
+
+/// What the emulator goes by, of KVM's registers.
+fn system(sregs: &vmm::kvm_sregs) -> System {
+    System {
+        segments: Segments {
+            cs: from_kvm(&sregs.cs),
+            ss: from_kvm(&sregs.ss),
+            ds: from_kvm(&sregs.ds),
+            es: from_kvm(&sregs.es),
+            fs: from_kvm(&sregs.fs),
+            gs: from_kvm(&sregs.gs),
+        },
+        gdt: DescriptorTable {
+            base: sregs.gdt.base,
+            limit: sregs.gdt.limit.into(),
+        },
+        ldt: (sregs.ldt.unusable == 0 && sregs.ldt.present != 0).then_some(DescriptorTable {
+            base: sregs.ldt.base,
+            limit: sregs.ldt.limit,
+        }),
+        fast_calls: sregs.efer & EFER_SCE != 0,
+        base_instructions: sregs.cr4 & CR4_FSGSBASE != 0,
+    }
+}
+
+fn from_kvm(segment: &vmm::kvm_segment) -> SegmentRegister {
+    let bit = |set: u8, at: u32| u16::from(set & 1) << at;
+    SegmentRegister {
+        selector: segment.selector,
+        base: segment.base,
+        limit: segment.limit,
+        attributes: u16::from(segment.type_ & 0xf)
+            | bit(segment.s, 4)
+            | u16::from(segment.dpl & 3) << 5
+            | bit(segment.present, 7)
+            | bit(segment.avl, 12)
+            | bit(segment.l, 13)
+            | bit(segment.db, 14)
+            | bit(segment.g, 15),
+        usable: segment.unusable == 0 && segment.present != 0,
+    }
+}
+
+fn to_kvm(segment: &SegmentRegister) -> vmm::kvm_segment {
+    let bit = |at: u32| u8::from(segment.attributes & (1 << at) != 0);
+    let [low, _] = segment.attributes.to_le_bytes();
+    vmm::kvm_segment {
+        base: segment.base,
+        limit: segment.limit,
+        selector: segment.selector,
+        type_: low & 0xf,
+        present: bit(7),
+        dpl: low >> 5 & 3,
+        db: bit(14),
+        s: bit(4),
+        l: bit(13),
+        g: bit(15),
+        avl: bit(12),
+        unusable: u8::from(!segment.usable),
+        padding: 0,
+    }
+}
 
 impl Vcpu for KvmVcpu<'_, '_> {
     fn index(&self) -> usize {
@@ -127,13 +192,48 @@ impl Vcpu for KvmVcpu<'_, '_> {
                 cr4: sregs.cr4,
                 efer: sregs.efer,
             },
-            fs_base: sregs.fs.base,
-            gs_base: sregs.gs.base,
+            system: system(&sregs),
             privilege: sregs.ss.dpl,
             write_protect: sregs.cr0 & CR0_WP != 0,
             smap: sregs.cr4 & CR4_SMAP != 0,
             protection_keys: sregs.cr4 & CR4_PKE_PKS != 0,
         })
+    }
+
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
+        let mut sregs = self.0.sregs()?;
+        for (held, wanted) in [
+            (&mut sregs.cs, &segments.cs),
+            (&mut sregs.ss, &segments.ss),
+            (&mut sregs.ds, &segments.ds),
+            (&mut sregs.es, &segments.es),
+        ] {
+            // What KVM has told of one that stays goes back unchanged.
+            if from_kvm(held) != *wanted {
+                *held = to_kvm(wanted);
+            }
+        }
+        Ok(self.0.set_sregs(&sregs)?)
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        Ok(self.0.read_msr(index)?)
+    }
+
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
+        Ok(self.0.write_msrs(registers)?)
+    }
+
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
+        Ok(self.0.blocking()?)
+    }
+
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
+        Ok(self.0.set_blocking(blocking)?)
+    }
+
+    fn halt(&mut self) -> Result<(), GuestError> {
+        Ok(self.0.halt()?)
     }
 
     fn write_port(&mut self, port: u16, data: &[u8]) {
@@ -162,10 +262,6 @@ impl Vcpu for KvmVcpu<'_, '_> {
 
     fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
         Ok(self.0.set_sregs(sregs)?)
-    }
-
-    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
-        Ok(self.0.read_msr(index)?)
     }
 }
 

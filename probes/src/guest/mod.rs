@@ -7,6 +7,7 @@
 pub(crate) mod fake;
 mod kvm;
 
+use introspect::insn::{Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory};
 
 use crate::handler::InstructionFault;
@@ -82,10 +83,8 @@ pub(crate) enum Ran {
 pub(crate) struct SystemState {
     /// How addresses are translated.
     pub paging: PagingState,
-    /// Base of FS.
-    pub fs_base: u64,
-    /// Base of GS.
-    pub gs_base: u64,
+    /// Segments and descriptor tables.
+    pub system: System,
     /// Privilege level, 0 to 3.
     pub privilege: u8,
     /// CR0.WP: writes of ring 0 heed read-only pages.
@@ -122,6 +121,48 @@ pub(crate) trait Vcpu {
     /// When it cannot be had.
     fn system_state(&mut self) -> Result<SystemState, GuestError>;
 
+    /// Sets CS, SS, DS and ES.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be set.
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError>;
+
+    /// A model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError>;
+
+    /// Sets model-specific registers, given as index and value.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be set.
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError>;
+
+    /// What holds interrupts back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError>;
+
+    /// Sets what holds interrupts back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be set.
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError>;
+
+    /// The vCPU waits for an interrupt, as behind a `hlt`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made to.
+    fn halt(&mut self) -> Result<(), GuestError>;
+
     /// Writes `data` to a port, as the guest's `out` would have.
     fn write_port(&mut self, port: u16, data: &[u8]);
 
@@ -155,13 +196,6 @@ pub(crate) trait Vcpu {
     ///
     /// When they cannot be set.
     fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError>;
-
-    /// A model-specific register.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be had.
-    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError>;
 }
 
 /// A machine none of whose vCPUs runs, except the one on whose thread this is used.

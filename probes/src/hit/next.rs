@@ -20,9 +20,8 @@ pub(crate) fn next_places(
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
     let places = insn::next_places(&mut cpu, decoded);
     let tables = insn::tables_after(&cpu, decoded, state);
-    if cpu.has_failed() {
-        // Ask again, to get the error itself.
-        vcpu.system_state()?;
+    match cpu.failure() {
+        Some(error) => Err(error),
+        None => Ok((places, tables)),
     }
-    Ok((places, tables))
 }

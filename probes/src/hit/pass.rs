@@ -5,6 +5,8 @@ use introspect::insn::{
     Access, Decoded, Fault, Features, Outcome, PortAccess, emulate_decoded, port_access,
 };
 
+use vmm::{Blocking, Shadow};
+
 use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::handler::InstructionFault;
@@ -46,18 +48,16 @@ pub(crate) fn pass(
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
     let outcome = emulate_decoded(&mut cpu, decoded);
     let regs = cpu.regs;
-    let failed = cpu.has_failed();
     let privilege = match outcome {
         Outcome::Fault(_) => cpu.state().map(|state| state.privilege).unwrap_or(0),
         _ => 0,
     };
-    if failed {
-        // Ask again, to get the error itself.
-        vcpu.system_state()?;
+    if let Some(error) = cpu.failure() {
+        return Err(error);
     }
     match outcome {
         Outcome::Done => {
-            vcpu.set_regs(&regs)?;
+            cpu.finish()?;
             Ok(Passed::Emulated)
         }
         Outcome::Fault(fault) => match page_fault(fault, privilege) {
@@ -102,6 +102,13 @@ fn pass_port_access(
         regs.rax = u64::from_le_bytes(rax);
     }
     regs.rip = decoded.next().0;
+    let blocking = vcpu.blocking()?;
+    if blocking.shadow != Shadow::None {
+        vcpu.set_blocking(Blocking {
+            shadow: Shadow::None,
+            ..blocking
+        })?;
+    }
     vcpu.set_regs(&regs)?;
     Ok(Passed::Emulated)
 }

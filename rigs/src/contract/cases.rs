@@ -62,7 +62,7 @@ const fn entries(
 }
 
 /// In the order in which they are run: the simplest first.
-pub(super) const CASES: [CaseSpec; 15] = [
+pub(super) const CASES: [CaseSpec; 18] = [
     CaseSpec {
         name: "unprobed",
         scenarios: "checksum,calls=5,recurse=9,flags,selfpatch,int3,fault=3,ring3,msr,smp=20,checksum",
@@ -99,6 +99,27 @@ pub(super) const CASES: [CaseSpec; 15] = [
         probed: Probed::Instructions,
         cpus: &[1],
         extra: &[("fn_int3_next", 4)],
+    },
+    CaseSpec {
+        name: "instructions-wait",
+        scenarios: "wait=1000",
+        probed: Probed::Instructions,
+        cpus: &[1],
+        extra: &[],
+    },
+    CaseSpec {
+        name: "instructions-nmi",
+        scenarios: "nmi=20",
+        probed: Probed::Instructions,
+        cpus: &[1],
+        extra: &[],
+    },
+    CaseSpec {
+        name: "instructions-ring3",
+        scenarios: "syscall=6,sysret=6",
+        probed: Probed::Instructions,
+        cpus: &[1],
+        extra: &[],
     },
     CaseSpec {
         name: "instructions-smp",

@@ -29,7 +29,7 @@ pub(super) fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {
 
 fn is_return(decoded: &Decoded) -> bool {
     let text = decoded.text();
-    text.starts_with("ret") || text.starts_with("iret")
+    text.starts_with("ret") || text.starts_with("iret") || text.starts_with("sysret")
 }
 
 /// Each instruction that was hit more or less often than those before it say. `entered` is how often the first was

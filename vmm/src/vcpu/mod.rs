@@ -1,6 +1,7 @@
 //! vCPUs: their threads, how they leave the guest, and how they are paused.
 
 mod alone;
+mod blocking;
 mod cpuid;
 mod debugging;
 pub(crate) mod gate;
@@ -10,6 +11,7 @@ pub(crate) mod stopped;
 pub(crate) mod watchdog;
 
 pub use alone::{Alone, AloneEnd};
+pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
 pub use run::RunError;
 pub use stopped::{Exception, HardwareBreakpoints, StoppedVcpu, VcpuError};

@@ -101,6 +101,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     let registration = kick::Registration::new(fd, shared.ending.target(index));
     if shared.sync_regs {
         fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
+        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::VcpuEvents);
     }
     let mut vcpu = StoppedVcpu {
         fd,

@@ -79,7 +79,10 @@ impl StoppedVcpu<'_> {
         self.shared.memory.guest()
     }
 
-    fn failed(&self, request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+    pub(super) fn failed(
+        &self,
+        request: &'static str,
+    ) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
         let vcpu = self.index;
         move |source| VcpuError {
             request,
@@ -125,7 +128,8 @@ impl StoppedVcpu<'_> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
     }
 
-    /// Sets the system registers.
+    /// Sets the system registers: those that [`StoppedVcpu::sregs`] gave, changed. Their bitmap of interrupts holds the
+    /// one that KVM is about to deliver, if any, and goes back as it was.
     ///
     /// # Errors
     ///
@@ -191,18 +195,13 @@ impl StoppedVcpu<'_> {
             sregs.cr2 = address;
             self.set_sregs(&sregs)?;
         }
-        let mut events = self
-            .fd
-            .get_vcpu_events()
-            .map_err(self.failed("KVM_GET_VCPU_EVENTS"))?;
+        let mut events = self.events()?;
         events.exception.injected = 1;
         events.exception.pending = 0;
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
-        self.fd
-            .set_vcpu_events(&events)
-            .map_err(self.failed("KVM_SET_VCPU_EVENTS"))
+        self.set_events(events)
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
@@ -238,25 +237,33 @@ impl StoppedVcpu<'_> {
     ///
     /// When KVM refuses.
     pub fn write_msr(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
-        let entry = kvm_msr_entry {
-            index,
-            data: value,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
-            request: "KVM_SET_MSRS",
-            vcpu: self.index,
-            source: kvm_ioctls::Error::new(libc::ENOMEM),
-        })?;
-        match self
+        self.write_msrs(&[(index, value)])
+    }
+
+    /// Writes model-specific registers, given as index and value, in that order.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses one; those before it are written.
+    pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
+        let entries: Vec<_> = registers
+            .iter()
+            .map(|&(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let refused = |errno| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(errno));
+        let msrs = Msrs::from_entries(&entries).map_err(|_| refused(libc::ENOMEM))?;
+        let written = self
             .fd
             .set_msrs(&msrs)
-            .map_err(self.failed("KVM_SET_MSRS"))?
-        {
-            1 => Ok(()),
-            _ => Err(self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(
-                libc::EINVAL,
-            ))),
+            .map_err(self.failed("KVM_SET_MSRS"))?;
+        if written == entries.len() {
+            Ok(())
+        } else {
+            Err(refused(libc::EINVAL))
         }
     }
 

@@ -219,8 +219,8 @@ fn errors_of_the_vcpu_are_told() {
         failures += 1;
     }
     assert_eq!(
-        failures, 4,
-        "registers twice, the system's state, registers set"
+        failures, 5,
+        "registers twice, the system's state, what holds interrupts back, registers set"
     );
 }
 

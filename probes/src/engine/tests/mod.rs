@@ -5,6 +5,7 @@ mod changes;
 mod hits;
 mod in_place;
 mod passing;
+mod system;
 mod writes;
 
 use std::sync::{Arc, Mutex};
