@@ -173,6 +173,13 @@ int scenario_ring3(u64 rounds);
 int scenario_syscall(u64 rounds);
 int user_breakpoint(const struct frame *frame);
 
+/* raises.c */
+int raised(struct frame *frame);
+int scenario_raise(u64 rounds);
+int scenario_ud(u64 rounds);
+int scenario_intn(u64 rounds);
+int scenario_syscall0(u64 rounds);
+
 /* smp.c */
 int scenario_smp(u64 rounds);
 
