@@ -17,6 +17,10 @@
 //! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
 //! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
 //! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled |
+//! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |
+//! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
+//! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
+//! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
 //! | `smp` | as `calls`, by two processors at the same time |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
@@ -45,9 +49,9 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 17] = sources! {
+const SOURCES: [Source; 19] = sources! {
     "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "interrupts.c" "link.ld" "main.c" "models.c"
-    "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+    "paging.c" "raises.S" "raises.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

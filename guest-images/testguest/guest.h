@@ -179,6 +179,13 @@ int user_breakpoint(const struct frame *frame);
 int scenario_wait(u64 rounds);
 int scenario_nmi(u64 rounds);
 
+/* raises.c */
+int raised(struct frame *frame);
+int scenario_raise(u64 rounds);
+int scenario_ud(u64 rounds);
+int scenario_intn(u64 rounds);
+int scenario_syscall0(u64 rounds);
+
 /* smp.c */
 int scenario_smp(u64 rounds);
 

@@ -107,6 +107,8 @@ void trap(struct frame *frame)
 		return;
 	if (frame->vector == VECTOR_PF && wanted_fault(frame))
 		return;
+	if (raised(frame))
+		return;
 	put("testguest: trap FAIL");
 	put_field(" vector=", frame->vector);
 	put_hex_field(" rip=", frame->rip);

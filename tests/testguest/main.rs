@@ -11,6 +11,7 @@ mod ends;
 mod guest;
 mod live;
 mod observer;
+mod raises;
 mod returns;
 mod scenarios;
 mod text;

@@ -26,7 +26,7 @@ mod port;
 mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
-pub use class::{Class, Hazard, Reason, classify};
+pub use class::{Class, Reason, classify};
 pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};

@@ -1,6 +1,6 @@
 //! Which instructions the hardware must run, and what to look out for.
 
-use hyprobe_introspect::insn::{Class, Hazard, Reason, classify};
+use hyprobe_introspect::insn::{Class, Reason, classify};
 
 use super::assembled;
 
@@ -55,18 +55,6 @@ fn each_refusal_has_its_reason() {
     ] {
         assert_eq!(reason(text, hex), expected, "{text}");
     }
-}
-
-#[test]
-fn stepping_has_its_hazards() {
-    assert_eq!(Reason::SystemCall.hazard(), Some(Hazard::SavesFlags));
-    assert_eq!(Reason::InterruptReturn.hazard(), Some(Hazard::LoadsFlags));
-    assert_eq!(Reason::StackSegment.hazard(), Some(Hazard::DefersTrap));
-    assert_eq!(
-        Reason::EnablesInterrupts.hazard(),
-        Some(Hazard::InterruptShadow)
-    );
-    assert_eq!(Reason::Vector.hazard(), None);
 }
 
 #[test]

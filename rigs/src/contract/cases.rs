@@ -11,7 +11,7 @@ pub(super) enum Probed {
     Entries,
     /// Every instruction of every function of `functions.S`.
     Instructions,
-    /// A single function, and not the ones that the scenario runs.
+    /// These functions alone.
     Other(&'static str),
 }
 
@@ -61,8 +61,19 @@ const fn entries(
     }
 }
 
+/// What is executed in place and raises an exception, or leads to another function.
+const fn in_place(name: &'static str, scenarios: &'static str) -> CaseSpec {
+    CaseSpec {
+        name,
+        scenarios,
+        probed: Probed::Other("rs_*"),
+        cpus: &[1],
+        extra: &[],
+    }
+}
+
 /// In the order in which they are run: the simplest first.
-pub(super) const CASES: [CaseSpec; 18] = [
+pub(super) const CASES: [CaseSpec; 22] = [
     CaseSpec {
         name: "unprobed",
         scenarios: "checksum,calls=5,recurse=9,flags,selfpatch,int3,fault=3,ring3,msr,smp=20,checksum",
@@ -93,6 +104,10 @@ pub(super) const CASES: [CaseSpec; 18] = [
         cpus: &[1],
         extra: &[],
     },
+    in_place("raise", "raise=5"),
+    in_place("intn", "intn=5"),
+    in_place("ud", "ud=5"),
+    in_place("syscall0", "syscall0=5"),
     CaseSpec {
         name: "instructions",
         scenarios: "calls=10,recurse=20,flags,int3=4",

@@ -18,9 +18,7 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 6] = [
-    "--without",
-    "fn_out",
+const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
     "--cannot",
