@@ -110,7 +110,7 @@ second_start64:
 /* The first gigabyte one to one, the first 2 MiB of it in small pages, and the local APIC.
  * Made by the assembler, so that booting takes no time. */
 #define TABLE 0x07
-#define SMALL 0x03
+#define SMALL 0x63 /* present, writable, and as a kernel makes its own: accessed and dirty */
 #define LARGE 0x83
 #define LARGE_UNCACHED 0x9b
 #define APIC_GIB_SLOT 3

@@ -25,6 +25,12 @@ const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
     "/2=a second processor does not start under the SVM of Bochs",
 ];
 
+/// What its VT-x does wrong.
+const MISTAKES_OF_BOCHS_VMX: [&str; 2] = [
+    "--cannot",
+    "instructions-nmi/=the VT-x of Bochs does not unmask NMIs that the VMCS says are not blocked",
+];
+
 /// What every kernel command line here begins with.
 ///
 /// - loglevel: what is dying may speak, so that lines are whole otherwise.
@@ -59,6 +65,7 @@ pub(super) fn build(
     ];
     let mistakes: &[&str] = match launch.backend {
         Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
+        Backend::Intel => &MISTAKES_OF_BOCHS_VMX,
         _ => &[],
     };
     let arguments: Vec<&str> = fixed
