@@ -15,6 +15,8 @@
 //! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
 //! | `smp` | as `calls`, by two processors at the same time |
+//! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
+//! | `detour` | what the host has put into the page tables is written to, and must not change |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
@@ -42,8 +44,8 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 16] = sources! {
-    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
+const SOURCES: [Source; 17] = sources! {
+    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
     "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 

@@ -31,6 +31,8 @@ static const struct scenario scenarios[] = {
 	{ "ring3", scenario_ring3, 10 },
 	{ "syscall", scenario_syscall, 10 },
 	{ "smp", scenario_smp, 10 },
+	{ "vector", scenario_vector, 10 },
+	{ "detour", scenario_detour, 1 },
 	{ "msr", scenario_msr, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },

@@ -4,7 +4,8 @@
 //! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
 //! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
 //! decides how the guest gets past it, and [`emulate()`] does what the instruction would have
-//! done, so that the guest neither sees a trap flag nor needs a second exit.
+//! done, so that the guest neither sees a trap flag nor needs a second exit. Where it cannot, [`relocation`]
+//! says whether a copy of the instruction would do as well.
 //!
 //! The emulator is exact or absent: what it cannot do exactly as the hardware would (a value
 //! the manuals leave undefined and processors disagree on, an exception, a locked access) it
@@ -22,6 +23,7 @@ mod decode;
 mod emulate;
 mod flow;
 mod port;
+mod relocate;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
 pub use class::{Class, Hazard, Reason, classify};
@@ -30,3 +32,4 @@ pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
 pub use port::{PortAccess, port_access};
+pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
-//!                                │                                      │ cannot
+//!                                │                                      │ cannot: a copy of it, or
 //!                                │ not ours: Reinject                   ▼
 //!                                ▼                       on_exclusive: own byte back, step, plant again
 //!                              guest, device
@@ -17,6 +17,7 @@ mod edits;
 mod milestones;
 mod modules;
 mod register;
+mod relocate;
 mod return_sites;
 mod stand_in;
 #[cfg(test)]
@@ -29,8 +30,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features};
 
+use crate::detour::Detour;
 use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
 use crate::guest::GuestMemory;
 use crate::hit::Table;
@@ -66,6 +68,8 @@ pub struct Abilities {
     pub int3_exits: bool,
     /// What the guest's processor has.
     pub features: Features,
+    /// The same as CPUID tells it: whether a copy of an instruction can be let run.
+    pub cpuid: CpuidWords,
 }
 
 /// See the module's text.
@@ -91,6 +95,7 @@ pub struct Engine {
     located: OnceLock<Located>,
     boot_patched: BootPatched,
     modules: Watched,
+    detour: Detour,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -140,6 +145,7 @@ impl Engine {
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
             modules: Watched::default(),
+            detour: Detour::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),

@@ -4,6 +4,7 @@ mod cpuid;
 mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
+pub(crate) mod moves;
 pub(crate) mod run;
 mod step;
 pub(crate) mod stopped;

@@ -2,13 +2,14 @@
 
 mod arming;
 mod changes;
+mod detours;
 mod hits;
 mod passing;
 mod writes;
 
 use std::sync::{Arc, Mutex};
 
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, PhysMemory as _};
 
 use super::{Abilities, Engine, NewProbe};
@@ -82,6 +83,18 @@ const ABILITIES: Abilities = Abilities {
     debug_execute: true,
     int3_exits: false,
     features: Features::ALL,
+    cpuid: NO_COPIES,
+};
+
+/// A processor that lacks what could be copied, so that it is stepped.
+const NO_COPIES: CpuidWords = CpuidWords {
+    leaf1_ecx: 0,
+    leaf1_edx: 0,
+    leaf7_ebx: 0,
+    leaf7_ecx: 0,
+    leaf7_edx: 0,
+    extended_ecx: 0,
+    extended_edx: 0,
 };
 
 impl Rig {
