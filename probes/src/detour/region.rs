@@ -30,6 +30,12 @@ const NO_EXECUTE: u64 = 1 << 63;
 /// write.
 const TO_TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
 
+/// Whether two entries say the same. What the processor, or a KVM that emulates it, notes in them does not count: a
+/// write that CR0.WP lets through makes a page dirty that is not writable.
+const fn is_same(one: u64, other: u64) -> bool {
+    (one ^ other) & !(ACCESSED | DIRTY) == 0
+}
+
 /// Where no copy is.
 const FILLER: u8 = 0xcc;
 
@@ -134,8 +140,9 @@ impl Region {
     ) -> bool {
         let index = (at.0 - self.base.0) / PAGE_BYTES;
         let entry = self.memory.read_u64(self.table().wrapping_add(index * 8));
-        entry_at(memory, paging, self.base, Level::Pd) == Ok(self.directory)
-            && entry == Ok(self.page(index) | self.code_flags)
+        entry_at(memory, paging, self.base, Level::Pd).is_ok_and(|found| {
+            found.gpa == self.directory.gpa && is_same(found.value, self.directory.value)
+        }) && entry.is_ok_and(|entry| is_same(entry, self.page(index) | self.code_flags))
     }
 
     /// Makes a copy of `decoded`, if there is none yet.
@@ -161,11 +168,10 @@ impl Region {
 
     /// The kernel's page tables are again what they were. If the guest has changed the entry, it stays as it is.
     pub(super) fn unlink(&self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
-        memory.compare_exchange(
-            self.directory.gpa,
-            &self.directory.value.to_le_bytes(),
-            &[0; 8],
-        )?;
+        let entry = memory.read_u64(self.directory.gpa)?;
+        if is_same(entry, self.directory.value) {
+            memory.compare_exchange(self.directory.gpa, &entry.to_le_bytes(), &[0; 8])?;
+        }
         Ok(())
     }
 }

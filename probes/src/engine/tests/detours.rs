@@ -194,6 +194,25 @@ fn what_a_copy_would_not_do_is_stepped() {
     }
 }
 
+/// As with CR0.WP off.
+#[test]
+fn what_the_processor_notes_in_the_entries_does_not_matter() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    let (accessed, dirty) = (1 << 5, 1 << 6);
+    rig.memory
+        .put(ENTRY, &(rig.word(ENTRY) & !accessed).to_le_bytes());
+    let table = Gpa(rig.word(ENTRY) & !0xfff);
+    let detour = rig.paused.detour().expect("a region");
+    let entry = detour.read_u64(table).expect("memory");
+    assert_eq!(entry & dirty, 0);
+    detour.put(table.0, &(entry | dirty).to_le_bytes());
+    assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert_eq!(rig.word(ENTRY), 0);
+}
+
 #[test]
 fn a_post_handler_is_called_behind_the_instruction_and_so_it_is_stepped() {
     for post in [false, true] {
