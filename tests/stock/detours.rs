@@ -1,6 +1,6 @@
 //! Probes on instructions that only the processor can execute: stock kernels run copies of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use introspect::insn::{Class, CpuidWords, Decoded, Needs, Relocation, classify, relocation};
 use probes::{GuestEnd, ProbeState, Tier, Word as _};
@@ -30,10 +30,15 @@ fn is_copied(decoded: &Decoded) -> bool {
 /// The probes at such instructions in the kernel's text, those of the clocks first.
 fn places(stock: &Stock) -> Vec<String> {
     let kernel = &stock.kernel;
+    let symbols: Vec<_> = kernel.symbols().matching("*").collect();
+    let mut named: BTreeMap<&str, usize> = BTreeMap::new();
+    for symbol in &symbols {
+        *named.entry(&symbol.name).or_default() += 1;
+    }
     let mut seen = BTreeSet::new();
     let mut clocks = Vec::new();
     let mut others = Vec::new();
-    for symbol in kernel.symbols().matching("*") {
+    for symbol in &symbols {
         let patched = |at: &Decoded| {
             kernel
                 .sites()
@@ -41,11 +46,17 @@ fn places(stock: &Stock) -> Vec<String> {
                 .is_some()
         };
         let entry = kernel.is_entry(symbol.address) || kernel.is_init(symbol.address);
-        if !symbol.is_text() || symbol.size == 0 || entry || !seen.insert(symbol.address) {
+        let ambiguous = named[&*symbol.name] > 1;
+        if !symbol.is_text()
+            || symbol.size == 0
+            || entry
+            || ambiguous
+            || !seen.insert(symbol.address)
+        {
             continue;
         }
         let found = kernel
-            .instructions(&symbol)
+            .instructions(symbol)
             .map_while(Result::ok)
             .filter(|decoded| is_copied(decoded) && !patched(decoded))
             .map(|decoded| match decoded.at().0 - symbol.address.0 {
@@ -84,7 +95,7 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
     let mut copied = (0, 0);
     for place in &places {
         let probe = probe(&summary, place);
-        // Some names are those of several functions, and some code is rewritten while the kernel boots.
+        // Some code is rewritten while the kernel boots.
         if probe.state == ProbeState::Refused {
             continue;
         }
