@@ -22,6 +22,8 @@
 //! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
 //! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
 //! | `smp` | as `calls`, by two processors at the same time |
+//! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
+//! | `detour` | what the host has put into the page tables is written to, and must not change |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
@@ -49,9 +51,9 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 19] = sources! {
-    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "interrupts.c" "link.ld" "main.c" "models.c"
-    "paging.c" "raises.S" "raises.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+const SOURCES: [Source; 20] = sources! {
+    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "guest.h" "interrupts.c" "link.ld" "main.c"
+    "models.c" "paging.c" "raises.S" "raises.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

@@ -107,9 +107,10 @@ second_start64:
 	.asciz	"Xen"
 	.quad	start32
 
-/* The first gigabyte one to one, the first 2 MiB of it in small pages, and the local APIC.
+/* The first half gigabyte one to one, the first 2 MiB of it in small pages, and the local APIC.
  * Made by the assembler, so that booting takes no time. */
 #define TABLE 0x07
+#define MAPPED_ENTRIES 256
 #define SMALL 0x63 /* present, writable, and as a kernel makes its own: accessed and dirty */
 #define LARGE 0x83
 #define LARGE_UNCACHED 0x9b
@@ -118,7 +119,7 @@ second_start64:
 
 	.data
 	.balign 0x1000
-	.globl page_table
+	.globl page_map, page_directory, page_table
 page_map:
 	.quad	page_pointers + TABLE
 	.fill	511, 8, 0
@@ -130,10 +131,11 @@ page_pointers:
 page_directory:
 	.quad	page_table + TABLE
 	.set	address, 0x200000
-	.rept	511
+	.rept	MAPPED_ENTRIES - 1
 	.quad	address + LARGE
 	.set	address, address + 0x200000
 	.endr
+	.fill	512 - MAPPED_ENTRIES, 8, 0
 page_table:
 	.set	address, 0
 	.rept	512

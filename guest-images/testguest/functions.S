@@ -237,6 +237,30 @@ FUNCTION fn_recurse, 0, 0
 	ret
 	.size	fn_recurse, . - fn_recurse
 
+/* For the processor alone to execute, and what it says is not kept. */
+FUNCTION fn_rdtsc
+	rdtsc
+	mov	$1, %eax
+	mov	$2, %edx
+	RETURN	fn_rdtsc
+
+FUNCTION fn_cpuid
+	cpuid
+	mov	$1, %eax
+	mov	$2, %ebx
+	mov	$3, %ecx
+	mov	$4, %edx
+	RETURN	fn_cpuid
+
+FUNCTION fn_cr3
+	mov	%cr3, %rax
+	RETURN	fn_cr3
+
+/* Called by the scenario `vector`, which switches SSE on. */
+FUNCTION fn_pxor, 0, 0
+	pxor	%xmm1, %xmm0
+	RETURN	fn_pxor
+
 /* The guest's own breakpoint; its handler counts. */
 FUNCTION fn_int3, 0, UNCOUNTED
 	int3

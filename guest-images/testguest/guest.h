@@ -189,6 +189,10 @@ int scenario_syscall0(u64 rounds);
 /* smp.c */
 int scenario_smp(u64 rounds);
 
+/* detour.c */
+int scenario_detour(u64 writes);
+int scenario_vector(u64 rounds);
+
 /* ends.c */
 int scenario_msr(u64 argument);
 int scenario_panic(u64 argument);

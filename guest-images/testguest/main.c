@@ -38,6 +38,8 @@ static const struct scenario scenarios[] = {
 	{ "intn", scenario_intn, 3 },
 	{ "syscall0", scenario_syscall0, 3 },
 	{ "smp", scenario_smp, 10 },
+	{ "vector", scenario_vector, 10 },
+	{ "detour", scenario_detour, 1 },
 	{ "msr", scenario_msr, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },

@@ -31,6 +31,6 @@ pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{
     Module, ModuleEvent, ModuleRegion, ModuleState, Modules, ModulesError, RegionKind,
 };
-pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};
+pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};

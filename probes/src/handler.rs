@@ -54,6 +54,12 @@ pub trait Handler: Send + Sync {
         PreOutcome::Continue
     }
 
+    /// Whether [`post`](Self::post) does anything. Without, the guest need not be stopped a second time behind an
+    /// instruction that its processor has to execute.
+    fn has_post(&self) -> bool {
+        true
+    }
+
     /// The probed instruction has been executed.
     fn post(&self, _hit: &mut HitContext<'_>) {}
 

@@ -124,6 +124,22 @@ impl Kernel {
         self.layout.as_ref().map(|layout| layout.text.clone())
     }
 
+    /// Where the image is linked, from its first byte to its last.
+    #[must_use]
+    pub fn image(&self) -> std::ops::Range<Gva> {
+        self.image.virtual_range()
+    }
+
+    /// Whether `address` is in the code by which the kernel is entered and left, which may run on the page tables and
+    /// the stack of a program.
+    #[must_use]
+    pub fn is_entry(&self, address: Gva) -> bool {
+        let label = |name| self.symbols.address_of(name);
+        label("__entry_text_start")
+            .zip(label("__entry_text_end"))
+            .is_some_and(|(start, end)| (start..end).contains(&address))
+    }
+
     /// Whether what lies at `address` is freed after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {

@@ -152,7 +152,8 @@ struct Status {
 
 const TIER_NONE: u8 = 0;
 const TIER_EMULATED: u8 = 1;
-const TIER_STEPPED: u8 = 2;
+const TIER_RELOCATED: u8 = 2;
+const TIER_STEPPED: u8 = 3;
 
 impl Probe {
     pub(crate) fn new(
@@ -273,7 +274,8 @@ impl Probe {
     /// How the vCPU got past the instruction. The costlier tier stays: it is what the user should know.
     pub(crate) fn passed_by(&self, tier: Tier) {
         let value = match tier {
-            Tier::Emulated | Tier::Relocated => TIER_EMULATED,
+            Tier::Emulated => TIER_EMULATED,
+            Tier::Relocated => TIER_RELOCATED,
             Tier::Stepped => TIER_STEPPED,
         };
         self.tier.fetch_max(value, Ordering::Relaxed);
@@ -322,6 +324,7 @@ impl Probe {
             missed: missed.collect::<BTreeMap<_, _>>(),
             tier: match self.tier.load(Ordering::Relaxed) {
                 TIER_EMULATED => Some(Tier::Emulated),
+                TIER_RELOCATED => Some(Tier::Relocated),
                 TIER_STEPPED => Some(Tier::Stepped),
                 _ => None,
             },

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::insn::{Features, Vendor};
+use introspect::insn::{CpuidWords, Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
@@ -115,6 +115,7 @@ impl Session {
             int3_exits: facts.int3.is_usable(),
             holds_interrupts: facts.holds_interrupts,
             features: features(host),
+            cpuid: cpuid(host),
         };
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
@@ -281,6 +282,21 @@ fn vendor([_, ebx, ecx, edx]: [u32; 4]) -> Vendor {
         b"GenuineIntel" => Vendor::Intel,
         b"AuthenticAMD" => Vendor::Amd,
         _ => Vendor::Other,
+    }
+}
+
+fn cpuid(host: &Host) -> CpuidWords {
+    let [_, _, leaf1_ecx, leaf1_edx] = host.guest_cpuid(1);
+    let [_, leaf7_ebx, leaf7_ecx, leaf7_edx] = host.guest_cpuid(7);
+    let [_, _, extended_ecx, extended_edx] = host.guest_cpuid(0x8000_0001);
+    CpuidWords {
+        leaf1_ecx,
+        leaf1_edx,
+        leaf7_ebx,
+        leaf7_ecx,
+        leaf7_edx,
+        extended_ecx,
+        extended_edx,
     }
 }
 

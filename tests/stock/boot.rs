@@ -189,6 +189,17 @@ impl Ran {
             .collect()
     }
 
+    /// What the run had to say.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.events()
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::Note(note) => Some(note.text),
+                Event::Hit(_) | Event::Return(_) | Event::Summary(_) => None,
+            })
+            .collect()
+    }
+
     pub(crate) fn hits(&self) -> Vec<Hit> {
         self.events()
             .into_iter()

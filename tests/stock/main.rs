@@ -6,6 +6,7 @@
 
 mod boot;
 mod counts;
+mod detours;
 mod ends;
 mod kaslr;
 mod many;

@@ -7,6 +7,7 @@
 
 mod boundaries;
 mod control;
+mod detours;
 mod ends;
 mod guest;
 mod live;

@@ -25,7 +25,7 @@ pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
     Console, Control, CreateError, End, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
-pub use memory::{PageRange, RamError, SlotError};
+pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
 pub use vcpu::{

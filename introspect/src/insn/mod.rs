@@ -4,7 +4,8 @@
 //! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
 //! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
 //! decides how the guest gets past it, [`emulate()`] does what the instruction would have done,
-//! and [`next_places`] says where the processor can be once the hardware has executed it.
+//! [`relocation`] says whether a copy of it would do as well, and [`next_places`] where the processor can be once the
+//! hardware has executed it where it is.
 //!
 //! The emulator is exact or absent: what it cannot do exactly as the hardware would (a value
 //! the manuals leave undefined and processors disagree on, an exception, a locked access) it
@@ -23,6 +24,7 @@ mod emulate;
 mod flow;
 mod next;
 mod port;
+mod relocate;
 mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
@@ -33,6 +35,7 @@ pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
 pub use next::{Next, next_places, tables_after};
 pub use port::{PortAccess, port_access};
+pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
 pub use system::{
     CastShadow, DescriptorTable, Msr, SegmentRegister, Segments, System, SystemChanges,
 };

@@ -186,6 +186,7 @@ impl Engine {
             .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
         self.replace_table(paused, table);
+        self.give_detour_back(paused);
         for probe in change.dropped {
             probe.set_planted(None);
         }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
-//!                                │                                      │ cannot
+//!                                │                                      │ cannot: a copy of it, or
 //!                                │ not ours: Reinject                   ▼
 //!                                ▼                       on_exclusive: own byte back, execute, plant again
 //!                              guest, device
@@ -18,6 +18,7 @@ mod in_place;
 mod milestones;
 mod modules;
 mod register;
+mod relocate;
 mod return_sites;
 mod stand_in;
 #[cfg(test)]
@@ -31,8 +32,9 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use introspect::Gva;
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features};
 
+use crate::detour::Detour;
 use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
 use crate::guest::GuestMemory;
 use crate::hit::Table;
@@ -70,6 +72,8 @@ pub struct Abilities {
     pub holds_interrupts: bool,
     /// What the guest's processor has.
     pub features: Features,
+    /// The same as CPUID tells it: whether a copy of an instruction can be let run.
+    pub cpuid: CpuidWords,
 }
 
 /// See the module's text.
@@ -97,6 +101,7 @@ pub struct Engine {
     located: OnceLock<Located>,
     boot_patched: BootPatched,
     modules: Watched,
+    detour: Detour,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -147,6 +152,7 @@ impl Engine {
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
             modules: Watched::default(),
+            detour: Detour::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),

@@ -41,6 +41,11 @@ impl Watched {
         self.lock().clear();
     }
 
+    /// The kernel's page tables, once they are known.
+    pub(super) fn paging(&self) -> Option<PagingState> {
+        self.paging.get().copied()
+    }
+
     fn keep(&self, module: Arc<LoadedModule>) {
         self.lock().insert(module.address(), module);
     }

@@ -173,7 +173,7 @@ impl Engine {
                 }
                 Ok(HitOutcome::Resume)
             }
-            Passed::MustStep => Ok(HitOutcome::NeedsPause),
+            Passed::MustStep => self.relocate(vcpu, plant, decoded),
         }
     }
 
@@ -230,6 +230,7 @@ impl Engine {
         let Some(plant) = self.plant_at(vcpu, rip)? else {
             return Ok(HitOutcome::Resume);
         };
+        self.prepare_copy(vcpu, paused, &plant, rip)?;
         if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
             return Ok(HitOutcome::Resume);
         }
@@ -326,6 +327,9 @@ impl Engine {
                 self.on_debug_hit(vcpu, fired, Gva(at))?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                if self.is_detour_write(Gpa(gpa.0)) {
+                    return Ok(TrapOutcome::Resume);
+                }
                 if self.wants_stand_in(Gpa(gpa.0), &bytes[..len.min(8)]) {
                     return Ok(TrapOutcome::Exclusive);
                 }

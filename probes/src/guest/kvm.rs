@@ -1,15 +1,20 @@
 //! A live machine behind the engine's traits.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use introspect::idt::pushes_error_code;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
+};
 use vmm::{
-    Alone, AloneEnd, Exception, HardwareBreakpoints, PageRange, PausedGuard, StoppedVcpu,
-    TrapHandler,
+    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
+    StoppedVcpu, TrapHandler,
 };
 
 use super::{GuestError, GuestMemory, Paused, Ran, SystemState, Unwritable, Vcpu};
@@ -68,6 +73,14 @@ impl GuestMemory for KvmMemory {
             8 => exchange!(AtomicU64, u64),
             _ => return Err(failed),
         })
+    }
+
+    fn ranges(&self) -> Vec<Range<Gpa>> {
+        let range = |region: &vm_memory::GuestRegionMmap| {
+            let start = region.start_addr().0;
+            Gpa(start)..Gpa(start + region.len())
+        };
+        self.0.iter().map(range).collect()
     }
 }
 
@@ -236,6 +249,10 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.halt()?)
     }
 
+    fn xcr0(&mut self) -> Result<u64, GuestError> {
+        Ok(self.0.xcr0()?)
+    }
+
     fn write_port(&mut self, port: u16, data: &[u8]) {
         self.0.write_port(port, data);
     }
@@ -268,6 +285,24 @@ impl Vcpu for KvmVcpu<'_, '_> {
 impl Paused for PausedGuard<'_> {
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         Ok(PausedGuard::set_read_only(self, ranges)?)
+    }
+
+    fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
+        let detour = PausedGuard::map_detour(self, size)?;
+        let memory = Arc::new(KvmMemory(detour.memory().clone()));
+        Ok((Gpa(detour.gpa().0), memory))
+    }
+
+    fn unmap_detour(&self) -> Result<(), GuestError> {
+        Ok(PausedGuard::unmap_detour(self)?)
+    }
+
+    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+        PausedGuard::move_vcpus(self, destinations);
+    }
+
+    fn vcpus_have_moved(&self) -> bool {
+        PausedGuard::vcpus_have_moved(self)
     }
 
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {

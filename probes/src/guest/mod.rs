@@ -7,6 +7,10 @@
 pub(crate) mod fake;
 mod kvm;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
 use introspect::insn::{Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory};
 
@@ -31,6 +35,9 @@ pub trait GuestMemory: PhysMemory + Send + Sync {
     ///
     /// When it is not memory.
     fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable>;
+
+    /// Where there is memory, in ascending order; whole pages.
+    fn ranges(&self) -> Vec<Range<Gpa>>;
 }
 
 /// Guest-physical memory that could not be written.
@@ -52,6 +59,9 @@ pub enum GuestError {
     /// Running a vCPU.
     #[error(transparent)]
     Run(#[from] vmm::RunError),
+    /// The machine's detour memory.
+    #[error(transparent)]
+    Detour(#[from] vmm::DetourMapError),
     /// The machine's memory slots.
     #[error(transparent)]
     Slots(#[from] vmm::SlotError),
@@ -163,6 +173,13 @@ pub(crate) trait Vcpu {
     /// When it cannot be made to.
     fn halt(&mut self) -> Result<(), GuestError>;
 
+    /// XCR0; 0 where there is none.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn xcr0(&mut self) -> Result<u64, GuestError>;
+
     /// Writes `data` to a port, as the guest's `out` would have.
     fn write_port(&mut self, port: u16, data: &[u8]);
 
@@ -206,6 +223,27 @@ pub trait Paused {
     ///
     /// When it cannot be done.
     fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
+
+    /// Puts memory that is all zero into the guest's physical address space, far above its RAM: where, and the memory.
+    /// The first part of it the guest cannot write. If there is such memory already, that.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done.
+    fn map_detour(&self, size: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError>;
+
+    /// Takes it away.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done.
+    fn unmap_detour(&self) -> Result<(), GuestError>;
+
+    /// vCPUs whose RIP is a key go on at the value. Not again before they all have.
+    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>);
+
+    /// Whether all have.
+    fn vcpus_have_moved(&self) -> bool;
 
     /// Sets the execution breakpoints of all vCPUs.
     fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);

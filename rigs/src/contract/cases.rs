@@ -73,7 +73,7 @@ const fn in_place(name: &'static str, scenarios: &'static str) -> CaseSpec {
 }
 
 /// In the order in which they are run: the simplest first.
-pub(super) const CASES: [CaseSpec; 22] = [
+pub(super) const CASES: [CaseSpec; 24] = [
     CaseSpec {
         name: "unprobed",
         scenarios: "checksum,calls=5,recurse=9,flags,selfpatch,int3,fault=3,ring3,msr,smp=20,checksum",
@@ -84,6 +84,8 @@ pub(super) const CASES: [CaseSpec; 22] = [
     entries("recurse", "recurse=50", &[1], &[]),
     entries("calls", "calls=20", &[1, 2], &[]),
     entries("flags", "flags=16", &[1], &[]),
+    entries("detour", "calls=10,detour=0,calls=10", &[1], &[]),
+    entries("vector", "vector=20,calls=2", &[1], &[]),
     entries("selfpatch", "selfpatch=3", &[1], &[]),
     entries("int3", "int3=5", &[1], &[("fn_int3_next", 5)]),
     entries("fault", "fault=7", &[1], &[("fn_fault", 7)]),

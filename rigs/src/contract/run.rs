@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use guest_images::testguest::Outcome;
 use introspect::insn::Decoded;
 use probes::{
-    Event, EventSink, GuestEnd, Kernel, NewProbe, PlantByte, ProbeSpec, Session, SessionConfig,
-    Summary, Tier,
+    Event, EventSink, GuestEnd, Kernel, NewProbe, PlantByte, ProbeSpec, ProbeSummary, Session,
+    SessionConfig, Summary, Tier,
 };
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, HostFacts};
@@ -193,6 +193,11 @@ fn faults(summary: &Summary, outcome: &Outcome, seen: &SeenInner) -> Vec<String>
         if told != probe.hits {
             wrong.push(format!("{}: {} hits, {told} told", probe.probe, probe.hits));
         }
+        let one_exit = matches!(probe.tier, Some(Tier::Emulated | Tier::Relocated));
+        if one_exit && probe.exits != probe.hits {
+            let ProbeSummary { hits, exits, .. } = probe;
+            wrong.push(format!("{}: {hits} hits, {exits} exits", probe.probe));
+        }
     }
     wrong
 }
@@ -256,13 +261,13 @@ fn instructions(
 fn counted(summary: &Summary) -> String {
     let hits: u64 = summary.probes.iter().map(|probe| probe.hits).sum();
     let exits: u64 = summary.probes.iter().map(|probe| probe.exits).sum();
-    let stepped = summary
-        .probes
-        .iter()
-        .filter(|probe| probe.tier == Some(Tier::Stepped))
-        .count();
+    let of = |tier| {
+        let of_tier = |probe: &&ProbeSummary| probe.tier == Some(tier);
+        summary.probes.iter().filter(of_tier).count()
+    };
+    let (relocated, stepped) = (of(Tier::Relocated), of(Tier::Stepped));
     format!(
-        "{} probes, {stepped} stepped, {hits} hits, {exits} exits",
+        "{} probes, {relocated} relocated, {stepped} stepped, {hits} hits, {exits} exits",
         summary.probes.len()
     )
 }

@@ -149,6 +149,16 @@ impl Host {
         entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
     }
 
+    /// How many bits guest-physical addresses have.
+    #[must_use]
+    pub(crate) fn guest_physical_bits(&self) -> u32 {
+        match self.guest_cpuid(0x8000_0008)[0] & 0xff {
+            // What it is without that leaf.
+            0 => 36,
+            bits => bits,
+        }
+    }
+
     /// What this KVM says it can do.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {

@@ -6,6 +6,7 @@ mod cpuid;
 mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
+pub(crate) mod moves;
 pub(crate) mod run;
 pub(crate) mod stopped;
 pub(crate) mod watchdog;

@@ -140,6 +140,18 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_SET_SREGS"))
     }
 
+    /// XCR0: which extended registers the guest has switched on. 0 where there is no such register.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses to tell.
+    pub fn xcr0(&mut self) -> Result<u64, VcpuError> {
+        let xcrs = self.fd.get_xcrs().map_err(self.failed("KVM_GET_XCRS"))?;
+        let known = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
+        let found = known.into_iter().find(|xcr| xcr.xcr == 0);
+        Ok(found.map_or(0, |xcr| xcr.value))
+    }
+
     /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
     /// its RIP moved on. To be called before anything that needs the instruction at RIP to be still to come.
     pub(super) fn abandon_port_write(&mut self) -> Result<(), VcpuError> {

@@ -2,6 +2,7 @@
 
 mod arming;
 mod changes;
+mod detours;
 mod hits;
 mod in_place;
 mod passing;
@@ -10,7 +11,7 @@ mod writes;
 
 use std::sync::{Arc, Mutex};
 
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, PhysMemory as _};
 
 use super::{Abilities, Engine, NewProbe};
@@ -85,6 +86,18 @@ const ABILITIES: Abilities = Abilities {
     int3_exits: false,
     holds_interrupts: true,
     features: Features::ALL,
+    cpuid: NO_COPIES,
+};
+
+/// A processor that lacks what could be copied, so that it is stepped.
+const NO_COPIES: CpuidWords = CpuidWords {
+    leaf1_ecx: 0,
+    leaf1_edx: 0,
+    leaf7_ebx: 0,
+    leaf7_ecx: 0,
+    leaf7_edx: 0,
+    extended_ecx: 0,
+    extended_edx: 0,
 };
 
 impl Rig {
