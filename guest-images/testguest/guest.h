@@ -189,6 +189,10 @@ int scenario_syscall0(u64 rounds);
 /* smp.c */
 int scenario_smp(u64 rounds);
 
+/* leave.c */
+int scenario_leave(u64 rounds);
+int scenario_task(u64 rounds);
+
 /* ends.c */
 int scenario_msr(u64 argument);
 int scenario_panic(u64 argument);

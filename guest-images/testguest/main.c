@@ -38,6 +38,8 @@ static const struct scenario scenarios[] = {
 	{ "intn", scenario_intn, 3 },
 	{ "syscall0", scenario_syscall0, 3 },
 	{ "smp", scenario_smp, 10 },
+	{ "leave", scenario_leave, 3 },
+	{ "task", scenario_task, 3 },
 	{ "msr", scenario_msr, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },

@@ -13,7 +13,8 @@ use std::thread;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::follow::{self, Follow, kill};
-use super::{Launch, LaunchError, error, image, iso};
+use super::image::Outer;
+use super::{Launch, LaunchError, error, iso};
 use crate::line::Backend;
 
 /// What brings everything that this rig needs.
@@ -30,7 +31,7 @@ const BIOS: [&str; 2] = [
 const INSTRUCTIONS_PER_SECOND: u64 = 100_000_000;
 /// What its clock says at the start: everything else in it depends on instructions alone, so that runs are alike.
 const BOOT_TIME: u64 = 1_700_000_000;
-const MEMORY_MIB: u64 = 512;
+const MEMORY_MIB: u64 = 1024;
 
 /// A running Bochs.
 #[derive(Debug)]
@@ -59,7 +60,7 @@ impl Drop for Bochs {
 }
 
 /// Starts Bochs with the vendor's processor.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Bochs, LaunchError> {
+pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bochs, LaunchError> {
     for file in [PROGRAM].into_iter().chain(BIOS) {
         if !Path::new(file).exists() {
             return Err(LaunchError::Missing {
@@ -68,12 +69,11 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Boc
             });
         }
     }
-    let (model, module) = match launch.backend {
-        Backend::Intel => ("corei7_skylake_x", "kvm_intel"),
-        _ => ("trinity_apu", "kvm_amd"),
+    let model = match launch.backend {
+        Backend::Intel => "corei7_skylake_x",
+        _ => "trinity_apu",
     };
-    let outer = image::build(launch, dir, guest, module)?;
-    let iso = iso::build(dir, &outer)?;
+    let iso = iso::build(dir, outer)?;
     let serial = dir.join("serial");
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
