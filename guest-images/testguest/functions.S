@@ -349,6 +349,72 @@ FUNCTION \name, 0, 0
 HANDLER fn_wake, wake_taken
 HANDLER fn_nmi, nmi_taken
 
+/* Never returns: what it calls goes back to where its own caller wants to be. */
+FUNCTION fn_left, 0, 0
+	COUNT	fn_left
+	call	fn_leave
+	ud2
+	.size	fn_left, . - fn_left
+
+/* longjmp: goes to rsi with the stack pointer in rdi. */
+FUNCTION fn_leave, 0, 0
+	COUNT	fn_leave
+	mov	%rdi, %rsp
+	jmp	*%rsi
+	.size	fn_leave, . - fn_leave
+
+/* Runs on a stack of its own and never returns: its task ends inside. */
+FUNCTION fn_task, 0, 0
+	COUNT	fn_task
+	call	do_task_dead
+	ud2
+	.size	fn_task, . - fn_task
+
+/* void leave_frames(void): calls fn_left and leaves both frames behind, for a place that no call returns to. */
+	.globl	leave_frames
+	.type	leave_frames, @function
+	.p2align 4
+leave_frames:
+	mov	%rsp, %rdi
+	lea	1f(%rip), %rsi
+	push	%rbp
+	call	fn_left
+	pop	%rbp
+1:	ret
+	.size	leave_frames, . - leave_frames
+
+/* void run_task(void *stack_top): runs fn_task there until its task ends. */
+	.globl	run_task
+	.type	run_task, @function
+	.p2align 4
+run_task:
+	push	%rbx
+	push	%rbp
+	push	%r12
+	push	%r13
+	push	%r14
+	push	%r15
+	mov	%rsp, task_parent(%rip)
+	mov	%rdi, %rsp
+	call	fn_task
+	ud2
+	.size	run_task, . - run_task
+
+/* What Linux calls the place where a task ends, never to run again. */
+	.globl	do_task_dead
+	.type	do_task_dead, @function
+	.p2align 4
+do_task_dead:
+	mov	task_parent(%rip), %rsp
+	pop	%r15
+	pop	%r14
+	pop	%r13
+	pop	%r12
+	pop	%rbp
+	pop	%rbx
+	ret
+	.size	do_task_dead, . - do_task_dead
+
 /* Calls `target` with all registers from `before`, and puts what they are then into `after`. */
 	.globl	call_checked, call_checked_return
 	.type	call_checked, @function
@@ -426,6 +492,8 @@ fn_shared:
 fn_target:
 	.quad	fn_callee
 syscall_flags:
+	.quad	0
+task_parent:
 	.quad	0
 
 	.bss

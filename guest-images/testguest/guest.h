@@ -193,6 +193,10 @@ int scenario_smp(u64 rounds);
 int scenario_detour(u64 writes);
 int scenario_vector(u64 rounds);
 
+/* leave.c */
+int scenario_leave(u64 rounds);
+int scenario_task(u64 rounds);
+
 /* ends.c */
 int scenario_msr(u64 argument);
 int scenario_panic(u64 argument);

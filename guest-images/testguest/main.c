@@ -40,6 +40,8 @@ static const struct scenario scenarios[] = {
 	{ "smp", scenario_smp, 10 },
 	{ "vector", scenario_vector, 10 },
 	{ "detour", scenario_detour, 1 },
+	{ "leave", scenario_leave, 3 },
+	{ "task", scenario_task, 3 },
 	{ "msr", scenario_msr, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },

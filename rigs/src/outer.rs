@@ -15,6 +15,10 @@ pub const ARGUMENTS_PATH: &str = "/rig/arguments.json";
 pub const MODULES_PATH: &str = "/rig/modules";
 /// The test guest.
 pub const GUEST_PATH: &str = "/rig/testguest";
+/// The stock guest's kernel, unpacked.
+pub const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
+/// Its initramfs.
+pub const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
 
 const MOUNTS: [(&str, &CStr); 3] = [
     ("/dev", c"devtmpfs"),

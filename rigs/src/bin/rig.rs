@@ -1,6 +1,6 @@
 //! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there; `rig table` puts what was found together.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -18,8 +18,14 @@ struct Arguments {
     #[arg(long, default_value = "target/rigs")]
     results: PathBuf,
     /// Seconds until the last line, from the start.
-    #[arg(long, default_value_t = 900)]
+    #[arg(long, default_value_t = 1800)]
     timeout: u64,
+    /// Boots a stock kernel, too.
+    #[arg(long)]
+    stock: bool,
+    /// With `table`: writes it to docs/contract.md instead of printing it.
+    #[arg(long)]
+    write: bool,
     /// For `contract`, e.g. `--only calls`.
     #[arg(last = true)]
     contract: Vec<String>,
@@ -46,12 +52,13 @@ fn main() -> ExitCode {
         What::Amd => Backend::Amd,
         What::Nested => Backend::Nested,
         What::Local => Backend::Local,
-        What::Table => return report(table::from_results(&arguments.results)),
+        What::Table => return report(table(&arguments)),
     };
     let launch = Launch {
         backend,
         results: &arguments.results,
         timeout: Duration::from_secs(arguments.timeout),
+        stock: arguments.stock,
         contract: &arguments.contract,
     };
     let result = launch::run(&launch, &|line| show(line));
@@ -74,6 +81,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is printed.
+fn table(arguments: &Arguments) -> Result<String, LaunchError> {
+    let page = table::from_results(&arguments.results)?;
+    if !arguments.write {
+        return Ok(page);
+    }
+    launch::write(Path::new(table::PAGE), &page)?;
+    Ok(format!("written to {}\n", table::PAGE))
+}
+
 fn show(line: &Line) {
     match line {
         Line::Host { backend, facts, .. } => println!("{backend}: {facts}"),
@@ -88,7 +105,7 @@ fn show(line: &Line) {
                 case.case, case.took_ms, case.detail
             );
         }
-        Line::End { .. } => (),
+        Line::Run { .. } | Line::End { .. } => (),
     }
 }
 
@@ -105,7 +122,7 @@ fn report(result: Result<String, LaunchError>) -> ExitCode {
                 text = format!("{text}: {cause}");
                 source = cause.source();
             }
-            eprintln!("rig: {text}");
+            eprintln!("rig: error: {text}");
             ExitCode::from(2)
         }
     }

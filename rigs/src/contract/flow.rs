@@ -4,20 +4,6 @@ use std::collections::BTreeMap;
 
 use introspect::Gva;
 use introspect::insn::Decoded;
-use probes::Kernel;
-
-/// The instructions of each function of `functions.S`.
-pub(super) fn functions(kernel: &Kernel) -> Result<BTreeMap<String, Vec<Decoded>>, String> {
-    let mut functions = BTreeMap::new();
-    for symbol in kernel.symbols().matching("fn_*") {
-        if symbol.is_text() && symbol.size > 0 {
-            let code = kernel.instructions(&symbol).collect::<Result<_, _>>();
-            let code = code.map_err(|error| format!("{}: {error}", symbol.name))?;
-            functions.insert(symbol.name.to_string(), code);
-        }
-    }
-    Ok(functions)
-}
 
 /// The probe at `at`, as a summary names it.
 pub(super) fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {

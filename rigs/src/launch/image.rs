@@ -1,12 +1,15 @@
 //! The outer Linux: a stock kernel, KVM's modules, `contract` as its init, and the test guest.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use guest_images::{Image, Initramfs, Progress};
 
-use super::{Launch, LaunchError, error};
+use super::{Guests, Launch, LaunchError, error};
 use crate::line::Backend;
-use crate::outer::{ARGUMENTS_PATH, GUEST_PATH, MODULES_PATH};
+use crate::outer::{
+    ARGUMENTS_PATH, GUEST_PATH, MODULES_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
+};
 
 const KERNEL: &str = "debian-6.1";
 
@@ -15,6 +18,8 @@ const KERNEL: &str = "debian-6.1";
 pub(super) struct Outer {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
+    /// What `uname -r` says in it.
+    pub(super) release: String,
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
@@ -43,15 +48,21 @@ pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
-    guest: &Path,
+    guests: &Guests,
     module: &str,
 ) -> Result<Outer, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;
     let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &contract()?)?;
-    files.host_file(GUEST_PATH, 0o600, guest)?;
+    files.host_file("/init", 0o755, &stripped(&contract()?, dir)?)?;
+    files.host_file(GUEST_PATH, 0o600, &guests.test)?;
+    let mut stock = None;
+    if let Some(guest) = &guests.stock {
+        files.host_file(STOCK_KERNEL_PATH, 0o600, &guest.kernel)?;
+        files.host_file(STOCK_INITRD_PATH, 0o600, &guest.initrd)?;
+        stock = Some(guest.arguments(STOCK_KERNEL_PATH.as_ref(), STOCK_INITRD_PATH.as_ref()));
+    }
     for directory in ["proc", "sys"] {
         files.directory(directory, 0o555);
     }
@@ -71,6 +82,7 @@ pub(super) fn build(
     let arguments: Vec<&str> = fixed
         .into_iter()
         .chain(mistakes.iter().copied())
+        .chain(stock.iter().flatten().map(String::as_str))
         .chain(launch.contract.iter().map(String::as_str))
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
@@ -80,6 +92,7 @@ pub(super) fn build(
     Ok(Outer {
         kernel: image.path(),
         initramfs,
+        release: image.release().to_owned(),
     })
 }
 
@@ -93,6 +106,21 @@ fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(),
     }
     files.file(MODULES_PATH, 0o600, order);
     Ok(())
+}
+
+/// The program without what only a debugger reads, which would be most of what an emulated CD has to bring.
+fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
+    let to = dir.join("contract");
+    let output = Command::new("strip")
+        .arg("-o")
+        .args([&to, program])
+        .output()
+        .map_err(|_| LaunchError::Missing {
+            missing: "strip".to_owned(),
+            packages: "binutils",
+        })?;
+    error::check("strip", &output)?;
+    Ok(to)
 }
 
 /// The program that runs inside, which is built beside this one.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use super::follow::{self, Follow, kill};
-use super::{Launch, LaunchError, error, image};
+use super::{Guests, Launch, LaunchError, error, image};
 
 /// A running `contract`.
 #[derive(Debug)]
@@ -31,12 +31,19 @@ impl Drop for Local {
 }
 
 /// Starts it with its lines going to a file.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Local, LaunchError> {
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    guests: &Guests,
+) -> Result<Local, LaunchError> {
     let output = dir.join("lines");
     let file = File::create(&output).map_err(error::file("create", &output))?;
+    let stock = guests.stock.as_ref();
+    let stock = stock.map(|stock| stock.arguments(&stock.kernel, &stock.initrd));
     let child = follow::command(image::contract()?)
         .args(["--backend", launch.backend.word(), "--guest"])
-        .arg(guest)
+        .arg(&guests.test)
+        .args(stock.into_iter().flatten())
         .args(launch.contract)
         .stdin(Stdio::null())
         .stdout(file)

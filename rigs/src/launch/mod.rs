@@ -1,5 +1,6 @@
 //! Bringing `contract` to a kind of KVM, and its lines back.
 
+mod about;
 mod bochs;
 mod error;
 mod follow;
@@ -7,6 +8,7 @@ mod image;
 mod iso;
 mod local;
 mod qemu;
+mod stock;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,6 +20,7 @@ use crate::line::{Backend, Line};
 pub use error::LaunchError;
 
 use follow::Follow;
+use stock::Stock;
 
 /// What to run, and where.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +31,8 @@ pub struct Launch<'a> {
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
+    /// Whether a stock kernel is booted, too.
+    pub stock: bool,
     /// More arguments for `contract`.
     pub contract: &'a [String],
 }
@@ -45,6 +50,13 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
+/// The guests' files, here.
+#[derive(Debug)]
+struct Guests {
+    test: PathBuf,
+    stock: Option<Stock>,
+}
+
 /// Runs `contract` there. `tell` gets each line when it comes.
 ///
 /// # Errors
@@ -52,24 +64,49 @@ pub struct Launched {
 /// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
-    let guest = guest_images::build_testguest(&dir)?;
+    let guests = Guests {
+        test: guest_images::build_testguest(&dir)?,
+        stock: match launch.stock {
+            true => Some(stock::build(&dir, launch.backend)?),
+            false => None,
+        },
+    };
+    let outer = match launch.backend {
+        Backend::Intel => Some(image::build(launch, &dir, &guests, "kvm_intel")?),
+        Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &guests, "kvm_amd")?),
+        Backend::Local => None,
+    };
     let began = Instant::now();
-    let mut running: Box<dyn Follow> = match launch.backend {
-        Backend::Intel | Backend::Amd => Box::new(bochs::start(launch, &dir, &guest)?),
-        Backend::Nested => Box::new(qemu::start(launch, &dir, &guest)?),
-        Backend::Local => Box::new(local::start(launch, &dir, &guest)?),
+    let mut running: Box<dyn Follow> = match &outer {
+        Some(outer) if launch.backend == Backend::Nested => Box::new(qemu::start(&dir, outer)?),
+        Some(outer) => Box::new(bochs::start(launch, &dir, outer)?),
+        None => Box::new(local::start(launch, &dir, &guests)?),
     };
     let path = launch.results.join(format!("{}.jsonl", launch.backend));
-    let mut file = File::create(&path).map_err(error::file("create", &path))?;
+    // What is known of other cases stays when only some are run.
+    let some = launch
+        .contract
+        .iter()
+        .any(|word| word.starts_with("--only"));
+    let mut file = File::options()
+        .create(true)
+        .write(true)
+        .append(some)
+        .truncate(!some)
+        .open(&path)
+        .map_err(error::file("create", &path))?;
     let mut end = None;
-    follow::until_end(running.as_mut(), began + launch.timeout, &mut |line| {
+    let mut keep = |line: Line| {
         tell(&line);
         if let Line::End { cases, failed, .. } = line {
             end = Some((cases, failed));
         }
         let json = serde_json::to_string(&line).unwrap_or_default();
         writeln!(file, "{json}").map_err(error::file("write", &path))
-    })?;
+    };
+    let release = outer.as_ref().map(|outer| &*outer.release);
+    keep(about::about(launch.backend, release)?)?;
+    follow::until_end(running.as_mut(), began + launch.timeout, &mut keep)?;
     let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
     Ok(Launched {
         cases,
@@ -77,6 +114,15 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         took: began.elapsed(),
         path,
     })
+}
+
+/// Writes a file.
+///
+/// # Errors
+///
+/// It cannot be written.
+pub fn write(path: &Path, text: &str) -> Result<(), LaunchError> {
+    std::fs::write(path, text).map_err(error::file("write", path))
 }
 
 /// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.

@@ -19,7 +19,7 @@ struct Seen {
 
 /// Takes a guest's events and its console. Cloning shares it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Observer(Arc<(Mutex<Seen>, Condvar)>);
+pub struct Observer(Arc<(Mutex<Seen>, Condvar)>);
 
 impl Observer {
     fn seen(&self) -> MutexGuard<'_, Seen> {
@@ -47,30 +47,46 @@ impl Observer {
     }
 
     /// Returns once the guest has hit its probes `hits` times.
-    pub(crate) fn wait_for_hits(&self, hits: usize) {
+    ///
+    /// # Panics
+    ///
+    /// It does not come to that.
+    pub fn wait_for_hits(&self, hits: usize) {
         self.wait_until(&format!("{hits} hits"), |seen| seen.hits.len() >= hits);
     }
 
     /// Returns once the guest has printed `text`.
-    pub(crate) fn wait_for_console(&self, text: &str) {
+    ///
+    /// # Panics
+    ///
+    /// It does not come to that.
+    pub fn wait_for_console(&self, text: &str) {
         self.wait_until(text, |seen| {
             String::from_utf8_lossy(&seen.console).contains(text)
         });
     }
 
-    pub(crate) fn hits(&self) -> Vec<Hit> {
+    /// The hits so far.
+    #[must_use]
+    pub fn hits(&self) -> Vec<Hit> {
         self.seen().hits.clone()
     }
 
-    pub(crate) fn returns(&self) -> Vec<Return> {
+    /// The returns so far.
+    #[must_use]
+    pub fn returns(&self) -> Vec<Return> {
         self.seen().returns.clone()
     }
 
-    pub(crate) fn notes(&self) -> Vec<Note> {
+    /// The notes so far.
+    #[must_use]
+    pub fn notes(&self) -> Vec<Note> {
         self.seen().notes.clone()
     }
 
-    pub(crate) fn console(&self) -> String {
+    /// What the guest has printed so far.
+    #[must_use]
+    pub fn console(&self) -> String {
         String::from_utf8_lossy(&self.seen().console).into_owned()
     }
 }
