@@ -103,7 +103,7 @@ impl Region {
     }
 
     fn fill(&self, data_flags: u64) -> Result<(), GuestError> {
-        let page = [FILLER; PAGE_BYTES as usize];
+        let page = [FILLER; 0x1000];
         for index in 0..CODE_PAGES {
             self.memory
                 .write(self.gpa.wrapping_add(index * PAGE_BYTES), &page)?;
