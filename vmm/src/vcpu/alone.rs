@@ -10,8 +10,8 @@ use super::watchdog::Watchdog;
 use crate::PausedGuard;
 use crate::trap::{Trap, TrapHandler};
 
-/// A vCPU that has not moved at all when its time is over is given it so many times: it was the host that had no time
-/// for it, or it executes one long instruction.
+/// A vCPU that is still where it began when its time is over is given it so many times: it was the host that had no time
+/// for it, or it executes one long instruction, a repeated one perhaps, which can be left half-way.
 const PATIENCE: u32 = 100;
 
 /// How a vCPU is run alone, and how far.
@@ -74,7 +74,7 @@ impl StoppedVcpu<'_> {
         handler: &dyn TrapHandler,
         alone: &Alone<'_>,
     ) -> Result<AloneEnd, RunError> {
-        let start = self.regs()?;
+        let start = self.regs()?.rip;
         let began = Instant::now();
         let _watchdog = Watchdog::every(alone.limit);
         loop {
@@ -92,7 +92,7 @@ impl StoppedVcpu<'_> {
                     if alone.stops.contains(&now.rip) {
                         return Ok(AloneEnd::At(now.rip));
                     }
-                    let times = if now == start { PATIENCE } else { 1 };
+                    let times = if now.rip == start { PATIENCE } else { 1 };
                     if began.elapsed() >= alone.limit * times {
                         return Ok(AloneEnd::TimedOut);
                     }
