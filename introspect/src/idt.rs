@@ -29,6 +29,15 @@ pub const fn pushes_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
+/// Where a vector leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gate {
+    /// The vector.
+    pub vector: u8,
+    /// Its handler.
+    pub target: Gva,
+}
+
 impl Idt {
     /// Where the processor goes for `vector`: `None` unless that is an interrupt or trap gate that is present and can
     /// be read.
@@ -38,21 +47,62 @@ impl Idt {
         state: &PagingState,
         vector: u8,
     ) -> Option<Gva> {
-        let offset = u64::from(vector) * GATE_BYTES;
-        if offset + GATE_BYTES - 1 > u64::from(self.limit) || !state.long_mode() {
-            return None;
-        }
-        let mut gate = [0; 16];
-        read_virt(memory, state, self.base.wrapping_add(offset), &mut gate).ok()?;
-        let gate = u128::from_le_bytes(gate);
-        #[expect(clippy::cast_possible_truncation, reason = "split into its halves")]
-        let (low, high) = (gate as u64, (gate >> 64) as u64);
-        if low & PRESENT == 0 || low & KIND != INTERRUPT_OR_TRAP_GATE {
-            return None;
-        }
-        let target = (low & 0xffff) | ((low >> 48) << 16) | (high << 32);
-        Some(Gva(target))
+        let mut found = None;
+        self.for_each(memory, state, &[vector], |gate| found = Some(gate.target));
+        found
     }
+
+    /// Where the processor goes for those of `vectors` that lead anywhere; they are in ascending order. At most two
+    /// pages are read, and walked to.
+    pub fn gates<M: PhysMemory + ?Sized>(
+        self,
+        memory: &M,
+        state: &PagingState,
+        vectors: &[u8],
+    ) -> Vec<Gate> {
+        let mut gates = Vec::with_capacity(vectors.len());
+        self.for_each(memory, state, vectors, |gate| gates.push(gate));
+        gates
+    }
+
+    fn for_each<M: PhysMemory + ?Sized>(
+        self,
+        memory: &M,
+        state: &PagingState,
+        vectors: &[u8],
+        mut found: impl FnMut(Gate),
+    ) {
+        let fits = |vector: u8| (u64::from(vector) + 1) * GATE_BYTES <= u64::from(self.limit) + 1;
+        let mut wanted = vectors.iter().copied().filter(|&vector| fits(vector));
+        let Some(first) = wanted.next().filter(|_| state.long_mode()) else {
+            return;
+        };
+        let last = wanted.next_back().unwrap_or(first);
+        let at = |vector: u8| self.base.wrapping_add(u64::from(vector) * GATE_BYTES);
+        let mut table = [[0; 16]; 256];
+        let all = &mut table[usize::from(first)..=usize::from(last)];
+        let whole = read_virt(memory, state, at(first), all.as_flattened_mut()).is_ok();
+        for &vector in vectors.iter().filter(|&&vector| fits(vector)) {
+            let gate = &mut table[usize::from(vector)];
+            // A table of which some cannot be read may still be good for the rest.
+            if whole || read_virt(memory, state, at(vector), gate).is_ok() {
+                let target = target_of(*gate);
+                target
+                    .into_iter()
+                    .for_each(|target| found(Gate { vector, target }));
+            }
+        }
+    }
+}
+
+fn target_of(gate: [u8; 16]) -> Option<Gva> {
+    let gate = u128::from_le_bytes(gate);
+    #[expect(clippy::cast_possible_truncation, reason = "split into its halves")]
+    let (low, high) = (gate as u64, (gate >> 64) as u64);
+    if low & PRESENT == 0 || low & KIND != INTERRUPT_OR_TRAP_GATE {
+        return None;
+    }
+    Some(Gva((low & 0xffff) | ((low >> 48) << 16) | (high << 32)))
 }
 
 /// What the processor has pushed for an interrupt or exception, as its handler finds it.
@@ -144,6 +194,19 @@ mod tests {
         }
         assert!(idt(TABLE, 0x4f).target(&memory, &state, 4).is_some());
         assert_eq!(idt(TABLE, 0x4e).target(&memory, &state, 4), None, "limit");
+        let vectors: Vec<u8> = (0..=255).collect();
+        let gates = idt(TABLE, 0xfff).gates(&memory, &state, &vectors);
+        let target = Gva(0x5566_7788);
+        assert_eq!(gates, [Gate { vector: 4, target }]);
+        // The second half of the table is not mapped.
+        let mut at_the_end = |base: u64, vector: u64| {
+            let at = Gpa(base + 16 * vector);
+            memory.write(at, &0x5566_8e00_0010_7788_u64.to_le_bytes())
+        };
+        let base = 0x40_0000 - 0x800;
+        at_the_end(base, 4).expect("fits");
+        let gates = idt(Gva(base), 0xfff).gates(&memory, &state, &vectors);
+        assert_eq!(gates, [Gate { vector: 4, target }]);
         let absent = [Gva(0x1000), Gva(1 << 63), Gva(u64::MAX - 3)];
         for base in absent {
             assert_eq!(idt(base, 0xffff).target(&memory, &state, 255), None);

@@ -25,7 +25,7 @@ pub mod symbols;
 
 pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
-pub use idt::{Idt, InterruptFrame};
+pub use idt::{Gate, Idt, InterruptFrame};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{

@@ -6,7 +6,7 @@
 
 use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
 use introspect::insn::{Decoded, Next};
-use introspect::{Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
+use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
 use vmm::{kvm_regs, kvm_sregs};
 
 use super::Engine;
@@ -14,7 +14,7 @@ use crate::Tier;
 use crate::guest::{GuestError, Paused, Ran, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, InstructionFault};
 use crate::hit::{Plant, next_places};
-use crate::plant::Spot;
+use crate::plant::{Planter, Spot};
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;
@@ -24,13 +24,6 @@ const FIRST_INTERRUPT: u8 = 32;
 const NMI: u8 = 2;
 /// RFLAGS.RF, which the processor sets in the frame of a fault.
 const RESUME_FLAG: u64 = 1 << 16;
-
-/// A handler of the guest's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Gate {
-    vector: u8,
-    target: Gva,
-}
 
 /// Where the vCPU can be next.
 #[derive(Debug, Default)]
@@ -110,14 +103,16 @@ impl Engine {
             base: Gva(sregs.idt.base),
             limit: sregs.idt.limit,
         };
-        let held = self.abilities.holds_interrupts;
-        let interrupts = (!held).then(|| (FIRST_INTERRUPT..=u8::MAX).chain([NMI]));
-        let vectors = SYNCHRONOUS_VECTORS.into_iter();
-        for vector in vectors.chain(interrupts.into_iter().flatten()) {
-            if let Some(target) = idt.target(&self.planter, &state, vector) {
-                places.gates.push(Gate { vector, target });
-            }
-        }
+        let all: Vec<u8> = if self.abilities.holds_interrupts {
+            SYNCHRONOUS_VECTORS.to_vec()
+        } else {
+            let asynchronous = |vector: &u8| *vector == NMI || *vector >= FIRST_INTERRUPT;
+            let raised = |vector: &u8| SYNCHRONOUS_VECTORS.contains(vector);
+            (0..=u8::MAX)
+                .filter(|vector| asynchronous(vector) || raised(vector))
+                .collect()
+        };
+        places.gates = idt.gates(&self.planter, &state, &all);
         let (memory, features) = (self.memory.as_ref(), self.abilities.features);
         let (next, tables) = match decoded {
             Some(decoded) => {
@@ -134,19 +129,9 @@ impl Engine {
             places.next.extend(target);
         }
         let len = decoded.map_or(1, Decoded::len);
-        let mut stops = Vec::new();
-        for at in places.addresses() {
-            for state in std::iter::once(state).chain(tables) {
-                // Where nothing is mapped the processor raises a page fault.
-                if let Ok(found) = walk(&self.planter, &state, at)
-                    && !spot.holds(found.gpa, len)
-                    && !stops.contains(&found.gpa)
-                {
-                    stops.push(found.gpa);
-                }
-            }
+        for state in std::iter::once(state).chain(tables) {
+            places.add_stops(&self.planter, &state, |gpa| spot.holds(gpa, len));
         }
-        places.stops = stops;
         Ok(places)
     }
 
@@ -275,6 +260,32 @@ pub(super) struct Offered {
 }
 
 impl Places {
+    /// Adds where the addresses lie with the page tables in `state`. Where nothing is mapped the processor raises a page
+    /// fault, and needs no stop.
+    fn add_stops(
+        &mut self,
+        planter: &Planter,
+        state: &PagingState,
+        is_excluded: impl Fn(Gpa) -> bool,
+    ) {
+        let mut addresses: Vec<Gva> = self.addresses().collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        // Handlers lie close together: few pages have to be walked to.
+        let pages = addresses.chunk_by(|a, b| a.page() == b.page());
+        for (page, on_page) in pages.filter_map(|on_page| Some((*on_page.first()?, on_page))) {
+            let Ok(found) = walk(planter, state, page.page()) else {
+                continue;
+            };
+            for at in on_page {
+                let gpa = found.gpa.wrapping_add(at.page_offset());
+                if !is_excluded(gpa) && !self.stops.contains(&gpa) {
+                    self.stops.push(gpa);
+                }
+            }
+        }
+    }
+
     fn addresses(&self) -> impl Iterator<Item = Gva> {
         let gates = self.gates.iter().map(|gate| gate.target);
         self.next.iter().copied().chain(gates)

@@ -79,9 +79,11 @@ impl Planter {
         for &gpa in open {
             shown.mark(gpa, Mark::Open)?;
         }
-        for &gpa in stops {
-            shown.stop(gpa)?;
+        let (kept, others): (Vec<Gpa>, Vec<Gpa>) = stops.iter().partition(|gpa| self.keeps(**gpa));
+        for gpa in kept {
+            shown.mark(gpa, Mark::Stop)?;
         }
+        shown.stop(&others)?;
         Ok(shown)
     }
 
@@ -103,21 +105,24 @@ impl ShownAlone<'_> {
         Ok(())
     }
 
-    fn stop(&mut self, gpa: Gpa) -> Result<(), Unwritable> {
-        if self.planter.kept(gpa).is_some() {
-            return self.mark(gpa, Mark::Stop);
-        }
+    /// Stops on pages whose own bytes are not kept.
+    fn stop(&mut self, stops: &[Gpa]) -> Result<(), Unwritable> {
         let memory = self.planter.memory.as_ref();
-        let Ok(own) = memory.read_u8(gpa) else {
-            return Ok(());
-        };
-        if self.planter.loose.own(gpa).is_some() {
+        let new: Vec<(Gpa, u8)> = stops
+            .iter()
+            .filter(|gpa| self.planter.loose.own(**gpa).is_none())
+            .filter_map(|&gpa| Some((gpa, memory.read_u8(gpa).ok()?)))
+            .collect();
+        if new.is_empty() {
             return Ok(());
         }
-        // Known before it shows, so that nobody reads it for the guest's.
-        self.planter.loose.update(|bytes| bytes.push((gpa, own)));
-        self.loose.push(gpa);
-        memory.write(gpa, &[self.planter.byte().value()])
+        // Known before they show, so that nobody reads them for the guest's.
+        self.planter
+            .loose
+            .update(|bytes| bytes.extend_from_slice(&new));
+        self.loose.extend(new.iter().map(|(gpa, _)| *gpa));
+        new.iter()
+            .try_for_each(|(gpa, _)| memory.write(*gpa, &[self.planter.byte().value()]))
     }
 
     /// Memory shows again what it did before.
