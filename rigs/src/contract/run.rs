@@ -16,6 +16,7 @@ use vmm::{Console, Host, HostFacts};
 use super::cases::{CaseSpec, Probed};
 use super::flow;
 use super::{Contract, ContractError};
+use crate::chain::chain;
 
 const MEMORY_BYTES: u64 = 64 << 20;
 /// So many of a case's faults are told.
@@ -265,14 +266,4 @@ fn counted(summary: &Summary) -> String {
         "{} probes, {stepped} stepped, {hits} hits, {exits} exits",
         summary.probes.len()
     )
-}
-
-fn chain<E: std::error::Error>(error: E) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

@@ -13,6 +13,7 @@ use std::thread;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::follow::{self, Follow, kill};
+use super::payload::Payload;
 use super::{Launch, LaunchError, error, image, iso};
 use crate::line::Backend;
 
@@ -30,7 +31,6 @@ const BIOS: [&str; 2] = [
 const INSTRUCTIONS_PER_SECOND: u64 = 100_000_000;
 /// What its clock says at the start: everything else in it depends on instructions alone, so that runs are alike.
 const BOOT_TIME: u64 = 1_700_000_000;
-const MEMORY_MIB: u64 = 512;
 
 /// A running Bochs.
 #[derive(Debug)]
@@ -59,7 +59,11 @@ impl Drop for Bochs {
 }
 
 /// Starts Bochs with the vendor's processor.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Bochs, LaunchError> {
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    payload: &Payload,
+) -> Result<Bochs, LaunchError> {
     for file in [PROGRAM].into_iter().chain(BIOS) {
         if !Path::new(file).exists() {
             return Err(LaunchError::Missing {
@@ -72,15 +76,19 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Boc
         Backend::Intel => ("corei7_skylake_x", "kvm_intel"),
         _ => ("trinity_apu", "kvm_amd"),
     };
-    let outer = image::build(launch, dir, guest, module)?;
+    let outer = image::build(launch, dir, payload, module)?;
     let iso = iso::build(dir, &outer)?;
     let serial = dir.join("serial");
+    let memory_mib = payload.memory_mib;
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
         std::fs::write(&path, text).map_err(error::file("write", &path))?;
         Ok::<PathBuf, LaunchError>(path)
     };
-    let config = write("bochsrc", &config(model, &iso, &serial, &dir.join("log")))?;
+    let config = write(
+        "bochsrc",
+        &config(model, memory_mib, &iso, &serial, &dir.join("log")),
+    )?;
     let go_on = write("debugger", "c\n")?;
     let terminal = terminal(&dir.join("screen")).map_err(LaunchError::Terminal)?;
     let theirs = || terminal.try_clone().map_err(LaunchError::Terminal);
@@ -99,11 +107,11 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Boc
     Ok(Bochs { child, serial })
 }
 
-fn config(model: &str, iso: &Path, serial: &Path, log: &Path) -> String {
+fn config(model: &str, memory_mib: u64, iso: &Path, serial: &Path, log: &Path) -> String {
     let [bios, vga_bios] = BIOS;
     format!(
         "display_library: term\n\
-         memory: guest={MEMORY_MIB}, host={MEMORY_MIB}\n\
+         memory: guest={memory_mib}, host={memory_mib}\n\
          romimage: file={bios}\n\
          vgaromimage: file={vga_bios}\n\
          cpu: model={model}, count=2, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0, ignore_bad_msrs=1\n\

@@ -1,12 +1,13 @@
-//! The outer Linux: a stock kernel, KVM's modules, `contract` as its init, and the test guest.
+//! The outer Linux: a stock kernel, KVM's modules, the program as its init, and its files.
 
 use std::path::{Path, PathBuf};
 
 use guest_images::{Image, Initramfs, Progress};
 
+use super::payload::Payload;
 use super::{Launch, LaunchError, error};
 use crate::line::Backend;
-use crate::outer::{ARGUMENTS_PATH, GUEST_PATH, MODULES_PATH};
+use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
 
 const KERNEL: &str = "debian-6.1";
 
@@ -39,34 +40,35 @@ pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
-    guest: &Path,
+    payload: &Payload,
     module: &str,
 ) -> Result<Outer, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;
     let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &contract()?)?;
-    files.host_file(GUEST_PATH, 0o600, guest)?;
+    files.host_file("/init", 0o755, &payload.program)?;
+    for file in &payload.files {
+        files.host_file(file.inside, 0o600, &file.path)?;
+    }
     for directory in ["proc", "sys"] {
         files.directory(directory, 0o555);
     }
     add_modules(&mut files, &image, module)?;
-    let fixed = [
-        "contract",
-        "--backend",
-        launch.backend.word(),
-        "--guest",
-        GUEST_PATH,
-    ];
+    let fixed = [launch.program.name(), "--backend", launch.backend.word()];
+    let given = payload
+        .files
+        .iter()
+        .flat_map(|file| [file.option, file.inside]);
     let mistakes: &[&str] = match launch.backend {
         Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
         _ => &[],
     };
     let arguments: Vec<&str> = fixed
         .into_iter()
+        .chain(given)
         .chain(mistakes.iter().copied())
-        .chain(launch.contract.iter().map(String::as_str))
+        .chain(launch.arguments.iter().map(String::as_str))
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
@@ -88,17 +90,4 @@ fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(),
     }
     files.file(MODULES_PATH, 0o600, order);
     Ok(())
-}
-
-/// The program that runs inside, which is built beside this one.
-pub(super) fn contract() -> Result<PathBuf, LaunchError> {
-    let own = std::env::current_exe().map_err(error::start("contract"))?;
-    let path = own.with_file_name("contract");
-    match path.exists() {
-        true => Ok(path),
-        false => Err(LaunchError::Missing {
-            missing: format!("{} (cargo build -p hyprobe-rigs makes it)", path.display()),
-            packages: "cargo",
-        }),
-    }
 }

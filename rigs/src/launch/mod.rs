@@ -1,4 +1,4 @@
-//! Bringing `contract` to a kind of KVM, and its lines back.
+//! Bringing a program to a kind of KVM, and its lines back.
 
 mod bochs;
 mod error;
@@ -6,6 +6,7 @@ mod follow;
 mod image;
 mod iso;
 mod local;
+mod payload;
 mod qemu;
 
 use std::fs::File;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use crate::line::{Backend, Line};
 
 pub use error::LaunchError;
+pub use payload::Program;
 
 use follow::Follow;
 
@@ -24,12 +26,26 @@ use follow::Follow;
 pub struct Launch<'a> {
     /// Where.
     pub backend: Backend,
-    /// The directory for the lines, `<backend>.jsonl`, and for what the run was made of, `<backend>/`.
+    /// What.
+    pub program: Program<'a>,
+    /// The directory with the programs of this package.
+    pub programs: &'a Path,
+    /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
+    /// name of a program other than `contract`.
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
-    /// More arguments for `contract`.
-    pub contract: &'a [String],
+    /// More arguments for the program.
+    pub arguments: &'a [String],
+}
+
+impl Launch<'_> {
+    fn name(&self) -> &'static str {
+        match self.program {
+            Program::Contract => self.backend.word(),
+            Program::Busy { .. } => self.program.name(),
+        }
+    }
 }
 
 /// What came of it.
@@ -45,21 +61,21 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
-/// Runs `contract` there. `tell` gets each line when it comes.
+/// Runs the program there. `tell` gets each line when it comes.
 ///
 /// # Errors
 ///
 /// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
-    let guest = guest_images::build_testguest(&dir)?;
+    let payload = payload::build(launch, &dir)?;
     let began = Instant::now();
     let mut running: Box<dyn Follow> = match launch.backend {
-        Backend::Intel | Backend::Amd => Box::new(bochs::start(launch, &dir, &guest)?),
-        Backend::Nested => Box::new(qemu::start(launch, &dir, &guest)?),
-        Backend::Local => Box::new(local::start(launch, &dir, &guest)?),
+        Backend::Intel | Backend::Amd => Box::new(bochs::start(launch, &dir, &payload)?),
+        Backend::Nested => Box::new(qemu::start(launch, &dir, &payload)?),
+        Backend::Local => Box::new(local::start(launch, &dir, &payload)?),
     };
-    let path = launch.results.join(format!("{}.jsonl", launch.backend));
+    let path = launch.results.join(format!("{}.jsonl", launch.name()));
     let mut file = File::create(&path).map_err(error::file("create", &path))?;
     let mut end = None;
     follow::until_end(running.as_mut(), began + launch.timeout, &mut |line| {
@@ -81,7 +97,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
 
 /// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.
 fn scratch(launch: &Launch<'_>) -> Result<PathBuf, LaunchError> {
-    let dir = launch.results.join(launch.backend.word());
+    let dir = launch.results.join(launch.name());
     match std::fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()),

@@ -5,13 +5,14 @@ use std::process::{Child, Command, Stdio};
 
 use super::follow::{self, Follow, kill};
 use super::image::COMMAND_LINE;
+use super::payload::Payload;
 use super::{Launch, LaunchError, error, image};
 
 /// Names the QEMU to use, as for `hyprobe --accel nested`.
 const VARIABLE: &str = "HYPROBE_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
 const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2 -m 512M";
+                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2";
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -37,8 +38,12 @@ impl Drop for Qemu {
 }
 
 /// Starts QEMU.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Qemu, LaunchError> {
-    let outer = image::build(launch, dir, guest, "kvm_amd")?;
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    payload: &Payload,
+) -> Result<Qemu, LaunchError> {
+    let outer = image::build(launch, dir, payload, "kvm_amd")?;
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
     let program = std::env::var(VARIABLE).unwrap_or_else(|_| PROGRAM.to_owned());
@@ -55,6 +60,7 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Qem
     }
     let child = follow::command(&program)
         .args(ARGUMENTS.split_ascii_whitespace())
+        .args(["-m", &format!("{}M", payload.memory_mib)])
         .arg("-kernel")
         .arg(&outer.kernel)
         .arg("-initrd")
