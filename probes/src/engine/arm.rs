@@ -156,7 +156,7 @@ impl Engine {
         for probe in self.milestones.iter().chain(probes.iter()) {
             let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
             let idle = match probe.purpose {
-                Purpose::Milestone(Milestone::TaskEnded) => !follows,
+                Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !follows,
                 Purpose::Milestone(Milestone::Module(_)) => !watches_modules,
                 _ => false,
             };

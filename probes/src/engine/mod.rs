@@ -23,7 +23,7 @@ mod tests;
 mod trap;
 mod wanted;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -85,6 +85,8 @@ pub struct Engine {
     /// Calls that are followed to their return.
     calls: Calls,
     return_sites: ReturnSites,
+    /// See [`Engine::end_task`].
+    dying: Mutex<BTreeMap<usize, u64>>,
     /// See [`Engine::resuming`].
     resuming: Mutex<BTreeSet<usize>>,
     /// Where the kernel runs, once that is known.
@@ -136,6 +138,7 @@ impl Engine {
             milestones,
             calls: Calls::default(),
             return_sites: ReturnSites::default(),
+            dying: Mutex::default(),
             resuming: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),

@@ -22,6 +22,9 @@ const DIES: &str = "kretprobe:do_group_exit";
 const IS_KILLED: &str = "kretprobe:get_signal";
 /// The last call of all is still in flight when the guest is gone.
 const ENDS: &str = "kretprobe:__x64_sys_reboot";
+/// Every task that does not run is in it, and each that has died has entered it once more than it has returned.
+const SCHEDULES: &str = "kretprobe:__schedule";
+const TASKS: u64 = 4096;
 
 /// What is done to a probe while the victims sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +58,7 @@ const fn switched(switched: Switched) -> Followed {
     }
 }
 
-const FOLLOWED: [Followed; 11] = [
+const FOLLOWED: [Followed; 12] = [
     stays(CALLS_SLEEP, Some(1)),
     stays(CALLS_SLEEP, None),
     stays(SLEEPS, Some(1)),
@@ -67,6 +70,7 @@ const FOLLOWED: [Followed; 11] = [
     stays(DIES, None),
     stays(IS_KILLED, None),
     stays(ENDS, None),
+    stays(SCHEDULES, Some(TASKS)),
 ];
 /// The one whose returns are told as events too.
 const TOLD: usize = 1;
@@ -94,8 +98,8 @@ pub(super) fn run(guest: &Guest<'_>) -> Result<String, String> {
         .map(new_probe)
         .collect::<Result<Vec<_>, _>>()?;
     let workload = format!("nappers={NAPPERS} naps={NAPS} nap=1 victims={VICTIMS} listen=1");
-    let (ran, looks) = guest.run(&workload, &probes, LIMIT, drive)?;
-    let wrong = at_the_end(&ran);
+    let (ran, (looks, waiting)) = guest.run(&workload, &probes, LIMIT, drive)?;
+    let wrong = at_the_end(&ran, waiting);
     if wrong.is_empty() {
         let missed: u64 = ran.summary.probes.iter().map(missed).sum();
         Ok(format!(
@@ -139,8 +143,9 @@ fn look(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
     }
 }
 
-/// Looks while tasks sleep and wake, and switches probes while the victims sleep. Returns how often it looked.
-fn drive(live: &Live<'_>) -> Result<usize, String> {
+/// Looks while tasks sleep and wake, and switches probes while the victims sleep. Returns how often it looked, and how
+/// many tasks did not run then.
+fn drive(live: &Live<'_>) -> Result<(usize, u64), String> {
     let asleep = format!("workload: asleep={VICTIMS}");
     let mut looks = 0;
     while !live.has_said(&asleep) && !live.has_ended() {
@@ -148,8 +153,12 @@ fn drive(live: &Live<'_>) -> Result<usize, String> {
         looks += 1;
         std::thread::sleep(BETWEEN_LOOKS);
     }
+    let mut waiting = 0;
     for (followed, probe) in FOLLOWED.iter().zip(look(live)?) {
         half_way(followed, &probe)?;
+        if followed.spec == SCHEDULES {
+            waiting = probe.in_flight.unwrap_or(0);
+        }
     }
     switch(live)?;
     for (followed, probe) in FOLLOWED.iter().zip(look(live)?) {
@@ -159,7 +168,7 @@ fn drive(live: &Live<'_>) -> Result<usize, String> {
         }
     }
     live.type_line()?;
-    Ok(looks)
+    Ok((looks, waiting))
 }
 
 /// All naps of the first round have ended, and all victims sleep.
@@ -174,6 +183,8 @@ fn half_way(followed: &Followed, probe: &ProbeSummary) -> Result<(), String> {
     let asleep = if sleeps && !off { VICTIMS } else { 0 };
     let in_flight = asleep.min(followed.maxactive.unwrap_or(u64::MAX));
     let is_right = match followed.spec {
+        // Each of them, and no task that has died.
+        SCHEDULES => probe.in_flight > Some(VICTIMS) && missed_by(probe, "maxactive") == 0,
         DIES => probe.in_flight == Some(0) && probe.hits == missed_by(probe, "abandoned"),
         _ => probe.hits == entered && probe.in_flight == Some(in_flight),
     };
@@ -232,7 +243,7 @@ fn expected(followed: &Followed, ran: &Ran) -> [Option<u64>; 6] {
     }
 }
 
-fn at_the_end(ran: &Ran) -> Vec<String> {
+fn at_the_end(ran: &Ran, waiting: u64) -> Vec<String> {
     let mut wrong = ran.notes.clone();
     if ran.counts.nap != 2 * NAPPERS * NAPS + VICTIMS {
         wrong.push(format!("the guest counts otherwise: {:?}", ran.counts));
@@ -240,6 +251,14 @@ fn at_the_end(ran: &Ran) -> Vec<String> {
     let told: u64 = ran.returns.values().sum();
     for (index, (followed, probe)) in FOLLOWED.iter().zip(&ran.summary.probes).enumerate() {
         wrong.extend(unbalanced(followed, probe));
+        if followed.spec == SCHEDULES {
+            // The victims are gone. A few of the kernel's own tasks come and go.
+            let is_left = probe.in_flight.unwrap_or(0) + VICTIMS / 2;
+            if is_left > waiting || missed_by(probe, "abandoned") < ran.counts.children {
+                wrong.push(format!("fewer than {waiting} tasks are left: {probe:?}"));
+            }
+            continue;
+        }
         let counted = [
             Some(probe.hits),
             probe.returns,

@@ -3,6 +3,7 @@
 mod arming;
 mod hits;
 mod passing;
+mod returns;
 mod writes;
 
 use std::sync::{Arc, Mutex};
