@@ -308,3 +308,47 @@ fn differences(kernel: &Kernel, start: Gva, before: &[u8], after: &[u8]) -> Resu
         )),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
+        ProbeSummary {
+            probe: "kprobe:f".to_owned(),
+            ip: None,
+            hits,
+            missed: [("abandoned".to_owned(), 2)]
+                .into_iter()
+                .filter(|_| returns.is_some())
+                .collect(),
+            tier: None,
+            exits: hits,
+            returns,
+            in_flight: returns.map(|_| 1),
+            state: ProbeState::Armed,
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn one_hit_too_few_or_too_many_is_told() {
+        for (probe, is_good) in [
+            (counted(10, None), true),
+            (counted(9, None), false),
+            (counted(11, None), false),
+            (counted(10, Some(7)), true),
+            (counted(10, Some(8)), false),
+            (counted(10, Some(6)), false),
+        ] {
+            assert_eq!(lost(&probe, 10).is_none(), is_good, "{probe:?}");
+        }
+        // A guest that did nothing says nothing.
+        assert!(lost(&counted(0, None), 0).is_some());
+        let gone = ProbeSummary {
+            state: ProbeState::Gone,
+            ..counted(10, None)
+        };
+        assert!(lost(&gone, 10).is_some());
+    }
+}
