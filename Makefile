@@ -51,7 +51,7 @@ SECONDS ?= 300
 SEED ?= 1
 soak:
 	$(CARGO) build --release --locked -p hyprobe-rigs
-	$(dir $(HYPROBE))rig busy --timeout $$(($(SECONDS) + 600)) $(RIG_ARGS) -- --only soak --seconds $(SECONDS) --seed $(SEED)
+	$(dir $(HYPROBE))rig busy --timeout $$(($(SECONDS) + 1200)) $(RIG_ARGS) -- --only soak --seconds $(SECONDS) --seed $(SEED)
 
 # What the last run of each found.
 rig-table:
