@@ -10,8 +10,9 @@ use crate::chain::chain;
 const NAPPERS: u64 = 24;
 const NAPS: u64 = 20;
 const VICTIMS: u64 = 12;
-const LIMIT: Duration = Duration::from_secs(120);
-const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+const LIMIT: Duration = Duration::from_secs(240);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
+const AT_WORK: &str = "workload: start";
 
 /// Tasks sleep here until time is over or they are killed; then it returns.
 const SLEEPS: &str = "kretprobe:hrtimer_nanosleep";
@@ -148,6 +149,7 @@ fn look(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
 fn drive(live: &Live<'_>) -> Result<(usize, u64), String> {
     let asleep = format!("workload: asleep={VICTIMS}");
     let mut looks = 0;
+    live.await_text(AT_WORK, LIMIT)?;
     while !live.has_said(&asleep) && !live.has_ended() {
         look(live)?;
         looks += 1;

@@ -219,9 +219,11 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
         };
         let pausing = Instant::now();
         operate(live, which, &new, &mut coming, &mut random, &mut did)?;
-        did.longest = did.longest.max(pausing.elapsed());
+        let paused = pausing.elapsed();
+        did.longest = did.longest.max(paused);
         did.most_at_once = did.most_at_once.max(coming.len());
-        std::thread::sleep(BETWEEN_OPERATIONS);
+        // The guest has at least half of the time.
+        std::thread::sleep(paused.max(BETWEEN_OPERATIONS));
     }
     let paused = live.control.pause_all();
     for probe in live.engine.summaries().iter().skip(permanent) {

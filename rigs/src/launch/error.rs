@@ -6,6 +6,7 @@ use std::process::ExitStatus;
 
 use guest_images::{BuildError, FetchError, InitramfsError, ModuleError};
 use thiserror::Error;
+use vmm::boot::KernelError;
 
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
@@ -33,6 +34,9 @@ pub enum LaunchError {
     /// The test guest does not compile.
     #[error(transparent)]
     Guest(#[from] BuildError),
+    /// The kernel of a busy guest cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),

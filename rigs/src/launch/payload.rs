@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use guest_images::{Progress, workload};
+use vmm::boot::KernelFile;
 
 use super::{Launch, LaunchError, error};
 use crate::outer::{GUEST_PATH, INITRD_PATH};
@@ -67,7 +68,11 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
-            let kernel = given("--kernel", GUEST_PATH, image.path());
+            // Unpacked here: under emulation that takes minutes.
+            let kernel = dir.join("vmlinux");
+            let file = KernelFile::open(&image.path())?;
+            std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+            let kernel = given("--kernel", GUEST_PATH, kernel);
             (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
         }
     };
