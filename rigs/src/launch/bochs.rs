@@ -4,7 +4,7 @@
 //! debugger to go on.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -137,13 +137,61 @@ fn terminal(screen: &Path) -> io::Result<OwnedFd> {
         rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
         rustix::fs::Mode::empty(),
     )?;
-    let mut ours = File::from(ours);
-    let mut screen = File::create(screen)?;
+    let ours = File::from(ours);
+    let screen = File::create(screen)?;
     thread::Builder::new()
         .name("screen".to_owned())
-        .spawn(move || {
-            // The read fails when Bochs has ended, which is the usual end of it.
-            let _ = io::copy(&mut ours, &mut screen);
-        })?;
+        .spawn(move || keep(ours, screen))?;
     Ok(theirs)
+}
+
+/// What Bochs says before the name of a second terminal, which it opens itself to draw on.
+const DRAWS_ON: &[u8] = b"connected to screen \"";
+
+/// Copies what is written to the terminal. Bochs waits for ever once its second terminal is full, so that one is read
+/// too.
+fn keep(mut ours: File, mut screen: File) {
+    let mut said = Vec::new();
+    let mut reads_drawn = false;
+    let mut bytes = [0; 4096];
+    // The read fails when Bochs has ended, which is the usual end of it.
+    while let Ok(read @ 1..) = ours.read(&mut bytes) {
+        if screen.write_all(&bytes[..read]).is_err() {
+            break;
+        }
+        if !reads_drawn {
+            said.extend_from_slice(&bytes[..read]);
+            if let Some(name) = second_terminal(&said) {
+                reads_drawn = true;
+                let flags = rustix::fs::OFlags::RDONLY
+                    | rustix::fs::OFlags::NOCTTY
+                    | rustix::fs::OFlags::CLOEXEC;
+                if let Ok(drawn) = rustix::fs::open(name, flags, rustix::fs::Mode::empty()) {
+                    thread::spawn(move || io::copy(&mut File::from(drawn), &mut io::sink()));
+                }
+            }
+        }
+    }
+}
+
+fn second_terminal(said: &[u8]) -> Option<&str> {
+    let start = said
+        .windows(DRAWS_ON.len())
+        .position(|part| part == DRAWS_ON)?;
+    let rest = &said[start + DRAWS_ON.len()..];
+    let end = rest.iter().position(|byte| *byte == b'"')?;
+    std::str::from_utf8(&rest[..end]).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_terminal_is_known_once_its_name_is_complete() {
+        let said = b"x\r\nBochs connected to screen \"/dev/pts/7\"\r\n";
+        assert_eq!(second_terminal(said), Some("/dev/pts/7"));
+        assert_eq!(second_terminal(&said[..said.len() - 3]), None);
+        assert_eq!(second_terminal(b"Bochs"), None);
+    }
 }
