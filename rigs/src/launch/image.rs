@@ -19,13 +19,11 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 6] = [
+const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
     "--without",
     "fn_out",
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
-    "--cannot",
-    "/2=a second processor does not start under the SVM of Bochs",
 ];
 
 /// What every kernel command line here begins with.
