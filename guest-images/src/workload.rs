@@ -86,6 +86,10 @@ pub struct Counts {
     pub read: u64,
     /// `getpid` calls.
     pub getpid: u64,
+    /// `nanosleep` calls.
+    pub nap: u64,
+    /// Processes that were started; each has ended.
+    pub children: u64,
     /// Calls whose result was not the expected one.
     pub failed: u64,
 }
@@ -107,6 +111,8 @@ impl Counts {
                 "openat" => counts.openat = value,
                 "read" => counts.read = value,
                 "getpid" => counts.getpid = value,
+                "nap" => counts.nap = value,
+                "children" => counts.children = value,
                 "failed" => counts.failed = value,
                 _ => return None,
             }
@@ -122,11 +128,13 @@ mod tests {
     #[test]
     fn the_total_is_found_between_kernel_lines() {
         let console = "[    1.0] x\nworkload: cpu=0 openat=3 read=0 getpid=0 failed=0\r\n\
-                       workload: done openat=6 read=2 getpid=0 failed=1\r\n[    1.1] reboot\n";
+                       workload: done openat=6 read=2 getpid=0 nap=4 children=5 failed=1\r\n[    1.1] reboot\n";
         let expected = Counts {
             openat: 6,
             read: 2,
             getpid: 0,
+            nap: 4,
+            children: 5,
             failed: 1,
         };
         assert_eq!(Counts::from_console(console), Some(expected));

@@ -7,11 +7,14 @@
 
 #define BOOT_PARAMS_CMD_LINE_PTR 0x228
 #define START_INFO_CMD_LINE 24
+#define CR0_PE_ET 0x11
 #define CR0_PE_ET_PG 0x80000011
 #define CR4_PAE 0x20
 #define MSR_EFER 0xc0000080
 #define EFER_LME 0x100
 #define PHYS32_ENTRY 18
+#define PROTECTED_CODE 0x08
+#define FIRST_TASK_STATE 0x40
 
 	.text
 	.code64
@@ -65,6 +68,23 @@ trampoline:
 	xor	%ax, %ax
 	mov	%ax, %ds
 	lgdtl	trampoline_gdt_pointer - trampoline + TRAMPOLINE
+	mov	$CR0_PE_ET, %eax
+	mov	%eax, %cr0
+	ljmpl	$PROTECTED_CODE, $second_start32
+	.balign 4
+trampoline_gdt_pointer:
+	.word	gdt_end - gdt - 1
+	.long	gdt
+trampoline_end:
+
+	.code32
+	.globl second_start32
+	.type second_start32, @function
+second_start32:
+	/* Under SVM, KVM starts a processor with a 16-bit task state in TR, and Bochs lets nobody enter long mode with
+	 * that. The one here is only looked at for its type. */
+	mov	$FIRST_TASK_STATE, %eax
+	ltr	%ax
 	mov	$CR4_PAE, %eax
 	mov	%eax, %cr4
 	mov	$page_map, %eax
@@ -75,12 +95,8 @@ trampoline:
 	wrmsr
 	mov	$CR0_PE_ET_PG, %eax
 	mov	%eax, %cr0
-	ljmpl	$KERNEL_CODE, $second_start64
-	.balign 4
-trampoline_gdt_pointer:
-	.word	gdt_end - gdt - 1
-	.long	gdt
-trampoline_end:
+	ljmp	$KERNEL_CODE, $second_start64
+	.size second_start32, . - second_start32
 
 	.code64
 	.globl second_start64
@@ -151,12 +167,13 @@ apic_directory:
 	.globl gdt
 gdt:
 	.quad	0
-	.quad	0x00cf9b000000ffff	/* 0x08: 32-bit code */
+	.quad	0x00cf9b000000ffff	/* PROTECTED_CODE */
 	.quad	0x00af9b000000ffff	/* KERNEL_CODE */
 	.quad	0x00cf93000000ffff	/* KERNEL_DATA */
 	.quad	0x00cff3000000ffff	/* USER_DATA */
 	.quad	0x00affb000000ffff	/* USER_CODE */
 	.quad	0, 0			/* TASK_STATE, by load_task_state */
+	.quad	0x0000890000000067	/* FIRST_TASK_STATE: 32-bit, available */
 gdt_end:
 gdt_pointer:
 	.word	gdt_end - gdt - 1

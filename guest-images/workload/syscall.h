@@ -4,6 +4,7 @@ enum {
 	SYS_read = 0,
 	SYS_write = 1,
 	SYS_close = 3,
+	SYS_poll = 7,
 	SYS_mmap = 9,
 	SYS_sched_yield = 24,
 	SYS_pause = 34,
@@ -11,6 +12,9 @@ enum {
 	SYS_getpid = 39,
 	SYS_clone = 56,
 	SYS_wait4 = 61,
+	SYS_kill = 62,
+	SYS_mkdir = 83,
+	SYS_mount = 165,
 	SYS_reboot = 169,
 	SYS_delete_module = 176,
 	SYS_sched_setaffinity = 203,
@@ -27,9 +31,11 @@ enum {
 	MAP_SHARED = 1,
 	O_NONBLOCK = 0x800,
 	O_RDONLY = 0,
+	POLLIN = 1,
 	PROT_READ = 1,
 	PROT_WRITE = 2,
 	SIGCHLD = 17,
+	SIGKILL = 9,
 };
 
 #define REBOOT_MAGIC1 0xfee1deadL

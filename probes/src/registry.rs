@@ -66,16 +66,19 @@ pub(crate) enum Milestone {
     Panic,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
+    /// A processor has switched from a task that has ended to another one, or a task is released.
+    TaskLeft,
     /// Something happens to modules; of interest while probes wait for some.
     Module(ModuleEvent),
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
         Self::TaskEnded,
+        Self::TaskLeft,
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
         Self::Module(ModuleEvent::Unloading),
@@ -88,6 +91,7 @@ impl Milestone {
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
             Self::TaskEnded => "do_task_dead",
+            Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),
         }
     }

@@ -212,7 +212,7 @@ impl Engine {
     fn becomes(&self, probe: &Arc<Probe>, located: Located, edits: &mut Edits<'_>) -> NewState {
         let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
-            Purpose::Milestone(Milestone::TaskEnded) => !self.follows_calls(),
+            Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !self.follows_calls(),
             Purpose::Milestone(Milestone::Module(_)) => !self.watches_modules(),
             _ => false,
         };

@@ -39,6 +39,7 @@ impl Engine {
                 Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
                 Milestone::TaskEnded => self.end_task(vcpu)?,
+                Milestone::TaskLeft => self.leave_task(vcpu.index()),
                 Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
             }
         }

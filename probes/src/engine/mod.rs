@@ -25,7 +25,7 @@ mod stand_in;
 mod tests;
 mod trap;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -93,6 +93,8 @@ pub struct Engine {
     /// Calls that are followed to their return.
     calls: Calls,
     return_sites: ReturnSites,
+    /// See [`Engine::end_task`].
+    dying: Mutex<BTreeMap<usize, u64>>,
     /// See [`Engine::resuming`].
     resuming: Mutex<BTreeSet<usize>>,
     /// See [`Engine::let_be_read`].
@@ -147,6 +149,7 @@ impl Engine {
             milestones,
             calls: Calls::default(),
             return_sites: ReturnSites::default(),
+            dying: Mutex::default(),
             resuming: Mutex::default(),
             unwatched: Mutex::default(),
             located: OnceLock::new(),

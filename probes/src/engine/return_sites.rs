@@ -1,6 +1,6 @@
 //! The places that followed calls return to: planted when the first call that returns there is entered.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -213,12 +213,31 @@ impl Engine {
         Ok(())
     }
 
-    /// The task whose stack the vCPU is on will not run again.
+    /// The task whose stack the vCPU is on will not run again, but for the way to the scheduler.
     pub(super) fn end_task(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let rsp = vcpu.regs()?.rsp;
+        self.dying().insert(vcpu.index(), rsp);
+        self.abandon_stack(rsp);
+        Ok(())
+    }
+
+    /// If a task has ended on this vCPU, another one has its place now: what the task called on the way to the
+    /// scheduler has returned by now or never will.
+    pub(super) fn leave_task(&self, vcpu: usize) {
+        let dead = self.dying().remove(&vcpu);
+        if let Some(rsp) = dead {
+            self.abandon_stack(rsp);
+        }
+    }
+
+    /// The stacks, a pointer into each, of tasks that have ended and are still on their vCPU.
+    fn dying(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
+        self.dying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn abandon_stack(&self, rsp: u64) {
         for call in self.calls.task_ends(rsp) {
             call.probe.lose_call(Missed::Abandoned);
         }
-        Ok(())
     }
 }

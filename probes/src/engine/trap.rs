@@ -99,6 +99,7 @@ impl Engine {
                     needs_pause |= self.enter_call(&mut hit, probe, purpose)
                 }
                 Purpose::Milestone(Milestone::TaskEnded) => self.end_task(hit.vcpu)?,
+                Purpose::Milestone(Milestone::TaskLeft) => self.leave_task(hit.vcpu()),
                 Purpose::Milestone(_) => needs_pause = true,
             }
             if resumes {

@@ -1,13 +1,17 @@
-//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there; `rig table` puts what was found together.
+//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy [-- BUSY ARGUMENTS]` those with a
+//! busy stock guest; `rig table` puts what was found together.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use hyprobe_rigs::launch::{self, Launch, LaunchError};
+use hyprobe_rigs::launch::{self, Launch, LaunchError, Program};
 use hyprobe_rigs::line::{Backend, Line};
 use hyprobe_rigs::table;
+
+/// The stock kernel of a busy guest, if nothing else is said.
+const KERNEL: &str = "debian-6.1";
 
 /// Runs the engine's cases on a kind of KVM, and keeps what they say.
 #[derive(Debug, Parser)]
@@ -26,9 +30,12 @@ struct Arguments {
     /// With `table`: writes it to docs/contract.md instead of printing it.
     #[arg(long)]
     write: bool,
-    /// For `contract`, e.g. `--only calls`.
+    /// The stock kernel of a busy guest, in the catalog of images.
+    #[arg(long, default_value = KERNEL)]
+    image: String,
+    /// For the program that is run, e.g. `--only calls`.
     #[arg(last = true)]
-    contract: Vec<String>,
+    arguments: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -41,6 +48,8 @@ enum What {
     Nested,
     /// This machine's own KVM.
     Local,
+    /// A busy stock guest on kvm_amd with NPT, in QEMU's TCG.
+    Busy,
     /// The table.
     Table,
 }
@@ -50,16 +59,33 @@ fn main() -> ExitCode {
     let backend = match arguments.what {
         What::Intel => Backend::Intel,
         What::Amd => Backend::Amd,
-        What::Nested => Backend::Nested,
+        What::Nested | What::Busy => Backend::Nested,
         What::Local => Backend::Local,
         What::Table => return report(table(&arguments)),
     };
+    let program = match arguments.what {
+        What::Busy => Program::Busy {
+            image: &arguments.image,
+        },
+        _ => Program::Contract {
+            stock: arguments.stock,
+        },
+    };
+    // They are built beside this one.
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(error) => {
+            eprintln!("rig: cannot say where it is itself: {error}");
+            return ExitCode::from(2);
+        }
+    };
     let launch = Launch {
         backend,
+        program,
+        programs: own.parent().unwrap_or(&own),
         results: &arguments.results,
         timeout: Duration::from_secs(arguments.timeout),
-        stock: arguments.stock,
-        contract: &arguments.contract,
+        arguments: &arguments.arguments,
     };
     let result = launch::run(&launch, &|line| show(line));
     let failed = match &result {

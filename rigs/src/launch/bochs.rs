@@ -34,7 +34,6 @@ const BIOS: [&str; 2] = [
 const INSTRUCTIONS_PER_SECOND: u64 = 100_000_000;
 /// What its clock says at the start: everything else in it depends on instructions alone, so that runs are alike.
 const BOOT_TIME: u64 = 1_700_000_000;
-const MEMORY_MIB: u64 = 1024;
 
 /// A running Bochs.
 #[derive(Debug)]
@@ -63,7 +62,12 @@ impl Drop for Bochs {
 }
 
 /// Starts Bochs with the vendor's processor.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bochs, LaunchError> {
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    outer: &Outer,
+    memory_mib: u64,
+) -> Result<Bochs, LaunchError> {
     for file in [PROGRAM].into_iter().chain(BIOS) {
         if !Path::new(file).exists() {
             return Err(LaunchError::Missing {
@@ -83,7 +87,10 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bo
         std::fs::write(&path, text).map_err(error::file("write", &path))?;
         Ok::<PathBuf, LaunchError>(path)
     };
-    let config = write("bochsrc", &config(model, &iso, &serial, &dir.join("log")))?;
+    let config = write(
+        "bochsrc",
+        &config(model, memory_mib, &iso, &serial, &dir.join("log")),
+    )?;
     let go_on = write("debugger", "c\n")?;
     let terminal =
         terminal(&dir.join("said"), &dir.join("screen")).map_err(LaunchError::Terminal)?;
@@ -103,11 +110,11 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bo
     Ok(Bochs { child, serial })
 }
 
-fn config(model: &str, iso: &Path, serial: &Path, log: &Path) -> String {
+fn config(model: &str, memory_mib: u64, iso: &Path, serial: &Path, log: &Path) -> String {
     let [bios, vga_bios] = BIOS;
     format!(
         "display_library: term\n\
-         memory: guest={MEMORY_MIB}, host={MEMORY_MIB}\n\
+         memory: guest={memory_mib}, host={memory_mib}\n\
          romimage: file={bios}\n\
          vgaromimage: file={vga_bios}\n\
          cpu: model={model}, count=2, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0, ignore_bad_msrs=1\n\

@@ -34,6 +34,9 @@ pub enum LaunchError {
     /// The test guest does not compile.
     #[error(transparent)]
     Guest(#[from] BuildError),
+    /// A stock guest's kernel cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),
@@ -43,9 +46,6 @@ pub enum LaunchError {
     /// The initramfs cannot be built.
     #[error("cannot build the initramfs")]
     Initramfs(#[from] InitramfsError),
-    /// The stock guest's kernel cannot be unpacked.
-    #[error(transparent)]
-    Stock(#[from] KernelError),
     /// A list of strings is no JSON.
     #[error("cannot write contract's arguments")]
     Arguments(#[from] serde_json::Error),

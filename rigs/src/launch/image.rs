@@ -1,15 +1,14 @@
-//! The outer Linux: a stock kernel, KVM's modules, `contract` as its init, and the test guest.
+//! The outer Linux: a stock kernel, KVM's modules, the program as its init, and its files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use guest_images::{Image, Initramfs, Progress};
 
-use super::{Guests, Launch, LaunchError, error};
+use super::payload::Payload;
+use super::{Launch, LaunchError, error};
 use crate::line::Backend;
-use crate::outer::{
-    ARGUMENTS_PATH, GUEST_PATH, MODULES_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
-};
+use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
 
 const KERNEL: &str = "debian-6.1";
 
@@ -23,11 +22,9 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
+const MISTAKES_OF_BOCHS_SVM: [&str; 2] = [
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
-    "--cannot",
-    "/2=a second processor does not start under the SVM of Bochs",
 ];
 
 /// What its VT-x does wrong.
@@ -48,32 +45,26 @@ pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
-    guests: &Guests,
+    payload: &Payload,
     module: &str,
 ) -> Result<Outer, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;
     let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &stripped(&contract()?, dir)?)?;
-    files.host_file(GUEST_PATH, 0o600, &guests.test)?;
-    let mut stock = None;
-    if let Some(guest) = &guests.stock {
-        files.host_file(STOCK_KERNEL_PATH, 0o600, &guest.kernel)?;
-        files.host_file(STOCK_INITRD_PATH, 0o600, &guest.initrd)?;
-        stock = Some(guest.arguments(STOCK_KERNEL_PATH.as_ref(), STOCK_INITRD_PATH.as_ref()));
+    files.host_file("/init", 0o755, &stripped(&payload.program, dir)?)?;
+    for file in &payload.files {
+        files.host_file(file.inside, 0o600, &file.path)?;
     }
     for directory in ["proc", "sys"] {
         files.directory(directory, 0o555);
     }
     add_modules(&mut files, &image, module)?;
-    let fixed = [
-        "contract",
-        "--backend",
-        launch.backend.word(),
-        "--guest",
-        GUEST_PATH,
-    ];
+    let fixed = [launch.program.name(), "--backend", launch.backend.word()];
+    let given = payload
+        .files
+        .iter()
+        .flat_map(|file| [file.option, file.inside]);
     let mistakes: &[&str] = match launch.backend {
         Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
         Backend::Intel => &MISTAKES_OF_BOCHS_VMX,
@@ -81,9 +72,10 @@ pub(super) fn build(
     };
     let arguments: Vec<&str> = fixed
         .into_iter()
+        .chain(given)
         .chain(mistakes.iter().copied())
-        .chain(stock.iter().flatten().map(String::as_str))
-        .chain(launch.contract.iter().map(String::as_str))
+        .chain(payload.options.iter().map(String::as_str))
+        .chain(launch.arguments.iter().map(String::as_str))
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
@@ -121,17 +113,4 @@ fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
         })?;
     error::check("strip", &output)?;
     Ok(to)
-}
-
-/// The program that runs inside, which is built beside this one.
-pub(super) fn contract() -> Result<PathBuf, LaunchError> {
-    let own = std::env::current_exe().map_err(error::start("contract"))?;
-    let path = own.with_file_name("contract");
-    match path.exists() {
-        true => Ok(path),
-        false => Err(LaunchError::Missing {
-            missing: format!("{} (cargo build -p hyprobe-rigs makes it)", path.display()),
-            packages: "cargo",
-        }),
-    }
 }

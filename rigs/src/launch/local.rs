@@ -1,13 +1,14 @@
-//! Starting `contract` here.
+//! Starting the program here.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use super::follow::{self, Follow, kill};
-use super::{Guests, Launch, LaunchError, error, image};
+use super::payload::Payload;
+use super::{Launch, LaunchError, error};
 
-/// A running `contract`.
+/// A running program.
 #[derive(Debug)]
 pub(super) struct Local {
     child: Child,
@@ -34,20 +35,21 @@ impl Drop for Local {
 pub(super) fn start(
     launch: &Launch<'_>,
     dir: &Path,
-    guests: &Guests,
+    payload: &Payload,
 ) -> Result<Local, LaunchError> {
     let output = dir.join("lines");
     let file = File::create(&output).map_err(error::file("create", &output))?;
-    let stock = guests.stock.as_ref();
-    let stock = stock.map(|stock| stock.arguments(&stock.kernel, &stock.initrd));
-    let child = follow::command(image::contract()?)
-        .args(["--backend", launch.backend.word(), "--guest"])
-        .arg(&guests.test)
-        .args(stock.into_iter().flatten())
-        .args(launch.contract)
+    let mut command = follow::command(&payload.program);
+    command.args(["--backend", launch.backend.word()]);
+    for file in &payload.files {
+        command.arg(file.option).arg(&file.path);
+    }
+    let child = command
+        .args(&payload.options)
+        .args(launch.arguments)
         .stdin(Stdio::null())
         .stdout(file)
         .spawn()
-        .map_err(error::start("contract"))?;
+        .map_err(error::start(launch.program.name()))?;
     Ok(Local { child, output })
 }

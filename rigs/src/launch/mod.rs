@@ -1,4 +1,4 @@
-//! Bringing `contract` to a kind of KVM, and its lines back.
+//! Bringing a program to a kind of KVM, and its lines back.
 
 mod about;
 mod bochs;
@@ -7,6 +7,7 @@ mod follow;
 mod image;
 mod iso;
 mod local;
+mod payload;
 mod qemu;
 mod stock;
 
@@ -18,23 +19,35 @@ use std::time::{Duration, Instant};
 use crate::line::{Backend, Line};
 
 pub use error::LaunchError;
+pub use payload::Program;
 
 use follow::Follow;
-use stock::Stock;
 
 /// What to run, and where.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
     /// Where.
     pub backend: Backend,
-    /// The directory for the lines, `<backend>.jsonl`, and for what the run was made of, `<backend>/`.
+    /// What.
+    pub program: Program<'a>,
+    /// The directory with the programs of this package.
+    pub programs: &'a Path,
+    /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
+    /// name of a program other than `contract`.
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
-    /// Whether a stock kernel is booted, too.
-    pub stock: bool,
-    /// More arguments for `contract`.
-    pub contract: &'a [String],
+    /// More arguments for the program.
+    pub arguments: &'a [String],
+}
+
+impl Launch<'_> {
+    fn name(&self) -> &'static str {
+        match self.program {
+            Program::Contract { .. } => self.backend.word(),
+            Program::Busy { .. } => self.program.name(),
+        }
+    }
 }
 
 /// What came of it.
@@ -50,42 +63,32 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
-/// The guests' files, here.
-#[derive(Debug)]
-struct Guests {
-    test: PathBuf,
-    stock: Option<Stock>,
-}
-
-/// Runs `contract` there. `tell` gets each line when it comes.
+/// Runs the program there. `tell` gets each line when it comes.
 ///
 /// # Errors
 ///
 /// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
-    let guests = Guests {
-        test: guest_images::build_testguest(&dir)?,
-        stock: match launch.stock {
-            true => Some(stock::build(&dir, launch.backend)?),
-            false => None,
-        },
-    };
+    let payload = payload::build(launch, &dir)?;
     let outer = match launch.backend {
-        Backend::Intel => Some(image::build(launch, &dir, &guests, "kvm_intel")?),
-        Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &guests, "kvm_amd")?),
+        Backend::Intel => Some(image::build(launch, &dir, &payload, "kvm_intel")?),
+        Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &payload, "kvm_amd")?),
         Backend::Local => None,
     };
+    let memory_mib = payload.memory_mib;
     let began = Instant::now();
     let mut running: Box<dyn Follow> = match &outer {
-        Some(outer) if launch.backend == Backend::Nested => Box::new(qemu::start(&dir, outer)?),
-        Some(outer) => Box::new(bochs::start(launch, &dir, outer)?),
-        None => Box::new(local::start(launch, &dir, &guests)?),
+        Some(outer) if launch.backend == Backend::Nested => {
+            Box::new(qemu::start(&dir, outer, memory_mib)?)
+        }
+        Some(outer) => Box::new(bochs::start(launch, &dir, outer, memory_mib)?),
+        None => Box::new(local::start(launch, &dir, &payload)?),
     };
-    let path = launch.results.join(format!("{}.jsonl", launch.backend));
+    let path = launch.results.join(format!("{}.jsonl", launch.name()));
     // What is known of other cases stays when only some are run.
     let some = launch
-        .contract
+        .arguments
         .iter()
         .any(|word| word.starts_with("--only"));
     let mut file = File::options()
@@ -127,7 +130,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), LaunchError> {
 
 /// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.
 fn scratch(launch: &Launch<'_>) -> Result<PathBuf, LaunchError> {
-    let dir = launch.results.join(launch.backend.word());
+    let dir = launch.results.join(launch.name());
     match std::fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()),

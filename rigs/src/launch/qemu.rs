@@ -11,7 +11,7 @@ use super::{LaunchError, error};
 const VARIABLE: &str = "HYPROBE_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
 const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2 -m 1024M";
+                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2";
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -42,7 +42,7 @@ pub(super) fn program() -> String {
 }
 
 /// Starts QEMU.
-pub(super) fn start(dir: &Path, outer: &Outer) -> Result<Qemu, LaunchError> {
+pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, LaunchError> {
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
     let program = program();
@@ -59,6 +59,7 @@ pub(super) fn start(dir: &Path, outer: &Outer) -> Result<Qemu, LaunchError> {
     }
     let child = follow::command(&program)
         .args(ARGUMENTS.split_ascii_whitespace())
+        .args(["-m", &format!("{}M", memory_mib)])
         .arg("-kernel")
         .arg(&outer.kernel)
         .arg("-initrd")

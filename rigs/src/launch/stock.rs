@@ -17,7 +17,7 @@ const KERNEL: &str = "debian-6.1";
 pub(super) struct Stock {
     pub(super) kernel: PathBuf,
     pub(super) initrd: PathBuf,
-    cpus: u8,
+    pub(super) cpus: u8,
 }
 
 /// Builds it in `dir`.
@@ -42,19 +42,4 @@ pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> 
         initrd,
         cpus,
     })
-}
-
-impl Stock {
-    /// What `contract` is told of it, with its files at these paths.
-    pub(super) fn arguments(&self, kernel: &Path, initrd: &Path) -> [String; 6] {
-        let text = |path: &Path| path.display().to_string();
-        [
-            "--stock-kernel".to_owned(),
-            text(kernel),
-            "--stock-initrd".to_owned(),
-            text(initrd),
-            "--stock-cpus".to_owned(),
-            self.cpus.to_string(),
-        ]
-    }
 }
