@@ -16,6 +16,7 @@
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
 //! | `smp` | as `calls`, by two processors at the same time |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
+//! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
 //! | `exit` | the run ends with code N |
@@ -42,9 +43,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 16] = sources! {
-    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
-    "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+const SOURCES: [Source; 19] = sources! {
+    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "generated.S" "generated.c"
+    "generated.h" "guest.h" "link.ld" "main.c" "models.c" "paging.c" "ring3.c" "smp.c" "text.c"
+    "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

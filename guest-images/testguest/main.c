@@ -32,6 +32,7 @@ static const struct scenario scenarios[] = {
 	{ "syscall", scenario_syscall, 10 },
 	{ "smp", scenario_smp, 10 },
 	{ "msr", scenario_msr, 0 },
+	{ "generated", scenario_generated, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },
 	{ "hang", scenario_hang, 0 },

@@ -11,6 +11,7 @@
 //! [`contract`] is what runs beside KVM, [`launch`] what brings it there; [`mod@line`] is what they agree on.
 
 pub mod contract;
+pub mod generated;
 pub mod launch;
 pub mod line;
 pub mod outer;

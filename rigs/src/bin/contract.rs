@@ -22,12 +22,18 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
-    /// A function that is left unprobed; may be given several times.
+    /// A function that is left unprobed, or a kind of generated snippets that is not run; may be given several times.
     #[arg(long)]
     without: Vec<String>,
     /// `PART=REASON`: cases whose name contains PART cannot be run here; may be given several times.
     #[arg(long, value_parser = cannot)]
     cannot: Vec<(String, String)>,
+    /// Number of snippets in the cases called `generated`.
+    #[arg(long, default_value_t = 2000)]
+    generated: u64,
+    /// Says which snippets these are.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Seconds for each case.
     #[arg(long, default_value_t = 100)]
     timeout: u64,
@@ -65,6 +71,8 @@ fn run(arguments: Arguments) -> ExitCode {
         only: &arguments.only,
         without: &arguments.without,
         cannot: &arguments.cannot,
+        generated: arguments.generated,
+        seed: arguments.seed,
         timeout: Duration::from_secs(arguments.timeout),
     };
     match contract.run(&mut std::io::stdout().lock()) {

@@ -5,6 +5,7 @@
 
 mod cases;
 mod flow;
+mod generated;
 mod run;
 
 use std::io::{self, Write};
@@ -50,10 +51,14 @@ pub struct Contract<'a> {
     pub guest: &'a Path,
     /// Only cases whose name contains this.
     pub only: &'a str,
-    /// Functions that are left unprobed.
+    /// Functions that are left unprobed, and kinds of generated snippets that are not run.
     pub without: &'a [String],
     /// Cases whose name contains the first cannot be run here, for the second as reason.
     pub cannot: &'a [(String, String)],
+    /// Number of snippets in the cases called `generated`.
+    pub generated: u64,
+    /// Says which snippets.
+    pub seed: u64,
     /// Each case is given so long.
     pub timeout: Duration,
 }
@@ -103,6 +108,22 @@ impl Contract<'_> {
                     };
                     print(output, &Line::Case(case))?;
                 }
+            }
+        }
+        for case in generated::CASES {
+            if case.name().contains(self.only) {
+                let began = Instant::now();
+                let (ok, detail) = case.run(&host, facts, file.bytes(), self);
+                cases += 1;
+                failed += usize::from(ok == Some(false));
+                let case = Case {
+                    backend,
+                    case: case.name(),
+                    ok,
+                    detail,
+                    took_ms: millis(began),
+                };
+                print(output, &Line::Case(case))?;
             }
         }
         print(

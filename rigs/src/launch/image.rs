@@ -27,6 +27,9 @@ const MISTAKES_OF_BOCHS_SVM: [&str; 6] = [
     "/2=a second processor does not start under the SVM of Bochs",
 ];
 
+/// What QEMU's TCG does wrong: the page fault of an instruction that reads and writes is that of its read.
+const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
+
 /// What every kernel command line here begins with.
 ///
 /// - loglevel: what is dying may speak, so that lines are whole otherwise.
@@ -61,6 +64,7 @@ pub(super) fn build(
     ];
     let mistakes: &[&str] = match launch.backend {
         Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
+        Backend::Nested => &MISTAKES_OF_TCG,
         _ => &[],
     };
     let arguments: Vec<&str> = fixed
