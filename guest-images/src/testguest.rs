@@ -27,6 +27,7 @@
 //! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
 //! | `detour` | what the host has put into the page tables is written to, and must not change |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
+//! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
 //! | `exit` | the run ends with code N |
@@ -53,9 +54,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 21] = sources! {
-    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "guest.h" "interrupts.c" "leave.c" "link.ld"
-    "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+const SOURCES: [Source; 24] = sources! {
+    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
+    "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c"
+    "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

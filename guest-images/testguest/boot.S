@@ -5,6 +5,8 @@
  */
 #include "guest.h"
 
+#define BOOT_PARAMS_RAMDISK_IMAGE 0x218
+#define BOOT_PARAMS_RAMDISK_SIZE 0x21c
 #define BOOT_PARAMS_CMD_LINE_PTR 0x228
 #define START_INFO_CMD_LINE 24
 #define CR0_PE_ET 0x11
@@ -22,6 +24,10 @@
 	.type start64, @function
 start64:
 	movl	BOOT_PARAMS_CMD_LINE_PTR(%rsi), %edi
+	movl	BOOT_PARAMS_RAMDISK_IMAGE(%rsi), %eax
+	movl	%eax, initrd_address(%rip)
+	movl	BOOT_PARAMS_RAMDISK_SIZE(%rsi), %eax
+	movl	%eax, initrd_bytes(%rip)
 start64_common:
 	lgdt	gdt_pointer(%rip)
 	mov	$page_map, %eax
@@ -180,6 +186,11 @@ gdt_pointer:
 	.quad	gdt
 
 	.bss
+	.globl	initrd_address, initrd_bytes
+initrd_address:
+	.skip	4
+initrd_bytes:
+	.skip	4
 	.balign 16
 	.skip	STACK_BYTES
 boot_stack_top:

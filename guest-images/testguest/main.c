@@ -43,6 +43,7 @@ static const struct scenario scenarios[] = {
 	{ "leave", scenario_leave, 3 },
 	{ "task", scenario_task, 3 },
 	{ "msr", scenario_msr, 0 },
+	{ "generated", scenario_generated, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },
 	{ "hang", scenario_hang, 0 },

@@ -21,7 +21,8 @@ u64 enter_user(u64 argument, const u8 *entry);
 struct task_state {
 	u32 reserved;
 	u64 stacks[3];
-	u64 more[9];
+	u64 interrupt_stacks[8]; /* by number, from 1 on */
+	u64 more;
 	u16 unused, io_map;
 } __attribute__((packed));
 
@@ -40,6 +41,12 @@ void load_task_state(void)
 			      TASK_AVAILABLE << 40 | (base >> 24 & 0xff) << 56;
 	gdt[TASK_STATE / 8 + 1] = base >> 32;
 	__asm__ volatile("ltr %w0" : : "r"(TASK_STATE) : "memory");
+}
+
+/* A stack for gates that name it, 1 to 7. */
+void set_interrupt_stack(unsigned number, u8 *top)
+{
+	task_state.interrupt_stacks[number] = (u64)top;
 }
 
 int user_breakpoint(const struct frame *frame)

@@ -14,6 +14,7 @@
 pub mod busy;
 mod chain;
 pub mod contract;
+pub mod generated;
 pub mod launch;
 pub mod line;
 pub mod outer;

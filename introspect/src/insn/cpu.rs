@@ -219,10 +219,13 @@ pub trait Cpu {
     /// other processors can tell. Memory-mapped devices are not touched. Repeated string
     /// instructions access up to 64 KiB at once.
     ///
+    /// `access` is [`Access::Write`] where the instruction will write the same bytes: processors
+    /// check that it may before they read, and raise the fault of a write.
+    ///
     /// # Errors
     ///
-    /// When any of it cannot be read; then nothing has happened.
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault>;
+    /// When any of it cannot be read, or not be accessed so; then nothing has happened.
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault>;
 
     /// Writes data at a virtual address; the same contract as [`Cpu::read`]. Accessed and
     /// dirty bits and write-protected pages are the implementation's concern.

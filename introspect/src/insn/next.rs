@@ -5,7 +5,7 @@
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
-use super::cpu::{Cpu, Gpr, Segment};
+use super::cpu::{Access, Cpu, Gpr, Segment};
 use super::decode::Decoded;
 use crate::{Gva, PagingState};
 
@@ -147,6 +147,6 @@ fn value<C: Cpu + ?Sized>(cpu: &mut C, register: Register) -> Option<u64> {
 
 fn read<C: Cpu + ?Sized>(cpu: &mut C, at: Gva, bytes: usize) -> Option<u64> {
     let mut value = [0; 8];
-    cpu.read(at, &mut value[..bytes]).ok()?;
+    cpu.read(at, &mut value[..bytes], Access::Read).ok()?;
     Some(u64::from_le_bytes(value))
 }

@@ -110,8 +110,8 @@ impl Cpu for Machine {
         Ok(self.privilege_level)
     }
 
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
-        let places = self.locate(at, buf.len(), Access::Read)?;
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault> {
+        let places = self.locate(at, buf.len(), access)?;
         for (byte, (region, index)) in buf.iter_mut().zip(places) {
             *byte = self.memory[region].bytes[index];
         }
@@ -128,7 +128,7 @@ impl Cpu for Machine {
 
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let mut found = vec![0; old.len()];
-        self.read(at, &mut found)?;
+        self.read(at, &mut found, Access::Write)?;
         if self.races > 0 {
             self.races -= 1;
             return Ok(false);

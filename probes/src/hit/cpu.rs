@@ -198,13 +198,10 @@ impl Cpu for VcpuCpu<'_> {
         Ok(self.state()?.privilege)
     }
 
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
-        let [(first, here), (second, _)] = self.stretches(at, buf.len(), Access::Read)?;
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault> {
+        let [(first, here), (second, _)] = self.stretches(at, buf.len(), access)?;
         let (head, tail) = buf.split_at_mut(here);
-        let refused = |_| Fault::NotMemory {
-            at,
-            access: Access::Read,
-        };
+        let refused = |_| Fault::NotMemory { at, access };
         self.planter.read_own(first, head).map_err(refused)?;
         if !tail.is_empty() {
             self.planter.read_own(second, tail).map_err(refused)?;

@@ -22,6 +22,9 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// A kind of generated snippets that is not run; may be given several times.
+    #[arg(long)]
+    without: Vec<String>,
     /// A stock kernel to boot, too.
     #[arg(long, requires = "stock_initrd")]
     stock_kernel: Option<PathBuf>,
@@ -34,6 +37,12 @@ struct Arguments {
     /// `PART=REASON`: cases whose name contains PART cannot be run here; may be given several times.
     #[arg(long, value_parser = cannot)]
     cannot: Vec<(String, String)>,
+    /// Number of snippets in the cases called `generated`.
+    #[arg(long, default_value_t = 2000)]
+    generated: u64,
+    /// Says which snippets these are.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Seconds for each run of the test guest.
     #[arg(long, default_value_t = 100)]
     timeout: u64,
@@ -80,7 +89,10 @@ fn run(arguments: Arguments) -> ExitCode {
         guest: &arguments.guest,
         stock: stock.as_ref(),
         only: &arguments.only,
+        without: &arguments.without,
         cannot: &arguments.cannot,
+        generated: arguments.generated,
+        seed: arguments.seed,
         timeout: Duration::from_secs(arguments.timeout),
     };
     match contract.run(&mut std::io::stdout().lock()) {

@@ -74,13 +74,29 @@ impl Case {
     }
 }
 
+/// As it is called in the names of cases.
+pub(super) const fn word(plant: PlantByte) -> &'static str {
+    match plant {
+        PlantByte::Port => "port",
+        PlantByte::Int3 => "int3",
+    }
+}
+
+/// Why a case cannot be run.
+pub(super) fn not_delivered(plant: PlantByte) -> String {
+    let planted = match plant {
+        PlantByte::Port => "port writes",
+        PlantByte::Int3 => "int3",
+    };
+    format!("this KVM does not hand {planted} of ring 0 to the host")
+}
+
 impl Variant {
     /// As it is called in the lines: `case/planted/vCPUs`.
     #[must_use]
     pub fn name(&self) -> String {
         let planted = match (self.plant, self.case.plants) {
-            (Some(PlantByte::Port), _) => "port",
-            (Some(PlantByte::Int3), _) => "int3",
+            (Some(plant), _) => word(plant),
             (None, Plants::Nothing) => "none",
             (None, _) => "auto",
         };
@@ -92,14 +108,7 @@ impl Variant {
     #[must_use]
     pub fn attempt(&self, bench: &Bench) -> (Option<bool>, String) {
         if let Some(plant) = self.plant.filter(|plant| !bench.delivers(*plant)) {
-            let planted = match plant {
-                PlantByte::Port => "port writes",
-                PlantByte::Int3 => "int3",
-            };
-            return (
-                None,
-                format!("this KVM does not hand {planted} of ring 0 to the host"),
-            );
+            return (None, not_delivered(plant));
         }
         let here = Here::new(bench, self.plant, self.cpus);
         match attempt(|| (self.case.body)(&here)) {

@@ -48,6 +48,10 @@ pub const FEATURES: &[Feature] = &[
         ],
     ),
     feature(
+        "generated instructions of every class leave the same registers, memory and exceptions behind, probed or not",
+        &["generated"],
+    ),
+    feature(
         "no interrupt, wake-up or NMI is lost where each instruction is probed",
         &["instructions-wait", "instructions-nmi"],
     ),

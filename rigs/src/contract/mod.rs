@@ -12,6 +12,7 @@ mod counts;
 mod detours;
 mod features;
 mod flow;
+mod generated;
 mod guest;
 mod handlers;
 mod live;
@@ -84,7 +85,10 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
 /// The names of all cases, those of the stock guest last.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let stock = stock::CASES.iter().map(|case| case.name);
-    cases().map(|case| case.name).chain(stock)
+    cases()
+        .map(|case| case.name)
+        .chain([generated::NAME])
+        .chain(stock)
 }
 
 /// What to run.
@@ -98,8 +102,14 @@ pub struct Contract<'a> {
     pub stock: Option<&'a StockFiles>,
     /// Only cases whose name contains this.
     pub only: &'a str,
+    /// Kinds of generated snippets that are not run.
+    pub without: &'a [String],
     /// Cases whose name contains the first cannot be run here, for the second as reason.
     pub cannot: &'a [(String, String)],
+    /// Number of snippets in the cases called `generated`.
+    pub generated: u64,
+    /// Says which snippets.
+    pub seed: u64,
     /// No run of the test guest takes longer.
     pub timeout: Duration,
 }
@@ -168,6 +178,9 @@ impl Contract<'_> {
         })?;
         for variant in cases().flat_map(Case::variants) {
             teller.case(variant.name(), || variant.attempt(&bench))?;
+        }
+        for case in generated::CASES {
+            teller.case(case.name(), || case.run(&bench, self))?;
         }
         if let Some(files) = self.stock {
             self.run_stock(&bench, files, &mut teller)?;

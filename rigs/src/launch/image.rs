@@ -5,7 +5,7 @@ use std::process::Command;
 
 use guest_images::{Image, Initramfs, Progress};
 
-use super::payload::Payload;
+use super::payload::{Payload, Program};
 use super::{Launch, LaunchError, error};
 use crate::line::Backend;
 use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
@@ -32,6 +32,9 @@ const MISTAKES_OF_BOCHS_VMX: [&str; 2] = [
     "--cannot",
     "instructions-nmi/=the VT-x of Bochs does not unmask NMIs that the VMCS says are not blocked",
 ];
+
+/// What QEMU's TCG does wrong: the page fault of an instruction that reads and writes is that of its read.
+const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 
 /// What every kernel command line here begins with.
 ///
@@ -65,9 +68,10 @@ pub(super) fn build(
         .files
         .iter()
         .flat_map(|file| [file.option, file.inside]);
-    let mistakes: &[&str] = match launch.backend {
-        Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
-        Backend::Intel => &MISTAKES_OF_BOCHS_VMX,
+    let mistakes: &[&str] = match (launch.program, launch.backend) {
+        (Program::Contract { .. }, Backend::Amd) => &MISTAKES_OF_BOCHS_SVM,
+        (Program::Contract { .. }, Backend::Intel) => &MISTAKES_OF_BOCHS_VMX,
+        (Program::Contract { .. }, Backend::Nested) => &MISTAKES_OF_TCG,
         _ => &[],
     };
     let arguments: Vec<&str> = fixed

@@ -34,6 +34,26 @@ pub struct Exception {
     pub fault_address: Option<u64>,
 }
 
+impl Exception {
+    /// Whether it is raised before its instruction, which is executed again afterwards.
+    fn is_fault(&self) -> bool {
+        !matches!(
+            self.vector,
+            DEBUG | NMI | BREAKPOINT | OVERFLOW | DOUBLE_FAULT | MACHINE_CHECK
+        )
+    }
+}
+
+const DEBUG: u8 = 1;
+const NMI: u8 = 2;
+const BREAKPOINT: u8 = 3;
+const OVERFLOW: u8 = 4;
+const DOUBLE_FAULT: u8 = 8;
+const MACHINE_CHECK: u8 = 18;
+
+/// Suppresses breakpoints on the next instruction.
+const RFLAGS_RF: u64 = 1 << 16;
+
 /// What the debug registers 0–3 trap on, for all privilege levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct HardwareBreakpoints {
@@ -202,6 +222,14 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses.
     pub fn inject(&mut self, exception: Exception) -> Result<(), VcpuError> {
         self.abandon_port_write()?;
+        if exception.is_fault() {
+            // A processor sets RF in the frame of a fault, but not in that of one that is injected.
+            let regs = self.regs()?;
+            self.set_regs(&kvm_regs {
+                rflags: regs.rflags | RFLAGS_RF,
+                ..regs
+            })?;
+        }
         if let Some(address) = exception.fault_address {
             let mut sregs = self.sregs()?;
             sregs.cr2 = address;
@@ -227,7 +255,7 @@ impl StoppedVcpu<'_> {
         regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
         self.set_regs(&regs)?;
         self.inject(Exception {
-            vector: 3,
+            vector: BREAKPOINT,
             error_code: None,
             fault_address: None,
         })

@@ -167,10 +167,20 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Reads memory as it was before the instruction.
     pub(super) fn read(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
-        check_canonical(at, width.bytes(), Access::Read)?;
+        self.load(at, width, Access::Read)
+    }
+
+    /// The same, of what the instruction will write: that it may is checked before it reads.
+    pub(super) fn read_to_write(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
+        self.load(at, width, Access::Write)
+    }
+
+    fn load(&mut self, at: u64, width: Width, access: Access) -> Result<u64, Stop> {
+        check_canonical(at, width.bytes(), access)?;
         self.check_alignment(at, width)?;
         let mut bytes = [0; 8];
-        self.cpu.read(Gva(at), &mut bytes[..width.bytes()])?;
+        self.cpu
+            .read(Gva(at), &mut bytes[..width.bytes()], access)?;
         self.loaded = u64::from_le_bytes(bytes);
         Ok(self.loaded)
     }
@@ -198,7 +208,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         let mut bytes = vec![0; count * width.bytes()];
         check_canonical(at, bytes.len(), Access::Read)?;
         self.check_alignment(at, width)?;
-        self.cpu.read(Gva(at), &mut bytes)?;
+        self.cpu.read(Gva(at), &mut bytes, Access::Read)?;
         Ok(bytes)
     }
 

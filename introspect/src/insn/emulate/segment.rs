@@ -11,7 +11,7 @@ use super::flags::ALIGNMENT;
 use super::width::Width;
 use crate::Gva;
 use crate::insn::class::Reason;
-use crate::insn::cpu::Cpu;
+use crate::insn::cpu::{Access, Cpu};
 use crate::insn::system::{CastShadow, Msr, SegmentRegister, Segments, System, SystemChanges};
 
 /// Attributes of descriptors.
@@ -267,7 +267,9 @@ fn descriptor<C: Cpu + ?Sized>(
     };
     let mut bytes = [0; 8];
     let at = Gva(table.base.wrapping_add(u64::from(offset)));
-    cpu.cpu.read(at, &mut bytes).map_err(|_| reason)?;
+    cpu.cpu
+        .read(at, &mut bytes, Access::Read)
+        .map_err(|_| reason)?;
     let [
         limit_0,
         limit_8,
