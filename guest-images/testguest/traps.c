@@ -55,7 +55,7 @@ void load_traps(void)
 
 void set_trap(unsigned vector, const u8 *handler)
 {
-	set_gate(vector, (u64)handler, GATE_KERNEL);
+	gates[vector] = gate((u64)handler, GATE_KERNEL);
 }
 
 static u64 fault_address(void)

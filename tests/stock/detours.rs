@@ -9,6 +9,8 @@ use crate::boot::{Boot, Stock, probe};
 
 /// More than one command line should name.
 const MAX_PROBES: usize = 600;
+/// Of one function. What computes with vector registers has hundreds, and boots that test it would take long.
+const PER_FUNCTION: usize = 6;
 /// What kernels read their clocks with.
 const CLOCKS: [&str; 4] = [
     "read_tsc",
@@ -46,10 +48,13 @@ fn places(stock: &Stock) -> Vec<String> {
                 .is_some()
         };
         let entry = kernel.is_entry(symbol.address) || kernel.is_init(symbol.address);
+        // Its `cpuid` is executed once for each place that the kernel patches at boot, before there can be copies.
+        let patches = &*symbol.name == "text_poke_early";
         let ambiguous = named[&*symbol.name] > 1;
         if !symbol.is_text()
             || symbol.size == 0
             || entry
+            || patches
             || ambiguous
             || !seen.insert(symbol.address)
         {
@@ -59,6 +64,7 @@ fn places(stock: &Stock) -> Vec<String> {
             .instructions(symbol)
             .map_while(Result::ok)
             .filter(|decoded| is_copied(decoded) && !patched(decoded))
+            .take(PER_FUNCTION)
             .map(|decoded| match decoded.at().0 - symbol.address.0 {
                 0 => format!("kprobe:{}", symbol.name),
                 offset => format!("kprobe:{}+{offset:#x}", symbol.name),

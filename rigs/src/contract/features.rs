@@ -21,7 +21,12 @@ pub const FEATURES: &[Feature] = &[
     ),
     feature(
         "kprobe: the fault-handler sees the fault, and may swallow it",
-        &["handler-fault", "handler-fault-swallowed"],
+        &[
+            "handler-fault",
+            "handler-fault-swallowed",
+            "handler-raise",
+            "handler-raise-swallowed",
+        ],
     ),
     feature(
         "symbol, symbol+offset or address; never an offset from an address",
