@@ -11,3 +11,4 @@ mod kaslr;
 mod many;
 mod modules;
 mod turns;
+mod warns;
