@@ -12,3 +12,4 @@ mod kaslr;
 mod many;
 mod modules;
 mod turns;
+mod warns;
