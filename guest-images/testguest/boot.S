@@ -17,6 +17,7 @@
 #define PHYS32_ENTRY 18
 #define PROTECTED_CODE 0x08
 #define FIRST_TASK_STATE 0x40
+#define AVAILABLE 0x89 /* a 32-bit task state, not busy */
 
 	.text
 	.code64
@@ -88,7 +89,11 @@ trampoline_end:
 	.type second_start32, @function
 second_start32:
 	/* Under SVM, KVM starts a processor with a 16-bit task state in TR, and Bochs lets nobody enter long mode with
-	 * that. The one here is only looked at for its type. */
+	 * that. The one here is only looked at for its type, which loading it changes: it is made available again for
+	 * when the processor is next started. */
+	mov	$KERNEL_DATA, %eax
+	mov	%eax, %ds
+	movb	$AVAILABLE, gdt + FIRST_TASK_STATE + 5
 	mov	$FIRST_TASK_STATE, %eax
 	ltr	%ax
 	mov	$CR4_PAE, %eax
