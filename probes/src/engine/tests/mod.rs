@@ -5,6 +5,7 @@ mod changes;
 mod hits;
 mod in_place;
 mod passing;
+mod readers;
 mod system;
 mod writes;
 
