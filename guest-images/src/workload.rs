@@ -11,14 +11,33 @@ use crate::initramfs::{Initramfs, InitramfsError};
 use crate::modules::{Module, ModuleError};
 use crate::toolchain::{BuildError, Source, compile};
 
-const SOURCES: [Source; 2] = [
-    Source {
-        name: "init.c",
-        text: include_str!("../workload/init.c"),
-    },
+const INIT: Source = Source {
+    name: "init.c",
+    text: include_str!("../workload/init.c"),
+};
+
+const KPROBES: Source = Source {
+    name: "kprobes.c",
+    text: include_str!("../workload/kprobes.c"),
+};
+
+/// What both are made with.
+const HEADERS: [Source; 4] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
+    },
+    Source {
+        name: "console.h",
+        text: include_str!("../workload/console.h"),
+    },
+    Source {
+        name: "parameters.h",
+        text: include_str!("../workload/parameters.h"),
+    },
+    Source {
+        name: "start.h",
+        text: include_str!("../workload/start.h"),
     },
 ];
 
@@ -47,7 +66,22 @@ const FLAGS: [&str; 16] = [
 ///
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_workload(out_dir: &Path) -> Result<PathBuf, BuildError> {
-    compile(out_dir, "workload", &SOURCES, &FLAGS)
+    build(out_dir, "workload", INIT)
+}
+
+/// Compiles an init that lets the guest's own kprobes check themselves into `out_dir/kprobes`. The head of
+/// `workload/kprobes.c` lists its parameters, and what it prints.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_kprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "kprobes", KPROBES)
+}
+
+fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
+    let sources: Vec<Source> = std::iter::once(main).chain(HEADERS).collect();
+    compile(out_dir, output, &sources, &FLAGS)
 }
 
 /// Describes an initramfs whose init is the executable `workload`.

@@ -21,8 +21,11 @@
  */
 
 #include "syscall.h"
+#include "console.h"
+#include "parameters.h"
+#include "start.h"
 
-enum { PROCS_MAX = 64, ROUND_BYTES = 16, TEXT_MAX = 192, HOUR_MS = 3600000 };
+enum { PROCS_MAX = 64, ROUND_BYTES = 16, HOUR_MS = 3600000 };
 
 struct counts {
 	unsigned long openat, read, getpid, nap, children, failed;
@@ -39,45 +42,6 @@ static const char *const missing = "/nonexistent";
 
 static struct counts setup;
 
-/* Output: a line is put together and written at once. */
-
-static char text[TEXT_MAX];
-static unsigned long text_used;
-
-static void put(const char *string)
-{
-	while (*string && text_used < TEXT_MAX - 1)
-		text[text_used++] = *string++;
-}
-
-static void put_number(long value)
-{
-	char digits[21];
-	unsigned at = sizeof digits - 1;
-	unsigned long rest = value < 0 ? -(unsigned long)value : (unsigned long)value;
-
-	digits[at] = 0;
-	do
-		digits[--at] = '0' + rest % 10;
-	while (rest /= 10);
-	if (value < 0)
-		digits[--at] = '-';
-	put(digits + at);
-}
-
-static void put_field(const char *name, unsigned long value)
-{
-	put(name);
-	put_number((long)value);
-}
-
-static void end_line(void)
-{
-	text[text_used++] = '\n';
-	syscall3(SYS_write, 1, (long)text, text_used);
-	text_used = 0;
-}
-
 static void put_counts(const struct counts *counts)
 {
 	put_field(" openat=", counts->openat);
@@ -87,54 +51,6 @@ static void put_counts(const struct counts *counts)
 	put_field(" children=", counts->children);
 	put_field(" failed=", counts->failed);
 	end_line();
-}
-
-/* Parameters. */
-
-static char **words[2]; /* argv, envp */
-
-static const char *parameter(const char *name)
-{
-	const char *found = 0;
-
-	for (int list = 0; list < 2; list++)
-		for (char **word = words[list]; *word; word++) {
-			const char *a = *word, *b = name;
-
-			while (*b && *a == *b)
-				a++, b++;
-			if (!*b && *a == '=')
-				found = a + 1;
-		}
-	return found;
-}
-
-static unsigned long number(const char *name, unsigned long otherwise)
-{
-	const char *digits = parameter(name);
-	unsigned long value = 0;
-
-	if (!digits || *digits < '0' || *digits > '9')
-		return otherwise;
-	while (*digits >= '0' && *digits <= '9')
-		value = value * 10 + (*digits++ - '0');
-	return value;
-}
-
-/* Copies the next name of a list separated by commas; 0 at its end. */
-static const char *next_name(const char *list, char name[TEXT_MAX])
-{
-	unsigned long used = 0;
-
-	while (*list && *list != ',') {
-		if (used < TEXT_MAX - 1)
-			name[used++] = *list;
-		list++;
-	}
-	name[used] = 0;
-	if (*list)
-		list++;
-	return used ? list : 0;
 }
 
 /* The counted calls. Not inlined and with symbols, so that they can be probed too. */
@@ -395,7 +311,7 @@ static void unload_modules(const char *list)
 		say_module("unload ", name, syscall2(SYS_delete_module, (long)name, O_NONBLOCK));
 }
 
-static void end(void)
+static __attribute__((noreturn)) void end(void)
 {
 	const char *how = parameter("end");
 
@@ -410,7 +326,7 @@ static void end(void)
 		syscall0(SYS_pause);
 }
 
-__attribute__((used)) void workload_main(long *stack)
+void init_main(long *stack)
 {
 	unsigned cpus = cpu_count(), procs;
 	unsigned long rounds;
@@ -471,13 +387,3 @@ __attribute__((used)) void workload_main(long *stack)
 	put_counts(&total);
 	end();
 }
-
-__asm__(".globl _start\n"
-	".type _start, @function\n"
-	"_start:\n"
-	"	xor %ebp, %ebp\n"
-	"	mov %rsp, %rdi\n"
-	"	and $-16, %rsp\n"
-	"	call workload_main\n"
-	"	hlt\n"
-	".size _start, . - _start\n");

@@ -70,10 +70,42 @@ pub(crate) enum Milestone {
     TaskLeft,
     /// Something happens to modules; of interest while probes wait for some.
     Module(ModuleEvent),
+    /// The kernel is about to read its own text; of interest while there is a plant in it.
+    Reader(Reader),
+}
+
+/// Functions by which the guest's kernel reads or rewrites its own text in a way that plants would disturb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Decodes the function that its argument points into, to see whether an instruction begins there.
+    CheckProbe,
+    /// Decodes that function to see what jumps where.
+    CheckOptimised,
+    /// Decodes the instruction that its second argument points to.
+    Decode,
+    /// Copies from its second argument as many bytes as its third says.
+    Copy,
+    /// Says whether the instructions that a kprobe's jump would replace are of interest to nobody else.
+    CheckJump,
+    /// Replaces them, for a list of kprobes.
+    WriteJumps,
+}
+
+impl Reader {
+    pub(crate) const fn function(self) -> &'static str {
+        match self {
+            Self::CheckProbe => "can_probe",
+            Self::CheckOptimised => "can_optimize",
+            Self::Decode => "insn_decode",
+            Self::Copy => "copy_from_kernel_nofault",
+            Self::CheckJump => "arch_check_optimized_kprobe",
+            Self::WriteJumps => "arch_optimize_kprobes",
+        }
+    }
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
@@ -82,9 +114,16 @@ impl Milestone {
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
         Self::Module(ModuleEvent::Unloading),
+        Self::Reader(Reader::CheckProbe),
+        Self::Reader(Reader::CheckOptimised),
+        Self::Reader(Reader::Decode),
+        Self::Reader(Reader::Copy),
+        Self::Reader(Reader::CheckJump),
+        Self::Reader(Reader::WriteJumps),
     ];
 
-    /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them.
+    /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them; but the readers
+    /// come with kprobes, and not all of them with every version.
     pub(crate) const fn function(self) -> &'static str {
         match self {
             Self::BootPatched => "rest_init",
@@ -93,6 +132,7 @@ impl Milestone {
             Self::TaskEnded => "do_task_dead",
             Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),
+            Self::Reader(reader) => reader.function(),
         }
     }
 }

@@ -49,10 +49,20 @@ impl Stock {
     }
 }
 
+/// What the guest runs.
+#[derive(Clone, Copy, Debug)]
+enum Init {
+    /// System calls in known numbers.
+    Workload,
+    /// The guest's own kprobes.
+    Kprobes,
+}
+
 /// What the command is told.
 #[derive(Clone, Debug)]
 pub(crate) struct Boot<'a> {
     stock: &'a Stock,
+    init: Init,
     workload: &'a str,
     cpus: u8,
     probes: Vec<String>,
@@ -65,11 +75,20 @@ impl<'a> Boot<'a> {
     pub(crate) fn new(stock: &'a Stock, workload: &'a str) -> Self {
         Self {
             stock,
+            init: Init::Workload,
             workload,
             cpus: 1,
             probes: Vec::new(),
             options: Vec::new(),
             modules: &[],
+        }
+    }
+
+    /// The guest's own kprobes check themselves; `parameters` are those of that program.
+    pub(crate) fn with_own_kprobes(stock: &'a Stock, parameters: &'a str) -> Self {
+        Self {
+            init: Init::Kprobes,
+            ..Self::new(stock, parameters)
         }
     }
 
@@ -97,7 +116,11 @@ impl<'a> Boot<'a> {
     /// Runs the command to its end.
     pub(crate) fn run(self) -> Ran {
         let files = tempfile::tempdir().expect("tempdir");
-        let init = workload::build_workload(files.path()).expect("the workload compiles");
+        let init = match self.init {
+            Init::Workload => workload::build_workload(files.path()),
+            Init::Kprobes => workload::build_kprobes(files.path()),
+        };
+        let init = init.expect("what the guest runs compiles");
         let mut initramfs = workload::initramfs(&init).expect("the workload can be read");
         let modules = self.stock.modules.load_order(self.modules);
         let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));

@@ -11,5 +11,6 @@ mod ends;
 mod kaslr;
 mod many;
 mod modules;
+mod own_kprobes;
 mod turns;
 mod warns;

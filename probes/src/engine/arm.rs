@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use introspect::insn::{MAX_LENGTH_BYTES, decode};
 use introspect::kaslr::kaslr_slide;
 use introspect::{Gpa, Gva, PatchTime, walk};
 use vm_memory::GuestAddress;
@@ -10,6 +11,7 @@ use vmm::{HardwareBreakpoints, PageRange};
 
 use super::Engine;
 use super::edits::{Change, Edits, Sites};
+use super::jumps::{ELSEWHERE, INT3};
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{Table, own_instruction};
@@ -214,6 +216,7 @@ impl Engine {
         let idle = match probe.purpose {
             Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !self.follows_calls(),
             Purpose::Milestone(Milestone::Module(_)) => !self.watches_modules(),
+            Purpose::Milestone(Milestone::Reader(_)) => !self.hides_plants(),
             _ => false,
         };
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
@@ -238,6 +241,14 @@ impl Engine {
             Arming::Later(reason) => NewState::Pending(reason),
             Arming::Refused(reason) => NewState::Refused(reason),
         }
+    }
+
+    /// Whether there may be plants that the kernel must not read.
+    fn hides_plants(&self) -> bool {
+        let is_planted = |probe: &Arc<Probe>| {
+            probe.is_enabled() && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
+        };
+        self.boot_patched.get() && self.probes.load().iter().any(is_planted)
     }
 
     /// Whether any probe follows calls to their return.
@@ -351,6 +362,15 @@ impl Engine {
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
             ),
+            // It was looked at when it was planted; by now the guest's own kprobes may have put something there.
+            Via::Plant { len, .. } if self.has_plant(at, spot) => Arming::Plant { at, spot, len },
+            Via::Plant { .. }
+                if place.module.is_none()
+                    && self.boot_patched.get()
+                    && self.is_jumped_over(linked, spot.gpa) =>
+            {
+                Arming::Refused(ELSEWHERE.to_owned())
+            }
             Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, spot, len },
             Via::Plant { .. } => match self.boundary_in_memory(linked, spot.gpa) {
                 Some(len) => Arming::Plant { at, spot, len },
@@ -361,15 +381,36 @@ impl Engine {
         }
     }
 
+    fn has_plant(&self, at: Gva, spot: Spot) -> bool {
+        let table = self.table.load();
+        table.at(at).is_some_and(|plant| plant.spot == spot)
+    }
+
     /// The length of the instruction at `linked`, if one begins there in the text as it is in memory by now.
     fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
         let mut at = gpa.0.checked_sub(within.offset)?;
-        let instruction = |gpa| own_instruction(&self.planter, Spot::contiguous(gpa), linked);
+        let start = at;
+        let len = |at: u64| {
+            let linked = within.symbol.address.wrapping_add(at - start);
+            self.len_in_memory(linked, Gpa(at))
+        };
         while at < gpa.0 {
-            at += instruction(Gpa(at))?.len() as u64;
+            at += len(at)? as u64;
         }
-        (at == gpa.0).then(|| instruction(gpa).map(|decoded| decoded.len()))?
+        (at == gpa.0).then(|| len(at))?
+    }
+
+    /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it.
+    fn len_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
+        let mut bytes = [0; MAX_LENGTH_BYTES];
+        self.planter.read_own(gpa, &mut bytes).ok()?;
+        if bytes[0] == INT3
+            && let Some([filed]) = self.kernel.bytes_at(linked, 1)
+        {
+            bytes[0] = *filed;
+        }
+        Some(decode(&bytes, linked).ok()?.len())
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.

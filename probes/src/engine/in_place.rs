@@ -11,7 +11,7 @@ use vmm::{kvm_regs, kvm_sregs};
 
 use super::Engine;
 use crate::Tier;
-use crate::guest::{GuestError, Paused, Ran, Vcpu};
+use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, InstructionFault};
 use crate::hit::{Plant, next_places};
 use crate::plant::{Planter, Spot};
@@ -61,7 +61,7 @@ impl Engine {
         plant: &Plant,
         decoded: Option<&Decoded>,
         rip: Gva,
-        run: &mut impl FnMut(&mut V, &[Gva]) -> Result<Ran, GuestError>,
+        run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         let regs = vcpu.regs()?;
         let sregs = vcpu.sregs()?;
@@ -70,7 +70,7 @@ impl Engine {
         let shown = self
             .planter
             .show_alone(paused, &[plant.spot.gpa], &places.stops)?;
-        let ran = run(vcpu, &addresses);
+        let ran = run(vcpu, To::Next(&addresses));
         // Before anything else, whatever became of the run.
         shown.end()?;
         let Ran::At(at) = ran? else {

@@ -15,8 +15,10 @@
 mod arm;
 mod edits;
 mod in_place;
+mod jumps;
 mod milestones;
 mod modules;
+mod readers;
 mod register;
 mod relocate;
 mod return_sites;
@@ -40,8 +42,7 @@ use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
 use crate::plant::{PlantByte, Planter};
-use crate::registry::{Milestone, Probe, ProbeId, Purpose};
-use crate::resolve::{Resolved, resolve};
+use crate::registry::Probe;
 use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
@@ -102,6 +103,8 @@ pub struct Engine {
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
+    /// A reader has not returned in time, and that has been told.
+    readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
     sink: Arc<dyn EventSink>,
@@ -122,21 +125,7 @@ impl Engine {
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
-        let milestones = Milestone::ALL
-            .into_iter()
-            .filter_map(|milestone| {
-                let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
-                let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
-                let purpose = Purpose::Milestone(milestone);
-                Some(Arc::new(Probe::new(
-                    ProbeId(0),
-                    name,
-                    purpose,
-                    Some(place.ok()?),
-                    true,
-                )))
-            })
-            .collect();
+        let milestones = milestones::placed(&kernel);
         let engine = Self {
             kernel,
             planter: Planter::new(Arc::clone(&memory), abilities.plant),
@@ -154,6 +143,7 @@ impl Engine {
             unwatched: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
+            readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
             sink,

@@ -2,10 +2,11 @@
 //!
 //! Whoever patches code looks at it again: Linux compares what it finds after it has written (`text_poke` panics if
 //! it finds something else). So a guest write onto a plant makes the plant withdraw: memory shows what the guest
-//! wrote, and a debug register watches the place until it is next executed. Then the plant returns, and the register
-//! is free again. No hit is lost in between, since all of it happens with the other vCPUs paused.
+//! wrote, and a debug register watches the place until it is next executed. Then the plant returns and is hit, and the
+//! register is free again. No hit is lost in between, since all of it happens with the other vCPUs paused.
 //!
-//! Without a free debug register the plant stays, and the guest reads it.
+//! There are four registers. The kernel patches one place after another, each write followed by its look, so when a
+//! fifth place is written to the plant of the first returns, executed or not.
 //!
 //! A guest also looks at instructions that it made to fault: Linux's handler of #UD reads the bytes at the faulting RIP
 //! to tell a warning from a bug, and would take a plant for neither. So a plant on such an instruction withdraws when
@@ -17,6 +18,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use introspect::{Gpa, Gva};
 
 use super::Engine;
+use super::trap::is_read_when_executed;
 use crate::guest::{GuestError, Paused};
 use crate::hit::{DebugUse, Plant, Table};
 use crate::registry::Missed;
@@ -27,7 +29,7 @@ impl Engine {
         self.abilities.debug_execute && self.planter.overwrites_plant(gpa, data)
     }
 
-    /// Withdraws the plants in `len` bytes from `gpa` on, as far as debug registers are free.
+    /// Withdraws the plants in `len` bytes from `gpa` on.
     pub(super) fn stand_in(
         &self,
         paused: &dyn Paused,
@@ -35,26 +37,43 @@ impl Engine {
         len: usize,
     ) -> Result<(), GuestError> {
         let mut table = self.table.load().as_ref().clone();
-        let mut debug = table.debug.clone();
-        let covered =
-            (gpa.0..gpa.0.saturating_add(len as u64)).filter_map(|at| table.at_gpa(Gpa(at)));
-        for plant in covered {
-            if debug
-                .iter()
-                .flatten()
-                .any(|used| used.plant().at == plant.at)
-            {
+        // Of those that stand in, the oldest comes first.
+        let mut uses: Vec<DebugUse> = table.debug.iter().flatten().cloned().collect();
+        let covered: Vec<_> = (gpa.0..gpa.0.saturating_add(len as u64))
+            .filter_map(|at| table.at_gpa(Gpa(at)).cloned())
+            .collect();
+        for plant in &covered {
+            if uses.iter().any(|used| used.plant().at == plant.at) {
                 continue;
             }
-            let Some(free) = debug.iter_mut().find(|slot| slot.is_none()) else {
-                break;
-            };
+            if uses.len() == table.debug.len() {
+                let is_over = |used: &DebugUse| self.is_over(used, &covered);
+                let Some(oldest) = uses.iter().position(is_over) else {
+                    self.withdraw_unwatched(paused, plant)?;
+                    continue;
+                };
+                let ended = uses.remove(oldest);
+                self.planter.replant(paused, ended.plant().spot.gpa)?;
+            }
             self.planter.withdraw(paused, plant.spot.gpa)?;
-            *free = Some(DebugUse::StandIn(Arc::clone(plant)));
+            uses.push(DebugUse::StandIn(Arc::clone(plant)));
         }
-        table.debug = debug;
+        let mut uses = uses.into_iter();
+        table.debug = std::array::from_fn(|_| uses.next());
         self.replace_table(paused, table);
         Ok(())
+    }
+
+    /// Whether the plant of a stand-in can return before it is next executed, since nobody looks at what was written
+    /// there any more: the guest is about to write to `covered`.
+    fn is_over(&self, used: &DebugUse, covered: &[Arc<Plant>]) -> bool {
+        let DebugUse::StandIn(plant) = used else {
+            return false;
+        };
+        let is_read = plant
+            .displaced(&self.planter, plant.at)
+            .is_none_or(|decoded| is_read_when_executed(&decoded));
+        !is_read && !covered.iter().any(|other| other.at == plant.at)
     }
 
     /// The guest is about to execute the instruction at `plant` and then to read it: withdraws the plant.
@@ -65,6 +84,11 @@ impl Engine {
         if self.planter.is_withdrawn(plant.spot.gpa) {
             return Ok(());
         }
+        self.withdraw_unwatched(paused, plant)
+    }
+
+    /// Withdraws a plant for which no debug register can stand in.
+    fn withdraw_unwatched(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         self.planter.withdraw(paused, plant.spot.gpa)?;
         self.unwatched().push(plant.at);
         for (probe, _) in &plant.probes {

@@ -8,15 +8,14 @@ use introspect::{Gpa, Gva, walk};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use super::Engine;
+use super::jumps::INT3;
+use super::readers::ReaderNeeds;
 use crate::Tier;
-use crate::guest::{GuestError, KvmVcpu, Paused, Ran, Vcpu};
+use crate::guest::{GuestError, KvmVcpu, Paused, Ran, To, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, PreOutcome};
-use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
+use crate::hit::{DebugUse, Passed, Plant, RFLAGS_RF, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
 use crate::registry::{Milestone, Purpose};
-
-/// The guest's own breakpoint.
-const INT3: u8 = 0xcc;
 
 /// What the handlers of a hit want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +83,7 @@ impl Engine {
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let (mut needs_pause, mut resumes) = (false, false);
+        let mut answer = None;
         if plant.returns {
             hit.regs.rip = plant.at.0;
             self.leave_calls(&mut hit, plant)?;
@@ -100,11 +100,21 @@ impl Engine {
                 }
                 Purpose::Milestone(Milestone::TaskEnded) => self.end_task(hit.vcpu)?,
                 Purpose::Milestone(Milestone::TaskLeft) => self.leave_task(hit.vcpu()),
+                Purpose::Milestone(Milestone::Reader(reader)) => {
+                    match self.reader_needs(hit.vcpu, *reader, &hit.regs)? {
+                        ReaderNeeds::Nothing => (),
+                        ReaderNeeds::Pause => needs_pause = true,
+                        ReaderNeeds::Answer(value) => answer = Some(value),
+                    }
+                }
                 Purpose::Milestone(_) => needs_pause = true,
             }
             if resumes {
                 break;
             }
+        }
+        if let Some(value) = answer.filter(|_| !resumes) {
+            resumes = self.answer_call(&mut hit, value);
         }
         if !resumes {
             hit.regs.rip = rip;
@@ -149,6 +159,9 @@ impl Engine {
                 // place, and given back to the guest from there.
                 return Ok(HitOutcome::NeedsPause);
             }
+            let mut regs = vcpu.regs()?;
+            regs.rflags &= !RFLAGS_RF;
+            vcpu.set_regs(&regs)?;
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
@@ -210,7 +223,7 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        mut run: impl FnMut(&mut V, &[Gva]) -> Result<Ran, GuestError>,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
@@ -231,16 +244,32 @@ impl Engine {
         let Some(plant) = self.plant_at(vcpu, rip)? else {
             return Ok(HitOutcome::Resume);
         };
-        self.prepare_copy(vcpu, paused, &plant, rip)?;
-        if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
-            return Ok(HitOutcome::Resume);
+        let reading = self.reading(vcpu, &plant)?;
+        self.go_past_alone(vcpu, paused, &plant, rip, &mut run)?;
+        if let Some(reading) = reading {
+            self.read_alone(vcpu, paused, &reading, &mut run)?;
+        }
+        Ok(HitOutcome::Resume)
+    }
+
+    /// Past the instruction at `plant`, with the other vCPUs paused.
+    fn go_past_alone<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        plant: &Plant,
+        rip: Gva,
+        run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        self.prepare_copy(vcpu, paused, plant, rip)?;
+        if self.go_past(vcpu, plant, rip)? == HitOutcome::Resume {
+            return Ok(());
         }
         let decoded = plant.displaced(&self.planter, rip);
         if decoded.is_none_or(|decoded| is_read_when_executed(&decoded)) {
-            self.let_be_read(paused, &plant)?;
+            self.let_be_read(paused, plant)?;
         }
-        self.execute_in_place(vcpu, paused, &plant, decoded.as_ref(), rip, &mut run)?;
-        Ok(HitOutcome::Resume)
+        self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
     }
 
     /// A debug register of ours fired at `rip`.
@@ -258,16 +287,17 @@ impl Engine {
         });
         match used {
             None => Ok(HitOutcome::NotOurs),
-            Some(DebugUse::StandIn(plant)) => Ok(match self.tell(vcpu, plant)? {
-                Told::Resume => HitOutcome::Resume,
-                Told::GoOn | Told::NeedsPause => HitOutcome::NeedsPause,
-            }),
+            // The plant returns, and is hit.
+            Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
             Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
                 Told::Resume => Ok(HitOutcome::Resume),
                 Told::NeedsPause => Ok(HitOutcome::NeedsPause),
                 Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
-                    Some(decoded) => self.emulate(vcpu, plant, &decoded),
-                    None => Ok(HitOutcome::NeedsPause),
+                    // Behind a debug register, KVM does not know for certain how long the int3 is.
+                    Some(decoded) if decoded.bytes() != [INT3] => {
+                        self.emulate(vcpu, plant, &decoded)
+                    }
+                    _ => Ok(HitOutcome::NeedsPause),
                 },
             },
         }
@@ -279,10 +309,9 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        mut run: impl FnMut(&mut V, &[Gva]) -> Result<Ran, GuestError>,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         if self.end_stand_in(paused, rip)? {
-            self.on_paused_hit(vcpu, paused, rip, run)?;
             return Ok(());
         }
         let resumes = self.resuming().remove(&vcpu.index());
@@ -365,7 +394,7 @@ impl Engine {
         trap: Trap,
     ) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
-        let run = |vcpu: &mut KvmVcpu<'_, '_>, stops: &[Gva]| vcpu.execute_one(paused, self, stops);
+        let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
                 self.on_paused_hit(vcpu, paused, Gva(at), run)?;
@@ -397,7 +426,7 @@ impl Engine {
 }
 
 /// Whether the guest's exception handler looks at the instruction that has raised the exception.
-fn is_read_when_executed(decoded: &Decoded) -> bool {
+pub(super) fn is_read_when_executed(decoded: &Decoded) -> bool {
     classify(decoded) == Class::MustStep(Reason::Undefined)
 }
 

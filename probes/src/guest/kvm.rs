@@ -17,7 +17,7 @@ use vmm::{
     StoppedVcpu, TrapHandler,
 };
 
-use super::{GuestError, GuestMemory, Paused, Ran, SystemState, Unwritable, Vcpu};
+use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
 use crate::handler::InstructionFault;
 
 /// The machine's RAM. Cloning shares it.
@@ -89,19 +89,25 @@ impl GuestMemory for KvmMemory {
 pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
 
 impl KvmVcpu<'_, '_> {
-    /// Executes the one instruction at RIP, up to whichever of the stops comes next. What the machine traps for on the
+    /// Runs this vCPU, with all others paused, until it comes to where it is to stop. What the machine traps for on the
     /// way goes to `handler`.
-    pub(crate) fn execute_one(
+    pub(crate) fn run_alone(
         &mut self,
         paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
-        stops: &[Gva],
+        to: To<'_>,
     ) -> Result<Ran, GuestError> {
-        let stops: Vec<u64> = stops.iter().map(|stop| stop.0).collect();
+        let (stops, limit, breakpoints) = match to {
+            To::Next(stops) => {
+                let stops = stops.iter().map(|stop| stop.0).collect();
+                (stops, INSTRUCTION_LIMIT, false)
+            }
+            To::Return(stop) => (vec![stop.0], FUNCTION_LIMIT, true),
+        };
         let alone = Alone {
             stops: &stops,
-            limit: INSTRUCTION_LIMIT,
-            breakpoints: false,
+            limit,
+            breakpoints,
         };
         Ok(match self.0.run_alone(paused, handler, &alone)? {
             AloneEnd::At(at) => Ran::At(Gva(at)),
@@ -113,6 +119,8 @@ impl KvmVcpu<'_, '_> {
 
 /// Longer than an instruction takes that does not wait; past it, the vCPU is where nobody thought of.
 const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
+/// Longer than a function takes that decodes another and waits for nobody, where the whole machine is emulated too.
+const FUNCTION_LIMIT: Duration = Duration::from_millis(200);
 
 const CR0_WP: u64 = 1 << 16;
 const CR4_FSGSBASE: u64 = 1 << 16;

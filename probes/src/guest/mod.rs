@@ -77,6 +77,26 @@ pub enum GuestError {
     Injected(usize),
 }
 
+/// How far one vCPU runs alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum To<'a> {
+    /// One instruction, which leads to one of these. Debug registers are off.
+    Next(&'a [Gva]),
+    /// A function, which returns here.
+    Return(Gva),
+}
+
+#[cfg(test)]
+impl To<'_> {
+    /// Where it stops.
+    pub(crate) fn stops(&self) -> &[Gva] {
+        match self {
+            Self::Next(stops) => stops,
+            Self::Return(stop) => std::slice::from_ref(stop),
+        }
+    }
+}
+
 /// How the run of one vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {

@@ -6,5 +6,5 @@ mod pass;
 mod table;
 
 pub(crate) use next::next_places;
-pub(crate) use pass::{Passed, pass};
+pub(crate) use pass::{Passed, RFLAGS_RF, pass};
 pub(crate) use table::{DebugRegisters, DebugUse, Plant, Table, own_instruction};

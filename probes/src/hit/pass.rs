@@ -25,6 +25,8 @@ pub(crate) enum Passed {
 
 const PAGE_FAULT: u8 = 14;
 const RFLAGS_TF: u64 = 1 << 8;
+/// Debug registers do not fire at the next instruction. Left behind by one of ours.
+pub(crate) const RFLAGS_RF: u64 = 1 << 16;
 
 /// Page-fault error code bits.
 const PF_PROTECTION: u32 = 1;
@@ -42,6 +44,8 @@ pub(crate) fn pass(
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
+    // As every instruction does; one that loads the flag does it later.
+    regs.rflags &= !RFLAGS_RF;
     if let Some(access) = port_access(decoded) {
         return pass_port_access(vcpu, regs, decoded, access);
     }

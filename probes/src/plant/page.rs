@@ -136,6 +136,15 @@ impl Page {
         self.lock().is(mark, offset)
     }
 
+    /// The plants in `len` bytes from `offset` on, as far as the page goes: all, or those that memory shows.
+    pub(super) fn plants(&self, offset: usize, len: usize, shown: bool) -> Vec<Gpa> {
+        let bytes = self.lock();
+        (offset..PAGE_BYTES.min(offset.saturating_add(len)))
+            .filter(|&at| bytes.is(Mark::Planted, at) && (!shown || bytes.shows_plant(at)))
+            .map(|at| self.gpa.wrapping_add(at as u64))
+            .collect()
+    }
+
     /// Whether `len` bytes from `offset` on, to be written by the guest, cover a plant that memory shows, and are not
     /// just what the guest has read there (see [`Page::guest_write`]).
     pub(super) fn overwrites_plant(&self, offset: usize, data: &[u8], plant: PlantByte) -> bool {

@@ -295,6 +295,22 @@ impl Planter {
         self.pages.load().contains_key(&gpa.page().0)
     }
 
+    /// The plants in `len` bytes from `gpa` on, as far as the page goes.
+    pub(crate) fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        self.plants(gpa, len, false)
+    }
+
+    /// Those of them that memory shows.
+    pub(crate) fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        self.plants(gpa, len, true)
+    }
+
+    fn plants(&self, gpa: Gpa, len: usize, shown: bool) -> Vec<Gpa> {
+        self.kept(gpa)
+            .map(|page| page.plants(offset(gpa), len, shown))
+            .unwrap_or_default()
+    }
+
     /// Whether a guest write of `data` would change the guest's own byte under a plant that memory shows.
     pub(crate) fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
         let pages = self.pages.load();

@@ -9,7 +9,7 @@ use super::{ABILITIES, DATA, RDTSC, Rig, STACK, gpa, one, vcpu};
 use crate::engine::NewProbe;
 use crate::engine::trap::HitOutcome;
 use crate::guest::fake::{FakeVcpu, Injected};
-use crate::guest::{GuestError, Ran, Vcpu as _};
+use crate::guest::{GuestError, Ran, To, Vcpu as _};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 use crate::{
     Abilities, Action, FaultOutcome, Handler, HitContext, InstructionFault, PlantByte, ProbeSpec,
@@ -84,7 +84,8 @@ fn the_guests_own_byte_shows_and_a_stop_behind_it() {
     let mut runs = 0;
     let outcome = rig
         .engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, stops| {
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
+            let stops = to.stops();
             runs += 1;
             assert_eq!(vcpu.regs.rip, at.0);
             assert_eq!(
@@ -217,7 +218,8 @@ fn load_faults(faults: Faults) -> (FakeVcpu, vmm::kvm_regs, Arc<Faults>, Gva) {
     let target = handler_of(handlers, PAGE_FAULT);
     let mut delivered = vcpu.regs;
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, stops| {
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
+            let stops = to.stops();
             assert!(stops.contains(&target));
             raise(&rig, vcpu, target, Some(2), at);
             vcpu.sregs.cr2 = 0x1234;
@@ -289,7 +291,8 @@ fn a_software_interrupt_is_done_in_its_handler() {
     let target = handler_of(handlers, INTERRUPT);
     let mut vcpu = with_idt(vcpu(at));
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, stops| {
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
+            let stops = to.stops();
             assert_eq!((stops[0], rig.seen(target)), (target, PORT));
             raise(&rig, vcpu, target, None, at.wrapping_add(2));
             Ok(Ran::At(target))
@@ -330,25 +333,25 @@ fn an_instruction_made_to_fault_shows_itself_to_the_handler() {
     assert_eq!(rig.seen(at), PORT);
     for round in 1..=3 {
         let mut vcpu = with_idt(vcpu(at));
-        let run = |vcpu: &mut FakeVcpu, stops: &[Gva]| {
+        let run = |vcpu: &mut FakeVcpu, to: To<'_>| {
+            let stops = to.stops();
             assert!(stops.contains(&target));
             assert_eq!(rig.seen(at), UD2[0]);
             raise(&rig, vcpu, target, None, at);
             Ok(Ran::At(target))
         };
-        if round == 1 {
-            let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
-            assert_eq!(outcome, HitOutcome::NeedsPause);
-            rig.engine
-                .on_paused_hit(&mut vcpu, &rig.paused, at, run)
-                .expect("handled");
-        } else {
+        if round > 1 {
             let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
             assert_eq!(outcome, HitOutcome::NeedsPause);
             rig.engine
-                .on_paused_debug_hit(&mut vcpu, &rig.paused, at, run)
+                .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("it is hit next"))
                 .expect("handled");
         }
+        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        assert_eq!(outcome, HitOutcome::NeedsPause);
+        rig.engine
+            .on_paused_hit(&mut vcpu, &rig.paused, at, run)
+            .expect("handled");
         assert_eq!(vcpu.regs.rip, target.0);
         assert_eq!(rig.seen(at), UD2[0], "the guest reads what it has executed");
         assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
@@ -378,6 +381,11 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
     let first = places[0];
     rig.engine
         .on_paused_debug_hit(&mut vcpu(first), &rig.paused, first, |_, _| {
+            panic!("it is hit next")
+        })
+        .expect("handled");
+    rig.engine
+        .on_paused_hit(&mut vcpu(first), &rig.paused, first, |_, _| {
             Ok(Ran::Nowhere)
         })
         .expect("handled");
@@ -395,7 +403,8 @@ fn a_system_call_stops_at_its_entry() {
     let mut vcpu = vcpu(at);
     vcpu.msrs.insert(0xc000_0082, entry.0);
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, stops| {
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
+            let stops = to.stops();
             assert_eq!((stops, rig.seen(entry)), (&[entry][..], PORT));
             vcpu.regs.rip = entry.0;
             Ok(Ran::At(entry))

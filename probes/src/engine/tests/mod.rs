@@ -6,6 +6,7 @@ mod detours;
 mod hits;
 mod in_place;
 mod passing;
+mod readers;
 mod returns;
 mod system;
 mod writes;
