@@ -99,7 +99,7 @@ fn comes_and_goes(here: &Here<'_>) {
         ..new("kprobe:fn_rdtsc")
     };
     let guest = here
-        .guest("run=calls=60,checksum,smp=60,checksum")
+        .guest("run=calls=60,smp=60")
         .with(probes().iter().map(|probe| new(probe)).chain([handled]))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());

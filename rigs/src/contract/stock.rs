@@ -93,9 +93,11 @@ pub(super) const CASES: [StockCase; 6] = [
             let probe = run.probe(EXIT_RETURNS);
             assert!(probe.hits >= u64::from(run.cpus), "{probe:?}");
             assert_eq!(probe.returns, Some(0), "{probe:?}");
-            let abandoned = probe.missed.get("abandoned").copied().unwrap_or(0);
+            // Behind a call of what never returns there may be no instruction to plant.
+            let missed = |why: &str| probe.missed.get(why).copied().unwrap_or(0);
+            let (abandoned, sites) = (missed("abandoned"), missed("return-site"));
             let in_flight = probe.in_flight.unwrap_or(0);
-            assert_eq!(probe.hits, abandoned + in_flight, "{probe:?}");
+            assert_eq!(probe.hits, abandoned + sites + in_flight, "{probe:?}");
             assert!(abandoned > 0, "{probe:?}");
         },
     },
