@@ -59,6 +59,7 @@ fn is_interpreted(decoded: &Decoded) -> bool {
             | M::Enter
             | M::Int
             | M::Int1
+            | M::Iretd
             | M::Lar
             | M::Lsl
             | M::Verr
