@@ -212,7 +212,10 @@ impl Contract<'_> {
                 }
                 match attempt(|| stock.check(case)) {
                     Ok(()) => (Some(true), stock.counted()),
-                    Err(wrong) => (Some(false), wrong),
+                    Err(wrong) => match stock.fails_unprobed() {
+                        Some(end) => (None, format!("the guest fails without probes too: {end}")),
+                        None => (Some(false), wrong),
+                    },
                 }
             })?;
         }
