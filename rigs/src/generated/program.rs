@@ -60,6 +60,7 @@ fn is_interpreted(decoded: &Decoded) -> bool {
             | M::Int
             | M::Int1
             | M::Iretd
+            | M::Iretq
             | M::Lar
             | M::Lsl
             | M::Verr
