@@ -146,7 +146,7 @@ impl Handler for Handles {
 #[test]
 fn what_a_copy_would_not_do_is_stepped() {
     type Change = fn(&mut FakeVcpu, &Rig);
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 4] = [
         ("the guest's own step", |vcpu, _| vcpu.regs.rflags |= 1 << 8),
         ("ring 3", |vcpu, _| vcpu.state.privilege = 3),
         ("other page tables", |vcpu, rig| {
