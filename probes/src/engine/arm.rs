@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use introspect::insn::{MAX_LENGTH_BYTES, decode};
+use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::kaslr::kaslr_slide;
 use introspect::{Gpa, Gva, PatchTime, walk};
 use vm_memory::GuestAddress;
@@ -389,12 +389,20 @@ impl Engine {
     /// The length of the instruction at `linked`, if one begins there in the text as it is in memory by now.
     fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
-        let mut at = gpa.0.checked_sub(within.offset)?;
-        let start = at;
-        let len = |at: u64| {
-            let linked = within.symbol.address.wrapping_add(at - start);
-            self.len_in_memory(linked, Gpa(at))
+        let start = gpa.0.checked_sub(within.offset)?;
+        let linked_at = |at: u64| within.symbol.address.wrapping_add(at - start);
+        // Where instructions begin in the file, as far as it can be read.
+        let mut filed = Some(within.symbol.address);
+        let mut len = |at: u64| {
+            let linked = linked_at(at);
+            while let Some(next) = filed.filter(|filed| *filed < linked) {
+                filed = self
+                    .filed_instruction(next)
+                    .map(|filed| next.wrapping_add(filed.len() as u64));
+            }
+            self.len_in_memory(linked, Gpa(at), filed == Some(linked))
         };
+        let mut at = start;
         while at < gpa.0 {
             at += len(at)? as u64;
         }
@@ -402,18 +410,24 @@ impl Engine {
     }
 
     /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it. That is an
-    /// `int3` with the rest of an instruction of the file behind it, and not what is left of a `ret` that was shortened.
-    fn len_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
+    /// `int3` with the rest of an instruction of the file behind it. What is left of a `ret` that was shortened is none:
+    /// there no instruction of the file begins.
+    fn len_in_memory(&self, linked: Gva, gpa: Gpa, is_filed: bool) -> Option<usize> {
         let mut bytes = [0; MAX_LENGTH_BYTES];
         self.planter.read_own(gpa, &mut bytes).ok()?;
-        if bytes[0] == INT3
-            && let Some(filed) = self.kernel.bytes_at(linked, MAX_LENGTH_BYTES)
-            && let Ok(filed) = decode(filed, linked)
+        if is_filed
+            && bytes[0] == INT3
+            && let Some(filed) = self.filed_instruction(linked)
             && filed.bytes()[1..] == bytes[1..filed.len()]
         {
             return Some(filed.len());
         }
         Some(decode(&bytes, linked).ok()?.len())
+    }
+
+    /// The instruction that begins at `linked` in the kernel's file.
+    fn filed_instruction(&self, linked: Gva) -> Option<Decoded> {
+        decode(self.kernel.bytes_at(linked, MAX_LENGTH_BYTES)?, linked).ok()
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.

@@ -182,6 +182,30 @@ fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
     assert_eq!(vcpu.regs.rip, 0x1234);
 }
 
+/// What is left of a jump that became a return is no breakpoint of the guest's, even where the bytes there, read as
+/// instructions, go on as the file's do.
+#[test]
+fn an_instruction_behind_a_shortened_return_is_one() {
+    const JUMP_AND_CALL: [u8; 10] = [0xe9, 0x15, 0x79, 0xd5, 0x00, 0xe8, 0x80, 0x23, 0x01, 0x00];
+    let mut kernel = SyntheticKernel::new();
+    let rest_init = kernel.function("rest_init", &PLAIN);
+    let jump = kernel.function("probed", &[&JUMP_AND_CALL[..], &PLAIN].concat());
+    let behind = jump.wrapping_add(JUMP_AND_CALL.len() as u64);
+    kernel.return_sites(&[jump, behind]);
+    let rig = Rig::new(&kernel, &["kprobe:probed+0xa"]);
+    let written = rig
+        .engine
+        .on_guest_write(Gpa(gpa(jump)), &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc]);
+    assert_eq!(written.expect("handled"), Written::Merged);
+    reach(&rig, rest_init);
+    assert_eq!(
+        rig.states(),
+        [ProbeState::Armed],
+        "{:?}",
+        rig.probe(0).reason
+    );
+}
+
 #[test]
 fn plants_in_init_text_go_before_it_is_freed() {
     let mut kernel = SyntheticKernel::new();
