@@ -4,6 +4,8 @@ use super::stopped::HardwareBreakpoints;
 
 /// DR6: debug registers that fired.
 const DR6_FIRED: u64 = 0xf;
+/// DR6: RFLAGS.TF was set before the instruction.
+pub(super) const DR6_STEPPED: u64 = 1 << 14;
 
 /// What KVM was last told to stop this vCPU for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,6 +20,8 @@ pub(super) struct Debugging {
 pub(super) enum DebugCause {
     /// Bits 0–3: these debug registers fired.
     Fired(u8),
+    /// The guest steps itself: nobody else sets TF.
+    GuestStep,
     /// Nothing that it was set up for.
     Unknown,
 }
@@ -27,7 +31,13 @@ impl Debugging {
     ///
     /// Hardware has put the cause into DR6. An SVM that intercepts #DB before it writes DR6 (that of Bochs 2.7) leaves
     /// none there: then it follows from what was asked for.
+    ///
+    /// A step comes before what fires at the instruction behind it, which is told when that is about to be executed;
+    /// bits of registers may be left from earlier, since a processor never clears them.
     pub(super) fn cause(&self, dr6: u64, pc: u64) -> DebugCause {
+        if dr6 & DR6_STEPPED != 0 {
+            return DebugCause::GuestStep;
+        }
         let told = dr6 & DR6_FIRED;
         if told != 0 {
             return fired(told);
@@ -67,6 +77,14 @@ mod tests {
         let debugging = Debugging::default();
         assert_eq!(debugging.cause(UNTOLD | 4, HERE), DebugCause::Fired(4));
         assert_eq!(debugging.cause(UNTOLD, HERE), DebugCause::Unknown);
+    }
+
+    #[test]
+    fn a_step_is_the_guests_own() {
+        let step = UNTOLD | DR6_STEPPED;
+        assert_eq!(at_here().cause(step, HERE), DebugCause::GuestStep);
+        // Left from a register that fired before.
+        assert_eq!(at_here().cause(step | 2, HERE + 2), DebugCause::GuestStep);
     }
 
     #[test]

@@ -329,6 +329,10 @@ impl StoppedVcpu<'_> {
                         },
                         Otherwise::Continue,
                     ),
+                    DebugCause::GuestStep => {
+                        self.reinject_step()?;
+                        Left::Handled
+                    }
                     DebugCause::Unknown => Left::Handled,
                 },
             }),

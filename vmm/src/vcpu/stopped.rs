@@ -6,7 +6,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use super::debugging::Debugging;
+use super::debugging::{DR6_STEPPED, Debugging};
 use super::kick;
 use crate::machine::Shared;
 
@@ -258,6 +258,24 @@ impl StoppedVcpu<'_> {
         self.set_regs(&regs)?;
         self.inject(Exception {
             vector: BREAKPOINT,
+            error_code: None,
+            fault_address: None,
+        })
+    }
+
+    /// Gives the guest the debug exception of its own single step, which KVM has told us instead: while it stops vCPUs
+    /// for debug registers of ours, it hands every debug exception to us.
+    pub(super) fn reinject_step(&mut self) -> Result<(), VcpuError> {
+        let mut registers = self
+            .fd
+            .get_debug_regs()
+            .map_err(self.failed("KVM_GET_DEBUGREGS"))?;
+        registers.dr6 |= DR6_STEPPED;
+        self.fd
+            .set_debug_regs(&registers)
+            .map_err(self.failed("KVM_SET_DEBUGREGS"))?;
+        self.inject(Exception {
+            vector: DEBUG,
             error_code: None,
             fault_address: None,
         })
