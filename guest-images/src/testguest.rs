@@ -21,6 +21,7 @@
 //! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
 //! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
 //! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
+//! | `steps` | `st_run` is executed step by step, `st_patched` is written to and called |
 //! | `leave` | `fn_left` and what it calls are left by a jump out of both, as by `longjmp` |
 //! | `task` | `fn_task`, on a stack of its own, ends in `do_task_dead`, as a task of Linux does |
 //! | `smp` | as `calls`, by two processors at the same time |
@@ -54,10 +55,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 24] = sources! {
+const SOURCES: [Source; 26] = sources! {
     "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
     "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c"
-    "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+    "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

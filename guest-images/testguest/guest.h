@@ -197,6 +197,10 @@ int scenario_ud(u64 rounds);
 int scenario_intn(u64 rounds);
 int scenario_syscall0(u64 rounds);
 
+/* steps.c */
+int stepped(const struct frame *frame);
+int scenario_steps(u64 rounds);
+
 /* smp.c */
 int scenario_smp(u64 rounds);
 

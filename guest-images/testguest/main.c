@@ -37,6 +37,7 @@ static const struct scenario scenarios[] = {
 	{ "ud", scenario_ud, 3 },
 	{ "intn", scenario_intn, 3 },
 	{ "syscall0", scenario_syscall0, 3 },
+	{ "steps", scenario_steps, 3 },
 	{ "smp", scenario_smp, 10 },
 	{ "vector", scenario_vector, 10 },
 	{ "detour", scenario_detour, 1 },

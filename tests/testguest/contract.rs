@@ -41,6 +41,8 @@ tests! {
     status = "status",
     handlers = "handlers",
     handlers_smp = "handlers-smp",
+    own_steps = "own-steps",
+    steps = "steps",
     handler_fault = "handler-fault",
     handler_fault_swallowed = "handler-fault-swallowed",
     colocated = "colocated",

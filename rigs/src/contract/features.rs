@@ -176,6 +176,10 @@ pub const FEATURES: &[Feature] = &[
         "TF is never seen by the guest; ring 3 and system calls run beside probes",
         &["flags", "raise", "syscall0", "ring3", "syscall"],
     ),
+    feature(
+        "a guest that steps itself is told of each step, also through probes",
+        &["own-steps", "steps"],
+    ),
 ];
 
 #[cfg(test)]

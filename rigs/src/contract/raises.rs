@@ -10,7 +10,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::handlers::handled;
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 8] = [
     Case::new("raise", Plants::Each, &[1], frames),
     Case::new("intn", Plants::Each, &[1], |here| {
         let ran = in_place(here, "intn");
@@ -26,6 +26,28 @@ pub(super) const CASES: [Case; 6] = [
         let ran = in_place(here, "syscall0");
         assert_eq!(ran.hits("rs_syscall"), ROUNDS);
         assert_eq!(ran.hits("rs_entry"), ROUNDS);
+    }),
+    Case::new("own-steps", Plants::Nothing, &[1], |here| {
+        here.guest("run=steps").with([]).run().assert_good();
+    }),
+    Case::new("steps", Plants::Each, &[1], |here| {
+        let ran = here
+            .guest(&format!("run=steps={ROUNDS}"))
+            .probes(["kprobe:st_*"])
+            .run();
+        ran.assert_good();
+        for step in 0..=10 {
+            let step = format!("st_{step}");
+            assert_eq!(ran.hits(&step), 2 * ROUNDS, "{step}");
+        }
+        assert_eq!(ran.hits("st_patched"), ROUNDS);
+        // A debug register is in use in the first run of each round, and none in the second.
+        let ran = here
+            .guest(&format!("run=steps={ROUNDS}"))
+            .probes(["kprobe:st_patched"])
+            .run();
+        ran.assert_good();
+        assert_eq!(ran.hits("st_patched"), ROUNDS);
     }),
     Case::new("handler-raise", Plants::Each, &[1], every_exception),
     Case::new("handler-raise-swallowed", Plants::Each, &[1], swallowed),
