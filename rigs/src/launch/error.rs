@@ -71,8 +71,10 @@ pub enum LaunchError {
     #[error("cannot open a pseudo-terminal")]
     Terminal(#[source] io::Error),
     /// The machine ended, and the last line is not there.
-    #[error("the machine ended before its last line; its last words:\n{said}")]
+    #[error("the machine ended before its last line ({status}); its last words:\n{said}")]
     Ended {
+        /// How its process ended.
+        status: ExitStatus,
         /// The end of what came out of the serial line.
         said: String,
     },

@@ -52,8 +52,11 @@ pub(super) fn until_end(
         }
         taken = complete;
         let said = || last_words(&output);
-        if ended.is_some() {
-            return Err(LaunchError::Ended { said: said() });
+        if let Some(status) = ended {
+            return Err(LaunchError::Ended {
+                status,
+                said: said(),
+            });
         }
         if Instant::now() >= deadline {
             return Err(LaunchError::TimedOut {
