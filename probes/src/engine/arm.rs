@@ -273,7 +273,7 @@ impl Engine {
         }
     }
 
-    fn gpa_of(&self, linked: Gva, located: Located) -> Option<Gpa> {
+    pub(super) fn gpa_of(&self, linked: Gva, located: Located) -> Option<Gpa> {
         match located.physical {
             Some(offset) => Some(Gpa(linked.0.wrapping_add(offset))),
             None => self.kernel.to_physical(linked),

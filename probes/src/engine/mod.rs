@@ -13,6 +13,7 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
+mod inventory;
 mod milestones;
 mod modules;
 mod register;
@@ -43,6 +44,7 @@ use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
+pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
 pub use register::{Action, NewProbe, RegisterError};
 use return_sites::ReturnSites;
@@ -163,17 +165,18 @@ impl Engine {
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
+        self.told().iter().map(|probe| probe.summary()).collect()
+    }
+
+    /// The probes that are shown: a glob in a module is told by its matches, once it has any.
+    fn told(&self) -> Vec<Arc<Probe>> {
         let probes = self.probes.load();
-        // A glob in a module is told by its matches, once it has any.
         let stands_for = |glob: &Probe| {
             let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
             glob.is_glob() && probes.iter().filter(alike).count() > 1
         };
-        probes
-            .iter()
-            .filter(|probe| !stands_for(probe))
-            .map(|probe| probe.summary())
-            .collect()
+        let told = probes.iter().filter(|probe| !stands_for(probe));
+        told.cloned().collect()
     }
 
     pub(crate) fn panicked(&self) -> Option<Panicked> {
