@@ -10,4 +10,5 @@ mod ends;
 mod kaslr;
 mod many;
 mod modules;
+mod remote;
 mod turns;

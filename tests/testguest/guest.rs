@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use control::{EventHub, Tee};
 use guest_images::testguest::Outcome;
 use probes::{
     GuestEnd, Kernel, NewProbe, PlantByte, ProbeSpec, ProbeSummary, Session, SessionConfig, Summary,
@@ -14,7 +15,7 @@ use vmm::{Console, Host, HostFacts};
 
 use crate::observer::Observer;
 
-const MEMORY_BYTES: u64 = 64 << 20;
+pub(crate) const MEMORY_BYTES: u64 = 64 << 20;
 /// Longer than any scenario takes where ring 0 is interpreted.
 const TIMEOUT: Duration = Duration::from_secs(100);
 
@@ -121,11 +122,14 @@ impl Guest {
             },
             debug_exit: true,
         };
-        let session = Session::new(host, *facts, config, Arc::new(observer.clone()))
-            .expect("the session is set up");
+        let hub = Arc::new(EventHub::default());
+        let sink = Tee::new(Arc::new(observer.clone()), Arc::clone(&hub));
+        let session =
+            Session::new(host, *facts, config, Arc::new(sink)).expect("the session is set up");
         Prepared {
             session,
             observer,
+            hub,
             timeout: self.timeout,
         }
     }
@@ -136,6 +140,8 @@ impl Guest {
 pub(crate) struct Prepared {
     pub(crate) session: Session,
     pub(crate) observer: Observer,
+    /// For clients of a control socket.
+    pub(crate) hub: Arc<EventHub>,
     timeout: Duration,
 }
 

@@ -11,6 +11,7 @@ mod ends;
 mod guest;
 mod live;
 mod observer;
+mod remote;
 mod returns;
 mod scenarios;
 mod text;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -62,6 +62,26 @@ impl<S: Sync, T: DeserializeOwned> FromRequest<S> for Said<T> {
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = Bytes::from_request(request, state).await?;
         parse(&bytes.0).map(Self)
+    }
+}
+
+/// The part of the path that names a probe.
+#[derive(Debug)]
+pub(super) struct Named(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Problem> {
+        Path::from_request_parts(parts, state)
+            .await
+            .map(|Path(named)| Self(named))
+            .map_err(|error| {
+                ProblemKind::Malformed.with(format!(
+                    "the path is not what it should be: {}",
+                    error.body_text()
+                ))
+            })
     }
 }
 

@@ -4,18 +4,18 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use probes::{
     Action, ArmError, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec,
-    ProbeState, RegisterError,
+    ProbeState, RegisterError, SessionError,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::{App, lock, no_probe};
-use super::body::{Asked, Bytes, Said, Told, json, parse};
+use super::body::{Asked, Bytes, Named, Said, Told, json, parse};
 use super::names::{Names, shortened};
 use crate::api::{
     AddProbe, AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind,
@@ -212,6 +212,9 @@ fn register(
             return Err(twice.at(pointer()));
         }
     }
+    if target.slide().is_none() {
+        moves(orders)?;
+    }
     let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
     let ids = target
         .register(paused, &new)
@@ -229,6 +232,21 @@ fn register(
     }
     give_names(orders, &records, &mut lock(names));
     Ok(ids)
+}
+
+/// An address means nothing while the kernel has not said where it runs.
+fn moves(orders: &[Order]) -> Result<(), Problem> {
+    let address = |order: &&Order| matches!(order.new.spec.location, Location::Address(_));
+    match orders.iter().find(address) {
+        None => Ok(()),
+        Some(order) => {
+            let spec = order.new.spec.clone();
+            let told = SessionError::AddressMoves { spec }.to_string();
+            Err(ProblemKind::CannotProbe
+                .with(told)
+                .at(format!("{}/spec", order.pointer)))
+        }
+    }
 }
 
 /// What was asked for by itself must be planted or be able to wait; of a pattern's matches some may not be.
@@ -309,7 +327,7 @@ fn chain(error: &dyn Error) -> String {
         (status = 404, description = "There is none", body = Problem)))]
 pub(super) async fn show(
     State(app): State<Arc<App>>,
-    Path(named): Path<String>,
+    Named(named): Named,
 ) -> Result<Told<Changed>, Problem> {
     let records = app.known(&named)?;
     Ok(Told(Changed {
@@ -325,7 +343,7 @@ pub(super) async fn show(
         (status = 404, description = "There is none", body = Problem)))]
 pub(super) async fn stats(
     State(app): State<Arc<App>>,
-    Path(named): Path<String>,
+    Named(named): Named,
 ) -> Result<Told<Stats>, Problem> {
     let records = app.known(&named)?;
     let id = records.first().map_or(0, |record| record.id.into());
@@ -345,7 +363,7 @@ pub(super) async fn stats(
         (status = 409, description = "The name is taken", body = Problem)))]
 pub(super) async fn change(
     State(app): State<Arc<App>>,
-    Path(named): Path<String>,
+    Named(named): Named,
     Said(wanted): Said<ChangeProbe>,
 ) -> Result<Told<Changed>, Problem> {
     let id = app.probe(&named)?;
@@ -385,9 +403,10 @@ pub(super) async fn change(
         (status = 404, description = "There is none", body = Problem)))]
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
-    Path(named): Path<String>,
+    Named(named): Named,
 ) -> Result<Told<Removed>, Problem> {
     let id = app.probe(&named)?;
+    app.known(&named)?;
     let removed = app.remove(Some(id)).await?;
     if removed.removed == 0 {
         return Err(no_probe(&named));
