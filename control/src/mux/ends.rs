@@ -127,9 +127,6 @@ pub struct Inner {
     thread: JoinHandle<()>,
 }
 
-/// Connections that the server has not taken yet.
-const UNTAKEN: usize = 16;
-
 impl Inner {
     /// Takes clients out of `port`. They are what the server lets in.
     ///
@@ -142,7 +139,7 @@ impl Inner {
             let _entered = runtime.enter();
             registered(port)?
         };
-        let (server, clients) = mpsc::channel(UNTAKEN);
+        let (server, clients) = mpsc::channel(CHANNELS);
         let (finish, finished) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("control-link".to_owned())

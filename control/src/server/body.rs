@@ -45,14 +45,24 @@ async fn read(body: Body, limit: usize, time: Duration) -> Result<Vec<u8>, Probl
     }
 }
 
-/// What a body says.
+/// An object of JSON; the pieces of a structure in an array would be understood as well, but are not what is documented.
+pub(super) type Object = serde_json::Map<String, serde_json::Value>;
+
+/// What a body says, whatever it is.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
-    serde_json::from_slice(bytes).map_err(|error| {
-        ProblemKind::Malformed.with(format!("the body is not what it should be: {error}"))
-    })
+    serde_json::from_slice(bytes).map_err(|error| malformed(&error))
 }
 
-/// A JSON body.
+/// What an object says.
+pub(super) fn object<T: DeserializeOwned>(object: Object) -> Result<T, Problem> {
+    serde_json::from_value(object.into()).map_err(|error| malformed(&error))
+}
+
+fn malformed(error: &serde_json::Error) -> Problem {
+    ProblemKind::Malformed.with(format!("the body is not what it should be: {error}"))
+}
+
+/// A JSON body: an object.
 #[derive(Debug)]
 pub(super) struct Said<T>(pub(super) T);
 
@@ -61,7 +71,7 @@ impl<S: Sync, T: DeserializeOwned> FromRequest<S> for Said<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Problem> {
         let bytes = Bytes::from_request(request, state).await?;
-        parse(&bytes.0).map(Self)
+        object(parse(&bytes.0)?).map(Self)
     }
 }
 

@@ -15,7 +15,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::{App, lock, no_probe};
-use super::body::{Asked, Bytes, Named, Said, Told, json, parse};
+use super::body::{Asked, Bytes, Named, Object, Said, Told, json, object, parse};
 use super::names::{Names, shortened};
 use crate::api::{
     AddProbe, AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind,
@@ -123,16 +123,20 @@ enum Form {
 
 fn understand(body: &[u8]) -> Result<(Vec<AddProbe>, Form), Problem> {
     if !body.trim_ascii_start().starts_with(b"[") {
-        return Ok((vec![parse(body)?], Form::One));
+        return Ok((vec![object(parse(body)?)?], Form::One));
     }
-    let wanted: Vec<AddProbe> = parse(body)?;
+    let wanted: Vec<Object> = parse(body)?;
     if !(1..=PROBES_PER_REQUEST).contains(&wanted.len()) {
         return Err(ProblemKind::Malformed.with(format!(
             "the array has {} probes; it may have 1 to {PROBES_PER_REQUEST}",
             wanted.len()
         )));
     }
-    Ok((wanted, Form::Array))
+    let understood = wanted
+        .into_iter()
+        .enumerate()
+        .map(|(index, wanted)| object(wanted).map_err(|problem| problem.at(format!("/{index}"))));
+    Ok((understood.collect::<Result<_, _>>()?, Form::Array))
 }
 
 /// A probe that was asked for, understood.

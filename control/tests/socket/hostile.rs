@@ -31,6 +31,7 @@ fn malformed_bodies_are_told_and_harmless() {
         "{\"spec\": \"kprobe:one\", \"maxactive\": 65536}",
         "{\"spec\": \"kprobe:one\", \"action\": \"reboot\"}",
         "[{\"spec\": \"kprobe:one\"}, 7]",
+        "[[\"kprobe:one\"]]",
     ] {
         rig.send("POST", "/probes", body).problem(400);
     }
