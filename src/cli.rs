@@ -107,7 +107,7 @@ pub(crate) struct RunArgs {
     /// End the guest after this time: 60s, 2m, 500ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
     pub(crate) timeout: Option<Duration>,
-    /// Listen on this Unix socket for `hyprobe probe`, `events`, `ctl` and `top`
+    /// Listen on this Unix socket for `hyprobe probe`, `events` and `ctl`
     #[arg(long, value_name = "SOCKET", help_heading = "Run")]
     pub(crate) control: Option<PathBuf>,
     /// How events are written [default: text]
