@@ -67,6 +67,11 @@ pub(crate) struct Bench<'t> {
 }
 
 impl<'t> Bench<'t> {
+    /// What is changed, for what needs no pause.
+    pub(crate) fn target(&self) -> &'t dyn Target {
+        self.target
+    }
+
     /// Does `change` while no vCPU runs, and tells what that cost.
     pub(crate) fn paused<T>(
         &mut self,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use introspect::SymbolTable;
 use probes::{
     ArmError, At, Engine, NewProbe, Paused, ProbeId, ProbeRecord, ReadError, RegisterError,
+    ResolveError, resolve,
 };
 use vmm::{Control, End};
 
@@ -32,6 +33,13 @@ pub trait Target: Send + Sync {
     /// Ends the machine.
     fn stop(&self);
 
+    /// Whether these can be meant. The guest runs on meanwhile: a mistake costs it nothing, and finding the names that
+    /// may have been meant takes long.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot.
+    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError>;
     /// Registers probes: all of them or none.
     ///
     /// # Errors
@@ -127,6 +135,12 @@ impl Target for Live {
 
     fn stop(&self) {
         self.control.end(End::Stopped);
+    }
+
+    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError> {
+        let slide = self.engine.slide().unwrap_or(0);
+        new.iter()
+            .try_for_each(|new| resolve(self.engine.kernel(), &new.spec, slide).map(drop))
     }
 
     fn register(

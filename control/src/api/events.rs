@@ -17,6 +17,10 @@ pub struct Lost {
 /// A line of the stream of events.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are events, and a box would be an allocation for each"
+)]
 pub enum EventLine {
     /// An event, as it is in the run's own output, with its number.
     Event {

@@ -8,10 +8,11 @@ use utoipa::ToSchema;
 pub struct Problem {
     /// `urn:hyprobe:problem:` and a word that stays the same.
     #[serde(rename = "type")]
-    #[schema(example = "urn:hyprobe:problem:cannot-probe")]
-    pub kind: String,
+    #[schema(value_type = String, example = "urn:hyprobe:problem:cannot-probe")]
+    pub kind: Box<str>,
     /// What this type of problem is.
-    pub title: String,
+    #[schema(value_type = String)]
+    pub title: Box<str>,
     /// The status of the answer.
     pub status: u16,
     /// What is wrong here.
@@ -91,8 +92,8 @@ impl ProblemKind {
     pub fn with(self, detail: impl Into<String>) -> Problem {
         let (_, status, title) = self.parts();
         Problem {
-            kind: self.urn(),
-            title: title.to_owned(),
+            kind: self.urn().into(),
+            title: title.into(),
             status,
             detail: detail.into(),
             help: None,
@@ -120,7 +121,7 @@ impl Problem {
     /// Whether it is of this type.
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
-        self.kind == kind.urn()
+        *self.kind == *kind.urn()
     }
 }
 

@@ -86,11 +86,17 @@ pub(super) async fn add(
         .map(|(index, wanted)| Order::new(wanted, form, index))
         .collect::<Result<Vec<_>, _>>()?;
     let names = app.shared_names();
-    let (added, pause) = app
-        .operator
-        .run(move |bench| bench.paused(|target, paused| register(target, paused, &orders, &names)))
-        .await?;
-    let ids = added?;
+    let added = app.operator.run(move |bench| {
+        let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
+        bench
+            .target()
+            .check(&new)
+            .map_err(|error| cannot_register(&error.into(), &orders))?;
+        let (added, pause) =
+            bench.paused(|target, paused| register(target, paused, &orders, &new, &names));
+        Ok((added?, pause))
+    });
+    let (ids, pause) = added.await??;
     let mut records = app.target.records();
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     records.retain(|record| known.contains(&record.id));
@@ -201,6 +207,7 @@ fn register(
     target: &dyn Target,
     paused: &dyn Paused,
     orders: &[Order],
+    new: &[NewProbe],
     names: &std::sync::Mutex<Names>,
 ) -> Result<Vec<ProbeId>, Problem> {
     let mut taken = BTreeSet::new();
@@ -219,9 +226,8 @@ fn register(
     if target.slide().is_none() {
         moves(orders)?;
     }
-    let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
     let ids = target
-        .register(paused, &new)
+        .register(paused, new)
         .map_err(|error| cannot_register(&error, orders))?;
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     let records: Vec<ProbeRecord> = target

@@ -122,6 +122,22 @@ impl Target for Straw {
         self.ending.store(true, Ordering::SeqCst);
     }
 
+    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError> {
+        let lost = new.iter().find(|probe| match &probe.spec.location {
+            Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
+            Location::Glob(_) | Location::Address(_) => false,
+        });
+        lost.map_or(Ok(()), |probe| {
+            Err(ResolveError {
+                spec: probe.spec.to_string(),
+                problem: ResolveProblem::NoSymbol {
+                    name: "x".to_owned(),
+                    near: vec!["one".to_owned()],
+                },
+            })
+        })
+    }
+
     fn register(&self, _: &dyn Paused, new: &[NewProbe]) -> Result<Vec<ProbeId>, RegisterError> {
         std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
         let mut added = Vec::new();
@@ -136,15 +152,7 @@ impl Target for Straw {
                 Location::Symbol { name, .. } if self.symbols.lookup(name).is_some() => {
                     added.push(self.record(probe, name, ProbeState::Armed));
                 }
-                _ => {
-                    return Err(RegisterError::Resolve(ResolveError {
-                        spec: probe.spec.to_string(),
-                        problem: ResolveProblem::NoSymbol {
-                            name: "x".to_owned(),
-                            near: vec!["one".to_owned()],
-                        },
-                    }));
-                }
+                other => panic!("{other:?} has been checked"),
             }
         }
         let ids = added.iter().map(|record| record.id).collect();

@@ -154,6 +154,8 @@ fn problems_say_what_the_command_line_says() {
         "cannot probe `kprobe:x`: the kernel has no symbol `x`"
     );
     assert_eq!(problem.help.as_deref(), Some("near names: one"));
+    let pauses = rig.client().machine().expect("machine").pauses;
+    assert_eq!(pauses.count, 0, "the guest does not stand for a mistake");
 }
 
 #[test]

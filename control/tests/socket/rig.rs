@@ -44,10 +44,6 @@ impl Rig {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
-    }
-
     pub(crate) fn client(&self) -> Client {
         Client::new(&self.path).expect("client")
     }
