@@ -3,8 +3,9 @@
 mod error;
 mod events;
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -25,6 +26,8 @@ use crate::api::{
 
 /// An answer is not waited for any longer. A guest in a nested run may be slow to pause.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// How often a connection is tried while too many wait.
+const BACKLOG_LOOK: Duration = Duration::from_millis(5);
 /// No answer is longer.
 const ANSWER_BYTES: usize = 64 << 20;
 
@@ -269,12 +272,22 @@ fn encoded(text: &str) -> String {
 }
 
 async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
-    let stream = UnixStream::connect(path)
-        .await
-        .map_err(|source| ClientError::Connect {
-            path: path.to_owned(),
-            source,
-        })?;
+    let began = Instant::now();
+    let stream = loop {
+        match UnixStream::connect(path).await {
+            // As many as may wait to be accepted do. A connection that blocks would wait, too.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < ANSWER_TIME =>
+            {
+                tokio::time::sleep(BACKLOG_LOOK).await;
+            }
+            connected => break connected,
+        }
+    };
+    let stream = stream.map_err(|source| ClientError::Connect {
+        path: path.to_owned(),
+        source,
+    })?;
     let (sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(ClientError::Broken)?;
