@@ -13,6 +13,7 @@ help:
 	@echo 'make images    fetch the stock kernels that tests boot'
 	@echo 'make lint      formatting, clippy and the documentation'
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
+	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
 demo:
@@ -45,6 +46,13 @@ rig-intel rig-amd rig-nested rig-local:
 	$(CARGO) build --release --locked -p hyprobe-rigs
 	$(dir $(HYPROBE))rig $(@:rig-%=%) $(RIG_ARGS)
 
+# Probes come and go at random in a busy stock guest, nested in QEMU: make soak SECONDS=300 SEED=7
+SECONDS ?= 300
+SEED ?= 1
+soak:
+	$(CARGO) build --release --locked -p hyprobe-rigs
+	$(dir $(HYPROBE))rig busy --timeout $$(($(SECONDS) + 1200)) $(RIG_ARGS) -- --only soak --seconds $(SECONDS) --seed $(SEED)
+
 # What the last run of each found.
 rig-table:
 	$(CARGO) build --release --locked -p hyprobe-rigs
@@ -53,4 +61,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table clean
+.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table soak clean

@@ -3,8 +3,9 @@
 #
 #   scripts/setup.sh build   what compiles it: gcc, a static C library, make; looks whether Rust is new enough
 #   scripts/setup.sh qemu    what nested runs need: QEMU 10 or later
+#   scripts/setup.sh rigs    what the engine is tested on besides: Bochs, which interprets VT-x and SVM, and a CD for it
 #   scripts/setup.sh demo    build, and qemu unless this machine has hardware virtualisation
-#   scripts/setup.sh         build and qemu, for the tests
+#   scripts/setup.sh         build, qemu and rigs, for the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -150,6 +151,33 @@ configured_mirror() {
     apt-get update --print-uris 2>/dev/null | sed -n "s|^'\(http[^']*\)/dists/$1/InRelease'.*|\1|p" | head -n 1
 }
 
+# What the rigs look for, see rigs/src/launch/, and the packages that bring it.
+readonly rigs_packages=(bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso)
+readonly rigs_files=(
+    /usr/bin/bochs
+    /usr/share/bochs/BIOS-bochs-latest
+    /usr/share/bochs/VGABIOS-lgpl-latest
+    /usr/lib/ISOLINUX/isolinux.bin
+    /usr/lib/syslinux/modules/bios/ldlinux.c32
+)
+
+has_rigs() {
+    local file
+    for file in "${rigs_files[@]}"; do
+        [ -e "$file" ] || return
+    done
+    compgen -G '/usr/lib/*/bochs/plugins/libbx_term*' >/dev/null && command -v xorriso >/dev/null
+}
+
+set_up_rigs() {
+    has_rigs && return
+    say "Bochs, or what a CD for it is made with, is missing; it is what the engine is tested on where there is no VT-x or SVM"
+    stop_without_apt "${rigs_packages[*]}"
+    stop_unless_root "${rigs_packages[*]}" "sudo apt-get install --no-install-recommends ${rigs_packages[*]}"
+    install "${rigs_packages[@]}"
+    has_rigs || stop "this system's packages (${rigs_packages[*]}) do not bring what the rigs look for: ${rigs_files[*]}"
+}
+
 # Kernel and device agree that ring 0 runs at the processor's speed.
 has_hardware_virtualisation() { [ -e /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; }
 
@@ -157,6 +185,7 @@ has_hardware_virtualisation() { [ -e /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpu
 case ${1-all} in
 build) set_up_build ;;
 qemu) set_up_qemu ;;
+rigs) set_up_rigs ;;
 demo)
     set_up_build
     has_hardware_virtualisation || set_up_qemu
@@ -165,6 +194,7 @@ all)
     set_up_build
     check_rust_tools
     set_up_qemu
+    set_up_rigs
     ;;
-*) stop "there is no part '$1'; the parts are build, qemu and demo." ;;
+*) stop "there is no part '$1'; the parts are build, qemu, rigs and demo." ;;
 esac

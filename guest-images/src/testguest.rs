@@ -14,8 +14,20 @@
 //! | `fault` | `fn_fault` reads a page that is not there; the handler maps it |
 //! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
+//! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
+//! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
+//! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled |
+//! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |
+//! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
+//! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
+//! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
+//! | `leave` | `fn_left` and what it calls are left by a jump out of both, as by `longjmp` |
+//! | `task` | `fn_task`, on a stack of its own, ends in `do_task_dead`, as a task of Linux does |
 //! | `smp` | as `calls`, by two processors at the same time |
+//! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
+//! | `detour` | what the host has put into the page tables is written to, and must not change |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
+//! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
 //! | `exit` | the run ends with code N |
@@ -42,9 +54,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 16] = sources! {
-    "boot.S" "calls.c" "console.c" "ends.c" "functions.S" "guest.h" "link.ld" "main.c" "models.c"
-    "paging.c" "ring3.c" "smp.c" "text.c" "traps.S" "traps.c" "user.S"
+const SOURCES: [Source; 24] = sources! {
+    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
+    "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c"
+    "smp.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

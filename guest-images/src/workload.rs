@@ -11,14 +11,33 @@ use crate::initramfs::{Initramfs, InitramfsError};
 use crate::modules::{Module, ModuleError};
 use crate::toolchain::{BuildError, Source, compile};
 
-const SOURCES: [Source; 2] = [
-    Source {
-        name: "init.c",
-        text: include_str!("../workload/init.c"),
-    },
+const INIT: Source = Source {
+    name: "init.c",
+    text: include_str!("../workload/init.c"),
+};
+
+const KPROBES: Source = Source {
+    name: "kprobes.c",
+    text: include_str!("../workload/kprobes.c"),
+};
+
+/// What both are made with.
+const HEADERS: [Source; 4] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
+    },
+    Source {
+        name: "console.h",
+        text: include_str!("../workload/console.h"),
+    },
+    Source {
+        name: "parameters.h",
+        text: include_str!("../workload/parameters.h"),
+    },
+    Source {
+        name: "start.h",
+        text: include_str!("../workload/start.h"),
     },
 ];
 
@@ -47,7 +66,22 @@ const FLAGS: [&str; 16] = [
 ///
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_workload(out_dir: &Path) -> Result<PathBuf, BuildError> {
-    compile(out_dir, "workload", &SOURCES, &FLAGS)
+    build(out_dir, "workload", INIT)
+}
+
+/// Compiles an init that lets the guest's own kprobes check themselves into `out_dir/kprobes`. The head of
+/// `workload/kprobes.c` lists its parameters, and what it prints.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_kprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "kprobes", KPROBES)
+}
+
+fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
+    let sources: Vec<Source> = std::iter::once(main).chain(HEADERS).collect();
+    compile(out_dir, output, &sources, &FLAGS)
 }
 
 /// Describes an initramfs whose init is the executable `workload`.
@@ -86,6 +120,10 @@ pub struct Counts {
     pub read: u64,
     /// `getpid` calls.
     pub getpid: u64,
+    /// `nanosleep` calls.
+    pub nap: u64,
+    /// Processes that were started; each has ended.
+    pub children: u64,
     /// Calls whose result was not the expected one.
     pub failed: u64,
 }
@@ -107,6 +145,8 @@ impl Counts {
                 "openat" => counts.openat = value,
                 "read" => counts.read = value,
                 "getpid" => counts.getpid = value,
+                "nap" => counts.nap = value,
+                "children" => counts.children = value,
                 "failed" => counts.failed = value,
                 _ => return None,
             }
@@ -122,11 +162,13 @@ mod tests {
     #[test]
     fn the_total_is_found_between_kernel_lines() {
         let console = "[    1.0] x\nworkload: cpu=0 openat=3 read=0 getpid=0 failed=0\r\n\
-                       workload: done openat=6 read=2 getpid=0 failed=1\r\n[    1.1] reboot\n";
+                       workload: done openat=6 read=2 getpid=0 nap=4 children=5 failed=1\r\n[    1.1] reboot\n";
         let expected = Counts {
             openat: 6,
             read: 2,
             getpid: 0,
+            nap: 4,
+            children: 5,
             failed: 1,
         };
         assert_eq!(Counts::from_console(console), Some(expected));

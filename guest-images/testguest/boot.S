@@ -5,13 +5,19 @@
  */
 #include "guest.h"
 
+#define BOOT_PARAMS_RAMDISK_IMAGE 0x218
+#define BOOT_PARAMS_RAMDISK_SIZE 0x21c
 #define BOOT_PARAMS_CMD_LINE_PTR 0x228
 #define START_INFO_CMD_LINE 24
+#define CR0_PE_ET 0x11
 #define CR0_PE_ET_PG 0x80000011
 #define CR4_PAE 0x20
 #define MSR_EFER 0xc0000080
 #define EFER_LME 0x100
 #define PHYS32_ENTRY 18
+#define PROTECTED_CODE 0x08
+#define FIRST_TASK_STATE 0x40
+#define AVAILABLE 0x89 /* a 32-bit task state, not busy */
 
 	.text
 	.code64
@@ -19,6 +25,10 @@
 	.type start64, @function
 start64:
 	movl	BOOT_PARAMS_CMD_LINE_PTR(%rsi), %edi
+	movl	BOOT_PARAMS_RAMDISK_IMAGE(%rsi), %eax
+	movl	%eax, initrd_address(%rip)
+	movl	BOOT_PARAMS_RAMDISK_SIZE(%rsi), %eax
+	movl	%eax, initrd_bytes(%rip)
 start64_common:
 	lgdt	gdt_pointer(%rip)
 	mov	$page_map, %eax
@@ -65,6 +75,27 @@ trampoline:
 	xor	%ax, %ax
 	mov	%ax, %ds
 	lgdtl	trampoline_gdt_pointer - trampoline + TRAMPOLINE
+	mov	$CR0_PE_ET, %eax
+	mov	%eax, %cr0
+	ljmpl	$PROTECTED_CODE, $second_start32
+	.balign 4
+trampoline_gdt_pointer:
+	.word	gdt_end - gdt - 1
+	.long	gdt
+trampoline_end:
+
+	.code32
+	.globl second_start32
+	.type second_start32, @function
+second_start32:
+	/* Under SVM, KVM starts a processor with a 16-bit task state in TR, and Bochs lets nobody enter long mode with
+	 * that. The one here is only looked at for its type, which loading it changes: it is made available again for
+	 * when the processor is next started. */
+	mov	$KERNEL_DATA, %eax
+	mov	%eax, %ds
+	movb	$AVAILABLE, gdt + FIRST_TASK_STATE + 5
+	mov	$FIRST_TASK_STATE, %eax
+	ltr	%ax
 	mov	$CR4_PAE, %eax
 	mov	%eax, %cr4
 	mov	$page_map, %eax
@@ -75,12 +106,8 @@ trampoline:
 	wrmsr
 	mov	$CR0_PE_ET_PG, %eax
 	mov	%eax, %cr0
-	ljmpl	$KERNEL_CODE, $second_start64
-	.balign 4
-trampoline_gdt_pointer:
-	.word	gdt_end - gdt - 1
-	.long	gdt
-trampoline_end:
+	ljmp	$KERNEL_CODE, $second_start64
+	.size second_start32, . - second_start32
 
 	.code64
 	.globl second_start64
@@ -107,10 +134,11 @@ second_start64:
 	.asciz	"Xen"
 	.quad	start32
 
-/* The first gigabyte one to one, the first 2 MiB of it in small pages, and the local APIC.
+/* The first half gigabyte one to one, the first 2 MiB of it in small pages, and the local APIC.
  * Made by the assembler, so that booting takes no time. */
 #define TABLE 0x07
-#define SMALL 0x03
+#define MAPPED_ENTRIES 256
+#define SMALL 0x63 /* present, writable, and as a kernel makes its own: accessed and dirty */
 #define LARGE 0x83
 #define LARGE_UNCACHED 0x9b
 #define APIC_GIB_SLOT 3
@@ -118,7 +146,7 @@ second_start64:
 
 	.data
 	.balign 0x1000
-	.globl page_table
+	.globl page_map, page_directory, page_table
 page_map:
 	.quad	page_pointers + TABLE
 	.fill	511, 8, 0
@@ -130,10 +158,11 @@ page_pointers:
 page_directory:
 	.quad	page_table + TABLE
 	.set	address, 0x200000
-	.rept	511
+	.rept	MAPPED_ENTRIES - 1
 	.quad	address + LARGE
 	.set	address, address + 0x200000
 	.endr
+	.fill	512 - MAPPED_ENTRIES, 8, 0
 page_table:
 	.set	address, 0
 	.rept	512
@@ -149,18 +178,24 @@ apic_directory:
 	.globl gdt
 gdt:
 	.quad	0
-	.quad	0x00cf9b000000ffff	/* 0x08: 32-bit code */
+	.quad	0x00cf9b000000ffff	/* PROTECTED_CODE */
 	.quad	0x00af9b000000ffff	/* KERNEL_CODE */
 	.quad	0x00cf93000000ffff	/* KERNEL_DATA */
 	.quad	0x00cff3000000ffff	/* USER_DATA */
 	.quad	0x00affb000000ffff	/* USER_CODE */
 	.quad	0, 0			/* TASK_STATE, by load_task_state */
+	.quad	0x0000890000000067	/* FIRST_TASK_STATE: 32-bit, available */
 gdt_end:
 gdt_pointer:
 	.word	gdt_end - gdt - 1
 	.quad	gdt
 
 	.bss
+	.globl	initrd_address, initrd_bytes
+initrd_address:
+	.skip	4
+initrd_bytes:
+	.skip	4
 	.balign 16
 	.skip	STACK_BYTES
 boot_stack_top:

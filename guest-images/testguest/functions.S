@@ -237,6 +237,30 @@ FUNCTION fn_recurse, 0, 0
 	ret
 	.size	fn_recurse, . - fn_recurse
 
+/* For the processor alone to execute, and what it says is not kept. */
+FUNCTION fn_rdtsc
+	rdtsc
+	mov	$1, %eax
+	mov	$2, %edx
+	RETURN	fn_rdtsc
+
+FUNCTION fn_cpuid
+	cpuid
+	mov	$1, %eax
+	mov	$2, %ebx
+	mov	$3, %ecx
+	mov	$4, %edx
+	RETURN	fn_cpuid
+
+FUNCTION fn_cr3
+	mov	%cr3, %rax
+	RETURN	fn_cr3
+
+/* Called by the scenario `vector`, which switches SSE on. */
+FUNCTION fn_pxor, 0, 0
+	pxor	%xmm1, %xmm0
+	RETURN	fn_pxor
+
 /* The guest's own breakpoint; its handler counts. */
 FUNCTION fn_int3, 0, UNCOUNTED
 	int3
@@ -271,6 +295,125 @@ FUNCTION fn_syscall, 0, 0
 	push	%rcx
 	iretq
 	.size	fn_syscall, . - fn_syscall
+
+/* The same, back by `sysret`. */
+FUNCTION fn_sysret, 0, 0
+	mov	%rsp, %gs:PERCPU_RESULT
+	mov	$syscall_stack_top, %esp
+	COUNT	fn_sysret
+	or	%r11, syscall_flags(%rip)
+	swapgs
+	swapgs
+	mov	%gs:PERCPU_RESULT, %rsp
+	sysretq
+	.size	fn_sysret, . - fn_sysret
+
+/* Waits for an interrupt. */
+FUNCTION fn_wait, 0, 0
+	COUNT	fn_wait
+	sti
+	hlt
+	cli
+	ret
+	.size	fn_wait, . - fn_wait
+
+/* Handlers of an interrupt and of the NMI. The frame leaves the stack 8 bytes short of a multiple
+ * of 16. */
+	.macro	HANDLER name, taken
+FUNCTION \name, 0, 0
+	COUNT	\name
+	push	%rax
+	push	%rcx
+	push	%rdx
+	push	%rsi
+	push	%rdi
+	push	%r8
+	push	%r9
+	push	%r10
+	push	%r11
+	cld
+	call	\taken
+	pop	%r11
+	pop	%r10
+	pop	%r9
+	pop	%r8
+	pop	%rdi
+	pop	%rsi
+	pop	%rdx
+	pop	%rcx
+	pop	%rax
+	iretq
+	.size	\name, . - \name
+	.endm
+
+HANDLER fn_wake, wake_taken
+HANDLER fn_nmi, nmi_taken
+
+/* Never returns: what it calls goes back to where its own caller wants to be. */
+FUNCTION fn_left, 0, 0
+	COUNT	fn_left
+	call	fn_leave
+	ud2
+	.size	fn_left, . - fn_left
+
+/* longjmp: goes to rsi with the stack pointer in rdi. */
+FUNCTION fn_leave, 0, 0
+	COUNT	fn_leave
+	mov	%rdi, %rsp
+	jmp	*%rsi
+	.size	fn_leave, . - fn_leave
+
+/* Runs on a stack of its own and never returns: its task ends inside. */
+FUNCTION fn_task, 0, 0
+	COUNT	fn_task
+	call	do_task_dead
+	ud2
+	.size	fn_task, . - fn_task
+
+/* void leave_frames(void): calls fn_left and leaves both frames behind, for a place that no call returns to. */
+	.globl	leave_frames
+	.type	leave_frames, @function
+	.p2align 4
+leave_frames:
+	mov	%rsp, %rdi
+	lea	1f(%rip), %rsi
+	push	%rbp
+	call	fn_left
+	pop	%rbp
+1:	ret
+	.size	leave_frames, . - leave_frames
+
+/* void run_task(void *stack_top): runs fn_task there until its task ends. */
+	.globl	run_task
+	.type	run_task, @function
+	.p2align 4
+run_task:
+	push	%rbx
+	push	%rbp
+	push	%r12
+	push	%r13
+	push	%r14
+	push	%r15
+	mov	%rsp, task_parent(%rip)
+	mov	%rdi, %rsp
+	call	fn_task
+	ud2
+	.size	run_task, . - run_task
+
+/* What Linux calls the place where a task ends, never to run again. */
+	.globl	do_task_dead
+	.type	do_task_dead, @function
+	.p2align 4
+do_task_dead:
+	mov	task_parent(%rip), %rsp
+	pop	%r15
+	pop	%r14
+	pop	%r13
+	pop	%r12
+	pop	%rbp
+	pop	%rbx
+	ret
+	.size	do_task_dead, . - do_task_dead
 
 /* Calls `target` with all registers from `before`, and puts what they are then into `after`. */
 	.globl	call_checked, call_checked_return
@@ -349,6 +492,8 @@ fn_shared:
 fn_target:
 	.quad	fn_callee
 syscall_flags:
+	.quad	0
+task_parent:
 	.quad	0
 
 	.bss

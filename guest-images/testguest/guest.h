@@ -80,6 +80,13 @@ struct frame {
 	u64 vector, error, rip, cs, rflags, rsp, ss;
 };
 
+struct gate {
+	u16 offset_low, selector;
+	u8 stack, kind;
+	u16 offset_middle;
+	u32 offset_high, reserved;
+};
+
 #define FLAG_CF 0x001ul
 #define FLAG_PF 0x004ul
 #define FLAG_AF 0x010ul
@@ -88,6 +95,7 @@ struct frame {
 #define FLAG_TF 0x100ul
 #define FLAG_DF 0x400ul
 #define FLAG_OF 0x800ul
+#define FLAG_RF 0x10000ul
 #define FLAGS_STATUS (FLAG_CF | FLAG_PF | FLAG_AF | FLAG_ZF | FLAG_SF | FLAG_OF)
 
 extern const struct function functions[], functions_end[];
@@ -164,17 +172,44 @@ int scenario_selfpatch(u64 rounds);
 
 /* traps.c */
 void load_traps(void);
+void set_trap(unsigned vector, const u8 *handler);
+void load_table(void *base, u16 limit);
+struct gate gate(u64 handler, u8 kind);
 int scenario_int3(u64 rounds);
 int scenario_fault(u64 rounds);
 
 /* ring3.c */
 void load_task_state(void);
+void set_interrupt_stack(unsigned number, u8 *top);
 int scenario_ring3(u64 rounds);
 int scenario_syscall(u64 rounds);
+int scenario_sysret(u64 rounds);
 int user_breakpoint(const struct frame *frame);
+
+/* interrupts.c */
+int scenario_wait(u64 rounds);
+int scenario_nmi(u64 rounds);
+
+/* raises.c */
+int raised(struct frame *frame);
+int scenario_raise(u64 rounds);
+int scenario_ud(u64 rounds);
+int scenario_intn(u64 rounds);
+int scenario_syscall0(u64 rounds);
 
 /* smp.c */
 int scenario_smp(u64 rounds);
+
+/* detour.c */
+int scenario_detour(u64 writes);
+int scenario_vector(u64 rounds);
+
+/* leave.c */
+int scenario_leave(u64 rounds);
+int scenario_task(u64 rounds);
+
+/* generated.c */
+int scenario_generated(u64 argument);
 
 /* ends.c */
 int scenario_msr(u64 argument);

@@ -2,7 +2,7 @@
 
 #include "guest.h"
 
-extern u64 fn_memory;
+extern u64 fn_memory, page_map[];
 extern u8 call_checked_return[];
 
 static u64 parity(u64 value)
@@ -47,6 +47,31 @@ MODEL(fn_pop)
 {
 	UNUSED;
 	r->rax = (u64)call_checked_return;
+	return 1;
+}
+
+MODEL(fn_rdtsc)
+{
+	UNUSED;
+	r->rax = 1;
+	r->rdx = 2;
+	return 1;
+}
+
+MODEL(fn_cpuid)
+{
+	UNUSED;
+	r->rax = 1;
+	r->rbx = 2;
+	r->rcx = 3;
+	r->rdx = 4;
+	return 1;
+}
+
+MODEL(fn_cr3)
+{
+	UNUSED;
+	r->rax = (u64)page_map;
 	return 1;
 }
 

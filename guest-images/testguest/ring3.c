@@ -9,18 +9,20 @@
 #define MSR_LSTAR 0xc0000082
 #define MSR_SYSCALL_MASK 0xc0000084
 #define EFER_SCE 1ul
+#define SYSRET_BASE (USER_DATA - 8) /* USER_DATA is one entry on, USER_CODE two */
 #define FLAG_IF 0x200ul
 
 extern u64 gdt[], user_counts[], syscall_flags;
 extern u8 user_start[], user_end[], user_int3_next[];
-extern u8 user_main[], user_syscalls[], fn_syscall[];
+extern u8 user_main[], user_syscalls[], fn_syscall[], fn_sysret[];
 
 u64 enter_user(u64 argument, const u8 *entry);
 
 struct task_state {
 	u32 reserved;
 	u64 stacks[3];
-	u64 more[9];
+	u64 interrupt_stacks[8]; /* by number, from 1 on */
+	u64 more;
 	u16 unused, io_map;
 } __attribute__((packed));
 
@@ -39,6 +41,12 @@ void load_task_state(void)
 			      TASK_AVAILABLE << 40 | (base >> 24 & 0xff) << 56;
 	gdt[TASK_STATE / 8 + 1] = base >> 32;
 	__asm__ volatile("ltr %w0" : : "r"(TASK_STATE) : "memory");
+}
+
+/* A stack for gates that name it, 1 to 7. */
+void set_interrupt_stack(unsigned number, u8 *top)
+{
+	task_state.interrupt_stacks[number] = (u64)top;
 }
 
 int user_breakpoint(const struct frame *frame)
@@ -90,25 +98,36 @@ int scenario_ring3(u64 rounds)
 	return 0;
 }
 
-int scenario_syscall(u64 rounds)
+/* `rounds` system calls that enter at `entry`. */
+static int make_calls(const char *scenario, const u8 *entry, u64 rounds)
 {
 	u64 got;
 
 	open_user_pages();
-	write_msr(MSR_STAR, (u64)KERNEL_CODE << 32);
-	write_msr(MSR_LSTAR, (u64)fn_syscall);
+	write_msr(MSR_STAR, (u64)SYSRET_BASE << 48 | (u64)KERNEL_CODE << 32);
+	write_msr(MSR_LSTAR, (u64)entry);
 	write_msr(MSR_SYSCALL_MASK, FLAG_TF | FLAG_DF | FLAG_IF);
 	write_msr(MSR_EFER, read_msr(MSR_EFER) | EFER_SCE);
 	syscall_flags = 0;
 	got = enter_user(rounds, user_syscalls);
 	if (got != rounds) {
-		fail_got("syscall", "rounds", got, rounds);
+		fail_got(scenario, "rounds", got, rounds);
 		return 1;
 	}
 	if (syscall_flags & FLAG_TF)
-		return fail("syscall", "r11 shows TF");
-	begin_ok("syscall");
+		return fail(scenario, "r11 shows TF");
+	begin_ok(scenario);
 	put_field(" rounds=", rounds);
 	end_line();
 	return 0;
+}
+
+int scenario_syscall(u64 rounds)
+{
+	return make_calls("syscall", fn_syscall, rounds);
+}
+
+int scenario_sysret(u64 rounds)
+{
+	return make_calls("sysret", fn_sysret, rounds);
 }

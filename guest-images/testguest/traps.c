@@ -3,6 +3,7 @@
 #include "guest.h"
 
 #define EXCEPTIONS 32
+#define VECTORS 0x21
 #define GATE_KERNEL 0x8e
 #define GATE_USER 0xee
 #define VECTOR_BP 3
@@ -16,23 +17,16 @@ extern u8 fn_int3[], fn_int3_next[], fn_fault[], user_leave[];
 void trap(struct frame *frame);
 void leave_user(u64 result);
 
-struct gate {
-	u16 offset_low, selector;
-	u8 stack, kind;
-	u16 offset_middle;
-	u32 offset_high, reserved;
-};
-
-static struct gate gates[EXCEPTIONS] __attribute__((aligned(16)));
+static struct gate gates[VECTORS] __attribute__((aligned(16)));
 
 /* What the scenarios watch. */
 static volatile u64 breakpoints, breakpoint_rip, breakpoint_flags;
-static volatile u64 faults, fault_rip;
+static volatile u64 faults, fault_rip, fault_flags;
 static u8 absent_page[0x1000] __attribute__((aligned(0x1000)));
 
-static void set_gate(unsigned vector, u64 handler, u8 kind)
+struct gate gate(u64 handler, u8 kind)
 {
-	gates[vector] = (struct gate){
+	return (struct gate){
 		.offset_low = (u16)handler,
 		.selector = KERNEL_CODE,
 		.kind = kind,
@@ -41,7 +35,7 @@ static void set_gate(unsigned vector, u64 handler, u8 kind)
 	};
 }
 
-static void load_table(void *base, u16 limit)
+void load_table(void *base, u16 limit)
 {
 	struct {
 		u16 limit;
@@ -54,9 +48,14 @@ static void load_table(void *base, u16 limit)
 void load_traps(void)
 {
 	for (unsigned vector = 0; vector < EXCEPTIONS; vector++)
-		set_gate(vector, trap_stubs[vector],
-			 vector == VECTOR_BP ? GATE_USER : GATE_KERNEL);
+		gates[vector] = gate(trap_stubs[vector],
+				     vector == VECTOR_BP ? GATE_USER : GATE_KERNEL);
 	load_table(gates, sizeof gates - 1);
+}
+
+void set_trap(unsigned vector, const u8 *handler)
+{
+	gates[vector] = gate((u64)handler, GATE_KERNEL);
 }
 
 static u64 fault_address(void)
@@ -85,6 +84,7 @@ static int wanted_fault(const struct frame *frame)
 		return 0;
 	faults++;
 	fault_rip = frame->rip;
+	fault_flags = frame->rflags;
 	*page_entry(address) |= PRESENT;
 	flush_page(address);
 	return 1;
@@ -100,6 +100,8 @@ void trap(struct frame *frame)
 	    (from_user ? user_breakpoint(frame) : kernel_breakpoint(frame)))
 		return;
 	if (frame->vector == VECTOR_PF && wanted_fault(frame))
+		return;
+	if (raised(frame))
 		return;
 	put("testguest: trap FAIL");
 	put_field(" vector=", frame->vector);
@@ -160,6 +162,9 @@ int scenario_fault(u64 rounds)
 				 fault_rip == (u64)fn_fault ? got : fault_rip, (u64)fn_fault);
 			return 1;
 		}
+		/* A fault's frame has RF, so that the instruction can be resumed at a breakpoint. */
+		if (!(fault_flags & FLAG_RF) || fault_flags & FLAG_TF)
+			return fail("fault", "the frame shows no RF, or TF");
 	}
 	if (faults != rounds) {
 		fail_got("fault", "faults", faults, rounds);

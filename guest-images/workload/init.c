@@ -10,18 +10,25 @@
  *   reads=N      read(2) calls per child and round (costs one openat more if opens=0)
  *   getpids=N    getpid(2) calls per child and round
  *   repeat=N     rounds (default 1), `pause=MS` between them
+ *   nappers=N    children besides, that all make `naps=M` nanosleep(2) calls of `nap=MS`
+ *   victims=N    then children that make one of an hour: when all are asleep in it, it is said, and they are killed;
+ *                then the nappers once more
+ *   listen=1     a line of input ends the rounds, and is waited for before the victims are killed
  *   modload=A,B  modules to load first, modunload=A,B modules to remove at the end
  *   end=poweroff|restart|halt|exit   how to end; `exit` makes the kernel panic
  *
- * Every openat and read of every process here is counted, set-up included.
+ * Every openat, read and nanosleep of every process here is counted, set-up included, and so is every process.
  */
 
 #include "syscall.h"
+#include "console.h"
+#include "parameters.h"
+#include "start.h"
 
-enum { PROCS_MAX = 64, ROUND_BYTES = 16, TEXT_MAX = 192 };
+enum { PROCS_MAX = 64, ROUND_BYTES = 16, HOUR_MS = 3600000 };
 
 struct counts {
-	unsigned long openat, read, getpid, failed;
+	unsigned long openat, read, getpid, nap, children, failed;
 };
 
 /* Shared between the parent and its children. */
@@ -35,100 +42,15 @@ static const char *const missing = "/nonexistent";
 
 static struct counts setup;
 
-/* Output: a line is put together and written at once. */
-
-static char text[TEXT_MAX];
-static unsigned long text_used;
-
-static void put(const char *string)
-{
-	while (*string && text_used < TEXT_MAX - 1)
-		text[text_used++] = *string++;
-}
-
-static void put_number(long value)
-{
-	char digits[21];
-	unsigned at = sizeof digits - 1;
-	unsigned long rest = value < 0 ? -(unsigned long)value : (unsigned long)value;
-
-	digits[at] = 0;
-	do
-		digits[--at] = '0' + rest % 10;
-	while (rest /= 10);
-	if (value < 0)
-		digits[--at] = '-';
-	put(digits + at);
-}
-
-static void put_field(const char *name, unsigned long value)
-{
-	put(name);
-	put_number((long)value);
-}
-
-static void end_line(void)
-{
-	text[text_used++] = '\n';
-	syscall3(SYS_write, 1, (long)text, text_used);
-	text_used = 0;
-}
-
 static void put_counts(const struct counts *counts)
 {
 	put_field(" openat=", counts->openat);
 	put_field(" read=", counts->read);
 	put_field(" getpid=", counts->getpid);
+	put_field(" nap=", counts->nap);
+	put_field(" children=", counts->children);
 	put_field(" failed=", counts->failed);
 	end_line();
-}
-
-/* Parameters. */
-
-static char **words[2]; /* argv, envp */
-
-static const char *parameter(const char *name)
-{
-	const char *found = 0;
-
-	for (int list = 0; list < 2; list++)
-		for (char **word = words[list]; *word; word++) {
-			const char *a = *word, *b = name;
-
-			while (*b && *a == *b)
-				a++, b++;
-			if (!*b && *a == '=')
-				found = a + 1;
-		}
-	return found;
-}
-
-static unsigned long number(const char *name, unsigned long otherwise)
-{
-	const char *digits = parameter(name);
-	unsigned long value = 0;
-
-	if (!digits || *digits < '0' || *digits > '9')
-		return otherwise;
-	while (*digits >= '0' && *digits <= '9')
-		value = value * 10 + (*digits++ - '0');
-	return value;
-}
-
-/* Copies the next name of a list separated by commas; 0 at its end. */
-static const char *next_name(const char *list, char name[TEXT_MAX])
-{
-	unsigned long used = 0;
-
-	while (*list && *list != ',') {
-		if (used < TEXT_MAX - 1)
-			name[used++] = *list;
-		list++;
-	}
-	name[used] = 0;
-	if (*list)
-		list++;
-	return used ? list : 0;
 }
 
 /* The counted calls. Not inlined and with symbols, so that they can be probed too. */
@@ -145,6 +67,14 @@ __attribute__((noinline)) long workload_read(struct counts *counts, long file)
 
 	counts->read++;
 	return syscall3(SYS_read, file, (long)bytes, sizeof bytes);
+}
+
+__attribute__((noinline)) void workload_nap(struct counts *counts, unsigned long milliseconds)
+{
+	long duration[2] = { (long)(milliseconds / 1000), (long)(milliseconds % 1000 * 1000000) };
+
+	counts->nap++;
+	syscall2(SYS_nanosleep, (long)duration, 0);
 }
 
 static void work(struct counts *counts)
@@ -197,11 +127,22 @@ static unsigned cpu_count(void)
 	return count;
 }
 
-/* One round: every child does its work at the same time as the others. */
-static void round_of(struct shared *shared, unsigned procs, unsigned cpus)
+/* What a child does. */
+static void take_naps(struct counts *counts)
 {
-	long started = 0;
+	for (unsigned long naps = number("naps", 1); naps; naps--)
+		workload_nap(counts, number("nap", 1));
+}
 
+static void sleep_long(struct counts *counts)
+{
+	workload_nap(counts, HOUR_MS);
+}
+
+/* Starts children that do their work at the same time, pinned to a CPU in turn. */
+static void start(struct shared *shared, unsigned procs, unsigned cpus, long ids[PROCS_MAX],
+		  void (*what)(struct counts *))
+{
 	shared->ready = 0;
 	for (unsigned child = 0; child < procs; child++) {
 		long id = syscall5(SYS_clone, SIGCHLD, 0, 0, 0, 0);
@@ -211,24 +152,129 @@ static void round_of(struct shared *shared, unsigned procs, unsigned cpus)
 			__atomic_add_fetch(&shared->ready, 1, __ATOMIC_SEQ_CST);
 			while (__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < procs)
 				syscall0(SYS_sched_yield);
-			work(&shared->counts[child]);
+			what(&shared->counts[child]);
 			syscall1(SYS_exit_group, 0);
 		}
+		ids[child] = id;
 		if (id > 0)
-			started++;
+			setup.children++;
 		else
 			__atomic_add_fetch(&shared->ready, 1, __ATOMIC_SEQ_CST), setup.failed++;
 	}
-	while (started-- > 0)
-		if (syscall4(SYS_wait4, -1, 0, 0, 0) < 0)
+}
+
+static void await(unsigned procs, const long ids[PROCS_MAX])
+{
+	for (unsigned child = 0; child < procs; child++)
+		if (ids[child] > 0 && syscall4(SYS_wait4, ids[child], 0, 0, 0) < 0)
 			setup.failed++;
 }
 
-static void sleep_milliseconds(unsigned long milliseconds)
+/* One round: every child does its work at the same time as the others. */
+static void round_of(struct shared *shared, unsigned procs, unsigned cpus,
+		     void (*what)(struct counts *))
 {
-	long duration[2] = { (long)(milliseconds / 1000), (long)(milliseconds % 1000 * 1000000) };
+	long ids[PROCS_MAX];
 
-	syscall2(SYS_nanosleep, (long)duration, 0);
+	start(shared, procs, cpus, ids, what);
+	await(procs, ids);
+}
+
+/* Whether a process sleeps; needs /proc. */
+static int is_asleep(long id)
+{
+	char path[32] = "/proc/", status[TEXT_MAX];
+	unsigned long used = 0;
+	long file, got;
+
+	put_number(id);
+	for (; used < text_used; used++)
+		path[6 + used] = text[used];
+	text_used = 0;
+	for (const char *from = "/stat"; *from; from++)
+		path[6 + used++] = *from;
+	path[6 + used] = 0;
+	file = workload_open(&setup, path);
+	if (file < 0)
+		return setup.failed++, 1;
+	setup.read++;
+	got = syscall3(SYS_read, file, (long)status, sizeof status);
+	syscall1(SYS_close, file);
+	/* The state follows the name: "12 (init) S 1 ..." */
+	for (long at = 2; at < got; at++)
+		if (status[at - 2] == ')')
+			return status[at] == 'S';
+	return setup.failed++, 1;
+}
+
+static void wait_milliseconds(unsigned long milliseconds)
+{
+	/* Not a nap: those are counted, and may be probed. */
+	syscall3(SYS_poll, 0, 0, (long)milliseconds);
+}
+
+static int has_line(void)
+{
+	struct {
+		int file;
+		short events, happened;
+	} input = { 0, POLLIN, 0 };
+
+	return syscall3(SYS_poll, (long)&input, 1, 0) == 1;
+}
+
+static void read_line(void)
+{
+	char line[TEXT_MAX];
+
+	setup.read++;
+	if (syscall3(SYS_read, 0, (long)line, sizeof line) <= 0)
+		setup.failed++;
+}
+
+/* Children that are killed in their sleep. */
+static void kill_sleepers(struct shared *shared, unsigned procs, unsigned cpus)
+{
+	long ids[PROCS_MAX];
+
+	syscall2(SYS_mkdir, (long)"/proc", 0555);
+	if (syscall5(SYS_mount, (long)"proc", (long)"/proc", (long)"proc", 0, 0))
+		setup.failed++;
+	start(shared, procs, cpus, ids, sleep_long);
+	while (__atomic_load_n(&shared->ready, __ATOMIC_SEQ_CST) < procs)
+		wait_milliseconds(1);
+	/* Past that point they sleep nowhere else. */
+	for (unsigned child = 0; child < procs; child++)
+		while (ids[child] > 0 && !is_asleep(ids[child]))
+			wait_milliseconds(1);
+	put_field("workload: asleep=", procs);
+	end_line();
+	if (number("listen", 0))
+		read_line();
+	for (unsigned child = 0; child < procs; child++)
+		if (syscall2(SYS_kill, ids[child], SIGKILL))
+			setup.failed++;
+	await(procs, ids);
+	put_field("workload: killed=", procs);
+	end_line();
+}
+
+static unsigned children(const char *name)
+{
+	unsigned long procs = number(name, 0);
+
+	return procs > PROCS_MAX ? PROCS_MAX : procs;
+}
+
+static void naps(struct shared *shared, unsigned cpus)
+{
+	unsigned nappers = children("nappers"), victims = children("victims");
+
+	round_of(shared, nappers, cpus, take_naps);
+	if (!victims)
+		return;
+	kill_sleepers(shared, victims, cpus);
+	round_of(shared, nappers, cpus, take_naps);
 }
 
 static void say_module(const char *verb, const char *name, long result)
@@ -265,7 +311,7 @@ static void unload_modules(const char *list)
 		say_module("unload ", name, syscall2(SYS_delete_module, (long)name, O_NONBLOCK));
 }
 
-static void end(void)
+static __attribute__((noreturn)) void end(void)
 {
 	const char *how = parameter("end");
 
@@ -280,7 +326,7 @@ static void end(void)
 		syscall0(SYS_pause);
 }
 
-__attribute__((used)) void workload_main(long *stack)
+void init_main(long *stack)
 {
 	unsigned cpus = cpu_count(), procs;
 	unsigned long rounds;
@@ -307,24 +353,32 @@ __attribute__((used)) void workload_main(long *stack)
 	rounds = number("repeat", 1);
 	for (unsigned long round = 1; round <= rounds; round++) {
 		if (round > 1)
-			sleep_milliseconds(number("pause", 0));
-		round_of(shared, procs, cpus);
+			workload_nap(&setup, number("pause", 0));
+		round_of(shared, procs, cpus, work);
 		if (rounds > 1) {
 			put_field("workload: round ", round);
 			end_line();
 		}
+		if (number("listen", 0) && rounds > 1 && has_line()) {
+			read_line();
+			break;
+		}
 	}
+	naps(shared, cpus);
 	unload_modules(parameter("modunload"));
 
 	total = setup;
-	for (unsigned child = 0; child < procs; child++) {
+	for (unsigned child = 0; child < PROCS_MAX; child++) {
 		const struct counts *counts = &shared->counts[child];
 
-		put_field("workload: cpu=", child % cpus);
-		put_counts(counts);
+		if (child < procs) {
+			put_field("workload: cpu=", child % cpus);
+			put_counts(counts);
+		}
 		total.openat += counts->openat;
 		total.read += counts->read;
 		total.getpid += counts->getpid;
+		total.nap += counts->nap;
 		total.failed += counts->failed;
 	}
 	put("workload: setup");
@@ -333,13 +387,3 @@ __attribute__((used)) void workload_main(long *stack)
 	put_counts(&total);
 	end();
 }
-
-__asm__(".globl _start\n"
-	".type _start, @function\n"
-	"_start:\n"
-	"	xor %ebp, %ebp\n"
-	"	mov %rsp, %rdi\n"
-	"	and $-16, %rsp\n"
-	"	call workload_main\n"
-	"	hlt\n"
-	".size _start, . - _start\n");

@@ -4,13 +4,20 @@ enum {
 	SYS_read = 0,
 	SYS_write = 1,
 	SYS_close = 3,
+	SYS_poll = 7,
+	SYS_lseek = 8,
 	SYS_mmap = 9,
+	SYS_readv = 19,
 	SYS_sched_yield = 24,
 	SYS_pause = 34,
 	SYS_nanosleep = 35,
 	SYS_getpid = 39,
 	SYS_clone = 56,
 	SYS_wait4 = 61,
+	SYS_kill = 62,
+	SYS_mkdir = 83,
+	SYS_getppid = 110,
+	SYS_mount = 165,
 	SYS_reboot = 169,
 	SYS_delete_module = 176,
 	SYS_sched_setaffinity = 203,
@@ -22,14 +29,20 @@ enum {
 
 enum {
 	AT_FDCWD = -100,
+	EILSEQ = 84,
 	ENOENT = 2,
 	MAP_ANONYMOUS = 0x20,
 	MAP_SHARED = 1,
 	O_NONBLOCK = 0x800,
+	O_APPEND = 0x400,
 	O_RDONLY = 0,
+	O_TRUNC = 0x200,
+	O_WRONLY = 1,
+	POLLIN = 1,
 	PROT_READ = 1,
 	PROT_WRITE = 2,
 	SIGCHLD = 17,
+	SIGKILL = 9,
 };
 
 #define REBOOT_MAGIC1 0xfee1deadL
@@ -58,3 +71,10 @@ static inline long syscall6(long number, long a, long b, long c, long d, long e,
 #define syscall2(n, a, b) syscall6(n, a, b, 0, 0, 0, 0)
 #define syscall1(n, a) syscall6(n, a, 0, 0, 0, 0, 0)
 #define syscall0(n) syscall6(n, 0, 0, 0, 0, 0, 0)
+
+static inline void sleep_milliseconds(unsigned long milliseconds)
+{
+	long duration[2] = { (long)(milliseconds / 1000), (long)(milliseconds % 1000 * 1000000) };
+
+	syscall2(SYS_nanosleep, (long)duration, 0);
+}

@@ -4,7 +4,8 @@
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
 //! ([`patchsites`]), how its types are laid out ([`btf`]), which modules it has loaded
-//! ([`modules`]), how far it has moved ([`kaslr`]), and what an instruction does ([`insn`]).
+//! ([`modules`]), what its own probes do to its text ([`kprobes`]), how far it has moved
+//! ([`kaslr`]), and what an instruction does ([`insn`]).
 //!
 //! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
 
@@ -12,10 +13,12 @@
 
 mod addr;
 pub mod btf;
+pub mod idt;
 pub mod image;
 pub mod insn;
 pub mod kallsyms;
 pub mod kaslr;
+pub mod kprobes;
 pub mod memory;
 pub mod modules;
 pub mod paging;
@@ -24,11 +27,13 @@ pub mod symbols;
 
 pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
+pub use idt::{Gate, Idt, InterruptFrame};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};
+pub use kprobes::OptimisedLayout;
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{
     Module, ModuleEvent, ModuleRegion, ModuleState, Modules, ModulesError, RegionKind,
 };
-pub use paging::{PagingState, Translation, WalkFault, read_virt, walk};
+pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};

@@ -30,16 +30,16 @@ pub enum PreOutcome {
 pub struct InstructionFault {
     /// The exception's vector: 14 for a page fault.
     pub vector: u8,
-    /// Its error code.
+    /// Its error code; zero for those that have none.
     pub error_code: u32,
-    /// CR2, for a page fault.
+    /// CR2, for a page fault; zero for others.
     pub address: Gva,
 }
 
 /// What happens after a fault-handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FaultOutcome {
-    /// The guest takes the fault.
+    /// The guest takes the fault, with the registers as the handler left them.
     #[default]
     ToGuest,
     /// The guest does not learn of it: the vCPU goes on with the registers that the handler has set. Left at the
@@ -54,10 +54,17 @@ pub trait Handler: Send + Sync {
         PreOutcome::Continue
     }
 
+    /// Whether [`post`](Self::post) does anything. Without, the guest need not be stopped a second time behind an
+    /// instruction that its processor has to execute.
+    fn has_post(&self) -> bool {
+        true
+    }
+
     /// The probed instruction has been executed.
     fn post(&self, _hit: &mut HitContext<'_>) {}
 
-    /// The probed instruction raises a fault, before the guest sees it. Called for page faults of memory operands.
+    /// The probed instruction raises a fault, before the guest sees it: any exception but #DB. RIP is the address of the
+    /// probed instruction; a repeated one may have been executed in part.
     fn fault(&self, _hit: &mut HitContext<'_>, _fault: InstructionFault) -> FaultOutcome {
         FaultOutcome::ToGuest
     }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use introspect::insn::{Boundaries, boundaries};
 use introspect::{
     Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
-    ModulesError, PatchSites, Symbol, SymbolTable, kallsyms,
+    ModulesError, OptimisedLayout, PatchSites, Symbol, SymbolTable, kallsyms,
 };
 
 /// The kernel's file could not be understood.
@@ -46,6 +46,7 @@ pub struct Kernel {
     sites: PatchSites,
     layout: Option<KernelLayout>,
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
+    optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
 }
 
 /// No function is swept beyond this many bytes.
@@ -68,6 +69,7 @@ impl Kernel {
             sites,
             layout,
             modules: OnceLock::new(),
+            optimised_kprobes: OnceLock::new(),
         })
     }
 
@@ -103,6 +105,21 @@ impl Kernel {
             .as_ref()
     }
 
+    /// How its own kprobes describe the jumps that they put into the text; `None` if it does not say, or has none. Found
+    /// out when it is first asked for.
+    pub(crate) fn optimised_kprobes(&self) -> Option<OptimisedLayout> {
+        *self.optimised_kprobes.get_or_init(|| {
+            let types = Btf::from_image(&self.image, &self.symbols).ok()?;
+            OptimisedLayout::from_btf(&types)
+        })
+    }
+
+    /// As if its types said so.
+    #[cfg(test)]
+    pub(crate) fn describe_kprobes(&self, layout: OptimisedLayout) {
+        self.optimised_kprobes.get_or_init(|| Some(layout));
+    }
+
     /// Its version line.
     #[must_use]
     pub fn banner(&self) -> Option<&str> {
@@ -124,6 +141,22 @@ impl Kernel {
         self.layout.as_ref().map(|layout| layout.text.clone())
     }
 
+    /// Where the image is linked, from its first byte to its last.
+    #[must_use]
+    pub fn image(&self) -> std::ops::Range<Gva> {
+        self.image.virtual_range()
+    }
+
+    /// Whether `address` is in the code by which the kernel is entered and left, which may run on the page tables and
+    /// the stack of a program.
+    #[must_use]
+    pub fn is_entry(&self, address: Gva) -> bool {
+        let label = |name| self.symbols.address_of(name);
+        label("__entry_text_start")
+            .zip(label("__entry_text_end"))
+            .is_some_and(|(start, end)| (start..end).contains(&address))
+    }
+
     /// Whether what lies at `address` is freed after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {
@@ -136,6 +169,11 @@ impl Kernel {
     #[must_use]
     pub fn to_physical(&self, address: Gva) -> Option<Gpa> {
         self.image.to_physical(address)
+    }
+
+    /// The file's bytes at `address`.
+    pub(crate) fn bytes_at(&self, address: Gva, len: usize) -> Option<&[u8]> {
+        self.image.bytes_at(address, len)
     }
 
     /// The file's bytes of a function.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod choices;
+mod detour;
 mod engine;
 mod event;
 mod guest;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwapOption;
-use introspect::ModuleEvent;
+use introspect::{Gva, ModuleEvent};
 
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::resolve::Place;
@@ -78,34 +78,78 @@ pub(crate) enum Milestone {
     Panic,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
+    /// A processor has switched from a task that has ended to another one, or a task is released.
+    TaskLeft,
     /// Something happens to modules; of interest while probes wait for some.
     Module(ModuleEvent),
+    /// The kernel is about to read its own text; of interest while there is a plant in it.
+    Reader(Reader),
+}
+
+/// Functions by which the guest's kernel reads or rewrites its own text in a way that plants would disturb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// Decodes the function that its argument points into, to see whether an instruction begins there.
+    CheckProbe,
+    /// Decodes that function to see what jumps where.
+    CheckOptimised,
+    /// Decodes the instruction that its second argument points to.
+    Decode,
+    /// Copies from its second argument as many bytes as its third says.
+    Copy,
+    /// Says whether the instructions that a kprobe's jump would replace are of interest to nobody else.
+    CheckJump,
+    /// Replaces them, for a list of kprobes.
+    WriteJumps,
+}
+
+impl Reader {
+    pub(crate) const fn function(self) -> &'static str {
+        match self {
+            Self::CheckProbe => "can_probe",
+            Self::CheckOptimised => "can_optimize",
+            Self::Decode => "insn_decode",
+            Self::Copy => "copy_from_kernel_nofault",
+            Self::CheckJump => "arch_check_optimized_kprobe",
+            Self::WriteJumps => "arch_optimize_kprobes",
+        }
+    }
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
         Self::TaskEnded,
+        Self::TaskLeft,
         Self::Module(ModuleEvent::Loaded),
         Self::Module(ModuleEvent::InitFreed),
         Self::Module(ModuleEvent::Unloading),
+        Self::Reader(Reader::CheckProbe),
+        Self::Reader(Reader::CheckOptimised),
+        Self::Reader(Reader::Decode),
+        Self::Reader(Reader::Copy),
+        Self::Reader(Reader::CheckJump),
+        Self::Reader(Reader::WriteJumps),
     ];
 
-    /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them.
+    /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them; but the readers
+    /// come with kprobes, and not all of them with every version.
     pub(crate) const fn function(self) -> &'static str {
         match self {
             Self::BootPatched => "rest_init",
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
             Self::TaskEnded => "do_task_dead",
+            Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),
+            Self::Reader(reader) => reader.function(),
         }
     }
 }
 
-/// Why a call was not followed to its return.
+/// Why an execution was not told, or a call not followed to its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
     /// As many calls as maxactive were in flight.
@@ -118,15 +162,18 @@ pub(crate) enum Missed {
     Declined,
     /// The probe was disabled or removed while it was in flight.
     Disarmed,
+    /// The guest reads the instruction when it has executed it, and no debug register was free to watch it meanwhile.
+    Unwatched,
 }
 
 impl Missed {
-    const ALL: [(Self, &'static str); 5] = [
+    const ALL: [(Self, &'static str); 6] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
         (Self::Declined, "declined"),
         (Self::Disarmed, "disarmed"),
+        (Self::Unwatched, "unwatched"),
     ];
 }
 
@@ -141,6 +188,8 @@ pub(crate) struct Probe {
     /// For a probe in a module: what it is called there.
     pub(crate) in_module: Option<ProbeSpec>,
     enabled: AtomicBool,
+    /// Where its plant, or its debug register, is; 0 for nowhere.
+    planted: AtomicU64,
     hits: AtomicU64,
     exits: AtomicU64,
     returns: AtomicU64,
@@ -159,7 +208,8 @@ struct Status {
 
 const TIER_NONE: u8 = 0;
 const TIER_EMULATED: u8 = 1;
-const TIER_STEPPED: u8 = 2;
+const TIER_RELOCATED: u8 = 2;
+const TIER_STEPPED: u8 = 3;
 
 impl Probe {
     pub(crate) fn new(
@@ -176,6 +226,7 @@ impl Probe {
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
+            planted: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             exits: AtomicU64::new(0),
             returns: AtomicU64::new(0),
@@ -227,13 +278,23 @@ impl Probe {
         self.enabled.store(enabled, Ordering::Release);
     }
 
+    /// Where it is planted.
+    pub(crate) fn planted_at(&self) -> Option<Gva> {
+        Some(Gva(self.planted.load(Ordering::Acquire))).filter(|at| *at != Gva(0))
+    }
+
+    pub(crate) fn set_planted(&self, at: Option<Gva>) {
+        self.planted
+            .store(at.map_or(0, |at| at.0), Ordering::Release);
+    }
+
     /// One hit has been handled, after one exit.
     pub(crate) fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
         self.count_exit();
     }
 
-    /// An exit for something else than a hit: a step, a return.
+    /// An exit for something else than a hit: the end of an instruction that was executed in place, a return.
     pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);
     }
@@ -259,7 +320,7 @@ impl Probe {
         self.miss(why);
     }
 
-    /// A call is not followed.
+    /// An execution is not told, or a call not followed.
     pub(crate) fn miss(&self, why: Missed) {
         if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
             self.missed[index].fetch_add(1, Ordering::Relaxed);
@@ -269,7 +330,8 @@ impl Probe {
     /// How the vCPU got past the instruction. The costlier tier stays: it is what the user should know.
     pub(crate) fn passed_by(&self, tier: Tier) {
         let value = match tier {
-            Tier::Emulated | Tier::Relocated => TIER_EMULATED,
+            Tier::Emulated => TIER_EMULATED,
+            Tier::Relocated => TIER_RELOCATED,
             Tier::Stepped => TIER_STEPPED,
         };
         self.tier.fetch_max(value, Ordering::Relaxed);
@@ -318,6 +380,7 @@ impl Probe {
             missed: missed.collect::<BTreeMap<_, _>>(),
             tier: match self.tier.load(Ordering::Relaxed) {
                 TIER_EMULATED => Some(Tier::Emulated),
+                TIER_RELOCATED => Some(Tier::Relocated),
                 TIER_STEPPED => Some(Tier::Stepped),
                 _ => None,
             },

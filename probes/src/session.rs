@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
 
@@ -113,7 +113,9 @@ impl Session {
             plant: choose(&facts, config.plant)?,
             debug_execute: facts.debug_execute,
             int3_exits: facts.int3.is_usable(),
+            holds_interrupts: facts.holds_interrupts,
             features: features(host),
+            cpuid: cpuid(host),
         };
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
@@ -270,6 +272,31 @@ fn features(host: &Host) -> Features {
         bmi1: has(leaf7_ebx, 3),
         movbe: has(leaf1_ecx, 22),
         smap: has(leaf7_ebx, 20),
+        vendor: vendor(host.guest_cpuid(0)),
+    }
+}
+
+/// Who made the processor that the guest sees, by leaf 0.
+fn vendor([_, ebx, ecx, edx]: [u32; 4]) -> Vendor {
+    match [ebx, edx, ecx].map(u32::to_le_bytes).as_flattened() {
+        b"GenuineIntel" => Vendor::Intel,
+        b"AuthenticAMD" => Vendor::Amd,
+        _ => Vendor::Other,
+    }
+}
+
+fn cpuid(host: &Host) -> CpuidWords {
+    let [_, _, leaf1_ecx, leaf1_edx] = host.guest_cpuid(1);
+    let [_, leaf7_ebx, leaf7_ecx, leaf7_edx] = host.guest_cpuid(7);
+    let [_, _, extended_ecx, extended_edx] = host.guest_cpuid(0x8000_0001);
+    CpuidWords {
+        leaf1_ecx,
+        leaf1_edx,
+        leaf7_ebx,
+        leaf7_ecx,
+        leaf7_edx,
+        extended_ecx,
+        extended_edx,
     }
 }
 

@@ -1,16 +1,20 @@
 //! The same tests of the probe engine on every kind of KVM.
 //!
 //! ```text
-//!  rig intel|amd|nested|local            contract
+//!  rig intel|amd|nested|local|busy       contract, busy
 //!  ─ builds an initramfs ──────────────▶ ─ as pid 1: makes a Linux with KVM around itself
-//!  ─ starts Bochs or QEMU                ─ runs the test guest under the engine, case by case
+//!  ─ starts Bochs or QEMU                ─ runs a guest under the engine, case by case
 //!  ◀───────────── lines of JSON on COM1 ─┘
 //!  ─ prints a table, keeps the lines
 //! ```
 //!
-//! [`contract`] is what runs beside KVM, [`launch`] what brings it there; [`mod@line`] is what they agree on.
+//! [`contract`], with the test guest, and [`busy`], with a stock kernel, are what runs beside KVM, [`launch`] what brings
+//! it there; [`mod@line`] is what they agree on.
 
+pub mod busy;
+mod chain;
 pub mod contract;
+pub mod generated;
 pub mod launch;
 pub mod line;
 pub mod outer;

@@ -8,7 +8,18 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Line {
-    /// What the host's self-test found: the first line.
+    /// On what the run is made: the first line, by `rig`.
+    Run {
+        /// On which kind of KVM.
+        backend: Backend,
+        /// When, UTC.
+        date: String,
+        /// Processor, number of CPUs, and Linux, of the machine that all this runs on.
+        host: String,
+        /// What is between the two.
+        versions: Vec<String>,
+    },
+    /// What the self-test found: the first line of `contract`.
     Host {
         /// On which kind of KVM.
         backend: Backend,

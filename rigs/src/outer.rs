@@ -1,4 +1,4 @@
-//! Making a Linux with KVM of what the kernel has started, when `contract` is its pid 1.
+//! Making a Linux with KVM of what the kernel has started, when a program of this package is its pid 1.
 
 use std::ffi::CStr;
 use std::fs;
@@ -9,12 +9,18 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, init_module, reboot};
 use thiserror::Error;
 
-/// The arguments of `contract`, a JSON array of strings.
+/// The program's arguments, a JSON array of strings.
 pub const ARGUMENTS_PATH: &str = "/rig/arguments.json";
 /// The modules' files in the order in which they are loaded, a line each.
 pub const MODULES_PATH: &str = "/rig/modules";
-/// The test guest.
-pub const GUEST_PATH: &str = "/rig/testguest";
+/// The guest: the test guest, or a kernel.
+pub const GUEST_PATH: &str = "/rig/guest";
+/// Its initramfs.
+pub const INITRD_PATH: &str = "/rig/initrd";
+/// The stock guest's kernel, unpacked.
+pub const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
+/// Its initramfs.
+pub const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
 
 const MOUNTS: [(&str, &CStr); 3] = [
     ("/dev", c"devtmpfs"),

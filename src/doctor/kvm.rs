@@ -58,12 +58,6 @@ pub(super) fn capabilities(host: &Capabilities) -> Vec<Check> {
             host.msr_filter,
             "a kernel that unpacks itself (--boot bzimage) cannot be found",
         ),
-        check(
-            "block-interrupts",
-            "interrupts held during a step",
-            host.block_interrupts,
-            "interrupts may come between a probed instruction and its successor when it is stepped",
-        ),
         count("max-vcpus", "vCPUs at most", host.max_vcpus),
         count("max-slots", "memory slots at most", host.max_slots),
     ]
@@ -130,29 +124,12 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
             "a kernel that unpacks itself (--boot bzimage) cannot be found",
         ),
         works(
-            "step",
-            "single step in ring 0",
-            facts.step,
+            "holds-interrupts",
+            "interrupts held back",
+            facts.holds_interrupts,
             Warn,
-            "an instruction that hyprobe cannot execute itself cannot be probed",
+            "an interrupt may come before an instruction that is executed in place, which then hits twice",
         ),
-        works(
-            "step-user",
-            "single step in ring 3",
-            facts.step_user,
-            Warn,
-            "instructions of programs cannot be stepped",
-        ),
-        {
-            let check = test("step-hidden", "step hidden from the guest");
-            match facts.step_leaks_tf {
-                false => check.found("yes"),
-                true => check.found("no").verdict(
-                    Warn,
-                    "a stepped pushf shows the guest a trap flag that is not its own",
-                ),
-            }
-        },
         works(
             "debug-execute",
             "debug registers: execution",
@@ -224,11 +201,7 @@ mod tests {
         int3_user: Int3Delivery::DebugExit,
         breakpoint_injection: BreakpointInjection::AtInstruction,
         port: PortDelivery::AtInstruction,
-        step: true,
-        step_user: true,
-        step_blocks_interrupts: true,
-        step_leaks_tf: false,
-        step_left_over: false,
+        holds_interrupts: true,
         debug_execute: true,
         debug_data: true,
         read_only_slots: true,
@@ -288,11 +261,7 @@ mod tests {
             int3_user: Int3Delivery::ToGuest,
             breakpoint_injection: BreakpointInjection::Broken,
             port: PortDelivery::Broken,
-            step: false,
-            step_user: false,
-            step_blocks_interrupts: false,
-            step_leaks_tf: true,
-            step_left_over: false,
+            holds_interrupts: false,
             debug_execute: false,
             debug_data: false,
             read_only_slots: false,

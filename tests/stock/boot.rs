@@ -50,10 +50,20 @@ impl Stock {
     }
 }
 
+/// What the guest runs.
+#[derive(Clone, Copy, Debug)]
+enum Init {
+    /// System calls in known numbers.
+    Workload,
+    /// The guest's own kprobes.
+    Kprobes,
+}
+
 /// What the command is told.
 #[derive(Clone, Debug)]
 pub(crate) struct Boot<'a> {
     stock: &'a Stock,
+    init: Init,
     workload: &'a str,
     cpus: u8,
     probes: Vec<String>,
@@ -66,11 +76,20 @@ impl<'a> Boot<'a> {
     pub(crate) fn new(stock: &'a Stock, workload: &'a str) -> Self {
         Self {
             stock,
+            init: Init::Workload,
             workload,
             cpus: 1,
             probes: Vec::new(),
             options: Vec::new(),
             modules: &[],
+        }
+    }
+
+    /// The guest's own kprobes check themselves; `parameters` are those of that program.
+    pub(crate) fn with_own_kprobes(stock: &'a Stock, parameters: &'a str) -> Self {
+        Self {
+            init: Init::Kprobes,
+            ..Self::new(stock, parameters)
         }
     }
 
@@ -103,7 +122,11 @@ impl<'a> Boot<'a> {
     /// Starts the command.
     pub(crate) fn start(self) -> Running {
         let files = tempfile::tempdir().expect("tempdir");
-        let init = workload::build_workload(files.path()).expect("the workload compiles");
+        let init = match self.init {
+            Init::Workload => workload::build_workload(files.path()),
+            Init::Kprobes => workload::build_kprobes(files.path()),
+        };
+        let init = init.expect("what the guest runs compiles");
         let mut initramfs = workload::initramfs(&init).expect("the workload can be read");
         let modules = self.stock.modules.load_order(self.modules);
         let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));
@@ -134,7 +157,7 @@ impl<'a> Boot<'a> {
             .spawn()
             .expect("the command starts");
         Running {
-            child,
+            child: Some(child),
             files,
             _turn: turn,
         }
@@ -144,7 +167,8 @@ impl<'a> Boot<'a> {
 /// A command that goes on.
 #[derive(Debug)]
 pub(crate) struct Running {
-    child: Child,
+    /// Until its end was waited for.
+    child: Option<Child>,
     files: TempDir,
     _turn: Turn,
 }
@@ -157,12 +181,18 @@ impl Running {
 
     /// Whether it has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().expect("it is a child").is_some()
+        let child = self.child.as_mut().expect("its end was not waited for");
+        child.try_wait().expect("it is a child").is_some()
     }
 
     /// Waits for its end.
-    pub(crate) fn finish(self) -> Ran {
-        let output = self.child.wait_with_output().expect("it is a child");
+    pub(crate) fn finish(mut self) -> Ran {
+        let child = self.child.take().expect("its end was not waited for");
+        self.left_by(child)
+    }
+
+    fn left_by(&self, child: Child) -> Ran {
+        let output = child.wait_with_output().expect("it is a child");
         let read = |name| std::fs::read(self.files.path().join(name)).unwrap_or_default();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ran {
@@ -170,6 +200,18 @@ impl Running {
             events: text(&read("events")),
             console: text(&read("console")),
             errors: text(&output.stderr),
+        }
+    }
+}
+
+/// A test that fails before the end does not leave a guest behind, and says what the command had to say.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = self.child.take() {
+            let pid = rustix::process::Pid::from_child(&child);
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            eprintln!("{}", self.left_by(child).told());
         }
     }
 }
@@ -223,6 +265,17 @@ impl Ran {
             .filter_map(|event| match event {
                 Event::Return(returned) => Some(returned),
                 Event::Hit(_) | Event::Note(_) | Event::Summary(_) => None,
+            })
+            .collect()
+    }
+
+    /// What the run had to say.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.events()
+            .into_iter()
+            .filter_map(|event| match event {
+                Event::Note(note) => Some(note.text),
+                Event::Hit(_) | Event::Return(_) | Event::Summary(_) => None,
             })
             .collect()
     }

@@ -6,9 +6,12 @@
 
 mod boot;
 mod counts;
+mod detours;
 mod ends;
 mod kaslr;
 mod many;
 mod modules;
+mod own_kprobes;
 mod remote;
 mod turns;
+mod warns;

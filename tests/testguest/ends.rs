@@ -2,35 +2,46 @@
 
 use std::time::Duration;
 
-use probes::GuestEnd;
+use hyprobe_rigs::contract::Here;
+use probes::{GuestEnd, PlantByte};
 use vmm::End;
 
-use crate::guest::{Guest, Ran, kernel, plant_bytes};
+use crate::BENCH;
 
-fn end(ran: &Ran) -> (GuestEnd, Option<&str>) {
-    (ran.summary.guest.end, ran.summary.guest.detail.as_deref())
+/// One vCPU, and the plants that the engine chooses.
+fn one() -> Here<'static> {
+    Here::new(&BENCH, None, 1)
+}
+
+/// One vCPU, with each byte that can be planted here.
+fn each() -> impl Iterator<Item = Here<'static>> {
+    [PlantByte::Port, PlantByte::Int3]
+        .into_iter()
+        .filter(|plant| BENCH.delivers(*plant))
+        .map(|plant| Here::new(&BENCH, Some(plant), 1))
 }
 
 #[test]
 fn an_exit_code_is_told() {
-    let ran = Guest::new("run=calls=1,exit=7").run();
-    assert_eq!(end(&ran), (GuestEnd::Exit, Some("7")));
+    let ran = one().guest("run=calls=1,exit=7").run();
+    assert_eq!(ran.end(), (GuestEnd::Exit, Some("7")));
     assert_eq!(ran.hits("fn_nop"), 1);
 }
 
 #[test]
 fn a_reset_ends_the_run() {
-    let ran = Guest::new("run=calls=2 exit=reset").run();
-    assert_eq!(end(&ran), (GuestEnd::Reset, None));
+    let here = one();
+    let ran = here.guest("run=calls=2 exit=reset").run();
+    assert_eq!(ran.end(), (GuestEnd::Reset, None));
     assert!(ran.outcome.is_good());
     ran.assert_counts(&[]);
 }
 
 #[test]
 fn a_triple_fault_ends_the_run() {
-    for plant in plant_bytes() {
-        let ran = Guest::new("run=calls=2,triple").plant(plant).run();
-        assert_eq!(end(&ran), (GuestEnd::TripleFault, None));
+    for here in each() {
+        let ran = here.guest("run=calls=2,triple").run();
+        assert_eq!(ran.end(), (GuestEnd::TripleFault, None));
         assert_eq!(ran.hits("fn_nop"), 2);
     }
 }
@@ -38,18 +49,21 @@ fn a_triple_fault_ends_the_run() {
 #[test]
 fn a_guest_that_nothing_can_wake_has_halted() {
     for cpus in [1, 2] {
-        let ran = Guest::new("run=calls=2,panic").cpus(cpus).run();
-        assert_eq!(end(&ran), (GuestEnd::Halted, None), "{cpus} vCPUs");
+        let here = Here::new(&BENCH, None, cpus);
+        let ran = here.guest("run=calls=2,panic").run();
+        assert_eq!(ran.end(), (GuestEnd::Halted, None), "{cpus} vCPUs");
         assert!(ran.observer.console().contains("Kernel panic"));
     }
 }
 
 #[test]
 fn a_guest_that_hangs_runs_out_of_time() {
-    let ran = Guest::new("run=calls=1,hang")
+    let here = one();
+    let ran = here
+        .guest("run=calls=1,hang")
         .timeout(Duration::from_millis(1500))
         .run();
-    assert_eq!(end(&ran), (GuestEnd::Timeout, None));
+    assert_eq!(ran.end(), (GuestEnd::Timeout, None));
     assert_eq!(ran.hits("fn_nop"), 1);
     assert!(Duration::from_nanos(ran.summary.ran_ns) >= Duration::from_millis(1500));
 }
@@ -57,7 +71,8 @@ fn a_guest_that_hangs_runs_out_of_time() {
 #[test]
 fn another_thread_may_stop_it() {
     for cpus in [1, 2] {
-        let guest = Guest::new("run=calls=1,hang").cpus(cpus).prepare();
+        let here = Here::new(&BENCH, None, cpus);
+        let guest = here.guest("run=calls=1,hang").prepare();
         let (control, observer) = (guest.session.control(), guest.observer.clone());
         let ran = std::thread::scope(|scope| {
             scope.spawn(move || {
@@ -66,49 +81,51 @@ fn another_thread_may_stop_it() {
             });
             guest.run()
         });
-        assert_eq!(end(&ran), (GuestEnd::Stopped, None));
+        assert_eq!(ran.end(), (GuestEnd::Stopped, None));
     }
 }
 
 #[test]
 fn a_guest_that_is_stopped_before_it_runs_never_runs() {
-    let guest = Guest::new("run=calls=1").prepare();
+    let here = one();
+    let guest = here.guest("run=calls=1").prepare();
     guest.session.control().end(End::Stopped);
     let ran = guest.run();
-    assert_eq!(end(&ran), (GuestEnd::Stopped, None));
+    assert_eq!(ran.end(), (GuestEnd::Stopped, None));
     assert_eq!(ran.observer.console(), "");
     assert_eq!(ran.hits("fn_nop"), 0);
 }
 
 #[test]
 fn a_failure_of_the_guests_own_is_its_exit_code() {
-    let ran = Guest::new("run=nonsense,calls=1").run();
-    assert_eq!(end(&ran), (GuestEnd::Exit, Some("1")));
+    let here = one();
+    let ran = here.guest("run=nonsense,calls=1").run();
+    assert_eq!(ran.end(), (GuestEnd::Exit, Some("1")));
     assert!(!ran.outcome.is_good());
 }
 
 /// The last instruction that the guest executes is single-stepped, and does not come to an end.
 #[test]
 fn a_stepped_instruction_may_be_the_end() {
-    for plant in plant_bytes() {
+    for here in each() {
         for (scenario, instruction, ending) in [
             ("halt", "hlt", GuestEnd::Halted),
             ("triple", "ud2", GuestEnd::TripleFault),
         ] {
             let spec = probe_at(&format!("scenario_{scenario}"), instruction);
-            let ran = Guest::new(&format!("run=calls=1,{scenario}"))
+            let ran = here
+                .guest(&format!("run=calls=1,{scenario}"))
                 .probes([&spec])
-                .plant(plant)
                 .run();
-            assert_eq!(end(&ran), (ending, None), "{scenario} with {plant:?}");
-            assert_eq!(ran.probe(&spec).hits, 1, "{scenario} with {plant:?}");
+            assert_eq!(ran.end(), (ending, None), "{scenario}");
+            assert_eq!(ran.probe(&spec).hits, 1, "{scenario}");
         }
     }
 }
 
 /// A probe at the first instruction of `function` that reads `text`.
 fn probe_at(function: &str, text: &str) -> String {
-    let kernel = kernel();
+    let kernel = BENCH.kernel();
     let symbol = kernel.symbols().lookup(function).expect(function);
     let offset = kernel
         .instructions(&symbol)

@@ -5,21 +5,45 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
-use control::{Client, ClientError, ControlSocket, Incoming, Live, Server};
+use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
+use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
 use introspect::Gva;
-use probes::{Event, GuestEnd, ProbeAction, ProbeState};
+use probes::{Event, GuestEnd, PlantByte, ProbeAction, ProbeState};
 use vm_memory::{Bytes as _, GuestAddress};
+use vmm::End;
 
-use crate::guest::{Guest, MEMORY_BYTES, Ran, kernel, plant_bytes};
+use crate::BENCH;
 
 /// What a guest that is alive does within this time, it does.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// More than any of these tests waits for; each ends the guest itself.
 const BUSY: &str = "run=smp=1000000000";
 
-/// Runs a guest that keeps two vCPUs busy, until `control` has done what it wants to.
-fn controlled(guest: Guest, control: impl FnOnce(&Path, vmm::Control) + Send) -> Ran {
-    let guest = guest.cpus(2).timeout(Duration::from_secs(280)).prepare();
+/// Ends the guest when the thread that controls it is done, or fails: its failure is to be seen at once.
+struct EndsWith(vmm::Control);
+
+impl Drop for EndsWith {
+    fn drop(&mut self) {
+        self.0.end(End::Stopped);
+    }
+}
+
+/// Two vCPUs that are busy.
+fn two(plant: Option<PlantByte>) -> Here<'static> {
+    Here::new(&BENCH, plant, 2)
+}
+
+/// Runs the guest until `control` has done what it wants to.
+fn controlled(
+    here: &Here<'_>,
+    probe: &str,
+    control: impl FnOnce(&Path, &vmm::Control) + Send,
+) -> Ran {
+    let hub = Arc::new(EventHub::default());
+    let guest = here
+        .guest(BUSY)
+        .probes([probe])
+        .prepare_with(|observer| Arc::new(Tee::new(Arc::new(observer), Arc::clone(&hub))));
     let folder = tempfile::tempdir().expect("tempdir");
     let socket = ControlSocket::bind(&folder.path().join("x.sock")).expect("bound");
     let live = Live::new(
@@ -29,11 +53,11 @@ fn controlled(guest: Guest, control: impl FnOnce(&Path, vmm::Control) + Send) ->
         MEMORY_BYTES,
     );
     let incoming = Incoming::Socket(socket.listener().expect("listener"));
-    let server = Server::start(incoming, Arc::new(live), guest.hub.clone()).expect("server");
-    let machine = guest.session.control();
+    let server = Server::start(incoming, Arc::new(live), hub).expect("server");
+    let machine = EndsWith(guest.session.control());
     let ran = std::thread::scope(|scope| {
         let path = socket.path();
-        let controlling = scope.spawn(move || control(path, machine));
+        let controlling = scope.spawn(move || control(path, &machine.0));
         let ran = guest.run();
         controlling.join().expect("the controlling thread");
         ran
@@ -64,7 +88,7 @@ fn wait_for_hits(client: &mut Client, id: &str, more_than: u64) -> u64 {
 
 /// What lies in memory, plants and all.
 fn in_memory(machine: &vmm::Control, at: Gva) -> [u8; 16] {
-    let gpa = kernel().to_physical(at).expect("it is loaded");
+    let gpa = BENCH.kernel().to_physical(at).expect("it is loaded");
     let mut bytes = [0; 16];
     machine
         .memory()
@@ -79,12 +103,18 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn a_probe_comes_fires_and_goes_without_a_trace() {
-    for plant in plant_bytes() {
-        let guest = Guest::new(BUSY).probes(["kprobe:fn_nop"]).plant(plant);
-        let ran = controlled(guest, |path, machine| {
+    for plant in [PlantByte::Port, PlantByte::Int3] {
+        if !BENCH.delivers(plant) {
+            continue;
+        }
+        let ran = controlled(&two(Some(plant)), "kprobe:fn_nop", |path, machine| {
             let mut client = client(path);
-            let at = kernel().symbols().address_of("fn_push").expect("fn_push");
-            let before = in_memory(&machine, at);
+            let at = BENCH
+                .kernel()
+                .symbols()
+                .address_of("fn_push")
+                .expect("fn_push");
+            let before = in_memory(machine, at);
             let read = |client: &mut Client| client.memory("gva", at.0, 16).expect("read").bytes;
             assert_eq!(read(&mut client), hex(&before));
 
@@ -92,7 +122,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
             let id = added.id.expect("one").to_string();
             assert!(added.pause.held_ns > 0, "{added:?}");
             assert_eq!(added.probes[0].summary.state, ProbeState::Armed);
-            assert_ne!(in_memory(&machine, at), before, "it is planted");
+            assert_ne!(in_memory(machine, at), before, "it is planted");
             assert_eq!(read(&mut client), hex(&before), "and not seen");
             let hits = wait_for_hits(&mut client, &id, 10);
 
@@ -101,7 +131,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
                 name: None,
             };
             client.change(&id, &disable).expect("disabled");
-            assert_eq!(in_memory(&machine, at), before);
+            assert_eq!(in_memory(machine, at), before);
             let enable = control::api::ChangeProbe {
                 enabled: Some(true),
                 ..disable
@@ -111,7 +141,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
 
             let removed = client.remove(&id).expect("removed");
             assert!(removed.probes[0].summary.hits > hits);
-            assert_eq!(in_memory(&machine, at), before, "the guest's own again");
+            assert_eq!(in_memory(machine, at), before, "the guest's own again");
             client.command("stop").expect("stopped");
         });
         assert_eq!(ran.summary.guest.end, GuestEnd::Stopped, "{plant:?}");
@@ -122,13 +152,14 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
 /// The guest's own kernel is not Linux, but what cannot be probed is refused in the same words.
 #[test]
 fn a_transaction_of_which_one_part_is_wrong_plants_nothing() {
-    controlled(Guest::new(BUSY), |path, machine| {
+    controlled(&two(None), "kprobe:fn_*", |path, machine| {
         let mut client = client(path);
-        let at = kernel()
+        let at = BENCH
+            .kernel()
             .symbols()
             .address_of("scenario_smp")
             .expect("scenario_smp");
-        let before = in_memory(&machine, at);
+        let before = in_memory(machine, at);
         let asked = ["kprobe:scenario_smp", "kprobe:fn_pish"].map(AddProbe::new);
         let Err(ClientError::Refused(problem)) = client.add(&AddProbes::Many(asked.into())) else {
             panic!("there is no fn_pish")
@@ -142,14 +173,14 @@ fn a_transaction_of_which_one_part_is_wrong_plants_nothing() {
             "{problem:?}"
         );
         assert_eq!(problem.pointer.as_deref(), Some("/1/spec"));
-        assert_eq!(in_memory(&machine, at), before);
+        assert_eq!(in_memory(machine, at), before);
         client.command("stop").expect("stopped");
     });
 }
 
 #[test]
 fn a_paused_guest_stands_and_can_be_changed() {
-    controlled(Guest::new(BUSY).probes(["kprobe:fn_push"]), |path, _| {
+    controlled(&two(None), "kprobe:fn_push", |path, _| {
         let mut client = client(path);
         wait_for_hits(&mut client, "1", 0);
         assert_eq!(
@@ -175,7 +206,7 @@ fn a_paused_guest_stands_and_can_be_changed() {
 
 #[test]
 fn events_go_to_clients_and_none_is_lost_in_between() {
-    controlled(Guest::new(BUSY).probes(["kprobe:fn_push"]), |path, _| {
+    controlled(&two(None), "kprobe:fn_push", |path, _| {
         let mut events = client(path).events(Some(1)).expect("stream");
         let mut expected = 1;
         while expected < 100 {
@@ -210,7 +241,7 @@ fn ten_thousand_cycles_leave_nothing_behind() {
     // What could be left of each would be far more: a descriptor, or the kilobyte of a probe.
     const MORE_KIB: u64 = 6 << 10;
     const MORE_FILES: usize = 20;
-    controlled(Guest::new(BUSY).probes(["kprobe:fn_nop"]), |path, _| {
+    controlled(&two(None), "kprobe:fn_nop", |path, _| {
         let mut kept = client(path);
         let asked = AddProbes::One(AddProbe {
             action: ProbeAction::Count,

@@ -21,11 +21,14 @@ pub use kvm::{
     BreakpointInjection, Capabilities, Host, HostFacts, Int3Delivery, OpenError, PortDelivery,
     Speed,
 };
-pub use kvm_bindings::{kvm_regs, kvm_sregs};
+pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
     Console, Control, CreateError, End, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
-pub use memory::{PageRange, RamError, SlotError};
+pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
-pub use vcpu::{Exception, HardwareBreakpoints, RunError, StepEnd, StoppedVcpu, VcpuError};
+pub use vcpu::{
+    Alone, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StoppedVcpu,
+    VcpuError,
+};

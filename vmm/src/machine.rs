@@ -1,5 +1,6 @@
 //! The machine: its memory, devices and vCPU threads, from boot to end.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,11 +11,12 @@ use kvm_ioctls::VmFd;
 
 use crate::devices::{Platform, SerialInput};
 use crate::kvm::HostFacts;
-use crate::memory::{PageRange, Ram, SlotError, Slots};
+use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
 use crate::trap::TrapHandler;
 use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;
+use crate::vcpu::moves::Moves;
 use crate::vcpu::run::{self, RunError};
 
 mod create;
@@ -94,6 +96,9 @@ pub(crate) struct Shared {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Ram,
     slots: Mutex<Slots>,
+    /// What the machine keeps free for detour memory.
+    detour_place: Option<PageRange>,
+    pub(crate) moves: Moves,
     pub(crate) gate: Gate,
     pub(crate) facts: HostFacts,
     pub(crate) sync_regs: bool,
@@ -114,6 +119,12 @@ impl Shared {
         }
     }
 
+    /// Whether detour memory is, or could be, at this guest-physical address.
+    pub(crate) fn is_detour(&self, gpa: u64) -> bool {
+        self.detour_place
+            .is_some_and(|place| (place.start.0..place.end.0).contains(&gpa))
+    }
+
     /// Pauses every vCPU but `index`, on whose thread this is called.
     pub(crate) fn pause_others(&self, index: usize) -> PausedGuard<'_> {
         let closed = self
@@ -125,18 +136,15 @@ impl Shared {
         }
     }
 
-    /// The debug registers in force, and their generation.
-    pub(crate) fn breakpoints(&self) -> (u64, HardwareBreakpoints) {
-        let breakpoints = lock(&self.breakpoints);
-        (
-            self.breakpoints_changed.load(Ordering::Acquire),
-            *breakpoints,
-        )
-    }
-
-    /// The same, if they have changed since `generation`.
+    /// The debug registers in force and their generation, if they have changed since `generation`.
     pub(crate) fn breakpoints_since(&self, generation: u64) -> Option<(u64, HardwareBreakpoints)> {
-        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| self.breakpoints())
+        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| {
+            let breakpoints = lock(&self.breakpoints);
+            (
+                self.breakpoints_changed.load(Ordering::Acquire),
+                *breakpoints,
+            )
+        })
     }
 }
 
@@ -167,6 +175,46 @@ impl PausedGuard<'_> {
     /// machine must not run on after the latter.
     pub fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), SlotError> {
         lock(&self.shared.slots).apply(&self.shared.vm, ranges)
+    }
+
+    /// Puts detour memory into the guest's physical address space, all zero. If there is some already, it is returned
+    /// as it is.
+    ///
+    /// # Errors
+    ///
+    /// When no address is free, the host has no memory, or KVM refuses a slot; the machine must not run on after the
+    /// latter.
+    pub fn map_detour(&self, size: DetourSize) -> Result<DetourMemory, DetourMapError> {
+        let mut slots = lock(&self.shared.slots);
+        if let Some(detour) = slots.detour() {
+            return Ok(detour.clone());
+        }
+        let place = self.shared.detour_place.ok_or(DetourMapError::NoPlace)?;
+        let detour = DetourMemory::new(place.start, size)?;
+        slots.set_detour(&self.shared.vm, Some(detour.clone()))?;
+        Ok(detour)
+    }
+
+    /// Takes detour memory out of the guest's physical address space. KVM forgets all translations that led there.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses; the machine must not run on.
+    pub fn unmap_detour(&self) -> Result<(), SlotError> {
+        lock(&self.shared.slots).set_detour(&self.shared.vm, None)
+    }
+
+    /// A vCPU whose RIP is a key goes on at the value instead. Not to be called again before
+    /// [`vcpus_have_moved`](Self::vcpus_have_moved).
+    pub fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+        self.shared.moves.publish(destinations);
+    }
+
+    /// Whether every vCPU has heeded the last [`move_vcpus`](Self::move_vcpus). Each does so before it next enters
+    /// the guest.
+    #[must_use]
+    pub fn vcpus_have_moved(&self) -> bool {
+        self.shared.moves.are_made()
     }
 
     /// Sets the execution breakpoints of all vCPUs, in force before any of them runs on.

@@ -31,7 +31,8 @@ pub enum Trap {
         /// Linear address of the next instruction.
         at: u64,
     },
-    /// The guest wrote to a page that is in a read-only slot. Nothing has been written: the handler decides.
+    /// The guest wrote to a page that is in a read-only slot, of RAM or of detour memory. Nothing has been written: the
+    /// handler decides. To detour memory nothing is ever written.
     GuestWrite {
         /// Where, guest-physical.
         gpa: GuestAddress,

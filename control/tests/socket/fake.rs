@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hyprobe_control::{Facts, Target};
-use introspect::{Gva, SymbolTable, SymbolTableBuilder};
+use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
 use probes::{
-    ArmError, At, GuestError, Hex, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord,
-    ProbeState, ProbeSummary, ReadError, RegisterError, ResolveError, ResolveProblem,
+    ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction, ProbeId,
+    ProbeRecord, ProbeState, ProbeSummary, ReadError, RegisterError, ResolveError, ResolveProblem,
 };
 
 /// What can be probed: `one`, `two`, `many_*`, and `refused`, which cannot be planted.
@@ -68,6 +68,22 @@ impl Drop for Pause<'_> {
 impl Paused for Pause<'_> {
     fn set_read_only(&self, _: &[vmm::PageRange]) -> Result<(), GuestError> {
         Ok(())
+    }
+
+    fn map_detour(&self, _: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
+    fn unmap_detour(&self) -> Result<(), GuestError> {
+        unreachable!("only an engine asks for it")
+    }
+
+    fn move_vcpus(&self, _: BTreeMap<u64, u64>) {
+        unreachable!("only an engine asks for it")
+    }
+
+    fn vcpus_have_moved(&self) -> bool {
+        true
     }
 
     fn set_breakpoints(&self, _: vmm::HardwareBreakpoints) {}

@@ -173,6 +173,15 @@ impl KernelImage {
         Gpa(start)..Gpa(ends.max().unwrap_or(start))
     }
 
+    /// The link-time virtual addresses from the first segment to the last in the kernel's own mapping, what the file
+    /// does not hold included.
+    #[must_use]
+    pub fn virtual_range(&self) -> Range<Gva> {
+        let base = self.base_segment();
+        let bytes = self.physical_range().end.0.saturating_sub(base.physical.0);
+        base.virt..Gva(base.virt.0.saturating_add(bytes))
+    }
+
     /// The link-time physical address of the link-time virtual address `address`.
     #[must_use]
     pub fn to_physical(&self, address: Gva) -> Option<Gpa> {

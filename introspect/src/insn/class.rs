@@ -88,68 +88,7 @@ pub enum Reason {
     Elsewhere,
 }
 
-/// What goes wrong when an instruction is stepped with the trap flag and no precautions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Hazard {
-    /// The trap flag ends up where the guest can see it: on a stack or in a register.
-    SavesFlags,
-    /// The trap flag is overwritten, so that the step does not end, or ends late.
-    LoadsFlags,
-    /// The processor holds the trap back: the step ends one instruction late.
-    DefersTrap,
-    /// The step ends the interrupt shadow that the next instruction relies on.
-    InterruptShadow,
-    /// It raises an exception instead of completing; the step ends in the guest's handler.
-    Raises,
-    /// It waits for an interrupt, which must not be held back meanwhile.
-    Waits,
-    /// It exits to the VMM for a reason of its own before the step ends.
-    Exits,
-    /// The trap can come after each repetition, with the instruction not done yet.
-    TrapsPerRepetition,
-    /// The trap aborts the transaction.
-    Aborts,
-}
-
 impl Reason {
-    /// What stepping such an instruction must look out for; `None` where it is safe.
-    #[must_use]
-    pub const fn hazard(self) -> Option<Hazard> {
-        match self {
-            Self::Breakpoint | Self::SoftwareInterrupt | Self::SystemCall => {
-                Some(Hazard::SavesFlags)
-            }
-            Self::InterruptReturn | Self::SystemReturn | Self::GuestTrapFlag => {
-                Some(Hazard::LoadsFlags)
-            }
-            Self::StackSegment => Some(Hazard::DefersTrap),
-            Self::EnablesInterrupts => Some(Hazard::InterruptShadow),
-            Self::Undecodable
-            | Self::Undefined
-            | Self::DivideError
-            | Self::BranchNotCanonical
-            | Self::PrivilegeLevel
-            | Self::AlignmentCheck => Some(Hazard::Raises),
-            Self::Waits => Some(Hazard::Waits),
-            Self::PortIo | Self::Virtualisation | Self::Environment | Self::Privileged => {
-                Some(Hazard::Exits)
-            }
-            Self::Repeated => Some(Hazard::TrapsPerRepetition),
-            Self::Transaction => Some(Hazard::Aborts),
-            Self::Locked
-            | Self::Vector
-            | Self::Fpu
-            | Self::Segment
-            | Self::FarBranch
-            | Self::ShadowStack
-            | Self::Unmodelled
-            | Self::VendorSpecific
-            | Self::UndefinedResult
-            | Self::MissingFeature
-            | Self::Elsewhere => None,
-        }
-    }
-
     /// The reason as a fragment of a sentence: "it …".
     #[must_use]
     pub const fn text(self) -> &'static str {
@@ -209,7 +148,7 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
         return Err(Reason::Repeated);
     }
     for operand in 0..insn.op_count() {
-        if insn.op_kind(operand) == OpKind::Register {
+        if family != Family::Segment && insn.op_kind(operand) == OpKind::Register {
             let register = insn.op_register(operand);
             if !register.is_gpr() {
                 return Err(register_reason(register, operand == 0, insn.mnemonic()));

@@ -4,6 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::system::{Msr, System, SystemChanges};
 use crate::Gva;
 
 /// A general-purpose register, always all 64 bits of it.
@@ -131,6 +132,18 @@ pub enum Fault {
     Registers,
 }
 
+/// Whose instruction set the guest's processor follows where makers differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Vendor {
+    /// None of the others, or not known.
+    #[default]
+    Other,
+    /// Intel (CPUID.0: GenuineIntel).
+    Intel,
+    /// AMD (CPUID.0: AuthenticAMD).
+    Amd,
+}
+
 /// Which instructions the guest's processor has.
 ///
 /// Old processors run some newer encodings as other instructions (`tzcnt` as `bsf`), so the
@@ -147,16 +160,19 @@ pub struct Features {
     pub movbe: bool,
     /// `clac` and `stac` (CPUID.7:EBX bit 20).
     pub smap: bool,
+    /// Whose it is.
+    pub vendor: Vendor,
 }
 
 impl Features {
-    /// Everything the emulator knows.
+    /// Everything the emulator knows, on an Intel.
     pub const ALL: Self = Self {
         popcnt: true,
         lzcnt: true,
         bmi1: true,
         movbe: true,
         smap: true,
+        vendor: Vendor::Intel,
     };
 }
 
@@ -203,10 +219,13 @@ pub trait Cpu {
     /// other processors can tell. Memory-mapped devices are not touched. Repeated string
     /// instructions access up to 64 KiB at once.
     ///
+    /// `access` is [`Access::Write`] where the instruction will write the same bytes: processors
+    /// check that it may before they read, and raise the fault of a write.
+    ///
     /// # Errors
     ///
-    /// When any of it cannot be read; then nothing has happened.
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault>;
+    /// When any of it cannot be read, or not be accessed so; then nothing has happened.
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault>;
 
     /// Writes data at a virtual address; the same contract as [`Cpu::read`]. Accessed and
     /// dirty bits and write-protected pages are the implementation's concern.
@@ -228,6 +247,38 @@ pub trait Cpu {
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let _ = (old, new);
         Err(Fault::NotAtomic { at })
+    }
+
+    /// Segment registers and descriptor tables.
+    ///
+    /// By default refused, and with it the instructions that need them.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Registers`] when they cannot be fetched.
+    fn system(&mut self) -> Result<System, Fault> {
+        Err(Fault::Registers)
+    }
+
+    /// A model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Registers`] when it cannot be fetched, as by default.
+    fn msr(&mut self, register: Msr) -> Result<u64, Fault> {
+        let _ = register;
+        Err(Fault::Registers)
+    }
+
+    /// Makes the changes of a system instruction, which general registers, RIP and the flags
+    /// follow without fail.
+    ///
+    /// # Errors
+    ///
+    /// [`Fault::Registers`] when this cannot be done, as by default; then nothing has happened.
+    fn change_system(&mut self, changes: &SystemChanges) -> Result<(), Fault> {
+        let _ = changes;
+        Err(Fault::Registers)
     }
 
     /// What the guest's processor can do. By default nothing beyond the first 64-bit ones.

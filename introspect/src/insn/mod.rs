@@ -3,8 +3,9 @@
 //! A probe displaces one instruction of the guest. [`decode()`] says how long it is,
 //! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
 //! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
-//! decides how the guest gets past it, and [`emulate()`] does what the instruction would have
-//! done, so that the guest neither sees a trap flag nor needs a second exit.
+//! decides how the guest gets past it, [`emulate()`] does what the instruction would have done,
+//! [`relocation`] says whether a copy of it would do as well, and [`next_places`] where the processor can be once the
+//! hardware has executed it where it is.
 //!
 //! The emulator is exact or absent: what it cannot do exactly as the hardware would (a value
 //! the manuals leave undefined and processors disagree on, an exception, a locked access) it
@@ -21,12 +22,20 @@ mod cpu;
 mod decode;
 mod emulate;
 mod flow;
+mod next;
 mod port;
+mod relocate;
+mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
-pub use class::{Class, Hazard, Reason, classify};
-pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment};
+pub use class::{Class, Reason, classify};
+pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
+pub use next::{Next, next_places, tables_after};
 pub use port::{PortAccess, port_access};
+pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
+pub use system::{
+    CastShadow, DescriptorTable, Msr, SegmentRegister, Segments, System, SystemChanges,
+};

@@ -11,7 +11,7 @@ mod walk;
 
 pub use state::PagingState;
 pub use virt::{VirtReadError, read_virt};
-pub use walk::{Level, PageSize, Translation, WalkFault, walk};
+pub use walk::{EntryAt, Level, PageSize, Translation, WalkFault, entry_at, walk};
 
 #[cfg(test)]
 mod tests;

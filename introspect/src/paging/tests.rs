@@ -2,7 +2,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::{Level, PageSize, PagingState, VirtReadError, WalkFault, read_virt, walk};
+use super::{
+    EntryAt, Level, PageSize, PagingState, VirtReadError, WalkFault, entry_at, read_virt, walk,
+};
 use crate::{FlatMemory, Gpa, Gva, PhysMemory, Unreadable};
 
 const PRESENT: u64 = 1;
@@ -326,4 +328,44 @@ fn a_read_past_the_end_of_the_address_space_is_refused() {
         read_virt(&tables.memory, &state, last, &mut [0; 4097]),
         Err(error)
     );
+}
+
+#[test]
+fn an_entry_is_found_present_or_not() {
+    for levels in [4, 5] {
+        let mut tables = Tables::new(levels);
+        let (gva, large) = (Gva(0xffff_ffff_8100_3000), Gva(0xffff_ffff_8120_0000));
+        tables.map(gva, Gpa(0x7000), PageSize::Size4K, OPEN, OPEN);
+        tables.map(large, Gpa(0x20_0000), PageSize::Size2M, OPEN, OPEN);
+        let (memory, state) = (&tables.memory, tables.state());
+        let found = |gva, level| entry_at(memory, &state, gva, level);
+        let leaf = found(gva, Level::Pt).expect("a table");
+        assert_eq!(leaf.value, 0x7000 | OPEN);
+        assert_eq!(memory.read_u64(leaf.gpa), Ok(leaf.value));
+        let directory = found(gva, Level::Pd).expect("a directory");
+        let empty = found(Gva(0xffff_ffff_8140_0000), Level::Pd).expect("the same directory");
+        let expected = EntryAt {
+            gpa: directory.gpa.wrapping_add(2 * 8),
+            value: 0,
+        };
+        assert_eq!(empty, expected);
+        let level = Level::Pd;
+        assert_eq!(
+            found(large, Level::Pt),
+            Err(WalkFault::NotPresent { gva: large, level })
+        );
+        let (gva, level) = (Gva(0x1000), levels_top(levels));
+        assert_eq!(
+            found(gva, Level::Pd),
+            Err(WalkFault::NotPresent { gva, level })
+        );
+    }
+}
+
+fn levels_top(levels: u32) -> Level {
+    if levels == 5 {
+        Level::Pml5
+    } else {
+        Level::Pml4
+    }
 }

@@ -233,6 +233,61 @@ pub fn walk<M: PhysMemory + ?Sized>(
     }
 }
 
+/// An entry of the paging structures, and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EntryAt {
+    /// Its guest-physical address.
+    pub gpa: Gpa,
+    /// What is in it; nothing is assumed of it.
+    pub value: u64,
+}
+
+/// The entry of `level` that translates `gva`, present or not. At most five reads.
+///
+/// # Errors
+///
+/// See [`WalkFault`]; a page that is mapped above `level` is reported as its entry not being present there.
+pub fn entry_at<M: PhysMemory + ?Sized>(
+    memory: &M,
+    state: &PagingState,
+    gva: Gva,
+    level: Level,
+) -> Result<EntryAt, WalkFault> {
+    if !state.paging_enabled() || !state.long_mode() {
+        return Err(WalkFault::LegacyTables { gva });
+    }
+    if !state.is_canonical(gva) {
+        return Err(WalkFault::NonCanonical { gva });
+    }
+    let mut at = if state.five_levels() {
+        Level::Pml5
+    } else {
+        Level::Pml4
+    };
+    let mut table = state.root();
+    loop {
+        let gpa = table.wrapping_add(((gva.0 >> at.shift()) & 0x1ff) * 8);
+        let value = memory
+            .read_u64(gpa)
+            .map_err(|source| WalkFault::Unreadable {
+                gva,
+                level: at,
+                source,
+            })?;
+        if at == level {
+            return Ok(EntryAt { gpa, value });
+        }
+        let entry = Entry(value);
+        match at.below() {
+            Some(below) if entry.present() && entry.leaf(at).is_none() => {
+                table = entry.table();
+                at = below;
+            }
+            _ => return Err(WalkFault::NotPresent { gva, level: at }),
+        }
+    }
+}
+
 fn unpaged(gva: Gva) -> Result<Translation, WalkFault> {
     if gva.0 >= UNPAGED_LIMIT {
         return Err(WalkFault::NonCanonical { gva });

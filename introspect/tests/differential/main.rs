@@ -14,7 +14,7 @@ mod random;
 
 use std::collections::BTreeMap;
 
-use hyprobe_introspect::insn::{Features, Outcome, emulate};
+use hyprobe_introspect::insn::{Features, Outcome, Vendor, emulate};
 use iced_x86::RflagsBits;
 
 use generate::{Case, Layout};
@@ -100,6 +100,7 @@ fn machine_of(case: &Case, layout: &Layout) -> Machine {
             bmi1: is_x86_feature_detected!("bmi1"),
             movbe: is_x86_feature_detected!("movbe"),
             smap: false,
+            vendor: Vendor::Other,
         },
         ..Machine::new(layout.instruction, vec![data])
     }

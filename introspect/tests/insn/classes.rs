@@ -1,6 +1,6 @@
 //! Which instructions the hardware must run, and what to look out for.
 
-use hyprobe_introspect::insn::{Class, Hazard, Reason, classify};
+use hyprobe_introspect::insn::{Class, Reason, classify};
 
 use super::assembled;
 
@@ -17,13 +17,10 @@ fn each_refusal_has_its_reason() {
         ("int3", "cc", Reason::Breakpoint),
         ("int 0x80", "cd 80", Reason::SoftwareInterrupt),
         ("int1", "f1", Reason::SoftwareInterrupt),
-        ("iretq", "48 cf", Reason::InterruptReturn),
         ("syscall", "0f 05", Reason::SystemCall),
-        ("sysretq", "48 0f 07", Reason::SystemReturn),
-        ("sti", "fb", Reason::EnablesInterrupts),
-        ("hlt", "f4", Reason::Waits),
-        ("mov ss, eax", "8e d0", Reason::StackSegment),
-        ("mov ds, eax", "8e d8", Reason::Segment),
+        ("iret", "66 cf", Reason::InterruptReturn),
+        ("sysexit", "0f 35", Reason::SystemReturn),
+        ("mov fs, eax", "8e e0", Reason::Segment),
         ("push fs", "0f a0", Reason::Segment),
         ("mov cr3, rax", "0f 22 d8", Reason::Privileged),
         ("mov rax, dr7", "0f 21 f8", Reason::Privileged),
@@ -58,18 +55,6 @@ fn each_refusal_has_its_reason() {
     ] {
         assert_eq!(reason(text, hex), expected, "{text}");
     }
-}
-
-#[test]
-fn stepping_has_its_hazards() {
-    assert_eq!(Reason::SystemCall.hazard(), Some(Hazard::SavesFlags));
-    assert_eq!(Reason::InterruptReturn.hazard(), Some(Hazard::LoadsFlags));
-    assert_eq!(Reason::StackSegment.hazard(), Some(Hazard::DefersTrap));
-    assert_eq!(
-        Reason::EnablesInterrupts.hazard(),
-        Some(Hazard::InterruptShadow)
-    );
-    assert_eq!(Reason::Vector.hazard(), None);
 }
 
 #[test]

@@ -57,6 +57,56 @@ fn a_write_across_a_boundary_happens_entirely_or_not_at_all() {
 }
 
 #[test]
+fn what_is_read_to_be_written_faults_as_a_write() {
+    let absent = |code: &str, hex: &str| {
+        let machine = kernel().with(Gpr::Rbx, END).with(Gpr::Rax, 5);
+        match machine.refused(code, hex) {
+            Outcome::Fault(Fault::NotMapped { access, .. }) => access,
+            other => panic!("{code}: {other:?}"),
+        }
+    };
+    for (code, hex) in [
+        ("add [rbx], eax", "01 03"),
+        ("inc byte ptr [rbx]", "fe 03"),
+        ("xadd [rbx], eax", "0f c1 03"),
+        ("cmpxchg [rbx], ecx", "0f b1 0b"),
+        ("lock sub [rbx], eax", "f0 29 03"),
+        ("not qword ptr [rbx]", "48 f7 13"),
+        ("and [rbx], al", "20 03"),
+        ("rol dword ptr [rbx], 0x20", "c1 03 20"),
+        ("shld [rbx], eax, 0x3", "0f a4 03 03"),
+        ("bts [rbx], eax", "0f ab 03"),
+        ("btr dword ptr [rbx], 0x3", "0f ba 33 03"),
+        ("xchg [rbx], eax", "87 03"),
+    ] {
+        assert_eq!(absent(code, hex), Access::Write, "{code}");
+    }
+    for (code, hex) in [
+        ("cmp [rbx], eax", "39 03"),
+        ("add eax, [rbx]", "03 03"),
+        ("test [rbx], eax", "85 03"),
+        ("bt [rbx], eax", "0f a3 03"),
+        ("push qword ptr [rbx]", "ff 33"),
+    ] {
+        assert_eq!(absent(code, hex), Access::Read, "{code}");
+    }
+}
+
+#[test]
+fn a_read_to_be_written_faults_at_the_first_page_that_forbids_it() {
+    let mut machine = kernel().with(Gpr::Rbx, END + 6);
+    machine.memory.push(Region {
+        start: END,
+        bytes: vec![0; 8],
+        writable: false,
+    });
+    let outcome = machine.refused("add [rbx], eax", "01 03");
+    let at = Gva(END + 6);
+    let access = Access::Write;
+    assert_eq!(outcome, Outcome::Fault(Fault::Forbidden { at, access }));
+}
+
+#[test]
 fn a_pop_to_memory_that_fails_pops_nothing() {
     let machine = kernel().with(Gpr::Rbx, 0x10);
     let outcome = machine.refused("pop qword ptr [rbx]", "8f 03");

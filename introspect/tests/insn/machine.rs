@@ -1,7 +1,9 @@
 //! A processor and memory made of arrays.
 
 use hyprobe_introspect::Gva;
-use hyprobe_introspect::insn::{Access, Cpu, Fault, Features, Gpr, Segment};
+use hyprobe_introspect::insn::{
+    Access, Cpu, Fault, Features, Gpr, Msr, Segment, System, SystemChanges,
+};
 
 /// A stretch of memory. What lies between stretches is not mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +23,12 @@ pub(crate) struct Machine {
     pub(crate) gs: u64,
     pub(crate) privilege_level: u8,
     pub(crate) features: Features,
+    /// Without it there is nothing for system instructions to go by.
+    pub(crate) system: Option<System>,
+    pub(crate) star: u64,
+    pub(crate) kernel_gs: u64,
+    /// What system instructions have changed; nothing of it takes effect here.
+    pub(crate) changes: SystemChanges,
     pub(crate) memory: Vec<Region>,
     /// How many atomic exchanges are still to be lost to another processor.
     pub(crate) races: usize,
@@ -36,6 +44,10 @@ impl Machine {
             gs: 0,
             privilege_level: 3,
             features: Features::ALL,
+            system: None,
+            star: 0,
+            kernel_gs: 0,
+            changes: SystemChanges::default(),
             memory,
             races: 0,
         }
@@ -98,8 +110,8 @@ impl Cpu for Machine {
         Ok(self.privilege_level)
     }
 
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
-        let places = self.locate(at, buf.len(), Access::Read)?;
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault> {
+        let places = self.locate(at, buf.len(), access)?;
         for (byte, (region, index)) in buf.iter_mut().zip(places) {
             *byte = self.memory[region].bytes[index];
         }
@@ -116,7 +128,7 @@ impl Cpu for Machine {
 
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let mut found = vec![0; old.len()];
-        self.read(at, &mut found)?;
+        self.read(at, &mut found, Access::Write)?;
         if self.races > 0 {
             self.races -= 1;
             return Ok(false);
@@ -125,6 +137,22 @@ impl Cpu for Machine {
             self.write(at, new)?;
         }
         Ok(found == old)
+    }
+
+    fn system(&mut self) -> Result<System, Fault> {
+        self.system.ok_or(Fault::Registers)
+    }
+
+    fn msr(&mut self, register: Msr) -> Result<u64, Fault> {
+        Ok(match register {
+            Msr::Star => self.star,
+            Msr::KernelGsBase => self.kernel_gs,
+        })
+    }
+
+    fn change_system(&mut self, changes: &SystemChanges) -> Result<(), Fault> {
+        self.changes = *changes;
+        Ok(())
     }
 
     fn features(&self) -> Features {

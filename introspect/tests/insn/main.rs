@@ -5,9 +5,12 @@ mod classes;
 mod effects;
 mod flow;
 mod machine;
+mod next;
 mod properties;
 mod stack;
 mod status;
+mod system;
+mod transfer;
 mod values;
 
 use hyprobe_introspect::Gva;

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use introspect::insn::{MAX_LENGTH_BYTES, decode};
 use introspect::kaslr::kaslr_slide;
 use introspect::{Gpa, Gva, PatchTime, walk};
 use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
 
 use super::Engine;
-use super::wanted::Wanted;
+use super::edits::{Change, Edits, Sites};
+use super::jumps::{ELSEWHERE, INT3};
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
-use crate::hit::{DebugRegisters, Plant, Table, own_instruction};
+use crate::hit::{Table, own_instruction};
 use crate::plant::Spot;
 use crate::registry::{Milestone, Probe, Purpose};
 use crate::resolve::{Place, Via, When};
@@ -138,89 +140,123 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes what is planted what the probes ask for: in one transaction, with the other vCPUs paused. The state of
-    /// each probe says afterwards whether it is armed, and if not, why.
+    /// Makes what is planted what all probes ask for; see [`change`](Self::change).
     pub(super) fn reconcile(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+        self.change(
+            paused,
+            Change {
+                probes: &self.probes.load_full(),
+                dropped: &[],
+                sites: Sites::All,
+            },
+        )
+    }
+
+    /// Makes what is planted what the probes ask for, as far as `change` says that it may have to be another: in one
+    /// transaction, with the other vCPUs paused. The state of each probe says afterwards whether it is armed, and if
+    /// not, why.
+    pub(super) fn change(&self, paused: &dyn Paused, change: Change<'_>) -> Result<(), ArmError> {
         let Some(located) = self.located.get().copied() else {
             return Ok(());
         };
         let table = self.table.load_full();
-        let probes = self.probes.load_full();
-        let mut wanted = Wanted::new(&table);
-        let mut states = Vec::new();
-        let armed = self.armed.load(Ordering::Acquire);
-        let follows = probes
-            .iter()
-            .any(|probe| matches!(probe.purpose, Purpose::Return(_)));
-        let watches_modules = self.watches_modules();
-        for probe in self.milestones.iter().chain(probes.iter()) {
-            let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
-            let idle = match probe.purpose {
-                Purpose::Milestone(Milestone::TaskEnded) => !follows,
-                Purpose::Milestone(Milestone::Module(_)) => !watches_modules,
-                _ => false,
-            };
-            let Some(place) = probe.place().filter(|_| !gone && !idle) else {
-                continue;
-            };
-            if !armed || !probe.is_enabled() {
-                states.push((probe, NewState::Disabled));
-                continue;
-            }
-            let ip = located.running_at(&place, place.ip);
-            states.push((
-                probe,
-                match self.arming(&place, located) {
-                    Arming::Plant { at, spot, len } => {
-                        wanted.plant(at, spot, len).probes.push((Arc::clone(probe), ip));
-                        NewState::Armed(ip)
-                    }
-                    Arming::Debug { at, spot } => match wanted.debug(at, spot) {
-                        Some(plant) => {
-                            plant.probes.push((Arc::clone(probe), ip));
-                            NewState::Armed(ip)
-                        }
-                        None => NewState::Refused(
-                            "the kernel patches this instruction itself at run time, and all four debug registers are taken"
-                                .to_owned(),
-                        ),
-                    },
-                    Arming::Later(reason) => NewState::Pending(reason),
-                    Arming::Refused(reason) => NewState::Refused(reason),
-                },
-            ));
+        let mut edits = Edits::new(&table);
+        let looked_at = || self.milestones.iter().chain(change.probes);
+        for probe in looked_at().chain(change.dropped) {
+            edits.leave(probe);
         }
-        if armed {
-            for site in self.return_sites.all() {
-                if let Arming::Plant { at, spot, len } = self.arming_return_site(site, located) {
-                    wanted.plant(at, spot, len).returns = true;
-                }
-            }
-        }
-        let remove: Vec<Gpa> = table
-            .plants()
-            .filter(|plant| {
-                let stays = wanted.plants.get(&plant.at);
-                stays.is_none_or(|stays| stays.spot.gpa != plant.spot.gpa)
-            })
-            .map(|plant| plant.spot.gpa)
+        let states: Vec<_> = looked_at()
+            .map(|probe| (probe, self.becomes(probe, located, &mut edits)))
             .collect();
-        self.planter
-            .change(paused, &wanted.add, &remove)
+        let armed = self.armed.load(Ordering::Acquire);
+        let sites = match change.sites {
+            Sites::These(sites) => sites.to_vec(),
+            Sites::All => {
+                let planted = table.plants().filter(|plant| plant.returns);
+                let planted = planted.map(|plant| plant.at).collect::<Vec<_>>();
+                [self.return_sites.all(), planted].concat()
+            }
+        };
+        for site in sites {
+            let wanted = armed && self.return_sites.has(site);
+            match self.arming_return_site(site, located) {
+                Arming::Plant { at, spot, len } if wanted => edits.return_to(at, spot, len),
+                _ => edits.forget_return(site),
+            }
+        }
+        let table = edits
+            .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
-        let (plants, debug) = wanted.finish(paused, &table, &self.planter);
-        self.replace_table(paused, plants.into_iter(), debug);
+        self.replace_table(paused, table);
+        self.give_detour_back(paused);
+        for probe in change.dropped {
+            probe.set_planted(None);
+        }
         for (probe, state) in states {
+            probe.set_planted(match &state {
+                NewState::Armed { at, .. } => Some(*at),
+                _ => None,
+            });
             match state {
-                NewState::Armed(ip) => probe.set_armed(ip.into()),
+                NewState::Armed { ip, .. } => probe.set_armed(ip.into()),
                 NewState::Pending(reason) => {
                     probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
                 }
                 NewState::Disabled => probe.set_state(ProbeState::Disabled, None),
                 NewState::Refused(reason) => self.refuse(probe, reason),
+                NewState::AsItIs => (),
             }
         }
         Ok(())
+    }
+
+    /// What becomes of a probe, and of the place where it is planted.
+    fn becomes(&self, probe: &Arc<Probe>, located: Located, edits: &mut Edits<'_>) -> NewState {
+        let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+        let idle = match probe.purpose {
+            Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !self.follows_calls(),
+            Purpose::Milestone(Milestone::Module(_)) => !self.watches_modules(),
+            Purpose::Milestone(Milestone::Reader(_)) => !self.hides_plants(),
+            _ => false,
+        };
+        let Some(place) = probe.place().filter(|_| !gone && !idle) else {
+            return NewState::AsItIs;
+        };
+        if !self.armed.load(Ordering::Acquire) || !probe.is_enabled() {
+            return NewState::Disabled;
+        }
+        let ip = located.running_at(&place, place.ip);
+        match self.arming(&place, located) {
+            Arming::Plant { at, spot, len } => {
+                edits.join(probe, ip, at, spot, len);
+                NewState::Armed { ip, at }
+            }
+            Arming::Debug { at, spot } if edits.join_debug(probe, ip, at, spot) => {
+                NewState::Armed { ip, at }
+            }
+            Arming::Debug { .. } => NewState::Refused(
+                "the kernel patches this instruction itself at run time, and all four debug registers are taken"
+                    .to_owned(),
+            ),
+            Arming::Later(reason) => NewState::Pending(reason),
+            Arming::Refused(reason) => NewState::Refused(reason),
+        }
+    }
+
+    /// Whether there may be plants that the kernel must not read.
+    fn hides_plants(&self) -> bool {
+        let is_planted = |probe: &Arc<Probe>| {
+            probe.is_enabled() && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
+        };
+        self.boot_patched.get() && self.probes.load().iter().any(is_planted)
+    }
+
+    /// Whether any probe follows calls to their return.
+    fn follows_calls(&self) -> bool {
+        self.probes
+            .load()
+            .iter()
+            .any(|probe| matches!(probe.purpose, Purpose::Return(_)))
     }
 
     /// Whether a plant can be put where a call returns to.
@@ -326,6 +362,15 @@ impl Engine {
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
             ),
+            // It was looked at when it was planted; by now the guest's own kprobes may have put something there.
+            Via::Plant { len, .. } if self.has_plant(at, spot) => Arming::Plant { at, spot, len },
+            Via::Plant { .. }
+                if place.module.is_none()
+                    && self.boot_patched.get()
+                    && self.is_jumped_over(linked, spot.gpa) =>
+            {
+                Arming::Refused(ELSEWHERE.to_owned())
+            }
             Via::Plant { len, .. } if place.when == When::TextPresent => Arming::Plant { at, spot, len },
             Via::Plant { .. } => match self.boundary_in_memory(linked, spot.gpa) {
                 Some(len) => Arming::Plant { at, spot, len },
@@ -336,29 +381,47 @@ impl Engine {
         }
     }
 
+    fn has_plant(&self, at: Gva, spot: Spot) -> bool {
+        let table = self.table.load();
+        table.at(at).is_some_and(|plant| plant.spot == spot)
+    }
+
     /// The length of the instruction at `linked`, if one begins there in the text as it is in memory by now.
     fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
         let mut at = gpa.0.checked_sub(within.offset)?;
-        let instruction = |gpa| own_instruction(&self.planter, Spot::contiguous(gpa), linked);
+        let start = at;
+        let len = |at: u64| {
+            let linked = within.symbol.address.wrapping_add(at - start);
+            self.len_in_memory(linked, Gpa(at))
+        };
         while at < gpa.0 {
-            at += instruction(Gpa(at))?.len() as u64;
+            at += len(at)? as u64;
         }
-        (at == gpa.0).then(|| instruction(gpa).map(|decoded| decoded.len()))?
+        (at == gpa.0).then(|| len(at))?
+    }
+
+    /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it.
+    fn len_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
+        let mut bytes = [0; MAX_LENGTH_BYTES];
+        self.planter.read_own(gpa, &mut bytes).ok()?;
+        if bytes[0] == INT3
+            && let Some([filed]) = self.kernel.bytes_at(linked, 1)
+        {
+            bytes[0] = *filed;
+        }
+        Some(decode(&bytes, linked).ok()?.len())
     }
 
     /// Makes this what vCPUs look up, and the debug registers what it says.
-    pub(super) fn replace_table(
-        &self,
-        paused: &dyn Paused,
-        plants: impl Iterator<Item = Arc<Plant>>,
-        debug: DebugRegisters,
-    ) {
-        let execute = debug
+    pub(super) fn replace_table(&self, paused: &dyn Paused, mut table: Table) {
+        self.watch_again(&mut table);
+        let execute = table
+            .debug
             .each_ref()
             .map(|used| used.as_ref().map(|used| used.plant().at.0));
         paused.set_breakpoints(HardwareBreakpoints { execute });
-        self.table.store(Arc::new(Table::new(plants, debug)));
+        self.table.store(Arc::new(table));
     }
 
     pub(super) fn refuse(&self, probe: &Probe, reason: String) {
@@ -387,7 +450,13 @@ impl Engine {
 
 /// What becomes of a probe.
 enum NewState {
-    Armed(Gva),
+    /// It is about `ip`; the plant or the debug register is at `at`.
+    Armed {
+        ip: Gva,
+        at: Gva,
+    },
+    /// It has no place, is gone, was refused, or is a milestone that is of no interest now.
+    AsItIs,
     Pending(&'static str),
     Disabled,
     Refused(String),

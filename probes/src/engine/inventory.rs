@@ -119,7 +119,7 @@ impl Engine {
                 read.map_err(|_| ReadError::Physical { at, len })
             }
             At::Virtual(at) => match self.modules.paging() {
-                Some(paging) => read_virt(&self.planter, paging, at, buf)
+                Some(paging) => read_virt(&self.planter, &paging, at, buf)
                     .map_err(|why| ReadError::Virtual { at, len, why }),
                 None => {
                     let gpa = self

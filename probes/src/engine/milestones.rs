@@ -9,11 +9,44 @@ use super::{Engine, Panicked};
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
-use crate::registry::{Milestone, Purpose};
-use crate::resolve::Place;
+use crate::kernel::Kernel;
+use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
+use crate::resolve::{Place, Resolved, Via, resolve};
 
 /// No panic message is longer.
 const MAX_MESSAGE_BYTES: usize = 256;
+
+/// The milestones that there are in this kernel.
+pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
+    let mut found: Vec<Arc<Probe>> = Milestone::ALL
+        .into_iter()
+        .filter_map(|milestone| placed_one(kernel, milestone))
+        .collect();
+    let has = |reader| found.iter().any(|probe| is_reader(probe, reader));
+    if has(Reader::CheckProbe) && has(Reader::CheckOptimised) {
+        // Nobody else decodes text that may have plants in it, and the kernel does so thousands of times for each
+        // kprobe where none can be.
+        found.retain(|probe| !is_reader(probe, Reader::Decode));
+    }
+    found
+}
+
+fn is_reader(probe: &Probe, reader: Reader) -> bool {
+    matches!(probe.purpose, Purpose::Milestone(Milestone::Reader(other)) if other == reader)
+}
+
+fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
+    let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
+    let Resolved { name, place } = resolve(kernel, &spec, 0).ok()?.pop()?;
+    let place = place.ok()?;
+    if matches!(milestone, Milestone::Reader(_)) && place.via == Via::DebugRegister {
+        // Worth less than a probe of somebody's.
+        return None;
+    }
+    let purpose = Purpose::Milestone(milestone);
+    let probe = Probe::new(ProbeId(0), name, purpose, Some(place), true);
+    Some(Arc::new(probe))
+}
 
 impl Engine {
     /// Does what the milestones at `plant` ask for. The vCPU stands at it, and the others are paused.
@@ -39,7 +72,11 @@ impl Engine {
                 Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
                 Milestone::TaskEnded => self.end_task(vcpu)?,
+                Milestone::TaskLeft => self.leave_task(vcpu.index()),
                 Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
+                Milestone::Reader(Reader::WriteJumps) => self.make_room_for_jumps(vcpu, paused)?,
+                // What these need is done when the vCPU is past the plant.
+                Milestone::Reader(_) => (),
             }
         }
         Ok(())

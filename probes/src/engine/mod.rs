@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
-//!                                │                                      │ cannot
+//!                                │                                      │ cannot: a copy of it, or
 //!                                │ not ours: Reinject                   ▼
-//!                                ▼                       on_exclusive: own byte back, step, plant again
+//!                                ▼                       on_exclusive: own byte back, execute, plant again
 //!                              guest, device
 //! ```
 //!
@@ -13,32 +13,37 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
+mod edits;
+mod in_place;
 mod inventory;
+mod jumps;
 mod milestones;
 mod modules;
+mod readers;
 mod register;
+mod relocate;
 mod return_sites;
 mod stand_in;
 #[cfg(test)]
 mod tests;
 mod trap;
-mod wanted;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
-use introspect::insn::Features;
+use introspect::Gva;
+use introspect::insn::{CpuidWords, Features};
 
+use crate::detour::Detour;
 use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
 use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
 use crate::plant::{PlantByte, Planter};
-use crate::registry::{Milestone, Probe, ProbeId, Purpose};
-use crate::resolve::{Resolved, resolve};
+use crate::registry::Probe;
 use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
@@ -66,8 +71,12 @@ pub struct Abilities {
     pub debug_execute: bool,
     /// An `int3` of the guest's kernel exits.
     pub int3_exits: bool,
+    /// Interrupts can be held back while one vCPU runs alone.
+    pub holds_interrupts: bool,
     /// What the guest's processor has.
     pub features: Features,
+    /// The same as CPUID tells it: whether a copy of an instruction can be let run.
+    pub cpuid: CpuidWords,
 }
 
 /// See the module's text.
@@ -87,12 +96,19 @@ pub struct Engine {
     /// Calls that are followed to their return.
     calls: Calls,
     return_sites: ReturnSites,
+    /// See [`Engine::end_task`].
+    dying: Mutex<BTreeMap<usize, u64>>,
     /// See [`Engine::resuming`].
     resuming: Mutex<BTreeSet<usize>>,
+    /// See [`Engine::let_be_read`].
+    unwatched: Mutex<Vec<Gva>>,
     /// Where the kernel runs, once that is known.
     located: OnceLock<Located>,
     boot_patched: BootPatched,
+    /// A reader has not returned in time, and that has been told.
+    readers_lost: AtomicBool,
     modules: Watched,
+    detour: Detour,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -111,21 +127,7 @@ impl Engine {
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
-        let milestones = Milestone::ALL
-            .into_iter()
-            .filter_map(|milestone| {
-                let spec = format!("kprobe:{}", milestone.function()).parse().ok()?;
-                let Resolved { name, place } = resolve(&kernel, &spec, 0).ok()?.pop()?;
-                let purpose = Purpose::Milestone(milestone);
-                Some(Arc::new(Probe::new(
-                    ProbeId(0),
-                    name,
-                    purpose,
-                    Some(place.ok()?),
-                    true,
-                )))
-            })
-            .collect();
+        let milestones = milestones::placed(&kernel);
         let engine = Self {
             kernel,
             planter: Planter::new(Arc::clone(&memory), abilities.plant),
@@ -138,10 +140,14 @@ impl Engine {
             milestones,
             calls: Calls::default(),
             return_sites: ReturnSites::default(),
+            dying: Mutex::default(),
             resuming: Mutex::default(),
+            unwatched: Mutex::default(),
             located: OnceLock::new(),
             boot_patched: BootPatched::default(),
+            readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
+            detour: Detour::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),

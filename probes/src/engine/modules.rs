@@ -36,14 +36,14 @@ impl Watched {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel's page tables, once the first task was about to run.
-    pub(super) fn paging(&self) -> Option<&PagingState> {
-        self.paging.get()
-    }
-
     /// Nobody watches them any more.
     pub(super) fn forget(&self) {
         self.lock().clear();
+    }
+
+    /// The kernel's page tables, once they are known.
+    pub(super) fn paging(&self) -> Option<PagingState> {
+        self.paging.get().copied()
     }
 
     fn keep(&self, module: Arc<LoadedModule>) {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::edits::{Change, Sites};
 use super::{ArmError, Engine};
 use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
@@ -142,13 +143,16 @@ impl Engine {
         let ids = added.iter().map(|probe| probe.id).collect();
         let before = self.probes.load_full();
         let mut after = before.as_ref().clone();
-        let in_modules = added.iter().any(|probe| probe.in_module.is_some());
-        after.extend(added);
+        after.extend(added.iter().cloned());
         self.probes.store(Arc::new(after));
-        if in_modules {
+        let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
+            // This finds the places of all probes in modules anew.
             self.look_for_modules();
-        }
-        if let Err(error) = self.reconcile(paused) {
+            self.reconcile(paused)
+        } else {
+            self.change_probes(paused, &added, &[])
+        };
+        if let Err(error) = armed {
             self.probes.store(before);
             return Err(error.into());
         }
@@ -171,7 +175,7 @@ impl Engine {
         if unwatched {
             self.modules.forget();
         }
-        if let Err(error) = self.reconcile(paused) {
+        if let Err(error) = self.change_probes(paused, &[], &gone) {
             self.probes.store(before);
             if unwatched {
                 self.look_for_modules();
@@ -198,13 +202,13 @@ impl Engine {
     ) -> Result<bool, ArmError> {
         let all = self.probes.load_full();
         // A glob in a module is several.
-        let probes: Vec<_> = all.iter().filter(|probe| probe.id == id).collect();
+        let probes: Vec<_> = all.iter().filter(|probe| probe.id == id).cloned().collect();
         let Some(before) = probes.first().map(|probe| probe.is_enabled()) else {
             return Ok(false);
         };
         let set = |enabled| probes.iter().for_each(|probe| probe.set_enabled(enabled));
         set(enabled);
-        if let Err(error) = self.reconcile(paused) {
+        if let Err(error) = self.change_probes(paused, &probes, &[]) {
             set(before);
             return Err(error);
         }
@@ -256,6 +260,20 @@ impl Engine {
     /// When a byte cannot be put back; nothing has changed then.
     pub fn disarm_all(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.set_armed(paused, false)
+    }
+
+    fn change_probes(
+        &self,
+        paused: &dyn Paused,
+        probes: &[Arc<Probe>],
+        dropped: &[Arc<Probe>],
+    ) -> Result<(), ArmError> {
+        let change = Change {
+            probes,
+            dropped,
+            sites: Sites::These(&[]),
+        };
+        self.change(paused, change)
     }
 
     fn forget_calls(&self, probe: &Arc<Probe>) {

@@ -1,12 +1,13 @@
 //! The places that followed calls return to: planted when the first call that returns there is entered.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use introspect::Gva;
 
-use super::Engine;
+use super::edits::{Change, Sites};
+use super::{ArmError, Engine};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::hit::Plant;
@@ -24,6 +25,8 @@ const MAX_PLANTED_SITES: usize = 1 << 16;
 pub(super) struct ReturnSites {
     /// Planted, or to be: read whenever plants are reconciled.
     sites: Mutex<BTreeSet<Gva>>,
+    /// Those of them that have been asked for since plants were last looked at.
+    asked: Mutex<BTreeSet<Gva>>,
     /// Where nothing can be planted; read at every entry of a followed call.
     impossible: ArcSwap<BTreeSet<Gva>>,
 }
@@ -37,6 +40,22 @@ impl ReturnSites {
         self.lock().iter().copied().collect()
     }
 
+    pub(super) fn has(&self, site: Gva) -> bool {
+        self.lock().contains(&site)
+    }
+
+    fn ask(&self, site: Gva) {
+        self.lock().insert(site);
+        self.asked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(site);
+    }
+
+    fn take_asked(&self) -> BTreeSet<Gva> {
+        std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// What was impossible at these sites is so no longer: other code lies there now.
     pub(super) fn allow(&self, changed: impl Fn(Gva) -> bool) {
         self.impossible.rcu(|known| {
@@ -46,8 +65,9 @@ impl ReturnSites {
         });
     }
 
-    pub(super) fn retain(&self, stays: impl Fn(Gva) -> bool) {
-        self.lock().retain(|site| stays(*site));
+    /// Forgets the sites that do not stay, and returns them.
+    pub(super) fn retain(&self, stays: impl Fn(Gva) -> bool) -> Vec<Gva> {
+        self.lock().extract_if(.., |site| !stays(*site)).collect()
     }
 }
 
@@ -103,7 +123,7 @@ impl Engine {
         if is_planted {
             return false;
         }
-        self.return_sites.lock().insert(returns_to);
+        self.return_sites.ask(returns_to);
         true
     }
 
@@ -118,36 +138,42 @@ impl Engine {
         }
         let table = self.table.load_full();
         let is_planted = |site: Gva| table.at(site).is_some_and(|plant| plant.returns);
-        let impossible: Vec<Gva> = self
-            .return_sites
-            .all()
-            .into_iter()
-            .filter(|site| !is_planted(*site) && !self.can_return_to(*site))
-            .collect();
+        let asked = self.return_sites.take_asked();
+        let asked = asked.into_iter().filter(|site| !is_planted(*site));
+        let (possible, impossible): (Vec<_>, Vec<_>) =
+            asked.partition(|site| self.can_return_to(*site));
         for site in &impossible {
             self.give_up_return_site(*site);
         }
-        if let Err(error) = self.reconcile(paused) {
+        if possible.is_empty() {
+            return;
+        }
+        if let Err(error) = self.change_sites(paused, &possible) {
             self.note(None, format!("a return site cannot be planted: {error}"));
-            let table = self.table.load();
-            for site in self.return_sites.all() {
-                if !table.at(site).is_some_and(|plant| plant.returns) {
-                    self.give_up_return_site(site);
-                }
+            for site in possible {
+                self.give_up_return_site(site);
             }
         }
+    }
+
+    fn change_sites(&self, paused: &dyn Paused, sites: &[Gva]) -> Result<(), ArmError> {
+        let change = Change {
+            probes: &[],
+            dropped: &[],
+            sites: Sites::These(sites),
+        };
+        self.change(paused, change)
     }
 
     /// Takes the plants away from return sites that no call in flight returns to: whoever is entered next asks for its
     /// site again.
     pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
         let wanted = self.calls.return_sites();
-        let before = self.return_sites.all().len();
-        self.return_sites.retain(|site| wanted.contains(&site));
-        if self.return_sites.all().len() == before {
+        let left = self.return_sites.retain(|site| wanted.contains(&site));
+        if left.is_empty() {
             return;
         }
-        if let Err(error) = self.reconcile(paused) {
+        if let Err(error) = self.change_sites(paused, &left) {
             self.note(None, format!("return sites stay planted: {error}"));
         }
     }
@@ -187,12 +213,31 @@ impl Engine {
         Ok(())
     }
 
-    /// The task whose stack the vCPU is on will not run again.
+    /// The task whose stack the vCPU is on will not run again, but for the way to the scheduler.
     pub(super) fn end_task(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let rsp = vcpu.regs()?.rsp;
+        self.dying().insert(vcpu.index(), rsp);
+        self.abandon_stack(rsp);
+        Ok(())
+    }
+
+    /// If a task has ended on this vCPU, another one has its place now: what the task called on the way to the
+    /// scheduler has returned by now or never will.
+    pub(super) fn leave_task(&self, vcpu: usize) {
+        let dead = self.dying().remove(&vcpu);
+        if let Some(rsp) = dead {
+            self.abandon_stack(rsp);
+        }
+    }
+
+    /// The stacks, a pointer into each, of tasks that have ended and are still on their vCPU.
+    fn dying(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
+        self.dying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn abandon_stack(&self, rsp: u64) {
         for call in self.calls.task_ends(rsp) {
             call.probe.lose_call(Missed::Abandoned);
         }
-        Ok(())
     }
 }

@@ -3,20 +3,19 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use introspect::insn::Decoded;
+use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva, walk};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use super::Engine;
+use super::jumps::INT3;
+use super::readers::ReaderNeeds;
 use crate::Tier;
-use crate::guest::{GuestError, KvmVcpu, Paused, Stepped, Vcpu};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault, PreOutcome};
-use crate::hit::{DebugUse, Passed, Plant, own_instruction, pass};
+use crate::guest::{GuestError, KvmVcpu, Paused, Ran, To, Vcpu};
+use crate::handler::{FaultOutcome, HitContext, PreOutcome};
+use crate::hit::{DebugUse, Passed, Plant, RFLAGS_RF, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
 use crate::registry::{Milestone, Purpose};
-
-/// The guest's own breakpoint.
-const INT3: u8 = 0xcc;
 
 /// What the handlers of a hit want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +59,9 @@ impl Engine {
 
     /// A vCPU has executed a plant's byte at `rip`.
     pub(crate) fn on_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
-        let Some(plant) = self.plant_at(vcpu, rip)? else {
+        let plant = self.plant_at(vcpu, rip)?;
+        // The byte of an open plant is the guest's own, which it executes alone.
+        let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
             return Ok(HitOutcome::NotOurs);
         };
         match self.tell(vcpu, &plant)? {
@@ -82,6 +83,7 @@ impl Engine {
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let (mut needs_pause, mut resumes) = (false, false);
+        let mut answer = None;
         if plant.returns {
             hit.regs.rip = plant.at.0;
             self.leave_calls(&mut hit, plant)?;
@@ -97,11 +99,22 @@ impl Engine {
                     needs_pause |= self.enter_call(&mut hit, probe, purpose)
                 }
                 Purpose::Milestone(Milestone::TaskEnded) => self.end_task(hit.vcpu)?,
+                Purpose::Milestone(Milestone::TaskLeft) => self.leave_task(hit.vcpu()),
+                Purpose::Milestone(Milestone::Reader(reader)) => {
+                    match self.reader_needs(hit.vcpu, *reader, &hit.regs)? {
+                        ReaderNeeds::Nothing => (),
+                        ReaderNeeds::Pause => needs_pause = true,
+                        ReaderNeeds::Answer(value) => answer = Some(value),
+                    }
+                }
                 Purpose::Milestone(_) => needs_pause = true,
             }
             if resumes {
                 break;
             }
+        }
+        if let Some(value) = answer.filter(|_| !resumes) {
+            resumes = self.answer_call(&mut hit, value);
         }
         if !resumes {
             hit.regs.rip = rip;
@@ -146,6 +159,9 @@ impl Engine {
                 // place, and given back to the guest from there.
                 return Ok(HitOutcome::NeedsPause);
             }
+            let mut regs = vcpu.regs()?;
+            regs.rflags &= !RFLAGS_RF;
+            vcpu.set_regs(&regs)?;
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
@@ -161,17 +177,27 @@ impl Engine {
                 Ok(HitOutcome::Resume)
             }
             Passed::Faulted(fault) => {
-                if self.is_swallowed(vcpu, plant, fault)? == FaultOutcome::ToGuest {
-                    vcpu.inject_page_fault(fault.address, fault.error_code)?;
+                let regs = vcpu.regs()?;
+                let offered = self.offer_fault(vcpu, plant, fault, regs);
+                if offered.changed {
+                    vcpu.set_regs(&offered.regs)?;
+                }
+                if offered.outcome == FaultOutcome::ToGuest {
+                    vcpu.inject(fault)?;
                 }
                 Ok(HitOutcome::Resume)
             }
-            Passed::MustStep => Ok(HitOutcome::NeedsPause),
+            Passed::MustStep => self.relocate(vcpu, plant, decoded),
         }
     }
 
     /// The instruction has been executed: the post-handlers' turn.
-    fn after(&self, vcpu: &mut dyn Vcpu, plant: &Plant, tier: Tier) -> Result<(), GuestError> {
+    pub(super) fn after(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        tier: Tier,
+    ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
             probe.passed_by(tier);
             if let Purpose::Handle(handler) = &probe.purpose {
@@ -187,30 +213,8 @@ impl Engine {
         Ok(())
     }
 
-    fn is_swallowed(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        plant: &Plant,
-        fault: InstructionFault,
-    ) -> Result<FaultOutcome, GuestError> {
-        for (probe, _) in &plant.probes {
-            if let Purpose::Handle(handler) = &probe.purpose {
-                let regs = vcpu.regs()?;
-                let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
-                let outcome = handler.0.fault(&mut hit, fault);
-                let (changed, regs) = (hit.changed, hit.regs);
-                if changed {
-                    vcpu.set_regs(&regs)?;
-                }
-                if outcome == FaultOutcome::Swallowed {
-                    return Ok(outcome);
-                }
-            }
-        }
-        Ok(FaultOutcome::ToGuest)
-    }
-
-    /// A hit that needs the other vCPUs paused, and now has them: `step` executes the instruction at RIP.
+    /// A hit that needs the other vCPUs paused, and now has them: `run` runs the vCPU up to whichever of the stops that
+    /// it is given comes next.
     ///
     /// While this vCPU waited for its turn the plant may have been taken away: then the guest just goes on with its
     /// own instruction.
@@ -219,7 +223,7 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
@@ -240,24 +244,32 @@ impl Engine {
         let Some(plant) = self.plant_at(vcpu, rip)? else {
             return Ok(HitOutcome::Resume);
         };
-        if self.go_past(vcpu, &plant, rip)? == HitOutcome::Resume {
-            return Ok(HitOutcome::Resume);
-        }
-        self.planter.show_own(paused, plant.spot.gpa)?;
-        let stepped = step_whole(
-            vcpu,
-            rip,
-            plant.displaced(&self.planter, rip).as_ref(),
-            step,
-        );
-        self.planter.show_plant(paused, plant.spot.gpa)?;
-        if stepped? == Stepped::Done {
-            for (probe, _) in &plant.probes {
-                probe.count_exit();
-            }
-            self.after(vcpu, &plant, Tier::Stepped)?;
+        let reading = self.reading(vcpu, &plant)?;
+        self.go_past_alone(vcpu, paused, &plant, rip, &mut run)?;
+        if let Some(reading) = reading {
+            self.read_alone(vcpu, paused, &reading, &mut run)?;
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// Past the instruction at `plant`, with the other vCPUs paused.
+    fn go_past_alone<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        plant: &Plant,
+        rip: Gva,
+        run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        self.prepare_copy(vcpu, paused, plant, rip)?;
+        if self.go_past(vcpu, plant, rip)? == HitOutcome::Resume {
+            return Ok(());
+        }
+        let decoded = plant.displaced(&self.planter, rip);
+        if decoded.is_none_or(|decoded| is_read_when_executed(&decoded)) {
+            self.let_be_read(paused, plant)?;
+        }
+        self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
     }
 
     /// A debug register of ours fired at `rip`.
@@ -275,16 +287,17 @@ impl Engine {
         });
         match used {
             None => Ok(HitOutcome::NotOurs),
-            Some(DebugUse::StandIn(plant)) => Ok(match self.tell(vcpu, plant)? {
-                Told::Resume => HitOutcome::Resume,
-                Told::GoOn | Told::NeedsPause => HitOutcome::NeedsPause,
-            }),
+            // The plant returns, and is hit.
+            Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
             Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
                 Told::Resume => Ok(HitOutcome::Resume),
                 Told::NeedsPause => Ok(HitOutcome::NeedsPause),
                 Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
-                    Some(decoded) => self.emulate(vcpu, plant, &decoded),
-                    None => Ok(HitOutcome::NeedsPause),
+                    // Behind a debug register, KVM does not know for certain how long the int3 is.
+                    Some(decoded) if decoded.bytes() != [INT3] => {
+                        self.emulate(vcpu, plant, &decoded)
+                    }
+                    _ => Ok(HitOutcome::NeedsPause),
                 },
             },
         }
@@ -296,10 +309,9 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
-        mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
+        mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         if self.end_stand_in(paused, rip)? {
-            self.on_paused_hit(vcpu, paused, rip, step)?;
             return Ok(());
         }
         let resumes = self.resuming().remove(&vcpu.index());
@@ -314,11 +326,14 @@ impl Engine {
             self.reach_milestones(vcpu, paused, plant)?;
             self.plant_return_sites(paused, plant);
         }
-        if !resumes {
-            // Debug registers are off during a step.
-            step(vcpu)?;
+        match only {
+            // Debug registers are off while a vCPU executes one instruction alone.
+            Some(plant) if !resumes => {
+                let decoded = own_instruction(&self.planter, plant.spot, rip);
+                self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, &mut run)
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The guest writes to a page that is read-only.
@@ -342,6 +357,9 @@ impl Engine {
                 self.on_debug_hit(vcpu, fired, Gva(at))?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                if self.is_detour_write(Gpa(gpa.0)) {
+                    return Ok(TrapOutcome::Resume);
+                }
                 if self.wants_stand_in(Gpa(gpa.0), &bytes[..len.min(8)]) {
                     return Ok(TrapOutcome::Exclusive);
                 }
@@ -376,14 +394,14 @@ impl Engine {
         trap: Trap,
     ) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
-        let step = |vcpu: &mut KvmVcpu<'_, '_>| vcpu.step(paused, self);
+        let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
-                self.on_paused_hit(vcpu, paused, Gva(at), step)?;
+                self.on_paused_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::HardwareBreakpoint { at, .. } => {
-                self.on_paused_debug_hit(vcpu, paused, Gva(at), step)?;
+                self.on_paused_debug_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
@@ -407,30 +425,9 @@ impl Engine {
     }
 }
 
-/// A repeated string instruction that is stepped is done after at most so many repetitions, or hits once more.
-const MAX_REPETITIONS: usize = 1 << 16;
-
-/// Steps the instruction at `rip`; one with a repeat prefix until it is done, for each repetition ends a step.
-fn step_whole<V: Vcpu>(
-    vcpu: &mut V,
-    rip: Gva,
-    decoded: Option<&Decoded>,
-    mut step: impl FnMut(&mut V) -> Result<Stepped, GuestError>,
-) -> Result<Stepped, GuestError> {
-    let repeated = decoded.is_some_and(|decoded| {
-        let instruction = decoded.instruction();
-        instruction.has_rep_prefix() || instruction.has_repne_prefix()
-    });
-    let mut stepped = step(vcpu)?;
-    if repeated {
-        for _ in 1..MAX_REPETITIONS {
-            if stepped != Stepped::Done || vcpu.regs()?.rip != rip.0 {
-                break;
-            }
-            stepped = step(vcpu)?;
-        }
-    }
-    Ok(stepped)
+/// Whether the guest's exception handler looks at the instruction that has raised the exception.
+pub(super) fn is_read_when_executed(decoded: &Decoded) -> bool {
+    classify(decoded) == Class::MustStep(Reason::Undefined)
 }
 
 /// What was being handled, for the error.

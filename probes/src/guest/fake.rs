@@ -1,11 +1,16 @@
 //! A guest that is a vector of bytes, and a vCPU that records what is done to it. Each request can be made to fail.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use introspect::insn::Segments;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
-use vmm::{HardwareBreakpoints, PageRange};
+use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
+use crate::handler::InstructionFault;
 
 /// Counts requests, and lets some of them fail. Cloning shares the count.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +38,11 @@ impl Requests {
         self.plan(n..usize::MAX);
     }
 
+    /// How many have been made.
+    pub(crate) fn made(&self) -> usize {
+        self.0.lock().expect("lock").made
+    }
+
     fn make(&self) -> Result<(), GuestError> {
         let mut plan = self.0.lock().expect("lock");
         plan.made += 1;
@@ -43,16 +53,22 @@ impl Requests {
     }
 }
 
-/// Memory from guest-physical 0 on. Writes are requests that can fail.
+/// Memory from guest-physical `base` on. Writes are requests that can fail.
 #[derive(Debug)]
 pub(crate) struct FakeMemory {
+    base: u64,
     bytes: Mutex<Vec<u8>>,
     pub(crate) requests: Requests,
 }
 
 impl FakeMemory {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
+        Self::based(0, bytes)
+    }
+
+    fn based(base: u64, bytes: Vec<u8>) -> Self {
         Self {
+            base,
             bytes: Mutex::new(bytes),
             requests: Requests::default(),
         }
@@ -65,22 +81,26 @@ impl FakeMemory {
 
     /// Writes without being asked to.
     pub(crate) fn put(&self, gpa: u64, bytes: &[u8]) {
-        let at = usize::try_from(gpa).expect("small");
+        let at = usize::try_from(gpa - self.base).expect("small");
         self.bytes.lock().expect("lock")[at..at + bytes.len()].copy_from_slice(bytes);
     }
 }
 
-fn range(gpa: Gpa, len: usize, size: usize) -> Option<std::ops::Range<usize>> {
-    let start = usize::try_from(gpa.0).ok()?;
-    let end = start.checked_add(len)?;
-    (end <= size).then_some(start..end)
+impl FakeMemory {
+    fn range(&self, gpa: Gpa, len: usize, size: usize) -> Option<Range<usize>> {
+        let start = usize::try_from(gpa.0.checked_sub(self.base)?).ok()?;
+        let end = start.checked_add(len)?;
+        (end <= size).then_some(start..end)
+    }
 }
 
 impl PhysMemory for FakeMemory {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         let bytes = self.bytes.lock().expect("lock");
         let len = buf.len();
-        let range = range(gpa, len, bytes.len()).ok_or(Unreadable { gpa, len })?;
+        let range = self
+            .range(gpa, len, bytes.len())
+            .ok_or(Unreadable { gpa, len })?;
         buf.copy_from_slice(&bytes[range]);
         Ok(())
     }
@@ -94,7 +114,7 @@ impl GuestMemory for FakeMemory {
         };
         self.requests.make().map_err(|_| failed)?;
         let mut bytes = self.bytes.lock().expect("lock");
-        let range = range(gpa, data.len(), bytes.len()).ok_or(failed)?;
+        let range = self.range(gpa, data.len(), bytes.len()).ok_or(failed)?;
         bytes[range].copy_from_slice(data);
         Ok(())
     }
@@ -106,24 +126,46 @@ impl GuestMemory for FakeMemory {
         };
         self.requests.make().map_err(|_| failed)?;
         let mut bytes = self.bytes.lock().expect("lock");
-        let range = range(gpa, new.len(), bytes.len()).ok_or(failed)?;
+        let range = self.range(gpa, new.len(), bytes.len()).ok_or(failed)?;
         let equal = bytes[range.clone()] == *old;
         if equal {
             bytes[range].copy_from_slice(new);
         }
         Ok(equal)
     }
+
+    fn ranges(&self) -> Vec<Range<Gpa>> {
+        let len = self.bytes.lock().expect("lock").len() as u64;
+        vec![Gpa(self.base)..Gpa(self.base + len)]
+    }
 }
+
+/// Where detour memory is.
+pub(crate) const DETOUR_GPA: u64 = 0x10_0000_0000;
 
 /// A machine that stands still. Its requests can fail.
 #[derive(Debug, Default)]
 pub(crate) struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
+    detour: Mutex<Option<Arc<FakeMemory>>>,
+    moves: Mutex<BTreeMap<u64, u64>>,
+    /// vCPUs have yet to heed the last move.
+    pub(crate) moving: AtomicBool,
     pub(crate) requests: Requests,
 }
 
 impl FakePaused {
+    /// The detour memory, if there is any.
+    pub(crate) fn detour(&self) -> Option<Arc<FakeMemory>> {
+        self.detour.lock().expect("lock").clone()
+    }
+
+    /// The last move.
+    pub(crate) fn moves(&self) -> BTreeMap<u64, u64> {
+        self.moves.lock().expect("lock").clone()
+    }
+
     /// One whose requests are counted with those of `memory`.
     pub(crate) fn beside(memory: &FakeMemory) -> Self {
         Self {
@@ -153,6 +195,28 @@ impl Paused for FakePaused {
         Ok(())
     }
 
+    fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
+        self.requests.make()?;
+        let bytes = usize::try_from(size.read_only + size.writable).expect("small");
+        let memory = Arc::new(FakeMemory::based(DETOUR_GPA, vec![0; bytes]));
+        *self.detour.lock().expect("lock") = Some(Arc::clone(&memory));
+        Ok((Gpa(DETOUR_GPA), memory))
+    }
+
+    fn unmap_detour(&self) -> Result<(), GuestError> {
+        self.requests.make()?;
+        *self.detour.lock().expect("lock") = None;
+        Ok(())
+    }
+
+    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+        *self.moves.lock().expect("lock") = destinations;
+    }
+
+    fn vcpus_have_moved(&self) -> bool {
+        !self.moving.load(Ordering::Relaxed)
+    }
+
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         *self.breakpoints.lock().expect("lock") = breakpoints;
     }
@@ -163,6 +227,7 @@ impl Paused for FakePaused {
 pub(crate) enum Injected {
     Breakpoint(Gva),
     PageFault { address: Gva, error_code: u32 },
+    Exception { vector: u8, error_code: u32 },
 }
 
 /// A stopped vCPU.
@@ -171,9 +236,15 @@ pub(crate) struct FakeVcpu {
     pub(crate) index: usize,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) state: SystemState,
+    /// Paging is told by `state`.
+    pub(crate) sregs: vmm::kvm_sregs,
+    pub(crate) msrs: BTreeMap<u32, u64>,
+    pub(crate) xcr0: u64,
     pub(crate) injected: Vec<Injected>,
     /// What was written to which port.
     pub(crate) ports: Vec<(u16, Vec<u8>)>,
+    pub(crate) blocking: vmm::Blocking,
+    pub(crate) halted: bool,
     pub(crate) requests: Requests,
 }
 
@@ -197,6 +268,42 @@ impl FakeVcpu {
 }
 
 impl Vcpu for FakeVcpu {
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.state.system.segments = *segments;
+        self.state.privilege = segments.ss.privilege_level().to_le_bytes()[0];
+        Ok(())
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        self.requests.make()?;
+        Ok(self.msrs.get(&index).copied().unwrap_or(0))
+    }
+
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.msrs.extend(registers.iter().copied());
+        Ok(())
+    }
+
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
+        self.requests.make()?;
+        Ok(self.blocking)
+    }
+
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.blocking = blocking;
+        Ok(())
+    }
+
+    fn halt(&mut self) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.blocking.shadow = vmm::Shadow::None;
+        self.halted = true;
+        Ok(())
+    }
+
     fn write_port(&mut self, port: u16, data: &[u8]) {
         self.ports.push((port, data.to_vec()));
     }
@@ -207,6 +314,11 @@ impl Vcpu for FakeVcpu {
 
     fn index(&self) -> usize {
         self.index
+    }
+
+    fn xcr0(&mut self) -> Result<u64, GuestError> {
+        self.requests.make()?;
+        Ok(self.xcr0)
     }
 
     fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError> {
@@ -231,12 +343,43 @@ impl Vcpu for FakeVcpu {
         Ok(())
     }
 
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError> {
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         self.requests.make()?;
-        self.injected.push(Injected::PageFault {
-            address,
+        let InstructionFault {
+            vector,
             error_code,
+            address,
+        } = fault;
+        self.injected.push(match vector {
+            14 => Injected::PageFault {
+                address,
+                error_code,
+            },
+            _ => Injected::Exception { vector, error_code },
         });
+        Ok(())
+    }
+
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
+        self.requests.make()?;
+        let PagingState {
+            cr0,
+            cr3,
+            cr4,
+            efer,
+        } = self.state.paging;
+        Ok(vmm::kvm_sregs {
+            cr0,
+            cr3,
+            cr4,
+            efer,
+            ..self.sregs
+        })
+    }
+
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
+        self.requests.make()?;
+        self.sregs = *sregs;
         Ok(())
     }
 }

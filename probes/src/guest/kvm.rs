@@ -1,14 +1,24 @@
 //! A live machine behind the engine's traits.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
+use introspect::idt::pushes_error_code;
+use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
+};
 use vmm::{
-    Exception, HardwareBreakpoints, PageRange, PausedGuard, StepEnd, StoppedVcpu, TrapHandler,
+    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
+    StoppedVcpu, TrapHandler,
 };
 
-use super::{GuestError, GuestMemory, Paused, Stepped, SystemState, Unwritable, Vcpu};
+use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
+use crate::handler::InstructionFault;
 
 /// The machine's RAM. Cloning shares it.
 #[derive(Clone, Debug)]
@@ -64,6 +74,14 @@ impl GuestMemory for KvmMemory {
             _ => return Err(failed),
         })
     }
+
+    fn ranges(&self) -> Vec<Range<Gpa>> {
+        let range = |region: &vm_memory::GuestRegionMmap| {
+            let start = region.start_addr().0;
+            Gpa(start)..Gpa(start + region.len())
+        };
+        self.0.iter().map(range).collect()
+    }
 }
 
 /// A stopped vCPU.
@@ -71,24 +89,107 @@ impl GuestMemory for KvmMemory {
 pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
 
 impl KvmVcpu<'_, '_> {
-    /// Executes the one instruction at RIP, which needs every other vCPU paused. What the machine traps for on the
+    /// Runs this vCPU, with all others paused, until it comes to where it is to stop. What the machine traps for on the
     /// way goes to `handler`.
-    pub(crate) fn step(
+    pub(crate) fn run_alone(
         &mut self,
         paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,
-    ) -> Result<Stepped, GuestError> {
-        Ok(match self.0.step(paused, handler)? {
-            StepEnd::Done => Stepped::Done,
-            StepEnd::Diverted => Stepped::Diverted,
-            StepEnd::MachineEnded => Stepped::Ended,
+        to: To<'_>,
+    ) -> Result<Ran, GuestError> {
+        let (stops, limit, breakpoints) = match to {
+            To::Next(stops) => {
+                let stops = stops.iter().map(|stop| stop.0).collect();
+                (stops, INSTRUCTION_LIMIT, false)
+            }
+            To::Return(stop) => (vec![stop.0], FUNCTION_LIMIT, true),
+        };
+        let alone = Alone {
+            stops: &stops,
+            limit,
+            breakpoints,
+        };
+        Ok(match self.0.run_alone(paused, handler, &alone)? {
+            AloneEnd::At(at) => Ran::At(Gva(at)),
+            AloneEnd::TimedOut => Ran::Nowhere,
+            AloneEnd::MachineEnded => Ran::Ended,
         })
     }
 }
 
+/// Longer than an instruction takes that does not wait; past it, the vCPU is where nobody thought of.
+const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
+/// Longer than a function takes that decodes another and waits for nobody, where the whole machine is emulated too.
+const FUNCTION_LIMIT: Duration = Duration::from_millis(200);
+
 const CR0_WP: u64 = 1 << 16;
+const CR4_FSGSBASE: u64 = 1 << 16;
 const CR4_SMAP: u64 = 1 << 21;
 const CR4_PKE_PKS: u64 = (1 << 22) | (1 << 24);
+const PAGE_FAULT: u8 = 14;
+const EFER_SCE: u64 = 1;
+
+/// What the emulator goes by, of KVM's registers.
+fn system(sregs: &vmm::kvm_sregs) -> System {
+    System {
+        segments: Segments {
+            cs: from_kvm(&sregs.cs),
+            ss: from_kvm(&sregs.ss),
+            ds: from_kvm(&sregs.ds),
+            es: from_kvm(&sregs.es),
+            fs: from_kvm(&sregs.fs),
+            gs: from_kvm(&sregs.gs),
+        },
+        gdt: DescriptorTable {
+            base: sregs.gdt.base,
+            limit: sregs.gdt.limit.into(),
+        },
+        ldt: (sregs.ldt.unusable == 0 && sregs.ldt.present != 0).then_some(DescriptorTable {
+            base: sregs.ldt.base,
+            limit: sregs.ldt.limit,
+        }),
+        fast_calls: sregs.efer & EFER_SCE != 0,
+        base_instructions: sregs.cr4 & CR4_FSGSBASE != 0,
+    }
+}
+
+fn from_kvm(segment: &vmm::kvm_segment) -> SegmentRegister {
+    let bit = |set: u8, at: u32| u16::from(set & 1) << at;
+    SegmentRegister {
+        selector: segment.selector,
+        base: segment.base,
+        limit: segment.limit,
+        attributes: u16::from(segment.type_ & 0xf)
+            | bit(segment.s, 4)
+            | u16::from(segment.dpl & 3) << 5
+            | bit(segment.present, 7)
+            | bit(segment.avl, 12)
+            | bit(segment.l, 13)
+            | bit(segment.db, 14)
+            | bit(segment.g, 15),
+        usable: segment.unusable == 0 && segment.present != 0,
+    }
+}
+
+fn to_kvm(segment: &SegmentRegister) -> vmm::kvm_segment {
+    let bit = |at: u32| u8::from(segment.attributes & (1 << at) != 0);
+    let [low, _] = segment.attributes.to_le_bytes();
+    vmm::kvm_segment {
+        base: segment.base,
+        limit: segment.limit,
+        selector: segment.selector,
+        type_: low & 0xf,
+        present: bit(7),
+        dpl: low >> 5 & 3,
+        db: bit(14),
+        s: bit(4),
+        l: bit(13),
+        g: bit(15),
+        avl: bit(12),
+        unusable: u8::from(!segment.usable),
+        padding: 0,
+    }
+}
 
 impl Vcpu for KvmVcpu<'_, '_> {
     fn index(&self) -> usize {
@@ -112,13 +213,52 @@ impl Vcpu for KvmVcpu<'_, '_> {
                 cr4: sregs.cr4,
                 efer: sregs.efer,
             },
-            fs_base: sregs.fs.base,
-            gs_base: sregs.gs.base,
+            system: system(&sregs),
             privilege: sregs.ss.dpl,
             write_protect: sregs.cr0 & CR0_WP != 0,
             smap: sregs.cr4 & CR4_SMAP != 0,
             protection_keys: sregs.cr4 & CR4_PKE_PKS != 0,
         })
+    }
+
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
+        let mut sregs = self.0.sregs()?;
+        for (held, wanted) in [
+            (&mut sregs.cs, &segments.cs),
+            (&mut sregs.ss, &segments.ss),
+            (&mut sregs.ds, &segments.ds),
+            (&mut sregs.es, &segments.es),
+        ] {
+            // What KVM has told of one that stays goes back unchanged.
+            if from_kvm(held) != *wanted {
+                *held = to_kvm(wanted);
+            }
+        }
+        Ok(self.0.set_sregs(&sregs)?)
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        Ok(self.0.read_msr(index)?)
+    }
+
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
+        Ok(self.0.write_msrs(registers)?)
+    }
+
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
+        Ok(self.0.blocking()?)
+    }
+
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
+        Ok(self.0.set_blocking(blocking)?)
+    }
+
+    fn halt(&mut self) -> Result<(), GuestError> {
+        Ok(self.0.halt()?)
+    }
+
+    fn xcr0(&mut self) -> Result<u64, GuestError> {
+        Ok(self.0.xcr0()?)
     }
 
     fn write_port(&mut self, port: u16, data: &[u8]) {
@@ -133,18 +273,44 @@ impl Vcpu for KvmVcpu<'_, '_> {
         Ok(self.0.reinject_breakpoint(at.0)?)
     }
 
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError> {
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         Ok(self.0.inject(Exception {
-            vector: 14,
-            error_code: Some(error_code),
-            fault_address: Some(address.0),
+            vector: fault.vector,
+            error_code: pushes_error_code(fault.vector).then_some(fault.error_code),
+            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address.0),
         })?)
+    }
+
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
+        Ok(self.0.sregs()?)
+    }
+
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
+        Ok(self.0.set_sregs(sregs)?)
     }
 }
 
 impl Paused for PausedGuard<'_> {
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         Ok(PausedGuard::set_read_only(self, ranges)?)
+    }
+
+    fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
+        let detour = PausedGuard::map_detour(self, size)?;
+        let memory = Arc::new(KvmMemory(detour.memory().clone()));
+        Ok((Gpa(detour.gpa().0), memory))
+    }
+
+    fn unmap_detour(&self) -> Result<(), GuestError> {
+        Ok(PausedGuard::unmap_detour(self)?)
+    }
+
+    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+        PausedGuard::move_vcpus(self, destinations);
+    }
+
+    fn vcpus_have_moved(&self) -> bool {
+        PausedGuard::vcpus_have_moved(self)
     }
 
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {

@@ -7,7 +7,14 @@
 pub(crate) mod fake;
 mod kvm;
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use introspect::insn::{Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory};
+
+use crate::handler::InstructionFault;
 
 pub(crate) use kvm::{KvmMemory, KvmVcpu};
 
@@ -28,6 +35,9 @@ pub trait GuestMemory: PhysMemory + Send + Sync {
     ///
     /// When it is not memory.
     fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable>;
+
+    /// Where there is memory, in ascending order; whole pages.
+    fn ranges(&self) -> Vec<Range<Gpa>>;
 }
 
 /// Guest-physical memory that could not be written.
@@ -46,9 +56,12 @@ pub enum GuestError {
     /// A request about a vCPU.
     #[error(transparent)]
     Vcpu(#[from] vmm::VcpuError),
-    /// Stepping a vCPU.
+    /// Running a vCPU.
     #[error(transparent)]
     Run(#[from] vmm::RunError),
+    /// The machine's detour memory.
+    #[error(transparent)]
+    Detour(#[from] vmm::DetourMapError),
     /// The machine's memory slots.
     #[error(transparent)]
     Slots(#[from] vmm::SlotError),
@@ -64,13 +77,33 @@ pub enum GuestError {
     Injected(usize),
 }
 
-/// How a single step ended, as far as the engine cares.
+/// How far one vCPU runs alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum To<'a> {
+    /// One instruction, which leads to one of these. Debug registers are off.
+    Next(&'a [Gva]),
+    /// A function, which returns here.
+    Return(Gva),
+}
+
+#[cfg(test)]
+impl To<'_> {
+    /// Where it stops.
+    pub(crate) fn stops(&self) -> &[Gva] {
+        match self {
+            Self::Next(stops) => stops,
+            Self::Return(stop) => std::slice::from_ref(stop),
+        }
+    }
+}
+
+/// How the run of one vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stepped {
-    /// The instruction was executed.
-    Done,
-    /// It was not: the guest takes an exception first, and comes back.
-    Diverted,
+pub(crate) enum Ran {
+    /// It is about to execute this stop.
+    At(Gva),
+    /// It came to none in time.
+    Nowhere,
     /// The machine has ended.
     Ended,
 }
@@ -80,10 +113,8 @@ pub(crate) enum Stepped {
 pub(crate) struct SystemState {
     /// How addresses are translated.
     pub paging: PagingState,
-    /// Base of FS.
-    pub fs_base: u64,
-    /// Base of GS.
-    pub gs_base: u64,
+    /// Segments and descriptor tables.
+    pub system: System,
     /// Privilege level, 0 to 3.
     pub privilege: u8,
     /// CR0.WP: writes of ring 0 heed read-only pages.
@@ -120,6 +151,55 @@ pub(crate) trait Vcpu {
     /// When it cannot be had.
     fn system_state(&mut self) -> Result<SystemState, GuestError>;
 
+    /// Sets CS, SS, DS and ES.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be set.
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError>;
+
+    /// A model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError>;
+
+    /// Sets model-specific registers, given as index and value.
+    ///
+    /// # Errors
+    ///
+    /// When one cannot be set.
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError>;
+
+    /// What holds interrupts back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError>;
+
+    /// Sets what holds interrupts back.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be set.
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError>;
+
+    /// The vCPU waits for an interrupt, as behind a `hlt`.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made to.
+    fn halt(&mut self) -> Result<(), GuestError>;
+
+    /// XCR0; 0 where there is none.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be had.
+    fn xcr0(&mut self) -> Result<u64, GuestError>;
+
     /// Writes `data` to a port, as the guest's `out` would have.
     fn write_port(&mut self, port: u16, data: &[u8]);
 
@@ -133,12 +213,26 @@ pub(crate) trait Vcpu {
     /// When it cannot be injected.
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError>;
 
-    /// The guest takes a page fault at its present RIP.
+    /// The guest takes this fault at its present RIP.
     ///
     /// # Errors
     ///
     /// When it cannot be injected.
-    fn inject_page_fault(&mut self, address: Gva, error_code: u32) -> Result<(), GuestError>;
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError>;
+
+    /// The system registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be had.
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError>;
+
+    /// Sets the system registers.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be set.
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError>;
 }
 
 /// A machine none of whose vCPUs runs, except the one on whose thread this is used.
@@ -149,6 +243,27 @@ pub trait Paused {
     ///
     /// When it cannot be done.
     fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
+
+    /// Puts memory that is all zero into the guest's physical address space, far above its RAM: where, and the memory.
+    /// The first part of it the guest cannot write. If there is such memory already, that.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done.
+    fn map_detour(&self, size: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError>;
+
+    /// Takes it away.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be done.
+    fn unmap_detour(&self) -> Result<(), GuestError>;
+
+    /// vCPUs whose RIP is a key go on at the value. Not again before they all have.
+    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>);
+
+    /// Whether all have.
+    fn vcpus_have_moved(&self) -> bool;
 
     /// Sets the execution breakpoints of all vCPUs.
     fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);

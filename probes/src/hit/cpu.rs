@@ -1,14 +1,21 @@
 //! The stopped vCPU as the instruction emulator sees it.
 
-use std::cell::Cell;
-
-use introspect::insn::{Access, Cpu, Fault, Features, Gpr, Segment};
+use introspect::insn::{
+    Access, CastShadow, Cpu, Fault, Features, Gpr, Msr, Segment, System, SystemChanges,
+};
 use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
 
-use crate::guest::{GuestMemory, SystemState, Vcpu};
+use vmm::{Blocking, Shadow};
+
+use crate::guest::{GuestError, GuestMemory, SystemState, Vcpu};
 use crate::plant::Planter;
 
 const RFLAGS_AC: u64 = 1 << 18;
+
+const MSR_STAR: u32 = 0xc000_0081;
+const MSR_FS_BASE: u32 = 0xc000_0100;
+const MSR_GS_BASE: u32 = 0xc000_0101;
+const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 /// A vCPU's registers, taken out to be worked on, and the memory it sees.
 ///
@@ -22,8 +29,10 @@ pub(super) struct VcpuCpu<'a> {
     memory: &'a dyn GuestMemory,
     planter: &'a Planter,
     features: Features,
-    /// A system request failed: not the guest's fault, and not to be mistaken for one.
-    failed: Cell<bool>,
+    /// What a system instruction has changed, for [`VcpuCpu::finish`].
+    changes: SystemChanges,
+    /// A request about the vCPU failed: not the guest's fault, and not to be mistaken for one.
+    failed: Option<GuestError>,
 }
 
 /// Guest memory, own bytes, for the page walk.
@@ -50,7 +59,8 @@ impl<'a> VcpuCpu<'a> {
             memory,
             planter,
             features,
-            failed: Cell::new(false),
+            changes: SystemChanges::default(),
+            failed: None,
         }
     }
 
@@ -58,7 +68,7 @@ impl<'a> VcpuCpu<'a> {
         if self.state.is_none() {
             match self.vcpu.system_state() {
                 Ok(state) => self.state = Some(state),
-                Err(_) => self.failed.set(true),
+                Err(error) => self.failed = Some(error),
             }
         }
         self.state.ok_or(Fault::Registers)
@@ -177,10 +187,10 @@ impl Cpu for VcpuCpu<'_> {
     }
 
     fn segment_base(&mut self, segment: Segment) -> Result<u64, Fault> {
-        let state = self.state()?;
+        let segments = self.state()?.system.segments;
         Ok(match segment {
-            Segment::Fs => state.fs_base,
-            Segment::Gs => state.gs_base,
+            Segment::Fs => segments.fs.base,
+            Segment::Gs => segments.gs.base,
         })
     }
 
@@ -188,13 +198,10 @@ impl Cpu for VcpuCpu<'_> {
         Ok(self.state()?.privilege)
     }
 
-    fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), Fault> {
-        let [(first, here), (second, _)] = self.stretches(at, buf.len(), Access::Read)?;
+    fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault> {
+        let [(first, here), (second, _)] = self.stretches(at, buf.len(), access)?;
         let (head, tail) = buf.split_at_mut(here);
-        let refused = |_| Fault::NotMemory {
-            at,
-            access: Access::Read,
-        };
+        let refused = |_| Fault::NotMemory { at, access };
         self.planter.read_own(first, head).map_err(refused)?;
         if !tail.is_empty() {
             self.planter.read_own(second, tail).map_err(refused)?;
@@ -228,6 +235,26 @@ impl Cpu for VcpuCpu<'_> {
         Ok(())
     }
 
+    fn system(&mut self) -> Result<System, Fault> {
+        Ok(self.state()?.system)
+    }
+
+    fn msr(&mut self, register: Msr) -> Result<u64, Fault> {
+        let index = match register {
+            Msr::Star => MSR_STAR,
+            Msr::KernelGsBase => MSR_KERNEL_GS_BASE,
+        };
+        self.vcpu.read_msr(index).map_err(|error| {
+            self.failed = Some(error);
+            Fault::Registers
+        })
+    }
+
+    fn change_system(&mut self, changes: &SystemChanges) -> Result<(), Fault> {
+        self.changes = *changes;
+        Ok(())
+    }
+
     fn features(&self) -> Features {
         self.features
     }
@@ -245,8 +272,50 @@ impl Cpu for VcpuCpu<'_> {
 }
 
 impl VcpuCpu<'_> {
-    /// Whether a request about the vCPU failed, rather than the guest.
-    pub(super) fn has_failed(&self) -> bool {
-        self.failed.get()
+    /// The error of a request about the vCPU that failed, rather than the guest.
+    pub(super) fn failure(&mut self) -> Option<GuestError> {
+        self.failed.take()
+    }
+
+    /// The instruction is done: gives the vCPU its registers, and what else it has changed. The interrupt shadow that
+    /// it was under has ended.
+    pub(super) fn finish(self) -> Result<(), GuestError> {
+        let Self {
+            vcpu,
+            regs,
+            changes,
+            ..
+        } = self;
+        if let Some(segments) = &changes.segments {
+            vcpu.set_segments(segments)?;
+        }
+        let bases = [
+            (MSR_FS_BASE, changes.fs_base),
+            (MSR_GS_BASE, changes.gs_base),
+            (MSR_KERNEL_GS_BASE, changes.kernel_gs_base),
+        ];
+        let bases: Vec<_> = bases
+            .into_iter()
+            .filter_map(|(index, value)| Some((index, value?)))
+            .collect();
+        if !bases.is_empty() {
+            vcpu.write_msrs(&bases)?;
+        }
+        let before = vcpu.blocking()?;
+        let after = Blocking {
+            shadow: match changes.shadow {
+                None => Shadow::None,
+                Some(CastShadow::Sti) => Shadow::Sti,
+                Some(CastShadow::MovSs) => Shadow::MovSs,
+            },
+            nmis: before.nmis && !changes.unmasks_nmis,
+        };
+        if after != before {
+            vcpu.set_blocking(after)?;
+        }
+        if changes.halts {
+            vcpu.halt()?;
+        }
+        vcpu.set_regs(&regs)
     }
 }

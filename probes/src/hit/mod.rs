@@ -1,8 +1,10 @@
 //! What happens when a vCPU stands at a plant: it is looked up, and the vCPU is brought past it.
 
 mod cpu;
+mod next;
 mod pass;
 mod table;
 
-pub(crate) use pass::{Passed, pass};
+pub(crate) use next::next_places;
+pub(crate) use pass::{Passed, RFLAGS_RF, pass};
 pub(crate) use table::{DebugRegisters, DebugUse, Plant, Table, own_instruction};

@@ -5,6 +5,8 @@ use introspect::insn::{
     Access, Decoded, Fault, Features, Outcome, PortAccess, emulate_decoded, port_access,
 };
 
+use vmm::{Blocking, Shadow};
+
 use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::handler::InstructionFault;
@@ -23,6 +25,8 @@ pub(crate) enum Passed {
 
 const PAGE_FAULT: u8 = 14;
 const RFLAGS_TF: u64 = 1 << 8;
+/// Debug registers do not fire at the next instruction. Left behind by one of ours.
+pub(crate) const RFLAGS_RF: u64 = 1 << 16;
 
 /// Page-fault error code bits.
 const PF_PROTECTION: u32 = 1;
@@ -40,24 +44,24 @@ pub(crate) fn pass(
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
+    // As every instruction does; one that loads the flag does it later.
+    regs.rflags &= !RFLAGS_RF;
     if let Some(access) = port_access(decoded) {
         return pass_port_access(vcpu, regs, decoded, access);
     }
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
     let outcome = emulate_decoded(&mut cpu, decoded);
     let regs = cpu.regs;
-    let failed = cpu.has_failed();
     let privilege = match outcome {
         Outcome::Fault(_) => cpu.state().map(|state| state.privilege).unwrap_or(0),
         _ => 0,
     };
-    if failed {
-        // Ask again, to get the error itself.
-        vcpu.system_state()?;
+    if let Some(error) = cpu.failure() {
+        return Err(error);
     }
     match outcome {
         Outcome::Done => {
-            vcpu.set_regs(&regs)?;
+            cpu.finish()?;
             Ok(Passed::Emulated)
         }
         Outcome::Fault(fault) => match page_fault(fault, privilege) {
@@ -102,6 +106,13 @@ fn pass_port_access(
         regs.rax = u64::from_le_bytes(rax);
     }
     regs.rip = decoded.next().0;
+    let blocking = vcpu.blocking()?;
+    if blocking.shadow != Shadow::None {
+        vcpu.set_blocking(Blocking {
+            shadow: Shadow::None,
+            ..blocking
+        })?;
+    }
     vcpu.set_regs(&regs)?;
     Ok(Passed::Emulated)
 }

@@ -1,11 +1,11 @@
 //! What is planted, as the vCPUs look it up: never changed, only replaced.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva};
+use rpds::HashTrieMapSync;
 
 use crate::plant::{Planter, Spot};
 use crate::registry::Probe;
@@ -35,11 +35,13 @@ impl Plant {
         }
     }
 
-    /// The same place, of interest to nobody yet.
-    pub(crate) fn emptied(&self) -> Self {
+    /// The same place, of interest to others.
+    pub(crate) fn of_interest_to(&self, probes: Vec<(Arc<Probe>, Gva)>, returns: bool) -> Self {
         Self {
+            returns,
+            probes,
             displaced: Arc::clone(&self.displaced),
-            ..Self::new(self.at, self.spot)
+            ..*self
         }
     }
 
@@ -74,15 +76,19 @@ pub(crate) fn own_instruction(planter: &Planter, spot: Spot, at: Gva) -> Option<
     decode(&bytes[..len], at).ok()
 }
 
-/// All plants.
-#[derive(Debug)]
+/// Offsets in a page.
+const PAGE_OFFSETS: usize = 4096;
+
+/// All plants. A changed copy shares what has not changed, so that making one costs what the change is worth, however
+/// many plants there are.
+#[derive(Clone, Debug)]
 pub(crate) struct Table {
-    by_address: HashMap<u64, Arc<Plant>>,
-    by_gpa: HashMap<u64, Arc<Plant>>,
+    by_address: HashTrieMapSync<u64, Arc<Plant>>,
+    by_gpa: HashTrieMapSync<u64, Arc<Plant>>,
     /// Plants whose instruction may go on, on a page that does not follow in guest-physical memory.
     torn: Vec<Arc<Plant>>,
-    /// For each offset in a page whether any plant has it: most port writes of the guest's own are told apart by it.
-    offsets: [u64; 64],
+    /// How many plants have each offset in a page: most port writes of the guest's own are told apart by it.
+    offsets: Box<[u32; PAGE_OFFSETS]>,
     /// What the debug registers are used for.
     pub(crate) debug: DebugRegisters,
 }
@@ -109,31 +115,40 @@ pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
 
 impl Default for Table {
     fn default() -> Self {
-        Self::new(std::iter::empty(), [const { None }; 4])
+        Self {
+            by_address: HashTrieMapSync::new_sync(),
+            by_gpa: HashTrieMapSync::new_sync(),
+            torn: Vec::new(),
+            offsets: Box::new([0; PAGE_OFFSETS]),
+            debug: [const { None }; 4],
+        }
     }
 }
 
 impl Table {
-    pub(crate) fn new(plants: impl Iterator<Item = Arc<Plant>>, debug: DebugRegisters) -> Self {
-        let mut table = Self {
-            by_address: HashMap::new(),
-            by_gpa: HashMap::new(),
-            torn: Vec::new(),
-            offsets: [0; 64],
-            debug,
-        };
-        for plant in plants {
-            let (word, bit) = offset_bit(plant.at);
-            table.offsets[word] |= bit;
-            table.by_address.insert(plant.at.0, Arc::clone(&plant));
-            if plant.spot.room() < MAX_LENGTH_BYTES
-                && plant.spot != Spot::contiguous(plant.spot.gpa)
-            {
-                table.torn.push(Arc::clone(&plant));
-            }
-            table.by_gpa.insert(plant.spot.gpa.0, plant);
+    /// Puts `plant` in, in the place of one at the same address.
+    pub(crate) fn put(&mut self, plant: Arc<Plant>) {
+        self.remove(plant.at);
+        self.offsets[offset(plant.at)] += 1;
+        self.by_address.insert_mut(plant.at.0, Arc::clone(&plant));
+        if plant.spot.room() < MAX_LENGTH_BYTES && plant.spot != Spot::contiguous(plant.spot.gpa) {
+            self.torn.push(Arc::clone(&plant));
         }
-        table
+        self.by_gpa.insert_mut(plant.spot.gpa.0, plant);
+    }
+
+    /// Takes the plant at `at` out.
+    pub(crate) fn remove(&mut self, at: Gva) {
+        let Some(plant) = self.by_address.get(&at.0).cloned() else {
+            return;
+        };
+        self.offsets[offset(at)] -= 1;
+        self.by_address.remove_mut(&at.0);
+        self.torn.retain(|torn| torn.at != at);
+        let gpa = plant.spot.gpa.0;
+        if self.by_gpa.get(&gpa).is_some_and(|other| other.at == at) {
+            self.by_gpa.remove_mut(&gpa);
+        }
     }
 
     pub(crate) fn plants(&self) -> impl Iterator<Item = &Arc<Plant>> {
@@ -142,8 +157,7 @@ impl Table {
 
     /// Whether a plant may be executed at `rip`, by whatever mapping.
     pub(crate) fn may_hold(&self, rip: Gva) -> bool {
-        let (word, bit) = offset_bit(rip);
-        self.offsets[word] & bit != 0
+        self.offsets[offset(rip)] > 0
     }
 
     pub(crate) fn at(&self, rip: Gva) -> Option<&Arc<Plant>> {
@@ -170,12 +184,9 @@ impl Table {
     }
 }
 
-fn offset_bit(at: Gva) -> (usize, u64) {
-    let offset = at.page_offset();
-    (
-        usize::try_from(offset / 64).unwrap_or(0),
-        1 << (offset % 64),
-    )
+#[expect(clippy::cast_possible_truncation, reason = "below 4096")]
+fn offset(at: Gva) -> usize {
+    at.page_offset() as usize
 }
 
 #[cfg(test)]
@@ -220,7 +231,8 @@ mod tests {
     fn a_write_to_the_second_page_is_seen() {
         let memory = Arc::new(FakeMemory::new(vec![0; 0x6000]));
         let (_, plant) = torn(&memory);
-        let table = Table::new(std::iter::once(Arc::new(plant)), [const { None }; 4]);
+        let mut table = Table::default();
+        table.put(Arc::new(plant));
         let touched = |gpa, len| table.touched(Gpa(gpa), len).count();
         assert_eq!(touched(0x5000, 1), 1);
         assert_eq!(touched(0x4ff9, 8), 1);

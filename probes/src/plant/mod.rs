@@ -4,13 +4,14 @@
 //! kept beside it and is read-only for the guest, so that whatever the guest writes there is merged: it changes the
 //! guest's own bytes, and the plants stay on top.
 
+mod alone;
 mod page;
 mod planter;
 mod spot;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use planter::{Planter, Written};
+pub(crate) use planter::{PlantError, Planter, Written};
 pub(crate) use spot::Spot;
 
 /// The byte that is planted.

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use introspect::Gpa;
+use introspect::{Gpa, PhysMemory};
 
 use super::PlantByte;
 use crate::guest::{GuestMemory, Unwritable};
@@ -22,9 +22,20 @@ pub(super) struct Page {
 #[derive(Debug)]
 struct Bytes {
     own: Box<[u8; PAGE_BYTES]>,
-    planted: Offsets,
-    /// Plants that memory does not show for now: the guest has just written there, and may look at what it wrote.
-    withdrawn: Offsets,
+    marks: [Offsets; 4],
+}
+
+/// What a byte is besides the guest's.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mark {
+    /// There is a plant.
+    Planted,
+    /// Memory does not show the plant for now: the guest has just written there, and may look at what it wrote.
+    Withdrawn,
+    /// Memory does not show the plant while a vCPU runs alone, since it is to execute the guest's own byte.
+    Open,
+    /// Memory shows a plant while a vCPU runs alone, since it is to stop there.
+    Stop,
 }
 
 /// A set of offsets within a page.
@@ -32,9 +43,24 @@ struct Bytes {
 struct Offsets([u64; PAGE_BYTES / 64]);
 
 impl Bytes {
-    /// Whether memory shows a plant at `offset`.
+    fn is(&self, mark: Mark, offset: usize) -> bool {
+        self.marks[mark as usize].has(offset)
+    }
+
+    fn set(&mut self, mark: Mark, offset: usize, value: bool) {
+        self.marks[mark as usize].set(offset, value);
+    }
+
+    /// Whether memory shows a plant at `offset` when all vCPUs run.
     fn shows_plant(&self, offset: usize) -> bool {
-        self.planted.has(offset) && !self.withdrawn.has(offset)
+        self.is(Mark::Planted, offset)
+            && !self.is(Mark::Withdrawn, offset)
+            && !self.is(Mark::Open, offset)
+    }
+
+    /// Whether memory shows something else than the guest's own byte at `offset`.
+    fn is_covered(&self, offset: usize) -> bool {
+        self.is(Mark::Stop, offset) || self.shows_plant(offset)
     }
 }
 
@@ -58,7 +84,7 @@ impl Offsets {
 impl Page {
     /// Takes the page's present bytes for the guest's own. The guest must not be able to write it meanwhile.
     pub(super) fn capture(
-        memory: &dyn GuestMemory,
+        memory: &dyn PhysMemory,
         gpa: Gpa,
     ) -> Result<Self, introspect::Unreadable> {
         let mut own = Box::new([0; PAGE_BYTES]);
@@ -67,8 +93,7 @@ impl Page {
             gpa,
             bytes: Mutex::new(Bytes {
                 own,
-                planted: Offsets::NONE,
-                withdrawn: Offsets::NONE,
+                marks: [const { Offsets::NONE }; 4],
             }),
         })
     }
@@ -78,31 +103,46 @@ impl Page {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a plant at `offset`, or takes it away.
-    pub(super) fn set_plant(
+    /// Makes these marks of the byte at `offset` what they are said to be, and memory show what follows from them: all
+    /// of it, or nothing.
+    pub(super) fn mark(
         &self,
         memory: &dyn GuestMemory,
         offset: usize,
-        plant: Option<PlantByte>,
+        plant: PlantByte,
+        marks: &[(Mark, bool)],
     ) -> Result<(), Unwritable> {
         let mut bytes = self.lock();
-        let byte = plant.map_or(bytes.own[offset], PlantByte::value);
-        memory.write(self.gpa.wrapping_add(offset as u64), &[byte])?;
-        bytes.planted.set(offset, plant.is_some());
-        bytes.withdrawn.set(offset, false);
-        Ok(())
+        let before = bytes.marks.each_ref().map(|marks| marks.has(offset));
+        for &(mark, value) in marks {
+            bytes.set(mark, offset, value);
+        }
+        let byte = if bytes.is_covered(offset) {
+            plant.value()
+        } else {
+            bytes.own[offset]
+        };
+        let written = memory.write(self.gpa.wrapping_add(offset as u64), &[byte]);
+        if written.is_err() {
+            for (marks, before) in bytes.marks.iter_mut().zip(before) {
+                marks.set(offset, before);
+            }
+        }
+        written
     }
 
-    /// Lets memory show the guest's own byte of a plant until the plant is set again; the plant stays one.
-    pub(super) fn withdraw(
-        &self,
-        memory: &dyn GuestMemory,
-        offset: usize,
-    ) -> Result<(), Unwritable> {
-        let mut bytes = self.lock();
-        memory.write(self.gpa.wrapping_add(offset as u64), &[bytes.own[offset]])?;
-        bytes.withdrawn.set(offset, true);
-        Ok(())
+    /// Whether the byte at `offset` has this mark.
+    pub(super) fn has(&self, mark: Mark, offset: usize) -> bool {
+        self.lock().is(mark, offset)
+    }
+
+    /// The plants in `len` bytes from `offset` on, as far as the page goes: all, or those that memory shows.
+    pub(super) fn plants(&self, offset: usize, len: usize, shown: bool) -> Vec<Gpa> {
+        let bytes = self.lock();
+        (offset..PAGE_BYTES.min(offset.saturating_add(len)))
+            .filter(|&at| bytes.is(Mark::Planted, at) && (!shown || bytes.shows_plant(at)))
+            .map(|at| self.gpa.wrapping_add(at as u64))
+            .collect()
     }
 
     /// Whether `len` bytes from `offset` on, to be written by the guest, cover a plant that memory shows, and are not
@@ -112,18 +152,6 @@ impl Page {
         data.iter()
             .zip(offset..PAGE_BYTES)
             .any(|(&byte, at)| bytes.shows_plant(at) && !is_stored_back(byte, data.len(), plant))
-    }
-
-    /// Shows the guest's own byte of a plant, or the plant again; the plant stays one.
-    pub(super) fn show(
-        &self,
-        memory: &dyn GuestMemory,
-        offset: usize,
-        plant: Option<PlantByte>,
-    ) -> Result<(), Unwritable> {
-        let bytes = self.lock();
-        let byte = plant.map_or(bytes.own[offset], PlantByte::value);
-        memory.write(self.gpa.wrapping_add(offset as u64), &[byte])
     }
 
     /// The guest writes `data` at `offset`; it must fit the page. Plants that memory shows stay on top.
@@ -143,7 +171,7 @@ impl Page {
         let mut shown = [0; 8];
         for (i, &byte) in data.iter().enumerate().take(shown.len()) {
             let at = offset + i;
-            if bytes.shows_plant(at) {
+            if bytes.is_covered(at) {
                 if !is_stored_back(byte, data.len(), plant) {
                     bytes.own[at] = byte;
                 }

@@ -1,14 +1,16 @@
 //! All plants of a guest.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use introspect::{Gpa, PhysMemory, Unreadable};
+use rpds::HashTrieMapSync;
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
-use super::page::{PAGE_BYTES, Page};
+use super::alone::Loose;
+use super::page::{Mark, PAGE_BYTES, Page};
 use super::{PlantByte, Spot};
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
@@ -32,16 +34,19 @@ pub(crate) struct PlantError {
     source: GuestError,
 }
 
-type Pages = HashMap<u64, Arc<Page>>;
+/// By guest-physical address. A changed copy shares what has not changed.
+type Pages = HashTrieMapSync<u64, Arc<Page>>;
 
 /// Owner of every plant.
 ///
-/// Changes ([`change`](Self::change), [`show_own`](Self::show_own)) need the vCPUs paused. Everything else may be
+/// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Everything else may be
 /// called on any vCPU's thread at any time.
 #[derive(Debug)]
 pub(crate) struct Planter {
-    memory: Arc<dyn GuestMemory>,
+    pub(super) memory: Arc<dyn GuestMemory>,
     byte: PlantByte,
+    /// Stops on pages whose own bytes are not kept.
+    pub(super) loose: Loose,
     /// Read on every guest write and every memory access of the emulator, without a lock.
     pages: ArcSwap<Pages>,
     /// Locked by whoever changes plants.
@@ -51,9 +56,58 @@ pub(crate) struct Planter {
 #[derive(Debug, Default)]
 struct Plants {
     /// Where they are, and how many bytes the instruction there has.
-    places: BTreeMap<Gpa, (Spot, usize)>,
+    places: HashMap<Gpa, (Spot, usize)>,
+    /// How many of them each page has.
+    uses: BTreeMap<u64, usize>,
+    /// Pages with plants that would not be read-only without them.
+    singly: BTreeSet<u64>,
     /// Pages that are read-only in any case.
     protected: Option<PageRange>,
+}
+
+impl Plants {
+    /// Takes note of a plant, or that one has gone, as the pages are concerned.
+    fn count(&mut self, spot: Spot, len: usize, planted: bool) {
+        for page in spot.pages(len) {
+            let uses = self.uses.entry(page.0).or_default();
+            *uses = if planted {
+                *uses + 1
+            } else {
+                uses.saturating_sub(1)
+            };
+            if *uses == 0 {
+                self.uses.remove(&page.0);
+                self.singly.remove(&page.0);
+            } else if !self.is_protected(page.0) {
+                self.singly.insert(page.0);
+            }
+        }
+    }
+
+    fn is_protected(&self, page: u64) -> bool {
+        self.protected
+            .is_some_and(|range| (range.start.0..range.end.0).contains(&page))
+    }
+
+    /// The pages that have to be read-only, as sorted, merged ranges.
+    fn read_only(&self) -> Vec<PageRange> {
+        ranges(self.singly.iter().copied(), self.protected)
+    }
+
+    /// What is to be planted at `gpa` from now on. Returns what was.
+    fn replace(&mut self, gpa: Gpa, place: Option<(Spot, usize)>) -> Option<(Spot, usize)> {
+        let before = match place {
+            Some(place) => self.places.insert(gpa, place),
+            None => self.places.remove(&gpa),
+        };
+        if let Some((spot, len)) = place {
+            self.count(spot, len, true);
+        }
+        if let Some((spot, len)) = before {
+            self.count(spot, len, false);
+        }
+        before
+    }
 }
 
 impl PhysMemory for Planter {
@@ -74,6 +128,7 @@ impl Planter {
         Self {
             memory,
             byte,
+            loose: Loose::default(),
             pages: ArcSwap::default(),
             plants: Mutex::default(),
         }
@@ -100,119 +155,160 @@ impl Planter {
         remove: &[Gpa],
     ) -> Result<(), PlantError> {
         let mut plants = self.lock();
-        let mut wanted = plants.places.clone();
-        for gpa in remove {
-            wanted.remove(gpa);
+        let singly = plants.singly.clone();
+        let mut before = Vec::with_capacity(add.len() + remove.len());
+        let places = remove
+            .iter()
+            .map(|gpa| (*gpa, None))
+            .chain(add.iter().map(|&(spot, len)| (spot.gpa, Some((spot, len)))));
+        for (gpa, place) in places {
+            before.push((gpa, plants.replace(gpa, place)));
         }
-        wanted.extend(add.iter().map(|&(spot, len)| (spot.gpa, (spot, len))));
+        match self.change_bytes(paused, &plants, &singly, &before, add) {
+            Ok(pages) => {
+                self.pages.store(Arc::new(pages));
+                Ok(())
+            }
+            Err(error) => {
+                for (gpa, place) in before.into_iter().rev() {
+                    plants.replace(gpa, place);
+                }
+                plants.singly = singly;
+                Err(error)
+            }
+        }
+    }
 
+    /// Makes memory what `plants` says; `before` is what has changed. All of it or nothing.
+    fn change_bytes(
+        &self,
+        paused: &dyn Paused,
+        plants: &Plants,
+        singly: &BTreeSet<u64>,
+        before: &[(Gpa, Option<(Spot, usize)>)],
+        add: &[(Spot, usize)],
+    ) -> Result<Pages, PlantError> {
         let old = self.pages.load_full();
-        let mut new = Pages::new();
-        for (&gpa, &(spot, len)) in &wanted {
+        let mut new = old.as_ref().clone();
+        for &(spot, len) in add {
             // An instruction may begin on one page and end on the next; both are watched.
             for page in spot.pages(len) {
-                if let std::collections::hash_map::Entry::Vacant(entry) = new.entry(page.0) {
-                    let kept = match old.get(&page.0) {
-                        Some(kept) => Arc::clone(kept),
-                        None => Arc::new(Page::capture(self.memory.as_ref(), page).map_err(
-                            |source| PlantError {
-                                gpa,
-                                source: source.into(),
-                            },
-                        )?),
-                    };
-                    entry.insert(kept);
+                if !new.contains_key(&page.0) {
+                    let captured = Page::capture(self, page);
+                    let captured = captured.map_err(|source| PlantError {
+                        gpa: spot.gpa,
+                        source: source.into(),
+                    })?;
+                    new.insert_mut(page.0, Arc::new(captured));
                 }
             }
         }
+        let moved = *singly != plants.singly;
         let at = add.first().map_or(Gpa(0), |(spot, _)| spot.gpa);
-        let protected = plants.protected;
-        let before = ranges(old.keys().copied(), protected);
-        let after = ranges(new.keys().copied(), protected);
-        if before != after {
+        if moved {
             paused
-                .set_read_only(&after)
+                .set_read_only(&plants.read_only())
                 .map_err(|source| PlantError { gpa: at, source })?;
         }
-        let mut done: Vec<(Gpa, bool)> = Vec::with_capacity(add.len() + remove.len());
-        let changes = remove
-            .iter()
-            .filter(|gpa| plants.places.contains_key(gpa))
-            .map(|gpa| (*gpa, false))
-            .chain(add.iter().map(|(spot, _)| (spot.gpa, true)));
-        for (gpa, planted) in changes {
-            if let Err(source) = self.set(&old, &new, gpa, planted) {
-                for (gpa, planted) in done.into_iter().rev() {
+        for (done, (gpa, was)) in before.iter().enumerate() {
+            let planted = plants.places.contains_key(gpa);
+            if !planted && was.is_none() {
+                continue;
+            }
+            if let Err(source) = self.set(&new, *gpa, planted) {
+                for (gpa, was) in before[..done].iter().rev() {
                     // What has just been written can be written back; were it not, the error below ends the run.
-                    let _ = self.set(
-                        &old,
-                        &new,
-                        gpa,
-                        !planted || plants.places.contains_key(&gpa),
-                    );
+                    let _ = self.set(&new, *gpa, was.is_some());
                 }
-                if before != after {
-                    let _ = paused.set_read_only(&before);
+                if moved {
+                    let _ = paused.set_read_only(&ranges(singly.iter().copied(), plants.protected));
                 }
                 return Err(PlantError {
-                    gpa,
+                    gpa: *gpa,
                     source: source.into(),
                 });
             }
-            done.push((gpa, planted));
         }
-        plants.places = wanted;
-        self.pages.store(Arc::new(new));
-        Ok(())
+        for (spot, len) in before.iter().filter_map(|(_, was)| *was) {
+            for page in spot.pages(len) {
+                if !plants.uses.contains_key(&page.0) {
+                    new.remove_mut(&page.0);
+                }
+            }
+        }
+        Ok(new)
     }
 
-    fn set(&self, old: &Pages, new: &Pages, gpa: Gpa, planted: bool) -> Result<(), Unwritable> {
-        let page = new.get(&gpa.page().0).or_else(|| old.get(&gpa.page().0));
+    fn set(&self, pages: &Pages, gpa: Gpa, planted: bool) -> Result<(), Unwritable> {
+        let page = pages.get(&gpa.page().0);
         let page = page.ok_or(Unwritable { gpa, len: 1 })?;
-        page.set_plant(
-            self.memory.as_ref(),
-            offset(gpa),
-            planted.then_some(self.byte),
+        self.mark(
+            page,
+            gpa,
+            &[(Mark::Planted, planted), (Mark::Withdrawn, false)],
         )
-    }
-
-    /// Lets memory show the guest's own byte at a plant, for a step.
-    pub(crate) fn show_own(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.show(gpa, None)
-    }
-
-    /// Lets memory show the plant again.
-    pub(crate) fn show_plant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.show(gpa, Some(self.byte))
-    }
-
-    fn show(&self, gpa: Gpa, plant: Option<PlantByte>) -> Result<(), Unwritable> {
-        self.page(gpa)?
-            .show(self.memory.as_ref(), offset(gpa), plant)
     }
 
     /// Lets memory show the guest's own byte at a plant until [`replant`](Self::replant).
     pub(crate) fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.page(gpa)?.withdraw(self.memory.as_ref(), offset(gpa))
+        self.mark(&*self.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
     }
 
     /// Ends what [`withdraw`](Self::withdraw) began.
     pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.page(gpa)?
-            .set_plant(self.memory.as_ref(), offset(gpa), Some(self.byte))
+        let marks = [(Mark::Planted, true), (Mark::Withdrawn, false)];
+        self.mark(&*self.page(gpa)?, gpa, &marks)
+    }
+
+    /// Whether [`withdraw`](Self::withdraw) has begun at a plant and not ended.
+    pub(crate) fn is_withdrawn(&self, gpa: Gpa) -> bool {
+        self.has(Mark::Withdrawn, gpa)
     }
 
     fn page(&self, gpa: Gpa) -> Result<Arc<Page>, Unwritable> {
-        self.pages
-            .load()
+        self.kept(gpa).ok_or(Unwritable { gpa, len: 1 })
+    }
+
+    /// The page that `gpa` lies on, if its own bytes are kept.
+    pub(super) fn kept(&self, gpa: Gpa) -> Option<Arc<Page>> {
+        self.pages.load().get(&gpa.page().0).cloned()
+    }
+
+    pub(super) fn has(&self, mark: Mark, gpa: Gpa) -> bool {
+        let pages = self.pages.load();
+        pages
             .get(&gpa.page().0)
-            .cloned()
-            .ok_or(Unwritable { gpa, len: 1 })
+            .is_some_and(|page| page.has(mark, offset(gpa)))
+    }
+
+    pub(super) fn mark(
+        &self,
+        page: &Page,
+        gpa: Gpa,
+        marks: &[(Mark, bool)],
+    ) -> Result<(), Unwritable> {
+        page.mark(self.memory.as_ref(), offset(gpa), self.byte, marks)
     }
 
     /// Whether the page is one whose own bytes are kept.
     pub(crate) fn keeps(&self, gpa: Gpa) -> bool {
         self.pages.load().contains_key(&gpa.page().0)
+    }
+
+    /// The plants in `len` bytes from `gpa` on, as far as the page goes.
+    pub(crate) fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        self.plants(gpa, len, false)
+    }
+
+    /// Those of them that memory shows.
+    pub(crate) fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        self.plants(gpa, len, true)
+    }
+
+    fn plants(&self, gpa: Gpa, len: usize, shown: bool) -> Vec<Gpa> {
+        self.kept(gpa)
+            .map(|page| page.plants(offset(gpa), len, shown))
+            .unwrap_or_default()
     }
 
     /// Whether a guest write of `data` would change the guest's own byte under a plant that memory shows.
@@ -265,15 +361,25 @@ impl Planter {
     /// When the machine refuses; then nothing has changed.
     pub(crate) fn protect(&self, paused: &dyn Paused, pages: PageRange) -> Result<(), GuestError> {
         let mut plants = self.lock();
-        let kept = self.pages.load();
-        paused.set_read_only(&ranges(kept.keys().copied(), Some(pages)))?;
-        plants.protected = Some(pages);
-        Ok(())
+        let before = plants.protected.replace(pages);
+        let singly: BTreeSet<u64> = plants
+            .uses
+            .keys()
+            .copied()
+            .filter(|page| !plants.is_protected(*page))
+            .collect();
+        let set = paused.set_read_only(&ranges(singly.iter().copied(), Some(pages)));
+        match set {
+            Ok(()) => plants.singly = singly,
+            Err(_) => plants.protected = before,
+        }
+        set
     }
 
     /// Reads the guest's own bytes.
     pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.memory.read(gpa, buf)?;
+        self.loose.uncover(gpa, buf, self.byte.value());
         let pages = self.pages.load();
         if pages.is_empty() {
             return Ok(());

@@ -28,6 +28,17 @@ impl Spot {
         PAGE_BYTES - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
     }
 
+    /// Whether `gpa` is one of the `len` bytes from here on.
+    pub(crate) fn holds(self, gpa: Gpa, len: usize) -> bool {
+        let here = len.min(self.room());
+        let within = |start: Gpa, len: usize| {
+            gpa.offset_from(start)
+                .is_some_and(|offset| offset < len as u64)
+        };
+        let beyond = self.beyond.unwrap_or(self.gpa);
+        within(self.gpa, here) || within(beyond, len - here)
+    }
+
     /// The pages that `len` bytes from here on lie on.
     pub(super) fn pages(self, len: usize) -> impl Iterator<Item = Gpa> {
         let beyond = self.beyond.filter(|_| len > self.room());

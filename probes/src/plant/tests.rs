@@ -240,24 +240,6 @@ fn a_single_int3_is_the_guests_own() {
 }
 
 #[test]
-fn the_own_byte_can_be_shown_for_a_while() {
-    let rig = Rig::new(PlantByte::Port);
-    assert!(rig.change(&[(0x2345, 1)], &[]));
-    rig.planter
-        .show_own(&rig.paused, Gpa(0x2345))
-        .expect("a plant");
-    assert_eq!(rig.memory.bytes(), original());
-    rig.planter
-        .show_plant(&rig.paused, Gpa(0x2345))
-        .expect("a plant");
-    assert_eq!(rig.seen(0x2345), [PORT]);
-    assert!(
-        rig.planter.show_own(&rig.paused, Gpa(0)).is_err(),
-        "nothing is planted there"
-    );
-}
-
-#[test]
 fn a_withdrawn_plant_lets_the_guest_write_until_it_returns() {
     let rig = Rig::new(PlantByte::Port);
     assert!(rig.change(&[(0x60, 1), (0x61, 1)], &[]));

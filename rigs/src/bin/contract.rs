@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hyprobe_rigs::contract::Contract;
+use hyprobe_rigs::contract::{Contract, StockFiles};
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 
@@ -22,15 +22,33 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
-    /// A function that is left unprobed; may be given several times.
+    /// A kind of generated snippets that is not run; may be given several times.
     #[arg(long)]
     without: Vec<String>,
+    /// A stock kernel to boot, too.
+    #[arg(long, requires = "stock_initrd")]
+    stock_kernel: Option<PathBuf>,
+    /// Its initramfs: the workload.
+    #[arg(long)]
+    stock_initrd: Option<PathBuf>,
+    /// Its vCPUs.
+    #[arg(long, default_value_t = 1)]
+    stock_cpus: u8,
     /// `PART=REASON`: cases whose name contains PART cannot be run here; may be given several times.
     #[arg(long, value_parser = cannot)]
     cannot: Vec<(String, String)>,
-    /// Seconds for each case.
+    /// Number of snippets in the cases called `generated`.
+    #[arg(long, default_value_t = 2000)]
+    generated: u64,
+    /// Says which snippets these are.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Seconds for each run of the test guest.
     #[arg(long, default_value_t = 100)]
     timeout: u64,
+    /// Seconds for the stock guest.
+    #[arg(long, default_value_t = 600)]
+    stock_timeout: u64,
 }
 
 fn backend(word: &str) -> Result<Backend, String> {
@@ -59,12 +77,22 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: Arguments) -> ExitCode {
+    let stock = arguments.stock_kernel.zip(arguments.stock_initrd);
+    let stock = stock.map(|(kernel, initrd)| StockFiles {
+        kernel,
+        initrd,
+        cpus: arguments.stock_cpus,
+        timeout: Duration::from_secs(arguments.stock_timeout),
+    });
     let contract = Contract {
         backend: arguments.backend,
         guest: &arguments.guest,
+        stock: stock.as_ref(),
         only: &arguments.only,
         without: &arguments.without,
         cannot: &arguments.cannot,
+        generated: arguments.generated,
+        seed: arguments.seed,
         timeout: Duration::from_secs(arguments.timeout),
     };
     match contract.run(&mut std::io::stdout().lock()) {

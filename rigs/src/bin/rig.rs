@@ -1,13 +1,17 @@
-//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there; `rig table` puts what was found together.
+//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy [-- BUSY ARGUMENTS]` those with a
+//! busy stock guest; `rig table` puts what was found together.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
-use hyprobe_rigs::launch::{self, Launch, LaunchError};
+use hyprobe_rigs::launch::{self, Launch, LaunchError, Program};
 use hyprobe_rigs::line::{Backend, Line};
 use hyprobe_rigs::table;
+
+/// The stock kernel of a busy guest, if nothing else is said.
+const KERNEL: &str = "debian-6.1";
 
 /// Runs the engine's cases on a kind of KVM, and keeps what they say.
 #[derive(Debug, Parser)]
@@ -18,11 +22,20 @@ struct Arguments {
     #[arg(long, default_value = "target/rigs")]
     results: PathBuf,
     /// Seconds until the last line, from the start.
-    #[arg(long, default_value_t = 900)]
+    #[arg(long, default_value_t = 1800)]
     timeout: u64,
-    /// For `contract`, e.g. `--only calls`.
+    /// Boots a stock kernel, too.
+    #[arg(long)]
+    stock: bool,
+    /// With `table`: writes it to docs/contract.md instead of printing it.
+    #[arg(long)]
+    write: bool,
+    /// The stock kernel of a busy guest, in the catalog of images.
+    #[arg(long, default_value = KERNEL)]
+    image: String,
+    /// For the program that is run, e.g. `--only calls`.
     #[arg(last = true)]
-    contract: Vec<String>,
+    arguments: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -35,6 +48,8 @@ enum What {
     Nested,
     /// This machine's own KVM.
     Local,
+    /// A busy stock guest on kvm_amd with NPT, in QEMU's TCG.
+    Busy,
     /// The table.
     Table,
 }
@@ -44,15 +59,33 @@ fn main() -> ExitCode {
     let backend = match arguments.what {
         What::Intel => Backend::Intel,
         What::Amd => Backend::Amd,
-        What::Nested => Backend::Nested,
+        What::Nested | What::Busy => Backend::Nested,
         What::Local => Backend::Local,
-        What::Table => return report(table::from_results(&arguments.results)),
+        What::Table => return report(table(&arguments)),
+    };
+    let program = match arguments.what {
+        What::Busy => Program::Busy {
+            image: &arguments.image,
+        },
+        _ => Program::Contract {
+            stock: arguments.stock,
+        },
+    };
+    // They are built beside this one.
+    let own = match std::env::current_exe() {
+        Ok(own) => own,
+        Err(error) => {
+            eprintln!("rig: cannot say where it is itself: {error}");
+            return ExitCode::from(2);
+        }
     };
     let launch = Launch {
         backend,
+        program,
+        programs: own.parent().unwrap_or(&own),
         results: &arguments.results,
         timeout: Duration::from_secs(arguments.timeout),
-        contract: &arguments.contract,
+        arguments: &arguments.arguments,
     };
     let result = launch::run(&launch, &|line| show(line));
     let failed = match &result {
@@ -74,6 +107,16 @@ fn main() -> ExitCode {
     }
 }
 
+/// What is printed.
+fn table(arguments: &Arguments) -> Result<String, LaunchError> {
+    let page = table::from_results(&arguments.results)?;
+    if !arguments.write {
+        return Ok(page);
+    }
+    launch::write(Path::new(table::PAGE), &page)?;
+    Ok(format!("written to {}\n", table::PAGE))
+}
+
 fn show(line: &Line) {
     match line {
         Line::Host { backend, facts, .. } => println!("{backend}: {facts}"),
@@ -88,7 +131,7 @@ fn show(line: &Line) {
                 case.case, case.took_ms, case.detail
             );
         }
-        Line::End { .. } => (),
+        Line::Run { .. } | Line::End { .. } => (),
     }
 }
 
@@ -105,7 +148,7 @@ fn report(result: Result<String, LaunchError>) -> ExitCode {
                 text = format!("{text}: {cause}");
                 source = cause.source();
             }
-            eprintln!("rig: {text}");
+            eprintln!("rig: error: {text}");
             ExitCode::from(2)
         }
     }

@@ -4,20 +4,6 @@ use std::collections::BTreeMap;
 
 use introspect::Gva;
 use introspect::insn::Decoded;
-use probes::Kernel;
-
-/// The instructions of each function of `functions.S`.
-pub(super) fn functions(kernel: &Kernel) -> Result<BTreeMap<String, Vec<Decoded>>, String> {
-    let mut functions = BTreeMap::new();
-    for symbol in kernel.symbols().matching("fn_*") {
-        if symbol.is_text() && symbol.size > 0 {
-            let code = kernel.instructions(&symbol).collect::<Result<_, _>>();
-            let code = code.map_err(|error| format!("{}: {error}", symbol.name))?;
-            functions.insert(symbol.name.to_string(), code);
-        }
-    }
-    Ok(functions)
-}
 
 /// The probe at `at`, as a summary names it.
 pub(super) fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {
@@ -29,7 +15,7 @@ pub(super) fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {
 
 fn is_return(decoded: &Decoded) -> bool {
     let text = decoded.text();
-    text.starts_with("ret") || text.starts_with("iret")
+    text.starts_with("ret") || text.starts_with("iret") || text.starts_with("sysret")
 }
 
 /// Each instruction that was hit more or less often than those before it say. `entered` is how often the first was

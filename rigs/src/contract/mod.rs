@@ -1,25 +1,48 @@
-//! The engine on this machine's KVM, case by case, with the test guest.
+//! The engine on this machine's KVM, case by case, with the test guest and with a stock kernel.
 //!
-//! A case is a command line of the test guest, the byte that is planted, and a number of vCPUs. The guest checks itself
-//! and counts what it calls; the probes must have counted the same.
+//! A [`Case`] is a promise tried out: it runs the test guest, whose scenarios check themselves and count what they call,
+//! with probes from this same process, and panics when the guest or the probes say something else than they must. Each
+//! runs with every byte that can be planted, or with the engine's choice. [`FEATURES`] says what all this is good for.
 
-mod cases;
+mod bench;
+mod boundaries;
+mod case;
+mod control;
+mod counts;
+mod detours;
+mod features;
 mod flow;
-mod run;
+mod generated;
+mod guest;
+mod handlers;
+mod live;
+mod meddling;
+mod observer;
+mod places;
+mod raises;
+mod returns;
+mod stock;
+mod text;
 
 use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use probes::PlantByte;
 use thiserror::Error;
-use vmm::boot::{KernelError, KernelFile};
-use vmm::{Host, HostFacts};
+use vmm::boot::KernelError;
 
-use crate::line::{Backend, Case, Line};
+use crate::line::{self, Backend, Line};
 
-use cases::{CASES, CaseSpec, Probed};
-use run::Guest;
+pub use bench::{Bench, Here};
+pub use case::{Case, Plants, Variant};
+pub use features::{FEATURES, Feature};
+pub use guest::{Guest, MEMORY_BYTES, Prepared, Ran};
+pub use observer::Observer;
+pub(crate) use stock::MODULE as STOCK_MODULE;
+pub use stock::StockFiles;
+
+use case::attempt;
+use stock::Stock;
 
 /// Why there is nothing to say about any case.
 #[derive(Debug, Error)]
@@ -41,6 +64,33 @@ pub enum ContractError {
     Print(#[from] io::Error),
 }
 
+/// The cases of the test guest, in the order in which they are run: the simplest first.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    const ALL: [&[Case]; 11] = [
+        &counts::CASES,
+        &places::CASES,
+        &handlers::CASES,
+        &raises::CASES,
+        &detours::CASES,
+        &meddling::CASES,
+        &returns::CASES,
+        &text::CASES,
+        &live::CASES,
+        &boundaries::CASES,
+        &control::CASES,
+    ];
+    ALL.into_iter().flatten()
+}
+
+/// The names of all cases, those of the stock guest last.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let stock = stock::CASES.iter().map(|case| case.name);
+    cases()
+        .map(|case| case.name)
+        .chain([generated::NAME])
+        .chain(stock)
+}
+
 /// What to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Contract<'a> {
@@ -48,14 +98,61 @@ pub struct Contract<'a> {
     pub backend: Backend,
     /// The test guest, an ELF file.
     pub guest: &'a Path,
+    /// The stock guest, if its cases are to be run.
+    pub stock: Option<&'a StockFiles>,
     /// Only cases whose name contains this.
     pub only: &'a str,
-    /// Functions that are left unprobed.
+    /// Kinds of generated snippets that are not run.
     pub without: &'a [String],
     /// Cases whose name contains the first cannot be run here, for the second as reason.
     pub cannot: &'a [(String, String)],
-    /// Each case is given so long.
+    /// Number of snippets in the cases called `generated`.
+    pub generated: u64,
+    /// Says which snippets.
+    pub seed: u64,
+    /// No run of the test guest takes longer.
     pub timeout: Duration,
+}
+
+/// Prints what becomes of each case.
+struct Teller<'a> {
+    contract: &'a Contract<'a>,
+    output: &'a mut dyn Write,
+    cases: usize,
+    failed: usize,
+}
+
+impl Teller<'_> {
+    fn print(&mut self, line: &Line) -> io::Result<()> {
+        writeln!(self.output, "{}", serde_json::to_string(line)?)?;
+        self.output.flush()
+    }
+
+    /// Runs a case unless it is not wanted or cannot be run here.
+    fn case(
+        &mut self,
+        case: String,
+        run: impl FnOnce() -> (Option<bool>, String),
+    ) -> io::Result<()> {
+        if !case.contains(self.contract.only) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let cannot = self.contract.cannot.iter();
+        let (ok, detail) = match { cannot }.find(|(part, _)| case.contains(part)) {
+            Some((_, reason)) => (None, reason.clone()),
+            None => run(),
+        };
+        self.cases += 1;
+        self.failed += usize::from(ok == Some(false));
+        self.print(&Line::Case(line::Case {
+            backend: self.contract.backend,
+            case,
+            ok,
+            detail,
+            took_ms: millis(began),
+        }))
+    }
 }
 
 impl Contract<'_> {
@@ -66,98 +163,63 @@ impl Contract<'_> {
     /// See [`ContractError`]; a case that fails is none.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, ContractError> {
         let backend = self.backend;
-        let began = Instant::now();
-        let host = Host::open()?;
-        let facts = vmm::self_test(&host)?;
-        let line = Line::Host {
-            backend,
-            facts: format!("{facts:?}"),
-            took_ms: millis(began),
-        };
-        print(output, &line)?;
-        let file = KernelFile::open(self.guest)?;
-        let guest = Guest::new(&host, facts, &file, self)?;
-        let (mut cases, mut failed) = (0, 0);
-        for case in &CASES {
-            for &plant in case.plants() {
-                for &cpus in case.cpus {
-                    let name = format!("{}/{}/{cpus}", case.name, word(plant));
-                    if !name.contains(self.only) {
-                        continue;
-                    }
-                    let began = Instant::now();
-                    let cannot = self.cannot.iter().find(|(part, _)| name.contains(part));
-                    let (ok, detail) = match cannot {
-                        Some((_, reason)) => (None, reason.clone()),
-                        None => try_case(&guest, &facts, case, plant, cpus),
-                    };
-                    cases += 1;
-                    failed += usize::from(ok == Some(false));
-                    let took_ms = millis(began);
-                    let case = Case {
-                        backend,
-                        case: name,
-                        ok,
-                        detail,
-                        took_ms,
-                    };
-                    print(output, &Line::Case(case))?;
-                }
-            }
-        }
-        print(
+        let mut teller = Teller {
+            contract: self,
             output,
-            &Line::End {
-                backend,
-                cases,
-                failed,
-            },
-        )?;
+            cases: 0,
+            failed: 0,
+        };
+        let began = Instant::now();
+        let bench = Bench::open(self.guest, self.timeout)?;
+        teller.print(&Line::Host {
+            backend,
+            facts: format!("{:?}", bench.facts()),
+            took_ms: millis(began),
+        })?;
+        for variant in cases().flat_map(Case::variants) {
+            teller.case(variant.name(), || variant.attempt(&bench))?;
+        }
+        for case in generated::CASES {
+            teller.case(case.name(), || case.run(&bench, self))?;
+        }
+        if let Some(files) = self.stock {
+            self.run_stock(&bench, files, &mut teller)?;
+        }
+        let (cases, failed) = (teller.cases, teller.failed);
+        teller.print(&Line::End {
+            backend,
+            cases,
+            failed,
+        })?;
         Ok(failed)
     }
-}
 
-fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
-    writeln!(output, "{}", serde_json::to_string(line)?)?;
-    output.flush()
+    fn run_stock(
+        &self,
+        bench: &Bench,
+        files: &StockFiles,
+        teller: &mut Teller<'_>,
+    ) -> io::Result<()> {
+        let facts = bench.facts();
+        let stock = Stock::new(bench, files);
+        for case in &stock::CASES {
+            let name = format!("{}/auto/{}", case.name, files.cpus);
+            teller.case(name, || {
+                // A clock that Bochs or QEMU makes says nothing of how long it takes.
+                if self.backend == Backend::Local && !facts.runs_kernels() {
+                    let speed = facts.speed.in_words();
+                    return (None, format!("ring 0 is interpreted here: {speed}"));
+                }
+                match attempt(|| stock.check(case)) {
+                    Ok(()) => (Some(true), stock.counted()),
+                    Err(wrong) => (Some(false), wrong),
+                }
+            })?;
+        }
+        Ok(())
+    }
 }
 
 fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A case that fails where the guest fares no better without probes says nothing about them.
-fn try_case(
-    guest: &Guest<'_>,
-    facts: &HostFacts,
-    case: &CaseSpec,
-    plant: Option<PlantByte>,
-    cpus: u8,
-) -> (Option<bool>, String) {
-    if !plant.is_none_or(|plant| delivers(facts, plant)) {
-        return (None, "this KVM does not deliver the trap".to_owned());
-    }
-    match guest.run(case, plant, cpus) {
-        Ok(detail) => (Some(true), detail),
-        Err(detail) if case.probed == Probed::Nothing => (Some(false), detail),
-        Err(detail) => match guest.run(&case.unprobed(), None, cpus) {
-            Ok(_) => (Some(false), detail),
-            Err(without) => (None, format!("fails without probes too: {without}")),
-        },
-    }
-}
-
-fn word(plant: Option<PlantByte>) -> &'static str {
-    match plant {
-        Some(PlantByte::Port) => "port",
-        Some(PlantByte::Int3) => "int3",
-        None => "none",
-    }
-}
-
-fn delivers(facts: &HostFacts, plant: PlantByte) -> bool {
-    match plant {
-        PlantByte::Port => facts.port.is_usable(),
-        PlantByte::Int3 => facts.int3.is_usable(),
-    }
 }

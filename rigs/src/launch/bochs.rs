@@ -3,17 +3,21 @@
 //! It draws its screen on a terminal and is built with its debugger: it gets a pseudo-terminal, and a file that tells the
 //! debugger to go on.
 
+use std::ffi::{CStr, CString};
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::thread;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{OptionalActions, tcgetattr, tcsetattr};
 
 use super::follow::{self, Follow, kill};
-use super::{Launch, LaunchError, error, image, iso};
+use super::image::Outer;
+use super::{Launch, LaunchError, error, iso};
 use crate::line::Backend;
 
 /// What brings everything that this rig needs.
@@ -30,7 +34,6 @@ const BIOS: [&str; 2] = [
 const INSTRUCTIONS_PER_SECOND: u64 = 100_000_000;
 /// What its clock says at the start: everything else in it depends on instructions alone, so that runs are alike.
 const BOOT_TIME: u64 = 1_700_000_000;
-const MEMORY_MIB: u64 = 512;
 
 /// A running Bochs.
 #[derive(Debug)]
@@ -59,7 +62,12 @@ impl Drop for Bochs {
 }
 
 /// Starts Bochs with the vendor's processor.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Bochs, LaunchError> {
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    outer: &Outer,
+    memory_mib: u64,
+) -> Result<Bochs, LaunchError> {
     for file in [PROGRAM].into_iter().chain(BIOS) {
         if !Path::new(file).exists() {
             return Err(LaunchError::Missing {
@@ -68,21 +76,24 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Boc
             });
         }
     }
-    let (model, module) = match launch.backend {
-        Backend::Intel => ("corei7_skylake_x", "kvm_intel"),
-        _ => ("trinity_apu", "kvm_amd"),
+    let model = match launch.backend {
+        Backend::Intel => "corei7_skylake_x",
+        _ => "trinity_apu",
     };
-    let outer = image::build(launch, dir, guest, module)?;
-    let iso = iso::build(dir, &outer)?;
+    let iso = iso::build(dir, outer)?;
     let serial = dir.join("serial");
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
         std::fs::write(&path, text).map_err(error::file("write", &path))?;
         Ok::<PathBuf, LaunchError>(path)
     };
-    let config = write("bochsrc", &config(model, &iso, &serial, &dir.join("log")))?;
+    let config = write(
+        "bochsrc",
+        &config(model, memory_mib, &iso, &serial, &dir.join("log")),
+    )?;
     let go_on = write("debugger", "c\n")?;
-    let terminal = terminal(&dir.join("screen")).map_err(LaunchError::Terminal)?;
+    let terminal =
+        terminal(&dir.join("said"), &dir.join("screen")).map_err(LaunchError::Terminal)?;
     let theirs = || terminal.try_clone().map_err(LaunchError::Terminal);
     let child = follow::command(PROGRAM)
         .args(["-q", "-rc"])
@@ -99,11 +110,11 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Boc
     Ok(Bochs { child, serial })
 }
 
-fn config(model: &str, iso: &Path, serial: &Path, log: &Path) -> String {
+fn config(model: &str, memory_mib: u64, iso: &Path, serial: &Path, log: &Path) -> String {
     let [bios, vga_bios] = BIOS;
     format!(
         "display_library: term\n\
-         memory: guest={MEMORY_MIB}, host={MEMORY_MIB}\n\
+         memory: guest={memory_mib}, host={memory_mib}\n\
          romimage: file={bios}\n\
          vgaromimage: file={vga_bios}\n\
          cpu: model={model}, count=2, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0, ignore_bad_msrs=1\n\
@@ -118,24 +129,68 @@ fn config(model: &str, iso: &Path, serial: &Path, log: &Path) -> String {
     )
 }
 
-/// The end for Bochs of a terminal; what is drawn on it goes to the file `screen`.
-fn terminal(screen: &Path) -> io::Result<OwnedFd> {
+/// The end for Bochs of a terminal. What comes out of it goes to the file `said`, what Bochs draws to `screen`.
+fn terminal(said: &Path, screen: &Path) -> io::Result<OwnedFd> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
     unlockpt(&ours)?;
-    let name = ptsname(&ours, Vec::new())?;
-    let theirs = rustix::fs::open(
-        name,
-        rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )?;
-    let mut ours = File::from(ours);
-    let mut screen = File::create(screen)?;
+    let theirs = open_terminal(&ptsname(&ours, Vec::new())?)?;
+    let (said, screen) = (File::create(said)?, File::create(screen)?);
     thread::Builder::new()
-        .name("screen".to_owned())
-        .spawn(move || {
-            // The read fails when Bochs has ended, which is the usual end of it.
-            let _ = io::copy(&mut ours, &mut screen);
-        })?;
+        .name("terminal".to_owned())
+        // It ends with an error, which is Bochs's end.
+        .spawn(move || follow_terminal(File::from(ours), said, screen))?;
     Ok(theirs)
+}
+
+fn open_terminal(name: &CStr) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(name, flags, Mode::empty())?)
+}
+
+/// Before the name of the terminal that Bochs draws on, which is one of its own: this one is left to its debugger.
+const DRAWS_ON: &str = "connected to screen \"";
+
+fn follow_terminal(mut terminal: File, mut said: File, screen: File) -> io::Result<()> {
+    let (mut all, mut bytes) = (Vec::new(), [0; 4096]);
+    let drawn_on = loop {
+        let len = terminal.read(&mut bytes)?;
+        said.write_all(&bytes[..len])?;
+        all.extend_from_slice(&bytes[..len]);
+        if let Some(name) = drawn_on(&String::from_utf8_lossy(&all)) {
+            break name;
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| drain(&drawn_on, screen));
+        io::copy(&mut terminal, &mut said)
+    })?;
+    Ok(())
+}
+
+fn drawn_on(said: &str) -> Option<CString> {
+    let (name, _) = said.split_once(DRAWS_ON)?.1.split_once('"')?;
+    CString::new(name).ok()
+}
+
+/// Takes what is drawn: where nobody does, Bochs stands still after some kilobytes.
+fn drain(name: &CStr, mut screen: File) -> io::Result<()> {
+    let terminal = open_terminal(name)?;
+    let mut settings = tcgetattr(&terminal)?;
+    settings.make_raw();
+    tcsetattr(&terminal, OptionalActions::Now, &settings)?;
+    io::copy(&mut File::from(terminal), &mut screen)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_terminal_that_is_drawn_on_is_found_once_its_name_is_whole() {
+        let said = "x\r\nBochs connected to screen \"/dev/pts/4\"\r\nNext";
+        assert_eq!(drawn_on(said).as_deref(), Some(c"/dev/pts/4"));
+        assert_eq!(drawn_on(&said[..said.len() - 8]), None);
+    }
 }

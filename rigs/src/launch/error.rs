@@ -2,10 +2,11 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Output};
 
 use guest_images::{BuildError, FetchError, InitramfsError, ModuleError};
 use thiserror::Error;
+use vmm::boot::KernelError;
 
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
@@ -33,6 +34,9 @@ pub enum LaunchError {
     /// The test guest does not compile.
     #[error(transparent)]
     Guest(#[from] BuildError),
+    /// A stock guest's kernel cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),
@@ -95,6 +99,18 @@ pub enum LaunchError {
 pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LaunchError {
     let path = path.to_owned();
     move |source| LaunchError::File { what, path, source }
+}
+
+/// An error if a program that has ended says that it failed.
+pub(super) fn check(program: &'static str, output: &Output) -> Result<(), LaunchError> {
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(LaunchError::Failed {
+            program,
+            status: output.status,
+            said: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }),
+    }
 }
 
 /// For `map_err`.

@@ -1,12 +1,14 @@
-//! The outer Linux: a stock kernel, KVM's modules, `contract` as its init, and the test guest.
+//! The outer Linux: a stock kernel, KVM's modules, the program as its init, and its files.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use guest_images::{Image, Initramfs, Progress};
 
+use super::payload::{Payload, Program};
 use super::{Launch, LaunchError, error};
 use crate::line::Backend;
-use crate::outer::{ARGUMENTS_PATH, GUEST_PATH, MODULES_PATH};
+use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
 
 const KERNEL: &str = "debian-6.1";
 
@@ -15,17 +17,24 @@ const KERNEL: &str = "debian-6.1";
 pub(super) struct Outer {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
+    /// What `uname -r` says in it.
+    pub(super) release: String,
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 6] = [
-    "--without",
-    "fn_out",
+const MISTAKES_OF_BOCHS_SVM: [&str; 2] = [
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
-    "--cannot",
-    "/2=a second processor does not start under the SVM of Bochs",
 ];
+
+/// What its VT-x does wrong.
+const MISTAKES_OF_BOCHS_VMX: [&str; 2] = [
+    "--cannot",
+    "instructions-nmi/=the VT-x of Bochs does not unmask NMIs that the VMCS says are not blocked",
+];
+
+/// What QEMU's TCG does wrong: the page fault of an instruction that reads and writes is that of its read.
+const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 
 /// What every kernel command line here begins with.
 ///
@@ -39,34 +48,38 @@ pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
-    guest: &Path,
+    payload: &Payload,
     module: &str,
 ) -> Result<Outer, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;
     let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &contract()?)?;
-    files.host_file(GUEST_PATH, 0o600, guest)?;
+    files.host_file("/init", 0o755, &stripped(&payload.program, dir)?)?;
+    for file in &payload.files {
+        files.host_file(file.inside, 0o600, &file.path)?;
+    }
     for directory in ["proc", "sys"] {
         files.directory(directory, 0o555);
     }
     add_modules(&mut files, &image, module)?;
-    let fixed = [
-        "contract",
-        "--backend",
-        launch.backend.word(),
-        "--guest",
-        GUEST_PATH,
-    ];
-    let mistakes: &[&str] = match launch.backend {
-        Backend::Amd => &MISTAKES_OF_BOCHS_SVM,
+    let fixed = [launch.program.name(), "--backend", launch.backend.word()];
+    let given = payload
+        .files
+        .iter()
+        .flat_map(|file| [file.option, file.inside]);
+    let mistakes: &[&str] = match (launch.program, launch.backend) {
+        (Program::Contract { .. }, Backend::Amd) => &MISTAKES_OF_BOCHS_SVM,
+        (Program::Contract { .. }, Backend::Intel) => &MISTAKES_OF_BOCHS_VMX,
+        (Program::Contract { .. }, Backend::Nested) => &MISTAKES_OF_TCG,
         _ => &[],
     };
     let arguments: Vec<&str> = fixed
         .into_iter()
+        .chain(given)
         .chain(mistakes.iter().copied())
-        .chain(launch.contract.iter().map(String::as_str))
+        .chain(payload.options.iter().map(String::as_str))
+        .chain(launch.arguments.iter().map(String::as_str))
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
@@ -75,6 +88,7 @@ pub(super) fn build(
     Ok(Outer {
         kernel: image.path(),
         initramfs,
+        release: image.release().to_owned(),
     })
 }
 
@@ -90,15 +104,17 @@ fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(),
     Ok(())
 }
 
-/// The program that runs inside, which is built beside this one.
-pub(super) fn contract() -> Result<PathBuf, LaunchError> {
-    let own = std::env::current_exe().map_err(error::start("contract"))?;
-    let path = own.with_file_name("contract");
-    match path.exists() {
-        true => Ok(path),
-        false => Err(LaunchError::Missing {
-            missing: format!("{} (cargo build -p hyprobe-rigs makes it)", path.display()),
-            packages: "cargo",
-        }),
-    }
+/// The program without what only a debugger reads, which would be most of what an emulated CD has to bring.
+fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
+    let to = dir.join("contract");
+    let output = Command::new("strip")
+        .arg("-o")
+        .args([&to, program])
+        .output()
+        .map_err(|_| LaunchError::Missing {
+            missing: "strip".to_owned(),
+            packages: "binutils",
+        })?;
+    error::check("strip", &output)?;
+    Ok(to)
 }

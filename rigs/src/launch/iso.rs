@@ -54,12 +54,6 @@ pub(super) fn build(dir: &Path, outer: &Outer) -> Result<PathBuf, LaunchError> {
             missing: "xorriso".to_owned(),
             packages: PACKAGES,
         })?;
-    match output.status.success() {
-        true => Ok(iso),
-        false => Err(LaunchError::Failed {
-            program: "xorriso",
-            status: output.status,
-            said: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }),
-    }
+    error::check("xorriso", &output)?;
+    Ok(iso)
 }

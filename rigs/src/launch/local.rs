@@ -1,13 +1,14 @@
-//! Starting `contract` here.
+//! Starting the program here.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
 use super::follow::{self, Follow, kill};
-use super::{Launch, LaunchError, error, image};
+use super::payload::Payload;
+use super::{Launch, LaunchError, error};
 
-/// A running `contract`.
+/// A running program.
 #[derive(Debug)]
 pub(super) struct Local {
     child: Child,
@@ -31,16 +32,24 @@ impl Drop for Local {
 }
 
 /// Starts it with its lines going to a file.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Local, LaunchError> {
+pub(super) fn start(
+    launch: &Launch<'_>,
+    dir: &Path,
+    payload: &Payload,
+) -> Result<Local, LaunchError> {
     let output = dir.join("lines");
     let file = File::create(&output).map_err(error::file("create", &output))?;
-    let child = follow::command(image::contract()?)
-        .args(["--backend", launch.backend.word(), "--guest"])
-        .arg(guest)
-        .args(launch.contract)
+    let mut command = follow::command(&payload.program);
+    command.args(["--backend", launch.backend.word()]);
+    for file in &payload.files {
+        command.arg(file.option).arg(&file.path);
+    }
+    let child = command
+        .args(&payload.options)
+        .args(launch.arguments)
         .stdin(Stdio::null())
         .stdout(file)
         .spawn()
-        .map_err(error::start("contract"))?;
+        .map_err(error::start(launch.program.name()))?;
     Ok(Local { child, output })
 }

@@ -1,12 +1,15 @@
-//! Bringing `contract` to a kind of KVM, and its lines back.
+//! Bringing a program to a kind of KVM, and its lines back.
 
+mod about;
 mod bochs;
 mod error;
 mod follow;
 mod image;
 mod iso;
 mod local;
+mod payload;
 mod qemu;
+mod stock;
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,6 +19,7 @@ use std::time::{Duration, Instant};
 use crate::line::{Backend, Line};
 
 pub use error::LaunchError;
+pub use payload::Program;
 
 use follow::Follow;
 
@@ -24,12 +28,26 @@ use follow::Follow;
 pub struct Launch<'a> {
     /// Where.
     pub backend: Backend,
-    /// The directory for the lines, `<backend>.jsonl`, and for what the run was made of, `<backend>/`.
+    /// What.
+    pub program: Program<'a>,
+    /// The directory with the programs of this package.
+    pub programs: &'a Path,
+    /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
+    /// name of a program other than `contract`.
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
-    /// More arguments for `contract`.
-    pub contract: &'a [String],
+    /// More arguments for the program.
+    pub arguments: &'a [String],
+}
+
+impl Launch<'_> {
+    fn name(&self) -> &'static str {
+        match self.program {
+            Program::Contract { .. } => self.backend.word(),
+            Program::Busy { .. } => self.program.name(),
+        }
+    }
 }
 
 /// What came of it.
@@ -45,31 +63,53 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
-/// Runs `contract` there. `tell` gets each line when it comes.
+/// Runs the program there. `tell` gets each line when it comes.
 ///
 /// # Errors
 ///
 /// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
-    let guest = guest_images::build_testguest(&dir)?;
-    let began = Instant::now();
-    let mut running: Box<dyn Follow> = match launch.backend {
-        Backend::Intel | Backend::Amd => Box::new(bochs::start(launch, &dir, &guest)?),
-        Backend::Nested => Box::new(qemu::start(launch, &dir, &guest)?),
-        Backend::Local => Box::new(local::start(launch, &dir, &guest)?),
+    let payload = payload::build(launch, &dir)?;
+    let outer = match launch.backend {
+        Backend::Intel => Some(image::build(launch, &dir, &payload, "kvm_intel")?),
+        Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &payload, "kvm_amd")?),
+        Backend::Local => None,
     };
-    let path = launch.results.join(format!("{}.jsonl", launch.backend));
-    let mut file = File::create(&path).map_err(error::file("create", &path))?;
+    let memory_mib = payload.memory_mib;
+    let began = Instant::now();
+    let mut running: Box<dyn Follow> = match &outer {
+        Some(outer) if launch.backend == Backend::Nested => {
+            Box::new(qemu::start(&dir, outer, memory_mib)?)
+        }
+        Some(outer) => Box::new(bochs::start(launch, &dir, outer, memory_mib)?),
+        None => Box::new(local::start(launch, &dir, &payload)?),
+    };
+    let path = launch.results.join(format!("{}.jsonl", launch.name()));
+    // What is known of other cases stays when only some are run.
+    let some = launch
+        .arguments
+        .iter()
+        .any(|word| word.starts_with("--only"));
+    let mut file = File::options()
+        .create(true)
+        .write(true)
+        .append(some)
+        .truncate(!some)
+        .open(&path)
+        .map_err(error::file("create", &path))?;
     let mut end = None;
-    follow::until_end(running.as_mut(), began + launch.timeout, &mut |line| {
+    let mut keep = |line: Line| {
         tell(&line);
         if let Line::End { cases, failed, .. } = line {
             end = Some((cases, failed));
         }
         let json = serde_json::to_string(&line).unwrap_or_default();
         writeln!(file, "{json}").map_err(error::file("write", &path))
-    })?;
+    };
+    let release = outer.as_ref().map(|outer| &*outer.release);
+    keep(about::about(launch.backend, release)?)?;
+    follow::until_end(running.as_mut(), began + launch.timeout, &mut keep)?;
     let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
     Ok(Launched {
         cases,
@@ -79,9 +119,18 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
     })
 }
 
+/// Writes a file.
+///
+/// # Errors
+///
+/// It cannot be written.
+pub fn write(path: &Path, text: &str) -> Result<(), LaunchError> {
+    std::fs::write(path, text).map_err(error::file("write", path))
+}
+
 /// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.
 fn scratch(launch: &Launch<'_>) -> Result<PathBuf, LaunchError> {
-    let dir = launch.results.join(launch.backend.word());
+    let dir = launch.results.join(launch.name());
     match std::fs::remove_dir_all(&dir) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => std::fs::create_dir_all(&dir).and_then(|()| dir.canonicalize()),

@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::follow::{self, Follow, kill};
-use super::image::COMMAND_LINE;
-use super::{Launch, LaunchError, error, image};
+use super::image::{COMMAND_LINE, Outer};
+use super::{LaunchError, error};
 
 /// Names the QEMU to use, as for `hyprobe --accel nested`.
 const VARIABLE: &str = "HYPROBE_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
 const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2 -m 512M";
+                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2";
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -36,12 +36,16 @@ impl Drop for Qemu {
     }
 }
 
+/// Which QEMU.
+pub(super) fn program() -> String {
+    std::env::var(VARIABLE).unwrap_or_else(|_| PROGRAM.to_owned())
+}
+
 /// Starts QEMU.
-pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Qemu, LaunchError> {
-    let outer = image::build(launch, dir, guest, "kvm_amd")?;
+pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, LaunchError> {
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
-    let program = std::env::var(VARIABLE).unwrap_or_else(|_| PROGRAM.to_owned());
+    let program = program();
     // Asked first: the command below cannot tell that the program is missing.
     let version = Command::new(&program)
         .arg("--version")
@@ -55,6 +59,7 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, guest: &Path) -> Result<Qem
     }
     let child = follow::command(&program)
         .args(ARGUMENTS.split_ascii_whitespace())
+        .args(["-m", &format!("{}M", memory_mib)])
         .arg("-kernel")
         .arg(&outer.kernel)
         .arg("-initrd")

@@ -115,17 +115,8 @@ pub struct HostFacts {
     pub breakpoint_injection: BreakpointInjection,
     /// `out dx, al` in ring 0.
     pub port: PortDelivery,
-    /// `KVM_GUESTDBG_SINGLESTEP` in ring 0 stops after one instruction.
-    pub step: bool,
-    /// The same in ring 3.
-    pub step_user: bool,
-    /// `KVM_GUESTDBG_BLOCKIRQ` is there: no interrupt is taken during a step.
-    pub step_blocks_interrupts: bool,
-    /// The guest sees TF in `pushf` while it is stepped.
-    pub step_leaks_tf: bool,
-    /// A step whose instruction leaves the guest on the way leaves its #DB behind, and the vCPU takes that when it runs
-    /// on: the VT-x of Bochs, which holds the trap of an instruction pending that has not been executed yet.
-    pub step_left_over: bool,
+    /// `KVM_GUESTDBG_BLOCKIRQ` holds interrupts back, and they come when it is taken off.
+    pub holds_interrupts: bool,
     /// Execution breakpoints in debug registers fire in ring 0.
     pub debug_execute: bool,
     /// Data breakpoints in debug registers fire in ring 0.

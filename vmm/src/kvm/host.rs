@@ -40,13 +40,13 @@ pub enum OpenError {
 /// What KVM says it can do, as far as hyprobe makes use of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Registers come with the exit: no system call to look at them.
+    /// General registers and what holds interrupts back come with the exit: no system call to look at them.
     pub sync_regs: bool,
     /// An instruction that KVM cannot emulate exits, and nothing is queued for the guest.
     pub exit_on_emulation_failure: bool,
     /// MSR accesses can be filtered and reported.
     pub msr_filter: bool,
-    /// Interrupts can be held back during a single step.
+    /// Interrupts can be held back (`KVM_GUESTDBG_BLOCKIRQ`).
     pub block_interrupts: bool,
     /// vCPUs at most.
     pub max_vcpus: usize,
@@ -63,6 +63,9 @@ pub struct Host {
 
 /// KVM_CAP_EXIT_ON_EMULATION_FAILURE, not yet named by kvm-ioctls.
 pub(crate) const CAP_EXIT_ON_EMULATION_FAILURE: u32 = 204;
+/// What is to come with each exit: general registers and events.
+const SYNCED: i32 =
+    (kvm_bindings::KVM_SYNC_X86_REGS | kvm_bindings::KVM_SYNC_X86_EVENTS).cast_signed();
 /// KVM_CAP_SET_GUEST_DEBUG2: returns which KVM_GUESTDBG_ flags are known.
 const CAP_SET_GUEST_DEBUG2: u64 = 195;
 
@@ -117,7 +120,7 @@ impl Host {
         }
         let raw = |capability: u64| kvm.check_extension_raw(capability);
         let capabilities = Capabilities {
-            sync_regs: kvm.check_extension_int(Cap::SyncRegs) & 1 != 0,
+            sync_regs: kvm.check_extension_int(Cap::SyncRegs) & SYNCED == SYNCED,
             exit_on_emulation_failure: raw(u64::from(CAP_EXIT_ON_EMULATION_FAILURE)) > 0,
             msr_filter: kvm.check_extension(Cap::X86UserSpaceMsr)
                 && kvm.check_extension(Cap::X86MsrFilter),
@@ -144,6 +147,16 @@ impl Host {
             .iter()
             .find(|entry| entry.function == leaf && entry.index == 0);
         entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
+    }
+
+    /// How many bits guest-physical addresses have.
+    #[must_use]
+    pub(crate) fn guest_physical_bits(&self) -> u32 {
+        match self.guest_cpuid(0x8000_0008)[0] & 0xff {
+            // What it is without that leaf.
+            0 => 36,
+            bits => bits,
+        }
     }
 
     /// What this KVM says it can do.

@@ -16,7 +16,8 @@ use crate::devices::{
     IOAPIC_PINS, MsiSink, Platform, PlatformConfig, PlatformError, SerialInput, Shutdown,
 };
 use crate::kvm::{CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts};
-use crate::memory::{Ram, RamError, SlotError, Slots};
+use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
+use crate::vcpu::moves::Moves;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
 /// The register that a 64-bit kernel points at its system-call entry: its write tells where the kernel is.
@@ -168,6 +169,7 @@ impl Machine {
         }
         let vm = Arc::new(create_vm(host, facts.msr_exits)?);
         let memory = Ram::new(&boot::ram_regions(config.memory_bytes))?;
+        let ram_end = memory.end();
         let mut slots = Slots::new(memory.regions(), capabilities.max_slots);
         slots.apply(&vm, &[])?;
 
@@ -210,6 +212,8 @@ impl Machine {
             vm,
             memory,
             slots: Mutex::new(slots),
+            detour_place: detour_place(ram_end, host.guest_physical_bits()),
+            moves: Moves::new(usize::from(config.cpus)),
             gate: crate::vcpu::gate::Gate::default(),
             facts,
             sync_regs: capabilities.sync_regs,

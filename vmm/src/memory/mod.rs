@@ -1,8 +1,11 @@
-//! Guest memory: the RAM, and the KVM slots it is cut into.
+//! Guest memory: the RAM, the detour memory beside it, and the KVM slots they are cut into.
 
+mod detour;
 mod ram;
 mod slots;
 
+pub(crate) use detour::detour_place;
+pub use detour::{DetourMapError, DetourMemory, DetourSize};
 pub(crate) use ram::Ram;
 pub use ram::RamError;
 pub(crate) use slots::Slots;

@@ -46,6 +46,11 @@ impl Ram {
         self.guest.address_in_range(gpa)
     }
 
+    /// The first guest-physical address behind all of it.
+    pub(crate) fn end(&self) -> u64 {
+        self.guest.last_addr().0.saturating_add(1)
+    }
+
     pub(crate) fn regions(&self) -> Vec<RamRegion> {
         self.guest
             .iter()

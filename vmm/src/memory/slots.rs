@@ -10,6 +10,8 @@ use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
 use vm_memory::GuestAddress;
 
+use super::detour::DetourMemory;
+
 /// A page, in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
@@ -82,6 +84,10 @@ pub(crate) struct Slots {
     regions: Vec<RamRegion>,
     in_force: BTreeMap<Slot, u32>,
     available: usize,
+    /// What of the RAM is read-only, sorted and disjoint.
+    read_only: Vec<PageRange>,
+    /// Lies above all RAM.
+    detour: Option<DetourMemory>,
 }
 
 impl Slots {
@@ -90,13 +96,57 @@ impl Slots {
             regions,
             in_force: BTreeMap::new(),
             available,
+            read_only: Vec::new(),
+            detour: None,
         }
     }
 
     /// Makes the slots such that exactly `read_only` (sorted, disjoint) is read-only. Called with every vCPU paused,
     /// or before any has run.
     pub(crate) fn apply(&mut self, vm: &VmFd, read_only: &[PageRange]) -> Result<(), SlotError> {
-        let wanted = plan(&self.regions, read_only);
+        let detour = self.detour.clone();
+        self.put_in_force(vm, read_only, detour.as_ref())?;
+        self.read_only = read_only.to_vec();
+        Ok(())
+    }
+
+    /// Puts detour memory beside the RAM, or takes it away. Called with every vCPU paused.
+    pub(crate) fn set_detour(
+        &mut self,
+        vm: &VmFd,
+        detour: Option<DetourMemory>,
+    ) -> Result<(), SlotError> {
+        let read_only = self.read_only.clone();
+        match self.put_in_force(vm, &read_only, detour.as_ref()) {
+            Ok(()) => {
+                self.detour = detour;
+                Ok(())
+            }
+            Err(error) => {
+                // KVM may have taken one of its slots: what is mapped for it must not become anything else.
+                std::mem::forget(detour);
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn detour(&self) -> Option<&DetourMemory> {
+        self.detour.as_ref()
+    }
+
+    fn put_in_force(
+        &mut self,
+        vm: &VmFd,
+        read_only: &[PageRange],
+        detour: Option<&DetourMemory>,
+    ) -> Result<(), SlotError> {
+        let mut regions = self.regions.clone();
+        let mut read_only = read_only.to_vec();
+        if let Some(detour) = detour {
+            regions.extend(detour.region());
+            read_only.push(detour.read_only());
+        }
+        let wanted = plan(&regions, &read_only);
         if wanted.len() > self.available {
             return Err(SlotError::TooMany {
                 needed: wanted.len(),
@@ -167,7 +217,8 @@ fn set(vm: &VmFd, id: u32, slot: Slot, bytes: u64) -> Result<(), SlotError> {
         userspace_addr: slot.host,
     };
     // SAFETY: the host range lies within the RAM mapping of this machine, which outlives its VM (`Machine` holds
-    // both); slots never overlap, since `plan` cuts disjoint regions.
+    // both), or within detour memory, which `Slots` holds until its slots are gone; slots never overlap, since `plan`
+    // cuts disjoint regions.
     unsafe { vm.set_user_memory_region(region) }.map_err(|source| SlotError::Refused {
         gpa: slot.gpa,
         bytes,

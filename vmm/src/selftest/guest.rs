@@ -1,17 +1,20 @@
 //! The machine of the self-test.
 
+use std::time::Duration;
+
 use kvm_bindings::{
-    KVM_GUESTDBG_ENABLE, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap, kvm_guest_debug, kvm_regs,
-    kvm_segment, kvm_sregs,
+    KVM_CAP_SPLIT_IRQCHIP, KVM_GUESTDBG_ENABLE, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
+    kvm_guest_debug, kvm_msi, kvm_regs, kvm_segment, kvm_sregs,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::SelfTestError;
+use crate::devices::IOAPIC_PINS;
 use crate::kvm::Host;
 use crate::memory::{PageRange, Ram, Slots};
 use crate::vcpu::kick::{self, KickTarget};
-use crate::vcpu::watchdog::StepWatchdog;
+use crate::vcpu::watchdog::Watchdog;
 
 const GDT: u64 = 0x1000;
 const IDT: u64 = 0x2000;
@@ -30,12 +33,23 @@ pub(super) const READ_ONLY: u32 = 0x18000;
 const STUBS: u64 = 0x1a000;
 const STUB_BYTES: u64 = 8;
 const MEMORY_BYTES: usize = 0x20_0000;
+const RFLAGS_IF: u64 = 1 << 9;
 
 /// The port to which the stub of an interrupt vector writes the vector.
 pub(super) const VECTOR_PORT: u8 = 0xe0;
 /// The port to which a question's code writes when it got to its end.
 pub(super) const END_PORT: u8 = 0xe1;
 
+/// The interrupt that a question may raise, and what the stub of its vector tells.
+const INTERRUPT: u8 = 0x35;
+pub(super) const INTERRUPT_TOLD: u8 = INTERRUPT % 32;
+/// Where the first local APIC takes messages.
+const MSI_ADDRESS: u32 = 0xfee0_0000;
+/// Offset of the spurious-interrupt register in a local APIC, and the bit in it that switches the APIC on.
+const APIC_SPURIOUS: usize = 0xf0;
+const APIC_ON: i8 = 1;
+
+const KICK_EVERY: Duration = Duration::from_millis(5);
 /// After so many kicks of the watchdog, a question has no answer.
 const PATIENCE_KICKS: u32 = 60;
 
@@ -91,6 +105,13 @@ impl TinyGuest {
         vm.set_tss_address(0xfffb_d000)
             .map_err(refused("KVM_SET_TSS_ADDR"))?;
         crate::machine::disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
+        // Local APICs in KVM and nothing else, as in the machine.
+        let mut cap = kvm_enable_cap {
+            cap: KVM_CAP_SPLIT_IRQCHIP,
+            ..Default::default()
+        };
+        cap.args[0] = u64::from(IOAPIC_PINS);
+        vm.enable_cap(&cap).map_err(refused("KVM_ENABLE_CAP"))?;
         if host.capabilities().exit_on_emulation_failure {
             let mut cap = kvm_enable_cap {
                 cap: crate::kvm::CAP_EXIT_ON_EMULATION_FAILURE,
@@ -260,6 +281,26 @@ impl TinyGuest {
         self.fd.set_regs(&regs).map_err(refused("KVM_SET_REGS"))
     }
 
+    /// Switches interrupts on and sends one, which is taken before the next instruction if nothing holds it back.
+    pub(super) fn raise_interrupt(&mut self) -> Result<(), SelfTestError> {
+        let mut lapic = self.fd.get_lapic().map_err(refused("KVM_GET_LAPIC"))?;
+        lapic.regs[APIC_SPURIOUS + 1] |= APIC_ON;
+        self.fd
+            .set_lapic(&lapic)
+            .map_err(refused("KVM_SET_LAPIC"))?;
+        let message = kvm_msi {
+            address_lo: MSI_ADDRESS,
+            data: INTERRUPT.into(),
+            ..Default::default()
+        };
+        self.vm
+            .signal_msi(message)
+            .map_err(refused("KVM_SIGNAL_MSI"))?;
+        let mut regs = self.regs()?;
+        regs.rflags |= RFLAGS_IF;
+        self.fd.set_regs(&regs).map_err(refused("KVM_SET_REGS"))
+    }
+
     pub(super) fn read(&self, at: u64) -> Result<u64, SelfTestError> {
         Ok(self.memory.guest().read_obj(GuestAddress(at))?)
     }
@@ -268,7 +309,7 @@ impl TinyGuest {
     pub(super) fn run(&mut self) -> Exit {
         let target = KickTarget::default();
         let _registration = kick::Registration::new(&mut self.fd, &target);
-        let _watchdog = StepWatchdog::start();
+        let _watchdog = Watchdog::every(KICK_EVERY);
         for _ in 0..PATIENCE_KICKS {
             return match self.fd.run() {
                 Ok(VcpuExit::IoOut(port, &[byte])) if port == u16::from(VECTOR_PORT) => {

@@ -3,20 +3,17 @@
 use std::time::Instant;
 
 use kvm_bindings::{
-    KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
 };
 
 use super::SelfTestError;
-use super::guest::{CODE, DATA, END_PORT, Exit, READ_ONLY, Ring, TinyGuest};
+use super::guest::{CODE, DATA, END_PORT, Exit, INTERRUPT_TOLD, READ_ONLY, Ring, TinyGuest};
 use crate::kvm::{BreakpointInjection, Host, Int3Delivery, PortDelivery, Speed};
 
 /// `out END_PORT, al; hlt`
 const END: [u8; 3] = [0xe6, END_PORT, 0xf4];
 const NOP: u8 = 0x90;
 const INT3: u8 = 0xcc;
-
-/// DR6: a single step ended.
-const DR6_STEP: u64 = 1 << 14;
 
 fn with_end(code: &[u8]) -> Vec<u8> {
     [code, &END].concat()
@@ -114,38 +111,20 @@ pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError>
     Ok(found.unwrap_or(PortDelivery::Broken))
 }
 
-/// Does a single step stop after one instruction?
-pub(super) fn step(guest: &mut TinyGuest, ring: Ring) -> Result<bool, SelfTestError> {
-    guest.load(&with_end(&[NOP, NOP]), ring)?;
-    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
-    let exit = guest.run();
-    Ok(matches!(exit, Exit::Debug { exception: 1, .. }) && guest.rip()? == CODE + 1)
-}
-
-/// Does a stepped `pushf` push TF?
-pub(super) fn step_leaks_tf(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
-    guest.load(&with_end(&[0x9c]), Ring::Kernel)?;
-    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
-    guest.run();
-    Ok(guest.read(guest.regs()?.rsp)? & 0x100 != 0)
-}
-
-/// Does a step whose instruction exits leave a #DB to whatever runs next?
-pub(super) fn step_left_over(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
-    // The SVM of Bochs leaves the cause out of DR6, and gives the #DB that is left over to the host's kernel, which dies
-    // of it: there is no asking.
-    guest.load(&with_end(&[NOP]), Ring::Kernel)?;
-    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
-    if !matches!(guest.run(), Exit::Debug { dr6, .. } if dr6 & DR6_STEP != 0) {
+/// Can an interrupt be held back, and does it come afterwards?
+pub(super) fn holds_interrupts(guest: &mut TinyGuest, host: &Host) -> Result<bool, SelfTestError> {
+    if !host.capabilities().block_interrupts {
         return Ok(false);
     }
-    guest.load(&with_end(&END[..2]), Ring::Kernel)?;
-    guest.debug(&debug(KVM_GUESTDBG_SINGLESTEP))?;
-    guest.run();
-    // KVM completes the port write, and the step with it.
-    guest.run();
+    guest.load(&with_end(&[NOP]), Ring::Kernel)?;
+    guest.raise_interrupt()?;
+    guest.debug(&debug(KVM_GUESTDBG_BLOCKIRQ))?;
+    if guest.run() != Exit::End {
+        return Ok(false);
+    }
+    guest.set_rip(CODE)?;
     guest.debug(&kvm_guest_debug::default())?;
-    Ok(guest.run() == Exit::Vector(1))
+    Ok(guest.run() == Exit::Vector(INTERRUPT_TOLD))
 }
 
 /// Does an execution breakpoint in DR0 fire?

@@ -1,15 +1,18 @@
 //! vCPUs: their threads, how they leave the guest, and how they are paused.
 
+mod alone;
+mod blocking;
 mod cpuid;
 mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
+pub(crate) mod moves;
 pub(crate) mod run;
-mod step;
 pub(crate) mod stopped;
 pub(crate) mod watchdog;
 
+pub use alone::{Alone, AloneEnd};
+pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
 pub use run::RunError;
-pub use step::StepEnd;
 pub use stopped::{Exception, HardwareBreakpoints, StoppedVcpu, VcpuError};

@@ -2,7 +2,7 @@
 
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, kvm_regs,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -74,8 +74,6 @@ pub(crate) enum Left {
     Interrupted,
     /// For the trap handler; what happens if it does not want it is kept in the second field.
     Trapped(Trap, Otherwise),
-    /// A single step ended.
-    Stepped,
     /// The machine is done.
     Ended(End),
 }
@@ -91,7 +89,7 @@ pub(crate) enum Otherwise {
     Memory,
     /// The MSR is written.
     Msr,
-    /// The debug register was not the guest's: it goes on.
+    /// Nothing: the debug register was not the guest's, or the memory is not.
     Continue,
     /// The run ends with [`RunError::EmulationFailure`].
     Fail,
@@ -103,6 +101,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     let registration = kick::Registration::new(fd, shared.ending.target(index));
     if shared.sync_regs {
         fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
+        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::VcpuEvents);
     }
     let mut vcpu = StoppedVcpu {
         fd,
@@ -146,13 +145,16 @@ impl StoppedVcpu<'_> {
                     return End::Failed(error.into());
                 }
             }
+            if let Err(error) = self.heed_moves() {
+                return End::Failed(error.into());
+            }
             let left = match self.enter() {
                 Ok(left) => left,
                 Err(error) => return End::Failed(error),
             };
             self.note_halt(&left);
             match left {
-                Left::Handled | Left::Interrupted | Left::Stepped => (),
+                Left::Handled | Left::Interrupted => (),
                 Left::Ended(end) => return end,
                 Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None)
                 {
@@ -162,6 +164,19 @@ impl StoppedVcpu<'_> {
                 },
             }
         }
+    }
+
+    /// Goes on elsewhere if what this vCPU was executing has gone.
+    fn heed_moves(&mut self) -> Result<(), VcpuError> {
+        let shared = self.shared;
+        if !shared.moves.is_pending(self.index) {
+            return Ok(());
+        }
+        let regs = self.regs()?;
+        if let Some(rip) = shared.moves.heed(self.index, regs.rip) {
+            self.set_regs(&kvm_regs { rip, ..regs })?;
+        }
+        Ok(())
     }
 
     /// Takes note of whether this vCPU waits for something that can never come: it was kicked out of a `hlt` with
@@ -290,15 +305,10 @@ impl StoppedVcpu<'_> {
                 Ok(Left::Handled)
             }
             VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(GuestAddress(gpa)) => {
-                let mut bytes = [0; 8];
-                let len = data.len().min(8);
-                bytes[..len].copy_from_slice(&data[..len]);
-                let trap = Trap::GuestWrite {
-                    gpa: GuestAddress(gpa),
-                    bytes,
-                    len,
-                };
-                Ok(Left::Trapped(trap, Otherwise::Memory))
+                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Memory))
+            }
+            VcpuExit::MmioWrite(gpa, data) if shared.is_detour(gpa) => {
+                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Continue))
             }
             VcpuExit::MmioWrite(gpa, data) => {
                 shared.platform.mmio.write(gpa, data);
@@ -317,7 +327,6 @@ impl StoppedVcpu<'_> {
                         },
                         Otherwise::Continue,
                     ),
-                    DebugCause::Stepped => Left::Stepped,
                     DebugCause::Unknown => Left::Handled,
                 },
             }),
@@ -376,6 +385,17 @@ impl StoppedVcpu<'_> {
                 Left::Trapped(Trap::EmulationFailure, Otherwise::Fail)
             },
         )
+    }
+}
+
+fn guest_write(gpa: u64, data: &[u8]) -> Trap {
+    let mut bytes = [0; 8];
+    let len = data.len().min(8);
+    bytes[..len].copy_from_slice(&data[..len]);
+    Trap::GuestWrite {
+        gpa: GuestAddress(gpa),
+        bytes,
+        len,
     }
 }
 

@@ -1,9 +1,8 @@
 //! A vCPU that has left the guest, as a trap handler sees it.
 
 use kvm_bindings::{
-    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_SINGLESTEP, KVM_GUESTDBG_USE_HW_BP,
-    KVM_GUESTDBG_USE_SW_BP, KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs,
-    kvm_sregs,
+    KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
+    KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::VcpuFd;
 
@@ -34,6 +33,26 @@ pub struct Exception {
     /// CR2, for a page fault.
     pub fault_address: Option<u64>,
 }
+
+impl Exception {
+    /// Whether it is raised before its instruction, which is executed again afterwards.
+    fn is_fault(&self) -> bool {
+        !matches!(
+            self.vector,
+            DEBUG | NMI | BREAKPOINT | OVERFLOW | DOUBLE_FAULT | MACHINE_CHECK
+        )
+    }
+}
+
+const DEBUG: u8 = 1;
+const NMI: u8 = 2;
+const BREAKPOINT: u8 = 3;
+const OVERFLOW: u8 = 4;
+const DOUBLE_FAULT: u8 = 8;
+const MACHINE_CHECK: u8 = 18;
+
+/// Suppresses breakpoints on the next instruction.
+const RFLAGS_RF: u64 = 1 << 16;
 
 /// What the debug registers 0–3 trap on, for all privilege levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -80,7 +99,10 @@ impl StoppedVcpu<'_> {
         self.shared.memory.guest()
     }
 
-    fn failed(&self, request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+    pub(super) fn failed(
+        &self,
+        request: &'static str,
+    ) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
         let vcpu = self.index;
         move |source| VcpuError {
             request,
@@ -117,12 +139,6 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Gives KVM the registers now, and not at the next entry.
-    pub(super) fn store_regs(&mut self) -> Result<(), VcpuError> {
-        let regs = self.regs()?;
-        self.fd.set_regs(&regs).map_err(self.failed("KVM_SET_REGS"))
-    }
-
     /// The system registers.
     ///
     /// # Errors
@@ -130,6 +146,30 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses to tell.
     pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+    }
+
+    /// Sets the system registers: those that [`StoppedVcpu::sregs`] gave, changed. Their bitmap of interrupts holds the
+    /// one that KVM is about to deliver, if any, and goes back as it was.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_sregs(&mut self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        self.fd
+            .set_sregs(sregs)
+            .map_err(self.failed("KVM_SET_SREGS"))
+    }
+
+    /// XCR0: which extended registers the guest has switched on. 0 where there is no such register.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses to tell.
+    pub fn xcr0(&mut self) -> Result<u64, VcpuError> {
+        let xcrs = self.fd.get_xcrs().map_err(self.failed("KVM_GET_XCRS"))?;
+        let known = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
+        let found = known.into_iter().find(|xcr| xcr.xcr == 0);
+        Ok(found.map_or(0, |xcr| xcr.value))
     }
 
     /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
@@ -182,25 +222,26 @@ impl StoppedVcpu<'_> {
     /// When KVM refuses.
     pub fn inject(&mut self, exception: Exception) -> Result<(), VcpuError> {
         self.abandon_port_write()?;
+        if exception.is_fault() {
+            // A processor sets RF in the frame of a fault, but not in that of one that is injected.
+            let regs = self.regs()?;
+            self.set_regs(&kvm_regs {
+                rflags: regs.rflags | RFLAGS_RF,
+                ..regs
+            })?;
+        }
         if let Some(address) = exception.fault_address {
             let mut sregs = self.sregs()?;
             sregs.cr2 = address;
-            self.fd
-                .set_sregs(&sregs)
-                .map_err(self.failed("KVM_SET_SREGS"))?;
+            self.set_sregs(&sregs)?;
         }
-        let mut events = self
-            .fd
-            .get_vcpu_events()
-            .map_err(self.failed("KVM_GET_VCPU_EVENTS"))?;
+        let mut events = self.events()?;
         events.exception.injected = 1;
         events.exception.pending = 0;
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
-        self.fd
-            .set_vcpu_events(&events)
-            .map_err(self.failed("KVM_SET_VCPU_EVENTS"))
+        self.set_events(events)
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
@@ -214,7 +255,7 @@ impl StoppedVcpu<'_> {
         regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
         self.set_regs(&regs)?;
         self.inject(Exception {
-            vector: 3,
+            vector: BREAKPOINT,
             error_code: None,
             fault_address: None,
         })
@@ -236,25 +277,33 @@ impl StoppedVcpu<'_> {
     ///
     /// When KVM refuses.
     pub fn write_msr(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
-        let entry = kvm_msr_entry {
-            index,
-            data: value,
-            ..Default::default()
-        };
-        let msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
-            request: "KVM_SET_MSRS",
-            vcpu: self.index,
-            source: kvm_ioctls::Error::new(libc::ENOMEM),
-        })?;
-        match self
+        self.write_msrs(&[(index, value)])
+    }
+
+    /// Writes model-specific registers, given as index and value, in that order.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses one; those before it are written.
+    pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
+        let entries: Vec<_> = registers
+            .iter()
+            .map(|&(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let refused = |errno| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(errno));
+        let msrs = Msrs::from_entries(&entries).map_err(|_| refused(libc::ENOMEM))?;
+        let written = self
             .fd
             .set_msrs(&msrs)
-            .map_err(self.failed("KVM_SET_MSRS"))?
-        {
-            1 => Ok(()),
-            _ => Err(self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(
-                libc::EINVAL,
-            ))),
+            .map_err(self.failed("KVM_SET_MSRS"))?;
+        if written == entries.len() {
+            Ok(())
+        } else {
+            Err(refused(libc::EINVAL))
         }
     }
 
@@ -285,11 +334,11 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Sets what KVM intercepts for debugging on this vCPU.
+    /// Sets what KVM intercepts for debugging on this vCPU, and whether it holds interrupts back.
     pub(super) fn set_debug(
         &mut self,
         breakpoints: &HardwareBreakpoints,
-        stepping: bool,
+        alone: bool,
     ) -> Result<(), VcpuError> {
         let mut debug = kvm_guest_debug {
             control: KVM_GUESTDBG_ENABLE,
@@ -298,11 +347,8 @@ impl StoppedVcpu<'_> {
         if self.shared.facts.int3.is_usable() {
             debug.control |= KVM_GUESTDBG_USE_SW_BP;
         }
-        if stepping {
-            debug.control |= KVM_GUESTDBG_SINGLESTEP;
-            if self.shared.facts.step_blocks_interrupts {
-                debug.control |= KVM_GUESTDBG_BLOCKIRQ;
-            }
+        if alone && self.shared.facts.holds_interrupts {
+            debug.control |= KVM_GUESTDBG_BLOCKIRQ;
         }
         let dr7 = breakpoints.dr7();
         if dr7 != 0 {
@@ -315,7 +361,7 @@ impl StoppedVcpu<'_> {
         }
         self.debugging = Debugging {
             breakpoints: *breakpoints,
-            stepping,
+            alone,
         };
         self.fd
             .set_guest_debug(&debug)

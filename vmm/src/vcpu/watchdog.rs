@@ -1,23 +1,17 @@
-//! A bound on a single step: a timer that kicks its own thread.
-//!
-//! A step normally ends in a debug exit after one instruction. When the instruction faults, the guest's fault handler
-//! runs on, with TF off, and nothing would ever bring the vCPU back: the timer does.
+//! A timer that kicks its own thread, so that a vCPU that runs alone comes back.
 #![expect(unsafe_code, reason = "POSIX timers")]
 
 use std::time::Duration;
 
 use super::kick;
 
-/// How long one instruction may take before it is taken for one that faulted.
-const STEP_LIMIT: Duration = Duration::from_millis(5);
-
-/// Kicks the thread that made it, from when it is made until it is dropped, every [`STEP_LIMIT`].
+/// Kicks the thread that made it, from when it is made until it is dropped, again and again.
 #[derive(Debug)]
-pub(crate) struct StepWatchdog(Option<libc::timer_t>);
+pub(crate) struct Watchdog(Option<libc::timer_t>);
 
-impl StepWatchdog {
-    /// Starts the timer. Without timers to be had, steps are unbounded.
-    pub(crate) fn start() -> Self {
+impl Watchdog {
+    /// Starts the timer. Without timers to be had, nobody is kicked.
+    pub(crate) fn every(period: Duration) -> Self {
         // SAFETY: an all-zero sigevent is valid; the fields that SIGEV_THREAD_ID needs are set, and the pointers are
         // to locals that outlive the calls.
         unsafe {
@@ -29,10 +23,11 @@ impl StepWatchdog {
             if libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) != 0 {
                 return Self(None);
             }
-            let nanos = libc::c_long::from(STEP_LIMIT.subsec_nanos().cast_signed());
+            // A period of zero would stop the timer.
+            let period = period.max(Duration::from_micros(1));
             let period = libc::timespec {
-                tv_sec: 0,
-                tv_nsec: nanos,
+                tv_sec: libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: libc::c_long::from(period.subsec_nanos().cast_signed()),
             };
             let every = libc::itimerspec {
                 it_interval: period,
@@ -44,10 +39,10 @@ impl StepWatchdog {
     }
 }
 
-impl Drop for StepWatchdog {
+impl Drop for Watchdog {
     fn drop(&mut self) {
         if let Some(timer) = self.0 {
-            // SAFETY: created by `start` and deleted only here.
+            // SAFETY: created by `every` and deleted only here.
             unsafe { libc::timer_delete(timer) };
         }
     }

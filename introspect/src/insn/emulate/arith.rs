@@ -11,7 +11,10 @@ use crate::insn::cpu::{Cpu, Gpr};
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let width = cpu.width(0)?;
     let mnemonic = cpu.insn.mnemonic();
-    let old = cpu.operand(0, width)?;
+    let old = match mnemonic {
+        Mnemonic::Cmp => cpu.operand(0, width)?,
+        _ => cpu.operand_to_write(0, width)?,
+    };
     let carry = cpu.flag(CARRY);
     // `inc` and `dec` leave the carry alone.
     let (which, (result, flags)) = match mnemonic {

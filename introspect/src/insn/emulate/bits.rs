@@ -101,7 +101,8 @@ fn test_bit<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(
         None
     };
     let old = match at {
-        Some(at) => cpu.read(at, width)?,
+        Some(at) if cpu.insn.mnemonic() == Mnemonic::Bt => cpu.read(at, width)?,
+        Some(at) => cpu.read_to_write(at, width)?,
         None => cpu.operand(0, width)?,
     };
     cpu.set_flags(CARRY, when(old & bit != 0, CARRY));

@@ -41,7 +41,8 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         Mnemonic::Xchg => {
             let width = cpu.width(0)?;
-            let (first, second) = (cpu.operand(0, width)?, cpu.operand(1, width)?);
+            let first = cpu.operand_to_write(0, width)?;
+            let second = cpu.operand_to_write(1, width)?;
             cpu.set_operand(0, width, second)?;
             cpu.set_operand(1, width, first)
         }

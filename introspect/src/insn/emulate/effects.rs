@@ -7,6 +7,7 @@ use super::width::Width;
 use crate::Gva;
 use crate::insn::class::Reason;
 use crate::insn::cpu::{Access, Cpu, Fault, Gpr, Segment};
+use crate::insn::system::SystemChanges;
 
 /// Why an instruction stops short. Nothing has changed then.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +53,9 @@ pub(super) struct Effects<'a, C: ?Sized> {
     registers: [(Gpr, u64); MOST_REGISTERS],
     changed: usize,
     store: Option<Store>,
+    system: Option<SystemChanges>,
+    /// RF afterwards.
+    resume: bool,
     /// The last value read from memory: what a locked instruction replaces.
     loaded: u64,
 }
@@ -78,6 +82,8 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
             registers: [(Gpr::Rax, 0); MOST_REGISTERS],
             changed: 0,
             store: None,
+            system: None,
+            resume: false,
             loaded: 0,
         }
     }
@@ -139,6 +145,17 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         self.flags_after = (self.flags_after & !which) | (values & which);
     }
 
+    /// RF will be as given; with other instructions it will be clear.
+    pub(super) fn resume(&mut self, resume: bool) {
+        self.resume = resume;
+    }
+
+    /// Will change what is not in general registers, RIP or the flags. Such an instruction
+    /// writes no memory.
+    pub(super) fn change_system(&mut self, changes: SystemChanges) {
+        self.system = Some(changes);
+    }
+
     /// Goes on at `target` instead of behind the instruction.
     pub(super) fn jump(&mut self, target: u64) {
         self.rip = target;
@@ -150,10 +167,20 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// Reads memory as it was before the instruction.
     pub(super) fn read(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
-        check_canonical(at, width.bytes(), Access::Read)?;
+        self.load(at, width, Access::Read)
+    }
+
+    /// The same, of what the instruction will write: that it may is checked before it reads.
+    pub(super) fn read_to_write(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
+        self.load(at, width, Access::Write)
+    }
+
+    fn load(&mut self, at: u64, width: Width, access: Access) -> Result<u64, Stop> {
+        check_canonical(at, width.bytes(), access)?;
         self.check_alignment(at, width)?;
         let mut bytes = [0; 8];
-        self.cpu.read(Gva(at), &mut bytes[..width.bytes()])?;
+        self.cpu
+            .read(Gva(at), &mut bytes[..width.bytes()], access)?;
         self.loaded = u64::from_le_bytes(bytes);
         Ok(self.loaded)
     }
@@ -181,7 +208,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         let mut bytes = vec![0; count * width.bytes()];
         check_canonical(at, bytes.len(), Access::Read)?;
         self.check_alignment(at, width)?;
-        self.cpu.read(Gva(at), &mut bytes)?;
+        self.cpu.read(Gva(at), &mut bytes, Access::Read)?;
         Ok(bytes)
     }
 
@@ -241,11 +268,16 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
                 content: Content::Bytes(bytes),
             }) => self.cpu.write(at, &bytes)?,
         }
+        if let Some(changes) = &self.system {
+            self.cpu.change_system(changes)?;
+        }
         for &(register, value) in &self.registers[..self.changed] {
             self.cpu.set_gpr(register, value);
         }
         // Completing an instruction clears RF, which suppresses breakpoints on it.
-        self.cpu.set_rflags(self.flags_after & !flags::RESUME);
+        let resume = flags::when(self.resume, flags::RESUME);
+        self.cpu
+            .set_rflags(self.flags_after & !flags::RESUME | resume);
         self.cpu.set_rip(self.rip);
         Ok(Commit::Done)
     }
@@ -257,7 +289,7 @@ fn is_locked(insn: &Instruction) -> bool {
 }
 
 /// With 48 bits of address: a guest with 57 has the rare address in between stepped.
-fn is_canonical(at: u64) -> bool {
+pub(super) fn is_canonical(at: u64) -> bool {
     let upper = at.cast_signed() >> 47;
     upper == 0 || upper == -1
 }

@@ -4,7 +4,10 @@ use std::sync::atomic::{Ordering, fence};
 
 use super::effects::{Commit, Effects, Stop};
 use super::family::Family;
-use super::{arith, bits, branch, data, flags, logic, multiply, shift, stack, status, string};
+use super::{
+    arith, bits, branch, data, flags, interrupts, logic, multiply, segment, shift, stack, status,
+    string, transfer,
+};
 use crate::Gva;
 use crate::insn::class::{Reason, family};
 use crate::insn::cpu::{Cpu, Fault};
@@ -26,8 +29,8 @@ pub enum Outcome {
 /// Runs the instruction at RIP, whose bytes (the guest's own, without plants) come first in
 /// `bytes`.
 ///
-/// Of the processor's state outside [`Cpu`], the caller ends an interrupt shadow (after `sti`
-/// or a load of SS) when this returns [`Outcome::Done`]. Data breakpoints that the guest has set
+/// Of the processor's state outside [`Cpu`], the caller ends the interrupt shadow that the
+/// instruction before has cast when this returns [`Outcome::Done`]. Data breakpoints that the guest has set
 /// in debug registers do not notice emulated accesses.
 pub fn emulate<C: Cpu + ?Sized>(cpu: &mut C, bytes: &[u8]) -> Outcome {
     match decode(bytes, Gva(cpu.rip())) {
@@ -87,6 +90,9 @@ fn attempt<C: Cpu + ?Sized>(
         Family::Stack => stack::run(cpu)?,
         Family::Branch => branch::run(cpu)?,
         Family::Status => status::run(cpu)?,
+        Family::Segment => segment::run(cpu)?,
+        Family::Interrupts => interrupts::run(cpu)?,
+        Family::Transfer => transfer::run(cpu)?,
     }
     effects.commit()
 }

@@ -2,6 +2,8 @@
 
 use iced_x86::{Code, EncodingKind, Instruction, Mnemonic};
 
+use super::segment;
+
 /// The instructions that one file emulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::insn) enum Family {
@@ -29,6 +31,12 @@ pub(in crate::insn) enum Family {
     Branch,
     /// The flags register itself.
     Status,
+    /// Segment registers and their bases.
+    Segment,
+    /// Letting interrupts in, and waiting for them.
+    Interrupts,
+    /// Returns from interrupts and system calls.
+    Transfer,
 }
 
 impl Family {
@@ -81,6 +89,7 @@ impl Family {
             | M::Tzcnt
             | M::Lzcnt
             | M::Popcnt => Self::Bits,
+            M::Mov if segment::is_move(insn) => Self::Segment,
             M::Mov
             | M::Movzx
             | M::Movsx
@@ -185,6 +194,9 @@ impl Family {
             | M::Pushfq
             | M::Popf
             | M::Popfq => Self::Status,
+            M::Swapgs | M::Rdfsbase | M::Rdgsbase | M::Wrfsbase | M::Wrgsbase => Self::Segment,
+            M::Sti | M::Hlt => Self::Interrupts,
+            M::Iretd | M::Iretq | M::Sysret | M::Sysretq => Self::Transfer,
             _ => return None,
         })
     }

@@ -20,6 +20,8 @@ pub(super) const NESTED_TASK: u64 = 1 << 14;
 pub(super) const RESUME: u64 = 1 << 16;
 pub(super) const VIRTUAL_8086: u64 = 1 << 17;
 pub(super) const ALIGNMENT: u64 = 1 << 18;
+pub(super) const VIRTUAL_INTERRUPT: u64 = 1 << 19;
+pub(super) const INTERRUPT_PENDING: u64 = 1 << 20;
 pub(super) const IDENTIFICATION: u64 = 1 << 21;
 
 /// The six that arithmetic sets.

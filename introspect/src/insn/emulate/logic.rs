@@ -10,7 +10,10 @@ use crate::insn::cpu::Cpu;
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let width = cpu.width(0)?;
     let mnemonic = cpu.insn.mnemonic();
-    let old = cpu.operand(0, width)?;
+    let old = match mnemonic {
+        Mnemonic::Test => cpu.operand(0, width)?,
+        _ => cpu.operand_to_write(0, width)?,
+    };
     if mnemonic == Mnemonic::Not {
         return cpu.set_operand(0, width, !old);
     }

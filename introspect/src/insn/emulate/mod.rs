@@ -13,13 +13,16 @@ mod effects;
 mod engine;
 mod family;
 mod flags;
+mod interrupts;
 mod logic;
 mod multiply;
 mod operand;
+mod segment;
 mod shift;
 mod stack;
 mod status;
 mod string;
+mod transfer;
 mod width;
 
 pub use engine::{Outcome, emulate, emulate_decoded};

@@ -53,6 +53,15 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         }
     }
 
+    /// Reads an operand, as [`Effects::operand`] does, that will be written.
+    pub(super) fn operand_to_write(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
+        if !self.is_memory(operand) {
+            return self.operand(operand, width);
+        }
+        let at = self.memory_address()?;
+        self.read_to_write(at, width)
+    }
+
     /// Will write an operand.
     pub(super) fn set_operand(
         &mut self,

@@ -14,7 +14,7 @@ use crate::insn::cpu::Cpu;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let width = cpu.width(0)?;
-    let old = cpu.operand(0, width)?;
+    let old = cpu.operand_to_write(0, width)?;
     let last = cpu.insn.op_count() - 1;
     let count = cpu.operand(last, Width::B1)? & if width == Width::B8 { 63 } else { 31 };
     // Fits: at most 63.

@@ -24,7 +24,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         Mnemonic::Lahf => cpu.set_gpr_second_byte(Gpr::Rax, cpu.flags() & IN_AH | FIXED),
         Mnemonic::Sahf => cpu.set_flags(IN_AH, cpu.gpr(Gpr::Rax) >> 8),
         Mnemonic::Cli => {
-            if u64::from(cpu.cpu.privilege_level()?) > io_level(cpu) {
+            if u64::from(cpu.cpu.privilege_level()?) > cpu.io_level() {
                 return Err(Reason::PrivilegeLevel.into());
             }
             cpu.set_flags(INTERRUPT, 0);
@@ -46,8 +46,11 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
     Ok(())
 }
 
-fn io_level<C: Cpu + ?Sized>(cpu: &Effects<'_, C>) -> u64 {
-    (cpu.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
+impl<C: Cpu + ?Sized> Effects<'_, C> {
+    /// The lowest privilege that may turn interrupts on and off.
+    pub(super) fn io_level(&self) -> u64 {
+        (self.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
+    }
 }
 
 fn check_access_control<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
@@ -77,7 +80,7 @@ fn pop<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), St
     if level == 0 {
         which |= IO_LEVEL;
     }
-    if level <= io_level(cpu) {
+    if level <= cpu.io_level() {
         which |= INTERRUPT;
     }
     cpu.set_flags(width.truncate(which), image);

@@ -21,7 +21,7 @@ fn reach(rig: &Rig, at: Gva) {
         HitOutcome::NeedsPause
     );
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |_| panic!("nothing to step"))
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!(vcpu.regs.rip, at.0 + 1, "and goes on");
 }
@@ -215,7 +215,9 @@ fn a_panic_is_noted_with_its_message() {
         let mut vcpu = vcpu(panic);
         vcpu.regs.rdi = DATA;
         rig.engine
-            .on_paused_hit(&mut vcpu, &rig.paused, panic, |_| panic!("nothing to step"))
+            .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
+                panic!("nothing to run")
+            })
             .expect("handled");
         assert_eq!(rig.engine.panicked().expect("noted").message, expected);
         assert!(rig.notes()[0].text.contains(&expected));
@@ -225,7 +227,9 @@ fn a_panic_is_noted_with_its_message() {
     let mut vcpu = vcpu(panic);
     vcpu.regs.rdi = MEMORY_BYTES as u64;
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, panic, |_| panic!("nothing to step"))
+        .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
+            panic!("nothing to run")
+        })
         .expect("handled");
     assert_eq!(rig.engine.panicked().expect("noted").message, "");
 }
@@ -287,7 +291,7 @@ fn an_error_while_the_guest_runs_refuses_what_is_pending() {
     // The first is for the text as a whole.
     rig.paused.requests.fail(2);
     rig.engine
-        .on_paused_hit(&mut vcpu, &rig.paused, rest_init, |_| {
+        .on_paused_hit(&mut vcpu, &rig.paused, rest_init, |_, _| {
             panic!("nothing to step")
         })
         .expect("the guest runs on");

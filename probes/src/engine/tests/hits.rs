@@ -5,7 +5,7 @@ use introspect::Gva;
 use super::{PLAIN, RDTSC, Rig, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::guest::fake::Injected;
-use crate::guest::{GuestError, Stepped};
+use crate::guest::{GuestError, Ran};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
 use crate::{Abilities, Hex, PlantByte, Tier};
 
@@ -162,10 +162,12 @@ fn a_breakpoint_that_exits_is_executed_in_place() {
         HitOutcome::NeedsPause
     );
     let mut shown = 0;
-    let outcome = rig.engine.on_paused_hit(&mut vcpu, &rig.paused, at, |_| {
-        shown = rig.seen(at);
-        Ok(Stepped::Done)
-    });
+    let outcome = rig
+        .engine
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
+            shown = rig.seen(at);
+            Ok(Ran::Nowhere)
+        });
     assert_eq!(
         (outcome.expect("handled"), shown),
         (HitOutcome::Resume, 0xcc)
@@ -186,7 +188,7 @@ fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     let outcome = rig
         .engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |_| panic!("no step"));
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"));
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(
         vcpu.regs.rip, at.0,
@@ -217,35 +219,9 @@ fn errors_of_the_vcpu_are_told() {
         failures += 1;
     }
     assert_eq!(
-        failures, 4,
-        "registers twice, the system's state, registers set"
+        failures, 5,
+        "registers twice, the system's state, what holds interrupts back, registers set"
     );
-}
-
-#[test]
-fn an_error_of_the_step_leaves_the_plant_in_place() {
-    let (kernel, at) = one("reads_time", &RDTSC);
-    let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
-    let error = rig
-        .engine
-        .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_| {
-            Err(GuestError::Injected(0))
-        })
-        .expect_err("the step failed");
-    assert!(matches!(error, GuestError::Injected(0)));
-    assert_eq!(rig.seen(at), PlantByte::Port.value());
-    assert_eq!(rig.probe(0).tier, None);
-}
-
-#[test]
-fn a_step_that_was_diverted_is_not_counted_as_one() {
-    let (kernel, at) = one("reads_time", &RDTSC);
-    let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
-    rig.engine
-        .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_| Ok(Stepped::Diverted))
-        .expect("handled");
-    assert_eq!((rig.probe(0).tier, rig.probe(0).exits), (None, 0));
-    assert_eq!(rig.seen(at), PlantByte::Port.value());
 }
 
 #[test]

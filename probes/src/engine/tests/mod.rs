@@ -1,13 +1,19 @@
 //! The engine with a guest of two megabytes and vCPUs that record what is done to them.
 
 mod arming;
+mod changes;
+mod detours;
 mod hits;
+mod in_place;
 mod passing;
+mod readers;
+mod returns;
+mod system;
 mod writes;
 
 use std::sync::{Arc, Mutex};
 
-use introspect::insn::Features;
+use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, PhysMemory as _};
 
 use super::{Abilities, Engine, NewProbe};
@@ -80,7 +86,20 @@ const ABILITIES: Abilities = Abilities {
     plant: PlantByte::Port,
     debug_execute: true,
     int3_exits: false,
+    holds_interrupts: true,
     features: Features::ALL,
+    cpuid: NO_COPIES,
+};
+
+/// A processor that lacks what could be copied, so that it is stepped.
+const NO_COPIES: CpuidWords = CpuidWords {
+    leaf1_ecx: 0,
+    leaf1_edx: 0,
+    leaf7_ebx: 0,
+    leaf7_ecx: 0,
+    leaf7_edx: 0,
+    extended_ecx: 0,
+    extended_edx: 0,
 };
 
 impl Rig {
@@ -157,7 +176,12 @@ impl Rig {
 
     /// The byte that the guest sees at a link-time address.
     fn seen(&self, at: Gva) -> u8 {
-        self.memory.bytes()[usize::try_from(gpa(at)).expect("small")]
+        self.byte(gpa(at))
+    }
+
+    /// The byte that the guest sees at a guest-physical address.
+    fn byte(&self, gpa: u64) -> u8 {
+        self.memory.bytes()[usize::try_from(gpa).expect("small")]
     }
 
     fn word(&self, at: u64) -> u64 {

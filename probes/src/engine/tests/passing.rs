@@ -3,9 +3,7 @@
 use introspect::Gva;
 
 use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};
-use crate::Tier;
 use crate::engine::trap::HitOutcome;
-use crate::guest::Stepped;
 use crate::guest::fake::{FakeVcpu, Injected};
 use crate::resolve::synthetic::TEXT;
 
@@ -78,7 +76,7 @@ fn a_read_only_page_may_be_written_without_write_protection() {
 /// What depends on more than is modelled is left to the hardware: addresses that are not canonical raise another
 /// exception, and pages of ring 3 may be out of bounds.
 #[test]
-fn what_is_not_modelled_is_stepped() {
+fn what_is_not_modelled_is_executed_in_place() {
     let (vcpu, outcome, _) = hit(&LOAD, |vcpu| vcpu.regs.rdi = 1 << 63);
     assert_eq!((outcome, vcpu.injected), (HitOutcome::NeedsPause, vec![]));
     let (vcpu, outcome, _) = hit(&RDTSC, |_| ());
@@ -153,62 +151,6 @@ fn what_hardware_does_with_page_tables_is_left_to_it() {
     let keys = |vcpu: &mut FakeVcpu| vcpu.state.protection_keys = true;
     assert!(!passes(&LOAD, user, &keys));
     assert!(passes(&LOAD, ready, &keys));
-}
-
-#[test]
-fn a_step_sees_the_guests_own_byte_and_the_plant_returns() {
-    let (kernel, at) = one("probed", &RDTSC);
-    let rig = Rig::new(&kernel, &["kprobe:probed"]);
-    let plant = rig.seen(at);
-    let mut vcpu = vcpu(at.wrapping_add(1));
-    assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
-        HitOutcome::NeedsPause
-    );
-    let mut steps = 0;
-    let outcome = rig
-        .engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu| {
-            steps += 1;
-            assert_eq!((vcpu.regs.rip, rig.seen(at)), (at.0, RDTSC[0]));
-            vcpu.regs.rip += 2;
-            Ok(Stepped::Done)
-        });
-    assert_eq!((outcome.expect("handled"), steps), (HitOutcome::Resume, 1));
-    assert_eq!((rig.seen(at), vcpu.regs.rip), (plant, at.0 + 2));
-    let probe = rig.probe(0);
-    assert_eq!(
-        (probe.hits, probe.exits, probe.tier),
-        (1, 2, Some(Tier::Stepped))
-    );
-}
-
-/// Each repetition ends a step, and only the first is a hit.
-#[test]
-fn a_repeated_instruction_is_stepped_to_its_end() {
-    const REPETITIONS: u64 = 5;
-    // rep outsb; ret
-    let (kernel, at) = one("probed", &[0xf3, 0x6e, 0xc3]);
-    let rig = Rig::new(&kernel, &["kprobe:probed"]);
-    for diverted_after in [None, Some(2)] {
-        let mut vcpu = vcpu(at);
-        vcpu.regs.rcx = REPETITIONS;
-        rig.engine
-            .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu| {
-                if Some(REPETITIONS - vcpu.regs.rcx) == diverted_after {
-                    return Ok(Stepped::Diverted);
-                }
-                vcpu.regs.rcx -= 1;
-                if vcpu.regs.rcx == 0 {
-                    vcpu.regs.rip += 2;
-                }
-                Ok(Stepped::Done)
-            })
-            .expect("handled");
-        let left = diverted_after.map_or(0, |steps| REPETITIONS - steps);
-        assert_eq!(vcpu.regs.rcx, left);
-        assert_eq!(vcpu.regs.rip, at.0 + if left == 0 { 2 } else { 0 });
-    }
 }
 
 #[test]

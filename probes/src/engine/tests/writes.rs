@@ -4,12 +4,12 @@ use introspect::{Gpa, Gva};
 
 use super::{ABILITIES, Abilities, PLAIN, Rig, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
-use crate::guest::Stepped;
 use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{PlantByte, Tier};
 
 const PORT: u8 = PlantByte::Port.value();
+const RESUME_FLAG: u64 = 1 << 16;
 /// `nop dword ptr [rax]`
 const NOP3: [u8; 3] = [0x0f, 0x1f, 0x00];
 const WITHOUT_DEBUG_REGISTERS: Abilities = Abilities {
@@ -51,7 +51,7 @@ fn what_is_displaced_is_what_the_guest_has_written() {
 
 /// What cannot be decoded is left to the hardware, which raises #UD.
 #[test]
-fn bytes_that_are_no_instruction_are_stepped() {
+fn bytes_that_are_no_instruction_are_executed_in_place() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
     rig.engine
@@ -93,12 +93,17 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
 
     let mut vcpu = vcpu(at);
     let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
-    assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 1));
+    assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 0));
     rig.engine
-        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| panic!("nothing to step"))
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
-    assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0 + 3));
+    assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0));
     assert_eq!(rig.paused.breakpoints(), [None; 4]);
+    // The register leaves the flag behind that would keep the next one from firing.
+    vcpu.regs.rflags |= RESUME_FLAG;
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::Resume, at.0 + 3));
+    assert_eq!(vcpu.regs.rflags & RESUME_FLAG, 0);
     let probe = rig.probe(0);
     assert_eq!(
         (probe.hits, rig.hits().len(), probe.tier),
@@ -106,26 +111,55 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     );
 }
 
+/// The guest has looked at what it wrote to the first of them before it writes to the fifth.
 #[test]
-fn without_a_free_debug_register_the_plant_stays() {
+fn the_oldest_makes_room_when_a_fifth_is_written_over() {
     let mut kernel = SyntheticKernel::new();
     let places: Vec<Gva> = (0..5)
         .map(|i| kernel.function(&format!("patched{i}"), &PLAIN))
         .collect();
     let rig = Rig::new(&kernel, &["kprobe:patched*"]);
-    for at in &places {
+    let seen = || places.iter().map(|at| rig.seen(*at)).collect::<Vec<u8>>();
+    let write = |index: usize| {
+        let place = Gpa(gpa(places[index]));
         rig.engine
-            .stand_in(&rig.paused, Gpa(gpa(*at)), 1)
-            .expect("as far as possible");
-        rig.engine
-            .on_guest_write(Gpa(gpa(*at)), &[0x90])
-            .expect("merged");
+            .stand_in(&rig.paused, place, 1)
+            .expect("withdrawn");
+        rig.engine.on_guest_write(place, &[0x90]).expect("merged");
+    };
+    for index in 0..5 {
+        write(index);
     }
-    let seen: Vec<u8> = places.iter().map(|at| rig.seen(*at)).collect();
-    assert_eq!(seen, [0x90, 0x90, 0x90, 0x90, PORT]);
-    let mut vcpu = vcpu(places[4]);
-    rig.engine.on_hit(&mut vcpu, places[4]).expect("handled");
-    assert_eq!(vcpu.regs.rip, places[4].0 + 1, "past what was written");
+    assert_eq!(seen(), [PORT, 0x90, 0x90, 0x90, 0x90]);
+    let watched = [1, 2, 3, 4].map(|index: usize| Some(places[index].0));
+    assert_eq!(rig.paused.breakpoints(), watched);
+    let mut vcpu = vcpu(places[0]);
+    rig.engine.on_hit(&mut vcpu, places[0]).expect("handled");
+    assert_eq!(vcpu.regs.rip, places[0].0 + 1, "past what was written");
+    write(0);
+    assert_eq!(seen(), [0x90, PORT, 0x90, 0x90, 0x90]);
+    assert_eq!(rig.probe(0).missed.len(), 0);
+}
+
+/// Then nobody sees executions, but the guest finds what it wrote.
+#[test]
+fn without_any_debug_register_to_be_had_executions_are_missed() {
+    const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
+    let mut kernel = SyntheticKernel::new();
+    let keyed: Vec<Gva> = (0..4)
+        .map(|i| kernel.function(&format!("keyed{i}"), &JUMP))
+        .collect();
+    let at = kernel.function("patched", &PLAIN);
+    kernel.jump_labels(&keyed);
+    let rig = Rig::new(&kernel, &["kprobe:patched", "kprobe:keyed*"]);
+    let place = Gpa(gpa(at));
+    rig.engine
+        .stand_in(&rig.paused, place, 1)
+        .expect("withdrawn");
+    rig.engine.on_guest_write(place, &[0x90]).expect("merged");
+    assert_eq!(rig.seen(at), 0x90);
+    assert_eq!(rig.probe(0).missed.get("unwatched"), Some(&1));
+    assert_eq!(rig.notes().len(), 1);
 }
 
 #[test]
@@ -142,19 +176,15 @@ fn disarming_ends_what_stands_in() {
     assert_eq!((rig.seen(at), rig.paused.breakpoints()), (0x90, [None; 4]));
     // The register fired before it was taken away: the guest goes on with its own instruction.
     let mut vcpu = vcpu(at);
-    let mut steps = 0;
     rig.engine
-        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_| {
-            steps += 1;
-            Ok(Stepped::Done)
-        })
+        .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
-    assert_eq!(steps, 1);
+    assert_eq!(vcpu.regs.rip, at.0);
 }
 
 /// The probed instruction itself writes to probed text: the hardware does it, so that it is noticed.
 #[test]
-fn an_instruction_that_writes_to_probed_text_is_stepped() {
+fn an_instruction_that_writes_to_probed_text_is_executed_in_place() {
     // mov [rdi], rax; ret
     let (mut kernel, writer) = one("writer", &[0x48, 0x89, 0x07, 0xc3]);
     let at = kernel.function("patched", &PLAIN);

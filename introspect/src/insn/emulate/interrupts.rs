@@ -1,0 +1,39 @@
+//! Letting interrupts in and waiting for them: `sti` and `hlt`.
+
+use iced_x86::Mnemonic;
+
+use super::effects::{Effects, Stop};
+use super::flags::INTERRUPT;
+use crate::insn::class::Reason;
+use crate::insn::cpu::Cpu;
+use crate::insn::system::{CastShadow, SystemChanges};
+
+pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
+    match cpu.insn.mnemonic() {
+        Mnemonic::Sti => {
+            if u64::from(cpu.cpu.privilege_level()?) > cpu.io_level() {
+                // It may set VIF instead.
+                return Err(Reason::PrivilegeLevel.into());
+            }
+            if !cpu.flag(INTERRUPT) {
+                cpu.set_flags(INTERRUPT, INTERRUPT);
+                cpu.change_system(SystemChanges {
+                    shadow: Some(CastShadow::Sti),
+                    ..SystemChanges::default()
+                });
+            }
+            Ok(())
+        }
+        Mnemonic::Hlt => {
+            if cpu.cpu.privilege_level()? != 0 {
+                return Err(Reason::PrivilegeLevel.into());
+            }
+            cpu.change_system(SystemChanges {
+                halts: true,
+                ..SystemChanges::default()
+            });
+            Ok(())
+        }
+        _ => Err(Reason::Unmodelled.into()),
+    }
+}

@@ -1,0 +1,181 @@
+//! The detour region: memory of ours that the guest's kernel can execute, and the copies of instructions in it.
+//!
+//! ```text
+//!  probed text                      kernel's page tables            guest-physical, above RAM
+//!  ┌───────────────┐                PD of the text's gigabyte       ┌──────────────────────┐ ◀ read-only slot
+//!  │ .. [ee] c3 .. │ exit           │ text  text │                  │ copy: 0f 31 e9 .. .. │
+//!  └───────────────┘  │             │ 0 ──▶ ours ─────────┐         │ copy: ..             │
+//!          ▲          │ RIP := copy └────────────┘        │         ├──────────────────────┤ ◀ writable slot
+//!          │          ▼                                   └───────▶ │ page table           │
+//!          └── jmp ── rdtsc                                         │ data                 │
+//!                                                                   └──────────────────────┘
+//! ```
+//!
+//! Threads: a vCPU that stands at a plant looks a copy up under a read lock that nobody holds while he waits; what is
+//! laid and copied changes with the other vCPUs paused. `docs/detours.md` has the reasons.
+
+mod copies;
+mod evacuate;
+mod place;
+mod region;
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use introspect::insn::Decoded;
+use introspect::{Gpa, Gva, PagingState};
+
+use crate::guest::{GuestError, GuestMemory, Paused};
+use region::Region;
+
+/// Why there is no copy.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DetourError {
+    /// The kernel's page tables have no room.
+    #[error("no entry of the kernel's page tables is free near its text")]
+    NoPlace,
+    /// The kernel's page tables cannot be followed.
+    #[error("the kernel's text is not mapped")]
+    NotMapped,
+    /// The region has as many copies as it holds.
+    #[error("the detour region holds no more than {0} copies")]
+    Full(usize),
+    /// The original is too far away to jump back to.
+    #[error("the region is too far from the instruction")]
+    TooFar,
+    /// A vCPU has not yet left the region that was there before.
+    #[error("the last region is still being left")]
+    BeingLeft,
+    /// The machine.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+}
+
+/// Where the guest's kernel is.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelSpace {
+    /// Its own page tables.
+    pub(crate) paging: PagingState,
+    /// Its image, from the first byte to the last, as it runs.
+    pub(crate) image: Range<Gva>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    /// Nobody has needed it.
+    #[default]
+    NotLaid,
+    Laid(Region),
+    /// This guest has no place for it.
+    Refused,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(crate) struct Detour {
+    state: RwLock<State>,
+    told_full: AtomicBool,
+    /// Writes of the guest to what it may only read.
+    writes: AtomicU64,
+}
+
+impl Detour {
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the copy of `decoded` is, if there is one and a vCPU that translates addresses by `paging` gets there.
+    pub(crate) fn copy_of(
+        &self,
+        memory: &dyn GuestMemory,
+        paging: &PagingState,
+        decoded: &Decoded,
+    ) -> Option<Gva> {
+        let state = self.read();
+        let State::Laid(region) = &*state else {
+            return None;
+        };
+        let copy = region.copies.of(decoded)?;
+        region.is_reached(memory, paging, copy).then_some(copy)
+    }
+
+    /// Makes a copy of `decoded`, and lays the region for it if need be.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room; the instruction has to be run in place then.
+    pub(crate) fn prepare(
+        &self,
+        paused: &dyn Paused,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+        decoded: &Decoded,
+    ) -> Result<(), DetourError> {
+        let mut state = self.write();
+        if let State::NotLaid = *state {
+            if !paused.vcpus_have_moved() {
+                return Err(DetourError::BeingLeft);
+            }
+            *state = match Region::lay(paused, memory, kernel) {
+                Ok(region) => State::Laid(region),
+                Err(error) => {
+                    *state = State::Refused;
+                    return Err(error);
+                }
+            };
+        }
+        match &mut *state {
+            State::Laid(region) => region.copy(decoded),
+            State::NotLaid | State::Refused => Ok(()),
+        }
+    }
+
+    /// Whether it is worth telling the user of this error: once for each kind.
+    pub(crate) fn is_news(&self, error: &DetourError) -> bool {
+        match error {
+            DetourError::Full(_) => !self.told_full.swap(true, Ordering::Relaxed),
+            DetourError::TooFar | DetourError::BeingLeft => false,
+            // The region is refused for good.
+            DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,
+        }
+    }
+
+    /// The guest writes to this address: how often it has written to the region, if it is in there.
+    pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
+        match &*self.read() {
+            State::Laid(region) if region.holds(gpa) => {
+                Some(self.writes.fetch_add(1, Ordering::Relaxed) + 1)
+            }
+            _ => None,
+        }
+    }
+
+    /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
+    /// probed. The guest's memory is then what it would be had there been none.
+    ///
+    /// # Errors
+    ///
+    /// When the machine refuses.
+    pub(crate) fn give_back(
+        &self,
+        paused: &dyn Paused,
+        memory: &dyn GuestMemory,
+        needs: impl Fn(Gva) -> bool,
+    ) -> Result<(), GuestError> {
+        let mut state = self.write();
+        let State::Laid(region) = &*state else {
+            return Ok(());
+        };
+        if region.copies.originals().any(needs) || !paused.vcpus_have_moved() {
+            return Ok(());
+        }
+        evacuate::evacuate(paused, memory, region)?;
+        *state = State::NotLaid;
+        Ok(())
+    }
+}

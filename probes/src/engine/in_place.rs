@@ -1,0 +1,302 @@
+//! Instructions that the hardware executes where they are.
+//!
+//! With the other vCPUs paused, memory shows the guest's own instruction, and a stop at every place where the vCPU can
+//! be next: where the instruction leads, and the first instruction of each exception's handler. The vCPU runs until
+//! it comes to one of them, with no flag of its own changed. Then memory shows again what it did before.
+
+use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
+use introspect::insn::{Decoded, Next};
+use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
+use vmm::{kvm_regs, kvm_sregs};
+
+use super::Engine;
+use crate::Tier;
+use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
+use crate::handler::{FaultOutcome, HitContext, InstructionFault};
+use crate::hit::{Plant, next_places};
+use crate::plant::{Planter, Spot};
+use crate::registry::Purpose;
+
+const DEBUG: u8 = 1;
+const PAGE_FAULT: u8 = 14;
+/// The first vector that is no exception.
+const FIRST_INTERRUPT: u8 = 32;
+const NMI: u8 = 2;
+/// RFLAGS.RF, which the processor sets in the frame of a fault.
+const RESUME_FLAG: u64 = 1 << 16;
+
+/// Where the vCPU can be next.
+#[derive(Debug, Default)]
+struct Places {
+    /// Where the instruction leads.
+    next: Vec<Gva>,
+    /// The handlers of what it can raise.
+    gates: Vec<Gate>,
+    /// All of these where they lie in memory, but for those within the instruction.
+    stops: Vec<Gpa>,
+}
+
+/// What has become of the instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Came {
+    /// It has been executed. After `int n`, the vCPU is in the handler.
+    Behind,
+    /// It has raised this, and the guest's handler is about to begin.
+    Faulted {
+        /// `None` if several vectors lead to the same handler.
+        vector: Option<u8>,
+        frame: InterruptFrame,
+    },
+    /// The vCPU is elsewhere, and comes back to the instruction if it was not executed.
+    Elsewhere,
+}
+
+impl Engine {
+    /// Lets the hardware execute the instruction at RIP, which is `rip`, and calls the handlers of what comes of it.
+    /// `run` runs the vCPU until it is about to execute one of the addresses that it is given.
+    pub(super) fn execute_in_place<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        plant: &Plant,
+        decoded: Option<&Decoded>,
+        rip: Gva,
+        run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<(), GuestError> {
+        let regs = vcpu.regs()?;
+        let sregs = vcpu.sregs()?;
+        let places = self.places(vcpu, regs, &sregs, plant.spot, decoded)?;
+        let addresses: Vec<Gva> = places.addresses().collect();
+        let shown = self
+            .planter
+            .show_alone(paused, &[plant.spot.gpa], &places.stops)?;
+        let ran = run(vcpu, To::Next(&addresses));
+        // Before anything else, whatever became of the run.
+        shown.end()?;
+        let Ran::At(at) = ran? else {
+            return Ok(());
+        };
+        for (probe, _) in &plant.probes {
+            probe.count_exit();
+        }
+        match self.came(vcpu, &places, &regs, rip, at)? {
+            Came::Behind => self.after(vcpu, plant, Tier::Stepped),
+            Came::Faulted { vector, frame } => {
+                self.tell_fault(vcpu, plant, &regs, &sregs, vector, &frame)
+            }
+            Came::Elsewhere => Ok(()),
+        }
+    }
+
+    /// Where the vCPU can be after the instruction at its RIP, which lies at `spot`.
+    fn places(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        regs: kvm_regs,
+        sregs: &kvm_sregs,
+        spot: Spot,
+        decoded: Option<&Decoded>,
+    ) -> Result<Places, GuestError> {
+        let mut places = Places::default();
+        let state = paging(sregs);
+        let idt = Idt {
+            base: Gva(sregs.idt.base),
+            limit: sregs.idt.limit,
+        };
+        let all: Vec<u8> = if self.abilities.holds_interrupts {
+            SYNCHRONOUS_VECTORS.to_vec()
+        } else {
+            let asynchronous = |vector: &u8| *vector == NMI || *vector >= FIRST_INTERRUPT;
+            let raised = |vector: &u8| SYNCHRONOUS_VECTORS.contains(vector);
+            (0..=u8::MAX)
+                .filter(|vector| asynchronous(vector) || raised(vector))
+                .collect()
+        };
+        places.gates = idt.gates(&self.planter, &state, &all);
+        let (memory, features) = (self.memory.as_ref(), self.abilities.features);
+        let (next, tables) = match decoded {
+            Some(decoded) => {
+                next_places(vcpu, regs, memory, &self.planter, features, decoded, state)?
+            }
+            None => (Vec::new(), None),
+        };
+        for next in next {
+            let target = match next {
+                Next::At(at) => Some(at),
+                Next::Msr(index) => Some(Gva(vcpu.read_msr(index)?)),
+                Next::Gate(vector) => idt.target(&self.planter, &state, vector),
+            };
+            places.next.extend(target);
+        }
+        let len = decoded.map_or(1, Decoded::len);
+        for state in std::iter::once(state).chain(tables) {
+            places.add_stops(&self.planter, &state, |gpa| spot.holds(gpa, len));
+        }
+        Ok(places)
+    }
+
+    /// What has become of the instruction at `rip`, now that the vCPU is at `at`.
+    fn came(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        places: &Places,
+        before: &kvm_regs,
+        rip: Gva,
+        at: Gva,
+    ) -> Result<Came, GuestError> {
+        let follows = places.next.contains(&at);
+        let regs = vcpu.regs()?;
+        let mut gates = places.gates.iter().filter(|gate| gate.target == at);
+        if gates.clone().next().is_none() || (follows && regs.rsp == before.rsp) {
+            return Ok(Came::Behind);
+        }
+        let state = paging(&vcpu.sregs()?);
+        let Some(frame) = InterruptFrame::read(&self.planter, &state, regs.rsp) else {
+            return Ok(if follows {
+                Came::Behind
+            } else {
+                Came::Elsewhere
+            });
+        };
+        if frame.rip != rip {
+            return Ok(Came::Behind);
+        }
+        let has_error_code = frame.error_code.is_some();
+        let raised = |gate: &&Gate| {
+            let interrupt = gate.vector >= FIRST_INTERRUPT || gate.vector == NMI;
+            !interrupt && pushes_error_code(gate.vector) == has_error_code
+        };
+        let mut raised = gates.by_ref().filter(raised);
+        let vector = raised.next().map(|gate| gate.vector);
+        let ambiguous = raised.next().is_some();
+        Ok(match vector {
+            None => Came::Elsewhere,
+            vector => Came::Faulted {
+                vector: vector.filter(|_| !ambiguous),
+                frame,
+            },
+        })
+    }
+
+    /// The instruction has raised an exception, and the vCPU is at the first instruction of the guest's handler: the
+    /// fault-handlers' turn. `before` and `sregs` are from before the instruction.
+    fn tell_fault(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        before: &kvm_regs,
+        sregs: &kvm_sregs,
+        vector: Option<u8>,
+        frame: &InterruptFrame,
+    ) -> Result<(), GuestError> {
+        // A debug exception in front of an instruction is none of the instruction's.
+        let Some(vector) = vector.filter(|vector| *vector != DEBUG) else {
+            return Ok(());
+        };
+        let mut purposes = plant.probes.iter().map(|(probe, _)| &probe.purpose);
+        if !purposes.any(|purpose| matches!(purpose, Purpose::Handle(_))) {
+            return Ok(());
+        }
+        let after = vcpu.regs()?;
+        let fault = InstructionFault {
+            vector,
+            error_code: frame.error_code.unwrap_or(0),
+            address: match vector {
+                PAGE_FAULT => Gva(vcpu.sregs()?.cr2),
+                _ => Gva(0),
+            },
+        };
+        // A repeated instruction may have been executed in part.
+        let at_fault = kvm_regs {
+            rip: frame.rip.0,
+            rsp: frame.rsp,
+            rflags: (frame.rflags & !RESUME_FLAG) | (before.rflags & RESUME_FLAG),
+            ..after
+        };
+        let offered = self.offer_fault(vcpu, plant, fault, at_fault);
+        if offered.outcome == FaultOutcome::Swallowed || offered.changed {
+            vcpu.set_sregs(sregs)?;
+            vcpu.set_regs(&offered.regs)?;
+        }
+        if offered.outcome == FaultOutcome::ToGuest && offered.changed {
+            vcpu.inject(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Calls the fault-handlers of a plant; the vCPU stands at the instruction with the registers `regs`.
+    pub(super) fn offer_fault(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        fault: InstructionFault,
+        regs: kvm_regs,
+    ) -> Offered {
+        let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
+        let mut outcome = FaultOutcome::ToGuest;
+        for (probe, _) in &plant.probes {
+            if let Purpose::Handle(handler) = &probe.purpose {
+                outcome = handler.0.fault(&mut hit, fault);
+                if outcome == FaultOutcome::Swallowed {
+                    break;
+                }
+            }
+        }
+        Offered {
+            outcome,
+            changed: hit.changed,
+            regs: hit.regs,
+        }
+    }
+}
+
+/// What fault-handlers have answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offered {
+    pub(super) outcome: FaultOutcome,
+    /// Whether one asked for the registers to change them.
+    pub(super) changed: bool,
+    pub(super) regs: kvm_regs,
+}
+
+impl Places {
+    /// Adds where the addresses lie with the page tables in `state`. Where nothing is mapped the processor raises a page
+    /// fault, and needs no stop.
+    fn add_stops(
+        &mut self,
+        planter: &Planter,
+        state: &PagingState,
+        is_excluded: impl Fn(Gpa) -> bool,
+    ) {
+        let mut addresses: Vec<Gva> = self.addresses().collect();
+        addresses.sort_unstable();
+        addresses.dedup();
+        // Handlers lie close together: few pages have to be walked to.
+        let pages = addresses.chunk_by(|a, b| a.page() == b.page());
+        for (page, on_page) in pages.filter_map(|on_page| Some((*on_page.first()?, on_page))) {
+            let Ok(found) = walk(planter, state, page.page()) else {
+                continue;
+            };
+            for at in on_page {
+                let gpa = found.gpa.wrapping_add(at.page_offset());
+                if !is_excluded(gpa) && !self.stops.contains(&gpa) {
+                    self.stops.push(gpa);
+                }
+            }
+        }
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = Gva> {
+        let gates = self.gates.iter().map(|gate| gate.target);
+        self.next.iter().copied().chain(gates)
+    }
+}
+
+fn paging(sregs: &kvm_sregs) -> PagingState {
+    PagingState {
+        cr0: sregs.cr0,
+        cr3: sregs.cr3,
+        cr4: sregs.cr4,
+        efer: sregs.efer,
+    }
+}

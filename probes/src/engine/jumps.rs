@@ -1,0 +1,132 @@
+//! Jumps that the guest's own kprobes put over several instructions.
+//!
+//! A kprobe of the guest's that is optimised replaces five bytes of text by a jump to a copy of the instructions that
+//! were there. A plant on any of them but the first would be part of the jump, and its probe would miss what is
+//! executed elsewhere. The guest does no such thing while another kprobe of its own is on one of the instructions
+//! (`arch_check_optimized_kprobe` says so); a plant of ours counts as one.
+//!
+//! That leaves plants that come when the guest has decided already. Those that come before it writes its jump are
+//! taken away again (`arch_optimize_kprobes`), and those that would come later are refused: the text shows the jump.
+
+use introspect::{Gpa, Gva, PagingState};
+
+use super::Engine;
+use super::readers::ReaderNeeds;
+use crate::guest::{GuestError, Paused, Vcpu};
+
+/// What the kernel answers when another kprobe is in the way of a jump.
+const EEXIST: i64 = -17;
+/// The opcode of a jump, and of what the kernel puts there while it writes one.
+const JUMP: u8 = 0xe9;
+pub(super) const INT3: u8 = 0xcc;
+const JUMP_BYTES: usize = 5;
+/// No jump stands for more bytes of instructions than four and one more instruction.
+const MAX_REPLACED_BYTES: u64 = 4 + 15;
+/// So many kprobes are optimised at once.
+const MAX_OPTIMISED: usize = 4096;
+
+pub(super) const ELSEWHERE: &str =
+    "a kprobe of the guest's own has this instruction executed elsewhere, in a copy";
+
+impl Engine {
+    /// Whether the guest may optimise its kprobe at `kprobe`, as far as we are concerned.
+    pub(super) fn may_jump(&self, paging: &PagingState, kprobe: Gva) -> ReaderNeeds {
+        // What cannot be known is not allowed: a kprobe works without.
+        let replaced = self.replaced(paging, kprobe);
+        match replaced {
+            Some((at, len)) if self.planted_in(paging, at, len).is_empty() => ReaderNeeds::Nothing,
+            _ => ReaderNeeds::Answer(EEXIST),
+        }
+    }
+
+    /// The plants in `len` bytes from `at` on, those too that debug registers stand in for.
+    fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
+        self.in_memory(paging, at, len, |gpa, len| self.planter.planted(gpa, len))
+    }
+
+    /// The bytes of the instructions that the jump of the optimised kprobe at `kprobe` would replace, but for the
+    /// first of them.
+    fn replaced(&self, paging: &PagingState, kprobe: Gva) -> Option<(Gva, u64)> {
+        let layout = self.kernel.optimised_kprobes()?;
+        let at = self.word(paging, kprobe.wrapping_add(layout.address))?;
+        let size = self.word(paging, kprobe.wrapping_add(layout.size))?;
+        let size = size.min(MAX_REPLACED_BYTES);
+        Some((Gva(at.wrapping_add(1)), size.saturating_sub(1)))
+    }
+
+    /// The guest is about to put jumps over the instructions of the kprobes on the list at `head`. None of ours was
+    /// there when it decided to, so those that are have come since: they must go.
+    pub(super) fn make_room_for_jumps(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+    ) -> Result<(), GuestError> {
+        let Some(layout) = self.kernel.optimised_kprobes() else {
+            return Ok(());
+        };
+        let head = Gva(vcpu.regs()?.rdi);
+        let paging = vcpu.system_state()?.paging;
+        let mut covered = Vec::new();
+        let mut next = self.word(&paging, head).map(Gva);
+        for _ in 0..MAX_OPTIMISED {
+            let Some(link) = next.filter(|link| *link != head) else {
+                break;
+            };
+            let kprobe = link.wrapping_add(layout.next.wrapping_neg());
+            if let Some(at) = self.word(&paging, kprobe.wrapping_add(layout.address)) {
+                covered.extend(self.planted_in(
+                    &paging,
+                    Gva(at.wrapping_add(1)),
+                    JUMP_BYTES as u64 - 1,
+                ));
+            }
+            next = self.word(&paging, link).map(Gva);
+        }
+        self.retire_covered(paused, &covered);
+        Ok(())
+    }
+
+    fn retire_covered(&self, paused: &dyn Paused, covered: &[Gpa]) {
+        if covered.is_empty() {
+            return;
+        }
+        let table = self.table.load_full();
+        for plant in covered.iter().filter_map(|gpa| table.at_gpa(*gpa)) {
+            for (probe, _) in &plant.probes {
+                self.refuse(probe, ELSEWHERE.to_owned());
+            }
+        }
+        if let Err(error) = self.reconcile(paused) {
+            self.note(None, format!("plants stay where the guest jumps: {error}"));
+        }
+    }
+
+    /// Whether a jump of the guest's own kprobes lies over the instruction that is linked at `linked`, or is about to.
+    pub(super) fn is_jumped_over(&self, linked: Gva, gpa: Gpa) -> bool {
+        (1..JUMP_BYTES as u64).any(|back| {
+            let mut now = [0; JUMP_BYTES];
+            let at = linked.wrapping_add(back.wrapping_neg());
+            let Some(filed) = self.kernel.bytes_at(at, JUMP_BYTES) else {
+                return false;
+            };
+            let gpa = gpa.wrapping_add(back.wrapping_neg());
+            if self.planter.read_own(gpa, &mut now).is_err() || now[0] == filed[0] {
+                return false;
+            }
+            // An int3 alone is a kprobe that is not optimised; those behind it are others.
+            let is_changed = |(now, filed): (&u8, &u8)| now != filed && *now != INT3;
+            let is_begun = || now.iter().zip(filed).skip(1).any(is_changed);
+            let is_jump = now[0] == JUMP || (now[0] == INT3 && is_begun());
+            is_jump && self.begins_instruction(at)
+        })
+    }
+
+    /// Whether an instruction begins at a link-time address, by the kernel's file.
+    fn begins_instruction(&self, linked: Gva) -> bool {
+        let within = self.kernel.symbols().resolve(linked);
+        within.is_some_and(|within| {
+            let mut instructions = self.kernel.instructions(&within.symbol);
+            instructions.any(|decoded| decoded.is_ok_and(|decoded| decoded.at() == linked))
+        })
+    }
+}

@@ -1,0 +1,154 @@
+//! The relocated tier: an instruction that the emulator cannot do is run as a copy, which jumps back behind it.
+
+use introspect::Gva;
+use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
+
+use super::Engine;
+use super::trap::HitOutcome;
+use crate::Tier;
+use crate::detour::KernelSpace;
+use crate::guest::{GuestError, Paused, SystemState, Vcpu};
+use crate::hit::Plant;
+use crate::registry::{Milestone, Purpose};
+
+const RFLAGS_TF: u64 = 1 << 8;
+
+impl Engine {
+    /// Lets the vCPU go on in the copy of the displaced instruction, if there is one that does the same here and now.
+    pub(super) fn relocate(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        decoded: &Decoded,
+    ) -> Result<HitOutcome, GuestError> {
+        let Some(state) = self.allows_copy(vcpu, plant, decoded)? else {
+            return Ok(HitOutcome::NeedsPause);
+        };
+        let copy = self
+            .detour
+            .copy_of(self.memory.as_ref(), &state.paging, decoded);
+        let Some(copy) = copy else {
+            return Ok(HitOutcome::NeedsPause);
+        };
+        let regs = vcpu.regs()?;
+        vcpu.set_regs(&vmm::kvm_regs {
+            rip: copy.0,
+            ..regs
+        })?;
+        for (probe, _) in &plant.probes {
+            probe.passed_by(Tier::Relocated);
+        }
+        Ok(HitOutcome::Resume)
+    }
+
+    /// Whether a copy may stand for the displaced instruction at this hit; the vCPU's state, if so.
+    fn allows_copy(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        plant: &Plant,
+        decoded: &Decoded,
+    ) -> Result<Option<SystemState>, GuestError> {
+        let Relocation::Relocatable(needs) = relocation(decoded, &self.abilities.cpuid) else {
+            return Ok(None);
+        };
+        // The vCPU is not stopped again behind the instruction.
+        let wants_post =
+            |purpose: &Purpose| matches!(purpose, Purpose::Handle(handler) if handler.0.has_post());
+        if plant
+            .probes
+            .iter()
+            .any(|(probe, _)| wants_post(&probe.purpose))
+        {
+            return Ok(None);
+        }
+        if vcpu.regs()?.rflags & RFLAGS_TF != 0 {
+            // The guest's own single step counts instructions.
+            return Ok(None);
+        }
+        let state = vcpu.system_state()?;
+        let xcr0 = if needs == Needs::Avx { vcpu.xcr0()? } else { 0 };
+        let met = needs.are_met(state.paging.cr0, state.paging.cr4, xcr0);
+        Ok((state.privilege == 0 && met).then_some(state))
+    }
+
+    /// Makes the copy that [`relocate`](Self::relocate) looks for. The other vCPUs are paused.
+    pub(super) fn prepare_copy(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+        plant: &Plant,
+        rip: Gva,
+    ) -> Result<(), GuestError> {
+        let displaced = plant.displaced(&self.planter, rip);
+        let must_step = |decoded: &Decoded| matches!(classify(decoded), Class::MustStep(_));
+        let Some(decoded) = displaced.filter(must_step) else {
+            return Ok(());
+        };
+        let Some(state) = self.allows_copy(vcpu, plant, &decoded)? else {
+            return Ok(());
+        };
+        let Some(kernel) = self.kernel_space(&state, rip) else {
+            return Ok(());
+        };
+        let prepared = self
+            .detour
+            .prepare(paused, self.memory.as_ref(), &kernel, &decoded);
+        if let Err(error) = prepared
+            && self.detour.is_news(&error)
+        {
+            self.note(
+                None,
+                format!("instructions that cannot be emulated are stepped: {error}"),
+            );
+        }
+        Ok(())
+    }
+
+    /// The kernel's own page tables and its image, once both stay as they are: Linux still changes its mapping of the
+    /// image while it boots.
+    fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
+        let located = self.located.get()?;
+        if self.kernel.is_entry(located.linked(rip)) {
+            return None;
+        }
+        let boots =
+            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
+        let paging = if self.milestones.iter().any(|probe| boots(&probe.purpose)) {
+            self.modules.paging()?
+        } else {
+            state.paging
+        };
+        let linked = self.kernel.image();
+        let slide = located.slide.cast_unsigned();
+        Some(KernelSpace {
+            paging,
+            image: linked.start.wrapping_add(slide)..linked.end.wrapping_add(slide),
+        })
+    }
+
+    /// Takes the region away when the last instruction that has a copy is probed no longer.
+    pub(super) fn give_detour_back(&self, paused: &dyn Paused) {
+        let table = self.table.load();
+        let given = self
+            .detour
+            .give_back(paused, self.memory.as_ref(), |at| table.at(at).is_some());
+        if let Err(error) = given {
+            self.note(None, format!("the detour region stays: {error}"));
+        }
+    }
+
+    /// Whether the guest writes to a copy; the write is dropped. A guest that does so is told of at its first, tenth,
+    /// hundredth write.
+    pub(super) fn is_detour_write(&self, gpa: introspect::Gpa) -> bool {
+        let Some(count) = self.detour.count_write(gpa) else {
+            return false;
+        };
+        if 10u64.pow(count.ilog10()) == count {
+            self.note(
+                None,
+                format!("the guest writes to the detour region, at {gpa} (write {count}); dropped"),
+            );
+        }
+        true
+    }
+}

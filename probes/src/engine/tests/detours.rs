@@ -1,0 +1,395 @@
+//! Copies of instructions in the detour region.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use introspect::insn::CpuidWords;
+use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+
+use super::{
+    ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
+};
+use crate::engine::trap::HitOutcome;
+use crate::engine::{Action, NewProbe};
+use crate::guest::Ran;
+use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakeVcpu};
+use crate::resolve::synthetic::SyntheticKernel;
+use crate::{Handler, ProbeSummary, Tier};
+
+const COPIES: Abilities = Abilities {
+    cpuid: CpuidWords::ALL,
+    ..ABILITIES
+};
+/// The first entry behind the image's that is free, but for the one that is left out: the image is smaller than what
+/// an entry maps.
+const ENTRY: u64 = UPPER_DIRECTORY + 8 * 10;
+const REGION: Gva = Gva(0xffff_ffff_8140_0000);
+
+fn rig(code: &[u8]) -> (Rig, Gva) {
+    let (kernel, at) = one("probed", code);
+    (Rig::with(&kernel, &["kprobe:probed"], COPIES), at)
+}
+
+/// A hit, with the pause if it asks for one. Tells whether it did, and whether it was stepped.
+fn hit(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> (bool, bool) {
+    vcpu.regs.rip = at.0;
+    match rig.engine.on_hit(vcpu, at).expect("handled") {
+        HitOutcome::Resume => return (false, false),
+        HitOutcome::NeedsPause => (),
+        HitOutcome::NotOurs => panic!("there is a plant"),
+    }
+    let mut stepped = false;
+    rig.engine
+        .on_paused_hit(vcpu, &rig.paused, at, |vcpu, _| {
+            stepped = true;
+            vcpu.regs.rip = at.0 + 2;
+            Ok(Ran::At(at.wrapping_add(2)))
+        })
+        .expect("handled");
+    (true, stepped)
+}
+
+/// The guest's memory with the detour memory above.
+struct Both<'a>(&'a FakeMemory, Arc<FakeMemory>);
+
+impl PhysMemory for Both<'_> {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        self.0.read(gpa, buf).or_else(|_| self.1.read(gpa, buf))
+    }
+}
+
+fn both(rig: &Rig) -> Both<'_> {
+    Both(&rig.memory, rig.paused.detour().expect("a region"))
+}
+
+#[test]
+fn the_first_hit_makes_the_copy_and_the_second_needs_no_pause() {
+    let (rig, at) = rig(&RDTSC);
+    assert!(rig.paused.detour().is_none(), "nobody has needed it");
+    let mut vcpu = vcpu(at);
+    assert_eq!(hit(&rig, &mut vcpu, at), (true, false));
+    assert_eq!(vcpu.regs.rip, REGION.0);
+    assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
+    assert_eq!(vcpu.regs.rip, REGION.0);
+
+    // What the vCPU executes there: the instruction, and a jump behind the original.
+    let found = walk(&both(&rig), &vcpu.state.paging, REGION).expect("mapped");
+    let mut bytes = [0; 7];
+    both(&rig).read(found.gpa, &mut bytes).expect("memory");
+    let [first, second, jump, distance @ ..] = bytes;
+    assert_eq!(([first, second], jump), ([RDTSC[0], RDTSC[1]], 0xe9));
+    let behind = REGION.0 + 7;
+    let to = behind.wrapping_add_signed(i32::from_le_bytes(distance).into());
+    assert_eq!(to, at.0 + 2);
+
+    let probe = rig.probe(0);
+    assert_eq!(
+        (probe.hits, probe.exits, probe.tier),
+        (2, 2, Some(Tier::Relocated))
+    );
+    assert!(rig.notes().is_empty());
+}
+
+#[test]
+fn code_is_read_only_and_data_is_not_executable() {
+    let (rig, at) = rig(&RDTSC);
+    assert_eq!(rig.word(ENTRY), 0);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    let memory = both(&rig);
+    let mut mapped = (0, 0);
+    for page in 0..512 {
+        let Ok(found) = walk(
+            &memory,
+            &vcpu.state.paging,
+            REGION.wrapping_add(page * 0x1000),
+        ) else {
+            continue;
+        };
+        // Nothing is left for the processor to write into the tables.
+        assert!(found.accessed && !found.user && found.gpa.0 > DETOUR_GPA - 1);
+        assert_ne!(found.writable, found.executable, "page {page}");
+        assert!(found.dirty || !found.writable);
+        if found.executable {
+            mapped.0 += 1;
+        } else {
+            mapped.1 += 1;
+        }
+        let read_only = found.gpa.0 < DETOUR_GPA + mapped.0 * 0x1000;
+        assert_eq!(read_only, found.executable);
+    }
+    assert!(mapped.0 > 0 && mapped.1 > 0, "{mapped:?}");
+}
+
+#[test]
+fn a_place_that_is_taken_is_passed_over() {
+    let (kernel, at) = one("probed", &RDTSC);
+    let rig = Rig::with(&kernel, &["kprobe:probed"], COPIES);
+    // Not present, and yet something that the guest keeps there.
+    rig.memory.put(ENTRY, &0xdead_0000u64.to_le_bytes());
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    assert_eq!(vcpu.regs.rip, REGION.0 + (2 << 20));
+    assert_eq!(rig.word(ENTRY), 0xdead_0000);
+
+    let rig = Rig::with(&kernel, &["kprobe:probed"], COPIES);
+    for entry in 0..512 {
+        let at = UPPER_DIRECTORY + 8 * entry;
+        if rig.word(at) == 0 {
+            rig.memory.put(at, &1u64.to_le_bytes());
+        }
+    }
+    for _ in 0..2 {
+        assert_eq!(hit(&rig, &mut vcpu, at), (true, true), "stepped");
+    }
+    assert_eq!(rig.notes().len(), 1, "it is told once");
+    assert!(rig.paused.detour().is_none());
+}
+
+/// Pre-handlers only, or not.
+struct Handles {
+    post: bool,
+}
+
+impl Handler for Handles {
+    fn has_post(&self) -> bool {
+        self.post
+    }
+}
+
+#[test]
+fn what_a_copy_would_not_do_is_stepped() {
+    type Change = fn(&mut FakeVcpu, &Rig);
+    let changes: [(&str, Change); 5] = [
+        ("the guest's own step", |vcpu, _| vcpu.regs.rflags |= 1 << 8),
+        ("ring 3", |vcpu, _| vcpu.state.privilege = 3),
+        ("other page tables", |vcpu, rig| {
+            // Those of a program: the kernel's own directory is not in them.
+            let (root, upper, directory) = (0x7000, 0x8000, 0x9000u64);
+            for (at, entry) in [
+                (root + 8 * 511, upper | TABLE),
+                (upper + 8 * 510, directory | TABLE),
+                (directory + 8 * 8, rig.word(UPPER_DIRECTORY + 8 * 8)),
+            ] {
+                rig.memory.put(at, &entry.to_le_bytes());
+            }
+            vcpu.state.paging = vcpu.state.paging.with_cr3(root);
+        }),
+        ("an entry that the guest has changed", |_, rig| {
+            rig.memory.put(ENTRY, &0x1063u64.to_le_bytes());
+        }),
+        ("a table that the guest has changed", |_, rig| {
+            let table = rig.word(ENTRY) & !0xfff;
+            let memory = rig.paused.detour().expect("a region");
+            memory.put(table, &0x1063u64.to_le_bytes());
+        }),
+    ];
+    for (name, change) in changes {
+        let (rig, at) = rig(&RDTSC);
+        assert_eq!(hit(&rig, &mut vcpu(at), at), (true, false));
+        let mut vcpu = vcpu(at);
+        change(&mut vcpu, &rig);
+        assert_eq!(hit(&rig, &mut vcpu, at), (true, true), "{name}");
+        assert_eq!(rig.probe(0).tier, Some(Tier::Stepped), "{name}");
+    }
+}
+
+/// As with CR0.WP off.
+#[test]
+fn what_the_processor_notes_in_the_entries_does_not_matter() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    let (accessed, dirty) = (1 << 5, 1 << 6);
+    rig.memory
+        .put(ENTRY, &(rig.word(ENTRY) & !accessed).to_le_bytes());
+    let table = Gpa(rig.word(ENTRY) & !0xfff);
+    let detour = rig.paused.detour().expect("a region");
+    let entry = detour.read_u64(table).expect("memory");
+    assert_eq!(entry & dirty, 0);
+    detour.put(table.0, &(entry | dirty).to_le_bytes());
+    assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert_eq!(rig.word(ENTRY), 0);
+}
+
+#[test]
+fn a_post_handler_is_called_behind_the_instruction_and_so_it_is_stepped() {
+    for post in [false, true] {
+        let (kernel, at) = one("probed", &RDTSC);
+        let rig = Rig::with(&kernel, &[], COPIES);
+        let new = NewProbe {
+            action: Action::Handle(Arc::new(Handles { post })),
+            ..NewProbe::from(
+                "kprobe:probed"
+                    .parse::<crate::ProbeSpec>()
+                    .expect("a probe"),
+            )
+        };
+        rig.engine
+            .register(&rig.paused, &[new])
+            .expect("registered");
+        assert_eq!(hit(&rig, &mut vcpu(at), at), (true, post));
+    }
+}
+
+#[test]
+fn vector_registers_must_have_been_switched_on() {
+    // pxor xmm0, xmm0; vpxor ymm0, ymm0, ymm0
+    for (code, cr4, xcr0) in [
+        (&[0x66, 0x0f, 0xef, 0xc0, 0xc3][..], 1 << 9, 0),
+        (&[0xc5, 0xfd, 0xef, 0xc0, 0xc3], 1 << 18, 7),
+    ] {
+        let (rig, at) = rig(code);
+        assert_eq!(hit(&rig, &mut vcpu(at), at), (true, true), "off");
+        let mut vcpu = vcpu(at);
+        vcpu.state.paging.cr4 |= cr4;
+        vcpu.xcr0 = xcr0;
+        assert_eq!(hit(&rig, &mut vcpu, at), (true, false));
+        assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
+    }
+}
+
+/// Linux clears the entries beside its image while it boots.
+#[test]
+fn a_kernel_that_boots_is_waited_for() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("probed", &RDTSC);
+    let booted = kernel.function("rest_init", &PLAIN);
+    let rig = Rig::with(&kernel, &["kprobe:probed"], COPIES);
+    assert_eq!(hit(&rig, &mut vcpu(at), at), (true, true));
+    hit(&rig, &mut vcpu(booted), booted);
+    // These page tables are the kernel's own by now, and a program's would not do.
+    let mut elsewhere = vcpu(at);
+    elsewhere.state.paging = elsewhere.state.paging.with_cr3(0x7000);
+    assert_eq!(hit(&rig, &mut elsewhere, at), (true, true));
+    assert_eq!(rig.word(ENTRY) & 1, 1, "laid in the kernel's tables");
+    assert_eq!(hit(&rig, &mut vcpu(at), at), (false, false));
+}
+
+#[test]
+fn a_rewritten_instruction_has_a_copy_of_its_own() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    // cpuid
+    rig.engine
+        .on_guest_write(Gpa(gpa(at)), &[0x0f, 0xa2])
+        .expect("written");
+    assert_eq!(hit(&rig, &mut vcpu, at), (true, false));
+    assert_eq!(vcpu.regs.rip, REGION.0 + 64);
+    let mut bytes = [0; 2];
+    both(&rig)
+        .read(Gpa(DETOUR_GPA + 64), &mut bytes)
+        .expect("memory");
+    assert_eq!(bytes, [0x0f, 0xa2]);
+}
+
+#[test]
+fn guest_writes_to_copies_are_dropped_and_told_of_now_and_then() {
+    let (rig, at) = rig(&RDTSC);
+    assert!(!rig.engine.is_detour_write(Gpa(DETOUR_GPA)));
+    hit(&rig, &mut vcpu(at), at);
+    for _ in 0..1234 {
+        assert!(rig.engine.is_detour_write(Gpa(DETOUR_GPA + 5)));
+    }
+    assert_eq!(rig.notes().len(), 4, "1, 10, 100, 1000");
+    assert!(!rig.engine.is_detour_write(Gpa(0x1000)));
+    let mut byte = [0];
+    both(&rig)
+        .read(Gpa(DETOUR_GPA + 5), &mut byte)
+        .expect("memory");
+    assert_ne!(byte, [0xff]);
+}
+
+#[test]
+fn the_last_probe_takes_the_region_along_and_nobody_is_left_in_it() {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("probed", &RDTSC);
+    kernel.function("other", &PLAIN);
+    let rig = Rig::with(&kernel, &["kprobe:probed", "kprobe:other"], COPIES);
+    // On the stack of a task that is interrupted in the copy: first at the instruction, then behind it. And something
+    // that is not an address where anybody can be.
+    let frames = [(STACK, at.0), (STACK + 0x100, at.0 + 2)];
+    let noise = (STACK + 0x200, REGION.0 + 1);
+    let before = {
+        for (place, original) in frames {
+            rig.memory.put(place, &original.to_le_bytes());
+        }
+        rig.memory.put(noise.0, &noise.1.to_le_bytes());
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        let before = rig.memory.bytes();
+        rig.engine.set_armed(&rig.paused, true).expect("armed");
+        before
+    };
+    hit(&rig, &mut vcpu(at), at);
+    for (place, original) in frames {
+        let copy = REGION.0 + (original - at.0);
+        rig.memory.put(place, &copy.to_le_bytes());
+    }
+    let ids = rig.engine.ids();
+    rig.engine
+        .set_enabled(&rig.paused, ids[1], false)
+        .expect("disabled");
+    assert!(rig.paused.detour().is_some(), "the other one has no copy");
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_none());
+    assert!(rig.memory.bytes() == before, "as if it had not been there");
+    let moves = rig.paused.moves().into_iter().collect::<Vec<_>>();
+    assert_eq!(moves, [(REGION.0, at.0), (REGION.0 + 2, at.0 + 2)]);
+
+    // Until the vCPUs have moved, nothing is laid where they may still be.
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    rig.paused.moving.store(true, Ordering::Relaxed);
+    assert_eq!(hit(&rig, &mut vcpu(at), at), (true, true));
+    assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
+    rig.paused.moving.store(false, Ordering::Relaxed);
+    assert_eq!(hit(&rig, &mut vcpu(at), at), (true, false));
+}
+
+/// Each request fails in turn: the instruction is stepped, and the guest's page tables are its own.
+#[test]
+fn what_fails_leaves_nothing_behind() {
+    for n in 1.. {
+        let (rig, at) = rig(&RDTSC);
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rip = at.0;
+        assert_eq!(
+            rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+            HitOutcome::NeedsPause
+        );
+        rig.paused.requests.fail(n);
+        let mut stepped = false;
+        rig.engine
+            .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
+                stepped = true;
+                Ok(Ran::At(at.wrapping_add(2)))
+            })
+            .ok();
+        if !stepped {
+            assert!(n > 1, "mapping and linking can fail");
+            assert!(rig.word(ENTRY) != 0 && rig.probe(0).hits == 1);
+            break;
+        }
+        assert_eq!(rig.word(ENTRY), 0, "request {n}");
+        assert_eq!(rig.notes().len(), 1);
+    }
+}
+
+fn exits(probe: &ProbeSummary) -> (u64, u64) {
+    (probe.hits, probe.exits)
+}
+
+#[test]
+fn exits_are_hits_unless_a_hit_was_stepped() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    for _ in 0..5 {
+        hit(&rig, &mut vcpu, at);
+    }
+    assert_eq!(exits(&rig.probe(0)), (5, 5));
+    vcpu.regs.rflags |= 1 << 8;
+    hit(&rig, &mut vcpu, at);
+    assert_eq!(exits(&rig.probe(0)), (6, 7));
+    assert_eq!(ROOT, vcpu.state.paging.cr3);
+}

@@ -1,0 +1,98 @@
+//! Calls that are followed to their return.
+
+use introspect::Gva;
+
+use super::{PLAIN, Rig, vcpu};
+use crate::engine::trap::HitOutcome;
+use crate::guest::fake::FakeVcpu;
+use crate::resolve::synthetic::SyntheticKernel;
+
+/// Within two stacks of 16 KiB.
+const STACK: u64 = super::STACK + 0x1000;
+const OTHER_STACK: u64 = STACK + 0x1_0000;
+
+/// Functions of the guest's, and a place to return to.
+struct Guest {
+    rig: Rig,
+    return_site: Gva,
+}
+
+impl Guest {
+    fn new(functions: &[&str], probes: &[&str]) -> (Self, Vec<Gva>) {
+        let mut kernel = SyntheticKernel::new();
+        let at = functions
+            .iter()
+            .map(|name| kernel.function(name, &PLAIN))
+            .collect();
+        // Behind its first instruction.
+        let return_site = kernel.function("caller", &PLAIN).wrapping_add(1);
+        let rig = Rig::new(&kernel, probes);
+        (Self { rig, return_site }, at)
+    }
+
+    /// A vCPU executes the plant at `at`, with the stack pointer at `rsp`.
+    fn reach(&self, at: Gva, rsp: u64) -> FakeVcpu {
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rsp = rsp;
+        let engine = &self.rig.engine;
+        let outcome = engine.on_hit(&mut vcpu, at).expect("handled");
+        if outcome == HitOutcome::NeedsPause {
+            engine
+                .on_paused_hit(&mut vcpu, &self.rig.paused, at, |_, _| {
+                    panic!("nothing to step")
+                })
+                .expect("handled");
+        }
+        vcpu
+    }
+
+    fn call(&self, function: Gva, rsp: u64) {
+        self.rig.memory.put(rsp, &self.return_site.0.to_le_bytes());
+        self.reach(function, rsp);
+    }
+
+    /// Calls in flight, returned, and given up because they never return.
+    fn accounted(&self) -> (u64, u64, u64) {
+        let probe = self.rig.probe(0);
+        let abandoned = probe.missed.get("abandoned").copied().unwrap_or(0);
+        let (in_flight, returns) = (probe.in_flight.expect("followed"), probe.returns);
+        (in_flight, returns.expect("followed"), abandoned)
+    }
+}
+
+#[test]
+fn a_call_returns_once() {
+    let (guest, at) = Guest::new(&["probed"], &["kretprobe:probed"]);
+    guest.call(at[0], STACK);
+    assert_eq!(guest.accounted(), (1, 0, 0));
+    guest.reach(guest.return_site, STACK + 8);
+    assert_eq!(guest.accounted(), (0, 1, 0));
+    guest.reach(guest.return_site, STACK + 8);
+    assert_eq!(guest.accounted(), (0, 1, 0));
+}
+
+#[test]
+fn what_a_dying_task_calls_last_is_given_up_when_another_task_has_its_processor() {
+    let (guest, at) = Guest::new(
+        &["probed", "do_task_dead", "put_task_struct_rcu_user"],
+        &["kretprobe:probed"],
+    );
+    let [probed, task_dead, left] = at[..] else {
+        panic!("three functions")
+    };
+    guest.call(probed, STACK);
+    guest.call(task_dead, STACK - 0x20);
+    assert_eq!(guest.accounted(), (0, 0, 1), "it never comes back");
+    // What it calls now may return, and the call that leaves the processor to another task does not.
+    guest.call(probed, STACK - 0x80);
+    guest.reach(guest.return_site, STACK - 0x80 + 8);
+    assert_eq!(guest.accounted(), (0, 1, 1));
+    guest.call(probed, STACK - 0x40);
+    assert_eq!(guest.accounted(), (1, 1, 1));
+    guest.call(probed, OTHER_STACK);
+    guest.call(left, OTHER_STACK - 0x20);
+    assert_eq!(guest.accounted(), (1, 1, 2), "the other task's call stays");
+    // A task that is released later says nothing of this processor's.
+    guest.call(left, OTHER_STACK - 0x20);
+    assert_eq!(guest.accounted(), (1, 1, 2));
+}

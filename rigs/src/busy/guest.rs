@@ -1,0 +1,246 @@
+//! A stock kernel with the workload as its init, and a thread that does something to it while it runs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use guest_images::workload::Counts;
+use probes::{
+    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, Session, SessionConfig, Summary,
+};
+use vmm::boot::{BootMethod, KernelFile};
+use vmm::{Console, Control, End, Host, HostFacts};
+
+use crate::chain::chain;
+
+const MEMORY_BYTES: u64 = 256 << 20;
+const CPUS: u8 = 2;
+const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4";
+/// What a console never says of a guest that is well.
+const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
+/// What it says when it has been given too little time: that depends on what else the host does. A guest that hangs does
+/// not come to its end.
+const SLOW: [&str; 3] = ["soft lockup", "rcu: INFO", "INFO: task"];
+/// So many lines of the console are told when something is wrong.
+const LAST_WORDS: usize = 12;
+
+/// What came out of a running guest. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+struct Seen(Arc<SeenInner>);
+
+#[derive(Debug, Default)]
+struct SeenInner {
+    told: Mutex<Told>,
+    more: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Told {
+    console: Vec<u8>,
+    ended: bool,
+    returns: BTreeMap<Arc<str>, u64>,
+    notes: Vec<String>,
+}
+
+impl Seen {
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        self.0.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn end(&self) {
+        self.lock().ended = true;
+        self.0.more.notify_all();
+    }
+}
+
+impl Write for Seen {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.lock().console.extend_from_slice(bytes);
+        self.0.more.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl EventSink for Seen {
+    fn event(&self, event: Event) {
+        match event {
+            Event::Return(returned) => *self.lock().returns.entry(returned.probe).or_default() += 1,
+            Event::Note(note) => self.lock().notes.push(note.text),
+            // Nothing is traced, and a session returns its summary.
+            Event::Hit(_) | Event::Summary(_) => (),
+        }
+    }
+}
+
+fn contains(console: &[u8], text: &str) -> bool {
+    console
+        .windows(text.len())
+        .any(|part| part == text.as_bytes())
+}
+
+/// A running guest, in the hands of the thread that drives it.
+#[derive(Debug)]
+pub(super) struct Live<'a> {
+    pub(super) engine: &'a Engine,
+    pub(super) control: &'a Control,
+    seen: &'a Seen,
+    input: UnixStream,
+}
+
+impl Live<'_> {
+    /// Whether the guest's console has shown `text`.
+    pub(super) fn has_said(&self, text: &str) -> bool {
+        contains(&self.seen.lock().console, text)
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.seen.lock().ended
+    }
+
+    /// Waits for `text` on the guest's console.
+    pub(super) fn await_text(&self, text: &str, limit: Duration) -> Result<(), String> {
+        let told = self.seen.lock();
+        let missing = |told: &mut Told| !told.ended && !contains(&told.console, text);
+        let (told, _) = self
+            .seen
+            .0
+            .more
+            .wait_timeout_while(told, limit, missing)
+            .unwrap_or_else(PoisonError::into_inner);
+        if contains(&told.console, text) {
+            Ok(())
+        } else {
+            Err(format!("the guest has not said {text:?}"))
+        }
+    }
+
+    /// Gives the guest a line of input.
+    pub(super) fn type_line(&self) -> Result<(), String> {
+        (&self.input).write_all(b"\n").map_err(chain)
+    }
+}
+
+/// What a run came to.
+#[derive(Debug)]
+pub(super) struct Ran {
+    pub(super) summary: Summary,
+    /// What the guest says it did.
+    pub(super) counts: Counts,
+    /// Returns that were told as events.
+    pub(super) returns: BTreeMap<Arc<str>, u64>,
+    pub(super) notes: Vec<String>,
+    /// How often the guest complained that it had been given too little time.
+    pub(super) slow: usize,
+}
+
+/// The guest and where it runs.
+#[derive(Debug)]
+pub(super) struct Guest<'a> {
+    pub(super) host: &'a Host,
+    pub(super) facts: HostFacts,
+    pub(super) file: &'a KernelFile,
+    pub(super) vmlinux: &'a [u8],
+    pub(super) initrd: &'a [u8],
+}
+
+impl Guest<'_> {
+    pub(super) fn kernel(&self) -> Result<Kernel, String> {
+        Kernel::from_vmlinux(self.vmlinux).map_err(chain)
+    }
+
+    /// Boots it with `probes` while `drive` has a thread of its own. A guest that does not come to its end, or
+    /// complains, or whose calls fail, is an error.
+    pub(super) fn run<T: Send>(
+        &self,
+        workload: &str,
+        probes: &[NewProbe],
+        limit: Duration,
+        drive: impl FnOnce(&Live<'_>) -> Result<T, String> + Send,
+    ) -> Result<(Ran, T), String> {
+        let seen = Seen::default();
+        let (input, theirs) = UnixStream::pair().map_err(chain)?;
+        let cmdline = format!("{CMDLINE} {workload}");
+        let config = SessionConfig {
+            file: self.file,
+            vmlinux: self.vmlinux,
+            kernel: self.kernel()?,
+            method: BootMethod::Direct,
+            initrd: Some(self.initrd),
+            cmdline: &cmdline,
+            memory_bytes: MEMORY_BYTES,
+            cpus: CPUS,
+            probes,
+            plant: None,
+            console: Console {
+                output: Box::new(seen.clone()),
+                input: Some(File::from(OwnedFd::from(theirs))),
+            },
+            debug_exit: false,
+        };
+        let session =
+            Session::new(self.host, self.facts, config, Arc::new(seen.clone())).map_err(chain)?;
+        let (engine, control) = (session.engine().clone(), session.control());
+        let (summary, driven) = std::thread::scope(|scope| {
+            let seen = &seen;
+            let driver = scope.spawn(move || {
+                let live = Live {
+                    engine: &engine,
+                    control: &control,
+                    seen,
+                    input,
+                };
+                let began = Instant::now();
+                let driven = drive(&live);
+                let left = limit.saturating_sub(began.elapsed());
+                let driven = driven
+                    .and_then(|driven| live.await_text("workload: done", left).map(|()| driven));
+                if driven.is_err() {
+                    control.end(End::Stopped);
+                }
+                driven
+            });
+            let summary = session.run(Some(limit), "kvm");
+            seen.end();
+            let driven = driver
+                .join()
+                .unwrap_or_else(|_| Err("the driving thread panicked".to_owned()));
+            (summary, driven)
+        });
+        let summary = summary.map_err(chain)?;
+        let told = std::mem::take(&mut *seen.lock());
+        let console = String::from_utf8_lossy(&told.console);
+        let driven = driven.map_err(|error| wrong(&error, &summary, &console))?;
+        let is_slow = |line: &&str| SLOW.iter().any(|word| line.contains(word));
+        let (slow, others): (Vec<&str>, Vec<&str>) = console.lines().partition(is_slow);
+        let complains = |line: &&&str| COMPLAINTS.iter().any(|word| line.contains(word));
+        if let Some(complaint) = others.iter().find(complains) {
+            let what = format!("the guest says: {complaint}");
+            return Err(wrong(&what, &summary, &console));
+        }
+        let counts = Counts::from_console(&console)
+            .filter(|counts| summary.guest.end == GuestEnd::Poweroff && counts.failed == 0)
+            .ok_or_else(|| wrong("the guest did not come to a good end", &summary, &console))?;
+        let ran = Ran {
+            counts,
+            returns: told.returns,
+            notes: told.notes,
+            slow: slow.len(),
+            summary,
+        };
+        Ok((ran, driven))
+    }
+}
+
+fn wrong(what: &str, summary: &Summary, console: &str) -> String {
+    let lines: Vec<&str> = console.lines().collect();
+    let last = lines[lines.len().saturating_sub(LAST_WORDS)..].join(" | ");
+    format!("{what}; its end: {:?}; it said last: {last}", summary.guest)
+}

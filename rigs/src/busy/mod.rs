@@ -1,0 +1,126 @@
+//! The engine on this machine's KVM with a busy guest: a stock kernel whose processes say how many calls they made.
+//!
+//! A case drives the engine through its programming interface while the guest runs: it looks at the counters, enables
+//! and disables, registers and removes. What the probes counted must be what the guest says that it did.
+
+mod guest;
+mod random;
+mod returns;
+mod soak;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use thiserror::Error;
+use vmm::Host;
+use vmm::boot::{KernelError, KernelFile};
+
+use crate::line::{Backend, Case, Line};
+
+pub use soak::Soak;
+
+use guest::Guest;
+
+/// Why there is nothing to say about any case.
+#[derive(Debug, Error)]
+pub enum BusyError {
+    /// No KVM.
+    #[error(transparent)]
+    Open(#[from] vmm::OpenError),
+    /// A KVM that refuses what every KVM must do.
+    #[error(transparent)]
+    SelfTest(#[from] vmm::SelfTestError),
+    /// The kernel's file cannot be used.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The initramfs cannot be read, or a line could not be printed.
+    #[error("cannot read the guest's initramfs, or print a line")]
+    File(#[from] io::Error),
+}
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Busy<'a> {
+    /// What the lines say of where this is.
+    pub backend: Backend,
+    /// The guest's kernel.
+    pub kernel: &'a Path,
+    /// Its initramfs, whose init is the workload.
+    pub initrd: &'a Path,
+    /// Only cases whose name contains this.
+    pub only: &'a str,
+    /// How to soak.
+    pub soak: Soak,
+}
+
+impl Busy<'_> {
+    /// Runs the cases and prints a line for each. Returns how many failed.
+    ///
+    /// # Errors
+    ///
+    /// See [`BusyError`]; a case that fails is none.
+    pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
+        let backend = self.backend;
+        let began = Instant::now();
+        let host = Host::open()?;
+        let facts = vmm::self_test(&host)?;
+        let host_line = Line::Host {
+            backend,
+            facts: format!("{facts:?}"),
+            took_ms: millis(began),
+        };
+        print(output, &host_line)?;
+        let file = KernelFile::open(self.kernel)?;
+        let vmlinux = file.vmlinux()?;
+        let initrd = std::fs::read(self.initrd)?;
+        let guest = Guest {
+            host: &host,
+            facts,
+            file: &file,
+            vmlinux: &vmlinux,
+            initrd: &initrd,
+        };
+        let (mut cases, mut failed) = (0, 0);
+        for name in ["returns", "soak"] {
+            if !name.contains(self.only) {
+                continue;
+            }
+            let began = Instant::now();
+            let result = match name {
+                "returns" => returns::run(&guest),
+                _ => soak::run(&guest, self.soak),
+            };
+            cases += 1;
+            failed += usize::from(result.is_err());
+            let (ok, detail) = match result {
+                Ok(detail) => (true, detail),
+                Err(detail) => (false, detail),
+            };
+            let case = Case {
+                backend,
+                case: name.to_owned(),
+                ok: Some(ok),
+                detail,
+                took_ms: millis(began),
+            };
+            print(output, &Line::Case(case))?;
+        }
+        let end = Line::End {
+            backend,
+            cases,
+            failed,
+        };
+        print(output, &end)?;
+        Ok(failed)
+    }
+}
+
+fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
+    writeln!(output, "{}", serde_json::to_string(line)?)?;
+    output.flush()
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}

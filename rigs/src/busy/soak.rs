@@ -1,0 +1,357 @@
+//! Probes at random instructions of a busy guest come and go, while others stay and count what the guest counts.
+
+use std::time::{Duration, Instant};
+
+use introspect::insn::Decoded;
+use introspect::{Gva, Symbol};
+use probes::{Action, Kernel, NewProbe, ProbeId, ProbeSpec, ProbeState, ProbeSummary};
+use vm_memory::{Bytes, GuestAddress};
+use vmm::PausedGuard;
+
+use super::guest::{Guest, Live, Ran};
+use super::random::{Random, Somewhere};
+use crate::chain::chain;
+
+/// How to soak.
+#[derive(Clone, Copy, Debug)]
+pub struct Soak {
+    /// How long.
+    pub seconds: u64,
+    /// The same seed makes the same choices; what the guest does meanwhile is its own.
+    pub seed: u64,
+    /// So many probes at once.
+    pub most: usize,
+}
+
+/// Both vCPUs make system calls, sleep, and start and end processes all the time.
+const WORKLOAD: &str =
+    "procs=2 opens=20 reads=20 getpids=20 nappers=2 naps=2 nap=1 repeat=1000000 listen=1";
+const AT_WORK: &str = "workload: round 2";
+/// Probes are registered so many at a time, and removed at most so many at a time.
+const REGISTERED_AT_ONCE: usize = 50;
+const REMOVED_AT_ONCE: usize = 40;
+const BETWEEN_OPERATIONS: Duration = Duration::from_millis(5);
+/// The guest boots before, and ends after.
+const MARGIN: Duration = Duration::from_secs(600);
+/// Instructions in a row behind a function's entry that are probed for good: every second one, so that neighbours of
+/// theirs are left for those that come and go.
+const ROW: usize = 6;
+
+/// Functions whose calls the guest counts.
+#[derive(Clone, Copy, Debug)]
+enum Counted {
+    Openat,
+    Read,
+    Getpid,
+    Nap,
+    Children,
+}
+
+const WATCHED: [(&str, Counted); 5] = [
+    ("do_sys_openat2", Counted::Openat),
+    ("ksys_read", Counted::Read),
+    ("__x64_sys_getpid", Counted::Getpid),
+    ("hrtimer_nanosleep", Counted::Nap),
+    ("do_group_exit", Counted::Children),
+];
+
+impl Counted {
+    fn of(self, ran: &Ran) -> u64 {
+        match self {
+            Self::Openat => ran.counts.openat,
+            Self::Read => ran.counts.read,
+            Self::Getpid => ran.counts.getpid,
+            Self::Nap => ran.counts.nap,
+            Self::Children => ran.counts.children,
+        }
+    }
+}
+
+/// What was done, for the verdict.
+#[derive(Clone, Debug, Default)]
+struct Did {
+    registered: usize,
+    switched: usize,
+    removed: usize,
+    most_at_once: usize,
+    longest: Duration,
+    /// Hits of the probes that came and went, as far as they were there at the end.
+    hits: u64,
+    patched_by_guest: usize,
+}
+
+pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
+    let kernel = guest.kernel()?;
+    let (probes, counted) = permanent(&kernel)?;
+    let limit = Duration::from_secs(soak.seconds) + MARGIN;
+    let (ran, did) = guest.run(WORKLOAD, &probes, limit, |live| {
+        live.await_text(AT_WORK, MARGIN)?;
+        drive(live, &kernel, soak)
+    })?;
+    let wrong: Vec<String> = ran
+        .summary
+        .probes
+        .iter()
+        .zip(&counted)
+        .filter_map(|(probe, counted)| lost(probe, counted.of(&ran)))
+        .collect();
+    if !wrong.is_empty() {
+        return Err(wrong.join("; "));
+    }
+    let stayed: u64 = ran.summary.probes.iter().map(|probe| probe.hits).sum();
+    Ok(format!(
+        "seed {} for {} s: {} probes armed, {} at once at the most, {} enabled or disabled, {} removed, {} hits of the \
+         last ones; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
+         guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
+        soak.seed,
+        soak.seconds,
+        did.registered,
+        did.most_at_once,
+        did.switched,
+        did.removed,
+        did.hits,
+        probes.len(),
+        did.longest,
+        did.patched_by_guest,
+        ran.slow,
+    ))
+}
+
+/// A probe that stayed must have counted what the guest did.
+fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
+    let counts = probe.state == ProbeState::Armed && made > 0 && probe.hits == made;
+    (!counts || !is_accounted(probe)).then(|| format!("{made} expected: {probe:?}"))
+}
+
+fn is_accounted(probe: &ProbeSummary) -> bool {
+    let missed: u64 = probe.missed.values().sum();
+    match (probe.returns, probe.in_flight) {
+        (Some(returns), Some(in_flight)) => probe.hits == returns + in_flight + missed,
+        _ => missed == 0,
+    }
+}
+
+/// Probes that stay, and what each must count: the entries of functions, instructions behind them, and returns.
+fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
+    let mut probes = Vec::new();
+    let mut counts = Vec::new();
+    for (name, counted) in WATCHED {
+        let symbol = function(kernel, name)?;
+        let specs = [format!("kprobe:{name}"), format!("kretprobe:{name}")]
+            .into_iter()
+            .chain(
+                row(kernel, &symbol)
+                    .into_iter()
+                    .step_by(2)
+                    .map(|at| format!("kprobe:{at}")),
+            );
+        for spec in specs {
+            probes.push(NewProbe {
+                action: Action::Count,
+                ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
+            });
+            counts.push(counted);
+        }
+    }
+    Ok((probes, counts))
+}
+
+fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
+    kernel
+        .symbols()
+        .lookup(name)
+        .ok_or_else(|| format!("this kernel has no {name}"))
+}
+
+/// Instructions behind the entry that are executed once for each call: nothing branches before them or to them, and
+/// the kernel does not patch them.
+fn row(kernel: &Kernel, symbol: &Symbol) -> Vec<Gva> {
+    let code: Vec<Decoded> = kernel.instructions(symbol).map_while(Result::ok).collect();
+    let targets: Vec<Gva> = code.iter().filter_map(Decoded::branch_target).collect();
+    code.iter()
+        .skip(1)
+        .take(ROW)
+        .take_while(|at| goes_straight_on(at))
+        .filter(|at| !targets.contains(&at.at()))
+        .filter(|at| {
+            kernel
+                .sites()
+                .overlapping(at.at(), at.len() as u64)
+                .is_none()
+        })
+        .map(Decoded::at)
+        .collect()
+}
+
+fn goes_straight_on(decoded: &Decoded) -> bool {
+    let text = decoded.text();
+    let leaves = ["ret", "call", "jmp", "ud2", "int"];
+    decoded.branch_target().is_none() && !leaves.iter().any(|word| text.starts_with(word))
+}
+
+fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
+    let text = kernel
+        .text()
+        .ok_or("the kernel does not say where its text is")?;
+    let start = kernel
+        .to_physical(text.start)
+        .map(|gpa| GuestAddress(gpa.0))
+        .ok_or("the text is nowhere")?;
+    let bytes = usize::try_from(text.end.0 - text.start.0).map_err(chain)?;
+    let watched = WATCHED
+        .iter()
+        .map(|(name, _)| function(kernel, name))
+        .collect::<Result<_, _>>()?;
+    let somewhere = Somewhere::new(kernel, watched);
+    let mut random = Random::new(soak.seed);
+    let permanent = live.engine.ids().len();
+    let before = own_text(live, &live.control.pause_all(), start, bytes)?;
+    let mut did = Did::default();
+    let mut coming: Vec<(ProbeId, bool)> = Vec::new();
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(soak.seconds) && !live.has_ended() {
+        let which = random.below(4);
+        let new: Vec<NewProbe> = match which {
+            0 | 1 if coming.len() < soak.most => (0..REGISTERED_AT_ONCE)
+                .filter_map(|_| somewhere.probe(&mut random))
+                .collect(),
+            _ => Vec::new(),
+        };
+        let pausing = Instant::now();
+        operate(live, which, &new, &mut coming, &mut random, &mut did)?;
+        let paused = pausing.elapsed();
+        did.longest = did.longest.max(paused);
+        did.most_at_once = did.most_at_once.max(coming.len());
+        // The guest has at least half of the time.
+        std::thread::sleep(paused.max(BETWEEN_OPERATIONS));
+    }
+    let paused = live.control.pause_all();
+    for probe in live.engine.summaries().iter().skip(permanent) {
+        did.hits += probe.hits;
+        if !is_accounted(probe) {
+            return Err(format!("entries are not accounted for: {probe:?}"));
+        }
+    }
+    let gone: Vec<ProbeId> = coming.iter().map(|(id, _)| *id).collect();
+    live.engine.unregister(&paused, &gone).map_err(chain)?;
+    let after = own_text(live, &paused, start, bytes)?;
+    drop(paused);
+    did.patched_by_guest = differences(kernel, text.start, &before, &after)?;
+    live.type_line()?;
+    Ok(did)
+}
+
+/// One of: register, enable or disable, remove, nothing.
+fn operate(
+    live: &Live<'_>,
+    which: usize,
+    new: &[NewProbe],
+    coming: &mut Vec<(ProbeId, bool)>,
+    random: &mut Random,
+    did: &mut Did,
+) -> Result<(), String> {
+    let paused = live.control.pause_all();
+    match which {
+        0 | 1 if !new.is_empty() => {
+            let ids = live.engine.register(&paused, new).map_err(chain)?;
+            did.registered += ids.len();
+            coming.extend(ids.into_iter().map(|id| (id, true)));
+        }
+        2 if !coming.is_empty() => {
+            let at = random.below(coming.len());
+            let (id, enabled) = &mut coming[at];
+            *enabled = !*enabled;
+            live.engine
+                .set_enabled(&paused, *id, *enabled)
+                .map_err(chain)?;
+            did.switched += 1;
+        }
+        3 if !coming.is_empty() => {
+            let many = 1 + random.below(REMOVED_AT_ONCE.min(coming.len()));
+            let gone: Vec<ProbeId> = (0..many)
+                .map(|_| coming.swap_remove(random.below(coming.len())).0)
+                .collect();
+            did.removed += live.engine.unregister(&paused, &gone).map_err(chain)?;
+        }
+        _ => (),
+    }
+    Ok(())
+}
+
+/// The text without any plant, for as long as this takes. With all vCPUs paused nothing is executed meanwhile.
+fn own_text(
+    live: &Live<'_>,
+    paused: &PausedGuard<'_>,
+    start: GuestAddress,
+    bytes: usize,
+) -> Result<Vec<u8>, String> {
+    live.engine.disarm_all(paused).map_err(chain)?;
+    let mut text = vec![0; bytes];
+    paused
+        .memory()
+        .read_slice(&mut text, start)
+        .map_err(chain)?;
+    live.engine.set_armed(paused, true).map_err(chain)?;
+    Ok(text)
+}
+
+/// How many bytes the guest has patched; others must be as they were.
+fn differences(kernel: &Kernel, start: Gva, before: &[u8], after: &[u8]) -> Result<usize, String> {
+    let differ = (start.0..)
+        .zip(before.iter().zip(after))
+        .filter(|(_, (before, after))| before != after)
+        .map(|(at, _)| Gva(at));
+    let (own, ours): (Vec<Gva>, Vec<Gva>) =
+        differ.partition(|at| kernel.sites().overlapping(*at, 1).is_some());
+    match ours.first() {
+        None => Ok(own.len()),
+        Some(first) => Err(format!(
+            "{} bytes of the guest's text are not its own, the first at {first}",
+            ours.len()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
+        ProbeSummary {
+            probe: "kprobe:f".to_owned(),
+            ip: None,
+            hits,
+            missed: [("abandoned".to_owned(), 2)]
+                .into_iter()
+                .filter(|_| returns.is_some())
+                .collect(),
+            tier: None,
+            exits: hits,
+            returns,
+            in_flight: returns.map(|_| 1),
+            state: ProbeState::Armed,
+            reason: None,
+        }
+    }
+
+    #[test]
+    fn one_hit_too_few_or_too_many_is_told() {
+        for (probe, is_good) in [
+            (counted(10, None), true),
+            (counted(9, None), false),
+            (counted(11, None), false),
+            (counted(10, Some(7)), true),
+            (counted(10, Some(8)), false),
+            (counted(10, Some(6)), false),
+        ] {
+            assert_eq!(lost(&probe, 10).is_none(), is_good, "{probe:?}");
+        }
+        // A guest that did nothing says nothing.
+        assert!(lost(&counted(0, None), 0).is_some());
+        let gone = ProbeSummary {
+            state: ProbeState::Gone,
+            ..counted(10, None)
+        };
+        assert!(lost(&gone, 10).is_some());
+    }
+}

@@ -1,0 +1,12 @@
+//! An error as a line.
+
+/// The error and what caused it.
+pub(crate) fn chain<E: std::error::Error>(error: E) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,122 @@
+//! What cases are run on: a KVM and the test guest.
+
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use probes::{Kernel, PlantByte, Summary};
+use vmm::boot::KernelFile;
+use vmm::{Host, HostFacts};
+
+use super::ContractError;
+use super::guest::Guest;
+
+/// This machine's KVM, and the test guest.
+#[derive(Debug)]
+pub struct Bench {
+    pub(super) host: Host,
+    pub(super) facts: HostFacts,
+    pub(super) file: KernelFile,
+    elf: Vec<u8>,
+    pub(super) timeout: Duration,
+}
+
+impl Bench {
+    /// Opens both and asks KVM what it can do. No guest runs longer than `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// There is no KVM, or one that does not do what each must; or the file is no kernel.
+    pub fn open(guest: &Path, timeout: Duration) -> Result<Self, ContractError> {
+        let host = Host::open()?;
+        let facts = vmm::self_test(&host)?;
+        let file = KernelFile::open(guest)?;
+        let elf = file.vmlinux()?.into_owned();
+        // What is wrong with it is better told once than by each case.
+        Kernel::from_vmlinux(&elf)?;
+        Ok(Self {
+            host,
+            facts,
+            file,
+            elf,
+            timeout,
+        })
+    }
+
+    /// What the self-test found.
+    #[must_use]
+    pub fn facts(&self) -> &HostFacts {
+        &self.facts
+    }
+
+    /// The test guest's ELF file.
+    #[must_use]
+    pub fn elf(&self) -> &[u8] {
+        &self.elf
+    }
+
+    /// What is known of the test guest before it runs.
+    ///
+    /// # Panics
+    ///
+    /// Never: [`open`](Self::open) has tried.
+    #[must_use]
+    pub fn kernel(&self) -> Kernel {
+        Kernel::from_vmlinux(&self.elf).expect("the test guest is a kernel with symbols")
+    }
+
+    /// Whether this KVM delivers that trap.
+    #[must_use]
+    pub fn delivers(&self, plant: PlantByte) -> bool {
+        match plant {
+            PlantByte::Port => self.facts.port.is_usable(),
+            PlantByte::Int3 => self.facts.int3.is_usable(),
+        }
+    }
+}
+
+/// A bench set up for one case: what is planted, how many vCPUs there are.
+#[derive(Debug)]
+pub struct Here<'a> {
+    pub(super) bench: &'a Bench,
+    pub(super) plant: Option<PlantByte>,
+    pub(super) cpus: u8,
+    done: Mutex<Vec<Done>>,
+}
+
+/// A run that a case has made.
+#[derive(Clone, Debug)]
+pub(super) struct Done {
+    pub(super) cmdline: String,
+    /// Absent until it has come to its end.
+    pub(super) summary: Option<Summary>,
+}
+
+impl<'a> Here<'a> {
+    /// `plant`: `None` leaves the choice to the engine.
+    #[must_use]
+    pub fn new(bench: &'a Bench, plant: Option<PlantByte>, cpus: u8) -> Self {
+        Self {
+            bench,
+            plant,
+            cpus,
+            done: Mutex::default(),
+        }
+    }
+
+    /// The test guest with this command line, a probe at the entry of every function of `functions.S`.
+    #[must_use]
+    pub fn guest(&self, cmdline: &str) -> Guest<'_> {
+        Guest::new(self, cmdline)
+    }
+
+    /// As [`Bench::kernel`].
+    #[must_use]
+    pub fn kernel(&self) -> Kernel {
+        self.bench.kernel()
+    }
+
+    pub(super) fn done(&self) -> MutexGuard<'_, Vec<Done>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

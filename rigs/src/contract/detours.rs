@@ -1,0 +1,127 @@
+//! Copies of instructions in the detour region: the guest runs them, and finds nothing that it can change.
+
+use std::thread;
+
+use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome, Tier};
+use vmm::Control;
+
+use super::bench::Here;
+use super::case::{Case, Plants};
+use super::guest::{Ran, new};
+use super::observer::Observer;
+
+pub(super) const CASES: [Case; 4] = [
+    Case::new("relocated", Plants::Each, &[1, 2], one_exit_a_hit),
+    Case::new("vector", Plants::Each, &[1], |here| {
+        let ran = here.guest("run=vector=20,calls=2").run();
+        ran.assert_good();
+        assert_eq!(ran.hits("fn_pxor"), 20);
+    }),
+    Case::new("detour-writes", Plants::Chosen, &[1], writes_are_dropped),
+    Case::new("detour-live", Plants::Chosen, &[2], comes_and_goes),
+];
+
+/// What the processor has to execute, and what does not fault.
+const COPIED: [&str; 3] = ["fn_rdtsc", "fn_cpuid", "fn_cr3"];
+
+fn probes() -> [String; 3] {
+    COPIED.map(|function| format!("kprobe:{function}"))
+}
+
+fn one_exit_a_hit(here: &Here<'_>) {
+    let run = if here.cpus == 1 { "calls=10" } else { "smp=10" };
+    let ran = here
+        .guest(&format!("run={run},checksum,{run},checksum"))
+        .probes(probes())
+        .run();
+    ran.assert_good();
+    for probe in probes() {
+        let probe = ran.probe(&probe);
+        assert_eq!(probe.tier, Some(Tier::Relocated), "{probe:?}");
+        assert!(probe.hits >= 20);
+        assert_eq!(probe.exits, probe.hits);
+    }
+    ran.assert_counts(&[]);
+}
+
+/// Regions that the guest has found in its page tables, each time that it looked.
+fn found(ran: &Ran) -> Vec<&str> {
+    let passed = ran.outcome.passed.iter();
+    passed
+        .filter(|(name, _)| name == "detour")
+        .map(|(_, fields)| &*fields["found"])
+        .collect()
+}
+
+/// The guest sees the region only when there is a copy, and what it writes there is dropped.
+fn writes_are_dropped(here: &Here<'_>) {
+    let ran = here
+        .guest("run=detour,calls=5,detour=0,calls=5")
+        .probes(["kprobe:fn_push"])
+        .run();
+    ran.assert_good();
+    assert_eq!(found(&ran), ["0", "0"], "nobody needs a region");
+
+    let ran = here
+        .guest("run=detour=0,calls=5,detour=10,calls=5")
+        .probes(probes())
+        .run();
+    assert!(ran.outcome.is_good(), "{}", ran.observer.console());
+    assert_eq!(found(&ran), ["0", "1"]);
+    ran.assert_counts(&[]);
+    for probe in probes() {
+        assert_eq!(ran.probe(&probe).tier, Some(Tier::Relocated));
+    }
+    let notes = ran.observer.notes();
+    let told: Vec<_> = notes.iter().map(|note| &*note.text).collect();
+    assert_eq!(told.len(), 2, "the first write and the tenth: {told:?}");
+    assert!(told[0].contains("the guest writes to the detour region"));
+}
+
+struct Pre;
+
+impl Handler for Pre {
+    fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
+        // What the instruction leaves alone, the guest checks; this it overwrites.
+        hit.regs_mut().rax = 0;
+        PreOutcome::Continue
+    }
+
+    fn has_post(&self) -> bool {
+        false
+    }
+}
+
+/// The knob, turned while the guest calls: whoever is in a copy leaves it, and the region comes and goes.
+fn comes_and_goes(here: &Here<'_>) {
+    let handled = NewProbe {
+        action: Action::Handle(std::sync::Arc::new(Pre)),
+        ..new("kprobe:fn_rdtsc")
+    };
+    let guest = here
+        .guest("run=calls=60,checksum,smp=60,checksum")
+        .with(probes().iter().map(|probe| new(probe)).chain([handled]))
+        .prepare();
+    let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+    let observer = guest.observer.clone();
+    let ran = thread::scope(|scope| {
+        let turner = scope.spawn(|| turn(&control, &engine, &observer));
+        let ran = guest.run();
+        turner.join().expect("the guest lived long enough");
+        ran
+    });
+    ran.assert_good();
+    for probe in probes() {
+        let probe = ran.probe(&probe);
+        assert!(probe.hits > 0 && probe.exits <= 2 * probe.hits);
+    }
+}
+
+fn turn(control: &Control, engine: &Engine, observer: &Observer) {
+    for round in 1..=12 {
+        observer.wait_for_hits(10 * round);
+        engine.disarm_all(&control.pause_all()).expect("disarmed");
+        engine.set_armed(&control.pause_all(), true).expect("armed");
+    }
+    engine.disarm_all(&control.pause_all()).expect("disarmed");
+}

@@ -1,0 +1,48 @@
+//! The cases that are generated: the same snippets without probes and with them.
+
+use probes::PlantByte;
+
+use super::Contract;
+use super::bench::Bench;
+use super::case::{not_delivered, word};
+use crate::generated::Generated;
+
+/// What they are called.
+pub(super) const NAME: &str = "generated";
+
+/// A row of the table: the byte that is planted, or none, which shows that two runs are alike at all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GeneratedCase(Option<PlantByte>);
+
+/// In the order in which they are run.
+pub(super) const CASES: [GeneratedCase; 3] = [
+    GeneratedCase(None),
+    GeneratedCase(Some(PlantByte::Port)),
+    GeneratedCase(Some(PlantByte::Int3)),
+];
+
+impl GeneratedCase {
+    pub(super) fn name(self) -> String {
+        format!("{NAME}/{}/1", self.0.map_or("none", word))
+    }
+
+    /// As for any case: whether it went well, and what was counted or is wrong.
+    pub(super) fn run(self, bench: &Bench, contract: &Contract<'_>) -> (Option<bool>, String) {
+        if let Some(plant) = self.0.filter(|plant| !bench.delivers(*plant)) {
+            return (None, not_delivered(plant));
+        }
+        let generated = Generated {
+            host: &bench.host,
+            facts: bench.facts,
+            guest: bench.file.bytes(),
+            count: contract.generated,
+            seed: contract.seed,
+            without: contract.without,
+            timeout: contract.timeout,
+        };
+        match generated.run(self.0) {
+            Ok(detail) => (Some(true), detail),
+            Err(detail) => (Some(false), detail),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The test guest with its probes, from its description to what it said.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use guest_images::testguest::Outcome;
+use probes::{
+    EventSink, GuestEnd, Hex, NewProbe, ProbeId, ProbeSpec, ProbeSummary, Session, SessionConfig,
+    Summary,
+};
+use vmm::Console;
+use vmm::boot::BootMethod;
+
+use super::bench::{Done, Here};
+use super::observer::Observer;
+
+/// Its RAM.
+pub const MEMORY_BYTES: u64 = 64 << 20;
+
+/// A run of the test guest.
+#[derive(Clone, Debug)]
+pub struct Guest<'a> {
+    here: &'a Here<'a>,
+    cmdline: String,
+    probes: Vec<NewProbe>,
+    timeout: Duration,
+}
+
+/// A probe whose hits are told, from its text.
+pub(super) fn new(spec: &str) -> NewProbe {
+    spec.parse::<ProbeSpec>().expect(spec).into()
+}
+
+impl<'a> Guest<'a> {
+    pub(super) fn new(here: &'a Here<'a>, cmdline: &str) -> Self {
+        Self {
+            here,
+            cmdline: cmdline.to_owned(),
+            probes: vec![new("kprobe:fn_*")],
+            timeout: here.bench.timeout,
+        }
+    }
+
+    /// Probes of its own, whose hits are told, instead of one at every function.
+    ///
+    /// # Panics
+    ///
+    /// One is none.
+    #[must_use]
+    pub fn probes<S: AsRef<str>>(mut self, probes: impl IntoIterator<Item = S>) -> Self {
+        self.probes = probes
+            .into_iter()
+            .map(|probe| new(probe.as_ref()))
+            .collect();
+        self
+    }
+
+    /// The same with what is done at their hits.
+    #[must_use]
+    pub fn with(mut self, probes: impl IntoIterator<Item = NewProbe>) -> Self {
+        self.probes = probes.into_iter().collect();
+        self
+    }
+
+    /// Ends it after this time.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    ///
+    /// As [`prepare`](Self::prepare) and [`Prepared::run`].
+    #[must_use]
+    pub fn run(self) -> Ran {
+        self.prepare().run()
+    }
+
+    /// Everything is planted and nothing has run.
+    ///
+    /// # Panics
+    ///
+    /// The session cannot be set up.
+    #[must_use]
+    pub fn prepare(self) -> Prepared<'a> {
+        self.prepare_with(|observer| Arc::new(observer))
+    }
+
+    /// The same, where events go through `sink`, which is to hand them on to the observer if that is to see them.
+    ///
+    /// # Panics
+    ///
+    /// As [`prepare`](Self::prepare).
+    #[must_use]
+    pub fn prepare_with(self, sink: impl FnOnce(Observer) -> Arc<dyn EventSink>) -> Prepared<'a> {
+        let bench = self.here.bench;
+        let observer = Observer::default();
+        let config = SessionConfig {
+            file: &bench.file,
+            vmlinux: bench.elf(),
+            kernel: bench.kernel(),
+            method: BootMethod::Direct,
+            initrd: None,
+            cmdline: &self.cmdline,
+            memory_bytes: MEMORY_BYTES,
+            cpus: self.here.cpus,
+            probes: &self.probes,
+            plant: self.here.plant,
+            console: Console {
+                output: Box::new(observer.clone()),
+                input: None,
+            },
+            debug_exit: true,
+        };
+        let session = Session::new(&bench.host, bench.facts, config, sink(observer.clone()))
+            .expect("the session is set up");
+        self.here.done().push(Done {
+            cmdline: self.cmdline,
+            summary: None,
+        });
+        Prepared {
+            here: self.here,
+            session,
+            observer,
+            timeout: self.timeout,
+        }
+    }
+}
+
+/// A guest before its first instruction.
+#[derive(Debug)]
+pub struct Prepared<'a> {
+    here: &'a Here<'a>,
+    /// The guest and its probes.
+    pub session: Session,
+    /// What comes out of them.
+    pub observer: Observer,
+    timeout: Duration,
+}
+
+impl Prepared<'_> {
+    /// Registers more probes.
+    ///
+    /// # Panics
+    ///
+    /// They cannot be registered.
+    #[must_use]
+    pub fn register(&self, probes: &[NewProbe]) -> Vec<ProbeId> {
+        let paused = self.session.control();
+        self.session
+            .engine()
+            .register(&paused.pause_all(), probes)
+            .expect("registered")
+    }
+
+    /// Runs it to its end.
+    ///
+    /// # Panics
+    ///
+    /// No thread can be started.
+    #[must_use]
+    pub fn run(self) -> Ran {
+        let summary = self
+            .session
+            .run(Some(self.timeout), "kvm")
+            .expect("threads start");
+        if let Some(done) = self.here.done().last_mut() {
+            done.summary = Some(summary.clone());
+        }
+        let outcome = Outcome::from_console(&self.observer.console());
+        Ran {
+            summary,
+            outcome,
+            observer: self.observer,
+        }
+    }
+}
+
+/// A guest after its end.
+#[derive(Debug)]
+pub struct Ran {
+    /// What became of it and of the probes.
+    pub summary: Summary,
+    /// What it said itself.
+    pub outcome: Outcome,
+    /// What came out of it.
+    pub observer: Observer,
+}
+
+impl Ran {
+    /// How the guest ended.
+    #[must_use]
+    pub fn end(&self) -> (GuestEnd, Option<&str>) {
+        (self.summary.guest.end, self.summary.guest.detail.as_deref())
+    }
+
+    /// The guest found nothing wrong and ended as it should, and no probe was refused; every hit and return was told
+    /// that was to be, and none is unaccounted for.
+    ///
+    /// # Panics
+    ///
+    /// It is not so.
+    pub fn assert_good(&self) {
+        assert!(self.outcome.failures.is_empty(), "{}", self.told());
+        assert_eq!(self.end(), (GuestEnd::Exit, Some("0")), "{}", self.told());
+        assert!(self.outcome.is_good(), "{}", self.told());
+        assert_eq!(self.observer.notes(), [], "nothing needed saying");
+        self.assert_accounted();
+    }
+
+    /// The guest's own words, the last ones.
+    fn told(&self) -> String {
+        let console = self.observer.console();
+        let last = console.lines().next_back().unwrap_or("nothing").to_owned();
+        let failures = self.outcome.failures.join("; ");
+        format!(
+            "{failures} {:?} {:?}, it said last: {last}",
+            self.end(),
+            self.observer.notes()
+        )
+    }
+
+    /// What a return probe saw enter has returned, is in flight, or was missed for a reason.
+    ///
+    /// # Panics
+    ///
+    /// It is not so.
+    pub fn assert_accounted(&self) {
+        for probe in &self.summary.probes {
+            if let (Some(returns), Some(in_flight)) = (probe.returns, probe.in_flight) {
+                let missed: u64 = probe.missed.values().sum();
+                assert_eq!(probe.hits, returns + in_flight + missed, "{probe:?}");
+            } else {
+                assert!(probe.missed.is_empty(), "{probe:?}");
+            }
+        }
+    }
+
+    /// The probe that was asked for so; the first, if there are several.
+    ///
+    /// # Panics
+    ///
+    /// There is none.
+    #[must_use]
+    pub fn probe(&self, name: &str) -> &ProbeSummary {
+        self.summary
+            .probes
+            .iter()
+            .find(|probe| probe.probe == name)
+            .unwrap_or_else(|| panic!("no probe {name}"))
+    }
+
+    /// Hits of the probe at a function's entry.
+    #[must_use]
+    pub fn hits(&self, function: &str) -> u64 {
+        self.probe(&format!("kprobe:{function}")).hits
+    }
+
+    /// How often the function's first instruction ran, by the guest's own count.
+    #[must_use]
+    pub fn counted(&self, function: &str) -> u64 {
+        self.outcome.counts.get(function).copied().unwrap_or(0)
+    }
+
+    /// The first arguments of the hits, in their order.
+    #[must_use]
+    pub fn first_arguments(&self) -> Vec<u64> {
+        let hits = self.observer.hits();
+        hits.iter().map(|hit| hit.args[0].0).collect()
+    }
+
+    /// Every function's entry was hit as often as the guest says that it ran, and every hit was told. `extra` is
+    /// what a function is hit beyond that.
+    ///
+    /// # Panics
+    ///
+    /// It is not so.
+    pub fn assert_counts(&self, extra: &[(&str, u64)]) {
+        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        for hit in self.observer.hits() {
+            assert_eq!(hit.regs.rip, hit.ip);
+            assert_ne!(hit.ip, Hex(0));
+            *told.entry(hit.probe.to_string()).or_default() += 1;
+        }
+        let mut compared = 0;
+        let mut wrong = Vec::new();
+        for probe in &self.summary.probes {
+            let name = probe.probe.trim_start_matches("kprobe:");
+            let extra = extra.iter().find(|(function, _)| *function == name);
+            let expected = self.counted(name) + extra.map_or(0, |(_, more)| *more);
+            let told = told.get(&probe.probe).copied().unwrap_or(0);
+            if (probe.hits, told) != (expected, expected) {
+                let hits = probe.hits;
+                wrong.push(format!("{name}: {hits} hits, {told} told, {expected} made"));
+            }
+            compared += u64::from(expected > 0);
+        }
+        assert!(wrong.is_empty(), "{}", wrong.join("; "));
+        assert!(compared > 0, "the guest counted nothing");
+    }
+}

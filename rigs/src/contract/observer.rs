@@ -1,0 +1,114 @@
+//! What comes out of a running guest, for threads that wait for it.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use probes::{Event, EventSink, Hit, Note, Return};
+
+/// What a guest that is alive shows within this time, it shows.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Default)]
+struct Seen {
+    hits: Vec<Hit>,
+    returns: Vec<Return>,
+    notes: Vec<Note>,
+    console: Vec<u8>,
+}
+
+/// Takes a guest's events and its console. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct Observer(Arc<(Mutex<Seen>, Condvar)>);
+
+impl Observer {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        // A failed assertion elsewhere spoils none of it.
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Seen)) {
+        change(&mut self.seen());
+        self.0.1.notify_all();
+    }
+
+    fn wait_until(&self, what: &str, reached: impl Fn(&Seen) -> bool) {
+        let (seen, waited) = self
+            .0
+            .1
+            .wait_timeout_while(self.seen(), PATIENCE, |seen| !reached(seen))
+            .unwrap_or_else(PoisonError::into_inner);
+        assert!(
+            !waited.timed_out(),
+            "no {what}; {} hits, console:\n{}",
+            seen.hits.len(),
+            String::from_utf8_lossy(&seen.console)
+        );
+    }
+
+    /// Returns once the guest has hit its probes `hits` times.
+    ///
+    /// # Panics
+    ///
+    /// It does not come to that.
+    pub fn wait_for_hits(&self, hits: usize) {
+        self.wait_until(&format!("{hits} hits"), |seen| seen.hits.len() >= hits);
+    }
+
+    /// Returns once the guest has printed `text`.
+    ///
+    /// # Panics
+    ///
+    /// It does not come to that.
+    pub fn wait_for_console(&self, text: &str) {
+        self.wait_until(text, |seen| {
+            String::from_utf8_lossy(&seen.console).contains(text)
+        });
+    }
+
+    /// The hits so far.
+    #[must_use]
+    pub fn hits(&self) -> Vec<Hit> {
+        self.seen().hits.clone()
+    }
+
+    /// The returns so far.
+    #[must_use]
+    pub fn returns(&self) -> Vec<Return> {
+        self.seen().returns.clone()
+    }
+
+    /// The notes so far.
+    #[must_use]
+    pub fn notes(&self) -> Vec<Note> {
+        self.seen().notes.clone()
+    }
+
+    /// What the guest has printed so far.
+    #[must_use]
+    pub fn console(&self) -> String {
+        String::from_utf8_lossy(&self.seen().console).into_owned()
+    }
+}
+
+impl EventSink for Observer {
+    fn event(&self, event: Event) {
+        self.change(|seen| match event {
+            Event::Hit(hit) => seen.hits.push(hit),
+            Event::Return(ret) => seen.returns.push(ret),
+            Event::Note(note) => seen.notes.push(note),
+            Event::Summary(_) => panic!("a session returns its summary"),
+        });
+    }
+}
+
+impl Write for Observer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.change(|seen| seen.console.extend_from_slice(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Instructions that the hardware executes in place, and that raise exceptions: the guest finds the frames that it would
+//! find without probes, and fault-handlers are told.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use probes::{FaultOutcome, Handler, HitContext, InstructionFault, Kernel};
+
+use super::bench::Here;
+use super::case::{Case, Plants};
+use super::guest::{Ran, new};
+use super::handlers::handled;
+
+pub(super) const CASES: [Case; 6] = [
+    Case::new("raise", Plants::Each, &[1], frames),
+    Case::new("intn", Plants::Each, &[1], |here| {
+        let ran = in_place(here, "intn");
+        assert_eq!(ran.hits("rs_int"), ROUNDS);
+    }),
+    Case::new("ud", Plants::Each, &[1], |here| {
+        // The handler of #UD finds the guest's own instruction, and each execution is told all the same.
+        let ran = in_place(here, "ud");
+        assert_eq!(ran.hits("rs_ud"), ROUNDS);
+    }),
+    Case::new("syscall0", Plants::Each, &[1], |here| {
+        // The entry, where one that is executed in place has to be stopped, is a probe of its own.
+        let ran = in_place(here, "syscall0");
+        assert_eq!(ran.hits("rs_syscall"), ROUNDS);
+        assert_eq!(ran.hits("rs_entry"), ROUNDS);
+    }),
+    Case::new("handler-raise", Plants::Each, &[1], every_exception),
+    Case::new("handler-raise-swallowed", Plants::Each, &[1], swallowed),
+];
+
+const ROUNDS: u64 = 4;
+
+/// The functions whose first instruction faults, and with what.
+const FAULTING: [(&str, u8); 3] = [("rs_div", 0), ("rs_rdmsr", 13), ("rs_lods", 14)];
+
+fn in_place(here: &Here<'_>, scenario: &str) -> Ran {
+    let ran = here
+        .guest(&format!("run={scenario}={ROUNDS}"))
+        .probes(["kprobe:rs_*"])
+        .run();
+    ran.assert_good();
+    ran
+}
+
+fn frames(here: &Here<'_>) {
+    let ran = in_place(here, "raise");
+    for (function, _) in FAULTING {
+        let behind = format!("{function}_next");
+        assert_eq!((ran.hits(function), ran.hits(&behind)), (ROUNDS, ROUNDS));
+    }
+}
+
+/// Writes down what it is told.
+#[derive(Debug, Default)]
+struct Told {
+    faults: Mutex<Vec<(InstructionFault, u64, u64)>>,
+    /// Goes on there, and the guest does not learn of it.
+    swallows_to: Option<u64>,
+}
+
+impl Told {
+    fn faults(&self) -> Vec<(InstructionFault, u64, u64)> {
+        let faults = self.faults.lock();
+        faults.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Handler for Told {
+    fn fault(&self, hit: &mut HitContext<'_>, fault: InstructionFault) -> FaultOutcome {
+        let (rip, rcx) = (hit.regs().rip, hit.regs().rcx);
+        let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        faults.push((fault, rip, rcx));
+        match self.swallows_to {
+            None => FaultOutcome::ToGuest,
+            Some(rip) => {
+                hit.regs_mut().rip = rip;
+                FaultOutcome::Swallowed
+            }
+        }
+    }
+}
+
+fn address_of(kernel: &Kernel, name: &str) -> u64 {
+    kernel.symbols().address_of(name).expect(name).0
+}
+
+fn run_with(here: &Here<'_>, told: &Arc<Told>, functions: &[&str]) -> Ran {
+    let probes = functions
+        .iter()
+        .map(|function| handled(&format!("kprobe:{function}"), told.clone()));
+    here.guest(&format!("run=raise={ROUNDS}"))
+        .with([new("kprobe:rs_entry")].into_iter().chain(probes))
+        .run()
+}
+
+fn every_exception(here: &Here<'_>) {
+    let (kernel, told) = (here.kernel(), Arc::new(Told::default()));
+    let ran = run_with(here, &told, &FAULTING.map(|(function, _)| function));
+    ran.assert_good();
+    let faults = told.faults();
+    assert_eq!(faults.len() as u64, 3 * ROUNDS);
+    for (i, (fault, rip, rcx)) in faults.iter().enumerate() {
+        let (function, vector) = FAULTING[i % 3];
+        let at = address_of(&kernel, function);
+        assert_eq!((fault.vector, *rip), (vector, at));
+        match vector {
+            14 => {
+                // Six bytes lie before the page that is not there, which was read.
+                assert_eq!((fault.address.0 % 0x1000, *rcx), (0, 10));
+                assert_eq!(fault.error_code & !0x10, 0, "{fault:?}");
+            }
+            _ => assert_eq!((fault.address.0, fault.error_code), (0, 0)),
+        }
+    }
+}
+
+fn swallowed(here: &Here<'_>) {
+    let told = Arc::new(Told {
+        swallows_to: Some(address_of(&here.kernel(), "rs_div_next")),
+        ..Told::default()
+    });
+    let ran = run_with(here, &told, &["rs_div"]);
+    assert_eq!(ran.outcome.failures, ["div FAIL nothing was raised"]);
+    assert_eq!(told.faults().len(), 1);
+}

@@ -1,0 +1,285 @@
+//! A stock kernel with the workload that counts itself, booted once; what was seen in that run answers several cases.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use guest_images::workload::Counts;
+use probes::{
+    Action, GuestEnd, Kernel, NewProbe, ProbeState, ProbeSummary, Return, Session, SessionConfig,
+    Summary,
+};
+use vmm::Console;
+use vmm::boot::{BootMethod, KernelFile};
+
+use super::bench::Bench;
+use super::guest::new;
+use super::observer::Observer;
+
+/// The files of a stock guest.
+#[derive(Clone, Debug)]
+pub struct StockFiles {
+    /// The kernel.
+    pub kernel: PathBuf,
+    /// The workload, with the module that it loads.
+    pub initrd: PathBuf,
+    /// Number of vCPUs.
+    pub cpus: u8,
+    /// It is ended after this time.
+    pub timeout: Duration,
+}
+
+/// A case that is answered by the one run of the stock guest.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StockCase {
+    /// Its name.
+    pub name: &'static str,
+    /// Panics when the promise is not kept.
+    pub check: fn(&StockRun),
+}
+
+const MEMORY_BYTES: u64 = 256 << 20;
+/// The workload's parameters are in it. What is printed costs exits for each character; a panic is printed anyway.
+pub(crate) const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=4 cryptomgr.notests=1 random.trust_cpu=on \
+                                       opens=20 reads=11 getpids=7 modload=/dummy.ko modunload=dummy";
+/// Loaded and unloaded by the workload. It makes one network device.
+pub(crate) const MODULE: &str = "dummy";
+
+/// A probe, and how often the workload says that it was hit.
+type Counted = (&'static str, fn(&Counts) -> u64);
+
+const COUNTED: [Counted; 3] = [
+    ("kprobe:do_sys_openat2", |counts| counts.openat),
+    ("kprobe:ksys_read", |counts| counts.read),
+    ("kprobe:__x64_sys_getpid", |counts| counts.getpid),
+];
+const OPEN_RETURNS: &str = "kretprobe:do_sys_openat2";
+/// Never returns.
+const EXIT_RETURNS: &str = "kretprobe:do_exit";
+/// What kprobes itself refuses: the entry of system calls, that of an exception, and what it calls.
+const ENTRY_CODE: [&str; 3] = [
+    "kprobe:entry_SYSCALL_64",
+    "kprobe:asm_exc_page_fault",
+    "kprobe:exc_page_fault",
+];
+/// The self-test that executes an int3 of the kernel's own, and the handler that it reaches.
+const BREAKPOINT: [&str; 2] = ["kprobe:int3_selftest", "kprobe:asm_exc_int3"];
+const IN_MODULE: [&str; 4] = [
+    "kprobe:dummy:dummy_init_module",
+    "kprobe:dummy:dummy_setup",
+    "kprobe:dummy:cleanup_module",
+    "kretprobe:dummy:dummy_dev_init",
+];
+
+pub(super) const CASES: [StockCase; 6] = [
+    StockCase {
+        name: "stock",
+        check: |run| {
+            for (name, made) in COUNTED {
+                run.counted(name, made(&run.counts()));
+            }
+        },
+    },
+    StockCase {
+        name: "stock-returns",
+        check: |run| {
+            let probe = run.counted(OPEN_RETURNS, run.counts().openat);
+            assert_eq!(probe.returns, Some(probe.hits), "{probe:?}");
+        },
+    },
+    StockCase {
+        name: "stock-tasks-end",
+        check: |run| {
+            let probe = run.probe(EXIT_RETURNS);
+            assert!(probe.hits >= u64::from(run.cpus), "{probe:?}");
+            assert_eq!(probe.returns, Some(0), "{probe:?}");
+            let abandoned = probe.missed.get("abandoned").copied().unwrap_or(0);
+            let in_flight = probe.in_flight.unwrap_or(0);
+            assert_eq!(probe.hits, abandoned + in_flight, "{probe:?}");
+            assert!(abandoned > 0, "{probe:?}");
+        },
+    },
+    StockCase {
+        name: "stock-entry",
+        check: |run| {
+            let counts = run.counts();
+            let calls = counts.openat + counts.read + counts.getpid;
+            for name in ENTRY_CODE {
+                let probe = run.probe(name);
+                assert_eq!(probe.state, ProbeState::Armed, "{probe:?}");
+                assert!(probe.hits > 0, "{probe:?}");
+            }
+            let syscalls = run.probe(ENTRY_CODE[0]);
+            assert!(syscalls.hits > calls, "{calls} calls: {syscalls:?}");
+        },
+    },
+    StockCase {
+        name: "stock-int3",
+        check: |run| {
+            let test = run.probe(BREAKPOINT[0]);
+            let seen = (test.hits, test.state);
+            assert_eq!(seen, (1, ProbeState::Gone), "{test:?}");
+            assert!(run.probe(BREAKPOINT[1]).hits >= 1);
+        },
+    },
+    StockCase {
+        name: "stock-module",
+        check: |run| {
+            for name in IN_MODULE {
+                let probe = run.probe(name);
+                let seen = (probe.hits, probe.state);
+                assert_eq!(seen, (1, ProbeState::Gone), "{probe:?}");
+            }
+            let name = IN_MODULE[3];
+            assert_eq!(run.probe(name).returns, Some(1));
+            let told: Vec<_> = run
+                .returns
+                .iter()
+                .filter(|told| *told.probe == *name)
+                .collect();
+            assert_eq!(told.len(), 1);
+            assert_eq!(told[0].retval.0, 0, "it succeeds");
+        },
+    },
+];
+
+/// What was seen of the stock guest.
+#[derive(Debug)]
+pub(super) struct StockRun {
+    summary: Summary,
+    console: String,
+    returns: Vec<Return>,
+    cpus: u8,
+}
+
+/// What a console never says of a guest that is well.
+const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
+
+impl StockRun {
+    fn probe(&self, name: &str) -> &ProbeSummary {
+        let found = self.summary.probes.iter().find(|probe| probe.probe == name);
+        found.unwrap_or_else(|| panic!("no probe {name}"))
+    }
+
+    fn counted(&self, name: &str, made: u64) -> &ProbeSummary {
+        let probe = self.probe(name);
+        assert_eq!(probe.hits, made, "{name}");
+        assert_eq!(probe.state, ProbeState::Armed, "{probe:?}");
+        assert!(probe.missed.is_empty(), "{probe:?}");
+        probe
+    }
+
+    fn counts(&self) -> Counts {
+        Counts::from_console(&self.console).expect("the workload has come to its end")
+    }
+
+    /// The guest is well, has done its work, and has powered off.
+    fn assert_well(&self) {
+        let last = || {
+            let lines: Vec<&str> = self.console.lines().collect();
+            lines[lines.len().saturating_sub(3)..].join(" | ")
+        };
+        let end = &self.summary.guest;
+        assert_eq!(
+            end.end,
+            GuestEnd::Poweroff,
+            "{end:?}, last words: {}",
+            last()
+        );
+        for complaint in COMPLAINTS {
+            assert!(!self.console.contains(complaint), "{complaint} {}", last());
+        }
+        assert_eq!(self.counts().failed, 0);
+    }
+}
+
+/// The stock guest, and its run once there has been one.
+#[derive(Debug)]
+pub(super) struct Stock<'a> {
+    bench: &'a Bench,
+    files: &'a StockFiles,
+    run: OnceLock<StockRun>,
+}
+
+impl<'a> Stock<'a> {
+    pub(super) fn new(bench: &'a Bench, files: &'a StockFiles) -> Self {
+        Self {
+            bench,
+            files,
+            run: OnceLock::new(),
+        }
+    }
+
+    /// Panics when the guest is not well, or the case's promise is not kept.
+    pub(super) fn check(&self, case: &StockCase) {
+        let run = self.run.get_or_init(|| self.boot());
+        run.assert_well();
+        (case.check)(run);
+    }
+
+    /// What was counted.
+    pub(super) fn counted(&self) -> String {
+        let Some(run) = self.run.get() else {
+            return String::new();
+        };
+        let sum = |of: fn(&ProbeSummary) -> u64| run.summary.probes.iter().map(of).sum::<u64>();
+        format!(
+            "{} probes, {} hits, {} exits, {:.1} s of the guest",
+            run.summary.probes.len(),
+            sum(|probe| probe.hits),
+            sum(|probe| probe.exits),
+            Duration::from_nanos(run.summary.ran_ns).as_secs_f64()
+        )
+    }
+
+    fn boot(&self) -> StockRun {
+        let file = KernelFile::open(&self.files.kernel).expect("a kernel");
+        let vmlinux = file.vmlinux().expect("it unpacks");
+        let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
+        let initrd = read(&self.files.initrd);
+        let counting = COUNTED.map(|(name, _)| name).into_iter();
+        let names = counting
+            .chain([OPEN_RETURNS, EXIT_RETURNS])
+            .chain(ENTRY_CODE)
+            .chain(BREAKPOINT);
+        let probes: Vec<NewProbe> = names
+            .map(|name| NewProbe {
+                action: Action::Count,
+                ..new(name)
+            })
+            .chain(IN_MODULE.map(new))
+            .collect();
+        let observer = Observer::default();
+        let config = SessionConfig {
+            file: &file,
+            vmlinux: &vmlinux,
+            kernel,
+            method: BootMethod::Direct,
+            initrd: Some(&initrd),
+            cmdline: COMMAND_LINE,
+            memory_bytes: MEMORY_BYTES,
+            cpus: self.files.cpus,
+            probes: &probes,
+            plant: None,
+            console: Console {
+                output: Box::new(observer.clone()),
+                input: None,
+            },
+            debug_exit: false,
+        };
+        let (host, facts) = (&self.bench.host, self.bench.facts);
+        let session = Session::new(host, facts, config, Arc::new(observer.clone()))
+            .expect("the session is set up");
+        let summary = session.run(Some(self.files.timeout), "kvm");
+        StockRun {
+            summary: summary.expect("threads start"),
+            console: observer.console(),
+            returns: observer.returns(),
+            cpus: self.files.cpus,
+        }
+    }
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}

@@ -1,0 +1,78 @@
+//! The guest's text, as the guest finds it.
+
+use guest_images::testguest::text_checksum;
+
+use super::bench::Here;
+use super::case::{Case, Plants};
+use super::guest::Ran;
+
+pub(super) const CASES: [Case; 4] = [
+    Case::new("text-unprobed", Plants::Nothing, &[1], |here| {
+        let ran = here.guest("run=checksum").with([]).run();
+        ran.assert_good();
+        assert_eq!(sums(&ran), [own_sum(here)]);
+    }),
+    Case::new("text-planted", Plants::Each, &[1], |here| {
+        let ran = here
+            .guest("run=checksum,calls=3,checksum")
+            .probes(["kprobe:fn_nop"])
+            .run();
+        // The same sum twice, or the guest would have complained.
+        ran.assert_good();
+        let [first, second] = &sums(&ran)[..] else {
+            panic!("two sums")
+        };
+        assert_eq!(first, second);
+        assert_ne!(*first, own_sum(here));
+    }),
+    Case::new("text-afterwards", Plants::Each, &[1], |here| {
+        afterwards(here, "run=calls=60,checksum,calls=2,checksum", 500);
+    }),
+    Case::new("text-afterwards-smp", Plants::Each, &[2], |here| {
+        afterwards(here, "run=smp=60,checksum", 1000);
+    }),
+];
+
+/// The `sum` of each checksum that the guest took, whether it was content or not.
+pub(super) fn sums(ran: &Ran) -> Vec<String> {
+    let console = ran.observer.console();
+    console
+        .lines()
+        .filter(|line| line.starts_with("testguest: checksum "))
+        .filter_map(|line| line.split(' ').find_map(|word| word.strip_prefix("sum=")))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// That of the file.
+pub(super) fn own_sum(here: &Here<'_>) -> String {
+    let sum = text_checksum(here.bench.elf()).expect("it has a text");
+    format!("{sum:#x}")
+}
+
+/// Every probe goes after so many hits, in the middle of the run: the text is that of the file, and nothing is hit.
+fn afterwards(here: &Here<'_>, cmdline: &str, hits: usize) {
+    let guest = here.guest(cmdline).prepare();
+    let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+    let observer = guest.observer.clone();
+    let (ran, at_disarming) = std::thread::scope(|scope| {
+        let disarming = scope.spawn(|| {
+            observer.wait_for_hits(hits);
+            let paused = control.pause_all();
+            engine.disarm_all(&paused).expect("every byte is put back");
+            engine.summaries()
+        });
+        let ran = guest.run();
+        (ran, disarming.join().expect("disarmed"))
+    });
+    ran.assert_good();
+    let sums = sums(&ran);
+    assert!(!sums.is_empty());
+    for sum in sums {
+        assert_eq!(sum, own_sum(here));
+    }
+    for (then, end) in at_disarming.iter().zip(&ran.summary.probes) {
+        assert_eq!(then.hits, end.hits, "{}", end.probe);
+    }
+    assert!(ran.hits("fn_nop") < ran.counted("fn_nop"));
+}

@@ -1,0 +1,103 @@
+//! What a snippet left behind, twice.
+
+use super::record::{CR2, FIELDS, FPU, Field, HOW, How, RFLAGS, Record, VECTOR};
+use super::snippet::Snippet;
+
+const PAGE_FAULT: u64 = 14;
+
+/// Something that is not as it must be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// What those that are alike have in common.
+    pub(super) kind: String,
+    pub(super) text: String,
+}
+
+/// Every word that is not the same.
+pub(super) fn differences(
+    snippet: &Snippet,
+    unprobed: Record<'_>,
+    probed: Record<'_>,
+) -> Vec<Wrong> {
+    if unprobed.how() == How::NotRun || probed.how() == How::NotRun {
+        let text = "it was not run".to_owned();
+        return vec![Wrong {
+            kind: text.clone(),
+            text,
+        }];
+    }
+    let mut found = Vec::new();
+    for field in &FIELDS {
+        for index in 0..field.words {
+            let (expected, got) = (unprobed.word(field, index), probed.word(field, index));
+            let different = (expected ^ got) & compared(snippet, unprobed, field, index);
+            if different != 0 {
+                let name = field.name;
+                found.push(Wrong {
+                    kind: match field.offset == RFLAGS.offset {
+                        true => format!("{name}^{different:#x}"),
+                        false => name.to_owned(),
+                    },
+                    text: format!("{name} {index}: {expected:#x} unprobed, {got:#x} probed"),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The bits of a word that are the same in any two runs on one processor.
+fn compared(snippet: &Snippet, unprobed: Record<'_>, field: &Field, index: usize) -> u64 {
+    match (field.offset, index) {
+        // CR2 means nothing after another exception than a page fault, or none.
+        (offset, _) if offset == CR2.offset => {
+            let faulted = unprobed.word(&HOW, 0) == 3 && unprobed.word(&VECTOR, 0) == PAGE_FAULT;
+            if faulted { u64::MAX } else { 0 }
+        }
+        // The manuals leave these flags open, and the emulator does not ask the processor.
+        (offset, _) if offset == RFLAGS.offset => !snippet.undefined_flags(),
+        // The last two bytes are the last opcode, the two words after that the addresses of the last x87 instruction and
+        // of its operand. AMD's fxsave keeps none of them, so that every task switch of the host loses them.
+        (offset, 0) if offset == FPU.offset => u64::MAX >> 16,
+        (offset, 1 | 2) if offset == FPU.offset => 0,
+        _ => u64::MAX,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::Layout;
+    use super::super::program::{Chosen, Program};
+    use super::super::record::{RECORD_BYTES, TRAP_RIP};
+    use super::*;
+
+    fn record(words: &[(&Field, usize, u64)]) -> Vec<u8> {
+        let mut bytes = vec![0; RECORD_BYTES];
+        for (field, index, word) in words {
+            bytes[field.offset + index * 8..][..8].copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn what_any_two_runs_have_in_common_is_compared() {
+        let program = Program::generate(&Layout::example(), 1, 1, Chosen::default());
+        let snippet = &program.snippets[0];
+        let compare = |one: &[(&Field, usize, u64)], other: &[(&Field, usize, u64)]| {
+            differences(snippet, Record(&record(one)), Record(&record(other)))
+        };
+        let trap = |vector, cr2| [(&HOW, 0, 3), (&VECTOR, 0, vector), (&CR2, 0, cr2)];
+        assert!(compare(&trap(14, 1), &trap(14, 1)).is_empty());
+        assert_eq!(compare(&trap(14, 1), &trap(14, 2)).len(), 1);
+        assert!(compare(&trap(13, 1), &trap(13, 2)).is_empty());
+        assert_eq!(
+            compare(&[(&HOW, 0, 3)], &[(&HOW, 0, 3), (&TRAP_RIP, 0, 9)]).len(),
+            1
+        );
+        assert_eq!(
+            compare(&[(&HOW, 0, 1)], &[(&HOW, 0, 1), (&FPU, 1, 9)]).len(),
+            0
+        );
+        assert_eq!(compare(&[], &[(&HOW, 0, 1)])[0].text, "it was not run");
+    }
+}

@@ -1,0 +1,174 @@
+//! The same generated instructions without probes and with a probe at each of them: what they leave behind must be the
+//! same.
+//!
+//! ```text
+//!  program: N snippets, each with a state to run it in      a seed and a count say which
+//!    code   ──▶ the test guest's slots, in its ELF file
+//!    states ──▶ the records of its initrd
+//!  boot ─ unprobed ──▶ records filled in ─┐
+//!  boot ─ probed ────▶ records filled in ─┴▶ compared, field by field; hits as the records say the flow was
+//! ```
+//!
+//! [`run`](Generated::run) is a case of the contract. docs/rigs.md says what is generated and what is not.
+
+mod boot;
+mod compare;
+mod generate;
+mod hits;
+mod layout;
+mod program;
+#[path = "../../../introspect/tests/differential/random.rs"]
+mod random;
+mod record;
+mod snippet;
+mod totals;
+
+use std::time::Duration;
+
+use probes::PlantByte;
+use vmm::{Host, HostFacts, Int3Delivery};
+
+use boot::{Booted, Booter};
+use layout::Layout;
+use program::{Chosen, Program};
+use totals::Totals;
+
+/// Snippets of one boot: as many as the test guest has slots.
+const MOST_OF_A_BOOT: u64 = 2048;
+/// A boot in which the guest comes to a bad end is repeated without the snippet at fault, so often at most.
+const MOST_BAD_ENDS: usize = 100;
+
+/// What to generate, and where to run it.
+#[derive(Clone, Copy, Debug)]
+pub struct Generated<'a> {
+    /// The KVM.
+    pub host: &'a Host,
+    /// What its self-test found.
+    pub facts: HostFacts,
+    /// The test guest's ELF file.
+    pub guest: &'a [u8],
+    /// Number of snippets.
+    pub count: u64,
+    /// Says which.
+    pub seed: u64,
+    /// Kinds of snippets that are left out.
+    pub without: &'a [String],
+    /// Each boot is given so long.
+    pub timeout: Duration,
+}
+
+impl Generated<'_> {
+    /// Runs the snippets without probes and with this byte planted at each of their instructions; without a byte, both
+    /// times without probes. The text says what was counted, or what is wrong.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, in words.
+    pub fn run(&self, plant: Option<PlantByte>) -> Result<String, String> {
+        let layout = Layout::of(self.guest)?;
+        let mut totals = Totals::default();
+        let (mut seed, mut left) = (self.seed, self.count);
+        while left > 0 {
+            let count = left.min(MOST_OF_A_BOOT);
+            let chosen = Chosen {
+                without: self.without,
+                interpreted: self.facts.int3 == Int3Delivery::EmulationFailure,
+            };
+            let mut program = Program::generate(&layout, seed, count, chosen);
+            self.run_program(&layout, &mut program, plant, &mut totals)?;
+            left -= count;
+            seed += 1;
+        }
+        totals.conclude()
+    }
+
+    fn run_program(
+        &self,
+        layout: &Layout,
+        program: &mut Program,
+        plant: Option<PlantByte>,
+        totals: &mut Totals,
+    ) -> Result<(), String> {
+        let file = layout.with_code(self.guest, program)?;
+        let booter = Booter {
+            host: self.host,
+            facts: self.facts,
+            guest: &file,
+            timeout: self.timeout,
+        };
+        let unprobed = Self::boot_unprobed(&booter, program, totals)?;
+        let probes = match plant {
+            Some(_) => hits::probes(layout, program),
+            None => Vec::new(),
+        };
+        let mut bad_ends = 0;
+        let probed = loop {
+            let booted = booter.boot(program, &probes, plant)?;
+            let Some(end) = &booted.bad_end else {
+                break booted;
+            };
+            let Some(culprit) = booted.running() else {
+                return Err(format!("probed: {end}"));
+            };
+            let snippet = &mut program.snippets[culprit];
+            snippet.skipped = true;
+            totals.differ(
+                "end".to_owned(),
+                snippet,
+                &[format!("probed, the run ends: {end}")],
+            );
+            bad_ends += 1;
+            if bad_ends == MOST_BAD_ENDS {
+                return Ok(());
+            }
+        };
+        totals.count(program, &unprobed, &probed);
+        let counted = hits::counted(&probed);
+        for (number, snippet) in program.snippets.iter().enumerate() {
+            if snippet.skipped {
+                continue;
+            }
+            let (before, after) = (unprobed.record(number), probed.record(number));
+            let mut wrong = compare::differences(snippet, before, after);
+            if plant.is_some() {
+                wrong.extend(hits::mismatches(layout, snippet, before, &probed, &counted));
+            }
+            if !wrong.is_empty() {
+                let mut kinds: Vec<&str> = wrong.iter().map(|wrong| &*wrong.kind).collect();
+                kinds.dedup();
+                let texts: Vec<String> = wrong.iter().map(|wrong| wrong.text.clone()).collect();
+                totals.differ(kinds.join(", "), snippet, &texts);
+            }
+        }
+        Ok(())
+    }
+
+    /// Boots without probes; instructions that this KVM cannot execute are left out from then on.
+    fn boot_unprobed(
+        booter: &Booter<'_>,
+        program: &mut Program,
+        totals: &mut Totals,
+    ) -> Result<Booted, String> {
+        for _ in 0..MOST_BAD_ENDS {
+            let booted = booter.boot(program, &[], None)?;
+            let Some(end) = &booted.bad_end else {
+                return Ok(booted);
+            };
+            let Some(culprit) = booted.running() else {
+                return Err(format!("unprobed: {end}"));
+            };
+            let unknown = program.snippets[culprit].unknown();
+            totals.first_bad_end.get_or_insert_with(|| end.clone());
+            let alike = program.snippets.iter_mut();
+            let mut skipped = 0;
+            for snippet in alike.filter(|snippet| snippet.unknown() == unknown) {
+                skipped += usize::from(!std::mem::replace(&mut snippet.skipped, true));
+            }
+            *totals.left_out.entry(unknown).or_default() += skipped;
+        }
+        Err(format!(
+            "this KVM cannot execute too much of it: {:?}",
+            totals.left_out
+        ))
+    }
+}

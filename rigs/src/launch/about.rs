@@ -1,0 +1,60 @@
+//! On what a run was made: found out when it is made.
+
+use std::process::{Command, Stdio};
+
+use super::{LaunchError, error, qemu};
+use crate::line::{Backend, Line};
+
+/// The line that says so.
+pub(super) fn about(backend: Backend, outer: Option<&str>) -> Result<Line, LaunchError> {
+    let mut versions = Vec::new();
+    let machine = match backend {
+        Backend::Intel | Backend::Amd => first_line(
+            "dpkg-query",
+            &["--show", "--showformat=Bochs ${Version}", "bochs"],
+            "Bochs",
+        ),
+        Backend::Nested => first_line(&qemu::program(), &["--version"], "QEMU"),
+        Backend::Local => None,
+    };
+    versions.extend(machine);
+    versions.extend(outer.map(|release| format!("outer Linux {release}")));
+    Ok(Line::Run {
+        backend,
+        date: first_line("date", &["--utc", "+%F %R"], "").unwrap_or_default(),
+        host: host()?,
+        versions,
+    })
+}
+
+/// Processor, number of CPUs, and Linux.
+fn host() -> Result<String, LaunchError> {
+    let read = |path: &str| {
+        std::fs::read_to_string(path).map_err(error::file("read", std::path::Path::new(path)))
+    };
+    let processors = read("/proc/cpuinfo")?;
+    let model = processors
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "))
+        .map_or("unknown processor", |(_, model)| model.trim());
+    let cpus = processors
+        .lines()
+        .filter(|line| line.starts_with("processor"))
+        .count();
+    let linux = read("/proc/sys/kernel/osrelease")?;
+    Ok(format!("{model}, {cpus} CPUs, Linux {}", linux.trim_end()))
+}
+
+/// What a program says of itself in the first line that contains `word`.
+fn first_line(program: &str, options: &[&str], word: &str) -> Option<String> {
+    let output = Command::new(program)
+        .args(options)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    let line = said.lines().find(|line| line.contains(word))?;
+    Some(line.trim().to_owned())
+}

@@ -1,0 +1,108 @@
+//! What is run beside KVM, and the files that it is given.
+
+use std::path::{Path, PathBuf};
+
+use guest_images::{Progress, workload};
+use vmm::boot::KernelFile;
+
+use super::{Launch, LaunchError, error, stock};
+use crate::outer::{GUEST_PATH, INITRD_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH};
+
+/// A program of this package.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program<'a> {
+    /// [`contract`](crate::contract), with the test guest.
+    Contract {
+        /// And with a stock kernel.
+        stock: bool,
+    },
+    /// [`busy`](crate::busy), with a stock kernel.
+    Busy {
+        /// The kernel, in the catalog of images.
+        image: &'a str,
+    },
+}
+
+impl Program<'_> {
+    /// The executable's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Contract { .. } => "contract",
+            Self::Busy { .. } => "busy",
+        }
+    }
+}
+
+/// A file that the program is told of by an option.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub(super) option: &'static str,
+    /// Where it is in the outer Linux.
+    pub(super) inside: &'static str,
+    pub(super) path: PathBuf,
+}
+
+/// The program and its files.
+#[derive(Debug)]
+pub(super) struct Payload {
+    pub(super) program: PathBuf,
+    pub(super) files: Vec<Given>,
+    /// Its other options.
+    pub(super) options: Vec<String>,
+    /// RAM of the machine around it, MiB.
+    pub(super) memory_mib: u64,
+}
+
+/// Makes in `dir` what `launch` asks for.
+pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchError> {
+    let given = |option, inside, path| Given {
+        option,
+        inside,
+        path,
+    };
+    let mut options = Vec::new();
+    let (files, memory_mib) = match launch.program {
+        Program::Contract { stock } => {
+            let guest = guest_images::build_testguest(dir)?;
+            let mut files = vec![given("--guest", GUEST_PATH, guest)];
+            if stock {
+                let stock = stock::build(dir, launch.backend)?;
+                files.push(given("--stock-kernel", STOCK_KERNEL_PATH, stock.kernel));
+                files.push(given("--stock-initrd", STOCK_INITRD_PATH, stock.initrd));
+                options.extend(["--stock-cpus".to_owned(), stock.cpus.to_string()]);
+            }
+            (files, 1024)
+        }
+        Program::Busy { image } => {
+            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
+                eprintln!("rig: {progress}")
+            })?;
+            let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
+            let initrd = dir.join("initrd");
+            std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
+            // Unpacked here: under emulation that takes minutes.
+            let kernel = dir.join("vmlinux");
+            let file = KernelFile::open(&image.path())?;
+            std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+            let kernel = given("--kernel", GUEST_PATH, kernel);
+            (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
+        }
+    };
+    let program = launch.programs.join(launch.program.name());
+    if !program.exists() {
+        return Err(LaunchError::Missing {
+            missing: format!(
+                "{} (cargo build -p hyprobe-rigs makes it)",
+                program.display()
+            ),
+            packages: "cargo",
+        });
+    }
+    Ok(Payload {
+        program,
+        files,
+        options,
+        memory_mib,
+    })
+}

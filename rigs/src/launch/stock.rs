@@ -1,0 +1,45 @@
+//! The stock guest: a Debian kernel, unpacked here because an emulated processor takes minutes for that, and the
+//! workload.
+
+use std::path::{Path, PathBuf};
+
+use guest_images::{Progress, workload};
+use vmm::boot::KernelFile;
+
+use super::{LaunchError, error};
+use crate::contract::STOCK_MODULE;
+use crate::line::Backend;
+
+const KERNEL: &str = "debian-6.1";
+
+/// The stock guest's files, here.
+#[derive(Debug)]
+pub(super) struct Stock {
+    pub(super) kernel: PathBuf,
+    pub(super) initrd: PathBuf,
+    pub(super) cpus: u8,
+}
+
+/// Builds it in `dir`.
+pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> {
+    let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
+        eprintln!("rig: {progress}")
+    })?;
+    let kernel = dir.join("stock-kernel");
+    let file = KernelFile::open(&image.path())?;
+    std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+    let mut files = workload::initramfs(&workload::build_workload(dir)?)?;
+    let modules = image.modules()?.load_order(&[STOCK_MODULE])?;
+    workload::add_modules(&mut files, &modules)?;
+    let initrd = dir.join("stock-initrd");
+    std::fs::write(&initrd, files.build()?).map_err(error::file("write", &initrd))?;
+    let cpus = match backend {
+        Backend::Amd => 1,
+        Backend::Intel | Backend::Nested | Backend::Local => 2,
+    };
+    Ok(Stock {
+        kernel,
+        initrd,
+        cpus,
+    })
+}

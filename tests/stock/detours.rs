@@ -1,0 +1,155 @@
+//! Probes on instructions that only the processor can execute: stock kernels run copies of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use introspect::insn::{Class, CpuidWords, Decoded, Needs, Relocation, classify, relocation};
+use probes::{GuestEnd, ProbeState, Tier, Word as _};
+
+use crate::boot::{Boot, Stock, probe};
+
+/// More than one command line should name.
+const MAX_PROBES: usize = 600;
+/// Of one function. What computes with vector registers has hundreds, and boots that test it would take long.
+const PER_FUNCTION: usize = 6;
+/// What kernels read their clocks with.
+const CLOCKS: [&str; 4] = [
+    "read_tsc",
+    "native_sched_clock",
+    "rdtsc_ordered",
+    "pvclock_clocksource_read",
+];
+
+/// Whether the emulator cannot do it and a copy can, whatever the kernel has switched on.
+fn is_copied(decoded: &Decoded) -> bool {
+    let needs = relocation(decoded, &CpuidWords::ALL);
+    let copied = matches!(
+        needs,
+        Relocation::Relocatable(Needs::Nothing | Needs::Sse | Needs::Fpu)
+    );
+    copied && matches!(classify(decoded), Class::MustStep(_))
+}
+
+/// The probes at such instructions in the kernel's text, those of the clocks first.
+fn places(stock: &Stock) -> Vec<String> {
+    let kernel = &stock.kernel;
+    let symbols: Vec<_> = kernel.symbols().matching("*").collect();
+    let mut named: BTreeMap<&str, usize> = BTreeMap::new();
+    for symbol in &symbols {
+        *named.entry(&symbol.name).or_default() += 1;
+    }
+    let mut seen = BTreeSet::new();
+    let mut clocks = Vec::new();
+    let mut others = Vec::new();
+    for symbol in &symbols {
+        let patched = |at: &Decoded| {
+            kernel
+                .sites()
+                .overlapping(at.at(), at.len() as u64)
+                .is_some()
+        };
+        let entry = kernel.is_entry(symbol.address) || kernel.is_init(symbol.address);
+        // Its `cpuid` is executed once for each place that the kernel patches at boot, before there can be copies.
+        let patches = &*symbol.name == "text_poke_early";
+        let ambiguous = named[&*symbol.name] > 1;
+        if !symbol.is_text()
+            || symbol.size == 0
+            || entry
+            || patches
+            || ambiguous
+            || !seen.insert(symbol.address)
+        {
+            continue;
+        }
+        let found = kernel
+            .instructions(symbol)
+            .map_while(Result::ok)
+            .filter(|decoded| is_copied(decoded) && !patched(decoded))
+            .take(PER_FUNCTION)
+            .map(|decoded| match decoded.at().0 - symbol.address.0 {
+                0 => format!("kprobe:{}", symbol.name),
+                offset => format!("kprobe:{}+{offset:#x}", symbol.name),
+            });
+        if CLOCKS.contains(&&*symbol.name) {
+            clocks.extend(found);
+        } else {
+            others.extend(found);
+        }
+    }
+    // From everywhere in the kernel.
+    let every = others.len().div_ceil(MAX_PROBES).max(1);
+    clocks.extend(others.into_iter().step_by(every));
+    clocks
+}
+
+fn check(image: &str, cpus: u8, boot: probes::Boot) {
+    let stock = Stock::fetch(image);
+    let places = places(&stock);
+    assert!(places.len() >= 200, "{image}: {} places", places.len());
+    let mut boot = Boot::new(&stock, "opens=100 reads=50 getpids=20")
+        .cpus(cpus)
+        .option("--boot", boot.word())
+        .probe("kprobe:do_sys_openat2");
+    for place in &places {
+        boot = boot.probe(place);
+    }
+    let ran = boot.run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    ran.assert_well();
+    let (summary, counts) = (ran.summary(), ran.counts());
+    assert_eq!(summary.guest.end, GuestEnd::Poweroff);
+    assert_eq!(probe(&summary, "kprobe:do_sys_openat2").hits, counts.openat);
+    let mut copied = (0, 0);
+    for place in &places {
+        let probe = probe(&summary, place);
+        // Some code is rewritten while the kernel boots.
+        if probe.state == ProbeState::Refused {
+            continue;
+        }
+        match probe.tier {
+            None => assert_eq!(probe.hits, 0),
+            Some(Tier::Relocated) => {
+                assert_eq!(probe.exits, probe.hits, "{place}");
+                copied = (copied.0 + 1, copied.1 + probe.hits);
+            }
+            // Until the kernel's page tables are as they stay, they are stepped.
+            Some(Tier::Stepped) => {
+                assert!(
+                    (probe.hits + 1..=2 * probe.hits).contains(&probe.exits),
+                    "{probe:?}"
+                );
+            }
+            Some(Tier::Emulated) => panic!("{place} is not for the emulator"),
+        }
+    }
+    let told: u64 = summary.probes.iter().map(|probe| probe.hits).sum();
+    assert_eq!(ran.hits().len() as u64, told);
+    println!(
+        "{image}: {} places, {} were hit as copies, {} times",
+        places.len(),
+        copied.0,
+        copied.1
+    );
+    assert!(copied.0 >= 5 && copied.1 >= 100, "{copied:?}");
+    let notes: Vec<_> = ran.notes();
+    assert!(
+        notes.iter().all(|note| !note.contains("stepped")),
+        "{notes:?}"
+    );
+    // The map of its memory that the guest was given, and that it says at its start.
+    assert!(ran.console.contains("BIOS-e820") && !ran.console.contains("0x0000001000000000"));
+}
+
+#[test]
+fn debian_6_1_runs_copies() {
+    check("debian-6.1", 1, probes::Boot::Direct);
+}
+
+#[test]
+fn debian_sid_runs_copies_on_two_vcpus() {
+    check("debian-sid", 2, probes::Boot::Direct);
+}
+
+#[test]
+fn a_kernel_that_has_moved_runs_copies() {
+    check("debian-6.1", 2, probes::Boot::BzImage);
+}
