@@ -16,6 +16,8 @@ use crate::BENCH;
 
 /// What a guest that is alive does within this time, it does.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// It is ended by those who control it.
+const LONGEST: Duration = Duration::from_secs(280);
 /// More than any of these tests waits for; each ends the guest itself.
 const BUSY: &str = "run=smp=1000000000";
 
@@ -43,6 +45,7 @@ fn controlled(
     let guest = here
         .guest(BUSY)
         .probes([probe])
+        .timeout(LONGEST)
         .prepare_with(|observer| Arc::new(Tee::new(Arc::new(observer), Arc::clone(&hub))));
     let folder = tempfile::tempdir().expect("tempdir");
     let socket = ControlSocket::bind(&folder.path().join("x.sock")).expect("bound");
@@ -55,15 +58,15 @@ fn controlled(
     let incoming = Incoming::Socket(socket.listener().expect("listener"));
     let server = Server::start(incoming, Arc::new(live), hub).expect("server");
     let machine = EndsWith(guest.session.control());
-    let ran = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let path = socket.path();
         let controlling = scope.spawn(move || control(path, &machine.0));
         let ran = guest.run();
+        // Streams of events end here, and the thread may be reading one.
+        server.finish();
         controlling.join().expect("the controlling thread");
         ran
-    });
-    server.finish();
-    ran
+    })
 }
 
 fn client(path: &Path) -> Client {
