@@ -12,6 +12,5 @@ mod kaslr;
 mod many;
 mod modules;
 mod own_kprobes;
-mod remote;
 mod turns;
 mod warns;
