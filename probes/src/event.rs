@@ -209,7 +209,7 @@ pub enum Tier {
     Emulated,
     /// Executed from a copy elsewhere: one exit a hit.
     Relocated,
-    /// Single-stepped in place with the other vCPUs paused.
+    /// Executed in place with the other vCPUs paused.
     Stepped,
 }
 

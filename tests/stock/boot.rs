@@ -176,7 +176,8 @@ impl Ran {
         format!("{}\n{}\n{last}", self.console, self.errors)
     }
 
-    fn events(&self) -> Vec<Event> {
+    /// What the command has told, in its order.
+    pub(crate) fn events(&self) -> Vec<Event> {
         self.events
             .lines()
             .map(|line| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use introspect::PatchTime;
-use probes::{GuestEnd, ProbeState};
+use probes::{Event, GuestEnd, ProbeState};
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
@@ -18,6 +18,9 @@ const ENTRY_ONLY: &str = "do_sys_openat2";
 const MARK: &str = "kprobe:__x64_sys_getppid";
 /// With an event at each instruction; with some, optimised; unoptimised; optimised again; with none.
 const ROUNDS: usize = 5;
+/// The outer machine's processor is QEMU's, which sets RF in the frame of an interrupt, too. An interrupt just before a
+/// place that a debug register stands in for has it executed unseen: so often at most in each round, of some thousand.
+const UNSEEN: u64 = 10;
 
 /// What the guest says of itself, and must say with probes as without.
 fn transcript(ran: &Ran) -> Vec<&str> {
@@ -51,22 +54,27 @@ fn own_hits<'a>(transcript: &[&'a str]) -> BTreeMap<&'a str, u64> {
     events.collect()
 }
 
-/// How often each of our probes was hit in each round.
+/// How often each of our probes was hit in each round; one on a return, how often it has returned.
 fn our_hits(ran: &Ran) -> Vec<BTreeMap<String, u64>> {
     let mut rounds = vec![BTreeMap::new(); ROUNDS];
     let mut marks = 0;
-    for hit in ran.hits() {
-        if *hit.probe == *MARK {
+    for event in ran.events() {
+        let probe = match event {
+            Event::Hit(hit) => hit.probe,
+            Event::Return(returned) => returned.probe,
+            Event::Note(_) | Event::Summary(_) => continue,
+        };
+        if *probe == *MARK {
             marks += 1;
         } else if marks % 2 == 1 {
-            *rounds[marks / 2].entry(hit.probe.to_string()).or_default() += 1;
+            *rounds[marks / 2].entry(probe.to_string()).or_default() += 1;
         }
     }
     assert_eq!(marks, 2 * ROUNDS, "{}", ran.told());
     rounds
 }
 
-/// The offsets at which an instruction begins that the kernel does not patch while it runs.
+/// The offsets at which an instruction begins that the kernel does not patch while it runs, but for the first.
 fn boundaries(stock: &Stock, function: &str) -> Vec<u64> {
     let symbol = stock.kernel.symbols().lookup(function).expect("it exists");
     let instructions = stock.kernel.instructions(&symbol).map_while(Result::ok);
@@ -78,6 +86,7 @@ fn boundaries(stock: &Stock, function: &str) -> Vec<u64> {
         site.is_none_or(|site| site.kind.when() != PatchTime::Runtime)
     });
     ours.filter_map(|decoded| decoded.at().offset_from(symbol.address))
+        .skip_while(|offset| *offset == 0)
         .take_while(|offset| *offset < FUNCTION_BYTES)
         .collect()
 }
@@ -141,29 +150,27 @@ fn check(image: &str, cpus: u8) {
     }
     // Hit by hit what the guest's own kprobes saw; and none of them hides an instruction from ours, as an instruction
     // or as part of a jump.
-    for (name, offset) in FUNCTIONS
+    let ours: Vec<(String, String)> = FUNCTIONS
         .iter()
         .filter(|name| **name != ENTRY_ONLY)
         .flat_map(|name| {
-            boundaries(&stock, name)
-                .into_iter()
-                .map(move |at| (name, at))
+            boundaries(&stock, name).into_iter().map(move |offset| {
+                let theirs = format!("{name}_at{offset:03x}");
+                (format!("kprobe:{name}+{offset:#x}"), theirs)
+            })
         })
-    {
-        let ours = format!("kprobe:{name}+{offset:#x}");
-        let theirs = own.get(format!("{name}_at{offset:03x}").as_str());
-        for (number, round) in rounds.iter().enumerate() {
-            let hits = round.get(&ours).copied().unwrap_or(0);
-            let first = rounds[0].get(&ours).copied().unwrap_or(0);
-            assert_eq!(hits, first, "{ours} in round {number}");
+        .collect();
+    let hits = |round: &BTreeMap<String, u64>, ours: &str| round.get(ours).copied().unwrap_or(0);
+    for (number, round) in rounds.iter().enumerate() {
+        let mut unseen = 0;
+        for (ours, theirs) in &ours {
+            let most = rounds.iter().map(|round| hits(round, ours)).max();
+            let expected = own.get(theirs.as_str()).copied().or(most).unwrap_or(0);
+            let seen = hits(round, ours);
+            assert!(seen <= expected, "{ours} in round {number}");
+            unseen += expected - seen;
         }
-        if let Some(theirs) = theirs {
-            assert_eq!(
-                rounds[0].get(&ours).copied().unwrap_or(0),
-                *theirs,
-                "{ours}"
-            );
-        }
+        assert!(unseen <= UNSEEN, "{unseen} unseen in round {number}");
     }
     let [first, off, again] = optimised(&beside)[..] else {
         panic!("the optimiser was not asked\n{}", beside.told());

@@ -101,7 +101,7 @@ impl Detour {
             return None;
         };
         let copy = region.copies.of(decoded)?;
-        region.is_reached(memory, paging, copy).then_some(copy)
+        region.is_reached(memory, paging).then_some(copy)
     }
 
     /// Makes a copy of `decoded`, and lays the region for it if need be.

@@ -3,32 +3,23 @@
 use std::sync::Arc;
 
 use introspect::insn::Decoded;
-use introspect::{EntryAt, Gpa, Gva, Level, PagingState, PhysMemory, entry_at, walk};
+use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
 use vmm::DetourSize;
 
 use super::copies::Copies;
-use super::place::candidates;
+use super::place::{REGION_BYTES, candidates};
 use super::{DetourError, KernelSpace};
 use crate::guest::{GuestError, GuestMemory, Paused};
 
-const PAGE_BYTES: u64 = 0x1000;
-/// Pages of copies.
-const CODE_PAGES: u64 = 64;
-/// Pages that detours write to.
-const DATA_PAGES: u64 = 64;
-/// The first of those pages, counted from the beginning of the region. Between them and the code one is not mapped.
-const FIRST_DATA_PAGE: u64 = CODE_PAGES + 1;
-const CODE_BYTES: u64 = CODE_PAGES * PAGE_BYTES;
+/// What copies lie in.
+const CODE_BYTES: u64 = 64 * 0x1000;
 
 const PRESENT: u64 = 1;
-const WRITABLE: u64 = 1 << 1;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
+/// The entry maps 2 MiB itself.
+const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
-const NO_EXECUTE: u64 = 1 << 63;
-/// What Linux puts into an entry that leads to a table of the kernel's. Accessed already: the processor has nothing to
-/// write.
-const TO_TABLE: u64 = PRESENT | WRITABLE | ACCESSED | DIRTY;
 
 /// Whether two entries say the same. What the processor, or a KVM that emulates it, notes in them does not count: a
 /// write that CR0.WP lets through makes a page dirty that is not writable.
@@ -47,8 +38,6 @@ pub(super) struct Region {
     memory: Arc<dyn GuestMemory>,
     /// The entry of the kernel's page directory, as it was written.
     directory: EntryAt,
-    /// Of each entry of the table, but the page.
-    code_flags: u64,
     pub(super) copies: Copies,
 }
 
@@ -68,30 +57,23 @@ impl Region {
             })
             .ok_or(DetourError::NoPlace)?;
         let (gpa, detour) = paused.map_detour(DetourSize {
-            read_only: CODE_BYTES,
-            writable: (1 + DATA_PAGES) * PAGE_BYTES,
+            read_only: REGION_BYTES,
+            writable: 0,
         })?;
         // As the kernel has it for itself: with KPTI, what is global stays in the TLB while programs run.
         let global = if text.global { GLOBAL } else { 0 };
-        let no_execute = if paging.no_execute_enabled() {
-            NO_EXECUTE
-        } else {
-            0
-        };
-        let table = gpa.wrapping_add(CODE_BYTES);
         let region = Self {
             base,
             gpa,
             memory: detour,
             directory: EntryAt {
                 gpa: place,
-                value: table.0 | TO_TABLE,
+                // Accessed already: the processor has nothing to write.
+                value: gpa.0 | PRESENT | ACCESSED | LARGE | global,
             },
-            code_flags: PRESENT | ACCESSED | global,
             copies: Copies::new(base, usize::try_from(CODE_BYTES).unwrap_or(0)),
         };
-        let data_flags = PRESENT | WRITABLE | ACCESSED | DIRTY | global | no_execute;
-        region.fill(data_flags)?;
+        region.fill()?;
         let taken = memory
             .compare_exchange(place, &[0; 8], &region.directory.value.to_le_bytes())
             .map_err(GuestError::from)?;
@@ -102,47 +84,17 @@ impl Region {
         Ok(region)
     }
 
-    fn fill(&self, data_flags: u64) -> Result<(), GuestError> {
-        let page = [FILLER; 0x1000];
-        for index in 0..CODE_PAGES {
-            self.memory
-                .write(self.gpa.wrapping_add(index * PAGE_BYTES), &page)?;
-            self.set_entry(index, self.page(index) | self.code_flags)?;
-        }
-        for index in 0..DATA_PAGES {
-            let page = self.table().wrapping_add((1 + index) * PAGE_BYTES);
-            self.set_entry(FIRST_DATA_PAGE + index, page.0 | data_flags)?;
-        }
-        Ok(())
-    }
-
-    fn table(&self) -> Gpa {
-        self.gpa.wrapping_add(CODE_BYTES)
-    }
-
-    /// The page of code with this number.
-    fn page(&self, index: u64) -> u64 {
-        self.gpa.wrapping_add(index * PAGE_BYTES).0
-    }
-
-    fn set_entry(&self, index: u64, value: u64) -> Result<(), GuestError> {
-        let at = self.table().wrapping_add(index * 8);
-        Ok(self.memory.write(at, &value.to_le_bytes())?)
+    fn fill(&self) -> Result<(), GuestError> {
+        let filler = vec![FILLER; usize::try_from(REGION_BYTES).unwrap_or(0)];
+        Ok(self.memory.write(self.gpa, &filler)?)
     }
 
     /// Whether a vCPU that translates addresses by `paging` finds our code at `at`. The guest may have changed its
     /// tables, or run on others: those of programs do not lead here where the kernel hides from them.
-    pub(super) fn is_reached(
-        &self,
-        memory: &dyn GuestMemory,
-        paging: &PagingState,
-        at: Gva,
-    ) -> bool {
-        let index = (at.0 - self.base.0) / PAGE_BYTES;
-        let entry = self.memory.read_u64(self.table().wrapping_add(index * 8));
+    pub(super) fn is_reached(&self, memory: &dyn GuestMemory, paging: &PagingState) -> bool {
         entry_at(memory, paging, self.base, Level::Pd).is_ok_and(|found| {
             found.gpa == self.directory.gpa && is_same(found.value, self.directory.value)
-        }) && entry.is_ok_and(|entry| is_same(entry, self.page(index) | self.code_flags))
+        })
     }
 
     /// Makes a copy of `decoded`, if there is none yet.
@@ -158,7 +110,7 @@ impl Region {
 
     /// Whether this guest-physical address is one that the guest may only read.
     pub(super) fn holds(&self, gpa: Gpa) -> bool {
-        (self.gpa.0..self.table().0).contains(&gpa.0)
+        (self.gpa.0..self.gpa.0 + REGION_BYTES).contains(&gpa.0)
     }
 
     /// The addresses of its code, as the guest's kernel sees them.

@@ -401,14 +401,17 @@ impl Engine {
         (at == gpa.0).then(|| len(at))?
     }
 
-    /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it.
+    /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it. That is an
+    /// `int3` with the rest of an instruction of the file behind it, and not what is left of a `ret` that was shortened.
     fn len_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let mut bytes = [0; MAX_LENGTH_BYTES];
         self.planter.read_own(gpa, &mut bytes).ok()?;
         if bytes[0] == INT3
-            && let Some([filed]) = self.kernel.bytes_at(linked, 1)
+            && let Some(filed) = self.kernel.bytes_at(linked, MAX_LENGTH_BYTES)
+            && let Ok(filed) = decode(filed, linked)
+            && filed.bytes()[1..] == bytes[1..filed.len()]
         {
-            bytes[0] = *filed;
+            return Some(filed.len());
         }
         Some(decode(&bytes, linked).ok()?.len())
     }

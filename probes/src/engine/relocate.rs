@@ -98,7 +98,7 @@ impl Engine {
         {
             self.note(
                 None,
-                format!("instructions that cannot be emulated are stepped: {error}"),
+                format!("instructions that cannot be emulated are executed in place: {error}"),
             );
         }
         Ok(())

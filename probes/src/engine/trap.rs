@@ -159,9 +159,7 @@ impl Engine {
                 // place, and given back to the guest from there.
                 return Ok(HitOutcome::NeedsPause);
             }
-            let mut regs = vcpu.regs()?;
-            regs.rflags &= !RFLAGS_RF;
-            vcpu.set_regs(&regs)?;
+            clear_resume_flag(vcpu)?;
             vcpu.inject_breakpoint(decoded.at())?;
             return Ok(HitOutcome::Resume);
         }
@@ -311,6 +309,7 @@ impl Engine {
         rip: Gva,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
+        clear_resume_flag(vcpu)?;
         if self.end_stand_in(paused, rip)? {
             return Ok(());
         }
@@ -423,6 +422,17 @@ impl Engine {
             _ => Ok(TrapOutcome::Reinject),
         }
     }
+}
+
+/// A debug register has fired, or an `int3` has been executed: RF was clear, and is again. Left set, it would keep the
+/// next register of ours from firing, be it only after the guest's handler has returned with the flags it was given.
+fn clear_resume_flag(vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+    let mut regs = vcpu.regs()?;
+    if regs.rflags & RFLAGS_RF != 0 {
+        regs.rflags &= !RFLAGS_RF;
+        vcpu.set_regs(&regs)?;
+    }
+    Ok(())
 }
 
 /// Whether the guest's exception handler looks at the instruction that has raised the exception.

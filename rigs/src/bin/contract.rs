@@ -19,7 +19,7 @@ struct Arguments {
     /// The test guest, an ELF file.
     #[arg(long)]
     guest: PathBuf,
-    /// Only cases whose name contains this.
+    /// Only cases whose name contains this, or one of these, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
     /// A kind of generated snippets that is not run; may be given several times.

@@ -69,9 +69,10 @@ pub(super) const CASES: [Case; 14] = [
     }),
     Case::new("smp", Plants::Each, &[2], two_vcpus),
     Case::new("all", Plants::Each, &[2], |here| {
-        let scenarios = "calls=5,recurse=9,flags,selfpatch,int3,fault=3,ring3,msr,smp=20,calls=5";
-        let ran = count(here, scenarios, &[("fn_fault", 3), ("fn_int3_next", 3)]);
-        assert_eq!(ran.outcome.passed.len(), 10);
+        // Not the page faults, of which the SVM of Bochs tells the wrong address: they have a case of their own.
+        let scenarios = "calls=5,recurse=9,flags,selfpatch,int3,ring3,msr,smp=20,calls=5";
+        let ran = count(here, scenarios, &[("fn_int3_next", 3)]);
+        assert_eq!(ran.outcome.passed.len(), 9);
     }),
 ];
 

@@ -100,7 +100,7 @@ pub struct Contract<'a> {
     pub guest: &'a Path,
     /// The stock guest, if its cases are to be run.
     pub stock: Option<&'a StockFiles>,
-    /// Only cases whose name contains this.
+    /// Only cases whose name contains this, or one of these, separated by commas.
     pub only: &'a str,
     /// Kinds of generated snippets that are not run.
     pub without: &'a [String],
@@ -134,7 +134,8 @@ impl Teller<'_> {
         case: String,
         run: impl FnOnce() -> (Option<bool>, String),
     ) -> io::Result<()> {
-        if !case.contains(self.contract.only) {
+        let mut parts = self.contract.only.split(',');
+        if !parts.any(|part| case.contains(part)) {
             return Ok(());
         }
         let began = Instant::now();
@@ -212,7 +213,10 @@ impl Contract<'_> {
                 }
                 match attempt(|| stock.check(case)) {
                     Ok(()) => (Some(true), stock.counted()),
-                    Err(wrong) => (Some(false), wrong),
+                    Err(wrong) => match stock.fails_unprobed() {
+                        Some(end) => (None, format!("the guest fails without probes too: {end}")),
+                        None => (Some(false), wrong),
+                    },
                 }
             })?;
         }

@@ -175,6 +175,8 @@ impl StoppedVcpu<'_> {
         let regs = self.regs()?;
         if let Some(rip) = shared.moves.heed(self.index, regs.rip) {
             self.set_regs(&kvm_regs { rip, ..regs })?;
+            // It may be sent back to where it left the guest by a port write, and is to execute what lies there now.
+            self.settle_port_write()?;
         }
         Ok(())
     }

@@ -245,7 +245,8 @@ impl StoppedVcpu<'_> {
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
-    /// `at`, and takes #BP as if it had executed the `int3` there.
+    /// `at`, and takes #BP as if it had executed the `int3` there. RF in its frame is clear, as behind every instruction
+    /// that was executed; its handler would return with it, and no debug register would fire where it returns to.
     ///
     /// # Errors
     ///
@@ -253,6 +254,7 @@ impl StoppedVcpu<'_> {
     pub fn reinject_breakpoint(&mut self, at: u64) -> Result<(), VcpuError> {
         let mut regs = self.regs()?;
         regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
+        regs.rflags &= !RFLAGS_RF;
         self.set_regs(&regs)?;
         self.inject(Exception {
             vector: BREAKPOINT,

@@ -91,34 +91,20 @@ fn the_first_hit_makes_the_copy_and_the_second_needs_no_pause() {
 }
 
 #[test]
-fn code_is_read_only_and_data_is_not_executable() {
+fn code_is_read_only_and_no_table_of_the_guests_lies_outside_its_ram() {
     let (rig, at) = rig(&RDTSC);
     assert_eq!(rig.word(ENTRY), 0);
     let mut vcpu = vcpu(at);
     hit(&rig, &mut vcpu, at);
     let memory = both(&rig);
-    let mut mapped = (0, 0);
     for page in 0..512 {
-        let Ok(found) = walk(
-            &memory,
-            &vcpu.state.paging,
-            REGION.wrapping_add(page * 0x1000),
-        ) else {
-            continue;
-        };
-        // Nothing is left for the processor to write into the tables.
-        assert!(found.accessed && !found.user && found.gpa.0 > DETOUR_GPA - 1);
-        assert_ne!(found.writable, found.executable, "page {page}");
-        assert!(found.dirty || !found.writable);
-        if found.executable {
-            mapped.0 += 1;
-        } else {
-            mapped.1 += 1;
-        }
-        let read_only = found.gpa.0 < DETOUR_GPA + mapped.0 * 0x1000;
-        assert_eq!(read_only, found.executable);
+        let address = REGION.wrapping_add(page * 0x1000);
+        let found = walk(&memory, &vcpu.state.paging, address).expect("mapped");
+        assert!(found.executable && !found.writable && !found.user && found.accessed);
+        assert_eq!(found.gpa.0, DETOUR_GPA + page * 0x1000);
     }
-    assert!(mapped.0 > 0 && mapped.1 > 0, "{mapped:?}");
+    // A large page: the kernel reads its tables through its map of RAM, where the region is not.
+    assert_eq!(rig.word(ENTRY) & 0x81, 0x81);
 }
 
 #[test]
@@ -160,7 +146,7 @@ impl Handler for Handles {
 #[test]
 fn what_a_copy_would_not_do_is_stepped() {
     type Change = fn(&mut FakeVcpu, &Rig);
-    let changes: [(&str, Change); 5] = [
+    let changes: [(&str, Change); 4] = [
         ("the guest's own step", |vcpu, _| vcpu.regs.rflags |= 1 << 8),
         ("ring 3", |vcpu, _| vcpu.state.privilege = 3),
         ("other page tables", |vcpu, rig| {
@@ -177,11 +163,6 @@ fn what_a_copy_would_not_do_is_stepped() {
         }),
         ("an entry that the guest has changed", |_, rig| {
             rig.memory.put(ENTRY, &0x1063u64.to_le_bytes());
-        }),
-        ("a table that the guest has changed", |_, rig| {
-            let table = rig.word(ENTRY) & !0xfff;
-            let memory = rig.paused.detour().expect("a region");
-            memory.put(table, &0x1063u64.to_le_bytes());
         }),
     ];
     for (name, change) in changes {
@@ -203,11 +184,8 @@ fn what_the_processor_notes_in_the_entries_does_not_matter() {
     let (accessed, dirty) = (1 << 5, 1 << 6);
     rig.memory
         .put(ENTRY, &(rig.word(ENTRY) & !accessed).to_le_bytes());
-    let table = Gpa(rig.word(ENTRY) & !0xfff);
-    let detour = rig.paused.detour().expect("a region");
-    let entry = detour.read_u64(table).expect("memory");
-    assert_eq!(entry & dirty, 0);
-    detour.put(table.0, &(entry | dirty).to_le_bytes());
+    rig.memory
+        .put(ENTRY, &(rig.word(ENTRY) | dirty).to_le_bytes());
     assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     assert_eq!(rig.word(ENTRY), 0);

@@ -2,7 +2,7 @@
 
 use introspect::Gva;
 
-use super::{PLAIN, RDTSC, Rig, TEXT_GPA, gpa, one, vcpu};
+use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::guest::fake::Injected;
 use crate::guest::{GuestError, Ran};
@@ -138,11 +138,14 @@ fn a_breakpoint_of_the_guests_own_under_the_plant_is_given_to_it() {
         abilities.plant = plant;
         let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
         let mut vcpu = vcpu(at);
+        vcpu.regs.rflags |= RESUME_FLAG;
         assert_eq!(
             rig.engine.on_hit(&mut vcpu, at).expect("handled"),
             HitOutcome::Resume
         );
         assert_eq!(vcpu.injected, [Injected::Breakpoint(at)]);
+        // The frame of #BP keeps no debug register from firing where its handler returns to.
+        assert_eq!(vcpu.regs.rflags & RESUME_FLAG, 0);
         assert_eq!(rig.probe(0).hits, 1);
     }
 }

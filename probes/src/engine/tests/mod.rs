@@ -26,6 +26,8 @@ use crate::{Event, EventSink, Hit, Note, PlantByte, ProbeSpec, ProbeState, Probe
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
 /// `rdtsc; ret`: for the hardware to execute.
 const RDTSC: [u8; 3] = [0x0f, 0x31, 0xc3];
+/// RFLAGS.RF: no debug register fires at the next instruction.
+const RESUME_FLAG: u64 = 1 << 16;
 
 const MEMORY_BYTES: usize = 2 << 20;
 const ROOT: u64 = 0x1000;

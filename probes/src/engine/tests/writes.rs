@@ -2,14 +2,13 @@
 
 use introspect::{Gpa, Gva};
 
-use super::{ABILITIES, Abilities, PLAIN, Rig, gpa, one, vcpu};
+use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{PlantByte, Tier};
 
 const PORT: u8 = PlantByte::Port.value();
-const RESUME_FLAG: u64 = 1 << 16;
 /// `nop dword ptr [rax]`
 const NOP3: [u8; 3] = [0x0f, 0x1f, 0x00];
 const WITHOUT_DEBUG_REGISTERS: Abilities = Abilities {
@@ -94,12 +93,14 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     let mut vcpu = vcpu(at);
     let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
     assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 0));
+    // The register may leave the flag behind that would keep the next one from firing.
+    vcpu.regs.rflags |= RESUME_FLAG;
     rig.engine
         .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0));
+    assert_eq!(vcpu.regs.rflags & RESUME_FLAG, 0);
     assert_eq!(rig.paused.breakpoints(), [None; 4]);
-    // The register leaves the flag behind that would keep the next one from firing.
     vcpu.regs.rflags |= RESUME_FLAG;
     let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::Resume, at.0 + 3));

@@ -83,6 +83,10 @@ fn strings(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut
     let base = segment_base(insn.memory_segment(), layout);
     state.gprs[RSI] = pointer().wrapping_sub(base);
     state.gprs[RDI] = pointer();
+    if insn.op_kinds().all(|kind| kind != OpKind::Register) && insn.rflags_written() != 0 {
+        // Of two operands that both fault, `cmps` reads [rsi] first; TCG the other.
+        state.gprs[RDI] = layout.middle() - 32 + random.below(64);
+    }
     state.gprs[RCX] = random.below(24);
     if random.one_in(3) {
         // So that comparisons go on for a while.
