@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use control::api::{AddProbe, AddProbes, MachineState, ProblemKind};
+use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
 use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
 use introspect::Gva;
-use probes::{GuestEnd, PlantByte, ProbeState};
+use probes::{Event, GuestEnd, PlantByte, ProbeAction, ProbeState};
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm::End;
 
@@ -204,5 +204,80 @@ fn a_paused_guest_stands_and_can_be_changed() {
         // A pause does not outlast the run.
         client.command("pause").expect("paused");
         client.command("stop").expect("stopped");
+    });
+}
+
+#[test]
+fn events_go_to_clients_and_none_is_lost_in_between() {
+    controlled(&two(None), "kprobe:fn_push", |path, _| {
+        let mut events = client(path).events(Some(1)).expect("stream");
+        let mut expected = 1;
+        while expected < 100 {
+            match events.next().expect("more").expect("line") {
+                EventLine::Event { seq, event } => {
+                    assert!(seq >= expected, "{seq} after {expected}");
+                    assert!(matches!(&event, Event::Hit(hit) if &*hit.probe == "kprobe:fn_push"));
+                    expected = seq + 1;
+                }
+                EventLine::Lost(lost) => assert_eq!(lost.next, expected + lost.lost),
+            }
+        }
+        client(path).command("stop").expect("stopped");
+        let last = events.filter_map(Result::ok).last().expect("the end");
+        assert!(matches!(last, EventLine::Event { .. }), "{last:?}");
+    });
+}
+
+/// Resident memory in KiB, and open files.
+fn footprint() -> (u64, usize) {
+    let status = std::fs::read_to_string("/proc/self/status").expect("status");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .expect("VmRSS");
+    let files = std::fs::read_dir("/proc/self/fd").expect("fd").count();
+    (number.trim().parse().expect("a number"), files)
+}
+
+#[test]
+fn ten_thousand_cycles_leave_nothing_behind() {
+    // What could be left of each would be far more: a descriptor, or the kilobyte of a probe.
+    const MORE_KIB: u64 = 6 << 10;
+    const MORE_FILES: usize = 20;
+    controlled(&two(None), "kprobe:fn_nop", |path, _| {
+        let mut kept = client(path);
+        let asked = AddProbes::One(AddProbe {
+            action: ProbeAction::Count,
+            ..AddProbe::new("kprobe:fn_push")
+        });
+        let mut cycles = |count: usize| {
+            for cycle in 0..count {
+                let mut fresh = None;
+                // One in ten has a connection of its own.
+                let client = match cycle % 10 {
+                    0 => fresh.insert(client(path)),
+                    _ => &mut kept,
+                };
+                let added = client.add(&asked).expect("added");
+                let id = added.id.expect("one").to_string();
+                assert_eq!(client.remove(&id).expect("removed").removed, 1);
+            }
+        };
+        cycles(1000);
+        let (kib, files) = footprint();
+        cycles(10_000);
+        let (kib_after, files_after) = footprint();
+        let machine = client(path).machine().expect("machine");
+        println!(
+            "{kib} KiB, then {kib_after}; {files} files, then {files_after}; {:?}",
+            machine.pauses
+        );
+        assert!(kib_after < kib + MORE_KIB, "{kib} KiB, then {kib_after}");
+        assert!(
+            files_after < files + MORE_FILES,
+            "{files} files, then {files_after}"
+        );
+        assert_eq!((machine.probes, machine.pauses.count), (1, 22_000));
+        client(path).command("stop").expect("stopped");
     });
 }
