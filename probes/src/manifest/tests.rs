@@ -76,7 +76,7 @@ fn the_documented_manifest_is_one() {
             output: Some("/etc/run/events.jsonl".into()),
             console: Some(Console::None),
             timeout: Some(Duration::from_secs(60)),
-            control: Some(Path::new("/runs/run.sock").into()),
+            control: Some(Path::new("/etc/run/run.sock").into()),
         }
     );
     let probes: Vec<_> = manifest
