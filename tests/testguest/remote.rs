@@ -8,7 +8,7 @@ use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
 use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
 use introspect::Gva;
-use probes::{Event, GuestEnd, PlantByte, ProbeAction, ProbeState};
+use probes::{Event, EventSink as _, GuestEnd, PlantByte, ProbeAction, ProbeState};
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm::End;
 
@@ -56,12 +56,13 @@ fn controlled(
         MEMORY_BYTES,
     );
     let incoming = Incoming::Socket(socket.listener().expect("listener"));
-    let server = Server::start(incoming, Arc::new(live), hub).expect("server");
+    let server = Server::start(incoming, Arc::new(live), Arc::clone(&hub)).expect("server");
     let machine = EndsWith(guest.session.control());
     std::thread::scope(|scope| {
         let path = socket.path();
         let controlling = scope.spawn(move || control(path, &machine.0));
         let ran = guest.run();
+        hub.event(Event::Summary(ran.summary.clone()));
         // Streams of events end here, and the thread may be reading one.
         server.finish();
         controlling.join().expect("the controlling thread");
@@ -223,8 +224,12 @@ fn events_go_to_clients_and_none_is_lost_in_between() {
             }
         }
         client(path).command("stop").expect("stopped");
-        let last = events.filter_map(Result::ok).last().expect("the end");
-        assert!(matches!(last, EventLine::Event { .. }), "{last:?}");
+        let last = events.map(|line| line.expect("line")).last();
+        let is_summary = |line: &EventLine| {
+            matches!(line, EventLine::Event { event: Event::Summary(summary), .. }
+                if summary.guest.end == GuestEnd::Stopped)
+        };
+        assert!(last.as_ref().is_some_and(is_summary), "{last:?}");
     });
 }
 
