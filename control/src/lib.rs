@@ -31,4 +31,4 @@ pub use client::{Client, ClientError, Events};
 pub use hub::{EventHub, Tee};
 pub use server::{Incoming, Server, openapi};
 pub use socket::{ControlSocket, SocketError};
-pub use target::{Facts, Live, Target};
+pub use target::{Facts, Live, Registration, Target};

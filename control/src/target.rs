@@ -1,11 +1,12 @@
 //! What is controlled, as this crate needs it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use introspect::SymbolTable;
 use probes::{
     ArmError, At, Engine, NewProbe, Paused, ProbeId, ProbeRecord, ReadError, RegisterError,
-    ResolveError, resolve,
+    ResolveError,
 };
 use vmm::{Control, End};
 
@@ -22,6 +23,11 @@ pub struct Facts {
     pub kernel: Option<String>,
 }
 
+/// Registers what has been prepared, while the guest is paused: all of it or nothing. An error says that it cannot be
+/// planted, or cannot be meant now that the kernel has said where it runs.
+pub type Registration<'t> =
+    Box<dyn FnOnce(&dyn Paused) -> Result<Vec<ProbeId>, RegisterError> + 't>;
+
 /// A running guest with its probes. Changes are made by one thread; everything else may be asked by any.
 pub trait Target: Send + Sync {
     /// What does not change.
@@ -33,23 +39,13 @@ pub trait Target: Send + Sync {
     /// Ends the machine.
     fn stop(&self);
 
-    /// Whether these can be meant. The guest runs on meanwhile: a mistake costs it nothing, and finding the names that
-    /// may have been meant takes long.
+    /// Looks up what is to be registered. The guest runs on meanwhile: a mistake costs it nothing, and finding places,
+    /// and the names that may have been meant, takes long.
     ///
     /// # Errors
     ///
-    /// When one cannot.
-    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError>;
-    /// Registers probes: all of them or none.
-    ///
-    /// # Errors
-    ///
-    /// When one cannot be meant or planted.
-    fn register(
-        &self,
-        paused: &dyn Paused,
-        new: &[NewProbe],
-    ) -> Result<Vec<ProbeId>, RegisterError>;
+    /// When one cannot be meant.
+    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError>;
     /// Removes probes.
     ///
     /// # Errors
@@ -76,8 +72,12 @@ pub trait Target: Send + Sync {
 
     /// What was last set with [`set_armed`](Self::set_armed).
     fn is_armed(&self) -> bool;
+    /// The ids of all probes.
+    fn ids(&self) -> Vec<ProbeId>;
     /// All probes.
     fn records(&self) -> Vec<ProbeRecord>;
+    /// The first `most` of the probes with these ids.
+    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord>;
     /// The probe called `id`; several for a pattern in a module.
     fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord>;
     /// Reads guest memory without plants.
@@ -137,18 +137,11 @@ impl Target for Live {
         self.control.end(End::Stopped);
     }
 
-    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError> {
-        let slide = self.engine.slide().unwrap_or(0);
-        new.iter()
-            .try_for_each(|new| resolve(self.engine.kernel(), &new.spec, slide).map(drop))
-    }
-
-    fn register(
-        &self,
-        paused: &dyn Paused,
-        new: &[NewProbe],
-    ) -> Result<Vec<ProbeId>, RegisterError> {
-        self.engine.register(paused, new)
+    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
+        let prepared = self.engine.prepare(new)?;
+        Ok(Box::new(move |paused| {
+            self.engine.register_prepared(paused, prepared)
+        }))
     }
 
     fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
@@ -174,6 +167,14 @@ impl Target for Live {
 
     fn records(&self) -> Vec<ProbeRecord> {
         self.engine.records()
+    }
+
+    fn ids(&self) -> Vec<ProbeId> {
+        self.engine.ids()
+    }
+
+    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
+        self.engine.records_among(ids, most)
     }
 
     fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {

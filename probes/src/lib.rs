@@ -24,7 +24,8 @@ pub mod units;
 
 pub use choices::{Accel, Boot, Console, Format, ProbeAction, TrapChoice, Word, Workload};
 pub use engine::{
-    Abilities, Action, ArmError, At, Engine, NewProbe, ProbeRecord, ReadError, RegisterError,
+    Abilities, Action, ArmError, At, Engine, NewProbe, Prepared, ProbeRecord, ReadError,
+    RegisterError,
 };
 pub use event::{
     Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,

@@ -9,6 +9,7 @@ mod look;
 mod machine;
 mod metrics;
 mod names;
+mod orders;
 mod pacing;
 mod probe;
 

@@ -7,22 +7,18 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use probes::{
-    Action, ArmError, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec,
-    ProbeState, RegisterError, SessionError,
-};
+use probes::{ArmError, ProbeId, ProbeRecord};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
-use super::app::{App, lock, no_probe};
-use super::body::{Asked, Bytes, Named, Object, Said, Told, json, object, parse};
-use super::names::{Names, shortened};
+use super::app::{App, no_probe};
+use super::body::{Asked, Bytes, Named, Said, Told, json};
+use super::orders::Orders;
 use crate::api::{
-    AddProbe, AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind,
-    Removed, Stats,
+    AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind, Removed,
+    Stats,
 };
-use crate::limits::{PROBES_LISTED, PROBES_PER_REQUEST, PROBES_SHOWN};
-use crate::target::Target;
+use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 
 /// Which probes.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -79,28 +75,14 @@ pub(super) async fn add(
     State(app): State<Arc<App>>,
     Bytes(body): Bytes,
 ) -> Result<Response, Problem> {
-    let (wanted, form) = understand(&body)?;
-    let orders = wanted
-        .into_iter()
-        .enumerate()
-        .map(|(index, wanted)| Order::new(wanted, form, index))
-        .collect::<Result<Vec<_>, _>>()?;
+    let orders = Orders::understood(&body)?;
     let names = app.shared_names();
-    let added = app.operator.run(move |bench| {
-        let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
-        bench
-            .target()
-            .check(&new)
-            .map_err(|error| cannot_register(&error.into(), &orders))?;
-        let (added, pause) =
-            bench.paused(|target, paused| register(target, paused, &orders, &new, &names));
-        Ok((added?, pause))
-    });
+    let added = app
+        .operator
+        .run(move |bench| orders.register(bench, &names));
     let (ids, pause) = added.await??;
-    let mut records = app.target.records();
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-    records.retain(|record| known.contains(&record.id));
-    records.truncate(PROBES_SHOWN);
+    let records = app.target.records_among(&known, PROBES_SHOWN);
     let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
     let id = match ids[..] {
         [only] => Some(only),
@@ -120,206 +102,12 @@ pub(super) async fn add(
     Ok(response)
 }
 
-/// How a body was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    One,
-    Array,
-}
-
-fn understand(body: &[u8]) -> Result<(Vec<AddProbe>, Form), Problem> {
-    if !body.trim_ascii_start().starts_with(b"[") {
-        return Ok((vec![object(parse(body)?)?], Form::One));
-    }
-    let wanted: Vec<Object> = parse(body)?;
-    if !(1..=PROBES_PER_REQUEST).contains(&wanted.len()) {
-        return Err(ProblemKind::Malformed.with(format!(
-            "the array has {} probes; it may have 1 to {PROBES_PER_REQUEST}",
-            wanted.len()
-        )));
-    }
-    let understood = wanted
-        .into_iter()
-        .enumerate()
-        .map(|(index, wanted)| object(wanted).map_err(|problem| problem.at(format!("/{index}"))));
-    Ok((understood.collect::<Result<_, _>>()?, Form::Array))
-}
-
-/// A probe that was asked for, understood.
-#[derive(Clone, Debug)]
-struct Order {
-    new: NewProbe,
-    name: Option<String>,
-    /// Where in the body it was asked for.
-    pointer: String,
-}
-
-impl Order {
-    fn new(wanted: AddProbe, form: Form, index: usize) -> Result<Self, Problem> {
-        let pointer = match form {
-            Form::One => String::new(),
-            Form::Array => format!("/{index}"),
-        };
-        let spec: ProbeSpec = wanted.spec.parse().map_err(|error: probes::SpecError| {
-            ProblemKind::NotAProbe
-                .with(format!(
-                    "`{}` is not a probe: {error}",
-                    shortened(&wanted.spec)
-                ))
-                .help(error.help())
-                .at(format!("{pointer}/spec"))
-        })?;
-        if wanted.maxactive == Some(0) {
-            return Err(ProblemKind::Malformed
-                .with(format!("`maxactive` is a number from 1 to {}", u16::MAX))
-                .at(format!("{pointer}/maxactive")));
-        }
-        if wanted.name.is_some() && stands_for_many(&spec) {
-            return Err(ProblemKind::Malformed
-                .with(format!(
-                    "a name is for one probe, and `{spec}` stands for many"
-                ))
-                .at(format!("{pointer}/name")));
-        }
-        Ok(Self {
-            new: NewProbe {
-                spec,
-                action: match wanted.action {
-                    ProbeAction::Trace => Action::Trace,
-                    ProbeAction::Count => Action::Count,
-                },
-                maxactive: wanted.maxactive.map(usize::from),
-                enabled: wanted.enabled,
-            },
-            name: wanted.name,
-            pointer,
-        })
-    }
-}
-
-/// Whether each match is a probe of its own.
-fn stands_for_many(spec: &ProbeSpec) -> bool {
-    spec.module.is_none() && matches!(spec.location, Location::Glob(_))
-}
-
-/// All of them or none, names included. On the operator's thread.
-fn register(
-    target: &dyn Target,
-    paused: &dyn Paused,
-    orders: &[Order],
-    new: &[NewProbe],
-    names: &std::sync::Mutex<Names>,
-) -> Result<Vec<ProbeId>, Problem> {
-    let mut taken = BTreeSet::new();
-    for order in orders {
-        let Some(name) = &order.name else { continue };
-        let pointer = || format!("{}/name", order.pointer);
-        lock(names)
-            .check(name, None)
-            .map_err(|problem| problem.at(pointer()))?;
-        if !taken.insert(name) {
-            let twice =
-                ProblemKind::NameTaken.with(format!("two of the probes are called `{name}`"));
-            return Err(twice.at(pointer()));
-        }
-    }
-    if target.slide().is_none() {
-        moves(orders)?;
-    }
-    let ids = target
-        .register(paused, new)
-        .map_err(|error| cannot_register(&error, orders))?;
-    let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-    let records: Vec<ProbeRecord> = target
-        .records()
-        .into_iter()
-        .filter(|record| known.contains(&record.id))
-        .collect();
-    if let Some(problem) = refused(orders, &records) {
-        // They have just been added: none of them has fired.
-        target.unregister(paused, &ids).map_err(cannot_change)?;
-        return Err(problem);
-    }
-    give_names(orders, &records, &mut lock(names));
-    Ok(ids)
-}
-
-/// An address means nothing while the kernel has not said where it runs.
-fn moves(orders: &[Order]) -> Result<(), Problem> {
-    let address = |order: &&Order| matches!(order.new.spec.location, Location::Address(_));
-    match orders.iter().find(address) {
-        None => Ok(()),
-        Some(order) => {
-            let spec = order.new.spec.clone();
-            let told = SessionError::AddressMoves { spec }.to_string();
-            Err(ProblemKind::CannotProbe
-                .with(told)
-                .at(format!("{}/spec", order.pointer)))
-        }
-    }
-}
-
-/// What was asked for by itself must be planted or be able to wait; of a pattern's matches some may not be.
-fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
-    orders
-        .iter()
-        .filter(|order| !stands_for_many(&order.new.spec))
-        .find_map(|order| {
-            let spec = order.new.spec.to_string();
-            let record = records.iter().find(|record| {
-                record.summary.probe == spec && record.summary.state == ProbeState::Refused
-            })?;
-            let reason = record.summary.reason.clone().unwrap_or_default();
-            let detail = format!("cannot probe `{spec}`: {reason}");
-            Some(
-                ProblemKind::CannotProbe
-                    .with(detail)
-                    .at(format!("{}/spec", order.pointer)),
-            )
-        })
-}
-
-fn give_names(orders: &[Order], records: &[ProbeRecord], names: &mut Names) {
-    let mut given = BTreeSet::new();
-    for order in orders {
-        let spec = order.new.spec.to_string();
-        let is_it =
-            |record: &&ProbeRecord| record.summary.probe == spec && !given.contains(&record.id);
-        let found = match stands_for_many(&order.new.spec) {
-            true => None,
-            false => records.iter().find(is_it).map(|record| record.id),
-        };
-        given.extend(found);
-        if let (Some(id), Some(name)) = (found, &order.name) {
-            names.give(id, name.clone());
-        }
-    }
-}
-
-fn cannot_register(error: &RegisterError, orders: &[Order]) -> Problem {
-    match error {
-        RegisterError::Resolve(error) => {
-            let problem = ProblemKind::CannotProbe
-                .with(error.to_string())
-                .help(error.help());
-            let to_blame = orders
-                .iter()
-                .find(|order| order.new.spec.to_string() == error.spec);
-            match to_blame {
-                Some(order) => problem.at(format!("{}/spec", order.pointer)),
-                None => problem,
-            }
-        }
-        RegisterError::Arm(error) => ProblemKind::CannotChange.with(chain(error)),
-    }
-}
-
 pub(super) fn cannot_change(error: ArmError) -> Problem {
     ProblemKind::CannotChange.with(chain(&error))
 }
 
 /// An error with its causes in one line.
-fn chain(error: &dyn Error) -> String {
+pub(super) fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -437,14 +225,15 @@ impl App {
         let (removed, pause) = self
             .operator
             .run(move |bench| {
+                let ids = match id {
+                    Some(id) => vec![id],
+                    None => bench.target().ids(),
+                };
+                let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
                 bench.paused(|target, paused| {
-                    let mut records = match id {
-                        Some(id) => target.records_of(id),
-                        None => target.records(),
-                    };
-                    let ids: Vec<ProbeId> = records.iter().map(|record| record.id).collect();
+                    // The last counts: nothing fires any more.
+                    let records = target.records_among(&known, PROBES_SHOWN);
                     let removed = target.unregister(paused, &ids)?;
-                    records.truncate(PROBES_SHOWN);
                     Ok((removed, records))
                 })
             })
@@ -454,12 +243,7 @@ impl App {
         match id {
             Some(id) => self.names().forget(id),
             None => {
-                let left: BTreeSet<ProbeId> = self
-                    .target
-                    .records()
-                    .iter()
-                    .map(|record| record.id)
-                    .collect();
+                let left: BTreeSet<ProbeId> = self.target.ids().into_iter().collect();
                 self.names().retain(|id| left.contains(&id));
             }
         }

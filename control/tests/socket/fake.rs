@@ -1,15 +1,15 @@
 //! A machine of straw: it keeps what it is told, and says so.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use hyprobe_control::{Facts, Target};
+use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
 use probes::{
     ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction, ProbeId,
-    ProbeRecord, ProbeState, ProbeSummary, ReadError, RegisterError, ResolveError, ResolveProblem,
+    ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
 };
 
 /// What can be probed: `one`, `two`, `many_*`, and `refused`, which cannot be planted.
@@ -117,6 +117,28 @@ impl Straw {
             },
         }
     }
+
+    fn register(&self, new: &[NewProbe]) -> Vec<ProbeId> {
+        std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
+        let mut added = Vec::new();
+        for probe in new {
+            match &probe.spec.location {
+                Location::Glob(_) => {
+                    added.extend(MANY.map(|name| self.record(probe, name, ProbeState::Armed)))
+                }
+                Location::Symbol { name, .. } if name == "refused" => {
+                    added.push(self.record(probe, name, ProbeState::Refused));
+                }
+                Location::Symbol { name, .. } if self.symbols.lookup(name).is_some() => {
+                    added.push(self.record(probe, name, ProbeState::Armed));
+                }
+                other => panic!("{other:?} has been checked"),
+            }
+        }
+        let ids = added.iter().map(|record| record.id).collect();
+        self.probes().extend(added);
+        ids
+    }
 }
 
 impl Target for Straw {
@@ -138,42 +160,22 @@ impl Target for Straw {
         self.ending.store(true, Ordering::SeqCst);
     }
 
-    fn check(&self, new: &[NewProbe]) -> Result<(), ResolveError> {
+    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
         let lost = new.iter().find(|probe| match &probe.spec.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
         });
-        lost.map_or(Ok(()), |probe| {
-            Err(ResolveError {
+        if let Some(probe) = lost {
+            return Err(ResolveError {
                 spec: probe.spec.to_string(),
                 problem: ResolveProblem::NoSymbol {
                     name: "x".to_owned(),
                     near: vec!["one".to_owned()],
                 },
-            })
-        })
-    }
-
-    fn register(&self, _: &dyn Paused, new: &[NewProbe]) -> Result<Vec<ProbeId>, RegisterError> {
-        std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
-        let mut added = Vec::new();
-        for probe in new {
-            match &probe.spec.location {
-                Location::Glob(_) => {
-                    added.extend(MANY.map(|name| self.record(probe, name, ProbeState::Armed)))
-                }
-                Location::Symbol { name, .. } if name == "refused" => {
-                    added.push(self.record(probe, name, ProbeState::Refused));
-                }
-                Location::Symbol { name, .. } if self.symbols.lookup(name).is_some() => {
-                    added.push(self.record(probe, name, ProbeState::Armed));
-                }
-                other => panic!("{other:?} has been checked"),
-            }
+            });
         }
-        let ids = added.iter().map(|record| record.id).collect();
-        self.probes().extend(added);
-        Ok(ids)
+        let new = new.to_vec();
+        Ok(Box::new(move |_| Ok(self.register(&new))))
     }
 
     fn unregister(&self, _: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
@@ -196,6 +198,16 @@ impl Target for Straw {
 
     fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst)
+    }
+
+    fn ids(&self) -> Vec<ProbeId> {
+        self.probes().iter().map(|record| record.id).collect()
+    }
+
+    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
+        let probes = self.probes();
+        let among = probes.iter().filter(|record| ids.contains(&record.id));
+        among.take(most).cloned().collect()
     }
 
     fn records(&self) -> Vec<ProbeRecord> {

@@ -1,5 +1,6 @@
 //! What there is, for those who look at a running engine from outside. Any thread may ask at any time.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -76,15 +77,26 @@ impl Engine {
     /// has any.
     #[must_use]
     pub fn records(&self) -> Vec<ProbeRecord> {
-        self.told().iter().map(|probe| record(probe)).collect()
+        self.told(|_| true)
+            .iter()
+            .map(|probe| record(probe))
+            .collect()
     }
 
     /// The probe called `id`; several for a pattern in a module.
     #[must_use]
     pub fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
-        let told = self.told();
-        let of_id = told.iter().filter(|probe| probe.id == id);
-        of_id.map(|probe| record(probe)).collect()
+        self.told(|known| known == id)
+            .iter()
+            .map(|probe| record(probe))
+            .collect()
+    }
+
+    /// The first `most` of the probes with these ids, in the order in which they were asked for.
+    #[must_use]
+    pub fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
+        let told = self.told(|known| ids.contains(&known));
+        told.iter().take(most).map(|probe| record(probe)).collect()
     }
 
     /// The knob of [`set_armed`](Self::set_armed).
