@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Probe(ProbeCommand),
     /// Show the events of a run that goes on, from now on
     Events(EventsArgs),
+    /// Watch the probes of a run that goes on, those that fire most first
+    Top(TopArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
     /// Say what this host can do, and what hyprobe will therefore use
@@ -107,7 +109,7 @@ pub(crate) struct RunArgs {
     /// End the guest after this time: 60s, 2m, 500ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
     pub(crate) timeout: Option<Duration>,
-    /// Listen on this Unix socket for `hyprobe probe`, `events` and `ctl`
+    /// Listen on this Unix socket for `hyprobe probe`, `events`, `top` and `ctl`
     #[arg(long, value_name = "SOCKET", help_heading = "Run")]
     pub(crate) control: Option<PathBuf>,
     /// How events are written [default: text]
@@ -201,6 +203,15 @@ pub(crate) struct EventsArgs {
     /// How events are written [default: text]
     #[arg(long, value_parser = choice::<Format>())]
     pub(crate) format: Option<Format>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// How often it is looked: 1s, 250ms
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, default_value = "1s")]
+    pub(crate) interval: Duration,
 }
 
 #[derive(Debug, Args)]

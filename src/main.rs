@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args).map_err(boxed),
         Command::Probe(command) => remote::probe(command).map_err(boxed),
         Command::Events(args) => remote::events(args).map_err(boxed),
+        Command::Top(args) => remote::top(args).map_err(boxed),
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),

@@ -2,9 +2,9 @@
 
 use std::io::{self, Write as _};
 
-use control::api::{Machine, MachineState};
+use control::api::Machine;
 
-use super::{RemoteError, connect, time};
+use super::{RemoteError, connect, time, words};
 use crate::cli::{CtlArgs, CtlVerb};
 use crate::exit::Exit;
 
@@ -22,11 +22,7 @@ pub(crate) fn ctl(args: &CtlArgs) -> Result<Exit, RemoteError> {
 }
 
 fn text(machine: &Machine) -> String {
-    let state = match machine.state {
-        MachineState::Running => "running",
-        MachineState::Paused => "paused",
-        MachineState::Ending => "ending",
-    };
+    let state = words::machine(machine.state);
     let pauses = &machine.pauses;
     let mut text = format!(
         "{state} for {}.{:03} s ({}, {} vCPUs, {} MiB)\n{} probes, {} hits\n",

@@ -1,7 +1,9 @@
 //! Probes as `list` shows them: like the kernel's own list of its kprobes, with what became of each behind it.
 
 use control::api::{Kind, Probe};
-use probes::{ProbeState, Tier};
+use probes::ProbeState;
+
+use super::words;
 
 /// One line a probe: address, `k` or `r`, place, module, flags; hits, missed, tier; number and name.
 pub(super) fn table(probes: &[Probe]) -> String {
@@ -25,7 +27,7 @@ pub(super) fn table(probes: &[Probe]) -> String {
     };
     line(&headings.map(str::to_owned), "TIER");
     for (row, probe) in rows.iter().zip(probes) {
-        line(row, tier(probe.summary.tier));
+        line(row, words::tier(probe.summary.tier));
     }
     out
 }
@@ -65,7 +67,6 @@ fn row(probe: &Probe) -> [String; 6] {
 
 fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
     let state = match probe.summary.state {
-        ProbeState::Armed if probe.summary.tier == Some(Tier::Relocated) => Some("OPTIMIZED"),
         ProbeState::Armed => None,
         ProbeState::Pending => Some("PENDING"),
         // The knob disables probes whose own switch is on.
@@ -75,15 +76,6 @@ fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
     };
     let switched_off = !probe.enabled && probe.summary.state != ProbeState::Disabled;
     state.into_iter().chain(switched_off.then_some("DISABLED"))
-}
-
-const fn tier(tier: Option<Tier>) -> &'static str {
-    match tier {
-        None => "-",
-        Some(Tier::Emulated) => "emulated",
-        Some(Tier::Relocated) => "relocated",
-        Some(Tier::Stepped) => "stepped",
-    }
 }
 
 #[cfg(test)]

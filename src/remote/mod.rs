@@ -5,6 +5,8 @@ mod error;
 mod events;
 mod list;
 mod probe;
+mod top;
+mod words;
 
 use control::Client;
 
@@ -12,6 +14,7 @@ pub(crate) use self::ctl::ctl;
 pub(crate) use self::error::RemoteError;
 pub(crate) use self::events::events;
 pub(crate) use self::probe::probe;
+pub(crate) use self::top::top;
 use crate::cli::SocketArgs;
 
 fn connect(run: &SocketArgs) -> Result<Client, RemoteError> {

@@ -4,9 +4,8 @@ use std::io::{self, Write};
 
 use control::Client;
 use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause, Probe};
-use probes::ProbeState;
 
-use super::{RemoteError, connect, list, time};
+use super::{RemoteError, connect, list, time, words};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 
@@ -78,13 +77,7 @@ fn told(added: &Added) -> String {
 }
 
 fn line(probe: &Probe) -> String {
-    let state = match probe.summary.state {
-        ProbeState::Armed => "armed",
-        ProbeState::Pending => "pending",
-        ProbeState::Disabled => "disabled",
-        ProbeState::Gone => "gone",
-        ProbeState::Refused => "refused",
-    };
+    let state = words::probe(probe.summary.state);
     let reason = probe.summary.reason.as_ref();
     let reason = reason
         .map(|reason| format!(": {reason}"))
