@@ -1,6 +1,8 @@
 //! A stock guest that is controlled while it runs, nested: by the library's client, by `curl`, by the command line, and
 //! by clients that mean no good.
 
+mod endpoints;
+
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -211,7 +213,7 @@ fn every_path_on_a_live_guest() {
         "{metrics}"
     );
 
-    misuse(&live);
+    misuse(&mut live);
     fifty_at_once(&live);
 
     let (code, listed) = live.command(&["probe", "list"]);
@@ -254,7 +256,7 @@ fn every_path_on_a_live_guest() {
 }
 
 /// Clients that mean no good, through two kernels.
-fn misuse(live: &Live) {
+fn misuse(live: &mut Live) {
     let status = |answer: &str| answer.get(9..12).unwrap_or("").to_owned();
     let send = |method: &str, path: &str, body: &str| {
         let len = body.len();
@@ -289,6 +291,12 @@ fn misuse(live: &Live) {
         drop(begin(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n"));
     }
     live.client().machine().expect("others are served");
+    live.fires("reads");
+    live.wait_until("the end of those that have left", |live| {
+        live.client().machine().expect("machine").connections <= 3
+    });
+    let machine = live.client().machine().expect("machine");
+    assert_eq!(machine.probes, 2, "half a request adds nothing");
     drop(deaf);
 }
 
