@@ -188,7 +188,6 @@ impl Engine {
             .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
         self.replace_table(paused, table);
-        self.give_detour_back(paused);
         for probe in change.dropped {
             probe.set_planted(None);
         }

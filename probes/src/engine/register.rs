@@ -289,6 +289,7 @@ impl Engine {
                 self.forget_calls(probe);
             }
             self.prune_return_sites(paused);
+            self.give_detour_back(paused);
         }
         Ok(())
     }
