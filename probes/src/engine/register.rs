@@ -230,9 +230,7 @@ impl Engine {
             }
             return Err(error);
         }
-        for probe in &gone {
-            self.forget_calls(probe);
-        }
+        self.forget_calls(&gone);
         self.prune_return_sites(paused);
         Ok(gone.len())
     }
@@ -261,9 +259,7 @@ impl Engine {
             return Err(error);
         }
         if !enabled {
-            for probe in &probes {
-                self.forget_calls(probe);
-            }
+            self.forget_calls(&probes);
             self.prune_return_sites(paused);
         }
         Ok(true)
@@ -285,9 +281,7 @@ impl Engine {
             return Err(error);
         }
         if !armed {
-            for probe in self.probes.load().iter() {
-                self.forget_calls(probe);
-            }
+            self.forget_calls(&self.probes.load());
             self.prune_return_sites(paused);
             self.give_detour_back(paused);
         }
@@ -325,9 +319,21 @@ impl Engine {
         self.change(paused, change)
     }
 
-    fn forget_calls(&self, probe: &Arc<Probe>) {
-        for _ in 0..self.calls.forget(probe) {
-            probe.lose_call(Missed::Disarmed);
+    /// The calls that these probes follow are not followed any more.
+    fn forget_calls(&self, probes: &[Arc<Probe>]) {
+        let gone: BTreeSet<*const Probe> = probes
+            .iter()
+            .filter(|probe| matches!(probe.purpose, Purpose::Return(_)))
+            .map(Arc::as_ptr)
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        for call in self
+            .calls
+            .forget(|probe| gone.contains(&Arc::as_ptr(probe)))
+        {
+            call.probe.lose_call(Missed::Disarmed);
         }
     }
 }
