@@ -38,6 +38,9 @@ pub(crate) struct RunConfig {
     pub(crate) console: Console,
     /// The guest is ended after this time, counted from its first instruction.
     pub(crate) timeout: Option<Duration>,
+    /// The socket through which the run can be controlled. The process that the user started listens there; in an
+    /// outer Linux this only says that there is one.
+    pub(crate) control: Option<PathBuf>,
 }
 
 /// Where the guest's first file system comes from.

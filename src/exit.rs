@@ -100,9 +100,10 @@ impl Failure for RunError {
             | Self::Qemu(_)
             | Self::Signals(_)
             | Self::Input(_)
+            | Self::Clients(_)
             | Self::Nested(_)
             | Self::Write(_) => Exit::HostCannot,
-            Self::Report(_) => Exit::Usage,
+            Self::Report(_) | Self::Socket(_) => Exit::Usage,
         }
     }
 
@@ -163,9 +164,11 @@ impl Failure for RunFailure {
             Self::Session(SessionError::Resolve(_) | SessionError::AddressMoves { .. }) => {
                 Exit::Usage
             }
-            Self::Host(_) | Self::SelfTest(_) | Self::Input(_) | Self::Session(_) => {
-                Exit::HostCannot
-            }
+            Self::Host(_)
+            | Self::SelfTest(_)
+            | Self::Input(_)
+            | Self::Control(_)
+            | Self::Session(_) => Exit::HostCannot,
         }
     }
 }

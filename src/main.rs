@@ -9,6 +9,7 @@ mod guest;
 mod images;
 mod merge;
 mod nested;
+mod remote;
 mod report;
 mod run;
 mod session;
@@ -27,14 +28,18 @@ use crate::nested::InnerFailure;
 
 fn main() -> ExitCode {
     if nested::is_pid_1_of_an_outer_linux() {
-        nested::run_as_pid_1(|config, sink, console, stop| {
-            session::run_here(config, sink, console, stop)
+        nested::run_as_pid_1(|config, sink, console, stop, control| {
+            session::run_here(config, sink, console, stop, control)
                 .map_err(|error| InnerFailure::new(error.exit() as u8, &error))
         });
     }
     let cli = Cli::parse();
     let done = match &cli.command {
         Command::Run(args) => run::run(args).map_err(boxed),
+        Command::Probe(command) => remote::probe(command).map_err(boxed),
+        Command::Events(args) => remote::events(args).map_err(boxed),
+        Command::Top(args) => remote::top(args).map_err(boxed),
+        Command::Ctl(args) => remote::ctl(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
         Command::Images(command) => images::images(command).map_err(boxed),

@@ -117,6 +117,12 @@ pub(crate) fn merge(
             Console::Stdio | Console::None => console,
         },
         timeout: asked.timeout,
+        control: args
+            .control
+            .clone()
+            .or_else(|| run.control.clone())
+            .map(absolute)
+            .transpose()?,
     };
     let output = OutputConfig {
         format: args.format.or(run.format).unwrap_or_default(),

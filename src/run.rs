@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd as _;
 
+use control::{ControlSocket, Incoming, SocketError};
 use probes::Summary;
 use thiserror::Error;
 use vmm::{Host, self_test};
@@ -39,6 +40,12 @@ pub(crate) enum RunError {
     /// `--accel nested` without a QEMU for it.
     #[error("cannot run nested")]
     Qemu(#[from] QemuError),
+    /// The control socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// Its listener.
+    #[error("cannot listen on the control socket")]
+    Clients(#[source] io::Error),
     /// The output.
     #[error(transparent)]
     Report(#[from] ReportError),
@@ -81,10 +88,22 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let guest = Guest::load(&config, &say)?;
     guest.check(&config)?;
     let place = place(config.accel, progress)?;
+    // Until the end of the run; what comes before the guest does waits there.
+    let socket = match &config.control {
+        Some(path) => Some(ControlSocket::bind(path)?),
+        None => None,
+    };
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(RunError::Signals)?;
     let reporter = Reporter::start(&output, &config.console, progress.clone(), &stop)?;
-    let result = run_at(place, &config, guest, &reporter, progress, stop);
+    let clients = match &socket {
+        Some(socket) => Some(Incoming::Socket(
+            socket.listener().map_err(RunError::Clients)?,
+        )),
+        None => None,
+    };
+    let result = run_at(place, &config, guest, &reporter, progress, (stop, clients));
+    drop(socket);
     let (summary, end) = match result {
         Ok(summary) => (Some(summary.clone()), Ok(Exit::from(summary.guest.end))),
         Err(error) => (None, Err(error)),
@@ -123,13 +142,15 @@ fn run_at(
     guest: Guest,
     reporter: &Reporter,
     progress: &Progress,
-    stop: StopSignal,
+    (stop, clients): (StopSignal, Option<Incoming>),
 ) -> Result<Summary, RunError> {
     let (sink, console) = (reporter.sink(), reporter.console());
     match place {
         Place::Here => {
             progress.say("booting");
-            Ok(session::run_guest(config, guest, sink, console, stop)?)
+            Ok(session::run_guest(
+                config, guest, sink, console, stop, clients,
+            )?)
         }
         Place::Nested(qemu) => {
             // It reads the files itself, in the outer Linux.
@@ -139,6 +160,7 @@ fn run_at(
                 console,
                 input: input(&config.console).map_err(RunError::Input)?,
                 stop,
+                clients,
                 progress: &|step| progress.say(step.to_string()),
             };
             Ok(nested::launch(&qemu, config, outside)?)

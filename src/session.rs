@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use probes::{EventSink, NewProbe, PlantByte, Session, SessionConfig, SessionError, Summary};
+use control::{EventHub, Incoming, Live, Server, Tee};
+use probes::{
+    Event, EventSink, NewProbe, PlantByte, Session, SessionConfig, SessionError, Summary,
+};
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
@@ -30,6 +33,9 @@ pub(crate) enum RunFailure {
     /// The terminal's input.
     #[error("cannot use standard input")]
     Input(#[source] std::io::Error),
+    /// The clients' server.
+    #[error("cannot serve the control socket")]
+    Control(#[source] std::io::Error),
     /// The machine or its probes could not be set up.
     #[error(transparent)]
     Session(#[from] SessionError),
@@ -38,15 +44,16 @@ pub(crate) enum RunFailure {
 /// Reads the guest's files, boots it here and probes it until it ends, `stop` is requested, or its time is over.
 ///
 /// `console` takes what the guest writes to its serial line; it blocks until the bytes are on their way. The summary
-/// is returned, not sent to `sink`.
+/// is returned, not sent to `sink`. `clients` may control the run.
 pub(crate) fn run_here(
     config: &RunConfig,
     sink: Arc<dyn EventSink>,
     console: Box<dyn Write + Send>,
     stop: StopSignal,
+    clients: Option<Incoming>,
 ) -> Result<Summary, RunFailure> {
     let guest = Guest::load(config, &|_| {})?;
-    run_guest(config, guest, sink, console, stop)
+    run_guest(config, guest, sink, console, stop, clients)
 }
 
 /// The same with files that have been read already.
@@ -56,9 +63,18 @@ pub(crate) fn run_guest(
     sink: Arc<dyn EventSink>,
     console: Box<dyn Write + Send>,
     stop: StopSignal,
+    clients: Option<Incoming>,
 ) -> Result<Summary, RunFailure> {
     let host = Host::open()?;
     let facts = self_test(&host)?;
+    let (hub, sink) = match &clients {
+        Some(_) => {
+            let hub = Arc::new(EventHub::default());
+            let sink: Arc<dyn EventSink> = Arc::new(Tee::new(sink, Arc::clone(&hub)));
+            (Some(hub), sink)
+        }
+        None => (None, sink),
+    };
     let probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
     let session = Session::new(
         &host,
@@ -90,13 +106,59 @@ pub(crate) fn run_guest(
         sink,
     )?;
     let control = session.control();
+    let served = match (clients, hub) {
+        (Some(clients), Some(hub)) => Some(Served::start(clients, hub, &session, config)?),
+        _ => None,
+    };
     let over = AtomicBool::new(false);
-    thread::scope(|scope| {
+    let summary = thread::scope(|scope| {
         scope.spawn(|| end_on_request(&control, &stop, &over));
         let summary = session.run(config.timeout, "kvm");
         over.store(true, Ordering::Release);
-        Ok(summary?)
-    })
+        summary
+    });
+    if let Some(served) = served {
+        served.finish(summary.as_ref().ok());
+    }
+    Ok(summary?)
+}
+
+/// The clients of a run.
+#[derive(Debug)]
+struct Served {
+    server: Server,
+    hub: Arc<EventHub>,
+    accel: &'static str,
+}
+
+impl Served {
+    fn start(
+        clients: Incoming,
+        hub: Arc<EventHub>,
+        session: &Session,
+        config: &RunConfig,
+    ) -> Result<Self, RunFailure> {
+        let accel = match clients {
+            Incoming::Socket(_) => "kvm",
+            Incoming::Trusted(_) => "nested",
+        };
+        let engine = Arc::clone(session.engine());
+        let live = Live::new(engine, session.control(), accel, config.memory_bytes);
+        let server = Server::start(clients, Arc::new(live), Arc::clone(&hub))
+            .map_err(RunFailure::Control)?;
+        Ok(Self { server, hub, accel })
+    }
+
+    /// Clients that read events get the summary as the last one.
+    fn finish(self, summary: Option<&Summary>) {
+        if let Some(summary) = summary {
+            self.hub.event(Event::Summary(Summary {
+                accel: self.accel.to_owned(),
+                ..summary.clone()
+            }));
+        }
+        self.server.finish();
+    }
 }
 
 /// How often it is looked whether the run is over, so that nobody needs to wait for a stop any more.

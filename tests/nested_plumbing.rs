@@ -85,6 +85,7 @@ fn payload(
     sink: Arc<dyn EventSink>,
     mut console: Box<dyn Write + Send>,
     stop: StopSignal,
+    _clients: Option<control::Incoming>,
 ) -> Result<Summary, InnerFailure> {
     assert_eq!(config.accel, Accel::Kvm, "inside it is an ordinary run");
     assert_eq!(std::fs::read(&config.kernel).expect("kernel"), KERNEL);
@@ -232,6 +233,7 @@ impl Run {
             trap: TrapChoice::Auto,
             console: Console::Stdio,
             timeout: None,
+            control: None,
         };
         Self {
             config,
@@ -258,6 +260,7 @@ impl Run {
             console: Box::new(self.console.clone()),
             input: Some(File::from(OwnedFd::from(terminal))),
             stop: self.stop.clone(),
+            clients: None,
             progress: &|step| progress(&step.to_string()),
         };
         nested::launch(&qemu, &self.config, outside)

@@ -43,7 +43,22 @@ impl<'de> Deserialize<'de> for Hex {
     }
 }
 
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Hex {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::schema::Type::String)
+            .pattern(Some("^0x[0-9a-f]{1,16}$"))
+            .description(Some("A 64-bit value in hexadecimal."))
+            .into()
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Hex {}
+
 /// One line of a run's output.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Event {
@@ -58,9 +73,11 @@ pub enum Event {
 }
 
 /// A probe fired.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hit {
     /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub probe: Arc<str>,
     /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
     pub ts_ns: u64,
@@ -69,6 +86,7 @@ pub struct Hit {
     /// Address of the probed instruction.
     pub ip: Hex,
     /// The same as `symbol+0xoffset`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub symbol: Arc<str>,
     /// The registers as they were when the instruction was about to be executed.
     pub regs: Registers,
@@ -77,9 +95,11 @@ pub struct Hit {
 }
 
 /// A probed function returned.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Return {
     /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub probe: Arc<str>,
     /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
     pub ts_ns: u64,
@@ -90,6 +110,7 @@ pub struct Return {
     /// Where it returned to.
     pub ip: Hex,
     /// The function, as `symbol+0xoffset`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub symbol: Arc<str>,
     /// RAX.
     pub retval: Hex,
@@ -98,6 +119,7 @@ pub struct Return {
 }
 
 /// The general registers of a vCPU.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "they are what they are called")]
 pub struct Registers {
@@ -130,6 +152,7 @@ impl Registers {
 }
 
 /// Something to know about a run that is no hit.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     /// Nanoseconds since the guest's first instruction.
@@ -142,6 +165,7 @@ pub struct Note {
 }
 
 /// How the guest ended.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestEnd {
@@ -166,6 +190,7 @@ pub enum GuestEnd {
 }
 
 /// How the guest ended, and what is known of why.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestSummary {
     /// See [`GuestEnd`].
@@ -176,6 +201,7 @@ pub struct GuestSummary {
 }
 
 /// How hits get past the probed instruction.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
@@ -188,6 +214,7 @@ pub enum Tier {
 }
 
 /// Where a probe is in its life.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeState {
@@ -204,6 +231,7 @@ pub enum ProbeState {
 }
 
 /// What became of one probe.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeSummary {
     /// The probe, as it was asked for; one that a glob stands for is named by itself.
@@ -234,6 +262,7 @@ pub struct ProbeSummary {
 }
 
 /// The end of a run.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// `kvm` or `nested`.

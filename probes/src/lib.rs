@@ -23,7 +23,10 @@ mod suggest;
 pub mod units;
 
 pub use choices::{Accel, Boot, Console, Format, ProbeAction, TrapChoice, Word, Workload};
-pub use engine::{Abilities, Action, ArmError, Engine, NewProbe, RegisterError};
+pub use engine::{
+    Abilities, Action, ArmError, At, Engine, NewProbe, Prepared, ProbeRecord, ReadError,
+    RegisterError,
+};
 pub use event::{
     Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,
     Return, Summary, Tier,

@@ -15,6 +15,18 @@ use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProbeId(pub(crate) u64);
 
+impl From<u64> for ProbeId {
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl From<ProbeId> for u64 {
+    fn from(id: ProbeId) -> Self {
+        id.0
+    }
+}
+
 impl std::fmt::Display for ProbeId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)

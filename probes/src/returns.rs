@@ -119,9 +119,9 @@ impl Calls {
         self.shard(stack).remove(&stack).unwrap_or_default()
     }
 
-    /// Forgets the calls of one probe, and says how many.
-    pub(crate) fn forget(&self, probe: &Arc<Probe>) -> usize {
-        self.take(|call| Arc::ptr_eq(&call.probe, probe)).len()
+    /// Forgets the calls of these probes.
+    pub(crate) fn forget(&self, is_gone: impl Fn(&Arc<Probe>) -> bool) -> Vec<Instance> {
+        self.take(|call| is_gone(&call.probe))
     }
 
     /// Forgets the calls that return to `site`.

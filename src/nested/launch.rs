@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use control::Incoming;
+use control::mux::Outer;
 use probes::{EventSink, GuestEnd, GuestSummary, ProbeState, ProbeSummary, Summary};
 use thiserror::Error;
 
 use super::command::{self, Machine, Running, StartError};
 use super::lines::LineError;
-use super::outer::{Outer, OuterError};
+use super::outer::{self, OuterError};
 use super::phase::{Facts, Over, Progress, Verdict};
 use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
@@ -143,6 +145,8 @@ pub(crate) struct Outside<'a> {
     pub(crate) input: Option<File>,
     /// Ends the run.
     pub(crate) stop: StopSignal,
+    /// Control it from inside, if there are to be any.
+    pub(crate) clients: Option<Incoming>,
     /// Is told of every step.
     pub(crate) progress: &'a dyn Fn(&Step<'_>),
 }
@@ -153,6 +157,7 @@ impl fmt::Debug for Outside<'_> {
             .field("sink", &self.sink)
             .field("input", &self.input)
             .field("stop", &self.stop)
+            .field("clients", &self.clients)
             .finish_non_exhaustive()
     }
 }
@@ -170,7 +175,7 @@ pub(crate) fn launch(
     outside: Outside<'_>,
 ) -> Result<Summary, LaunchError> {
     let progress = outside.progress;
-    let outer = Outer::build(config, &|step| progress(&Step::Fetching(step)))?;
+    let outer = outer::Outer::build(config, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
     let began = Instant::now();
     let running = command::start(
@@ -197,6 +202,7 @@ struct Watch<'a> {
     control: UnixStream,
     followers: Vec<JoinHandle<()>>,
     tail: Tail,
+    clients: Option<Outer>,
     // Dropped with the rest: it ends by itself only when nothing can be typed any more.
     _typing: Option<Typing>,
 }
@@ -228,7 +234,7 @@ impl<'a> Watch<'a> {
             };
             let (serial, errors) = (running.take_serial(), running.take_stderr());
             let (serial_tail, errors_tail) = (tail.clone(), tail.clone());
-            let followers = vec![
+            let mut followers = vec![
                 ports::follow_control(control.try_clone()?, inbox.clone())?,
                 ports::follow_events(running.take_port(Port::Events), inbox.clone(), outside.sink)?,
                 ports::follow_console(console, inbox.clone(), outside.console)?,
@@ -236,9 +242,19 @@ impl<'a> Watch<'a> {
                 ports::named("nested-serial", move || serial_tail.follow(serial))?,
                 ports::named("nested-stderr", move || errors_tail.follow(errors))?,
             ];
-            Ok((control, followers, typing))
+            let clients = match outside.clients {
+                Some(incoming) => {
+                    let port = running.take_port(Port::Clients);
+                    let (ours, link) = UnixStream::pair()?;
+                    ports::send_clients(ours.try_clone()?, port.try_clone()?)?;
+                    followers.push(ports::follow_clients(port, inbox.clone(), ours)?);
+                    Some(Outer::start(incoming, link)?)
+                }
+                None => None,
+            };
+            Ok((control, followers, typing, clients))
         };
-        let (control, followers, typing) = start().map_err(LaunchError::Thread)?;
+        let (control, followers, typing, clients) = start().map_err(LaunchError::Thread)?;
         Ok(Self {
             running,
             outside: Watched {
@@ -249,6 +265,7 @@ impl<'a> Watch<'a> {
             control,
             followers,
             tail,
+            clients,
             _typing: typing,
         })
     }
@@ -310,6 +327,9 @@ impl<'a> Watch<'a> {
         for follower in self.followers.drain(..) {
             // A follower that panicked has said so on standard error.
             let _ = follower.join();
+        }
+        if let Some(clients) = self.clients.take() {
+            clients.join();
         }
         let said = LastWords(self.tail.last_lines(TAIL_LINES));
         let mut received = self.inbox.lock();

@@ -12,6 +12,8 @@
 //! - `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
 //!
+//! Clients of the control socket come in through a port of their own: see [`control::mux`].
+//!
 //! `docs/nested.md` follows a byte from the guest to the terminal, and every failure to its message.
 
 mod choice;

@@ -40,7 +40,9 @@ impl Received {
     /// Whether everything is here that was written before the end.
     pub(super) fn is_complete(&self) -> bool {
         self.finished.as_ref().is_some_and(|(_, sent)| {
-            self.arrived.events >= sent.events && self.arrived.console >= sent.console
+            self.arrived.events >= sent.events
+                && self.arrived.console >= sent.console
+                && self.arrived.clients >= sent.clients
         })
     }
 }
@@ -143,6 +145,38 @@ pub(super) fn follow_console(
             inbox.change(|received| received.arrived.console += bytes);
         }
     })
+}
+
+/// Copies what is for the clients of the control socket.
+pub(super) fn follow_clients(
+    mut port: UnixStream,
+    inbox: Inbox,
+    mut clients: UnixStream,
+) -> io::Result<JoinHandle<()>> {
+    named("nested-to-clients", move || {
+        let mut chunk = [0; CHUNK_BYTES];
+        while let Ok(read @ 1..) = port.read(&mut chunk) {
+            // They may all have gone; what the run inside says is read on.
+            let _ = clients.write_all(&chunk[..read]);
+            let bytes = u64::try_from(read).unwrap_or(u64::MAX);
+            inbox.change(|received| received.arrived.clients += bytes);
+        }
+        // An error means that nobody is there to learn of the end.
+        let _ = clients.shutdown(Shutdown::Both);
+    })
+}
+
+/// Copies what the clients say, until they can say no more.
+pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io::Result<()> {
+    named("nested-from-clients", move || {
+        let mut chunk = [0; CHUNK_BYTES];
+        while let Ok(read @ 1..) = clients.read(&mut chunk) {
+            if port.write_all(&chunk[..read]).is_err() {
+                return;
+            }
+        }
+    })
+    .map(drop)
 }
 
 /// Copies what the hyprobe inside has to say to standard error.
@@ -267,6 +301,7 @@ mod tests {
         let sent = Sent {
             events: 0,
             console: 5,
+            clients: 0,
         };
         let failure = super::super::protocol::InnerFailure::message(3, "x".into());
         inbox.change(|received| received.finished = Some((Outcome::Failure(failure), sent)));

@@ -5,6 +5,7 @@
 //! | `org.hyprobe.control` | [`ToInner`], JSON lines | [`ToOuter`], JSON lines |
 //! | `org.hyprobe.events` | | [`probes::Event`], JSON lines |
 //! | `org.hyprobe.console` | what is typed | what the guest writes to its serial line |
+//! | `org.hyprobe.clients` | connections to the control socket, as [`control::mux`] has them | the same |
 //! | `org.hyprobe.log` | | what hyprobe writes to standard output and standard error |
 
 use std::error::Error;
@@ -24,13 +25,21 @@ pub(crate) enum Port {
     Events,
     /// The guest's serial line.
     Console,
+    /// Connections to the control socket.
+    Clients,
     /// hyprobe's own messages.
     Log,
 }
 
 impl Port {
     /// All of them.
-    pub(super) const ALL: [Self; 4] = [Self::Control, Self::Events, Self::Console, Self::Log];
+    pub(super) const ALL: [Self; 5] = [
+        Self::Control,
+        Self::Events,
+        Self::Console,
+        Self::Clients,
+        Self::Log,
+    ];
 
     /// What the outer Linux finds in `/sys/class/virtio-ports/*/name`.
     pub(super) fn name(self) -> &'static str {
@@ -38,6 +47,7 @@ impl Port {
             Self::Control => "org.hyprobe.control",
             Self::Events => "org.hyprobe.events",
             Self::Console => "org.hyprobe.console",
+            Self::Clients => "org.hyprobe.clients",
             Self::Log => "org.hyprobe.log",
         }
     }
@@ -68,6 +78,8 @@ pub(super) struct Sent {
     pub(super) events: u64,
     /// To the console port.
     pub(super) console: u64,
+    /// To the clients port.
+    pub(super) clients: u64,
 }
 
 /// What came of a run inside.

@@ -3,7 +3,7 @@
 use probes::Event;
 
 /// Appends one event and a newline.
-pub(super) fn line(event: &Event, out: &mut Vec<u8>) {
+pub(crate) fn line(event: &Event, out: &mut Vec<u8>) {
     let start = out.len();
     match serde_json::to_writer(&mut *out, event) {
         Ok(()) => out.push(b'\n'),

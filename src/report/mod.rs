@@ -28,10 +28,12 @@ use std::thread::JoinHandle;
 use crossbeam_channel::Sender;
 use probes::{EventSink, Summary};
 
+pub(crate) use self::json::line as json_line;
 pub(crate) use self::progress::Progress;
 use self::sink::{ChannelSink, ConsoleWriter, Message, Outbox};
 use self::stream::Stream;
 pub(crate) use self::style::{Ink, Style};
+pub(crate) use self::text::Formatter;
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};
 use crate::stop::StopSignal;

@@ -12,7 +12,7 @@ const MAX_COLUMN: usize = 40;
 
 /// Makes lines of events. Columns grow with what they have to hold, and never shrink.
 #[derive(Debug)]
-pub(super) struct Formatter {
+pub(crate) struct Formatter {
     style: Style,
     /// What each line begins with where others write lines too.
     prefix: &'static str,
@@ -22,7 +22,7 @@ pub(super) struct Formatter {
 
 impl Formatter {
     /// `among_console` marks the lines, because the guest's console is between them.
-    pub(super) fn new(style: Style, among_console: bool) -> Self {
+    pub(crate) fn new(style: Style, among_console: bool) -> Self {
         let prefix = if among_console { ">> " } else { "" };
         Self {
             style,
@@ -33,7 +33,7 @@ impl Formatter {
     }
 
     /// Appends one event as a line, the summary as a table.
-    pub(super) fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
+    pub(crate) fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
             Event::Hit(hit) => {
                 let args = hit.args.map(|arg| arg.to_string()).join(", ");

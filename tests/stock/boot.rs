@@ -1,11 +1,12 @@
 //! One run of the command: a stock kernel with the workload as its init.
 
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use guest_images::ModuleTree;
 use guest_images::workload::{self, Counts};
 use probes::{Event, Hit, Kernel, ProbeSummary, Return, Summary};
+use tempfile::TempDir;
 use vmm::boot::KernelFile;
 
 use crate::turns::Turn;
@@ -115,6 +116,11 @@ impl<'a> Boot<'a> {
 
     /// Runs the command to its end.
     pub(crate) fn run(self) -> Ran {
+        self.start().finish()
+    }
+
+    /// Starts the command.
+    pub(crate) fn start(self) -> Running {
         let files = tempfile::tempdir().expect("tempdir");
         let init = match self.init {
             Init::Workload => workload::build_workload(files.path()),
@@ -131,7 +137,7 @@ impl<'a> Boot<'a> {
         let cmdline = format!("console=ttyS0 panic=-1 {} {load}", self.workload);
 
         let turn = Turn::take();
-        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        let child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
             .args(["run", "--accel", "nested", "--format", "json"])
             .args(["--cmdline", &cmdline, "--cpus", &self.cpus.to_string()])
             .arg("--kernel")
@@ -143,18 +149,69 @@ impl<'a> Boot<'a> {
             .arg("--console")
             .arg(&console)
             .args(&self.options)
+            .current_dir(files.path())
             .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
             .expect("the command starts");
-        drop(turn);
+        Running {
+            child: Some(child),
+            files,
+            _turn: turn,
+        }
+    }
+}
+
+/// A command that goes on.
+#[derive(Debug)]
+pub(crate) struct Running {
+    /// Until its end was waited for.
+    child: Option<Child>,
+    files: TempDir,
+    _turn: Turn,
+}
+
+impl Running {
+    /// Where its files are.
+    pub(crate) fn folder(&self) -> &Path {
+        self.files.path()
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let child = self.child.as_mut().expect("its end was not waited for");
+        child.try_wait().expect("it is a child").is_some()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(mut self) -> Ran {
+        let child = self.child.take().expect("its end was not waited for");
+        self.left_by(child)
+    }
+
+    fn left_by(&self, child: Child) -> Ran {
+        let output = child.wait_with_output().expect("it is a child");
+        let read = |name| std::fs::read(self.files.path().join(name)).unwrap_or_default();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Ran {
             code: output.status.code(),
-            events: std::fs::read_to_string(events).unwrap_or_default(),
-            console: std::fs::read(console)
-                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-                .unwrap_or_default(),
-            errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+            events: text(&read("events")),
+            console: text(&read("console")),
+            errors: text(&output.stderr),
+        }
+    }
+}
+
+/// A test that fails before the end does not leave a guest behind, and says what the command had to say.
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = self.child.take() {
+            let pid = rustix::process::Pid::from_child(&child);
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            eprintln!("{}", self.left_by(child).told());
         }
     }
 }

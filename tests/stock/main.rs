@@ -12,5 +12,6 @@ mod kaslr;
 mod many;
 mod modules;
 mod own_kprobes;
+mod remote;
 mod turns;
 mod warns;

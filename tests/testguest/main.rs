@@ -8,6 +8,7 @@
 
 mod contract;
 mod ends;
+mod remote;
 
 use std::path::Path;
 use std::sync::LazyLock;

@@ -372,6 +372,19 @@ impl Control {
         self.shared.memory.guest()
     }
 
+    /// Number of vCPUs.
+    #[must_use]
+    pub fn cpus(&self) -> usize {
+        self.shared.ending.targets.len()
+    }
+
+    /// Whether the machine has ended or is about to. Whoever holds a pause then must drop it: the vCPU threads cannot
+    /// end before.
+    #[must_use]
+    pub fn is_ending(&self) -> bool {
+        self.shared.ending.is_ending()
+    }
+
     /// Ends the machine with this reason; the first one counts.
     pub fn end(&self, end: End) {
         self.shared.ending.end(end);

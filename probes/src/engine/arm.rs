@@ -62,6 +62,17 @@ impl BootPatched {
     }
 }
 
+/// Which milestones are of interest.
+#[derive(Clone, Copy, Debug, Default)]
+struct Interest {
+    /// Some probe follows calls to their return.
+    calls: bool,
+    /// Some probe is in a module.
+    modules: bool,
+    /// There may be plants that the kernel must not read.
+    plants: bool,
+}
+
 /// What a probe comes to when it is to be armed.
 enum Arming {
     Plant {
@@ -165,8 +176,9 @@ impl Engine {
         for probe in looked_at().chain(change.dropped) {
             edits.leave(probe);
         }
+        let interest = self.interest();
         let states: Vec<_> = looked_at()
-            .map(|probe| (probe, self.becomes(probe, located, &mut edits)))
+            .map(|probe| (probe, self.becomes(probe, located, interest, &mut edits)))
             .collect();
         let armed = self.armed.load(Ordering::Acquire);
         let sites = match change.sites {
@@ -188,7 +200,6 @@ impl Engine {
             .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
         self.replace_table(paused, table);
-        self.give_detour_back(paused);
         for probe in change.dropped {
             probe.set_planted(None);
         }
@@ -211,12 +222,18 @@ impl Engine {
     }
 
     /// What becomes of a probe, and of the place where it is planted.
-    fn becomes(&self, probe: &Arc<Probe>, located: Located, edits: &mut Edits<'_>) -> NewState {
+    fn becomes(
+        &self,
+        probe: &Arc<Probe>,
+        located: Located,
+        interest: Interest,
+        edits: &mut Edits<'_>,
+    ) -> NewState {
         let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
-            Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !self.follows_calls(),
-            Purpose::Milestone(Milestone::Module(_)) => !self.watches_modules(),
-            Purpose::Milestone(Milestone::Reader(_)) => !self.hides_plants(),
+            Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !interest.calls,
+            Purpose::Milestone(Milestone::Module(_)) => !interest.modules,
+            Purpose::Milestone(Milestone::Reader(_)) => !interest.plants,
             _ => false,
         };
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
@@ -243,20 +260,19 @@ impl Engine {
         }
     }
 
-    /// Whether there may be plants that the kernel must not read.
-    fn hides_plants(&self) -> bool {
-        let is_planted = |probe: &Arc<Probe>| {
-            probe.is_enabled() && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
-        };
-        self.boot_patched.get() && self.probes.load().iter().any(is_planted)
-    }
-
-    /// Whether any probe follows calls to their return.
-    fn follows_calls(&self) -> bool {
-        self.probes
-            .load()
-            .iter()
-            .any(|probe| matches!(probe.purpose, Purpose::Return(_)))
+    /// What the probes make of interest: in one look at all of them, for the guest stands meanwhile.
+    fn interest(&self) -> Interest {
+        let hides = self.boot_patched.get();
+        let mut interest = Interest::default();
+        for probe in self.probes.load().iter() {
+            interest.calls |= matches!(probe.purpose, Purpose::Return(_));
+            interest.modules |= probe.in_module.is_some();
+            interest.plants = interest.plants
+                || hides
+                    && probe.is_enabled()
+                    && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+        }
+        interest
     }
 
     /// Whether a plant can be put where a call returns to.
@@ -309,7 +325,7 @@ impl Engine {
         }
     }
 
-    fn gpa_of(&self, linked: Gva, located: Located) -> Option<Gpa> {
+    pub(super) fn gpa_of(&self, linked: Gva, located: Located) -> Option<Gpa> {
         match located.physical {
             Some(offset) => Some(Gpa(linked.0.wrapping_add(offset))),
             None => self.kernel.to_physical(linked),

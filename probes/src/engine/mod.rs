@@ -15,6 +15,7 @@
 mod arm;
 mod edits;
 mod in_place;
+mod inventory;
 mod jumps;
 mod milestones;
 mod modules;
@@ -42,14 +43,15 @@ use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
 use crate::plant::{PlantByte, Planter};
-use crate::registry::Probe;
+use crate::registry::{Probe, ProbeId};
 use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
+pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
-pub use register::{Action, NewProbe, RegisterError};
+pub use register::{Action, NewProbe, Prepared, RegisterError};
 use return_sites::ReturnSites;
 
 /// What is known of a panic of the guest's.
@@ -150,7 +152,7 @@ impl Engine {
             started: OnceLock::new(),
             panicked: Mutex::new(None),
         };
-        let resolved = engine.resolve_all(probes)?;
+        let resolved = engine.resolve_all(probes, None)?;
         engine.probes.store(Arc::new(resolved));
         Ok(engine)
     }
@@ -169,17 +171,22 @@ impl Engine {
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
+        self.told(|_| true)
+            .iter()
+            .map(|probe| probe.summary())
+            .collect()
+    }
+
+    /// Of the probes that are wanted, those that are shown: a glob in a module is told by its matches, once it has any.
+    fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
         let probes = self.probes.load();
-        // A glob in a module is told by its matches, once it has any.
         let stands_for = |glob: &Probe| {
             let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
             glob.is_glob() && probes.iter().filter(alike).count() > 1
         };
-        probes
-            .iter()
-            .filter(|probe| !stands_for(probe))
-            .map(|probe| probe.summary())
-            .collect()
+        let wanted = probes.iter().filter(|probe| is_wanted(probe.id));
+        let told = wanted.filter(|probe| !stands_for(probe));
+        told.cloned().collect()
     }
 
     pub(crate) fn panicked(&self) -> Option<Panicked> {

@@ -1,5 +1,6 @@
 //! Registering, removing, enabling and disabling probes: each a transaction with the vCPUs paused.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -65,6 +66,15 @@ impl From<ProbeSpec> for NewProbe {
 /// Calls of one return probe that are followed at once, if nothing else is said.
 const DEFAULT_MAXACTIVE: usize = 256;
 
+/// Probes that have been looked up and are not registered yet; see [`Engine::prepare`].
+#[derive(Debug)]
+pub struct Prepared {
+    new: Vec<NewProbe>,
+    probes: Vec<Arc<Probe>>,
+    /// How far the kernel had moved, as far as was known: plain addresses depend on it.
+    slide: Option<i64>,
+}
+
 /// Probes could not be registered; those that were there are as they were.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
@@ -78,8 +88,12 @@ pub enum RegisterError {
 
 impl Engine {
     /// The probes that `new` stands for, in order; globs are many.
-    pub(super) fn resolve_all(&self, new: &[NewProbe]) -> Result<Vec<Arc<Probe>>, ResolveError> {
-        let slide = self.located.get().map_or(0, |located| located.slide);
+    pub(super) fn resolve_all(
+        &self,
+        new: &[NewProbe],
+        slide: Option<i64>,
+    ) -> Result<Vec<Arc<Probe>>, ResolveError> {
+        let slide = slide.unwrap_or(0);
         let mut probes = Vec::new();
         for NewProbe {
             spec,
@@ -129,6 +143,21 @@ impl Engine {
         Ok(probes)
     }
 
+    /// Looks up what is to be registered, while the guest runs on: finding symbols and instructions takes longer than
+    /// planting, and a mistake costs the guest nothing. Any thread may do so at any time.
+    ///
+    /// # Errors
+    ///
+    /// When a specification cannot be meant.
+    pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
+        let slide = self.slide();
+        Ok(Prepared {
+            probes: self.resolve_all(new, slide)?,
+            new: new.to_vec(),
+            slide,
+        })
+    }
+
     /// Registers probes: all of them or none.
     ///
     /// # Errors
@@ -139,7 +168,25 @@ impl Engine {
         paused: &dyn Paused,
         new: &[NewProbe],
     ) -> Result<Vec<ProbeId>, RegisterError> {
-        let added = self.resolve_all(new)?;
+        self.register_prepared(paused, self.prepare(new)?)
+    }
+
+    /// Registers what has been prepared: all of it or nothing.
+    ///
+    /// # Errors
+    ///
+    /// When plants cannot be placed, or the kernel has said meanwhile where it runs and an address is none of its code;
+    /// then nothing has changed.
+    pub fn register_prepared(
+        &self,
+        paused: &dyn Paused,
+        prepared: Prepared,
+    ) -> Result<Vec<ProbeId>, RegisterError> {
+        let Prepared { new, probes, slide } = prepared;
+        let added = match self.slide() {
+            now if now == slide => probes,
+            now => self.resolve_all(&new, now)?,
+        };
         let ids = added.iter().map(|probe| probe.id).collect();
         let before = self.probes.load_full();
         let mut after = before.as_ref().clone();
@@ -166,6 +213,7 @@ impl Engine {
     /// When bytes cannot be put back; then nothing has changed.
     pub fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
         let before = self.probes.load_full();
+        let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
         let (gone, stay): (Vec<_>, Vec<_>) = before
             .iter()
             .cloned()
@@ -182,9 +230,7 @@ impl Engine {
             }
             return Err(error);
         }
-        for probe in &gone {
-            self.forget_calls(probe);
-        }
+        self.forget_calls(&gone);
         self.prune_return_sites(paused);
         Ok(gone.len())
     }
@@ -213,9 +259,7 @@ impl Engine {
             return Err(error);
         }
         if !enabled {
-            for probe in &probes {
-                self.forget_calls(probe);
-            }
+            self.forget_calls(&probes);
             self.prune_return_sites(paused);
         }
         Ok(true)
@@ -237,10 +281,9 @@ impl Engine {
             return Err(error);
         }
         if !armed {
-            for probe in self.probes.load().iter() {
-                self.forget_calls(probe);
-            }
+            self.forget_calls(&self.probes.load());
             self.prune_return_sites(paused);
+            self.give_detour_back(paused);
         }
         Ok(())
     }
@@ -276,9 +319,21 @@ impl Engine {
         self.change(paused, change)
     }
 
-    fn forget_calls(&self, probe: &Arc<Probe>) {
-        for _ in 0..self.calls.forget(probe) {
-            probe.lose_call(Missed::Disarmed);
+    /// The calls that these probes follow are not followed any more.
+    fn forget_calls(&self, probes: &[Arc<Probe>]) {
+        let gone: BTreeSet<*const Probe> = probes
+            .iter()
+            .filter(|probe| matches!(probe.purpose, Purpose::Return(_)))
+            .map(Arc::as_ptr)
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        for call in self
+            .calls
+            .forget(|probe| gone.contains(&Arc::as_ptr(probe)))
+        {
+            call.probe.lose_call(Missed::Disarmed);
         }
     }
 }

@@ -126,7 +126,8 @@ impl Engine {
         })
     }
 
-    /// Takes the region away when the last instruction that has a copy is probed no longer.
+    /// Takes the region away when no instruction that has a copy is probed. That searches all of the guest's memory
+    /// while it stands, so it is done when every plant goes, and not when one probe does.
     pub(super) fn give_detour_back(&self, paused: &dyn Paused) {
         let table = self.table.load();
         let given = self

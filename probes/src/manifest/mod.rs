@@ -15,6 +15,7 @@
 //! output = "events.jsonl"
 //! console = "stdio"             # or "none", or a file
 //! timeout = "60s"
+//! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
@@ -94,6 +95,8 @@ pub struct RunSection {
     pub console: Option<Console>,
     /// When the guest is ended at the latest.
     pub timeout: Option<Duration>,
+    /// The socket through which the run can be controlled.
+    pub control: Option<PathBuf>,
 }
 
 impl Manifest {

@@ -16,7 +16,7 @@ const TABLES: &[&str] = &["guest", "run", "probe"];
 const GUEST_KEYS: &[&str] = &[
     "kernel", "image", "initrd", "workload", "cmdline", "memory", "cpus", "boot",
 ];
-const RUN_KEYS: &[&str] = &["accel", "format", "output", "console", "timeout"];
+const RUN_KEYS: &[&str] = &["accel", "format", "output", "console", "timeout", "control"];
 const PROBE_KEYS: &[&str] = &["at", "action", "maxactive", "enabled"];
 
 /// What the APIC ids of the machine's tables have room for.
@@ -123,6 +123,7 @@ fn run(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> RunSe
             .string("console")
             .map(|(text, _)| Console::from_text(text, folder)),
         timeout: run.unit("timeout", "60s", parse_duration),
+        control: run.string("control").map(|(file, _)| folder.join(file)),
     }
 }
 

@@ -45,6 +45,7 @@ fn the_documented_manifest_is_one() {
         output = "events.jsonl"
         console = "none"
         timeout = "60s"
+        control = "run.sock"
         [[probe]]
         at = "kprobe:do_sys_openat2"
         [[probe]]
@@ -75,6 +76,7 @@ fn the_documented_manifest_is_one() {
             output: Some("/etc/run/events.jsonl".into()),
             console: Some(Console::None),
             timeout: Some(Duration::from_secs(60)),
+            control: Some(Path::new("/etc/run/run.sock").into()),
         }
     );
     let probes: Vec<_> = manifest

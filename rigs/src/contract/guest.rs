@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use guest_images::testguest::Outcome;
 use probes::{
-    GuestEnd, Hex, NewProbe, ProbeId, ProbeSpec, ProbeSummary, Session, SessionConfig, Summary,
+    EventSink, GuestEnd, Hex, NewProbe, ProbeId, ProbeSpec, ProbeSummary, Session, SessionConfig,
+    Summary,
 };
 use vmm::Console;
 use vmm::boot::BootMethod;
@@ -14,7 +15,8 @@ use vmm::boot::BootMethod;
 use super::bench::{Done, Here};
 use super::observer::Observer;
 
-const MEMORY_BYTES: u64 = 64 << 20;
+/// Its RAM.
+pub const MEMORY_BYTES: u64 = 64 << 20;
 
 /// A run of the test guest.
 #[derive(Clone, Debug)]
@@ -85,6 +87,16 @@ impl<'a> Guest<'a> {
     /// The session cannot be set up.
     #[must_use]
     pub fn prepare(self) -> Prepared<'a> {
+        self.prepare_with(|observer| Arc::new(observer))
+    }
+
+    /// The same, where events go through `sink`, which is to hand them on to the observer if that is to see them.
+    ///
+    /// # Panics
+    ///
+    /// As [`prepare`](Self::prepare).
+    #[must_use]
+    pub fn prepare_with(self, sink: impl FnOnce(Observer) -> Arc<dyn EventSink>) -> Prepared<'a> {
         let bench = self.here.bench;
         let observer = Observer::default();
         let config = SessionConfig {
@@ -104,7 +116,7 @@ impl<'a> Guest<'a> {
             },
             debug_exit: true,
         };
-        let session = Session::new(&bench.host, bench.facts, config, Arc::new(observer.clone()))
+        let session = Session::new(&bench.host, bench.facts, config, sink(observer.clone()))
             .expect("the session is set up");
         self.here.done().push(Done {
             cmdline: self.cmdline,

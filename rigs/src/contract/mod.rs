@@ -36,7 +36,7 @@ use crate::line::{self, Backend, Line};
 pub use bench::{Bench, Here};
 pub use case::{Case, Plants, Variant};
 pub use features::{FEATURES, Feature};
-pub use guest::{Guest, Prepared, Ran};
+pub use guest::{Guest, MEMORY_BYTES, Prepared, Ran};
 pub use observer::Observer;
 pub(crate) use stock::MODULE as STOCK_MODULE;
 pub use stock::StockFiles;

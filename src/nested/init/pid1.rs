@@ -10,9 +10,11 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use control::Incoming;
 use probes::{EventSink, Summary};
 use thiserror::Error;
 
+use super::clients::ClientsPort;
 use super::counted::Counted;
 use super::events::EventsPort;
 use super::ports::{self, PortError};
@@ -62,6 +64,7 @@ where
         Arc<dyn EventSink>,
         Box<dyn Write + Send>,
         StopSignal,
+        Option<Incoming>,
     ) -> Result<Summary, InnerFailure>,
 {
     // Until the ports are there, standard error is the serial line.
@@ -107,6 +110,7 @@ where
         Arc<dyn EventSink>,
         Box<dyn Write + Send>,
         StopSignal,
+        Option<Incoming>,
     ) -> Result<Summary, InnerFailure>,
 {
     let config = fs::read(CONFIG_PATH).map_err(SetUpError::Config)?;
@@ -120,17 +124,25 @@ where
     let events = Arc::new(EventsPort::start(events)?);
     let stop = StopSignal::default();
     listen(control.try_clone()?, stop.clone())?;
+    let (link, clients) = match config.control {
+        Some(_) => {
+            let (link, clients) = ClientsPort::start(ports::open(Port::Clients)?)?;
+            (Some(link), Some(clients))
+        }
+        None => (None, None),
+    };
     let uptime_ms = u64::try_from(system::uptime().as_millis()).unwrap_or(u64::MAX);
     tell(&mut control, &ToOuter::Started { uptime_ms })?;
 
     let sink: Arc<dyn EventSink> = events.clone();
     let result = catch_unwind(AssertUnwindSafe(|| {
-        run(&config, sink, Box::new(console), stop)
+        run(&config, sink, Box::new(console), stop, clients)
     }));
     let lost = events.finish();
     *sent = Sent {
         events: events_count.load(Ordering::Acquire),
         console: console_count.load(Ordering::Acquire),
+        clients: link.map_or(0, ClientsPort::finish),
     };
     Ok(match result {
         Ok(Ok(mut summary)) => {

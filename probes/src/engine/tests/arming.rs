@@ -6,9 +6,10 @@ use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one, vcpu,
 };
 use crate::engine::trap::HitOutcome;
+use crate::engine::{NewProbe, RegisterError};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Hex, PlantByte, ProbeState};
+use crate::{Hex, PlantByte, ProbeSpec, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -299,6 +300,39 @@ fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
         .expect("handled");
     assert_eq!(rig.hits()[0].ip, Hex(there(probed).0));
     assert_eq!(&*rig.hits()[0].symbol, "probed+0x0");
+}
+
+/// What is looked up while the guest runs may be registered when more is known of it.
+#[test]
+fn an_address_that_was_looked_up_before_the_kernel_moved_is_looked_up_again() {
+    const SLIDE: u64 = 0x40_0000;
+    const LOADED_AT: u64 = 0x14_0000;
+    let mut kernel = SyntheticKernel::new();
+    let entry = kernel.function("entry_SYSCALL_64", &PLAIN);
+    let probed = kernel.function("probed", &PLAIN);
+    let memory = memory_of(&kernel, LOADED_AT, TEXT_ENTRY + SLIDE / (2 << 20));
+    let rig = Rig::unarmed(memory, &kernel, &[], ABILITIES);
+    rig.engine.await_kernel();
+    let at = |address: Gva| {
+        let spec: ProbeSpec = format!("kprobe:{:#x}", address.0).parse().expect("a probe");
+        [NewProbe::from(spec)]
+    };
+    let stale = rig.engine.prepare(&at(probed)).expect("it is in the file");
+    let lost = rig.engine.prepare(&at(entry)).expect("it is in the file");
+    rig.engine
+        .locate(&mut vcpu(Gva(0)), &rig.paused, entry.wrapping_add(SLIDE))
+        .expect("located");
+    for prepared in [stale, lost] {
+        let registered = rig.engine.register_prepared(&rig.paused, prepared);
+        assert!(matches!(registered, Err(RegisterError::Resolve(_))));
+    }
+    assert!(rig.engine.ids().is_empty());
+    let there = probed.wrapping_add(SLIDE);
+    let prepared = rig.engine.prepare(&at(there)).expect("it runs there");
+    rig.engine
+        .register_prepared(&rig.paused, prepared)
+        .expect("registered");
+    assert_eq!(rig.probe(0).ip, Some(Hex(there.0)));
 }
 
 #[test]

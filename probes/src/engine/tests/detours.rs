@@ -14,7 +14,7 @@ use crate::engine::{Action, NewProbe};
 use crate::guest::Ran;
 use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakeVcpu};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{Handler, ProbeSummary, Tier};
+use crate::{Handler, ProbeSpec, ProbeSummary, Tier};
 
 const COPIES: Abilities = Abilities {
     cpuid: CpuidWords::ALL,
@@ -281,7 +281,7 @@ fn guest_writes_to_copies_are_dropped_and_told_of_now_and_then() {
 }
 
 #[test]
-fn the_last_probe_takes_the_region_along_and_nobody_is_left_in_it() {
+fn the_knob_takes_the_region_along_and_nobody_is_left_in_it() {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("probed", &RDTSC);
     kernel.function("other", &PLAIN);
@@ -323,6 +323,32 @@ fn the_last_probe_takes_the_region_along_and_nobody_is_left_in_it() {
     assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
     rig.paused.moving.store(false, Ordering::Relaxed);
     assert_eq!(hit(&rig, &mut vcpu(at), at), (true, false));
+}
+
+/// Giving it back takes long, and one probe may come and go all the time.
+#[test]
+fn the_region_stays_when_its_last_probe_goes() {
+    let (rig, at) = rig(&RDTSC);
+    hit(&rig, &mut vcpu(at), at);
+    let new = NewProbe::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"));
+    rig.engine
+        .unregister(&rig.paused, &rig.engine.ids())
+        .expect("removed");
+    for _ in 0..5000 {
+        assert!(rig.paused.detour().is_some());
+        let ids = rig
+            .engine
+            .register(&rig.paused, std::slice::from_ref(&new))
+            .expect("registered");
+        assert_eq!(
+            hit(&rig, &mut vcpu(at), at),
+            (false, false),
+            "with the copy that there is"
+        );
+        rig.engine.unregister(&rig.paused, &ids).expect("removed");
+    }
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_none());
 }
 
 /// Each request fails in turn: the instruction is stepped, and the guest's page tables are its own.

@@ -1,0 +1,83 @@
+//! Events, numbered.
+
+use probes::Event;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::ToSchema;
+
+/// Events that the reader was too slow for, or that are no longer kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lost {
+    /// How many.
+    pub lost: u64,
+    /// The sequence number of the event that comes next.
+    pub next: u64,
+}
+
+/// A line of the stream of events.
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are events, and a box would be an allocation for each"
+)]
+pub enum EventLine {
+    /// An event, as it is in the run's own output, with its number.
+    Event {
+        /// Its sequence number: 1 for the first event of the run, and then one more each.
+        seq: u64,
+        /// It.
+        #[serde(flatten)]
+        event: Event,
+    },
+    /// Events are missing here.
+    Lost(Lost),
+}
+
+impl<'de> Deserialize<'de> for EventLine {
+    /// Not derived, because of events an untagged enum would only say that they match no variant.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut value = serde_json::Map::deserialize(deserializer)?;
+        if value.contains_key("lost") {
+            let lost = serde_json::from_value(value.into()).map_err(D::Error::custom)?;
+            return Ok(Self::Lost(lost));
+        }
+        let seq = value.remove("seq").and_then(|seq| seq.as_u64());
+        let seq = seq.ok_or_else(|| D::Error::missing_field("seq"))?;
+        let event = serde_json::from_value(value.into()).map_err(D::Error::custom)?;
+        Ok(Self::Event { seq, event })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use probes::Note;
+
+    use super::*;
+
+    #[test]
+    fn lines_come_back_as_they_were() {
+        let event = Event::Note(Note {
+            ts_ns: 5,
+            probe: None,
+            text: "x".to_owned(),
+        });
+        let line = EventLine::Event { seq: 9, event };
+        let json = serde_json::to_string(&line).expect("json");
+        assert_eq!(json, r#"{"seq":9,"type":"note","ts_ns":5,"text":"x"}"#);
+        assert_eq!(
+            serde_json::from_str::<EventLine>(&json).expect("json"),
+            line
+        );
+
+        let line = EventLine::Lost(Lost { lost: 3, next: 7 });
+        let json = serde_json::to_string(&line).expect("json");
+        assert_eq!(json, r#"{"lost":3,"next":7}"#);
+        assert_eq!(
+            serde_json::from_str::<EventLine>(&json).expect("json"),
+            line
+        );
+        let error = serde_json::from_str::<EventLine>("{}").expect_err("nothing");
+        assert!(error.to_string().contains("seq"), "{error}");
+    }
+}

@@ -1,0 +1,29 @@
+//! Switches for all probes at once.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Pause;
+
+/// The knobs as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Knobs {
+    /// Whether probes are planted at all.
+    pub enabled: bool,
+    /// Whether jumps take the place of plants where they can. This version has none.
+    pub optimization: bool,
+    /// What the last change cost the guest; zero when nothing was changed.
+    pub pause: Pause,
+}
+
+/// What is to be changed; what is left out stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetKnobs {
+    /// `false` takes every plant away and leaves each probe's own switch as it is, `true` brings them back.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub enabled: Option<bool>,
+    /// `true` is refused: this version has no optimised probes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub optimization: Option<bool>,
+}

@@ -1,0 +1,21 @@
+//! What goes through the socket, in either direction. Server, client and `openapi.json` have these types in common.
+//!
+//! Names follow the manifest and the summary of a run: a key that means the same is called the same.
+
+mod events;
+mod knobs;
+mod machine;
+mod memory;
+mod probe;
+mod problem;
+mod symbols;
+
+pub use events::{EventLine, Lost};
+pub use knobs::{Knobs, SetKnobs};
+pub use machine::{Machine, MachineState, Pause, PauseStats};
+pub use memory::{Encoding, Memory};
+pub use probe::{
+    AddProbe, AddProbes, Added, ChangeProbe, Changed, Kind, Probe, Probes, Removed, Stats,
+};
+pub use problem::{Problem, ProblemKind};
+pub use symbols::{Symbol, Symbols};

@@ -1,0 +1,206 @@
+//! Probes: as they are asked for, and as they are.
+
+use probes::{ProbeAction, ProbeKind, ProbeRecord, ProbeSummary};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::Pause;
+
+/// A probe to be added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AddProbe {
+    /// Where, as `-p` of the command line has it.
+    #[schema(example = "kprobe:vfs_write")]
+    pub spec: String,
+    /// A name of its own, which can be used in place of its number: letters, digits, `_`, `-` and `.`, at most 64,
+    /// not all of them digits.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Added disabled, it has no plant until it is enabled.
+    #[serde(default = "yes")]
+    pub enabled: bool,
+    /// For a return probe: how many calls are followed at once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1)]
+    pub maxactive: Option<u16>,
+    /// What is done at its hits.
+    #[serde(default)]
+    pub action: ProbeAction,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl AddProbe {
+    /// A probe at `spec`, enabled and traced.
+    pub fn new(spec: impl Into<String>) -> Self {
+        Self {
+            spec: spec.into(),
+            name: None,
+            enabled: true,
+            maxactive: None,
+            action: ProbeAction::default(),
+        }
+    }
+}
+
+/// A body that adds probes: all of them or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(untagged)]
+pub enum AddProbes {
+    /// One.
+    One(AddProbe),
+    /// At most 1000.
+    Many(Vec<AddProbe>),
+}
+
+/// What kind of probe it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Before an instruction.
+    Kprobe,
+    /// At a function's return.
+    Kretprobe,
+}
+
+impl From<ProbeKind> for Kind {
+    fn from(kind: ProbeKind) -> Self {
+        match kind {
+            ProbeKind::Kprobe => Self::Kprobe,
+            ProbeKind::Kretprobe => Self::Kretprobe,
+        }
+    }
+}
+
+/// A probe as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Probe {
+    /// Its number; no other probe of the run ever has it. The matches of a pattern in a module share one.
+    pub id: u64,
+    /// Its own name, if it was given one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// What kind of probe it is.
+    pub kind: Kind,
+    /// The probed instruction as `symbol+0xoffset`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub symbol: Option<String>,
+    /// The module that it is in.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub module: Option<String>,
+    /// Its own switch.
+    pub enabled: bool,
+    /// What is done at its hits; absent for a program's own handler.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub action: Option<ProbeAction>,
+    /// For a return probe: how many calls are followed at once.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub maxactive: Option<u64>,
+    /// As in the summary of the run.
+    #[serde(flatten)]
+    pub summary: ProbeSummary,
+}
+
+impl Probe {
+    /// What the engine knows, and the name that it does not.
+    #[must_use]
+    pub fn new(record: ProbeRecord, name: Option<String>) -> Self {
+        Self {
+            id: record.id.into(),
+            name,
+            kind: record.kind.into(),
+            symbol: record.symbol.map(|symbol| symbol.to_string()),
+            module: record.module,
+            enabled: record.enabled,
+            action: record.action,
+            maxactive: record.maxactive.map(|most| most as u64),
+            summary: record.summary,
+        }
+    }
+}
+
+/// Probes, in the order in which they were added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Probes {
+    /// These.
+    pub probes: Vec<Probe>,
+    /// How many there are altogether.
+    pub total: u64,
+    /// There are more: ask with `after` of this.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next: Option<u64>,
+}
+
+/// Probes have been added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Added {
+    /// The probe's number, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub id: Option<u64>,
+    /// All of them: a pattern stands for many.
+    pub ids: Vec<u64>,
+    /// As they are now; the first thousand.
+    pub probes: Vec<Probe>,
+    /// What it cost the guest.
+    pub pause: Pause,
+}
+
+/// What is to be changed about a probe; what is left out stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ChangeProbe {
+    /// Its switch.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub enabled: Option<bool>,
+    /// Its name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+}
+
+/// A probe has been changed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Changed {
+    /// As it is now; several for a pattern in a module.
+    pub probes: Vec<Probe>,
+    /// What it cost the guest.
+    pub pause: Pause,
+}
+
+/// Probes have been removed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Removed {
+    /// How many.
+    pub removed: u64,
+    /// As they were when they had just been removed, with their last counts; the first thousand.
+    pub probes: Vec<Probe>,
+    /// What it cost the guest.
+    pub pause: Pause,
+}
+
+/// The counts of a probe at one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Stats {
+    /// Its number.
+    pub id: u64,
+    /// When: nanoseconds since the guest's first instruction.
+    pub ts_ns: u64,
+    /// As in the summary of the run; several for a pattern in a module.
+    pub probes: Vec<ProbeSummary>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_alone_is_a_probe() {
+        let probe: AddProbe = serde_json::from_str(r#"{"spec": "kprobe:a"}"#).expect("json");
+        assert_eq!(probe, AddProbe::new("kprobe:a"));
+        let wrong = serde_json::from_str::<AddProbe>(r#"{"spec": "kprobe:a", "enable": false}"#);
+        let error = wrong.expect_err("unknown").to_string();
+        assert!(error.contains("unknown field `enable`"), "{error}");
+    }
+}

@@ -1,0 +1,338 @@
+//! The other end of the socket, for programs that wait for their answers.
+
+mod error;
+mod events;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper::{Method, Request, Response, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+pub use self::error::ClientError;
+pub use self::events::Events;
+use crate::api::{
+    AddProbes, Added, ChangeProbe, Changed, Knobs, Machine, Memory, Probe, Probes, Problem,
+    Removed, SetKnobs, Stats, Symbols,
+};
+
+/// An answer is not waited for any longer. A guest in a nested run may be slow to pause.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// How often a connection is tried while too many wait.
+const BACKLOG_LOOK: Duration = Duration::from_millis(5);
+/// No answer is longer.
+const ANSWER_BYTES: usize = 64 << 20;
+
+/// A connection to a run. Connects when it is first used, and again after the server has closed.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    runtime: Runtime,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Client {
+    /// To the run that listens at `path`.
+    ///
+    /// # Errors
+    ///
+    /// When this process has no file descriptors left.
+    pub fn new(path: &Path) -> Result<Self, ClientError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(ClientError::Runtime)?;
+        Ok(Self {
+            path: path.to_owned(),
+            runtime,
+            connection: None,
+        })
+    }
+
+    /// All probes, however many pages they are.
+    ///
+    /// # Errors
+    ///
+    /// See [`ClientError`], as for everything below.
+    pub fn probes(&mut self) -> Result<Vec<Probe>, ClientError> {
+        let mut all = Vec::new();
+        let mut path = "/probes".to_owned();
+        loop {
+            let page: Probes = self.ask(Method::GET, &path, None::<&()>)?;
+            all.extend(page.probes);
+            match page.next {
+                Some(next) => path = format!("/probes?after={next}"),
+                None => return Ok(all),
+            }
+        }
+    }
+
+    /// Adds probes: all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn add(&mut self, probes: &AddProbes) -> Result<Added, ClientError> {
+        self.ask(Method::POST, "/probes", Some(probes))
+    }
+
+    /// Shows one.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn probe(&mut self, id: &str) -> Result<Changed, ClientError> {
+        self.ask(Method::GET, &probe_path(id), None::<&()>)
+    }
+
+    /// The counts of one.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn stats(&mut self, id: &str) -> Result<Stats, ClientError> {
+        self.ask(
+            Method::GET,
+            &format!("{}/stats", probe_path(id)),
+            None::<&()>,
+        )
+    }
+
+    /// Changes one.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn change(&mut self, id: &str, change: &ChangeProbe) -> Result<Changed, ClientError> {
+        self.ask(Method::PATCH, &probe_path(id), Some(change))
+    }
+
+    /// Removes one.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn remove(&mut self, id: &str) -> Result<Removed, ClientError> {
+        self.ask(Method::DELETE, &probe_path(id), None::<&()>)
+    }
+
+    /// Removes all.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn remove_all(&mut self) -> Result<Removed, ClientError> {
+        self.ask(Method::DELETE, "/probes", None::<&()>)
+    }
+
+    /// Sets knobs.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn set_knobs(&mut self, knobs: &SetKnobs) -> Result<Knobs, ClientError> {
+        self.ask(Method::PUT, "/knobs", Some(knobs))
+    }
+
+    /// Shows the machine.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn machine(&mut self) -> Result<Machine, ClientError> {
+        self.ask(Method::GET, "/machine", None::<&()>)
+    }
+
+    /// Pauses, resumes or stops it: `verb` is the last part of the path.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn command(&mut self, verb: &str) -> Result<Machine, ClientError> {
+        self.ask(Method::POST, &format!("/machine/{verb}"), None::<&()>)
+    }
+
+    /// Symbols whose names match a pattern.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn symbols(&mut self, pattern: &str) -> Result<Symbols, ClientError> {
+        let path = format!("/symbols?match={}", encoded(pattern));
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Reads memory; `place` is `gva` or `gpa`.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn memory(&mut self, place: &str, address: u64, len: u64) -> Result<Memory, ClientError> {
+        let path = format!("/memory?{place}={address:#x}&len={len}");
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Events from number `from` on; from now on, if nothing is said. Has a connection of its own.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn events(self, from: Option<u64>) -> Result<Events, ClientError> {
+        let path = match from {
+            Some(from) => format!("/events?from={from}"),
+            None => "/events".to_owned(),
+        };
+        let request = Request::get(path)
+            .header(header::HOST, "hyprobe")
+            .header(header::ACCEPT, "application/x-ndjson")
+            .body(Full::default())
+            .map_err(ClientError::Request)?;
+        let response = self.runtime.block_on(async {
+            let mut connection = connect(&self.path).await?;
+            exchange(connection.send_request(request)).await
+        })?;
+        match response.status().is_success() {
+            true => Ok(Events::new(self.runtime, response.into_body())),
+            false => Err(self.runtime.block_on(refusal(response))),
+        }
+    }
+
+    /// Sends a request to any path, and reads the answer.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn ask<T: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, ClientError> {
+        let body = match body {
+            Some(body) => serde_json::to_vec(body).map_err(ClientError::Unwritable)?,
+            None => Vec::new(),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "hyprobe")
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::from(body))
+            .map_err(ClientError::Request)?;
+        let (path, connection) = (&self.path, &mut self.connection);
+        let bytes = self.runtime.block_on(async {
+            // The server closes connections that are idle.
+            if let Some(open) = connection
+                && open.ready().await.is_err()
+            {
+                *connection = None;
+            }
+            let open = match connection {
+                Some(open) => open,
+                None => connection.insert(connect(path).await?),
+            };
+            let response = exchange(open.send_request(request)).await?;
+            match response.status().is_success() {
+                true => whole(response).await,
+                false => Err(refusal(response).await),
+            }
+        });
+        let bytes = bytes.inspect_err(|error| {
+            if !matches!(error, ClientError::Refused(_)) {
+                self.connection = None;
+            }
+        })?;
+        serde_json::from_slice(&bytes).map_err(ClientError::Unreadable)
+    }
+}
+
+fn probe_path(id: &str) -> String {
+    format!("/probes/{}", encoded(id))
+}
+
+/// For a path's part or a query's value.
+fn encoded(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    text.bytes().fold(String::new(), |mut encoded, byte| {
+        if plain(byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+        encoded
+    })
+}
+
+async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+    let began = Instant::now();
+    let stream = loop {
+        match UnixStream::connect(path).await {
+            // As many as may wait to be accepted do. A connection that blocks would wait, too.
+            Err(error)
+                if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < ANSWER_TIME =>
+            {
+                tokio::time::sleep(BACKLOG_LOOK).await;
+            }
+            connected => break connected,
+        }
+    };
+    let stream = stream.map_err(|source| ClientError::Connect {
+        path: path.to_owned(),
+        source,
+    })?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(ClientError::Broken)?;
+    // It ends with the sender; what goes wrong on it is told to whoever waits for an answer.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn exchange(
+    answer: impl Future<Output = hyper::Result<Response<Incoming>>>,
+) -> Result<Response<Incoming>, ClientError> {
+    match tokio::time::timeout(ANSWER_TIME, answer).await {
+        Ok(answer) => answer.map_err(ClientError::Broken),
+        Err(_) => Err(ClientError::TooSlow(ANSWER_TIME)),
+    }
+}
+
+async fn whole(response: Response<Incoming>) -> Result<Bytes, ClientError> {
+    let body = Limited::new(response.into_body(), ANSWER_BYTES).collect();
+    match tokio::time::timeout(ANSWER_TIME, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) => Err(ClientError::Answer(error)),
+        Err(_) => Err(ClientError::TooSlow(ANSWER_TIME)),
+    }
+}
+
+/// What the server says in place of an answer.
+async fn refusal(response: Response<Incoming>) -> ClientError {
+    let status = response.status();
+    match whole(response).await {
+        Ok(bytes) => match serde_json::from_slice::<Problem>(&bytes) {
+            Ok(problem) => ClientError::Refused(Box::new(problem)),
+            Err(_) => ClientError::Status(status.as_u16()),
+        },
+        Err(error) => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_special_in_an_address_is_encoded() {
+        assert_eq!(encoded("a-b_c.7"), "a-b_c.7");
+        assert_eq!(encoded("vfs_*/?ä"), "vfs_%2A%2F%3F%C3%A4");
+    }
+}

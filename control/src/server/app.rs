@@ -1,0 +1,128 @@
+//! What the routes have in common.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post, put};
+use probes::ProbeId;
+use tokio::sync::Semaphore;
+
+use super::names::{Names, shortened};
+use super::{events, look, machine, metrics, probe};
+use crate::api::{MachineState, Problem, ProblemKind};
+use crate::hub::EventHub;
+use crate::limits::{CONNECTIONS, EVENT_STREAMS};
+use crate::operator::{Operator, Pauses};
+use crate::target::Target;
+
+/// Shared by all connections.
+pub(super) struct App {
+    pub(super) target: Arc<dyn Target>,
+    pub(super) operator: Operator,
+    pub(super) pauses: Arc<Pauses>,
+    pub(super) hub: Arc<EventHub>,
+    /// Room for connections, and among them for streams of events.
+    pub(super) served: Arc<Semaphore>,
+    pub(super) streams: Arc<Semaphore>,
+    names: Arc<Mutex<Names>>,
+}
+
+impl App {
+    pub(super) fn new(
+        target: Arc<dyn Target>,
+        operator: Operator,
+        pauses: Arc<Pauses>,
+        hub: Arc<EventHub>,
+    ) -> Self {
+        Self {
+            target,
+            operator,
+            pauses,
+            hub,
+            served: Arc::new(Semaphore::new(CONNECTIONS)),
+            streams: Arc::new(Semaphore::new(EVENT_STREAMS)),
+            names: Arc::default(),
+        }
+    }
+
+    /// Clients that are connected.
+    pub(super) fn connections(&self) -> usize {
+        CONNECTIONS - self.served.available_permits()
+    }
+
+    pub(super) fn names(&self) -> MutexGuard<'_, Names> {
+        lock(&self.names)
+    }
+
+    /// For the operator's thread.
+    pub(super) fn shared_names(&self) -> Arc<Mutex<Names>> {
+        Arc::clone(&self.names)
+    }
+
+    pub(super) fn state(&self) -> MachineState {
+        if self.target.is_ending() {
+            MachineState::Ending
+        } else if self.pauses.is_held() {
+            MachineState::Paused
+        } else {
+            MachineState::Running
+        }
+    }
+
+    /// The probe that a path names, by its number or its own name. It may be gone by the time that it is looked for.
+    pub(super) fn probe(&self, named: &str) -> Result<ProbeId, Problem> {
+        let number = named.parse().ok().map(|number: u64| ProbeId::from(number));
+        number
+            .or_else(|| self.names().probe(named))
+            .ok_or_else(|| no_probe(named))
+    }
+}
+
+pub(super) fn lock(names: &Mutex<Names>) -> MutexGuard<'_, Names> {
+    // The map is valid after every statement.
+    names.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn no_probe(named: &str) -> Problem {
+    ProblemKind::NoSuchProbe
+        .with(format!("there is no probe `{}`", shortened(named)))
+        .help(Some("`hyprobe probe list` shows all".to_owned()))
+}
+
+/// Every path.
+pub(super) fn routes(app: Arc<App>) -> Router {
+    Router::new()
+        .route(
+            "/probes",
+            get(probe::list).post(probe::add).delete(probe::remove_all),
+        )
+        .route(
+            "/probes/{id}",
+            get(probe::show).patch(probe::change).delete(probe::remove),
+        )
+        .route("/probes/{id}/stats", get(probe::stats))
+        .route("/knobs", put(machine::set_knobs).get(machine::knobs))
+        .route("/machine", get(machine::show))
+        .route("/machine/pause", post(machine::pause))
+        .route("/machine/resume", post(machine::resume))
+        .route("/machine/stop", post(machine::stop))
+        .route("/events", get(events::stream))
+        .route("/symbols", get(look::symbols))
+        .route("/memory", get(look::memory))
+        .route("/metrics", get(metrics::metrics))
+        .route("/openapi.json", get(look::openapi))
+        .fallback(async || -> Response {
+            ProblemKind::NoSuchPath
+                .with("there is nothing at this path")
+                .help(Some("GET /openapi.json describes what there is".to_owned()))
+                .into_response()
+        })
+        .method_not_allowed_fallback(async || -> Response {
+            ProblemKind::NoSuchMethod
+                .with("this path has no such method")
+                .help(Some("GET /openapi.json describes what there is".to_owned()))
+                .into_response()
+        })
+        .with_state(app)
+}

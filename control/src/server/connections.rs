@@ -1,0 +1,196 @@
+//! Who is let in, and for how long.
+
+use std::io;
+use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::response::IntoResponse as _;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::app::{App, routes};
+use super::pacing::{Paced, Patience};
+use crate::api::{Problem, ProblemKind};
+use crate::limits::{CONNECTIONS, FAREWELL, HEAD_BYTES, HEAD_TIME, STALL_TIME, TURNED_AWAY};
+
+/// How long nobody is let in when this process has no file descriptors left.
+const EXHAUSTED: Duration = Duration::from_millis(100);
+
+/// Where clients come from.
+#[derive(Debug)]
+pub enum Incoming {
+    /// The socket's file. Who they are is checked.
+    Socket(StdListener),
+    /// Somebody who has checked them, such as the outer side of a nested run.
+    Trusted(mpsc::Receiver<StdStream>),
+}
+
+/// The same, on the runtime.
+#[derive(Debug)]
+pub(crate) enum Arrivals {
+    Socket(UnixListener),
+    Trusted(mpsc::Receiver<StdStream>),
+}
+
+impl Incoming {
+    pub(crate) fn registered(self) -> io::Result<Arrivals> {
+        match self {
+            Self::Socket(listener) => {
+                listener.set_nonblocking(true)?;
+                Ok(Arrivals::Socket(UnixListener::from_std(listener)?))
+            }
+            Self::Trusted(streams) => Ok(Arrivals::Trusted(streams)),
+        }
+    }
+}
+
+impl Arrivals {
+    /// The next client, with what is wrong with it.
+    pub(crate) async fn next(&mut self) -> (UnixStream, Option<Problem>) {
+        loop {
+            match self {
+                Self::Socket(listener) => match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let wrong = stranger(&stream);
+                        return (stream, wrong);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot accept a control connection");
+                        tokio::time::sleep(EXHAUSTED).await;
+                    }
+                },
+                Self::Trusted(streams) => match streams.recv().await {
+                    Some(stream) => {
+                        let stream = stream
+                            .set_nonblocking(true)
+                            .and_then(|()| UnixStream::from_std(stream));
+                        match stream {
+                            Ok(stream) => return (stream, None),
+                            Err(error) => {
+                                tracing::warn!(%error, "cannot take a control connection");
+                            }
+                        }
+                    }
+                    None => std::future::pending().await,
+                },
+            }
+        }
+    }
+}
+
+/// Whether the other end is neither the same user nor root.
+fn stranger(stream: &UnixStream) -> Option<Problem> {
+    let ours = rustix::process::geteuid().as_raw();
+    match stream.peer_cred() {
+        Ok(peer) if peer.uid() == ours || peer.uid() == 0 => None,
+        Ok(peer) => Some(ProblemKind::NotAllowed.with(format!(
+            "this run belongs to the user {ours}, and you are the user {}",
+            peer.uid()
+        ))),
+        Err(error) => {
+            Some(ProblemKind::NotAllowed.with(format!("who you are is unknown: {error}")))
+        }
+    }
+}
+
+/// Lets clients in until `finished`, and then sees them off.
+pub(super) async fn serve(
+    mut incoming: Arrivals,
+    app: Arc<App>,
+    mut finished: oneshot::Receiver<()>,
+) {
+    let routes = routes(Arc::clone(&app));
+    let served = Arc::clone(&app.served);
+    let turned_away = Arc::new(Semaphore::new(TURNED_AWAY));
+    let (leave, left) = watch::channel(());
+    let mut clients = JoinSet::new();
+    loop {
+        let (stream, wrong) = tokio::select! {
+            next = incoming.next() => next,
+            _ = &mut finished => break,
+            Some(_) = clients.join_next() => continue,
+        };
+        let (room, router) = match wrong {
+            Some(problem) => (&turned_away, only(problem)),
+            None if served.available_permits() == 0 => (
+                &turned_away,
+                only(
+                    ProblemKind::Busy.with(format!("{CONNECTIONS} clients are connected already")),
+                ),
+            ),
+            None => (&served, routes.clone()),
+        };
+        // Too many even to be told so are just closed.
+        if let Ok(permit) = Arc::clone(room).try_acquire_owned() {
+            clients.spawn(one(stream, router, Some(permit), left.clone()));
+        }
+    }
+    drop((incoming, routes, app));
+    drop(leave);
+    let farewell = async { while clients.join_next().await.is_some() {} };
+    // Those that are left after that are dropped.
+    let _ = tokio::time::timeout(FAREWELL, farewell).await;
+}
+
+/// Tells a client why it is not served. For those that do not get as far as a server.
+#[derive(Debug)]
+pub(crate) struct Refusal(Problem);
+
+impl Refusal {
+    pub(crate) const fn of(problem: Problem) -> Self {
+        Self(problem)
+    }
+
+    /// Until it has heard, or has taken too long.
+    pub(crate) async fn tell(self, stream: UnixStream) {
+        let (_leave, left) = watch::channel(());
+        let told = one(stream, only(self.0), None, left);
+        let _ = tokio::time::timeout(HEAD_TIME, told).await;
+    }
+}
+
+/// Answers everything with the same problem.
+fn only(problem: Problem) -> Router {
+    Router::new().fallback(move || {
+        let problem = problem.clone();
+        async move { problem.into_response() }
+    })
+}
+
+/// Serves one client to its end; when `left` changes, to the end of its present request.
+async fn one(
+    stream: UnixStream,
+    router: Router,
+    permit: Option<OwnedSemaphorePermit>,
+    mut left: watch::Receiver<()>,
+) {
+    let patience = Patience::default();
+    let service = router.layer(axum::Extension(patience.clone()));
+    let service = service.into_service::<hyper::body::Incoming>();
+    let service = TowerToHyperService::new(service);
+    let stream = TokioIo::new(Paced::new(stream, STALL_TIME, patience));
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(HEAD_BYTES)
+        .half_close(false)
+        .serve_connection(stream, service);
+    let mut connection = std::pin::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        _ = left.changed() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        // What a client does wrong is its own affair.
+        tracing::debug!(%error, "a control connection has broken");
+    }
+    drop(permit);
+}

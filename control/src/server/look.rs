@@ -1,0 +1,163 @@
+//! Symbols, memory, and the description of all this.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::Response;
+use base64::Engine as _;
+use introspect::{Gpa, Gva};
+use probes::{At, Hex, ReadError};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::app::App;
+use super::body::{Asked, Told, json};
+use crate::api::{Encoding, Memory, Problem, ProblemKind, Symbol, Symbols};
+use crate::limits::{MEMORY_BYTES, PATTERN_BYTES, SYMBOLS, SYMBOLS_SHOWN};
+
+/// Which symbols.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct SymbolsQuery {
+    /// A pattern for whole names, as in `kprobe:PATTERN`: `*`, `?`, `[a-z]`. At most 256 bytes.
+    #[serde(rename = "match")]
+    #[param(rename = "match", example = "vfs_*")]
+    pattern: String,
+    /// How many at the most, up to 10 000; 100 if nothing is said.
+    #[serde(default)]
+    limit: Option<usize>,
+}
+
+/// Symbols of the guest's kernel, in the order of their addresses.
+#[utoipa::path(get, path = "/symbols", tag = "look", params(SymbolsQuery),
+    responses((status = 200, description = "Symbols, maybe none", body = Symbols),
+        (status = 400, description = "The query is not what it should be", body = Problem)))]
+pub(super) async fn symbols(
+    State(app): State<Arc<App>>,
+    Asked(asked): Asked<SymbolsQuery>,
+) -> Result<Told<Symbols>, Problem> {
+    if asked.pattern.len() > PATTERN_BYTES {
+        let detail = format!("the pattern is longer than {PATTERN_BYTES} bytes");
+        return Err(ProblemKind::Malformed.with(detail));
+    }
+    let limit = asked.limit.unwrap_or(SYMBOLS_SHOWN).min(SYMBOLS);
+    let slide = app.target.slide().unwrap_or(0);
+    let mut matching = app.target.symbols().matching(&asked.pattern);
+    let symbols = matching.by_ref().take(limit).map(|symbol| Symbol {
+        address: running_at(symbol.address, slide).into(),
+        kind: symbol.kind,
+        size: symbol.size,
+        name: symbol.name,
+    });
+    Ok(Told(Symbols {
+        symbols: symbols.collect(),
+        more: matching.next().is_some(),
+    }))
+}
+
+/// Where a symbol is: what lies in the lower half are offsets and numbers, which do not move.
+fn running_at(linked: Gva, slide: i64) -> Gva {
+    match linked.0 >> 63 {
+        0 => linked,
+        _ => linked.wrapping_add(slide.cast_unsigned()),
+    }
+}
+
+/// Which memory.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct MemoryQuery {
+    /// An address of the kernel's; this or `gpa`.
+    #[serde(default)]
+    gva: Option<Hex>,
+    /// A guest-physical address; this or `gva`.
+    #[serde(default)]
+    gpa: Option<Hex>,
+    /// How many bytes, at most 65 536.
+    #[param(minimum = 1, maximum = 65536)]
+    len: u64,
+    /// How the bytes are written: `hex` if nothing is said.
+    #[serde(default)]
+    encoding: Encoding,
+}
+
+/// Guest memory as the guest sees it, without plants. A guest that runs may be writing there meanwhile: pause it for
+/// bytes that belong together.
+#[utoipa::path(get, path = "/memory", tag = "look", params(MemoryQuery),
+    responses((status = 200, description = "The bytes", body = Memory),
+        (status = 400, description = "The query is not what it should be", body = Problem),
+        (status = 422, description = "There is no such memory, or it is not mapped", body = Problem)))]
+pub(super) async fn memory(
+    State(app): State<Arc<App>>,
+    Asked(asked): Asked<MemoryQuery>,
+) -> Result<Told<Memory>, Problem> {
+    let at = match (asked.gva, asked.gpa) {
+        (Some(gva), None) => At::Virtual(Gva(gva.0)),
+        (None, Some(gpa)) => At::Physical(Gpa(gpa.0)),
+        _ => return Err(ProblemKind::Malformed.with("say where: either `gva` or `gpa`")),
+    };
+    let len = usize::try_from(asked.len)
+        .ok()
+        .filter(|_| (1..=MEMORY_BYTES).contains(&asked.len))
+        .ok_or_else(|| {
+            ProblemKind::Malformed.with(format!("`len` is a number from 1 to {MEMORY_BYTES}"))
+        })?;
+    let mut bytes = vec![0; len];
+    app.target.read(at, &mut bytes).map_err(cannot_read)?;
+    Ok(Told(Memory {
+        gva: asked.gva,
+        gpa: asked.gpa,
+        len: asked.len,
+        encoding: asked.encoding,
+        bytes: match asked.encoding {
+            Encoding::Hex => hex(&bytes),
+            Encoding::Base64 => base64::prelude::BASE64_STANDARD.encode(&bytes),
+        },
+    }))
+}
+
+fn cannot_read(error: ReadError) -> Problem {
+    let help = match error {
+        ReadError::Virtual { .. } => {
+            Some("addresses of programs are not the kernel's; physical ones go as `gpa`".to_owned())
+        }
+        ReadError::Physical { .. } | ReadError::TooEarly { .. } => None,
+    };
+    ProblemKind::CannotRead.with(error.to_string()).help(help)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // A string takes everything.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// This description.
+#[utoipa::path(get, path = "/openapi.json", tag = "look",
+    responses((status = 200, description = "OpenAPI 3.1")))]
+pub(super) async fn openapi() -> Response {
+    json(StatusCode::OK, "application/json", &crate::openapi())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_address_does_not_move() {
+        assert_eq!(running_at(Gva(0x1000), 0x10), Gva(0x1000));
+        let linked = Gva(0xffff_ffff_8100_0000);
+        assert_eq!(running_at(linked, -0x10).0, linked.0 - 0x10);
+    }
+
+    #[test]
+    fn two_digits_a_byte() {
+        assert_eq!(hex(&[0, 0x5f, 0xff]), "005fff");
+    }
+}

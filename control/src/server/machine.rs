@@ -1,0 +1,117 @@
+//! The machine and the knobs.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+
+use super::app::App;
+use super::body::{Said, Told};
+use crate::api::{Knobs, Machine, Pause, Problem, ProblemKind, SetKnobs};
+
+impl App {
+    fn machine(&self) -> Machine {
+        let facts = self.target.facts().clone();
+        let records = self.target.records();
+        let (oldest_event, next_event) = self.hub.numbers();
+        Machine {
+            state: self.state(),
+            accel: facts.accel,
+            cpus: facts.cpus,
+            memory_bytes: facts.memory_bytes,
+            kernel: facts.kernel,
+            slide: self.target.slide(),
+            ts_ns: self.target.clock_ns(),
+            probes: records.len() as u64,
+            hits: records.iter().map(|record| record.summary.hits).sum(),
+            pauses: self.pauses.stats(),
+            next_event,
+            oldest_event,
+            connections: self.connections() as u64,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// The machine.
+#[utoipa::path(get, path = "/machine", tag = "machine",
+    responses((status = 200, description = "The machine", body = Machine)))]
+pub(super) async fn show(State(app): State<Arc<App>>) -> Told<Machine> {
+    Told(app.machine())
+}
+
+/// Pauses every vCPU, until it is resumed or stopped. Probes can be changed meanwhile. Does nothing to a paused one.
+#[utoipa::path(post, path = "/machine/pause", tag = "machine",
+    responses((status = 200, description = "It stands", body = Machine),
+        (status = 503, description = "The run is over", body = Problem)))]
+pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
+    app.operator.run(|bench| bench.hold()).await?;
+    Ok(Told(app.machine()))
+}
+
+/// Lets a paused machine run on. Does nothing to a running one.
+#[utoipa::path(post, path = "/machine/resume", tag = "machine",
+    responses((status = 200, description = "It runs", body = Machine),
+        (status = 503, description = "The run is over", body = Problem)))]
+pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
+    app.operator.run(|bench| bench.release()).await?;
+    Ok(Told(app.machine()))
+}
+
+/// Ends the guest. The run sums up, and this socket goes away.
+#[utoipa::path(post, path = "/machine/stop", tag = "machine",
+    responses((status = 200, description = "It ends", body = Machine)))]
+pub(super) async fn stop(State(app): State<Arc<App>>) -> Told<Machine> {
+    app.target.stop();
+    Told(app.machine())
+}
+
+/// The knobs.
+#[utoipa::path(get, path = "/knobs", tag = "knobs",
+    responses((status = 200, description = "The knobs", body = Knobs)))]
+pub(super) async fn knobs(State(app): State<Arc<App>>) -> Told<Knobs> {
+    Told(app.knobs(Pause::default()))
+}
+
+impl App {
+    fn knobs(&self, pause: Pause) -> Knobs {
+        Knobs {
+            enabled: self.target.is_armed(),
+            optimization: false,
+            pause,
+        }
+    }
+}
+
+/// Sets knobs; all that the body has, or none.
+#[utoipa::path(put, path = "/knobs", tag = "knobs", request_body = SetKnobs,
+    responses((status = 200, description = "They are set", body = Knobs),
+        (status = 400, description = "The body is not what it should be", body = Problem),
+        (status = 500, description = "Bytes could not be changed; nothing has changed", body = Problem),
+        (status = 501, description = "This version has no such knob", body = Problem)))]
+pub(super) async fn set_knobs(
+    State(app): State<Arc<App>>,
+    Said(wanted): Said<SetKnobs>,
+) -> Result<Told<Knobs>, Problem> {
+    if wanted.optimization == Some(true) {
+        return Err(ProblemKind::NotAvailable
+            .with("this version has no optimised probes: every hit is an exit")
+            .at("/optimization".to_owned()));
+    }
+    let mut pause = Pause::default();
+    if let Some(enabled) = wanted.enabled {
+        let (changed, cost) = app
+            .operator
+            .run(move |bench| {
+                bench.paused(|target, paused| {
+                    if target.is_armed() == enabled {
+                        return Ok(());
+                    }
+                    target.set_armed(paused, enabled)
+                })
+            })
+            .await?;
+        changed.map_err(super::probe::cannot_change)?;
+        pause = cost;
+    }
+    Ok(Told(app.knobs(pause)))
+}

@@ -1,0 +1,86 @@
+//! The server, on a thread of its own.
+
+mod app;
+mod body;
+mod connections;
+mod description;
+mod events;
+mod look;
+mod machine;
+mod metrics;
+mod names;
+mod orders;
+mod pacing;
+mod probe;
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use tokio::sync::oneshot;
+
+use self::app::App;
+pub use self::connections::Incoming;
+pub(crate) use self::connections::{Arrivals, Refusal};
+pub use self::description::openapi;
+use crate::hub::EventHub;
+use crate::operator::{Operator, Pauses};
+use crate::target::Target;
+
+/// Serves clients until [`finish`](Self::finish).
+#[derive(Debug)]
+pub struct Server {
+    hub: Arc<EventHub>,
+    finish: oneshot::Sender<()>,
+    threads: [JoinHandle<()>; 2],
+}
+
+impl Server {
+    /// Begins to serve whoever comes in. `hub` is what [`Tee`](crate::Tee) writes to.
+    ///
+    /// # Errors
+    ///
+    /// When this process has no threads or file descriptors left.
+    pub fn start(
+        incoming: Incoming,
+        target: Arc<dyn Target>,
+        hub: Arc<EventHub>,
+    ) -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let incoming = {
+            // Sockets belong to the runtime that is entered.
+            let _entered = runtime.enter();
+            incoming.registered()?
+        };
+        let pauses = Arc::new(Pauses::default());
+        let (operator, operating) = Operator::start(Arc::clone(&target), Arc::clone(&pauses))?;
+        let app = Arc::new(App::new(target, operator, pauses, Arc::clone(&hub)));
+        let (finish, finished) = oneshot::channel();
+        let serving = std::thread::Builder::new()
+            .name("control-http".to_owned())
+            .spawn(move || {
+                runtime.block_on(connections::serve(incoming, app, finished));
+                // Tasks that are left would keep what they hold.
+                runtime.shutdown_background();
+            })?;
+        Ok(Self {
+            hub,
+            finish,
+            threads: [serving, operating],
+        })
+    }
+
+    /// The run is over: streams of events come to their end, no more clients are let in, and those that are here have
+    /// two seconds to take the rest of their answers. A pause that lasts ends.
+    pub fn finish(self) {
+        self.hub.end();
+        // An error means that the thread is gone, which the join tells better.
+        let _ = self.finish.send(());
+        for thread in self.threads {
+            // A panic has been printed by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Probes that are asked for: from the body of a request to what is registered.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Mutex;
+
+use probes::{
+    Action, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec, ProbeState,
+    RegisterError, SessionError,
+};
+
+use super::app::lock;
+use super::body::{Object, object, parse};
+use super::names::{Names, shortened};
+use super::probe::{cannot_change, chain};
+use crate::api::{AddProbe, Pause, Problem, ProblemKind};
+use crate::limits::PROBES_PER_REQUEST;
+use crate::operator::Bench;
+use crate::target::{Registration, Target};
+
+/// All probes of one request, understood.
+#[derive(Clone, Debug)]
+pub(super) struct Orders(Vec<Order>);
+
+/// How a body was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    One,
+    Array,
+}
+
+/// A probe that was asked for, understood.
+#[derive(Clone, Debug)]
+struct Order {
+    new: NewProbe,
+    name: Option<String>,
+    /// Where in the body it was asked for.
+    pointer: String,
+}
+
+impl Order {
+    fn new(wanted: AddProbe, form: Form, index: usize) -> Result<Self, Problem> {
+        let pointer = match form {
+            Form::One => String::new(),
+            Form::Array => format!("/{index}"),
+        };
+        let spec: ProbeSpec = wanted.spec.parse().map_err(|error: probes::SpecError| {
+            ProblemKind::NotAProbe
+                .with(format!(
+                    "`{}` is not a probe: {error}",
+                    shortened(&wanted.spec)
+                ))
+                .help(error.help())
+                .at(format!("{pointer}/spec"))
+        })?;
+        if wanted.maxactive == Some(0) {
+            return Err(ProblemKind::Malformed
+                .with(format!("`maxactive` is a number from 1 to {}", u16::MAX))
+                .at(format!("{pointer}/maxactive")));
+        }
+        if wanted.name.is_some() && stands_for_many(&spec) {
+            return Err(ProblemKind::Malformed
+                .with(format!(
+                    "a name is for one probe, and `{spec}` stands for many"
+                ))
+                .at(format!("{pointer}/name")));
+        }
+        Ok(Self {
+            new: NewProbe {
+                spec,
+                action: match wanted.action {
+                    ProbeAction::Trace => Action::Trace,
+                    ProbeAction::Count => Action::Count,
+                },
+                maxactive: wanted.maxactive.map(usize::from),
+                enabled: wanted.enabled,
+            },
+            name: wanted.name,
+            pointer,
+        })
+    }
+}
+
+/// Whether each match is a probe of its own.
+fn stands_for_many(spec: &ProbeSpec) -> bool {
+    spec.module.is_none() && matches!(spec.location, Location::Glob(_))
+}
+
+impl Orders {
+    /// What a body asks for.
+    pub(super) fn understood(body: &[u8]) -> Result<Self, Problem> {
+        if !body.trim_ascii_start().starts_with(b"[") {
+            let wanted = object(parse(body)?)?;
+            return Ok(Self(vec![Order::new(wanted, Form::One, 0)?]));
+        }
+        let wanted: Vec<Object> = parse(body)?;
+        if !(1..=PROBES_PER_REQUEST).contains(&wanted.len()) {
+            return Err(ProblemKind::Malformed.with(format!(
+                "the array has {} probes; it may have 1 to {PROBES_PER_REQUEST}",
+                wanted.len()
+            )));
+        }
+        let wanted = wanted
+            .into_iter()
+            .enumerate()
+            .map(|(index, wanted)| {
+                object(wanted).map_err(|problem| problem.at(format!("/{index}")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let orders = wanted
+            .into_iter()
+            .enumerate()
+            .map(|(index, wanted)| Order::new(wanted, Form::Array, index));
+        Ok(Self(orders.collect::<Result<_, _>>()?))
+    }
+
+    /// Registers all of them or none, names included. On the operator's thread.
+    ///
+    /// In the pause is only what has to be: the plants, and whether what was asked for by itself was refused.
+    pub(super) fn register(
+        &self,
+        bench: &mut Bench<'_>,
+        names: &Mutex<Names>,
+    ) -> Result<(Vec<ProbeId>, Pause), Problem> {
+        let Self(orders) = self;
+        check_names(orders, &lock(names))?;
+        let target = bench.target();
+        if target.slide().is_none() {
+            moves(orders)?;
+        }
+        let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
+        let registration = target
+            .prepare(&new)
+            .map_err(|error| cannot_register(&error.into(), orders))?;
+        let (planted, pause) =
+            bench.paused(|target, paused| plant(target, paused, registration, orders));
+        let ids = planted?;
+        if orders.iter().any(|order| order.name.is_some()) {
+            let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
+            let records = target.records_among(&known, usize::MAX);
+            give_names(orders, &records, &mut lock(names));
+        }
+        Ok((ids, pause))
+    }
+}
+
+fn check_names(orders: &[Order], names: &Names) -> Result<(), Problem> {
+    let mut taken = BTreeSet::new();
+    for order in orders {
+        let Some(name) = &order.name else { continue };
+        let pointer = || format!("{}/name", order.pointer);
+        names
+            .check(name, None)
+            .map_err(|problem| problem.at(pointer()))?;
+        if !taken.insert(name) {
+            let twice =
+                ProblemKind::NameTaken.with(format!("two of the probes are called `{name}`"));
+            return Err(twice.at(pointer()));
+        }
+    }
+    Ok(())
+}
+
+fn plant(
+    target: &dyn Target,
+    paused: &dyn Paused,
+    registration: Registration<'_>,
+    orders: &[Order],
+) -> Result<Vec<ProbeId>, Problem> {
+    let ids = registration(paused).map_err(|error| cannot_register(&error, orders))?;
+    if orders.iter().all(|order| stands_for_many(&order.new.spec)) {
+        return Ok(ids);
+    }
+    let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
+    let records = target.records_among(&known, usize::MAX);
+    if let Some(problem) = refused(orders, &records) {
+        // They have just been added: none of them has fired.
+        target.unregister(paused, &ids).map_err(cannot_change)?;
+        return Err(problem);
+    }
+    Ok(ids)
+}
+
+/// An address means nothing while the kernel has not said where it runs.
+fn moves(orders: &[Order]) -> Result<(), Problem> {
+    let address = |order: &&Order| matches!(order.new.spec.location, Location::Address(_));
+    match orders.iter().find(address) {
+        None => Ok(()),
+        Some(order) => {
+            let spec = order.new.spec.clone();
+            let told = SessionError::AddressMoves { spec }.to_string();
+            Err(ProblemKind::CannotProbe
+                .with(told)
+                .at(format!("{}/spec", order.pointer)))
+        }
+    }
+}
+
+/// What was asked for by itself must be planted or be able to wait; of a pattern's matches some may not be.
+fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
+    let refused: BTreeMap<&str, &ProbeRecord> = records
+        .iter()
+        .filter(|record| record.summary.state == ProbeState::Refused)
+        .map(|record| (record.summary.probe.as_str(), record))
+        .collect();
+    if refused.is_empty() {
+        return None;
+    }
+    let alone = |order: &&Order| !stands_for_many(&order.new.spec);
+    orders.iter().filter(alone).find_map(|order| {
+        let spec = order.new.spec.to_string();
+        let record = refused.get(spec.as_str())?;
+        let reason = record.summary.reason.clone().unwrap_or_default();
+        let detail = format!("cannot probe `{spec}`: {reason}");
+        Some(
+            ProblemKind::CannotProbe
+                .with(detail)
+                .at(format!("{}/spec", order.pointer)),
+        )
+    })
+}
+
+fn give_names(orders: &[Order], records: &[ProbeRecord], names: &mut Names) {
+    let mut alike: BTreeMap<&str, VecDeque<ProbeId>> = BTreeMap::new();
+    for record in records {
+        let ids = alike.entry(record.summary.probe.as_str()).or_default();
+        ids.push_back(record.id);
+    }
+    for order in orders {
+        if stands_for_many(&order.new.spec) {
+            continue;
+        }
+        let spec = order.new.spec.to_string();
+        let found = alike.get_mut(spec.as_str()).and_then(VecDeque::pop_front);
+        if let (Some(id), Some(name)) = (found, &order.name) {
+            names.give(id, name.clone());
+        }
+    }
+}
+
+fn cannot_register(error: &RegisterError, orders: &[Order]) -> Problem {
+    match error {
+        RegisterError::Resolve(error) => {
+            let problem = ProblemKind::CannotProbe
+                .with(error.to_string())
+                .help(error.help());
+            let to_blame = orders
+                .iter()
+                .find(|order| order.new.spec.to_string() == error.spec);
+            match to_blame {
+                Some(order) => problem.at(format!("{}/spec", order.pointer)),
+                None => problem,
+            }
+        }
+        RegisterError::Arm(error) => ProblemKind::CannotChange.with(chain(error)),
+    }
+}

@@ -1,0 +1,274 @@
+//! Probes come, change and go. Each request is one transaction with one pause.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use probes::{ArmError, ProbeId, ProbeRecord};
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::app::{App, no_probe};
+use super::body::{Asked, Bytes, Named, Said, Told, json};
+use super::orders::Orders;
+use crate::api::{
+    AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind, Removed,
+    Stats,
+};
+use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
+
+/// Which probes.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ListQuery {
+    /// Probes with a higher number than this.
+    #[serde(default)]
+    after: Option<u64>,
+    /// How many at the most, up to 10 000; 1000 if nothing is said.
+    #[serde(default)]
+    limit: Option<usize>,
+}
+
+/// All probes, in the order in which they were added, a page at a time.
+#[utoipa::path(get, path = "/probes", tag = "probes", params(ListQuery),
+    responses((status = 200, description = "Probes", body = Probes),
+        (status = 400, description = "The query is not what it should be", body = Problem)))]
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Asked(asked): Asked<ListQuery>,
+) -> Told<Probes> {
+    let limit = asked.limit.unwrap_or(PROBES_SHOWN).clamp(1, PROBES_LISTED);
+    let records = app.target.records();
+    let total = records.len() as u64;
+    let is_wanted =
+        |record: &ProbeRecord| asked.after.is_none_or(|after| u64::from(record.id) > after);
+    let mut wanted = records.into_iter().filter(is_wanted).peekable();
+    let mut page: Vec<ProbeRecord> = wanted.by_ref().take(limit).collect();
+    // The matches of a pattern share a number, and so a page.
+    while let Some(alike) =
+        wanted.next_if(|next| page.last().is_some_and(|last| last.id == next.id))
+    {
+        page.push(alike);
+    }
+    let next = wanted.peek().and(page.last()).map(|last| last.id.into());
+    Told(Probes {
+        probes: app.shown(page),
+        total,
+        next,
+    })
+}
+
+/// Adds a probe, or with an array several: all of them or none.
+#[utoipa::path(post, path = "/probes", tag = "probes",
+    request_body(content = AddProbes, description = "A probe or an array of at most 1000"),
+    responses((status = 201, description = "They are there", body = Added),
+        (status = 400, description = "The body is not what it should be, or its text is no probe", body = Problem),
+        (status = 409, description = "The name is taken", body = Problem),
+        (status = 413, description = "The body is larger than 1 MiB", body = Problem),
+        (status = 422, description = "The kernel has no such place, or it cannot be planted", body = Problem),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem)))]
+pub(super) async fn add(
+    State(app): State<Arc<App>>,
+    Bytes(body): Bytes,
+) -> Result<Response, Problem> {
+    let orders = Orders::understood(&body)?;
+    let names = app.shared_names();
+    let added = app
+        .operator
+        .run(move |bench| orders.register(bench, &names));
+    let (ids, pause) = added.await??;
+    let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
+    let records = app.target.records_among(&known, PROBES_SHOWN);
+    let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
+    let id = match ids[..] {
+        [only] => Some(only),
+        _ => None,
+    };
+    let added = Added {
+        id,
+        ids,
+        probes: app.shown(records),
+        pause,
+    };
+    let mut response = json(StatusCode::CREATED, "application/json", &added);
+    let place = id.and_then(|id| HeaderValue::from_str(&format!("/probes/{id}")).ok());
+    if let Some(place) = place {
+        response.headers_mut().insert(header::LOCATION, place);
+    }
+    Ok(response)
+}
+
+pub(super) fn cannot_change(error: ArmError) -> Problem {
+    ProblemKind::CannotChange.with(chain(&error))
+}
+
+/// An error with its causes in one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}
+
+/// One probe, by its number or its own name; several for a pattern in a module.
+#[utoipa::path(get, path = "/probes/{id}", tag = "probes",
+    params(("id" = String, Path, description = "A probe's number or its own name")),
+    responses((status = 200, description = "The probe", body = Changed),
+        (status = 404, description = "There is none", body = Problem)))]
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Named(named): Named,
+) -> Result<Told<Changed>, Problem> {
+    let records = app.known(&named)?;
+    Ok(Told(Changed {
+        probes: app.shown(records),
+        pause: Pause::default(),
+    }))
+}
+
+/// Its counts at this moment.
+#[utoipa::path(get, path = "/probes/{id}/stats", tag = "probes",
+    params(("id" = String, Path, description = "A probe's number or its own name")),
+    responses((status = 200, description = "Its counts", body = Stats),
+        (status = 404, description = "There is none", body = Problem)))]
+pub(super) async fn stats(
+    State(app): State<Arc<App>>,
+    Named(named): Named,
+) -> Result<Told<Stats>, Problem> {
+    let records = app.known(&named)?;
+    let id = records.first().map_or(0, |record| record.id.into());
+    Ok(Told(Stats {
+        id,
+        ts_ns: app.target.clock_ns(),
+        probes: records.into_iter().map(|record| record.summary).collect(),
+    }))
+}
+
+/// Enables, disables or names it.
+#[utoipa::path(patch, path = "/probes/{id}", tag = "probes", request_body = ChangeProbe,
+    params(("id" = String, Path, description = "A probe's number or its own name")),
+    responses((status = 200, description = "The probe as it is now", body = Changed),
+        (status = 400, description = "The body is not what it should be", body = Problem),
+        (status = 404, description = "There is none", body = Problem),
+        (status = 409, description = "The name is taken", body = Problem)))]
+pub(super) async fn change(
+    State(app): State<Arc<App>>,
+    Named(named): Named,
+    Said(wanted): Said<ChangeProbe>,
+) -> Result<Told<Changed>, Problem> {
+    let id = app.probe(&named)?;
+    app.known(&named)?;
+    let mut pause = Pause::default();
+    if let Some(name) = &wanted.name {
+        app.names()
+            .check(name, Some(id))
+            .map_err(|problem| problem.at("/name".to_owned()))?;
+    }
+    if let Some(enabled) = wanted.enabled {
+        let (changed, cost) = app
+            .operator
+            .run(move |bench| {
+                bench.paused(|target, paused| target.set_enabled(paused, id, enabled))
+            })
+            .await?;
+        pause = cost;
+        if !changed.map_err(cannot_change)? {
+            return Err(no_probe(&named));
+        }
+    }
+    if let Some(name) = wanted.name {
+        app.names().give(id, name);
+    }
+    let records = app.target.records_of(id);
+    Ok(Told(Changed {
+        probes: app.shown(records),
+        pause,
+    }))
+}
+
+/// Removes it. Its last counts come back.
+#[utoipa::path(delete, path = "/probes/{id}", tag = "probes",
+    params(("id" = String, Path, description = "A probe's number or its own name")),
+    responses((status = 200, description = "It is gone", body = Removed),
+        (status = 404, description = "There is none", body = Problem)))]
+pub(super) async fn remove(
+    State(app): State<Arc<App>>,
+    Named(named): Named,
+) -> Result<Told<Removed>, Problem> {
+    let id = app.probe(&named)?;
+    app.known(&named)?;
+    let removed = app.remove(Some(id)).await?;
+    if removed.removed == 0 {
+        return Err(no_probe(&named));
+    }
+    Ok(Told(removed))
+}
+
+/// Removes all probes.
+#[utoipa::path(delete, path = "/probes", tag = "probes",
+    responses((status = 200, description = "They are gone", body = Removed)))]
+pub(super) async fn remove_all(State(app): State<Arc<App>>) -> Result<Told<Removed>, Problem> {
+    app.remove(None).await.map(Told)
+}
+
+impl App {
+    /// Removes one probe, or all.
+    async fn remove(&self, id: Option<ProbeId>) -> Result<Removed, Problem> {
+        let (removed, pause) = self
+            .operator
+            .run(move |bench| {
+                let ids = match id {
+                    Some(id) => vec![id],
+                    None => bench.target().ids(),
+                };
+                let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
+                bench.paused(|target, paused| {
+                    // The last counts: nothing fires any more.
+                    let records = target.records_among(&known, PROBES_SHOWN);
+                    let removed = target.unregister(paused, &ids)?;
+                    Ok((removed, records))
+                })
+            })
+            .await?;
+        let (removed, records) = removed.map_err(cannot_change)?;
+        let probes = self.shown(records);
+        match id {
+            Some(id) => self.names().forget(id),
+            None => {
+                let left: BTreeSet<ProbeId> = self.target.ids().into_iter().collect();
+                self.names().retain(|id| left.contains(&id));
+            }
+        }
+        Ok(Removed {
+            removed: removed as u64,
+            probes,
+            pause,
+        })
+    }
+
+    /// The probe that a path names, if there is one.
+    fn known(&self, named: &str) -> Result<Vec<ProbeRecord>, Problem> {
+        let records = self.target.records_of(self.probe(named)?);
+        match records.is_empty() {
+            true => Err(no_probe(named)),
+            false => Ok(records),
+        }
+    }
+
+    fn shown(&self, records: Vec<ProbeRecord>) -> Vec<Probe> {
+        let names = self.names().by_id();
+        let shown = records.into_iter().map(|record| {
+            let name = names.get(&record.id).cloned();
+            Probe::new(record, name)
+        });
+        shown.collect()
+    }
+}

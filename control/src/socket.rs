@@ -1,0 +1,255 @@
+//! The socket's file: made for its owner alone, never taken from a process that still listens, gone at the end.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 64;
+/// Another hyprobe that starts at the same path takes less.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_LOOK: Duration = Duration::from_millis(10);
+
+/// The control socket cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketError {
+    /// Somebody listens there.
+    #[error("another process listens at {path}")]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{path} is there already and is no socket")]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The path does not fit into a socket's address.
+    #[error("the path {path} is too long for a socket: at most 107 bytes")]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The directory is kept locked.
+    #[error("another process keeps the directory of {path} locked")]
+    Locked {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The system refuses.
+    #[error("cannot make the control socket {path}")]
+    Io {
+        /// The path.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// A listening socket whose file is removed when this is dropped.
+#[derive(Debug)]
+pub struct ControlSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Device and inode: somebody may have put another file there.
+    file: (u64, u64),
+}
+
+impl ControlSocket {
+    /// Listens at `path`. A socket there that nobody listens at any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// See [`SocketError`].
+    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+        let failed = |source: io::Error| SocketError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
+            path: path.to_owned(),
+        })?;
+        // Between the look at what is there and its replacement no other hyprobe may do the same.
+        let _lock = lock_directory(path)?;
+        clear_stale(path)?;
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .map_err(|error| failed(error.into()))?;
+        let socket: OwnedFd = socket;
+        // The file gets the mode of the socket, so that there is no moment at which others could connect, whatever the
+        // umask is.
+        fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(|error| failed(error.into()))?;
+        bind(&socket, &address).map_err(|error| failed(error.into()))?;
+        let made = std::fs::symlink_metadata(path).map_err(failed)?;
+        let bound = Self {
+            listener: UnixListener::from(socket),
+            path: path.to_owned(),
+            file: (made.dev(), made.ino()),
+        };
+        listen(&bound.listener, BACKLOG).map_err(|error| failed(error.into()))?;
+        Ok(bound)
+    }
+
+    /// A handle to accept with; the file stays until this is dropped.
+    ///
+    /// # Errors
+    ///
+    /// When there are no file descriptors left.
+    pub fn listener(&self) -> io::Result<UnixListener> {
+        self.listener.try_clone()
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ControlSocket {
+    fn drop(&mut self) {
+        let ours = std::fs::symlink_metadata(&self.path)
+            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
+        if ours {
+            // Whoever has removed it first has done what was to be done.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn lock_directory(path: &Path) -> Result<File, SocketError> {
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let failed = |error: rustix::io::Errno| SocketError::Io {
+        path: path.to_owned(),
+        source: error.into(),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = open(parent, flags, Mode::empty()).map_err(failed)?;
+    let began = Instant::now();
+    loop {
+        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(directory.into()),
+            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < LOCK_LIMIT => {
+                std::thread::sleep(LOCK_LOOK);
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                return Err(SocketError::Locked {
+                    path: path.to_owned(),
+                });
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+}
+
+/// Removes a socket that nobody listens at.
+fn clear_stale(path: &Path) -> Result<(), SocketError> {
+    let failed = |source: io::Error| SocketError::Io {
+        path: path.to_owned(),
+        source,
+    };
+    match std::fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(SocketError::NotASocket {
+                path: path.to_owned(),
+            });
+        }
+        Ok(_) => (),
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(failed)
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // It listens, or it is not ours to know.
+        Ok(_) | Err(_) => Err(SocketError::InUse {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_for_its_owner_alone_and_goes_away() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        // A mask that takes nothing away must not matter; it is the process's, so it is set back at once.
+        let before = rustix::process::umask(Mode::empty());
+        let socket = ControlSocket::bind(&path);
+        rustix::process::umask(before);
+        let socket = socket.expect("bound");
+        let mode = std::fs::metadata(&path)
+            .expect("there")
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o7777, 0o600);
+        UnixStream::connect(&path).expect("it listens");
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_live_socket_stays_and_a_stale_one_goes() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        let live = ControlSocket::bind(&path).expect("bound");
+        let error = ControlSocket::bind(&path).expect_err("in use");
+        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
+        UnixStream::connect(live.path()).expect("it still listens");
+        drop(live);
+        // What a process that was killed leaves behind.
+        drop(UnixListener::bind(&path).expect("bound"));
+        assert!(path.exists());
+        ControlSocket::bind(&path).expect("the stale one is replaced");
+    }
+
+    #[test]
+    fn what_is_no_socket_is_not_touched() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("file");
+        std::fs::write(&path, "mine").expect("write");
+        let error = ControlSocket::bind(&path).expect_err("a file");
+        assert!(matches!(error, SocketError::NotASocket { .. }), "{error}");
+        assert_eq!(std::fs::read(&path).expect("read"), b"mine");
+        let long = folder.path().join("x".repeat(120));
+        let error = ControlSocket::bind(&long).expect_err("long");
+        assert!(matches!(error, SocketError::TooLong { .. }), "{error}");
+    }
+
+    #[test]
+    fn another_file_at_the_path_is_left_alone_at_the_end() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        let first = ControlSocket::bind(&path).expect("bound");
+        std::fs::remove_file(&path).expect("removed");
+        let second = ControlSocket::bind(&path).expect("bound");
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+}

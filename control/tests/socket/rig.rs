@@ -1,0 +1,136 @@
+//! A server on a socket of its own, and clients that speak to it byte by byte.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyprobe_control::api::Problem;
+use hyprobe_control::{Client, ControlSocket, EventHub, Incoming, Server};
+use tempfile::TempDir;
+
+use crate::fake::Straw;
+
+/// Longer than any answer takes here.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A server with its machine.
+pub(crate) struct Rig {
+    pub(crate) straw: Arc<Straw>,
+    pub(crate) hub: Arc<EventHub>,
+    server: Option<Server>,
+    // Before the folder that it is in.
+    _socket: ControlSocket,
+    _folder: TempDir,
+    path: PathBuf,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        let socket = ControlSocket::bind(&path).expect("bound");
+        let (straw, hub) = (Arc::new(Straw::default()), Arc::new(EventHub::default()));
+        let incoming = Incoming::Socket(socket.listener().expect("listener"));
+        let server = Server::start(incoming, straw.clone(), hub.clone()).expect("started");
+        Self {
+            straw,
+            hub,
+            server: Some(server),
+            _socket: socket,
+            _folder: folder,
+            path,
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::new(&self.path).expect("client")
+    }
+
+    pub(crate) fn finish(&mut self) {
+        self.server.take().expect("once").finish();
+    }
+
+    /// A connection that nothing has been said on.
+    pub(crate) fn connect(&self) -> UnixStream {
+        connect(&self.path)
+    }
+
+    /// What the server answers to these bytes, to the end of the connection.
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Answer {
+        let mut stream = self.connect();
+        // The server may have answered and closed before it has all.
+        let _ = stream.write_all(bytes);
+        Answer::read(stream)
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answer {
+        self.raw(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes())
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+        let len = body.len();
+        self.raw(
+            format!(
+                "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len}\r\n\r\n{body}"
+            )
+            .as_bytes(),
+        )
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        if let Some(server) = self.server.take() {
+            server.finish();
+        }
+    }
+}
+
+pub(crate) fn connect(path: &Path) -> UnixStream {
+    let stream = UnixStream::connect(path).expect("it listens");
+    stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+    stream
+}
+
+/// An answer, as text.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn read(mut stream: UnixStream) -> Self {
+        let mut bytes = Vec::new();
+        // A connection that is reset has said what it had to say.
+        let _ = stream.read_to_end(&mut bytes);
+        let text = String::from_utf8(bytes).expect("text");
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
+        let status = head.get(9..12).and_then(|status| status.parse().ok());
+        Self {
+            status: status.unwrap_or(0),
+            head: head.to_ascii_lowercase(),
+            body: body.to_owned(),
+        }
+    }
+
+    /// It is a problem document of this status, consistent in itself.
+    #[track_caller]
+    pub(crate) fn problem(&self, status: u16) -> Problem {
+        assert_eq!(self.status, status, "{self:?}");
+        assert!(self.head.contains("application/problem+json"), "{self:?}");
+        let problem: Problem = serde_json::from_str(&self.body).expect("a problem");
+        assert_eq!(problem.status, status);
+        assert!(!problem.title.is_empty() && !problem.detail.is_empty());
+        problem
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self, status: u16) -> serde_json::Value {
+        assert_eq!(self.status, status, "{self:?}");
+        serde_json::from_str(&self.body).expect("json")
+    }
+}

@@ -1,0 +1,51 @@
+//! `hyprobe events`.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use control::api::{EventLine, Lost};
+use probes::Event;
+
+use super::{RemoteError, connect};
+use crate::cli::EventsArgs;
+use crate::config::Format;
+use crate::exit::Exit;
+use crate::report::{Formatter, Style, json_line};
+
+/// Shows events as they come, as the run itself would.
+pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
+    let events = connect(&args.run)?.events(args.from)?;
+    let mut out = io::stdout().lock();
+    let style = Style::for_stream(io::stdout().is_terminal());
+    let mut text = Formatter::new(style, false);
+    let mut left = args.count.unwrap_or(u64::MAX);
+    for line in events {
+        if left == 0 {
+            break;
+        }
+        let mut bytes = Vec::new();
+        match line? {
+            EventLine::Event { event, .. } => {
+                match args.format.unwrap_or_default() {
+                    Format::Text => text.event(&event, &mut bytes),
+                    Format::Json => json_line(&event, &mut bytes),
+                }
+                left = match event {
+                    Event::Summary(_) => 0,
+                    _ => left - 1,
+                };
+            }
+            EventLine::Lost(Lost { lost, .. }) => {
+                eprintln!("hyprobe: {lost} events came and went unread");
+            }
+        }
+        match out.write_all(&bytes).and_then(|()| out.flush()) {
+            // Whoever reads has read enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
+            written => written?,
+        }
+        if left == 0 {
+            break;
+        }
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,117 @@
+//! Probes as `list` shows them: like the kernel's own list of its kprobes, with what became of each behind it.
+
+use control::api::{Kind, Probe};
+use probes::ProbeState;
+
+use super::words;
+
+/// One line a probe: address, `k` or `r`, place, module, flags; hits, missed, tier; number and name.
+pub(super) fn table(probes: &[Probe]) -> String {
+    let rows: Vec<[String; 6]> = probes.iter().map(row).collect();
+    let headings = ["ID", "ADDRESS", "", "PLACE", "HITS", "MISSED"];
+    let mut widths = headings.map(str::len);
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let mut line = |cells: &[String; 6], rest: &str| {
+        let [id, address, kind, place, hits, missed] = cells;
+        let [w0, w1, w2, w3, w4, w5] = widths;
+        let line = format!(
+            "{id:>w0$}  {address:<w1$}  {kind:<w2$}  {place:<w3$}  {hits:>w4$}  {missed:>w5$}  {rest}"
+        );
+        out.push_str(line.trim_end());
+        out.push('\n');
+    };
+    line(&headings.map(str::to_owned), "TIER");
+    for (row, probe) in rows.iter().zip(probes) {
+        line(row, words::tier(probe.summary.tier));
+    }
+    out
+}
+
+fn row(probe: &Probe) -> [String; 6] {
+    let summary = &probe.summary;
+    let kind = match probe.kind {
+        Kind::Kprobe => "k",
+        Kind::Kretprobe => "r",
+    };
+    // Where it is not known yet, what was asked for.
+    let mut place = probe
+        .symbol
+        .clone()
+        .unwrap_or_else(|| summary.probe.clone());
+    if let Some(module) = &probe.module {
+        place.push_str(&format!("  [{module}]"));
+    }
+    for flag in flags(probe) {
+        place.push_str(&format!("  [{flag}]"));
+    }
+    let id = match &probe.name {
+        Some(name) => format!("{} {name}", probe.id),
+        None => probe.id.to_string(),
+    };
+    [
+        id,
+        summary
+            .ip
+            .map_or_else(|| "-".to_owned(), |ip| format!("{:016x}", ip.0)),
+        kind.to_owned(),
+        place,
+        summary.hits.to_string(),
+        summary.missed.values().sum::<u64>().to_string(),
+    ]
+}
+
+fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
+    let state = match probe.summary.state {
+        ProbeState::Armed => None,
+        ProbeState::Pending => Some("PENDING"),
+        // The knob disables probes whose own switch is on.
+        ProbeState::Disabled => Some("DISABLED"),
+        ProbeState::Gone => Some("GONE"),
+        ProbeState::Refused => Some("REFUSED"),
+    };
+    let switched_off = !probe.enabled && probe.summary.state != ProbeState::Disabled;
+    state.into_iter().chain(switched_off.then_some("DISABLED"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn probe(id: u64, more: serde_json::Value) -> Probe {
+        let mut value = json!({
+            "id": id, "kind": "kprobe", "enabled": true, "action": "trace", "probe": "kprobe:vfs_read",
+            "hits": 0, "missed": {}, "exits": 0, "state": "armed",
+        });
+        for (key, more) in more.as_object().expect("object") {
+            value[key] = more.clone();
+        }
+        serde_json::from_value(value).expect("a probe")
+    }
+
+    #[test]
+    fn columns() {
+        let probes = [
+            probe(
+                1,
+                json!({"ip": "0xffffffff81349950", "symbol": "vfs_read+0x0", "hits": 12, "tier": "emulated"}),
+            ),
+            probe(
+                20,
+                json!({"kind": "kretprobe", "name": "back", "module": "dummy", "probe": "kretprobe:dummy:f",
+                    "state": "pending", "enabled": false, "missed": {"maxactive": 3}}),
+            ),
+        ];
+        let expected = "     ID  ADDRESS              PLACE                                              HITS  MISSED  TIER
+      1  ffffffff81349950  k  vfs_read+0x0                                         12       0  emulated
+20 back  -                 r  kretprobe:dummy:f  [dummy]  [PENDING]  [DISABLED]     0       3  -
+";
+        assert_eq!(table(&probes), expected);
+    }
+}

@@ -1,0 +1,128 @@
+//! `hyprobe probe`.
+
+use std::io::{self, Write};
+
+use control::Client;
+use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause, Probe};
+
+use super::{RemoteError, connect, list, time, words};
+use crate::cli::{AddArgs, IdArgs, ProbeCommand};
+use crate::exit::Exit;
+
+/// Does what the command says.
+pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
+    let mut out = io::stdout().lock();
+    match command {
+        ProbeCommand::Add(args) => {
+            let added = connect(&args.run)?.add(&wanted(args))?;
+            out.write_all(told(&added).as_bytes())?;
+        }
+        ProbeCommand::List { run, json } => {
+            show(&connect(run)?.probes()?, *json, &mut out)?;
+        }
+        ProbeCommand::Rm { run, ids, all } => {
+            let mut client = connect(run)?;
+            if *all {
+                let removed = client.remove_all()?;
+                writeln!(
+                    out,
+                    "removed {} probes{}",
+                    removed.removed,
+                    cost(removed.pause)
+                )?;
+            }
+            for id in ids {
+                let removed = client.remove(id)?;
+                for probe in &removed.probes {
+                    let hits = probe.summary.hits;
+                    let cost = cost(removed.pause);
+                    writeln!(out, "removed {} after {hits} hits{cost}", named(probe))?;
+                }
+            }
+        }
+        ProbeCommand::Enable(args) => switch(args, true, &mut out)?,
+        ProbeCommand::Disable(args) => switch(args, false, &mut out)?,
+    }
+    Ok(Exit::Done)
+}
+
+/// One alone goes by itself, so that what is said of it is about the whole body.
+fn wanted(args: &AddArgs) -> AddProbes {
+    let probe = |spec: &String| AddProbe {
+        name: args.name.clone(),
+        enabled: !args.disabled,
+        maxactive: args.maxactive,
+        action: args.action.unwrap_or_default(),
+        ..AddProbe::new(spec.as_str())
+    };
+    match args.specs.as_slice() {
+        [spec] => AddProbes::One(probe(spec)),
+        specs => AddProbes::Many(specs.iter().map(probe).collect()),
+    }
+}
+
+fn told(added: &Added) -> String {
+    let mut text: String = added.probes.iter().map(line).collect();
+    let more = added.ids.len() - added.ids.len().min(added.probes.len());
+    if more > 0 {
+        text.push_str(&format!("… and {more} more\n"));
+    }
+    if added.pause != Pause::default() {
+        text.push_str(&format!(
+            "the guest stood for {}\n",
+            time(added.pause.held_ns)
+        ));
+    }
+    text
+}
+
+fn line(probe: &Probe) -> String {
+    let state = words::probe(probe.summary.state);
+    let reason = probe.summary.reason.as_ref();
+    let reason = reason
+        .map(|reason| format!(": {reason}"))
+        .unwrap_or_default();
+    format!("{} {state}{reason}\n", named(probe))
+}
+
+/// Its number, its name, and where it is.
+fn named(probe: &Probe) -> String {
+    let name = probe.name.as_ref();
+    let name = name.map(|name| format!(" {name}")).unwrap_or_default();
+    format!("{}{name}  {}", probe.id, probe.summary.probe)
+}
+
+/// How long the guest stood, unless it did not.
+fn cost(pause: Pause) -> String {
+    match pause == Pause::default() {
+        true => String::new(),
+        false => format!(" (the guest stood for {})", time(pause.held_ns)),
+    }
+}
+
+fn show(probes: &[Probe], json: bool, out: &mut impl Write) -> Result<(), RemoteError> {
+    if !json {
+        out.write_all(list::table(probes).as_bytes())?;
+        return Ok(());
+    }
+    for probe in probes {
+        serde_json::to_writer(&mut *out, probe).map_err(io::Error::from)?;
+        writeln!(out)?;
+    }
+    Ok(())
+}
+
+fn switch(args: &IdArgs, enabled: bool, out: &mut impl Write) -> Result<(), RemoteError> {
+    let mut client: Client = connect(&args.run)?;
+    let change = ChangeProbe {
+        enabled: Some(enabled),
+        name: None,
+    };
+    for id in &args.ids {
+        let changed = client.change(id, &change)?;
+        for probe in &changed.probes {
+            out.write_all(line(probe).as_bytes())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,110 @@
+//! `hyprobe top`: what fires how often, as it goes on.
+
+mod history;
+mod view;
+
+use std::io::{self, IsTerminal as _};
+use std::time::{Duration, Instant};
+
+use control::{Client, ClientError};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+
+use self::history::History;
+use super::{RemoteError, connect};
+use crate::cli::TopArgs;
+use crate::exit::Exit;
+
+/// Shows the probes, those that fire most first, until the user or the run has enough.
+pub(crate) fn top(args: &TopArgs) -> Result<Exit, RemoteError> {
+    if !io::stdout().is_terminal() {
+        return Err(RemoteError::NoTerminal);
+    }
+    let mut client = connect(&args.run)?;
+    let mut history = History::default();
+    // Before the screen is taken: a wrong socket is told in the ordinary way.
+    look(&mut client, &mut history)?;
+    let mut terminal = ratatui::try_init()?;
+    let shown = show(&mut terminal, &mut client, history, args.interval);
+    ratatui::try_restore()?;
+    shown.map(|()| Exit::Done)
+}
+
+fn show(
+    terminal: &mut DefaultTerminal,
+    client: &mut Client,
+    mut history: History,
+    interval: Duration,
+) -> Result<(), RemoteError> {
+    loop {
+        let next = Instant::now() + interval;
+        loop {
+            terminal.draw(|frame| view::draw(frame, &history))?;
+            match wait(next)? {
+                Wish::Look => break,
+                Wish::Draw => (),
+                Wish::Leave => return Ok(()),
+            }
+        }
+        match look(client, &mut history) {
+            Ok(()) => (),
+            // The run is over, and its socket is gone.
+            Err(ClientError::Connect { .. } | ClientError::Broken(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn look(client: &mut Client, history: &mut History) -> Result<(), ClientError> {
+    let machine = client.machine()?;
+    history.add(machine, client.probes()?);
+    Ok(())
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wish {
+    /// It is time to look again.
+    Look,
+    /// The screen has another size.
+    Draw,
+    /// The user has seen enough.
+    Leave,
+}
+
+/// Waits until `next`, or for the user.
+fn wait(next: Instant) -> io::Result<Wish> {
+    while event::poll(next.saturating_duration_since(Instant::now()))? {
+        match event::read()? {
+            Event::Key(key) if leaves(key) => return Ok(Wish::Leave),
+            Event::Resize(..) => return Ok(Wish::Draw),
+            _ => (),
+        }
+    }
+    Ok(Wish::Look)
+}
+
+/// In the terminal's raw mode, Ctrl-C is a key like any other.
+fn leaves(key: KeyEvent) -> bool {
+    let is_asked = match key.code {
+        KeyCode::Char('q') | KeyCode::Esc => true,
+        KeyCode::Char('c') => key.modifiers.contains(KeyModifiers::CONTROL),
+        _ => false,
+    };
+    is_asked && key.kind == KeyEventKind::Press
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn q_escape_and_control_c_leave() {
+        let key = |code, modifiers| leaves(KeyEvent::new(code, modifiers));
+        assert!(key(KeyCode::Char('q'), KeyModifiers::NONE));
+        assert!(key(KeyCode::Esc, KeyModifiers::NONE));
+        assert!(key(KeyCode::Char('c'), KeyModifiers::CONTROL));
+        assert!(!key(KeyCode::Char('c'), KeyModifiers::NONE));
+        assert!(!key(KeyCode::Enter, KeyModifiers::NONE));
+    }
+}

@@ -1,0 +1,352 @@
+//! Every endpoint that the description has, by `curl`, as it should be used and as it should not.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use control::limits;
+use serde_json::{Value, json};
+
+use super::Live;
+use crate::boot::Stock;
+
+struct Answer {
+    status: u16,
+    kind: String,
+    text: String,
+}
+
+impl Answer {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    /// The answer to what was right.
+    fn good(&self) -> Value {
+        assert!((200..300).contains(&self.status), "{}", self.text);
+        self.json()
+    }
+}
+
+/// Asks, and remembers what was asked.
+struct Curl<'l> {
+    live: &'l Live,
+    driven: BTreeSet<(String, String)>,
+}
+
+impl Curl<'_> {
+    /// `path` may have a query behind the path that the description has; `id` is put in.
+    fn ask(&mut self, method: &str, path: &str, id: &str, options: &[&str]) -> Answer {
+        let described = path.split('?').next().unwrap_or_default().to_owned();
+        self.driven.insert((method.to_lowercase(), described));
+        let output = Command::new("curl")
+            .args(["--silent", "--show-error", "--max-time", "200"])
+            .args(["--write-out", "\n%{http_code} %{content_type}"])
+            .args(["--request", method, "--unix-socket"])
+            .arg(&self.live.socket)
+            .args(options)
+            .arg(format!("http://x{}", path.replace("{id}", id)))
+            .output()
+            .expect("curl starts");
+        let all = String::from_utf8_lossy(&output.stdout).into_owned();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let (text, told) = all.rsplit_once('\n').expect("what is written out");
+        let (status, kind) = told.split_once(' ').expect("a status");
+        assert!(output.status.success(), "{method} {path}: {said}\n{all}");
+        Answer {
+            status: status.parse().expect("a status"),
+            kind: kind.to_owned(),
+            text: text.to_owned(),
+        }
+    }
+
+    fn get(&mut self, path: &str) -> Value {
+        self.ask("GET", path, "", &[]).good()
+    }
+
+    fn send(&mut self, method: &str, path: &str, id: &str, body: &Value) -> Value {
+        let answer = self.ask(method, path, id, &["--data", &body.to_string()]);
+        answer.good()
+    }
+
+    /// It is refused with this status and type of problem.
+    fn refused(
+        &mut self,
+        (method, path, id): (&str, &str, &str),
+        options: &[&str],
+        (status, word): (u16, &str),
+    ) -> Value {
+        let answer = self.ask(method, path, id, options);
+        let asked = format!("{method} {path} {options:?}");
+        assert_eq!(answer.status, status, "{asked}: {}", answer.text);
+        assert_eq!(answer.kind, "application/problem+json", "{asked}");
+        let problem = answer.json();
+        let expected = format!("urn:hyprobe:problem:{word}");
+        assert_eq!(problem["type"], expected.as_str(), "{asked}");
+        assert!(
+            problem["detail"]
+                .as_str()
+                .is_some_and(|text| !text.is_empty())
+        );
+        problem
+    }
+}
+
+#[test]
+fn every_endpoint_that_is_described() {
+    let stock = Stock::fetch("debian-6.1");
+    let live = Live::start(&stock);
+    let mut curl = Curl {
+        live: &live,
+        driven: BTreeSet::new(),
+    };
+    let description = curl.get("/openapi.json");
+    let machine = curl.get("/machine");
+    assert_eq!(machine["state"], "running");
+    let before = machine["pauses"]["count"].as_u64().expect("a number");
+
+    probes(&mut curl);
+    unknown_ids(&mut curl);
+    bodies(&mut curl);
+    knobs(&mut curl);
+    looking(&mut curl);
+    events(&mut curl);
+    paused(&mut curl);
+
+    // What changes have cost, in the statistics.
+    let pauses = &curl.get("/machine")["pauses"];
+    assert!(pauses["count"].as_u64() > Some(before), "{pauses}");
+    assert!(pauses["held_max_ns"].as_u64() > Some(0), "{pauses}");
+    assert!(
+        pauses["held_total_ns"].as_u64() > pauses["held_max_ns"].as_u64(),
+        "{pauses}"
+    );
+
+    curl.send(
+        "POST",
+        "/probes",
+        "",
+        &json!([{"spec": "kprobe:vfs_read"}, {"spec": "kprobe:vfs_open"}]),
+    );
+    let removed = curl.ask("DELETE", "/probes", "", &[]).good();
+    assert_eq!(removed["removed"], 2);
+    curl.ask("POST", "/machine/stop", "", &[]).good();
+
+    let paths = description["paths"].as_object().expect("paths");
+    let described: BTreeSet<(String, String)> = paths
+        .iter()
+        .flat_map(|(path, methods)| {
+            let methods = methods.as_object().expect("methods").keys();
+            methods.map(|method| (method.clone(), path.clone()))
+        })
+        .collect();
+    assert_eq!(curl.driven, described);
+    let ran = live.running.finish();
+    ran.assert_well();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+}
+
+fn probes(curl: &mut Curl<'_>) {
+    let body = json!({"spec": "kprobe:vfs_read", "name": "reads"});
+    let added = curl.send("POST", "/probes", "", &body);
+    assert!(added["pause"]["held_ns"].as_u64() > Some(0), "{added}");
+    let id = added["id"].to_string();
+    // The pause of the answer is the one of the statistics.
+    assert_eq!(curl.get("/machine")["pauses"]["last"], added["pause"]);
+
+    let shown = curl.ask("GET", "/probes/{id}", &id, &[]).good();
+    assert_eq!(shown["probes"][0]["name"], "reads", "{shown}");
+    assert_eq!(shown["probes"][0]["state"], "armed", "{shown}");
+    curl.send("PATCH", "/probes/{id}", "reads", &json!({"enabled": false}));
+    let stats = |curl: &mut Curl<'_>| curl.ask("GET", "/probes/{id}/stats", "reads", &[]).good();
+    assert_eq!(stats(curl)["probes"][0]["state"], "disabled");
+    curl.send(
+        "PATCH",
+        "/probes/{id}",
+        &id,
+        &json!({"enabled": true, "name": "again"}),
+    );
+    assert_eq!(curl.get("/probes?limit=1")["probes"][0]["name"], "again");
+
+    let taken = json!({"spec": "kprobe:vfs_open", "name": "again"}).to_string();
+    curl.refused(
+        ("POST", "/probes", ""),
+        &["--data", &taken],
+        (409, "name-taken"),
+    );
+    // All or nothing.
+    let half = json!([{"spec": "kprobe:vfs_open"}, {"spec": "kprobe:vfs_opne"}]).to_string();
+    let problem = curl.refused(
+        ("POST", "/probes", ""),
+        &["--data", &half],
+        (422, "cannot-probe"),
+    );
+    assert_eq!(problem["pointer"], "/1/spec", "{problem}");
+    assert_eq!(curl.get("/probes")["total"], 1);
+
+    let removed = curl.ask("DELETE", "/probes/{id}", "again", &[]).good();
+    assert_eq!(removed["probes"][0]["id"].to_string(), id, "{removed}");
+    assert_eq!(curl.get("/probes")["total"], 0);
+}
+
+fn unknown_ids(curl: &mut Curl<'_>) {
+    for id in ["999999", "nobody", "18446744073709551616", "%00"] {
+        let unknown = (404, "no-such-probe");
+        curl.refused(("GET", "/probes/{id}", id), &[], unknown);
+        curl.refused(("GET", "/probes/{id}/stats", id), &[], unknown);
+        curl.refused(("DELETE", "/probes/{id}", id), &[], unknown);
+        let body = json!({"enabled": true}).to_string();
+        curl.refused(("PATCH", "/probes/{id}", id), &["--data", &body], unknown);
+    }
+}
+
+/// What has a body gets bad ones.
+fn bodies(curl: &mut Curl<'_>) {
+    let id =
+        curl.send("POST", "/probes", "", &json!({"spec": "kprobe:vfs_read"}))["id"].to_string();
+    let folder = tempfile::tempdir().expect("tempdir");
+    let large = folder.path().join("large");
+    std::fs::write(&large, vec![b' '; limits::BODY_BYTES + 1]).expect("written");
+    let large = format!("@{}", large.display());
+    let deep = "[".repeat(100_000);
+    for asked in [
+        ("POST", "/probes", ""),
+        ("PATCH", "/probes/{id}", id.as_str()),
+        ("PUT", "/knobs", ""),
+    ] {
+        let malformed = [
+            "",
+            "{",
+            "7",
+            "null",
+            "\"x\"",
+            "{\"spec\": 7}",
+            "{\"enabled\": 7}",
+            "{\"no\": 1}",
+            &deep,
+        ];
+        for body in malformed {
+            curl.refused(asked, &["--data", body], (400, "malformed"));
+        }
+        curl.refused(asked, &["--data-binary", &large], (413, "too-large"));
+    }
+    curl.refused(
+        ("POST", "/probes", ""),
+        &["--data", "[]"],
+        (400, "malformed"),
+    );
+    let no_probe = ["--data", "{\"spec\": \"vfs_read\"}"];
+    curl.refused(("POST", "/probes", ""), &no_probe, (400, "not-a-probe"));
+    curl.ask("DELETE", "/probes/{id}", &id, &[]).good();
+}
+
+fn knobs(curl: &mut Curl<'_>) {
+    assert_eq!(
+        curl.send("PUT", "/knobs", "", &json!({"enabled": false}))["enabled"],
+        false
+    );
+    assert_eq!(curl.get("/knobs")["enabled"], false);
+    assert_eq!(
+        curl.send("PUT", "/knobs", "", &json!({"enabled": true}))["enabled"],
+        true
+    );
+    let optimised = ["--data", "{\"optimization\": true}"];
+    curl.refused(("PUT", "/knobs", ""), &optimised, (501, "not-available"));
+}
+
+/// Symbols, memory, metrics.
+fn looking(curl: &mut Curl<'_>) {
+    let symbols = curl.get("/symbols?match=vfs_rea%3F");
+    let address = symbols["symbols"][0]["address"]
+        .as_str()
+        .expect("vfs_read")
+        .to_owned();
+    let long = format!("/symbols?match={}", "x".repeat(257));
+    curl.refused(("GET", &long, ""), &[], (400, "malformed"));
+
+    let read = curl.get(&format!("/memory?gva={address}&len=16"));
+    assert_eq!(read["bytes"].as_str().map(str::len), Some(32), "{read}");
+    let read = curl.get("/memory?gpa=0x1000000&len=16&encoding=base64");
+    assert_eq!(read["bytes"].as_str().map(str::len), Some(24), "{read}");
+    curl.refused(
+        ("GET", "/memory?gva=0x10&len=8", ""),
+        &[],
+        (422, "cannot-read"),
+    );
+    for wrong in [
+        "gva=0x10",
+        "len=8",
+        "gva=0x10&gpa=0x10&len=8",
+        "gva=x&len=8",
+        "gpa=0&len=65537",
+        "gpa=0&len=-1",
+    ] {
+        let path = format!("/memory?{wrong}");
+        curl.refused(("GET", &path, ""), &[], (400, "malformed"));
+    }
+
+    let metrics = curl.ask("GET", "/metrics", "", &[]);
+    assert_eq!(metrics.status, 200);
+    for name in [
+        "hyprobe_pauses_total ",
+        "hyprobe_pause_seconds_total ",
+        "hyprobe_pause_longest_seconds ",
+    ] {
+        let line = metrics
+            .text
+            .lines()
+            .find_map(|line| line.strip_prefix(name));
+        let value = line.and_then(|value| value.parse::<f64>().ok());
+        assert!(
+            value.is_some_and(|value| value > 0.0),
+            "{name}:\n{}",
+            metrics.text
+        );
+    }
+}
+
+fn events(curl: &mut Curl<'_>) {
+    let id =
+        curl.send("POST", "/probes", "", &json!({"spec": "kprobe:vfs_read"}))["id"].to_string();
+    let sent = curl.ask("GET", "/events?limit=3", "", &["--no-buffer"]);
+    assert!(sent.kind.starts_with("text/event-stream"), "{}", sent.kind);
+    assert_eq!(
+        sent.text.matches("\nevent: hit\n").count(),
+        3,
+        "{}",
+        sent.text
+    );
+    let lines = ["--header", "Accept: application/x-ndjson"];
+    let lines = curl.ask("GET", "/events?limit=3", "", &lines);
+    assert_eq!(lines.kind, "application/x-ndjson");
+    let seqs: Vec<u64> = lines
+        .text
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<Value>(line).expect("json")["seq"]
+                .as_u64()
+                .expect("a number")
+        })
+        .collect();
+    assert!(
+        matches!(seqs[..], [a, b, c] if b == a + 1 && c == b + 1),
+        "{seqs:?}"
+    );
+    curl.refused(("GET", "/events?from=x", ""), &[], (400, "malformed"));
+    curl.ask("DELETE", "/probes/{id}", &id, &[]).good();
+}
+
+fn paused(curl: &mut Curl<'_>) {
+    assert_eq!(
+        curl.ask("POST", "/machine/pause", "", &[]).good()["state"],
+        "paused"
+    );
+    // No pause but the one that lasts.
+    let added = curl.send("POST", "/probes", "", &json!({"spec": "kprobe:vfs_read"}));
+    assert_eq!(added["pause"]["held_ns"], 0, "{added}");
+    curl.ask("DELETE", "/probes/{id}", &added["id"].to_string(), &[])
+        .good();
+    assert_eq!(
+        curl.ask("POST", "/machine/resume", "", &[]).good()["state"],
+        "running"
+    );
+}
