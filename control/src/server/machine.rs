@@ -110,7 +110,7 @@ pub(super) async fn set_knobs(
                 })
             })
             .await?;
-        changed.map_err(super::probe::cannot_change)?;
+        changed.map_err(super::changes::cannot_change)?;
         pause = cost;
     }
     Ok(Told(app.knobs(pause)))

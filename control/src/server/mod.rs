@@ -2,6 +2,7 @@
 
 mod app;
 mod body;
+mod changes;
 mod connections;
 mod description;
 mod events;

@@ -10,8 +10,8 @@ use probes::{
 
 use super::app::lock;
 use super::body::{Object, object, parse};
+use super::changes::{cannot_change, chain};
 use super::names::{Names, shortened};
-use super::probe::{cannot_change, chain};
 use crate::api::{AddProbe, Pause, Problem, ProblemKind};
 use crate::limits::PROBES_PER_REQUEST;
 use crate::operator::Bench;

@@ -1,22 +1,21 @@
 //! Probes come, change and go. Each request is one transaction with one pause.
 
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use probes::{ArmError, ProbeId, ProbeRecord};
+use probes::{ProbeId, ProbeRecord};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::{App, no_probe};
 use super::body::{Asked, Bytes, Named, Said, Told, json};
+use super::changes;
 use super::orders::Orders;
 use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, ProblemKind, Removed,
-    Stats,
+    AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, Removed, Stats,
 };
 use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 
@@ -102,22 +101,6 @@ pub(super) async fn add(
     Ok(response)
 }
 
-pub(super) fn cannot_change(error: ArmError) -> Problem {
-    ProblemKind::CannotChange.with(chain(&error))
-}
-
-/// An error with its causes in one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    line
-}
-
 /// One probe, by its number or its own name; several for a pattern in a module.
 #[utoipa::path(get, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
@@ -166,32 +149,14 @@ pub(super) async fn change(
 ) -> Result<Told<Changed>, Problem> {
     let id = app.probe(&named)?;
     app.known(&named)?;
-    let mut pause = Pause::default();
-    if let Some(name) = &wanted.name {
-        app.names()
-            .check(name, Some(id))
-            .map_err(|problem| problem.at("/name".to_owned()))?;
+    let names = app.shared_names();
+    let changed = app
+        .operator
+        .run(move |bench| changes::change(bench, id, wanted, &names));
+    match changed.await?? {
+        Some(changed) => Ok(Told(changed)),
+        None => Err(no_probe(&named)),
     }
-    if let Some(enabled) = wanted.enabled {
-        let (changed, cost) = app
-            .operator
-            .run(move |bench| {
-                bench.paused(|target, paused| target.set_enabled(paused, id, enabled))
-            })
-            .await?;
-        pause = cost;
-        if !changed.map_err(cannot_change)? {
-            return Err(no_probe(&named));
-        }
-    }
-    if let Some(name) = wanted.name {
-        app.names().give(id, name);
-    }
-    let records = app.target.records_of(id);
-    Ok(Told(Changed {
-        probes: app.shown(records),
-        pause,
-    }))
 }
 
 /// Removes it. Its last counts come back.
@@ -222,36 +187,11 @@ pub(super) async fn remove_all(State(app): State<Arc<App>>) -> Result<Told<Remov
 impl App {
     /// Removes one probe, or all.
     async fn remove(&self, id: Option<ProbeId>) -> Result<Removed, Problem> {
-        let (removed, pause) = self
+        let names = self.shared_names();
+        let removed = self
             .operator
-            .run(move |bench| {
-                let ids = match id {
-                    Some(id) => vec![id],
-                    None => bench.target().ids(),
-                };
-                let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-                bench.paused(|target, paused| {
-                    // The last counts: nothing fires any more.
-                    let records = target.records_among(&known, PROBES_SHOWN);
-                    let removed = target.unregister(paused, &ids)?;
-                    Ok((removed, records))
-                })
-            })
-            .await?;
-        let (removed, records) = removed.map_err(cannot_change)?;
-        let probes = self.shown(records);
-        match id {
-            Some(id) => self.names().forget(id),
-            None => {
-                let left: BTreeSet<ProbeId> = self.target.ids().into_iter().collect();
-                self.names().retain(|id| left.contains(&id));
-            }
-        }
-        Ok(Removed {
-            removed: removed as u64,
-            probes,
-            pause,
-        })
+            .run(move |bench| changes::remove(bench, id, &names));
+        removed.await?
     }
 
     /// The probe that a path names, if there is one.
@@ -264,11 +204,6 @@ impl App {
     }
 
     fn shown(&self, records: Vec<ProbeRecord>) -> Vec<Probe> {
-        let names = self.names().by_id();
-        let shown = records.into_iter().map(|record| {
-            let name = names.get(&record.id).cloned();
-            Probe::new(record, name)
-        });
-        shown.collect()
+        changes::shown(records, &self.names())
     }
 }

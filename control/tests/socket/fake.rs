@@ -179,6 +179,7 @@ impl Target for Straw {
     }
 
     fn unregister(&self, _: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
+        std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
         let mut probes = self.probes();
         let before = probes.len();
         probes.retain(|record| !ids.contains(&record.id));

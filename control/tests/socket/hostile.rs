@@ -240,6 +240,30 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
     }
 }
 
+/// What was asked for is done to its end, whether or not anybody hears of it.
+#[test]
+fn who_leaves_before_the_answer_leaves_no_name_behind() {
+    let rig = Rig::new();
+    let named = "{\"spec\": \"kprobe:one\", \"name\": \"mine\"}";
+    for path in ["/probes/mine", "/probes"] {
+        rig.send("POST", "/probes", named).json(201);
+        *rig.straw.slow.lock().expect("lock") = Duration::from_millis(300);
+        let mut stream = rig.connect();
+        let request = format!("DELETE {path} HTTP/1.1\r\nhost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).expect("write");
+        std::thread::sleep(Duration::from_millis(100));
+        drop(stream);
+        let began = Instant::now();
+        while rig.get("/probes").json(200)["total"] != 0 {
+            assert!(began.elapsed() < crate::rig::PATIENCE, "it is not removed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        *rig.straw.slow.lock().expect("lock") = Duration::ZERO;
+        rig.send("POST", "/probes", named).json(201);
+        rig.send("DELETE", "/probes/mine", "").json(200);
+    }
+}
+
 #[test]
 fn too_many_streams_leave_room_for_requests() {
     let rig = Rig::new();

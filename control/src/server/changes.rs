@@ -1,0 +1,102 @@
+//! Changes of probes that there are, on the operator's thread: to their end, whether or not the client still listens.
+//! Names are given and taken away by no other thread.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::sync::Mutex;
+
+use probes::{ArmError, ProbeId, ProbeRecord};
+
+use super::app::lock;
+use super::names::Names;
+use crate::api::{ChangeProbe, Changed, Pause, Probe, Problem, ProblemKind, Removed};
+use crate::limits::PROBES_SHOWN;
+use crate::operator::Bench;
+
+/// Does what `wanted` says to a probe; `None` if there is none.
+pub(super) fn change(
+    bench: &mut Bench<'_>,
+    id: ProbeId,
+    wanted: ChangeProbe,
+    names: &Mutex<Names>,
+) -> Result<Option<Changed>, Problem> {
+    let target = bench.target();
+    if target.records_of(id).is_empty() {
+        return Ok(None);
+    }
+    if let Some(name) = &wanted.name {
+        lock(names)
+            .check(name, Some(id))
+            .map_err(|problem| problem.at("/name".to_owned()))?;
+    }
+    let mut pause = Pause::default();
+    if let Some(enabled) = wanted.enabled {
+        let changed;
+        (changed, pause) = bench.paused(|target, paused| target.set_enabled(paused, id, enabled));
+        if !changed.map_err(cannot_change)? {
+            return Ok(None);
+        }
+    }
+    let mut names = lock(names);
+    if let Some(name) = wanted.name {
+        names.give(id, name);
+    }
+    Ok(Some(Changed {
+        probes: shown(target.records_of(id), &names),
+        pause,
+    }))
+}
+
+/// Removes one probe, or all.
+pub(super) fn remove(
+    bench: &mut Bench<'_>,
+    id: Option<ProbeId>,
+    names: &Mutex<Names>,
+) -> Result<Removed, Problem> {
+    let ids = match id {
+        Some(id) => vec![id],
+        None => bench.target().ids(),
+    };
+    let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
+    let (removed, pause) = bench.paused(|target, paused| {
+        // The last counts: nothing fires any more.
+        let records = target.records_among(&known, PROBES_SHOWN);
+        let removed = target.unregister(paused, &ids)?;
+        Ok((removed, records))
+    });
+    let (removed, records) = removed.map_err(cannot_change)?;
+    let mut names = lock(names);
+    let probes = shown(records, &names);
+    names.retain(|id| !known.contains(&id));
+    Ok(Removed {
+        removed: removed as u64,
+        probes,
+        pause,
+    })
+}
+
+/// With their names.
+pub(super) fn shown(records: Vec<ProbeRecord>, names: &Names) -> Vec<Probe> {
+    let names = names.by_id();
+    let shown = records.into_iter().map(|record| {
+        let name = names.get(&record.id).cloned();
+        Probe::new(record, name)
+    });
+    shown.collect()
+}
+
+pub(super) fn cannot_change(error: ArmError) -> Problem {
+    ProblemKind::CannotChange.with(chain(&error))
+}
+
+/// An error with its causes in one line.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}
