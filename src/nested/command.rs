@@ -145,7 +145,10 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
             "-initrd",
             &path_of(&initramfs),
         ])
-        .args(["-append", &command_line(|name| std::env::var(name).ok())])
+        .args([
+            "-append",
+            &command_line(vmm::tsc_khz(), |name| std::env::var(name).ok()),
+        ])
         .args(["-chardev", &chardev("serial", serial_theirs.as_raw_fd())])
         .args(["-serial", "chardev:serial"]);
     // The number of ports decides on the number of virtqueues, 62 by default. Port 0 is kept free for a console.
@@ -206,8 +209,9 @@ fn machine_arguments(machine: &Machine<'_>) -> Vec<String> {
     arguments
 }
 
-fn command_line(variable: impl Fn(&str) -> Option<String>) -> String {
-    let mut line = COMMAND_LINE.to_owned();
+fn command_line(tsc_khz: u64, variable: impl Fn(&str) -> Option<String>) -> String {
+    // Measured here, since the outer Linux measures it wrongly on a busy host: its clock would be wrong.
+    let mut line = format!("{COMMAND_LINE} tsc_early_khz={tsc_khz}");
     for name in PASSED_VARIABLES {
         let plain = |value: &String| value.chars().all(|c| c.is_ascii_graphic() && c != '"');
         if let Some(value) = variable(name).filter(plain) {
@@ -247,10 +251,10 @@ mod tests {
 
     #[test]
     fn only_plain_variables_reach_the_kernel_s_command_line() {
-        let line = command_line(|name| (name == "RUST_LOG").then(|| "vmm=debug".into()));
+        let line = command_line(1, |name| (name == "RUST_LOG").then(|| "vmm=debug".into()));
         assert!(line.ends_with(" RUST_LOG=vmm=debug"), "{line}");
-        let line = command_line(|_| Some("x -- y".into()));
-        assert_eq!(line, COMMAND_LINE);
+        let line = command_line(1, |_| Some("x -- y".into()));
+        assert_eq!(line, format!("{COMMAND_LINE} tsc_early_khz=1"));
     }
 
     #[test]

@@ -19,7 +19,7 @@ mod vcpu;
 
 pub use kvm::{
     BreakpointInjection, Capabilities, Host, HostFacts, Int3Delivery, OpenError, PortDelivery,
-    Speed,
+    Speed, tsc_khz,
 };
 pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{

@@ -64,7 +64,13 @@ pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, 
         .arg(&outer.kernel)
         .arg("-initrd")
         .arg(&outer.initramfs)
-        .args(["-append", &format!("{COMMAND_LINE} tsc=reliable")])
+        .args([
+            "-append",
+            &format!(
+                "{COMMAND_LINE} tsc=reliable tsc_early_khz={}",
+                vmm::tsc_khz()
+            ),
+        ])
         .arg("-serial")
         .arg(format!("file:{}", serial.display()))
         .stdin(Stdio::null())

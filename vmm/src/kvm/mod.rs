@@ -2,7 +2,9 @@
 
 mod facts;
 mod host;
+mod tsc;
 
 pub use facts::{BreakpointInjection, HostFacts, Int3Delivery, PortDelivery, Speed};
 pub(crate) use host::CAP_EXIT_ON_EMULATION_FAILURE;
 pub use host::{Capabilities, Host, OpenError};
+pub use tsc::tsc_khz;
