@@ -165,8 +165,8 @@ error: run.toml is not a valid manifest
    · ──┬──
    ·   ╰── not known
    ╰────
-  help: did you mean `kernel`? there are `kernel`, `image`, `initrd`, `workload`, `cmdline`,
-        `memory`, `cpus` and `boot`",
+  help: did you mean `kernel`? there are `kernel`, `image`, `initrd`, `workload`, `modules`,
+        `cmdline`, `memory`, `cpus` and `boot`",
     );
 }
 

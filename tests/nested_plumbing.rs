@@ -92,6 +92,7 @@ fn payload(
     let mut guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
+        crash: None,
     };
     match config.cmdline.as_str() {
         "everything" => {
