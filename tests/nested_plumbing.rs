@@ -234,6 +234,8 @@ impl Run {
             trap: TrapChoice::Auto,
             console: Console::Stdio,
             timeout: None,
+            injections: Vec::new(),
+            modules: Vec::new(),
             control: None,
         };
         Self {
