@@ -7,7 +7,7 @@
 //!  client ─┘                                        └─ socket pair ─┘
 //! ```
 //!
-//! Each connection is a *channel*. Either side may send at most [`WINDOW_BYTES`](frame::WINDOW_BYTES) of one that the
+//! Each connection is a *channel*. Either side may send at most `WINDOW_BYTES` of one that the
 //! other side has not passed on, so a client that does not read holds up nobody else, and neither side keeps more than
 //! that of each. What breaks the rules ends the link, and with it every channel.
 
