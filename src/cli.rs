@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,11 +9,12 @@ use clap::{Args, Parser, Subcommand};
 use probes::{ProbeAction, Word, units};
 
 use crate::config::{Accel, Boot, Console, Format, TrapChoice, Workload};
+use crate::test::{Axis, Shard};
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  an expectation failed; for `symbols`: no symbol matches
+  1  an expectation failed; for `check`: a probe would not be armed; for `symbols`: no symbol matches
   2  usage or manifest error
   3  this host cannot run it
   4  the guest crashed (panic, triple fault)
@@ -30,6 +32,10 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Boot a guest and show its probes' hits
     Run(RunArgs),
+    /// Boot what manifests describe, and judge it by what they expect
+    Test(TestArgs),
+    /// Say what would become of a manifest's probes, without booting anything
+    Check(CheckArgs),
     /// Add, change and show probes of a run that goes on
     #[command(subcommand)]
     Probe(ProbeCommand),
@@ -49,7 +55,7 @@ pub(crate) enum Command {
 }
 
 /// What to boot and what to probe. Whatever is given here beats the manifest; probes are added to its probes.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "\
 With --console stdio the console and the events share standard output, each event on a line of its own; \
 with --format json, standard output is for the events alone and the console goes to standard error.
@@ -121,6 +127,65 @@ pub(crate) struct RunArgs {
     /// Where the guest's console goes: stdio, none or a file [default: stdio]
     #[arg(long, value_name = "WHERE", value_parser = parse_console, help_heading = "Output")]
     pub(crate) console: Option<Console>,
+}
+
+/// Which manifests, and how.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Each manifest is a case; with --matrix, each of its combinations. Without [[expect]], a guest passes that ends without \
+a crash and in time. Exit code 1 if any case failed.")]
+pub(crate) struct TestArgs {
+    /// Manifests, and folders with manifests (*.toml)
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Boot every combination: kernel=debian-6.1,./vmlinuz cpus=1,2 (also memory, boot, cmdline)
+    #[arg(long, value_name = "KEY=A,B", num_args = 1.., value_parser = clap::value_parser!(Axis), help_heading = "Cases")]
+    pub(crate) matrix: Vec<Axis>,
+    /// Run one of N parts of the cases: 1/N to N/N
+    #[arg(long, value_name = "I/N", value_parser = clap::value_parser!(Shard), help_heading = "Cases")]
+    pub(crate) shard: Option<Shard>,
+    /// Boot a case that fails so many times more; it passes if one of them does
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Run")]
+    pub(crate) retries: u32,
+    /// So many guests at once at most [default: as processors and memory allow]
+    #[arg(short, long, value_name = "N", help_heading = "Run")]
+    pub(crate) jobs: Option<NonZeroUsize>,
+    /// Where guests run [default: auto]
+    #[arg(long, value_name = "WHERE", value_parser = choice::<Accel>(), help_heading = "Run")]
+    pub(crate) accel: Option<Accel>,
+    /// End each guest after this time [default: the manifest's, or 300s]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
+    pub(crate) timeout: Option<Duration>,
+    /// Write the results as JUnit XML
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) junit: Option<PathBuf>,
+    /// One JSON object a case on standard output
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+    /// Where consoles, events and crashes of cases that fail are kept
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "hyprobe-artifacts",
+        help_heading = "Output"
+    )]
+    pub(crate) artifacts: PathBuf,
+}
+
+/// Which manifest, and which kernel.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The manifest
+    pub(crate) manifest: PathBuf,
+    /// The kernel in place of the manifest's: a stock bzImage or an ELF vmlinux
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// A stock kernel in place of the manifest's, by name
+    #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
+    pub(crate) image: Option<String>,
+    /// One JSON object a probe
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Which run.

@@ -7,8 +7,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes::ProbeRequest;
 pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, Workload};
+use probes::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
 /// Everything that the engine needs to know, here or in the outer Linux.
@@ -19,6 +19,8 @@ pub(crate) struct RunConfig {
     pub(crate) kernel: PathBuf,
     /// The guest's first file system.
     pub(crate) initrd: Initrd,
+    /// What the demo guest loads, in this order.
+    pub(crate) modules: Vec<DemoModule>,
     /// The kernel's command line.
     pub(crate) cmdline: String,
     /// The guest's RAM.
@@ -29,6 +31,8 @@ pub(crate) struct RunConfig {
     pub(crate) boot: Boot,
     /// What is probed, in the order in which it was asked for.
     pub(crate) probes: Vec<ProbeRequest>,
+    /// Functions that return before they run.
+    pub(crate) injections: Vec<Injection>,
     /// Where the guest runs.
     pub(crate) accel: Accel,
     /// What is planted.
@@ -53,6 +57,15 @@ pub(crate) enum Initrd {
     File(PathBuf),
     /// The demo guest, built when it is needed.
     Demo,
+}
+
+/// A module of the guest's kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DemoModule {
+    /// Its name as the kernel knows it.
+    pub(crate) name: String,
+    /// Its file, perhaps compressed.
+    pub(crate) path: PathBuf,
 }
 
 /// What only the process that the user started needs to know.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use probes::manifest::{InvalidManifest, ManifestError};
 use probes::{GuestEnd, SessionError};
 
+use crate::check::CheckError;
 use crate::doctor::DoctorError;
 use crate::guest::GuestError;
 use crate::images::ImageError;
@@ -15,6 +16,7 @@ use crate::nested::LaunchError;
 use crate::run::RunError;
 use crate::session::RunFailure;
 use crate::symbols::SymbolsError;
+use crate::test::TestError;
 
 /// How the command ended. The numbers are part of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +119,7 @@ impl Failure for RunError {
 
     fn manifest(&self) -> Option<&InvalidManifest> {
         match self {
-            Self::Merge(MergeError::Manifest(ManifestError::Invalid(manifest))) => Some(manifest),
+            Self::Merge(error) => error.manifest(),
             _ => None,
         }
     }
@@ -127,14 +129,23 @@ impl Failure for MergeError {
     fn exit(&self) -> Exit {
         match self {
             Self::Image { source, .. } => source.exit(),
-            Self::Manifest(_) | Self::NoKernel | Self::Probe { .. } | Self::Path { .. } => {
-                Exit::Usage
-            }
+            Self::Manifest(_)
+            | Self::NoKernel
+            | Self::Modules
+            | Self::Probe { .. }
+            | Self::Path { .. } => Exit::Usage,
         }
     }
 
     fn help(&self) -> Option<String> {
         self.advice()
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Manifest(ManifestError::Invalid(manifest)) => Some(manifest),
+            _ => None,
+        }
     }
 }
 
@@ -148,6 +159,7 @@ impl Failure for GuestError {
             | Self::Initrd { .. }
             | Self::Boot(_)
             | Self::Moves(_)
+            | Self::Tasks { .. }
             | Self::Probe(_) => Exit::Usage,
         }
     }
@@ -199,6 +211,44 @@ impl Failure for SymbolsError {
                 Some(format!("near names: {}", near.join(", ")))
             }
             _ => None,
+        }
+    }
+}
+
+impl Failure for TestError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Read { .. } | Self::Nothing { .. } => Exit::Usage,
+            Self::Manifests { exit, .. } => *exit,
+            Self::Place(error) => error.exit(),
+            Self::Signals(_) | Self::Thread(_) | Self::Write { .. } | Self::Junit(_) => {
+                Exit::HostCannot
+            }
+        }
+    }
+}
+
+impl Failure for CheckError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Merge(error) => error.exit(),
+            Self::Guest(error) => error.exit(),
+            Self::Write(_) => Exit::HostCannot,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Merge(error) => error.help(),
+            Self::Guest(error) => error.help(),
+            Self::Write(_) => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Merge(error) => error.manifest(),
+            Self::Guest(_) | Self::Write(_) => None,
         }
     }
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use probes::{Kernel, ResolveError, SessionError, check_addresses, resolve};
+use probes::{Kernel, ProbeSpec, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelError, KernelFile};
@@ -51,6 +51,14 @@ pub(crate) enum GuestError {
     /// A probe whose place cannot be known before the kernel is.
     #[error(transparent)]
     Moves(#[from] SessionError),
+    /// A condition on the task's name.
+    #[error(
+        "cannot tell which task calls `{at}`: the kernel does not say where it keeps the current one"
+    )]
+    Tasks {
+        /// The injection.
+        at: ProbeSpec,
+    },
     /// A probe that this kernel has no place for.
     #[error(transparent)]
     Probe(#[from] ResolveError),
@@ -85,7 +93,7 @@ impl Guest {
                 path: path.clone(),
                 source,
             })?),
-            Initrd::Demo => Some(images::demo_initramfs(say)?),
+            Initrd::Demo => Some(images::demo_initramfs(&config.modules, say)?),
         };
         Ok(Self {
             file,
@@ -99,6 +107,14 @@ impl Guest {
     pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
         for probe in &config.probes {
             resolve(&self.kernel, &probe.at, 0)?;
+        }
+        for injection in &config.injections {
+            resolve(&self.kernel, &injection.at, 0)?;
+            if injection.comm.is_some() && self.kernel.tasks().is_none() {
+                return Err(GuestError::Tasks {
+                    at: injection.at.clone(),
+                });
+            }
         }
         let method = match config.boot {
             Boot::Direct => BootMethod::Direct,

@@ -4,10 +4,13 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use guest_images::demo::{self, Tracing};
-use guest_images::{CacheError, FetchError, Freshness, ImageKind, InitramfsError, Store};
+use guest_images::{
+    CacheError, FetchError, Freshness, ImageKind, InitramfsError, Module, ModuleError, Store,
+};
 use thiserror::Error;
 
 use crate::cli::ImagesCommand;
+use crate::config::DemoModule;
 use crate::exit::Exit;
 use crate::report::Progress;
 
@@ -29,6 +32,9 @@ pub(crate) enum ImageError {
     /// The demo guest cannot be put together.
     #[error("cannot build the demo guest")]
     Demo(#[from] InitramfsError),
+    /// A module cannot be had.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
     /// The list cannot be written.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
@@ -45,7 +51,9 @@ impl ImageError {
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
-            Self::Fetch(FetchError::Unknown { .. }) | Self::NotAKernel { .. }
+            Self::Fetch(FetchError::Unknown { .. })
+                | Self::NotAKernel { .. }
+                | Self::Module(ModuleError::Missing { .. })
         )
     }
 }
@@ -62,9 +70,38 @@ pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<PathBuf, ImageE
 }
 
 /// The demo guest's initramfs; fetches its busybox if need be.
-pub(crate) fn demo_initramfs(say: &dyn Fn(String)) -> Result<Vec<u8>, ImageError> {
+pub(crate) fn demo_initramfs(
+    modules: &[DemoModule],
+    say: &dyn Fn(String),
+) -> Result<Vec<u8>, ImageError> {
     let busybox = guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?;
-    Ok(demo::initramfs(&busybox.path(), Tracing::Off)?.build()?)
+    let mut initramfs = demo::initramfs(&busybox.path(), Tracing::Off)?;
+    let modules: Vec<_> = modules.iter().map(Module::from).collect();
+    demo::add_modules(&mut initramfs, &modules)?;
+    Ok(initramfs.build()?)
+}
+
+/// The modules called `names` of a stock kernel, with what they need, in the order in which they are loaded.
+pub(crate) fn modules(image: &str, names: &[String]) -> Result<Vec<DemoModule>, ImageError> {
+    let image = guest_images::fetch(image, &|_| {})?;
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let order = image.modules()?.load_order(&names)?;
+    Ok(order.into_iter().map(DemoModule::from).collect())
+}
+
+impl From<Module> for DemoModule {
+    fn from(Module { name, path }: Module) -> Self {
+        Self { name, path }
+    }
+}
+
+impl From<&DemoModule> for Module {
+    fn from(module: &DemoModule) -> Self {
+        Self {
+            name: module.name.clone(),
+            path: module.path.clone(),
+        }
+    }
 }
 
 /// `hyprobe images`.

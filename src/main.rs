@@ -1,5 +1,6 @@
 //! The `hyprobe` command.
 
+mod check;
 mod cli;
 mod config;
 mod doctor;
@@ -7,8 +8,10 @@ mod exit;
 mod failure;
 mod guest;
 mod images;
+mod judged;
 mod merge;
 mod nested;
+mod place;
 mod remote;
 mod report;
 mod run;
@@ -16,6 +19,7 @@ mod session;
 mod signals;
 mod stop;
 mod symbols;
+mod test;
 
 use std::process::ExitCode;
 
@@ -36,6 +40,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match &cli.command {
         Command::Run(args) => run::run(args).map_err(boxed),
+        Command::Test(args) => test::test(args).map_err(boxed),
+        Command::Check(args) => check::check(args).map_err(boxed),
         Command::Probe(command) => remote::probe(command).map_err(boxed),
         Command::Events(args) => remote::events(args).map_err(boxed),
         Command::Top(args) => remote::top(args).map_err(boxed),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use probes::manifest::{InitrdSource, KernelSource, Manifest, ManifestError};
-use probes::{ProbeRequest, ProbeSpec, SpecError};
+use probes::{Expectation, ProbeRequest, ProbeSpec, SpecError};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
@@ -24,6 +24,9 @@ pub(crate) enum MergeError {
     /// Neither names a kernel.
     #[error("there is nothing to boot")]
     NoKernel,
+    /// Modules, and a kernel that is no stock one.
+    #[error("the manifest's modules are those of a stock kernel, and this kernel is a file")]
+    Modules,
     /// A `-p` that is no probe.
     #[error("`{spec}` is not a probe")]
     Probe {
@@ -58,7 +61,7 @@ impl MergeError {
                 Some("name a kernel: --kernel FILE, --image debian-6.1, or a manifest".to_owned())
             }
             Self::Probe { source, .. } => source.help(),
-            Self::Manifest(_) | Self::Image { .. } | Self::Path { .. } => None,
+            Self::Manifest(_) | Self::Modules | Self::Image { .. } | Self::Path { .. } => None,
         }
     }
 }
@@ -75,22 +78,35 @@ struct Asked {
     timeout: Option<Duration>,
 }
 
+/// A run, as it is to be.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// What runs.
+    pub(crate) config: RunConfig,
+    /// Where it is told.
+    pub(crate) output: OutputConfig,
+    /// What is expected of it.
+    pub(crate) expectations: Vec<Expectation>,
+}
+
 /// Reads the manifest, if there is one, and puts the command line over it. A stock kernel that is not here yet is
 /// fetched; `say` is told.
-pub(crate) fn merge(
-    args: &RunArgs,
-    say: &dyn Fn(String),
-) -> Result<(RunConfig, OutputConfig), MergeError> {
+pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeError> {
     let manifest = match &args.manifest {
         Some(path) => Manifest::load(path)?,
         None => Manifest::default(),
     };
     let asked = ask(args, &manifest)?;
-    let kernel = match asked.kernel {
-        KernelSource::File(path) => path,
-        KernelSource::Image(name) => {
-            images::kernel(&name, say).map_err(|source| MergeError::Image { name, source })?
-        }
+    let wanted = &manifest.guest.modules;
+    let (kernel, modules) = match asked.kernel {
+        KernelSource::File(_) if !wanted.is_empty() => return Err(MergeError::Modules),
+        KernelSource::File(path) => (path, Vec::new()),
+        KernelSource::Image(name) => images::kernel(&name, say)
+            .and_then(|path| match wanted.is_empty() {
+                true => Ok((path, Vec::new())),
+                false => Ok((path, images::modules(&name, wanted)?)),
+            })
+            .map_err(|source| MergeError::Image { name, source })?,
     };
     let initrd = match asked.initrd {
         Initrd::File(path) => Initrd::File(absolute(path)?),
@@ -105,11 +121,13 @@ pub(crate) fn merge(
     let config = RunConfig {
         kernel: absolute(kernel)?,
         initrd,
+        modules,
         cmdline: asked.cmdline,
         memory_bytes: asked.memory_bytes,
         cpus: asked.cpus,
         boot: args.boot.or(manifest.guest.boot).unwrap_or_default(),
         probes: asked.probes,
+        injections: manifest.injections.clone(),
         accel: args.accel.or(run.accel).unwrap_or_default(),
         trap: args.trap.unwrap_or_default(),
         console: match console {
@@ -128,7 +146,11 @@ pub(crate) fn merge(
         format: args.format.or(run.format).unwrap_or_default(),
         output: args.output.clone().or_else(|| run.output.clone()),
     };
-    Ok((config, output))
+    Ok(Plan {
+        config,
+        output,
+        expectations: manifest.expectations,
+    })
 }
 
 fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
@@ -213,7 +235,8 @@ mod tests {
     }
 
     fn merged(args: &[&str]) -> (RunConfig, OutputConfig) {
-        merge(&run(args), &|_| {}).expect("merge")
+        let plan = merge(&run(args), &|_| {}).expect("merge");
+        (plan.config, plan.output)
     }
 
     #[test]

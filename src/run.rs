@@ -1,22 +1,23 @@
 //! `hyprobe run`.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
 
 use control::{ControlSocket, Incoming, SocketError};
-use probes::Summary;
+use probes::judge::Verdict;
 use thiserror::Error;
-use vmm::{Host, self_test};
 
 use crate::cli::RunArgs;
-use crate::config::{Accel, Console, RunConfig};
+use crate::config;
 use crate::exit::Exit;
 use crate::guest::{Guest, GuestError};
-use crate::merge::{MergeError, merge};
-use crate::nested::{self, Choice, LaunchError, Outside, Qemu, QemuError, Unusable};
-use crate::report::{Progress, ReportError, Reporter, WriteFailure};
-use crate::session::{self, RunFailure};
+use crate::judged::{self, Judged, admit};
+use crate::merge::{MergeError, Plan, merge};
+use crate::nested::{LaunchError, QemuError};
+use crate::place::{Console, Ends, Place};
+use crate::report::{Ink, Progress, ReportError, Reporter, Style, WriteFailure};
+use crate::session::RunFailure;
 use crate::signals;
 use crate::stop::StopSignal;
 
@@ -66,13 +67,6 @@ pub(crate) enum RunError {
     Write(#[from] WriteFailure),
 }
 
-/// Where the guest runs.
-#[derive(Debug)]
-enum Place {
-    Here,
-    Nested(Qemu),
-}
-
 /// Boots the guest, reports what its probes see, and says how it ended.
 pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
     let progress = Progress::on_stderr();
@@ -83,11 +77,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
 
 fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let say = |text| progress.say(text);
-    let (config, output) = merge(args, &say)?;
+    let Plan {
+        mut config,
+        output,
+        expectations,
+    } = merge(args, &say)?;
     // The user's files first: what is wrong with them is wrong on every host.
     let guest = Guest::load(&config, &say)?;
+    let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
-    let place = place(config.accel, progress)?;
+    let tell = |text: String| progress.pause(|| eprintln!("hyprobe: {text}"));
+    let place = Place::find(config.accel, &tell)?;
     // Until the end of the run; what comes before the guest does waits there.
     let socket = match &config.control {
         Some(path) => Some(ControlSocket::bind(path)?),
@@ -102,76 +102,58 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
         )),
         None => None,
     };
-    let result = run_at(place, &config, guest, &reporter, progress, (stop, clients));
+    let judged = Judged::new(expectations, stop.clone());
+    let ends = Ends {
+        sink: judged.sink(reporter.sink()),
+        console: Console(judged.console(reporter.console())),
+        stop,
+        clients,
+    };
+    let result = place.run(&config, guest, ends, &say);
     drop(socket);
     let (summary, end) = match result {
-        Ok(summary) => (Some(summary.clone()), Ok(Exit::from(summary.guest.end))),
+        Ok(summary) => {
+            let verdicts = judged.finish(&summary);
+            let exit = judged::exit(summary.guest.end, &verdicts);
+            (Some(summary), Ok((exit, verdicts)))
+        }
         Err(error) => (None, Err(error)),
     };
     let written = reporter.finish(summary);
     // Why there is no summary is worth more than that the output is incomplete.
-    let exit = end?;
+    let (exit, verdicts) = end?;
+    tell_verdicts(&verdicts);
     written?;
     Ok(exit)
 }
 
-fn place(accel: Accel, progress: &Progress) -> Result<Place, RunError> {
-    match accel {
-        Accel::Kvm => Ok(Place::Here),
-        Accel::Nested => Ok(Place::Nested(Qemu::find()?)),
-        Accel::Auto => {
-            let kvm = Host::open()
-                .map_err(Unusable::from)
-                .and_then(|host| self_test(&host).map_err(Unusable::from));
-            let choice = nested::choose(&kvm, Qemu::find);
-            if !matches!(choice, Choice::Neither { .. }) {
-                progress.pause(|| eprintln!("hyprobe: {choice}"));
-            }
-            match choice {
-                Choice::Kvm { .. } => Ok(Place::Here),
-                Choice::Nested { qemu, .. } => Ok(Place::Nested(qemu)),
-                Choice::Neither { kvm, qemu } => Err(RunError::Neither { kvm, source: qemu }),
-            }
+/// Says which expectations do not hold, or that all do.
+fn tell_verdicts(verdicts: &[Verdict]) {
+    let style = Style::for_stream(io::stderr().is_terminal());
+    let mut broken = 0;
+    for Verdict {
+        expected,
+        broken: why,
+        ..
+    } in verdicts
+    {
+        if let Some(why) = why {
+            broken += 1;
+            eprintln!(
+                "{} {expected}: {why}",
+                style.paint(Ink::Bad, "expectation failed:")
+            );
         }
     }
-}
-
-fn run_at(
-    place: Place,
-    config: &RunConfig,
-    guest: Guest,
-    reporter: &Reporter,
-    progress: &Progress,
-    (stop, clients): (StopSignal, Option<Incoming>),
-) -> Result<Summary, RunError> {
-    let (sink, console) = (reporter.sink(), reporter.console());
-    match place {
-        Place::Here => {
-            progress.say("booting");
-            Ok(session::run_guest(
-                config, guest, sink, console, stop, clients,
-            )?)
-        }
-        Place::Nested(qemu) => {
-            // It reads the files itself, in the outer Linux.
-            drop(guest);
-            let outside = Outside {
-                sink,
-                console,
-                input: input(&config.console).map_err(RunError::Input)?,
-                stop,
-                clients,
-                progress: &|step| progress.say(step.to_string()),
-            };
-            Ok(nested::launch(&qemu, config, outside)?)
-        }
+    if broken == 0 && !verdicts.is_empty() {
+        eprintln!("hyprobe: all {} expectations hold", verdicts.len());
     }
 }
 
 /// What is typed to the guest, if anything is.
-pub(crate) fn input(console: &Console) -> io::Result<Option<File>> {
+pub(crate) fn input(console: &config::Console) -> io::Result<Option<File>> {
     match console {
-        Console::Stdio => Ok(Some(io::stdin().as_fd().try_clone_to_owned()?.into())),
-        Console::None | Console::File(_) => Ok(None),
+        config::Console::Stdio => Ok(Some(io::stdin().as_fd().try_clone_to_owned()?.into())),
+        config::Console::None | config::Console::File(_) => Ok(None),
     }
 }

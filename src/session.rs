@@ -75,7 +75,9 @@ pub(crate) fn run_guest(
         }
         None => (None, sink),
     };
-    let probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
+    let mut probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
+    // Behind the probes, so that these see the calls that do not run.
+    probes.extend(config.injections.iter().map(NewProbe::from));
     let session = Session::new(
         &host,
         facts,

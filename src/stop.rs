@@ -10,6 +10,8 @@ pub(crate) enum StopReason {
     Signal,
     /// Nobody reads the events any more: the pipe's other end is closed.
     OutputClosed,
+    /// An expectation is broken that says so.
+    Broken,
 }
 
 /// A wish to end the run that any thread can express and any thread can wait for. Clones are the same wish.

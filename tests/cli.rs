@@ -165,8 +165,8 @@ error: run.toml is not a valid manifest
    · ──┬──
    ·   ╰── not known
    ╰────
-  help: did you mean `kernel`? there are `kernel`, `image`, `initrd`, `workload`, `cmdline`,
-        `memory`, `cpus` and `boot`",
+  help: did you mean `kernel`? there are `kernel`, `image`, `initrd`, `workload`, `modules`,
+        `cmdline`, `memory`, `cpus` and `boot`",
     );
 }
 
@@ -382,5 +382,92 @@ fn doctor_has_a_verdict_on_any_host() {
             fine || !check["means"].as_str().expect("means").is_empty(),
             "{check}"
         );
+    }
+}
+
+const CHECKED: &str = "\
+[[probe]]
+at = 'kprobe:fn_nop+0x0'
+[[expect]]
+probe = 'kprobe:fn_ret'
+never = true
+[[expect]]
+probe = 'kprobe:kasan_report'
+never = true
+optional = true
+[[inject]]
+at = 'fn_nop'
+return = -1
+";
+
+#[test]
+fn a_manifest_is_checked_without_booting() {
+    let folder = Folder::new();
+    folder.file("m.toml", CHECKED);
+    let outcome = folder.hyprobe(&["check", "m.toml", "--kernel", kernel()]);
+    assert_eq!((outcome.code, outcome.stderr.as_str()), (Some(0), ""));
+    let lines: Vec<Vec<&str>> = outcome
+        .stdout
+        .lines()
+        .map(|line| line.split_whitespace().take(3).collect())
+        .collect();
+    assert_eq!(
+        lines,
+        [
+            ["kprobe:fn_nop", "armed", "fn_nop+0x0"],
+            ["kprobe:fn_ret", "armed", "fn_ret+0x0"],
+            ["inject:fn_nop", "armed", "fn_nop+0x0"],
+        ]
+    );
+    let json = folder.hyprobe(&["check", "m.toml", "--kernel", kernel(), "--json"]);
+    let line = json.stdout.lines().next().expect("a line");
+    assert!(
+        line.starts_with("{\"probe\":\"kprobe:fn_nop\",\"verdict\":\"armed\""),
+        "{line}"
+    );
+}
+
+#[test]
+fn what_cannot_be_meant_is_refused_as_in_a_run() {
+    let folder = Folder::new();
+    folder.file(
+        "m.toml",
+        "[[expect]]\nprobe = 'kprobe:fn_nopp'\nnever = true\n",
+    );
+    let outcome = folder.hyprobe(&["check", "m.toml", "--kernel", kernel()]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""));
+    let said = "error: cannot probe `kprobe:fn_nopp`: the kernel has no symbol `fn_nopp`\n  help: near names: fn_nop,";
+    assert!(outcome.stderr.starts_with(said), "{}", outcome.stderr);
+}
+
+#[test]
+fn tests_are_not_begun_with_a_wrong_manifest() {
+    let folder = Folder::new();
+    folder.refuses(
+        &["test", "."],
+        2,
+        "error: there is no manifest (*.toml) in .",
+    );
+    let good = format!("[guest]\nkernel = {:?}\n", kernel());
+    folder
+        .file("a.toml", good)
+        .file("b.toml", "[guest]\nkernel = 5\n");
+    let outcome = folder.hyprobe(&["test", ".", "--junit", "j.xml"]);
+    assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(2), ""));
+    let last = outcome.stderr.lines().last();
+    assert_eq!(last, Some("error: 1 of 2 cases cannot be run, so none was"));
+    assert!(
+        outcome.stderr.contains("must be a string"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(!folder.0.path().join("j.xml").exists());
+    for wrong in [
+        ["--shard", "3/2"],
+        ["--matrix", "cpu=1"],
+        ["--matrix", "cpus=0"],
+    ] {
+        let args = ["test", "a.toml", wrong[0], wrong[1]];
+        assert_eq!(folder.hyprobe(&args).code, Some(2), "{wrong:?}");
     }
 }

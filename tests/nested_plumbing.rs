@@ -92,6 +92,7 @@ fn payload(
     let mut guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
+        crash: None,
     };
     match config.cmdline.as_str() {
         "everything" => {
@@ -233,6 +234,8 @@ impl Run {
             trap: TrapChoice::Auto,
             console: Console::Stdio,
             timeout: None,
+            injections: Vec::new(),
+            modules: Vec::new(),
             control: None,
         };
         Self {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::initramfs::{Initramfs, InitramfsError};
+use crate::modules::{Module, ModuleError};
 
 const INIT: &str = include_str!("../demo/init");
 
@@ -41,6 +42,26 @@ pub fn initramfs(busybox: &Path, tracing: Tracing) -> Result<Initramfs, Initramf
         initramfs.file("etc/tracefs", 0o644, "");
     }
     Ok(initramfs)
+}
+
+/// Lets the demo guest load `modules` in this order before it does anything else, and unload them at its end.
+///
+/// # Errors
+///
+/// A module cannot be read.
+pub fn add_modules(initramfs: &mut Initramfs, modules: &[Module]) -> Result<(), ModuleError> {
+    let mut order = String::new();
+    for module in modules {
+        initramfs.file(
+            &format!("lib/modules/{}.ko", module.name),
+            0o644,
+            module.read()?,
+        );
+        order.push_str(&module.name);
+        order.push('\n');
+    }
+    initramfs.file("etc/modules", 0o644, order);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
 //! ([`patchsites`]), how its types are laid out ([`btf`]), which modules it has loaded
-//! ([`modules`]), what its own probes do to its text ([`kprobes`]), how far it has moved
+//! ([`modules`]), which task a processor runs (`tasks`), what its own probes do to its text ([`kprobes`]), how far it has moved
 //! ([`kaslr`]), and what an instruction does ([`insn`]).
 //!
 //! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
@@ -24,6 +24,7 @@ pub mod modules;
 pub mod paging;
 pub mod patchsites;
 pub mod symbols;
+mod tasks;
 
 pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
@@ -37,3 +38,4 @@ pub use modules::{
 pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};
+pub use tasks::TaskLayout;

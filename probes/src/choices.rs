@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::GuestEnd;
+
 /// A choice between words.
 pub trait Word: Copy + 'static {
     /// Every choice, in the order in which they are offered.
@@ -165,6 +167,18 @@ words!(ProbeAction {
     Count = "count", "hits are counted, and only the summary tells";
 });
 
+words!(GuestEnd {
+    Poweroff = "poweroff", "ACPI power-off";
+    Reset = "reset", "reset without a panic before it";
+    Panic = "panic", "the kernel panics";
+    TripleFault = "triple-fault", "a vCPU triple-faults";
+    Halted = "halted", "all vCPUs halt for ever";
+    Timeout = "timeout", "the time is over";
+    Stopped = "stopped", "stopped by the user, or because an expectation failed";
+    Exit = "exit", "the test device was given a code";
+    Failed = "failed", "hyprobe or KVM could not go on";
+});
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +197,7 @@ mod tests {
         check::<Format>();
         check::<Workload>();
         check::<ProbeAction>();
+        check::<GuestEnd>();
     }
 
     #[test]

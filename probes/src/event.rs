@@ -198,6 +198,34 @@ pub struct GuestSummary {
     /// The panic's message, the exit code, the error.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub detail: Option<String>,
+    /// For a panic: who, where, and by which way.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub crash: Option<Box<Crash>>,
+}
+
+/// A panic of the guest's kernel, at the entry of its `panic`.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crash {
+    /// Which vCPU, from 0.
+    pub vcpu: usize,
+    /// The name of the task, if it could be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub task: Option<String>,
+    /// Its registers.
+    pub regs: Registers,
+    /// The return addresses on the stack, the last call first. Some may be left from calls that are over.
+    pub frames: Vec<Frame>,
+}
+
+/// A return address on a stack.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// The address.
+    pub ip: Hex,
+    /// The same as `symbol+0xoffset`.
+    pub symbol: String,
 }
 
 /// How hits get past the probed instruction.

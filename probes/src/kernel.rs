@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use introspect::insn::{Boundaries, boundaries};
 use introspect::{
     Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
-    ModulesError, OptimisedLayout, PatchSites, Symbol, SymbolTable, kallsyms,
+    ModulesError, OptimisedLayout, PatchSites, Symbol, SymbolTable, TaskLayout, kallsyms,
 };
 
 /// The kernel's file could not be understood.
@@ -47,6 +47,7 @@ pub struct Kernel {
     layout: Option<KernelLayout>,
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
+    tasks: OnceLock<Option<TaskLayout>>,
 }
 
 /// No function is swept beyond this many bytes.
@@ -70,6 +71,7 @@ impl Kernel {
             layout,
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
+            tasks: OnceLock::new(),
         })
     }
 
@@ -111,6 +113,15 @@ impl Kernel {
         *self.optimised_kprobes.get_or_init(|| {
             let types = Btf::from_image(&self.image, &self.symbols).ok()?;
             OptimisedLayout::from_btf(&types)
+        })
+    }
+
+    /// Where it keeps the task that a processor runs; `None` if it does not say. Found out when it is first asked for.
+    #[must_use]
+    pub fn tasks(&self) -> Option<TaskLayout> {
+        *self.tasks.get_or_init(|| {
+            let types = Btf::from_image(&self.image, &self.symbols).ok()?;
+            TaskLayout::new(&types, &self.symbols)
         })
     }
 

@@ -6,9 +6,12 @@ mod choices;
 mod detour;
 mod engine;
 mod event;
+mod expect;
 mod guest;
 mod handler;
 mod hit;
+mod inject;
+pub mod judge;
 mod kernel;
 pub mod manifest;
 mod module;
@@ -28,14 +31,16 @@ pub use engine::{
     RegisterError,
 };
 pub use event::{
-    Event, EventSink, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState, ProbeSummary, Registers,
-    Return, Summary, Tier,
+    Crash, Event, EventSink, Frame, GuestEnd, GuestSummary, Hex, Hit, Note, ProbeState,
+    ProbeSummary, Registers, Return, Summary, Tier,
 };
+pub use expect::{Count, Expectation, Expected, Pattern, ValuePlace, Width};
 pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, PreOutcome,
     ReturnHandler,
 };
+pub use inject::{Due, Injection};
 pub use kernel::{Kernel, KernelError, ModulesUnknown};
 pub use plant::PlantByte;
 pub use registry::ProbeId;

@@ -8,6 +8,7 @@ use arc_swap::ArcSwapOption;
 use introspect::{Gva, ModuleEvent};
 
 use crate::handler::{Handler, ReturnHandler, Shared};
+use crate::inject::Injector;
 use crate::resolve::Place;
 use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
@@ -42,6 +43,8 @@ pub(crate) enum Purpose {
     Count,
     /// A program's handler is called.
     Handle(Shared<dyn Handler>),
+    /// Some calls return before they run.
+    Inject(Arc<Injector>),
     /// Calls are followed to their return.
     Return(ReturnPurpose),
     /// The engine itself wants to know.

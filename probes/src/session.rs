@@ -215,6 +215,7 @@ impl Session {
             return GuestSummary {
                 end: GuestEnd::Panic,
                 detail: Some(panicked.message),
+                crash: Some(Box::new(panicked.crash)),
             };
         }
         let (end, detail) = match end {
@@ -227,7 +228,11 @@ impl Session {
             Some(End::Stopped) => (GuestEnd::Stopped, None),
             Some(End::Failed(error)) => (GuestEnd::Failed, Some(chain(&error))),
         };
-        GuestSummary { end, detail }
+        GuestSummary {
+            end,
+            detail,
+            crash: None,
+        }
     }
 }
 

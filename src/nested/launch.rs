@@ -390,6 +390,7 @@ fn not_begun(config: &RunConfig) -> Summary {
         guest: GuestSummary {
             end: GuestEnd::Stopped,
             detail: Some("stopped while the outer Linux was booting".to_owned()),
+            crash: None,
         },
         ran_ns: 0,
         probes: config.probes.iter().map(pending).collect(),

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use guest_images::{FetchError, Initramfs, InitramfsError, ModuleError, Progress};
+use guest_images::{FetchError, Initramfs, InitramfsError, Module, ModuleError, Progress};
 use thiserror::Error;
 use vmm::boot::{KernelError, KernelFile};
 
 use super::executable::{ExecutableError, own_executable};
-use crate::config::{Accel, Boot, Initrd, RunConfig};
+use crate::config::{Accel, Boot, DemoModule, Initrd, RunConfig};
 
 /// The kernel of the outer Linux, in the catalog of images.
 pub(crate) const IMAGE: &str = "debian-6.1";
@@ -40,7 +40,7 @@ pub(crate) enum OuterError {
     #[error(transparent)]
     Executable(#[from] ExecutableError),
     /// A module is missing.
-    #[error("cannot take the outer Linux's modules")]
+    #[error("cannot take a module")]
     Modules(#[from] ModuleError),
     /// The guest's kernel cannot be used.
     #[error(transparent)]
@@ -97,10 +97,13 @@ impl Outer {
             }
             Initrd::Demo => {
                 let busybox = fetch(BUSYBOX, progress)?;
-                let demo = guest_images::demo::initramfs(
+                let mut demo = guest_images::demo::initramfs(
                     &busybox.path(),
                     guest_images::demo::Tracing::Off,
                 )?;
+                let modules: Vec<_> = config.modules.iter().map(module).collect();
+                guest_images::demo::add_modules(&mut demo, &modules)?;
+                inner.modules.clear();
                 files.file(INITRD_PATH, 0o600, demo.build()?);
             }
         }
@@ -127,6 +130,13 @@ impl Outer {
             cpus: cpus(config.cpus),
             initramfs,
         })
+    }
+}
+
+fn module(module: &DemoModule) -> Module {
+    Module {
+        name: module.name.clone(),
+        path: module.path.clone(),
     }
 }
 

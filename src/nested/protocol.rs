@@ -100,6 +100,8 @@ pub(super) enum ToInner {
     Stop,
     /// End the run: nobody reads the events.
     OutputClosed,
+    /// End the run: an expectation is broken.
+    Broken,
 }
 
 impl From<StopReason> for ToInner {
@@ -107,6 +109,7 @@ impl From<StopReason> for ToInner {
         match reason {
             StopReason::Signal => Self::Stop,
             StopReason::OutputClosed => Self::OutputClosed,
+            StopReason::Broken => Self::Broken,
         }
     }
 }
@@ -116,6 +119,7 @@ impl From<ToInner> for StopReason {
         match message {
             ToInner::Stop => Self::Signal,
             ToInner::OutputClosed => Self::OutputClosed,
+            ToInner::Broken => Self::Broken,
         }
     }
 }
@@ -187,7 +191,11 @@ mod tests {
 
     #[test]
     fn the_wish_to_stop_keeps_its_reason() {
-        for reason in [StopReason::Signal, StopReason::OutputClosed] {
+        for reason in [
+            StopReason::Signal,
+            StopReason::OutputClosed,
+            StopReason::Broken,
+        ] {
             assert_eq!(StopReason::from(ToInner::from(reason)), reason);
         }
     }

@@ -208,6 +208,7 @@ mod tests {
         let guest = GuestSummary {
             end: GuestEnd::Poweroff,
             detail: None,
+            crash: None,
         };
         let run = Summary {
             accel: "kvm".to_owned(),

@@ -8,6 +8,7 @@ mod boot;
 mod counts;
 mod detours;
 mod ends;
+mod judged;
 mod kaslr;
 mod many;
 mod modules;

@@ -8,6 +8,7 @@
 
 mod contract;
 mod ends;
+mod judged;
 mod remote;
 
 use std::path::Path;

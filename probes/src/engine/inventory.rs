@@ -151,7 +151,9 @@ fn record(probe: &Probe) -> ProbeRecord {
     let (kind, action, maxactive) = match &probe.purpose {
         Purpose::Trace => (ProbeKind::Kprobe, Some(ProbeAction::Trace), None),
         Purpose::Count => (ProbeKind::Kprobe, Some(ProbeAction::Count), None),
-        Purpose::Handle(_) | Purpose::Milestone(_) => (ProbeKind::Kprobe, None, None),
+        Purpose::Handle(_) | Purpose::Inject(_) | Purpose::Milestone(_) => {
+            (ProbeKind::Kprobe, None, None)
+        }
         Purpose::Return(returns) => (
             ProbeKind::Kretprobe,
             match returns.action {

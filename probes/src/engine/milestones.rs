@@ -1,20 +1,14 @@
 //! Points in the guest's life at which the engine has something to do of its own.
 
-use std::sync::{Arc, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
-use introspect::{Gva, read_virt};
-
-use super::{Engine, Panicked};
+use super::Engine;
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
 use crate::resolve::{Place, Resolved, Via, resolve};
-
-/// No panic message is longer.
-const MAX_MESSAGE_BYTES: usize = 256;
 
 /// The milestones that there are in this kernel.
 pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
@@ -97,32 +91,5 @@ impl Engine {
         if let Err(error) = self.reconcile(paused) {
             self.note(None, format!("plants in the init text stay: {error}"));
         }
-    }
-
-    fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let format = Gva(vcpu.regs()?.rdi);
-        let state = vcpu.system_state()?;
-        let mut message = Vec::new();
-        for i in 0..MAX_MESSAGE_BYTES as u64 {
-            let mut byte = [0];
-            let read = read_virt(
-                &self.memory.as_ref(),
-                &state.paging,
-                format.wrapping_add(i),
-                &mut byte,
-            );
-            if read.is_err() || byte == [0] {
-                break;
-            }
-            message.push(byte[0]);
-        }
-        let message = String::from_utf8_lossy(&message).trim_end().to_owned();
-        self.note(None, format!("the kernel panics: {message}"));
-        let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-        panicked.get_or_insert(Panicked {
-            message,
-            at: Instant::now(),
-        });
-        Ok(())
     }
 }

@@ -13,8 +13,10 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
+mod crash;
 mod edits;
 mod in_place;
+mod inject;
 mod inventory;
 mod jumps;
 mod milestones;
@@ -38,7 +40,7 @@ use introspect::Gva;
 use introspect::insn::{CpuidWords, Features};
 
 use crate::detour::Detour;
-use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
+use crate::event::{Crash, Event, EventSink, Hit, Note, Registers, Return};
 use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
@@ -59,6 +61,7 @@ use return_sites::ReturnSites;
 pub(crate) struct Panicked {
     /// The format of its message.
     pub(crate) message: String,
+    pub(crate) crash: Crash,
     pub(crate) at: Instant,
 }
 

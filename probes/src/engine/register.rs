@@ -9,9 +9,10 @@ use super::edits::{Change, Sites};
 use super::{ArmError, Engine};
 use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
+use crate::inject::Injector;
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{Refusal, Resolved, resolve};
-use crate::{ProbeKind, ProbeSpec, ProbeState, ResolveError};
+use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
 /// What is done at the hits of a new probe.
 #[derive(Clone, Default)]
@@ -25,6 +26,8 @@ pub enum Action {
     Handle(Arc<dyn Handler>),
     /// A handler is called at entry and return. For probes of kind `kretprobe`.
     HandleReturn(Arc<dyn ReturnHandler>),
+    /// Some calls of a function return before it runs. For probes of kind `kprobe` at a function's entry.
+    Inject(Injection),
 }
 
 impl fmt::Debug for Action {
@@ -34,6 +37,7 @@ impl fmt::Debug for Action {
             Self::Count => "Count",
             Self::Handle(_) => "Handle",
             Self::HandleReturn(_) => "HandleReturn",
+            Self::Inject(_) => "Inject",
         })
     }
 }
@@ -119,8 +123,17 @@ impl Engine {
                 (ProbeKind::Kprobe, Action::Handle(handler)) => {
                     Purpose::Handle(Shared(Arc::clone(handler)))
                 }
+                (ProbeKind::Kprobe, Action::Inject(injection)) => {
+                    // A pattern's matches count their calls together.
+                    Purpose::Inject(Arc::new(Injector::from(injection.clone())))
+                }
             };
             for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
+                let name = match &purpose {
+                    // It may share its place with a probe that tells or counts hits.
+                    Purpose::Inject(_) => name.replacen("kprobe:", "inject:", 1).into(),
+                    _ => name,
+                };
                 let (place, why) = match place {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),

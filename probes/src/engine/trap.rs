@@ -95,6 +95,7 @@ impl Engine {
                 Purpose::Trace => self.tell_hit(probe, hit.vcpu(), (*ip).into(), &hit.regs),
                 Purpose::Count => (),
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
+                Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
                 Purpose::Return(purpose) => {
                     needs_pause |= self.enter_call(&mut hit, probe, purpose)
                 }

@@ -169,6 +169,31 @@ pub enum Problem {
         #[label("empty")]
         span: SourceSpan,
     },
+    /// A regular expression.
+    #[error("`{key}` is not a regular expression")]
+    Regex {
+        /// Its key.
+        key: &'static str,
+        /// What is wrong with it.
+        message: String,
+        /// The value.
+        #[label("{message}")]
+        span: SourceSpan,
+    },
+    /// A table that says nothing that can be done, or not all of it.
+    #[error("{table} {what}")]
+    Meaning {
+        /// The table.
+        table: &'static str,
+        /// What is the matter.
+        what: String,
+        /// Where.
+        #[label("here")]
+        span: SourceSpan,
+        /// What can be done.
+        #[help]
+        help: Option<String>,
+    },
     /// Two keys of which one can be given.
     #[error("`{first}` and `{second}` exclude each other")]
     Both {
@@ -199,6 +224,8 @@ impl Problem {
             | Self::Spec { span, .. }
             | Self::Missing { span, .. }
             | Self::Empty { span, .. }
+            | Self::Regex { span, .. }
+            | Self::Meaning { span, .. }
             | Self::Both { span, .. } => *span,
         }
     }

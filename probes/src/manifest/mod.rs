@@ -4,6 +4,7 @@
 //! [guest]
 //! kernel = "vmlinuz"            # or image = "debian-6.1", a stock kernel that is fetched
 //! initrd = "initrd.gz"          # or workload = "demo", which is built in
+//! modules = ["dummy"]           # of a stock kernel; the built-in workload loads them, and what they need
 //! cmdline = "console=ttyS0"
 //! memory = "256M"
 //! cpus = 2
@@ -19,12 +20,30 @@
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
+//!
+//! [[expect]]                    # one of console, probe, order, end
+//! console = "login:"            # a regular expression; never = true turns it round
+//! before = "30s"                # what happens later does not count
+//!
+//! [[expect]]
+//! probe = "kprobe:panic"        # is added to the probes
+//! never = true                  # or at_least, at_most, exactly = 3, never_negative = "int", seen = 5
+//! stop = true                   # the run ends as soon as this cannot hold any more
+//!
+//! [[inject]]
+//! at = "kmem_cache_alloc"       # returns at once
+//! return = 0
+//! on_hit = 1000                 # or every = 100
+//! when = { comm = "mount" }     # only calls of this task are counted
 //! ```
 //!
 //! Everything is optional, because the command line may say it too. Files are relative to the manifest's folder. What
 //! is wrong is reported all at once, each with the spot ([`InvalidManifest`] is a [`miette::Diagnostic`]).
 
 mod error;
+mod expect;
+mod inject;
+mod probe;
 mod reader;
 mod schema;
 
@@ -33,8 +52,8 @@ use std::time::Duration;
 
 pub use error::{InvalidManifest, ManifestError, Problem};
 
-use crate::ProbeRequest;
 use crate::choices::{Accel, Boot, Console, Format, Workload};
+use crate::{Expectation, Injection, ProbeRequest};
 
 /// What a manifest says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -45,6 +64,10 @@ pub struct Manifest {
     pub run: RunSection,
     /// The probes, in the order of the file.
     pub probes: Vec<ProbeRequest>,
+    /// What is expected, in the order of the file.
+    pub expectations: Vec<Expectation>,
+    /// The faults, in the order of the file.
+    pub injections: Vec<Injection>,
 }
 
 /// `[guest]`.
@@ -54,6 +77,8 @@ pub struct GuestSection {
     pub kernel: Option<KernelSource>,
     /// `initrd` or `workload`.
     pub initrd: Option<InitrdSource>,
+    /// Modules of a stock kernel that the built-in workload loads.
+    pub modules: Vec<String>,
     /// The kernel's command line.
     pub cmdline: Option<String>,
     /// RAM.

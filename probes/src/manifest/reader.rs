@@ -130,6 +130,18 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         choice
     }
 
+    /// A table.
+    pub(super) fn table(&mut self, key: &'static str) -> Option<&'t DeTable<'i>> {
+        let value = self.value(key)?;
+        match value.get_ref() {
+            DeValue::Table(table) => Some(table),
+            _ => {
+                let help = format!("write [{key}], or {key} = {{ … }}");
+                self.wrong_type(key, "a table", Some(help), value)
+            }
+        }
+    }
+
     /// `true` or `false`.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
         let value = self.value(key)?;
@@ -158,6 +170,66 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
             });
         }
         fitting
+    }
+
+    /// A number of any size.
+    pub(super) fn integer(&mut self, key: &'static str) -> Option<(i64, Range<usize>)> {
+        let value = self.value(key)?;
+        let DeValue::Integer(number) = value.get_ref() else {
+            return self.wrong_type(key, "an integer", None, value);
+        };
+        let parsed = i64::from_str_radix(number.as_str(), number.radix());
+        // Addresses and registers are written without a sign.
+        let unsigned = || u64::from_str_radix(number.as_str(), number.radix());
+        let parsed = parsed.or_else(|_| unsigned().map(u64::cast_signed)).ok();
+        if parsed.is_none() {
+            self.note(Problem::OutOfRange {
+                key,
+                number: number.as_str().to_owned(),
+                from: i64::MIN,
+                to: i64::MAX,
+                span: value.span().into(),
+            });
+        }
+        parsed.map(|number| (number, value.span()))
+    }
+
+    /// How many of something.
+    pub(super) fn amount(&mut self, key: &'static str) -> Option<u64> {
+        let (number, span) = self.integer(key)?;
+        let amount = u64::try_from(number).ok();
+        if amount.is_none() {
+            self.note(Problem::OutOfRange {
+                key,
+                number: number.to_string(),
+                from: 0,
+                to: i64::MAX,
+                span: span.into(),
+            });
+        }
+        amount
+    }
+
+    /// The strings of an array, each with its place.
+    pub(super) fn strings(&mut self, key: &'static str) -> Option<Vec<(&'t str, Range<usize>)>> {
+        const EXPECTED: &str = "an array of strings";
+        let value = self.value(key)?;
+        let DeValue::Array(elements) = value.get_ref() else {
+            return self.wrong_type(key, EXPECTED, None, value);
+        };
+        let mut strings = Vec::new();
+        for element in elements {
+            match element.get_ref() {
+                DeValue::String(text) => strings.push((text.as_ref(), element.span())),
+                _ => return self.wrong_type(key, EXPECTED, None, element),
+            }
+        }
+        Some(strings)
+    }
+
+    /// What the table is called in messages.
+    pub(super) fn name(&self) -> &'static str {
+        self.name
     }
 
     /// Notes that one of two keys is too many.

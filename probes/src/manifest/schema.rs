@@ -6,23 +6,22 @@ use std::path::Path;
 use toml::de::{DeTable, DeValue};
 
 use super::error::Problem;
+use super::expect::expect;
+use super::inject::inject;
+use super::probe::probe;
 use super::reader::Reader;
 use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection};
 use crate::choices::Console;
 use crate::units::{parse_duration, parse_size};
-use crate::{ProbeRequest, ProbeSpec};
 
-const TABLES: &[&str] = &["guest", "run", "probe"];
+const TABLES: &[&str] = &["guest", "run", "probe", "expect", "inject"];
 const GUEST_KEYS: &[&str] = &[
-    "kernel", "image", "initrd", "workload", "cmdline", "memory", "cpus", "boot",
+    "kernel", "image", "initrd", "workload", "modules", "cmdline", "memory", "cpus", "boot",
 ];
 const RUN_KEYS: &[&str] = &["accel", "format", "output", "console", "timeout", "control"];
-const PROBE_KEYS: &[&str] = &["at", "action", "maxactive", "enabled"];
 
 /// What the APIC ids of the machine's tables have room for.
 const CPUS: std::ops::RangeInclusive<u16> = 1..=254;
-/// Calls that one return probe can follow at once.
-const MAXACTIVE: std::ops::RangeInclusive<u16> = 1..=u16::MAX;
 
 pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> {
     let document = DeTable::parse(text).map_err(|error| {
@@ -34,9 +33,11 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
     })?;
     let mut problems = Vec::new();
     let mut root = Reader::new("the manifest", document.get_ref(), TABLES, &mut problems);
-    let guest_table = table(&mut root, "guest");
-    let run_table = table(&mut root, "run");
-    let probe_tables = array(&mut root);
+    let guest_table = root.table("guest");
+    let run_table = root.table("run");
+    let probe_tables = array(&mut root, "probe", "`at`");
+    let expect_tables = array(&mut root, "expect", "what is expected");
+    let inject_tables = array(&mut root, "inject", "`at` and `return`");
     let manifest = Manifest {
         guest: guest_table
             .map(|table| guest(table, folder, &mut problems))
@@ -48,6 +49,14 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
             .into_iter()
             .filter_map(|(table, span)| probe(text, table, span, &mut problems))
             .collect(),
+        expectations: expect_tables
+            .into_iter()
+            .filter_map(|(table, span)| expect(text, table, span, &mut problems))
+            .collect(),
+        injections: inject_tables
+            .into_iter()
+            .filter_map(|(table, span)| inject(text, table, span, &mut problems))
+            .collect(),
     };
     if problems.is_empty() {
         Ok(manifest)
@@ -56,32 +65,31 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
     }
 }
 
-fn table<'t, 'i>(root: &mut Reader<'t, 'i, '_>, key: &'static str) -> Option<&'t DeTable<'i>> {
-    let value = root.value(key)?;
-    match value.get_ref() {
-        DeValue::Table(table) => Some(table),
-        _ => root.wrong_type(key, "a table", Some(format!("write [{key}]")), value),
-    }
-}
-
-/// The tables of `[[probe]]`, each with its place.
-fn array<'t, 'i>(root: &mut Reader<'t, 'i, '_>) -> Vec<(&'t DeTable<'i>, Range<usize>)> {
-    const KEY: &str = "probe";
+/// The tables of `[[key]]`, each with its place.
+fn array<'t, 'i>(
+    root: &mut Reader<'t, 'i, '_>,
+    key: &'static str,
+    below: &str,
+) -> Vec<(&'t DeTable<'i>, Range<usize>)> {
     const EXPECTED: &str = "an array of tables";
-    let help = || Some("write [[probe]] with `at` below it, once for each probe".to_owned());
-    let Some(value) = root.value(KEY) else {
+    let help = || {
+        Some(format!(
+            "write [[{key}]] with {below} below it, once for each"
+        ))
+    };
+    let Some(value) = root.value(key) else {
         return Vec::new();
     };
     let DeValue::Array(elements) = value.get_ref() else {
         return root
-            .wrong_type(KEY, EXPECTED, help(), value)
+            .wrong_type(key, EXPECTED, help(), value)
             .unwrap_or_default();
     };
     let mut tables = Vec::new();
     for element in elements {
         match element.get_ref() {
             DeValue::Table(table) => tables.push((table, element.span())),
-            _ => tables.extend(root.wrong_type(KEY, EXPECTED, help(), element)),
+            _ => tables.extend(root.wrong_type(key, EXPECTED, help(), element)),
         }
     }
     tables
@@ -101,9 +109,16 @@ fn guest(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> Gue
         .string("initrd")
         .map(|(file, _)| InitrdSource::File(folder.join(file)));
     let workload = guest.choice("workload").map(InitrdSource::Workload);
+    guest.exclude("kernel", "modules");
+    guest.exclude("initrd", "modules");
+    let modules = guest.strings("modules").unwrap_or_default();
     GuestSection {
         kernel: kernel.or(image),
         initrd: initrd.or(workload),
+        modules: modules
+            .into_iter()
+            .map(|(name, _)| name.to_owned())
+            .collect(),
         cmdline: guest.text("cmdline"),
         memory_bytes: guest.unit("memory", "256M", parse_size),
         cpus: guest
@@ -124,45 +139,5 @@ fn run(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> RunSe
             .map(|(text, _)| Console::from_text(text, folder)),
         timeout: run.unit("timeout", "60s", parse_duration),
         control: run.string("control").map(|(file, _)| folder.join(file)),
-    }
-}
-
-fn probe(
-    text: &str,
-    table: &DeTable<'_>,
-    span: Range<usize>,
-    problems: &mut Vec<Problem>,
-) -> Option<ProbeRequest> {
-    let mut probe = Reader::new("[[probe]]", table, PROBE_KEYS, problems);
-    probe.require("at", span);
-    let action = probe.choice("action").unwrap_or_default();
-    let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
-    let enabled = probe.flag("enabled").unwrap_or(true);
-    let (spec, span) = probe.string("at")?;
-    match spec.parse::<ProbeSpec>() {
-        Ok(at) => Some(ProbeRequest {
-            at,
-            action,
-            maxactive,
-            enabled,
-        }),
-        Err(error) => {
-            let span = within(text, &span, spec, &error.span).into();
-            let help = error.help();
-            probe.note(Problem::Spec { error, span, help });
-            None
-        }
-    }
-}
-
-/// Where a part of a string is in the text: exactly, if the string is written as it is; else all of it.
-fn within(text: &str, literal: &Range<usize>, string: &str, part: &Range<usize>) -> Range<usize> {
-    let written = text.get(literal.clone()).unwrap_or_default();
-    let quotes = written.len().saturating_sub(string.len()) / 2;
-    if written.get(quotes..quotes + string.len()) == Some(string) {
-        let start = literal.start + quotes;
-        start + part.start..start + part.end
-    } else {
-        literal.clone()
     }
 }

@@ -62,6 +62,7 @@ fn the_documented_manifest_is_one() {
         GuestSection {
             kernel: Some(KernelSource::File("/etc/run/vmlinuz".into())),
             initrd: Some(InitrdSource::File("/boot/initrd.gz".into())),
+            modules: Vec::new(),
             cmdline: Some("console=ttyS0".to_owned()),
             memory_bytes: Some(256 << 20),
             cpus: Some(2),
@@ -131,7 +132,7 @@ fn an_unknown_key_is_labelled_and_the_right_one_offered() {
     assert_eq!(spot, "guset");
     assert_eq!(
         help,
-        "did you mean `guest`? there are `guest`, `run` and `probe`"
+        "did you mean `guest`? there are `guest`, `run`, `probe`, `expect` and `inject`"
     );
 
     let (_, spot, help) = only("[run]\n'disk image' = 1\n");
@@ -241,4 +242,162 @@ fn a_file_that_is_not_there_says_which() {
         error.to_string(),
         "cannot read the manifest /nonexistent/run.toml"
     );
+}
+
+fn expectations(tables: &str) -> Vec<String> {
+    let manifest = parsed(tables);
+    let said = manifest.expectations.iter().map(ToString::to_string);
+    said.collect()
+}
+
+#[test]
+fn expectations_say_what_they_mean() {
+    let said = expectations(
+        r#"
+        [[expect]]
+        console = "login:"
+        before = "30s"
+        [[expect]]
+        console = "BUG|Oops"
+        never = true
+        stop = true
+        [[expect]]
+        probe = "kprobe:panic"
+        never = true
+        [[expect]]
+        name = "it reads"
+        probe = "kprobe:vfs_read"
+        at_least = 3
+        [[expect]]
+        order = ["kprobe:a", "kretprobe:b"]
+        [[expect]]
+        probe = "kretprobe:f"
+        never_negative = "int"
+        [[expect]]
+        probe = "kprobe:f"
+        seen = 0xffffffffffffffff
+        in = "arg1"
+        [[expect]]
+        end = "poweroff"
+        "#,
+    );
+    assert_eq!(
+        said,
+        [
+            "the console says /login:/ within 30s",
+            "the console never says /BUG|Oops/",
+            "kprobe:panic never is hit",
+            "it reads",
+            "kprobe:a, then kretprobe:b",
+            "kretprobe:f never returns a negative number",
+            "kprobe:f is given -1 as argument 1 once",
+            "the guest ends by poweroff",
+        ]
+    );
+}
+
+#[test]
+fn expectations_that_mean_nothing_are_refused() {
+    let message = |table: &str| only(&format!("[[expect]]\n{table}\n")).0;
+    assert_eq!(message("name = 'x'"), "[[expect]] says nothing");
+    assert_eq!(
+        message("console = 'x'\nend = 'reset'"),
+        "`console` and `end` exclude each other"
+    );
+    assert_eq!(
+        message("probe = 'kprobe:f'"),
+        "[[expect]] does not say what is expected of the probe"
+    );
+    assert_eq!(
+        message("probe = 'kprobe:f'\nnever = true\nat_most = 3"),
+        "`never` and `at_most` exclude each other"
+    );
+    assert_eq!(
+        message("console = 'x'\nat_least = 1"),
+        "[[expect]] has no use for `at_least` beside `console`"
+    );
+    assert_eq!(
+        message("console = '('"),
+        "`console` is not a regular expression"
+    );
+    assert_eq!(message("end = 'exploded'"), "`end` cannot be `exploded`");
+    assert_eq!(
+        message("probe = 'kprobe:f'\nat_least = -1"),
+        "`at_least` cannot be -1"
+    );
+    assert_eq!(
+        message("order = ['kprobe:a']"),
+        "[[expect]] puts fewer than two probes in order"
+    );
+    for table in [
+        "probe = 'kprobe:f'\nnever_negative = 'int'",
+        "probe = 'kretprobe:f'\nnever_negative = 'short'",
+        "probe = 'kprobe:f'\nseen = 1\nin = 'arg6'",
+        "probe = 'kprobe:f'\nseen = 1\nin = 'return'",
+        "probe = 'kprobe:f+4'\nseen = 1\nin = 'arg0'",
+        "order = ['kprobe:a', 'kprob:b']",
+    ] {
+        message(table);
+    }
+}
+
+#[test]
+fn injections_are_read() {
+    let manifest = parsed(
+        r#"
+        [[inject]]
+        at = "kmem_cache_alloc"
+        on_hit = 1000
+        return = 0
+        [[inject]]
+        at = "kprobe:__x64_sys_rename"
+        every = 3
+        return = -5
+        when = { comm = "mv" }
+        "#,
+    );
+    assert_eq!(
+        manifest.injections,
+        [
+            Injection {
+                at: "kprobe:kmem_cache_alloc".parse().expect("a probe"),
+                due: crate::Due::OnHit(1000),
+                value: 0,
+                comm: None,
+            },
+            Injection {
+                at: "kprobe:__x64_sys_rename".parse().expect("a probe"),
+                due: crate::Due::Every(3),
+                value: (-5_i64).cast_unsigned(),
+                comm: Some("mv".to_owned()),
+            },
+        ]
+    );
+}
+
+#[test]
+fn injections_that_mean_nothing_are_refused() {
+    let message = |table: &str| only(&format!("[[inject]]\n{table}\n")).0;
+    assert_eq!(message("at = 'f'"), "[[inject]] needs the key `return`");
+    assert_eq!(
+        message("at = 'f'\nreturn = 0\non_hit = 1\nevery = 2"),
+        "`on_hit` and `every` exclude each other"
+    );
+    assert_eq!(
+        message("at = 'f'\nreturn = 0\nevery = 0"),
+        "`every` cannot be 0"
+    );
+    for at in ["f+5", "kretprobe:f", "0xffffffff81000000"] {
+        let text = format!("[[inject]]\nat = '{at}'\nreturn = 0\n");
+        let (message, spot, _) = only(&text);
+        assert!(
+            message.starts_with("[[inject]] needs a function"),
+            "{message}"
+        );
+        assert_eq!(spot, format!("'{at}'"));
+    }
+    let long = message("at = 'f'\nreturn = 0\nwhen = { comm = 'a-name-of-17-chars' }");
+    assert_eq!(long, "`when` names no task: names have 15 bytes at most");
+    // The place in the text is that of what is written there.
+    assert_eq!(only("[[inject]]\nat = 'f!'\nreturn = 0\n").1, "!");
 }

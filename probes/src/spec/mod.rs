@@ -11,6 +11,7 @@
 //! Whether such a symbol exists is not known here: that depends on the guest.
 
 mod error;
+mod names;
 mod parse;
 
 use std::fmt;

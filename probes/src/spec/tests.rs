@@ -140,3 +140,16 @@ fn json_holds_it_as_a_string() {
     let error = serde_json::from_str::<ProbeSpec>(r#""kprobe""#).expect_err("no place");
     assert!(error.to_string().contains("does not say where"), "{error}");
 }
+
+#[test]
+fn names_belong_to_specifications() {
+    let of = |spec: &str, name| spec.parse::<ProbeSpec>().expect(spec).stands_for(name);
+    assert!(of("kprobe:vfs_read+5", "kprobe:vfs_read+0x5"));
+    assert!(!of("kprobe:vfs_read", "kprobe:vfs_read+0x5"));
+    assert!(!of("kprobe:vfs_read", "kprobe:vfs_readv"));
+    assert!(!of("kprobe:vfs_read", "kretprobe:vfs_read"));
+    assert!(of("kprobe:vfs_*", "kprobe:vfs_read"));
+    assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
+    assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
+    assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
+}

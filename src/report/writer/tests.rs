@@ -64,6 +64,7 @@ fn end(dropped: u64) -> Message {
     let guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
+        crash: None,
     };
     let summary = Summary {
         accel: "kvm".to_owned(),

@@ -259,6 +259,32 @@ fn a_panic_is_noted_with_its_message() {
     assert_eq!(rig.engine.panicked().expect("noted").message, "");
 }
 
+#[test]
+fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
+    let mut kernel = SyntheticKernel::new();
+    let panic = kernel.function("panic", &PLAIN);
+    // `nop; call …; ret`
+    let caller = kernel.function("caller", &[0x90, 0xe8, 0, 0, 0, 0, 0xc3]);
+    let rig = Rig::new(&kernel, &[]);
+    let mut vcpu = vcpu(panic);
+    let stack = [caller.0 + 6, 0, caller.0 + 5, u64::MAX, DATA, caller.0 + 6];
+    for (n, word) in (0..).zip(stack) {
+        rig.memory.put(vcpu.regs.rsp + 8 * n, &word.to_le_bytes());
+    }
+    vcpu.regs.rdi = DATA;
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
+            panic!("nothing to run")
+        })
+        .expect("handled");
+    let crash = rig.engine.panicked().expect("noted").crash;
+    assert_eq!((crash.vcpu, crash.task), (0, None));
+    assert_eq!((crash.regs.rip, crash.regs.rdi), (panic.into(), Hex(DATA)));
+    let frames: Vec<_> = crash.frames.iter().map(|frame| &*frame.symbol).collect();
+    assert_eq!(frames, ["caller+0x6", "caller+0x6"]);
+    assert_eq!(crash.frames[0].ip, Hex(caller.0 + 6));
+}
+
 /// It is found by what it writes to MSR_LSTAR.
 #[test]
 fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {

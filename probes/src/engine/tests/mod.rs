@@ -5,6 +5,7 @@ mod changes;
 mod detours;
 mod hits;
 mod in_place;
+mod inject;
 mod passing;
 mod readers;
 mod returns;

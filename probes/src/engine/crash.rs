@@ -1,0 +1,161 @@
+//! The guest's kernel panics: who, where, and by which way.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use introspect::{Gva, read_virt};
+
+use super::{Engine, Panicked, registers};
+use crate::event::{Crash, Frame, Hex};
+use crate::guest::{GuestError, Vcpu};
+
+/// No panic message is longer.
+const MAX_MESSAGE_BYTES: usize = 256;
+/// Stacks begin and end at multiples of this.
+const STACK_BYTES: u64 = 16 << 10;
+/// So many frames are told.
+const MAX_FRAMES: usize = 32;
+/// Before a return address there is a call with at most so many bytes.
+const MAX_CALL_BYTES: usize = 7;
+
+impl Engine {
+    /// The vCPU is about to run `panic`.
+    pub(super) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+        let regs = vcpu.regs()?;
+        let message = self.string(vcpu, Gva(regs.rdi))?;
+        let crash = Crash {
+            vcpu: vcpu.index(),
+            task: self
+                .task_name(vcpu)
+                .map(|name| String::from_utf8_lossy(&name).into_owned()),
+            regs: registers(&regs, Hex(regs.rip)),
+            frames: self.frames(vcpu, regs.rsp)?,
+        };
+        self.note(None, format!("the kernel panics: {message}"));
+        let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
+        panicked.get_or_insert(Panicked {
+            message,
+            crash,
+            at: Instant::now(),
+        });
+        Ok(())
+    }
+
+    /// The name of the task that the vCPU runs, if it can be read.
+    pub(super) fn task_name(&self, vcpu: &mut dyn Vcpu) -> Option<Vec<u8>> {
+        let layout = self.kernel.tasks()?;
+        let state = vcpu.system_state().ok()?;
+        let slide = self.located.get().map_or(0, |located| located.slide);
+        let gs_base = state.system.segments.gs.base;
+        let mut task = [0; 8];
+        let current = layout.current(gs_base, slide);
+        read_virt(&self.planter, &state.paging, current, &mut task).ok()?;
+        let at = Gva(u64::from_le_bytes(task)).wrapping_add(layout.comm);
+        let mut name = vec![0; layout.comm_bytes];
+        read_virt(&self.planter, &state.paging, at, &mut name).ok()?;
+        let end = name.iter().position(|byte| *byte == 0);
+        name.truncate(end.unwrap_or(name.len()));
+        Some(name)
+    }
+
+    fn string(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<String, GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let mut text = Vec::new();
+        for i in 0..MAX_MESSAGE_BYTES as u64 {
+            let mut byte = [0];
+            let read = read_virt(&self.planter, &paging, at.wrapping_add(i), &mut byte);
+            if read.is_err() || byte == [0] {
+                break;
+            }
+            text.push(byte[0]);
+        }
+        Ok(String::from_utf8_lossy(&text).trim_end().to_owned())
+    }
+
+    /// The return addresses on the stack, from `rsp` on: every word that points behind a call in the kernel's text.
+    /// Like the lines that the kernel itself prints with a question mark, some may be left from calls that are over.
+    fn frames(&self, vcpu: &mut dyn Vcpu, rsp: u64) -> Result<Vec<Frame>, GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let end = (rsp | (STACK_BYTES - 1)).wrapping_add(1);
+        let words = end.wrapping_sub(rsp) / 8;
+        let mut frames = Vec::new();
+        for n in 0..words {
+            let mut word = [0; 8];
+            let at = Gva(rsp).wrapping_add(8 * n);
+            if read_virt(&self.planter, &paging, at, &mut word).is_err() {
+                break;
+            }
+            let ip = Gva(u64::from_le_bytes(word));
+            if let Some(symbol) = self.behind_call(ip) {
+                frames.push(Frame {
+                    ip: ip.into(),
+                    symbol,
+                });
+                if frames.len() == MAX_FRAMES {
+                    break;
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    /// What `ip` is called, if a call in the kernel proper returns there.
+    fn behind_call(&self, ip: Gva) -> Option<String> {
+        let located = self.located.get()?;
+        let linked = located.linked(ip);
+        if !self.kernel.holds_code(linked) {
+            return None;
+        }
+        let start = Gva(linked.0.checked_sub(MAX_CALL_BYTES as u64)?);
+        let before = self.kernel.bytes_at(start, MAX_CALL_BYTES)?;
+        // Not the address itself: the last call of a function that does not return is followed by the next one.
+        let within = self.kernel.symbols().resolve(Gva(linked.0 - 1))?;
+        let offset = within.offset + 1;
+        ends_with_call(before).then(|| format!("{}+{offset:#x}", within.symbol.name))
+    }
+}
+
+/// Whether the bytes end with a call: direct, or through a register or memory.
+fn ends_with_call(bytes: &[u8]) -> bool {
+    let back = |n: usize| bytes.len().checked_sub(n).and_then(|at| bytes.get(at..));
+    let through = |n, modes: &[u8]| {
+        // The field between mode and register says that it is a call.
+        matches!(back(n), Some([0xff, mode, ..]) if mode & 0x38 == 0x10 && modes.contains(&(mode >> 6)))
+    };
+    matches!(back(5), Some([0xe8, ..]))
+        || through(2, &[0, 3])
+        || through(3, &[0, 1])
+        || through(4, &[1])
+        || through(6, &[0, 2])
+        || through(7, &[0, 2])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_known_by_their_bytes() {
+        for call in [
+            &[0xe8, 1, 2, 3, 4][..],         // call rel32
+            &[0xff, 0xd0],                   // call rax
+            &[0x41, 0xff, 0xd3],             // call r11
+            &[0xff, 0x10],                   // call [rax]
+            &[0xff, 0x50, 0x18],             // call [rax+0x18]
+            &[0xff, 0x54, 0x24, 0x08],       // call [rsp+8]
+            &[0xff, 0x15, 1, 2, 3, 4],       // call [rip+…]
+            &[0xff, 0x14, 0xc5, 1, 2, 3, 4], // call [rax*8+…]
+        ] {
+            let mut bytes = vec![0x90; MAX_CALL_BYTES];
+            bytes.extend(call);
+            assert!(ends_with_call(&bytes[call.len()..]), "{call:x?}");
+        }
+        for other in [
+            [0x90; 7],
+            [0xff, 0x25, 1, 2, 3, 4, 5],
+            [0xe9, 0, 0, 0xe9, 0, 0, 0],
+        ] {
+            assert!(!ends_with_call(&other), "{other:x?}");
+        }
+    }
+}

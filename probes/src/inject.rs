@@ -1,0 +1,91 @@
+//! Faults that are injected: `[[inject]]` of a manifest.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Action, NewProbe, ProbeSpec};
+
+/// A function that does not run at some of its calls, and returns a value at once instead.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Injection {
+    /// The function.
+    pub at: ProbeSpec,
+    /// At which of its calls.
+    pub due: Due,
+    /// What it returns then: RAX.
+    pub value: u64,
+    /// Only calls of tasks that are called so are counted.
+    pub comm: Option<String>,
+}
+
+/// Which calls do not run, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Due {
+    /// This one alone.
+    OnHit(u64),
+    /// Each that is a multiple of this; never 0.
+    Every(u64),
+}
+
+impl From<&Injection> for NewProbe {
+    fn from(injection: &Injection) -> Self {
+        Self {
+            action: Action::Inject(injection.clone()),
+            ..Self::from(injection.at.clone())
+        }
+    }
+}
+
+/// An injection that counts the calls.
+#[derive(Debug)]
+pub(crate) struct Injector {
+    pub(crate) injection: Injection,
+    calls: AtomicU64,
+}
+
+impl From<Injection> for Injector {
+    fn from(injection: Injection) -> Self {
+        Self {
+            injection,
+            calls: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Injector {
+    /// Counts a call; its number, if it is not to run.
+    pub(crate) fn count(&self) -> Option<u64> {
+        let call = self.calls.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        let due = match self.injection.due {
+            Due::OnHit(wanted) => call == wanted,
+            Due::Every(each) => call.checked_rem(each) == Some(0),
+        };
+        due.then_some(call)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn due(due: Due) -> Vec<u64> {
+        let injector = Injector::from(Injection {
+            at: "kprobe:f".parse().expect("a probe"),
+            due,
+            value: 0,
+            comm: None,
+        });
+        (0..9).filter_map(|_| injector.count()).collect()
+    }
+
+    #[test]
+    fn one_call_or_each_of_so_many() {
+        assert_eq!(due(Due::OnHit(4)), [4]);
+        assert_eq!(due(Due::Every(3)), [3, 6, 9]);
+        assert_eq!(due(Due::Every(1)).len(), 9);
+        assert!(due(Due::Every(0)).is_empty());
+    }
+}

@@ -1,0 +1,77 @@
+//! What the summary says of a probe: what was seen, and what may not have been.
+
+use std::collections::BTreeSet;
+
+use crate::{ProbeKind, ProbeSpec, ProbeState, ProbeSummary, Summary};
+
+/// Reasons for which an execution, or a return, has happened without being seen. The others are about calls that have
+/// not returned.
+const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
+
+/// All probes that one specification stands for.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Hits; of a return probe, returns.
+    pub(super) seen: u64,
+    /// Those that were not seen, with the reasons.
+    pub(super) unseen: u64,
+    reasons: Vec<String>,
+    /// Why nothing can be said.
+    pub(super) blind: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn of(spec: &ProbeSpec, summary: &Summary) -> Self {
+        let mut tally = Self::default();
+        let mut names = BTreeSet::new();
+        for probe in &summary.probes {
+            // Two patterns may overlap: each has seen all of it.
+            if spec.stands_for(&probe.probe) && names.insert(&probe.probe) {
+                tally.add(spec.kind, probe);
+            }
+        }
+        if names.is_empty() {
+            tally.blind = Some(format!("{spec} is none of the run's probes"));
+        }
+        tally
+    }
+
+    fn add(&mut self, kind: ProbeKind, probe: &ProbeSummary) {
+        self.seen += match kind {
+            ProbeKind::Kprobe => probe.hits,
+            ProbeKind::Kretprobe => probe.returns.unwrap_or_default(),
+        };
+        for (reason, count) in &probe.missed {
+            if *count > 0 && UNSEEN.contains(&reason.as_str()) {
+                self.unseen += count;
+                self.reasons.push(format!("{reason} {count}"));
+            }
+        }
+        // One whose module never came was never executed. One that waits for anything else may have been.
+        let waits = matches!(probe.state, ProbeState::Pending)
+            && !probe.reason.as_deref().is_some_and(is_unloaded);
+        let blind = match probe.state {
+            ProbeState::Refused => "could not be armed",
+            ProbeState::Disabled => "was disabled",
+            ProbeState::Pending if waits => "was never armed",
+            ProbeState::Pending | ProbeState::Armed | ProbeState::Gone => return,
+        };
+        let why = probe.reason.as_deref().unwrap_or("no reason given");
+        self.blind
+            .get_or_insert_with(|| format!("{} {blind}: {why}", probe.probe));
+    }
+
+    /// What was not seen, for a message.
+    pub(super) fn unseen_in_words(&self) -> String {
+        format!(
+            "{} were not seen ({})",
+            self.unseen,
+            self.reasons.join(", ")
+        )
+    }
+}
+
+/// Why a probe waits for its module, as its refusal has it.
+fn is_unloaded(reason: &str) -> bool {
+    reason.starts_with("the module `") && reason.ends_with("is not loaded")
+}

@@ -1,0 +1,98 @@
+//! `[[probe]]`, and probes in other tables.
+
+use std::ops::Range;
+
+use toml::de::DeTable;
+
+use super::error::Problem;
+use super::reader::Reader;
+use crate::{ProbeRequest, ProbeSpec};
+
+const KEYS: &[&str] = &["at", "action", "maxactive", "enabled"];
+
+/// Calls that one return probe can follow at once.
+const MAXACTIVE: std::ops::RangeInclusive<u16> = 1..=u16::MAX;
+
+/// Reads one table, which is at `span` of `text`.
+pub(super) fn probe(
+    text: &str,
+    table: &DeTable<'_>,
+    span: Range<usize>,
+    problems: &mut Vec<Problem>,
+) -> Option<ProbeRequest> {
+    let mut probe = Reader::new("[[probe]]", table, KEYS, problems);
+    probe.require("at", span);
+    let action = probe.choice("action").unwrap_or_default();
+    let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
+    let enabled = probe.flag("enabled").unwrap_or(true);
+    Some(ProbeRequest {
+        at: spec(&mut probe, text, "at")?,
+        action,
+        maxactive,
+        enabled,
+    })
+}
+
+/// The probe that `key` names.
+pub(super) fn spec(
+    reader: &mut Reader<'_, '_, '_>,
+    text: &str,
+    key: &'static str,
+) -> Option<ProbeSpec> {
+    let (written, span) = reader.string(key)?;
+    parse_spec(reader, text, written, &span)
+}
+
+/// The function that `key` names; `kprobe:` may be left out.
+pub(super) fn function(
+    reader: &mut Reader<'_, '_, '_>,
+    text: &str,
+    key: &'static str,
+) -> Option<ProbeSpec> {
+    const KIND: &str = "kprobe:";
+    let (written, span) = reader.string(key)?;
+    if written.contains(':') {
+        return parse_spec(reader, text, written, &span);
+    }
+    match format!("{KIND}{written}").parse::<ProbeSpec>() {
+        Ok(at) => Some(at),
+        Err(mut error) => {
+            error.span = error.span.start.saturating_sub(KIND.len())
+                ..error.span.end.saturating_sub(KIND.len());
+            let span = within(text, &span, written, &error.span).into();
+            let help = error.help();
+            reader.note(Problem::Spec { error, span, help });
+            None
+        }
+    }
+}
+
+/// The probe that is `written` at `span` of `text`.
+pub(super) fn parse_spec(
+    reader: &mut Reader<'_, '_, '_>,
+    text: &str,
+    written: &str,
+    span: &Range<usize>,
+) -> Option<ProbeSpec> {
+    match written.parse::<ProbeSpec>() {
+        Ok(at) => Some(at),
+        Err(error) => {
+            let span = within(text, span, written, &error.span).into();
+            let help = error.help();
+            reader.note(Problem::Spec { error, span, help });
+            None
+        }
+    }
+}
+
+/// Where a part of a string is in the text: exactly, if the string is written as it is; else all of it.
+fn within(text: &str, literal: &Range<usize>, string: &str, part: &Range<usize>) -> Range<usize> {
+    let written = text.get(literal.clone()).unwrap_or_default();
+    let quotes = written.len().saturating_sub(string.len()) / 2;
+    if written.get(quotes..quotes + string.len()) == Some(string) {
+        let start = literal.start + quotes;
+        start + part.start..start + part.end
+    } else {
+        literal.clone()
+    }
+}

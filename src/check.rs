@@ -1,0 +1,151 @@
+//! `hyprobe check`: what would become of a manifest's probes, by the kernel's file alone.
+
+use std::io::{self, Write};
+
+use probes::{Hex, Place, ProbeSpec, Refusal, Resolved, Via, When, resolve};
+use serde::Serialize;
+use thiserror::Error;
+
+use crate::cli::{CheckArgs, RunArgs};
+use crate::exit::Exit;
+use crate::guest::{Guest, GuestError};
+use crate::judged::admit;
+use crate::merge::{MergeError, merge};
+use crate::report::Progress;
+
+/// Why nothing can be said.
+#[derive(Debug, Error)]
+pub(crate) enum CheckError {
+    /// The manifest, or what it names.
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    /// The guest's files, or a probe that cannot be meant.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// Standard output.
+    #[error("cannot write to standard output")]
+    Write(#[source] io::Error),
+}
+
+/// What a processor has.
+const DEBUG_REGISTERS: usize = 4;
+
+/// A line of `--json`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    probe: &'a str,
+    verdict: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ip: Option<Hex>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    symbol: Option<&'a str>,
+    what: String,
+}
+
+/// Says of each probe where it would be, or why it would not be armed.
+pub(crate) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
+    let progress = Progress::on_stderr();
+    let verdicts = verdicts(args, &progress);
+    progress.clear();
+    let verdicts = verdicts?;
+    let mut out = io::stdout().lock();
+    let mut exit = Exit::Done;
+    let width = verdicts.iter().map(|found| found.name.len()).max();
+    let mut debug_registers = 0;
+    for found in &verdicts {
+        let line = line(found, &mut debug_registers);
+        if line.verdict == "refused" {
+            exit = Exit::ExpectationFailed;
+        }
+        let wrote = match args.json {
+            true => serde_json::to_string(&line)
+                .map_err(io::Error::from)
+                .and_then(|line| writeln!(out, "{line}")),
+            false => writeln!(
+                out,
+                "{:<width$}  {:<7}  {}",
+                line.probe,
+                line.verdict,
+                line.what,
+                width = width.unwrap_or(0)
+            ),
+        };
+        wrote.map_err(CheckError::Write)?;
+    }
+    Ok(exit)
+}
+
+fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, CheckError> {
+    let say = |text| progress.say(text);
+    let run = RunArgs {
+        manifest: Some(args.manifest.clone()),
+        kernel: args.kernel.clone(),
+        image: args.image.clone(),
+        ..RunArgs::default()
+    };
+    let mut plan = merge(&run, &say)?;
+    let guest = Guest::load(&plan.config, &say)?;
+    admit(&mut plan.config, plan.expectations, &guest.kernel);
+    guest.check(&plan.config)?;
+    let mut found = Vec::new();
+    let of = |spec: &ProbeSpec| resolve(&guest.kernel, spec, 0).map_err(GuestError::from);
+    for probe in &plan.config.probes {
+        found.extend(of(&probe.at)?);
+    }
+    for injection in &plan.config.injections {
+        found.extend(of(&injection.at)?.into_iter().map(|found| Resolved {
+            name: found.name.replacen("kprobe:", "inject:", 1).into(),
+            ..found
+        }));
+    }
+    Ok(found)
+}
+
+/// `debug_registers` are those that probes before this one have taken.
+fn line<'f>(found: &'f Resolved, debug_registers: &mut usize) -> Line<'f> {
+    let (verdict, what) = match &found.place {
+        Ok(place) if place.via == Via::DebugRegister => {
+            *debug_registers += 1;
+            match *debug_registers > DEBUG_REGISTERS {
+                true => (
+                    "refused",
+                    format!(
+                        "{} at {}: the kernel patches the instruction at run time, and all four debug registers are \
+                         taken",
+                        place.symbol, place.ip
+                    ),
+                ),
+                false => ("armed", place_in_words(place)),
+            }
+        }
+        Ok(place) => ("armed", place_in_words(place)),
+        Err(refusal @ Refusal::NotLoaded { .. }) => ("pending", refusal.to_string()),
+        Err(refusal) => ("refused", refusal.to_string()),
+    };
+    let place = found.place.as_ref().ok();
+    Line {
+        probe: &found.name,
+        verdict,
+        ip: place.map(|place| place.ip.into()),
+        symbol: place.map(|place| &*place.symbol),
+        what,
+    }
+}
+
+fn place_in_words(place: &Place) -> String {
+    let mut text = format!("{} at {}", place.symbol, place.ip);
+    match place.via {
+        Via::Plant { at, .. } if at != place.ip => {
+            text += &format!(", noticed at {at}: the kernel patches the instruction itself");
+        }
+        Via::Plant { .. } => (),
+        Via::DebugRegister => text += ", in one of the four debug registers",
+    }
+    if place.when == When::BootPatched {
+        text += ", from when the kernel has patched itself";
+    }
+    if place.init {
+        text += ", until its text is freed after boot";
+    }
+    text
+}

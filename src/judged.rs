@@ -1,0 +1,262 @@
+//! A run under judgement: what its guest does passes a [`Judge`] on its way to the user.
+//!
+//! vCPU threads bring events and the serial port brings the console; in a nested run, the launcher's threads do. The
+//! judge is held for as long as one of them takes to look at the expectations.
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use probes::judge::{Judge, Verdict};
+use probes::{
+    Event, EventSink, Expectation, GuestEnd, Kernel, ProbeAction, ProbeRequest, ProbeSpec, Summary,
+    resolve,
+};
+
+use crate::config::RunConfig;
+use crate::exit::Exit;
+use crate::stop::{StopReason, StopSignal};
+
+/// Adds the probes to `config` that `expectations` need, and leaves out what this kernel need not fulfil.
+pub(crate) fn admit(
+    config: &mut RunConfig,
+    mut expectations: Vec<Expectation>,
+    kernel: &Kernel,
+) -> Vec<Expectation> {
+    let has = |spec: &ProbeSpec| resolve(kernel, spec, 0).is_ok();
+    expectations.retain(|expectation| {
+        let mut probes = expectation.probes().into_iter();
+        !expectation.optional || probes.all(|(spec, _)| has(spec))
+    });
+    for expectation in &expectations {
+        for (spec, action) in expectation.probes() {
+            add(&mut config.probes, spec, action);
+        }
+    }
+    expectations
+}
+
+/// Sees to it that the places of `spec` are probed once, so that each hit counts once.
+fn add(probes: &mut Vec<ProbeRequest>, spec: &ProbeSpec, action: ProbeAction) {
+    let covers = |one: &ProbeSpec, other: &ProbeSpec| one.stands_for(&other.to_string());
+    let told = |one, other| match (one, other) {
+        (ProbeAction::Count, ProbeAction::Count) => ProbeAction::Count,
+        _ => ProbeAction::Trace,
+    };
+    let mut wanted = ProbeRequest {
+        action,
+        ..ProbeRequest::from(spec.clone())
+    };
+    let mut place = None;
+    let mut at = 0;
+    probes.retain(|probe| {
+        let stays = !covers(spec, &probe.at) || (place.is_none() && probe.at == *spec);
+        if !stays || probe.at == *spec {
+            wanted.action = told(wanted.action, probe.action);
+            wanted.maxactive = wanted.maxactive.max(probe.maxactive);
+            wanted.enabled &= probe.enabled;
+        }
+        if stays {
+            if covers(&probe.at, spec) {
+                place.get_or_insert(at);
+            }
+            at += 1;
+        }
+        stays
+    });
+    match place.and_then(|place| probes.get_mut(place)) {
+        Some(probe) if probe.at == *spec => *probe = wanted,
+        Some(probe) => probe.action = told(probe.action, action),
+        None => probes.push(wanted),
+    }
+}
+
+/// Judges a run that is under way.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    judge: Mutex<Judge>,
+    began: Instant,
+    stop: StopSignal,
+}
+
+impl Judged {
+    /// The run is about to begin; `stop` ends it.
+    pub(crate) fn new(expectations: Vec<Expectation>, stop: StopSignal) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                judge: Mutex::new(Judge::new(expectations)),
+                began: Instant::now(),
+                stop,
+            }),
+        }
+    }
+
+    /// Passes events on to `inner`.
+    pub(crate) fn sink(&self, inner: Arc<dyn EventSink>) -> Arc<dyn EventSink> {
+        if self.shared.lock().is_idle() {
+            return inner;
+        }
+        Arc::new(JudgedSink {
+            shared: Arc::clone(&self.shared),
+            inner,
+        })
+    }
+
+    /// Passes the console on to `inner`.
+    pub(crate) fn console(&self, inner: Box<dyn Write + Send>) -> Box<dyn Write + Send> {
+        if self.shared.lock().is_idle() {
+            return inner;
+        }
+        Box::new(JudgedConsole {
+            shared: Arc::clone(&self.shared),
+            inner,
+        })
+    }
+
+    /// The run is over.
+    pub(crate) fn finish(self, summary: &Summary) -> Vec<Verdict> {
+        let judge = std::mem::replace(&mut *self.shared.lock(), Judge::new(Vec::new()));
+        judge.finish(summary)
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Judge> {
+        self.judge.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn feed(&self, feed: impl FnOnce(&mut Judge, std::time::Duration)) {
+        let mut judge = self.lock();
+        feed(&mut judge, self.began.elapsed());
+        if judge.stops().is_some() {
+            drop(judge);
+            self.stop.request(StopReason::Broken);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct JudgedSink {
+    shared: Arc<Shared>,
+    inner: Arc<dyn EventSink>,
+}
+
+impl EventSink for JudgedSink {
+    fn event(&self, event: Event) {
+        self.shared.feed(|judge, now| judge.event(now, &event));
+        self.inner.event(event);
+    }
+}
+
+struct JudgedConsole {
+    shared: Arc<Shared>,
+    inner: Box<dyn Write + Send>,
+}
+
+impl Write for JudgedConsole {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Whatever becomes of them, the guest has said all of them.
+        self.shared.feed(|judge, now| judge.console(now, bytes));
+        self.inner.write_all(bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// What the guest's end and the verdicts on it come to.
+pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict]) -> Exit {
+    if verdicts.iter().any(|verdict| verdict.broken.is_some()) {
+        return Exit::ExpectationFailed;
+    }
+    // An end that was expected is no failure, whatever it is.
+    match verdicts.iter().any(|verdict| verdict.of_the_end) {
+        true => Exit::Done,
+        false => Exit::from(end),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn specs(probes: &[ProbeRequest]) -> Vec<(String, ProbeAction)> {
+        probes
+            .iter()
+            .map(|probe| (probe.at.to_string(), probe.action))
+            .collect()
+    }
+
+    fn added(
+        there: &[(&str, ProbeAction)],
+        spec: &str,
+        action: ProbeAction,
+    ) -> Vec<(String, ProbeAction)> {
+        let request = |(at, action): &(&str, ProbeAction)| ProbeRequest {
+            action: *action,
+            ..ProbeRequest::from(at.parse::<ProbeSpec>().expect("a probe"))
+        };
+        let mut probes: Vec<_> = there.iter().map(request).collect();
+        add(&mut probes, &spec.parse().expect("a probe"), action);
+        specs(&probes)
+    }
+
+    #[test]
+    fn each_place_is_probed_once() {
+        use ProbeAction::{Count, Trace};
+
+        let one = |spec: &str, action| vec![(spec.to_owned(), action)];
+        assert_eq!(added(&[], "kprobe:a", Count), one("kprobe:a", Count));
+        for (there, wanted, action) in [
+            (Count, Count, Count),
+            (Count, Trace, Trace),
+            (Trace, Count, Trace),
+        ] {
+            assert_eq!(
+                added(&[("kprobe:a", there)], "kprobe:a", wanted),
+                one("kprobe:a", action)
+            );
+            assert_eq!(
+                added(&[("kprobe:a*", there)], "kprobe:ab", wanted),
+                one("kprobe:a*", action)
+            );
+            assert_eq!(
+                added(&[("kprobe:ab", there)], "kprobe:a*", wanted),
+                one("kprobe:a*", action)
+            );
+        }
+        assert_eq!(
+            added(
+                &[("kprobe:a", Count), ("kprobe:a", Trace)],
+                "kprobe:a",
+                Count
+            ),
+            one("kprobe:a", Trace)
+        );
+        assert_eq!(added(&[("kretprobe:a", Count)], "kprobe:a", Count).len(), 2);
+    }
+
+    #[test]
+    fn a_broken_expectation_beats_the_guest_s_end() {
+        let verdict = |broken: Option<&str>, of_the_end| Verdict {
+            expected: "x".to_owned(),
+            broken: broken.map(str::to_owned),
+            of_the_end,
+        };
+        let fails = [verdict(None, true), verdict(Some("no"), false)];
+        assert_eq!(exit(GuestEnd::Panic, &fails), Exit::ExpectationFailed);
+        assert_eq!(exit(GuestEnd::Panic, &[verdict(None, true)]), Exit::Done);
+        assert_eq!(
+            exit(GuestEnd::Panic, &[verdict(None, false)]),
+            Exit::GuestCrashed
+        );
+        assert_eq!(exit(GuestEnd::Poweroff, &[]), Exit::Done);
+    }
+}

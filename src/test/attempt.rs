@@ -1,0 +1,136 @@
+//! One boot of a case.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use probes::judge::Verdict;
+use probes::{Crash, Event, GuestEnd, Summary, Word as _};
+
+use super::case::Case;
+use super::record::{ConsoleTail, LastEvents};
+use crate::exit::{Exit, Failure as _};
+use crate::failure::in_one_line;
+use crate::guest::Guest;
+use crate::judged::{self, Judged, admit};
+use crate::place::{Console, Ends, Place};
+use crate::run::RunError;
+use crate::stop::{StopReason, StopSignal};
+
+/// What came of a boot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// All is as expected.
+    Passed,
+    /// These are the reasons why not.
+    Failed(Vec<String>),
+    /// It could not be booted or judged.
+    Error {
+        /// What it calls for.
+        exit: Exit,
+        /// Why.
+        why: String,
+    },
+}
+
+/// A boot, with what may tell why it came out so.
+#[derive(Clone, Debug)]
+pub(super) struct Attempt {
+    pub(super) outcome: Outcome,
+    pub(super) took: Duration,
+    /// Absent when there was an error.
+    pub(super) summary: Option<Summary>,
+    pub(super) verdicts: Vec<Verdict>,
+    /// The end of the console.
+    pub(super) console: Vec<u8>,
+    /// The last events.
+    pub(super) events: Vec<Event>,
+}
+
+impl Attempt {
+    /// How the guest's kernel died, if it has.
+    pub(super) fn crash(&self) -> Option<&Crash> {
+        self.summary.as_ref()?.guest.crash.as_deref()
+    }
+}
+
+/// Boots `case`; `stop` ends it.
+pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt {
+    let began = Instant::now();
+    let (console, events) = (ConsoleTail::default(), Arc::new(LastEvents::default()));
+    let ran = boot(case, place, stop, &console, &events);
+    let (outcome, summary, verdicts) = match ran {
+        Ok((summary, verdicts)) => (
+            judge(&summary, &verdicts, stop.requested()),
+            Some(summary),
+            verdicts,
+        ),
+        Err(error) => {
+            let (exit, why) = (error.exit(), in_one_line(&error));
+            (Outcome::Error { exit, why }, None, Vec::new())
+        }
+    };
+    Attempt {
+        outcome,
+        took: began.elapsed(),
+        summary,
+        verdicts,
+        console: console.bytes(),
+        events: events.take(),
+    }
+}
+
+fn boot(
+    case: &Case,
+    place: &Place,
+    stop: &StopSignal,
+    console: &ConsoleTail,
+    events: &Arc<LastEvents>,
+) -> Result<(Summary, Vec<Verdict>), RunError> {
+    let mut config = case.plan.config.clone();
+    let guest = Guest::load(&config, &|_| {})?;
+    let expectations = admit(&mut config, case.plan.expectations.clone(), &guest.kernel);
+    guest.check(&config)?;
+    let judged = Judged::new(expectations, stop.clone());
+    let ends = Ends {
+        sink: judged.sink(Arc::clone(events) as _),
+        console: Console(judged.console(Box::new(console.clone()))),
+        stop: stop.clone(),
+        clients: None,
+    };
+    let summary = place.clone().run(&config, guest, ends, &|_| {})?;
+    let verdicts = judged.finish(&summary);
+    Ok((summary, verdicts))
+}
+
+fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -> Outcome {
+    let mut reasons: Vec<String> = verdicts
+        .iter()
+        .filter_map(|verdict| {
+            let why = verdict.broken.as_ref()?;
+            Some(format!("{}: {why}", verdict.expected))
+        })
+        .collect();
+    let guest = &summary.guest;
+    // A bad end that nobody expected is a reason of its own.
+    let end = match judged::exit(guest.end, &[]) {
+        Exit::Done if guest.end == GuestEnd::Stopped => stopped
+            .filter(|reason| *reason == StopReason::Signal)
+            .map(|_| "it was interrupted".to_owned()),
+        Exit::Done => None,
+        _ => {
+            let detail = guest.detail.as_deref().map(|detail| format!(": {detail}"));
+            let end = guest.end.word();
+            Some(format!(
+                "the guest ended by {end}{}",
+                detail.unwrap_or_default()
+            ))
+        }
+    };
+    if !verdicts.iter().any(|verdict| verdict.of_the_end) {
+        reasons.extend(end);
+    }
+    match reasons.is_empty() {
+        true => Outcome::Passed,
+        false => Outcome::Failed(reasons),
+    }
+}

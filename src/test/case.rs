@@ -1,0 +1,139 @@
+//! What is tested: a manifest with what the matrix puts over it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::TestError;
+use super::matrix::Setting;
+use crate::cli::{RunArgs, TestArgs};
+use crate::config::Console;
+use crate::merge::{MergeError, Plan, merge};
+
+/// Nobody sits beside a test and ends it.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Folders in folders are looked into so far.
+const MAX_DEPTH: usize = 8;
+
+/// One guest to boot.
+#[derive(Clone, Debug)]
+pub(super) struct Case {
+    /// Its place among all cases, those of other shards included.
+    pub(super) number: usize,
+    /// The manifest, and what the matrix says.
+    pub(super) name: String,
+    /// The run.
+    pub(super) plan: Plan,
+}
+
+impl Case {
+    /// Reads the manifest; a stock kernel that it names is fetched, and `say` is told.
+    pub(super) fn read(
+        number: usize,
+        file: &Path,
+        settings: &[Setting],
+        args: &TestArgs,
+        say: &dyn Fn(String),
+    ) -> Result<Self, MergeError> {
+        let mut run = RunArgs {
+            manifest: Some(file.to_owned()),
+            accel: args.accel,
+            // Nothing is typed; what is said is kept.
+            console: Some(Console::None),
+            ..RunArgs::default()
+        };
+        let mut name = file.with_extension("").display().to_string();
+        for setting in settings {
+            // Its value was tried when it was read.
+            let _ = setting.apply(&mut run);
+        }
+        if !settings.is_empty() {
+            let words: Vec<_> = settings.iter().map(Setting::in_words).collect();
+            name = format!("{name} [{}]", words.join(" "));
+        }
+        let mut plan = merge(&run, say)?;
+        let timeout = args.timeout.or(plan.config.timeout);
+        plan.config.timeout = Some(timeout.unwrap_or(DEFAULT_TIMEOUT));
+        plan.config.control = None;
+        Ok(Self { number, name, plan })
+    }
+
+    /// Its name for a folder.
+    pub(super) fn folder(&self) -> String {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
+        let name = self.name.trim_start_matches(['.', '/']);
+        name.chars()
+            .map(|c| if fits(c) { c } else { '-' })
+            .collect::<String>()
+            .trim_end_matches('-')
+            .to_owned()
+    }
+}
+
+/// The manifests that `paths` are or hold, those of each folder in order.
+pub(super) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TestError> {
+    let mut files = Vec::new();
+    for path in paths {
+        if path.is_dir() {
+            collect(path, MAX_DEPTH, &mut files)?;
+        } else {
+            files.push(path.clone());
+        }
+    }
+    if files.is_empty() {
+        return Err(TestError::Nothing {
+            folders: paths
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect(),
+        });
+    }
+    Ok(files)
+}
+
+fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), TestError> {
+    let failed = |source| TestError::Read {
+        path: folder.to_owned(),
+        source,
+    };
+    let entries: Result<Vec<_>, _> = fs::read_dir(folder).map_err(failed)?.collect();
+    let mut paths: Vec<_> = entries
+        .map_err(failed)?
+        .into_iter()
+        .map(|entry| entry.path())
+        .collect();
+    paths.sort();
+    for path in paths {
+        if path.is_dir() {
+            if depth > 0 {
+                collect(&path, depth - 1, files)?;
+            }
+        } else if path
+            .extension()
+            .is_some_and(|extension| extension == "toml")
+        {
+            files.push(path);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_searched_in_order() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("c")).expect("mkdir");
+        for name in ["d.toml", "a.toml", "c/x.toml", "b.txt"] {
+            fs::write(at(name), "").expect("write");
+        }
+        let found = files(&[dir.path().to_owned()]).expect("files");
+        assert_eq!(found, ["a.toml", "c/x.toml", "d.toml"].map(at));
+        assert_eq!(files(&["x".into()]).expect("a file"), [Path::new("x")]);
+        fs::create_dir(at("empty")).expect("mkdir");
+        files(&[at("empty")]).expect_err("nothing");
+    }
+}

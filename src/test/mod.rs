@@ -1,0 +1,209 @@
+//! `hyprobe test`: boots what manifests describe, and judges each by what it expects.
+//!
+//! ```text
+//! files × matrix ── shard ──▶ cases ──▶ workers ──▶ results, as they come ──▶ lines, JSON, artifacts
+//!                                        one thread each                 └──▶ JUnit, at the end
+//! ```
+//!
+//! A worker boots one case after the other; how many at once is decided by the host's processors and memory
+//! (`schedule`). The main thread alone prints. See `docs/ci.md`.
+
+mod artifacts;
+mod attempt;
+mod case;
+mod junit;
+mod matrix;
+mod print;
+mod record;
+mod schedule;
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use self::attempt::Outcome;
+use self::case::Case;
+pub(crate) use self::matrix::{Axis, Shard};
+use self::print::Printer;
+use self::schedule::{Finished, Job};
+use crate::cli::TestArgs;
+use crate::config::Accel;
+use crate::exit::{Exit, Failure as _};
+use crate::failure;
+use crate::merge::MergeError;
+use crate::place::Place;
+use crate::report::Progress;
+use crate::run::RunError;
+use crate::signals;
+use crate::stop::StopSignal;
+
+/// Why nothing could be tested, or the results not be told.
+#[derive(Debug, Error)]
+pub(crate) enum TestError {
+    /// A folder or a file.
+    #[error("cannot read {path}")]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There are no manifests.
+    #[error("there is no manifest (*.toml) in {}", folders.join(", "))]
+    Nothing {
+        /// Where.
+        folders: Vec<String>,
+    },
+    /// Manifests are wrong; each has been shown.
+    #[error("{wrong} of {all} cases cannot be run, so none was")]
+    Manifests {
+        /// So many.
+        wrong: usize,
+        /// Of so many.
+        all: usize,
+        /// What the first of them calls for.
+        exit: Exit,
+    },
+    /// Where guests run.
+    #[error(transparent)]
+    Place(#[from] RunError),
+    /// Signals.
+    #[error("cannot catch signals")]
+    Signals(#[source] io::Error),
+    /// A worker.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// Results.
+    #[error("cannot write the results to {path}")]
+    Write {
+        /// Where to.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The JUnit file.
+    #[error("cannot put the results into JUnit's form")]
+    Junit(#[from] quick_junit::SerializeError),
+}
+
+/// Runs the cases and says what came of each.
+pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
+    let progress = Progress::on_stderr();
+    let result = test_with(args, &progress);
+    progress.clear();
+    result
+}
+
+fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
+    let cases = cases(args, progress)?;
+    let tell = |text: String| progress.pause(|| eprintln!("hyprobe: {text}"));
+    let jobs = jobs(cases, &tell)?;
+    let stop = StopSignal::default();
+    signals::listen(&stop).map_err(TestError::Signals)?;
+    let mut printer = Printer::new(args.json, progress.clone(), jobs.len());
+    let mut finished: Vec<Finished> = Vec::new();
+    let mut kept = Ok(());
+    let policy = schedule::Policy {
+        at_once: args.jobs,
+        retries: args.retries,
+    };
+    schedule::run(jobs, policy, &stop, |news| {
+        let Some(case) = printer.tell(news)? else {
+            return Ok(());
+        };
+        match artifacts::write(&args.artifacts, &case) {
+            Ok(Some(folder)) => printer.artifacts(&folder)?,
+            Ok(None) => (),
+            // The verdicts are worth more: the other cases run on.
+            Err(error) if kept.is_ok() => kept = Err(error),
+            Err(_) => (),
+        }
+        finished.push(case);
+        Ok(())
+    })?;
+    // In the order of their names, whoever was first.
+    finished.sort_by_key(|finished| finished.number);
+    printer
+        .total(&finished)
+        .map_err(|source| TestError::Write {
+            path: "standard output".into(),
+            source,
+        })?;
+    if let Some(path) = &args.junit {
+        junit::write(path, &finished)?;
+    }
+    kept?;
+    Ok(exit(&finished))
+}
+
+/// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
+fn jobs(cases: Vec<Case>, tell: &dyn Fn(String)) -> Result<Vec<Job>, RunError> {
+    let mut places: Vec<(Accel, Place)> = Vec::new();
+    let mut jobs = Vec::new();
+    for case in cases {
+        let accel = case.plan.config.accel;
+        let known = places.iter().find(|(known, _)| *known == accel);
+        let place = match known {
+            Some((_, place)) => place.clone(),
+            None => {
+                let place = Place::find(accel, tell)?;
+                places.push((accel, place.clone()));
+                place
+            }
+        };
+        jobs.push(Job { case, place });
+    }
+    Ok(jobs)
+}
+
+/// The cases of this shard, all of which can be booted as far as their manifests go.
+fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
+    let files = case::files(&args.paths)?;
+    let combinations = matrix::combinations(&args.matrix);
+    let all: Vec<_> = files
+        .iter()
+        .flat_map(|file| combinations.iter().map(move |settings| (file, settings)))
+        .collect();
+    let shard = args.shard.unwrap_or(Shard::ALL);
+    let mine = all
+        .into_iter()
+        .enumerate()
+        .filter(|(number, _)| shard.has(*number));
+    let (mut cases, mut wrong, mut exit) = (Vec::new(), 0, None);
+    for (number, (file, settings)) in mine {
+        match Case::read(number, file, settings, args, &|text| progress.say(text)) {
+            Ok(case) => cases.push(case),
+            Err(error) => {
+                wrong += 1;
+                progress.pause(|| failure::print(&error));
+                exit.get_or_insert(MergeError::exit(&error));
+            }
+        }
+    }
+    match exit {
+        Some(exit) => Err(TestError::Manifests {
+            all: wrong + cases.len(),
+            wrong,
+            exit,
+        }),
+        None => Ok(cases),
+    }
+}
+
+/// A case that failed outweighs one that could not be run.
+fn exit(finished: &[Finished]) -> Exit {
+    let last = |case: &Finished| case.attempts.last().map(|attempt| attempt.outcome.clone());
+    let outcomes: Vec<_> = finished.iter().filter_map(last).collect();
+    if outcomes
+        .iter()
+        .any(|outcome| matches!(outcome, Outcome::Failed(_)))
+    {
+        return Exit::ExpectationFailed;
+    }
+    let error = outcomes.iter().find_map(|outcome| match outcome {
+        Outcome::Error { exit, .. } => Some(*exit),
+        Outcome::Passed | Outcome::Failed(_) => None,
+    });
+    error.unwrap_or(Exit::Done)
+}

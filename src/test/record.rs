@@ -1,0 +1,153 @@
+//! What a guest said and did last, for whoever wants to know why it failed. Bounded, however much that is.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use probes::{Crash, Event, EventSink};
+
+use crate::report::{Formatter, Style};
+
+/// Of the console, bytes.
+const CONSOLE_BYTES: usize = 1 << 20;
+/// Hits, returns and notes.
+const EVENTS: usize = 1000;
+
+/// The end of the console. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ConsoleTail {
+    bytes: Arc<Mutex<VecDeque<u8>>>,
+}
+
+impl Write for ConsoleTail {
+    fn write(&mut self, chunk: &[u8]) -> io::Result<usize> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = &chunk[chunk.len().saturating_sub(CONSOLE_BYTES)..];
+        let surplus = (bytes.len() + kept.len()).saturating_sub(CONSOLE_BYTES);
+        bytes.drain(..surplus);
+        bytes.extend(kept);
+        Ok(chunk.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ConsoleTail {
+    /// As the guest wrote it.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        bytes.make_contiguous().to_vec()
+    }
+}
+
+/// The last `count` lines of a console, fit for a terminal.
+pub(super) fn last_lines(console: &[u8], count: usize) -> Vec<String> {
+    let text = String::from_utf8_lossy(console);
+    let is_shown = |line: &&str| !line.trim().is_empty();
+    let mut lines: Vec<String> = text
+        .rsplit('\n')
+        .filter(is_shown)
+        .take(count)
+        .map(printable)
+        .collect();
+    lines.reverse();
+    lines
+}
+
+/// The last events.
+#[derive(Debug, Default)]
+pub(super) struct LastEvents {
+    events: Mutex<VecDeque<Event>>,
+}
+
+impl EventSink for LastEvents {
+    fn event(&self, event: Event) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        if events.len() == EVENTS {
+            events.pop_front();
+        }
+        events.push_back(event);
+    }
+}
+
+impl LastEvents {
+    /// From the oldest on.
+    pub(super) fn take(&self) -> Vec<Event> {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *events).into()
+    }
+}
+
+/// Events as `hyprobe run` prints them.
+pub(super) fn in_words(events: &[Event]) -> String {
+    let mut formatter = Formatter::new(Style::plain(), false);
+    let mut out = Vec::new();
+    for event in events {
+        formatter.event(event, &mut out);
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Registers and stack of a kernel that has panicked.
+pub(super) fn crash_in_words(crash: &Crash) -> String {
+    let task = crash.task.as_deref().unwrap_or("unknown");
+    let mut text = format!("vCPU {}, task {}\n", crash.vcpu, printable(task));
+    let regs = &crash.regs;
+    for (number, (name, value)) in [
+        ("rip", regs.rip),
+        ("rsp", regs.rsp),
+        ("rflags", regs.rflags),
+        ("rax", regs.rax),
+        ("rbx", regs.rbx),
+        ("rcx", regs.rcx),
+        ("rdx", regs.rdx),
+        ("rsi", regs.rsi),
+        ("rdi", regs.rdi),
+        ("rbp", regs.rbp),
+        ("r8", regs.r8),
+        ("r9", regs.r9),
+        ("r10", regs.r10),
+        ("r11", regs.r11),
+        ("r12", regs.r12),
+        ("r13", regs.r13),
+        ("r14", regs.r14),
+        ("r15", regs.r15),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let end = if number % 3 == 2 { '\n' } else { ' ' };
+        text += &format!("{name:>6} {:016x}{end}", value.0);
+    }
+    text += "stack:\n";
+    for frame in &crash.frames {
+        text += &format!("  {} {}\n", frame.ip, frame.symbol);
+    }
+    text
+}
+
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_console_is_kept() {
+        let mut tail = ConsoleTail::default();
+        for _ in 0..3 {
+            tail.write_all(&vec![b'x'; CONSOLE_BYTES - 1])
+                .expect("write");
+        }
+        tail.write_all(&vec![b'y'; 2 * CONSOLE_BYTES])
+            .expect("write");
+        tail.write_all(b"\r\n\x1b[1mone\r\n\r\ntwo").expect("write");
+        let bytes = tail.bytes();
+        assert_eq!(bytes.len(), CONSOLE_BYTES);
+        assert_eq!(last_lines(&bytes, 2), ["[1mone", "two"]);
+    }
+}

@@ -1,0 +1,268 @@
+//! Which cases run at once.
+//!
+//! A case takes as many processors as its guest has, and its guest's memory with what runs it. It begins when both are
+//! there, the first one that fits first; alone it may take more than there is.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::TestError;
+use super::attempt::{Attempt, Outcome, attempt};
+use super::case::Case;
+use crate::exit::Exit;
+use crate::place::Place;
+use crate::stop::StopSignal;
+
+/// What a guest takes beside its memory: its kernel with the symbols, several times.
+const HERE_BYTES: u64 = 256 << 20;
+/// The outer Linux, QEMU, and the translated code.
+const NESTED_BYTES: u64 = 1 << 30;
+/// Of the memory that the host has to give, in percent.
+const MEMORY_SHARE: u64 = 80;
+/// How often it is looked whether the user wants an end.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How the cases are run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Policy {
+    /// So many at once at most.
+    pub(super) at_once: Option<NonZeroUsize>,
+    /// A case that fails is booted so many times more.
+    pub(super) retries: u32,
+}
+
+/// A case, and where it runs.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub(super) case: Case,
+    pub(super) place: Place,
+}
+
+impl Job {
+    fn cost(&self) -> Cost {
+        let config = &self.case.plan.config;
+        let beside = match self.place {
+            Place::Here => HERE_BYTES,
+            Place::Nested(_) => NESTED_BYTES,
+        };
+        Cost {
+            cpus: usize::from(config.cpus),
+            bytes: config.memory_bytes.saturating_add(beside),
+        }
+    }
+}
+
+/// What the workers tell.
+#[derive(Debug)]
+pub(super) enum News {
+    /// A case begins.
+    Begun(String),
+    /// It is over.
+    Finished(Box<Finished>),
+}
+
+/// A case with all its attempts, of which the last one counts.
+#[derive(Clone, Debug)]
+pub(super) struct Finished {
+    pub(super) number: usize,
+    pub(super) case: Case,
+    pub(super) attempts: Vec<Attempt>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Cost {
+    cpus: usize,
+    bytes: u64,
+}
+
+/// What waits and what runs.
+#[derive(Debug)]
+struct Board {
+    waiting: Vec<(Cost, Job)>,
+    free: Cost,
+    running: usize,
+    /// The attempts that go on, by their case's number.
+    stops: BTreeMap<usize, StopSignal>,
+}
+
+#[derive(Debug)]
+struct Shared<'a> {
+    board: Mutex<Board>,
+    changed: Condvar,
+    stop: &'a StopSignal,
+}
+
+/// Runs all cases; `tell` is called on this thread. Ends early when `stop` is requested.
+pub(super) fn run(
+    jobs: Vec<Job>,
+    policy: Policy,
+    stop: &StopSignal,
+    mut tell: impl FnMut(News) -> io::Result<()>,
+) -> Result<(), TestError> {
+    let host = thread::available_parallelism().map_or(1, usize::from);
+    let workers = policy.at_once.map_or(host, usize::from).min(jobs.len());
+    let shared = Shared {
+        board: Mutex::new(Board {
+            waiting: jobs.into_iter().map(|job| (job.cost(), job)).collect(),
+            free: Cost {
+                cpus: host,
+                bytes: available_bytes(),
+            },
+            running: 0,
+            stops: BTreeMap::new(),
+        }),
+        changed: Condvar::new(),
+        stop,
+    };
+    let (news, received) = mpsc::channel();
+    thread::scope(|scope| {
+        for number in 0..workers {
+            let (shared, news) = (&shared, news.clone());
+            let work = move || work(shared, policy.retries, &news);
+            thread::Builder::new()
+                .name(format!("test-{number}"))
+                .spawn_scoped(scope, work)
+                .map_err(TestError::Thread)?;
+        }
+        drop(news);
+        loop {
+            match received.recv_timeout(LOOK) {
+                Ok(news) => tell(news).map_err(|source| {
+                    shared.end_all();
+                    TestError::Write {
+                        path: "standard output".into(),
+                        source,
+                    }
+                })?,
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if stop.requested().is_some() {
+                        shared.end_all();
+                    }
+                }
+            }
+        }
+    })
+}
+
+/// A worker: one case after the other.
+fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
+    while let Some((cost, Job { case, place })) = shared.next() {
+        // Nobody listens any more when the results cannot be written.
+        let _ = news.send(News::Begun(case.name.clone()));
+        let mut attempts = Vec::new();
+        for _ in 0..=retries {
+            let stop = StopSignal::default();
+            shared.begin(case.number, &stop);
+            let tried = attempt(&case, &place, &stop);
+            let again = match &tried.outcome {
+                Outcome::Passed => false,
+                Outcome::Failed(_) => true,
+                Outcome::Error { exit, .. } => *exit != Exit::Usage,
+            };
+            attempts.push(tried);
+            if !again || shared.stop.requested().is_some() {
+                break;
+            }
+        }
+        shared.end(case.number, cost);
+        let _ = news.send(News::Finished(Box::new(Finished {
+            number: case.number,
+            case,
+            attempts,
+        })));
+    }
+}
+
+impl Shared<'_> {
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a case that fits; `None` when there are no more.
+    fn next(&self) -> Option<(Cost, Job)> {
+        let mut board = self.lock();
+        loop {
+            if board.waiting.is_empty() || self.stop.requested().is_some() {
+                return None;
+            }
+            if let Some(next) = board.take() {
+                return Some(next);
+            }
+            board = self
+                .changed
+                .wait(board)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// An attempt begins, which `stop` ends.
+    fn begin(&self, number: usize, stop: &StopSignal) {
+        self.lock().stops.insert(number, stop.clone());
+        if let Some(reason) = self.stop.requested() {
+            stop.request(reason);
+        }
+    }
+
+    fn end(&self, number: usize, cost: Cost) {
+        let mut board = self.lock();
+        board.stops.remove(&number);
+        board.give_back(cost);
+        drop(board);
+        self.changed.notify_all();
+    }
+
+    fn end_all(&self) {
+        let reason = self.stop.requested();
+        let mut board = self.lock();
+        board.waiting.clear();
+        for stop in board.stops.values() {
+            stop.request(reason.unwrap_or(crate::stop::StopReason::OutputClosed));
+        }
+        drop(board);
+        self.changed.notify_all();
+    }
+}
+
+impl Board {
+    fn take(&mut self) -> Option<(Cost, Job)> {
+        let fits = |cost: &Cost| cost.cpus <= self.free.cpus && cost.bytes <= self.free.bytes;
+        let first = self
+            .waiting
+            .iter()
+            .position(|(cost, _)| self.running == 0 || fits(cost))?;
+        let (mut cost, job) = self.waiting.remove(first);
+        // What is taken is given back, and no more.
+        cost.cpus = cost.cpus.min(self.free.cpus);
+        cost.bytes = cost.bytes.min(self.free.bytes);
+        self.running += 1;
+        self.free.cpus -= cost.cpus;
+        self.free.bytes -= cost.bytes;
+        Some((cost, job))
+    }
+
+    fn give_back(&mut self, cost: Cost) {
+        self.running -= 1;
+        self.free.cpus += cost.cpus;
+        self.free.bytes += cost.bytes;
+    }
+}
+
+/// What the host can give, by its own estimate; everything, if it does not say.
+fn available_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    meminfo(&text).map_or(u64::MAX / 2, |bytes| bytes / 100 * MEMORY_SHARE)
+}
+
+fn meminfo(text: &str) -> Option<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
