@@ -24,8 +24,11 @@ pub(crate) enum MergeError {
     /// Neither names a kernel.
     #[error("there is nothing to boot")]
     NoKernel,
-    /// Modules, and a kernel that is no stock one.
-    #[error("the manifest's modules are those of a stock kernel, and this kernel is a file")]
+    /// Modules, and a kernel or an initrd that they do not belong to.
+    #[error(
+        "the manifest's modules are a stock kernel's, and the built-in workload loads them: name no kernel and no \
+         initrd of your own"
+    )]
     Modules,
     /// A `-p` that is no probe.
     #[error("`{spec}` is not a probe")]
@@ -99,6 +102,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
     let asked = ask(args, &manifest)?;
     let wanted = &manifest.guest.modules;
     let (kernel, modules) = match asked.kernel {
+        _ if !wanted.is_empty() && asked.initrd != Initrd::Demo => return Err(MergeError::Modules),
         KernelSource::File(_) if !wanted.is_empty() => return Err(MergeError::Modules),
         KernelSource::File(path) => (path, Vec::new()),
         KernelSource::Image(name) => images::kernel(&name, say)
@@ -347,6 +351,22 @@ mod tests {
                 config,
                 "{json}"
             );
+        }
+    }
+
+    #[test]
+    fn modules_need_a_stock_kernel_and_the_workload() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("m.toml");
+        std::fs::write(
+            &path,
+            "[guest]\nimage = 'debian-6.1'\nmodules = ['dummy']\n",
+        )
+        .expect("write");
+        let path = path.to_str().expect("path");
+        for over in [["--kernel", "/k"], ["--initrd", "/i"]] {
+            let error = merge(&run(&[&[path][..], &over].concat()), &|_| {}).expect_err("modules");
+            assert!(matches!(error, MergeError::Modules), "{error:?}");
         }
     }
 

@@ -175,12 +175,12 @@ impl fmt::Display for Expectation {
                 write!(f, "the console {verb} /{}/", pattern.0.as_str())?;
             }
             Expected::Hits { probe, count } => {
-                let verb = match probe.kind {
-                    ProbeKind::Kprobe => "is hit",
-                    ProbeKind::Kretprobe => "returns",
+                let (verb, never) = match probe.kind {
+                    ProbeKind::Kprobe => ("is hit", "is never hit"),
+                    ProbeKind::Kretprobe => ("returns", "never returns"),
                 };
                 match count {
-                    Count::AtMost(0) | Count::Exactly(0) => write!(f, "{probe} never {verb}")?,
+                    Count::AtMost(0) | Count::Exactly(0) => write!(f, "{probe} {never}")?,
                     Count::AtLeast(count) => write!(f, "{probe} {verb} {count} times or more")?,
                     Count::AtMost(count) => write!(f, "{probe} {verb} {count} times at most")?,
                     Count::Exactly(count) => write!(f, "{probe} {verb} {count} times")?,

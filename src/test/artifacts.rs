@@ -30,6 +30,13 @@ pub(super) fn write(all: &Path, finished: &Finished) -> Result<Option<PathBuf>, 
 
 fn files(folder: &Path, attempt: &Attempt) -> io::Result<()> {
     fs::create_dir_all(folder)?;
+    // Of an earlier failure, which may have had what this one has not.
+    for name in ["crash.txt", "summary.json"] {
+        match fs::remove_file(folder.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => (),
+        }
+    }
     fs::write(folder.join("console.log"), &attempt.console)?;
     let mut events = Vec::new();
     for event in &attempt.events {

@@ -7,7 +7,7 @@ use probes::judge::Verdict;
 use probes::{Crash, Event, GuestEnd, Summary, Word as _};
 
 use super::case::Case;
-use super::record::{ConsoleTail, LastEvents};
+use super::record::{ConsoleTail, LastEvents, printable};
 use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
 use crate::guest::Guest;
@@ -118,7 +118,8 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
             .map(|_| "it was interrupted".to_owned()),
         Exit::Done => None,
         _ => {
-            let detail = guest.detail.as_deref().map(|detail| format!(": {detail}"));
+            let detail = guest.detail.as_deref().map(printable);
+            let detail = detail.map(|detail| format!(": {detail}"));
             let end = guest.end.word();
             Some(format!(
                 "the guest ended by {end}{}",

@@ -101,7 +101,8 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let jobs = jobs(cases, &tell)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
-    let mut printer = Printer::new(args.json, progress.clone(), jobs.len());
+    let all = jobs.len();
+    let mut printer = Printer::new(args.json, progress.clone(), all);
     let mut finished: Vec<Finished> = Vec::new();
     let mut kept = Ok(());
     let policy = schedule::Policy {
@@ -134,7 +135,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         junit::write(path, &finished)?;
     }
     kept?;
-    Ok(exit(&finished))
+    Ok(exit(&finished, all))
 }
 
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
@@ -191,14 +192,12 @@ fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
     }
 }
 
-/// A case that failed outweighs one that could not be run.
-fn exit(finished: &[Finished]) -> Exit {
+/// A case that failed outweighs one that could not be run. One that was not begun, because of a ctrl-C, has not passed.
+fn exit(finished: &[Finished], all: usize) -> Exit {
     let last = |case: &Finished| case.attempts.last().map(|attempt| attempt.outcome.clone());
     let outcomes: Vec<_> = finished.iter().filter_map(last).collect();
-    if outcomes
-        .iter()
-        .any(|outcome| matches!(outcome, Outcome::Failed(_)))
-    {
+    let has_failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
+    if outcomes.iter().any(has_failed) || finished.len() < all {
         return Exit::ExpectationFailed;
     }
     let error = outcomes.iter().find_map(|outcome| match outcome {

@@ -128,7 +128,8 @@ pub(super) fn crash_in_words(crash: &Crash) -> String {
     text
 }
 
-fn printable(text: &str) -> String {
+/// What a guest has written, without what a terminal would obey.
+pub(super) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control()).collect()
 }
 

@@ -266,3 +266,78 @@ fn meminfo(text: &str) -> Option<u64> {
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn job(number: usize) -> Job {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let manifest = folder.path().join("m.toml");
+        std::fs::write(&manifest, "[guest]\nkernel = '/k'\n").expect("write");
+        let cli = Cli::try_parse_from(["hyprobe", "test", "x"]).expect("parse");
+        let Command::Test(args) = cli.command else {
+            panic!("{cli:?}")
+        };
+        let case = Case::read(number, &manifest, &[], &args, &|_| {}).expect("a case");
+        Job {
+            case,
+            place: Place::Here,
+        }
+    }
+
+    fn board(cpus: usize, bytes: u64, waiting: &[(usize, u64)]) -> Board {
+        let waiting = waiting.iter().enumerate();
+        Board {
+            waiting: waiting
+                .map(|(number, &(cpus, bytes))| (Cost { cpus, bytes }, job(number)))
+                .collect(),
+            free: Cost { cpus, bytes },
+            running: 0,
+            stops: BTreeMap::new(),
+        }
+    }
+
+    fn take(board: &mut Board) -> Option<(Cost, usize)> {
+        let (cost, job) = board.take()?;
+        Some((cost, job.case.number))
+    }
+
+    #[test]
+    fn the_first_that_fits_begins() {
+        let mut board = board(3, 100, &[(2, 10), (2, 10), (1, 80), (1, 10)]);
+        let (first, number) = take(&mut board).expect("the first");
+        assert_eq!(number, 0);
+        assert_eq!(take(&mut board).expect("another").1, 2);
+        assert_eq!(take(&mut board), None);
+        board.give_back(first);
+        assert_eq!(take(&mut board).expect("the second").1, 1);
+    }
+
+    #[test]
+    fn alone_a_case_may_take_more_than_there_is() {
+        let mut board = board(2, 100, &[(8, 1000), (1, 10)]);
+        let (cost, number) = take(&mut board).expect("the large one");
+        assert_eq!(number, 0);
+        assert_eq!(take(&mut board), None);
+        board.give_back(cost);
+        assert_eq!(
+            board.free,
+            Cost {
+                cpus: 2,
+                bytes: 100
+            }
+        );
+        assert_eq!(take(&mut board).expect("the small one").1, 1);
+    }
+
+    #[test]
+    fn the_host_says_what_it_has() {
+        let text = "MemTotal:  9 kB\nMemAvailable:   20 kB\n";
+        assert_eq!(meminfo(text), Some(20 << 10));
+        assert_eq!(meminfo("MemAvailable: x kB\n"), None);
+    }
+}

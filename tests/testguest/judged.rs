@@ -1,7 +1,6 @@
 //! `hyprobe test` on this host's KVM: expectations that hold, and one of each kind that does not.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::process::Command;
 
 use serde_json::Value;
@@ -19,13 +18,11 @@ struct Tested {
     folder: tempfile::TempDir,
 }
 
-/// Tests manifests, each a name and what stands below the guest.
-fn test(manifests: &[(&str, &str, &str)], options: &[&str]) -> Tested {
+/// Writes manifests into a folder, each with a name, a guest, and what stands below that.
+fn write(manifests: &[(&str, &str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("testguest-judged");
-    let kernel =
-        guest_images::build_testguest(&built.join(folder.path().file_name().expect("name")))
-            .expect("the test guest compiles");
+    let kernel = guest_images::build_testguest(&folder.path().join("guest"));
+    let kernel = kernel.expect("the test guest compiles");
     let manifests_dir = folder.path().join("manifests");
     std::fs::create_dir(&manifests_dir).expect("mkdir");
     for (name, guest, below) in manifests {
@@ -34,6 +31,12 @@ fn test(manifests: &[(&str, &str, &str)], options: &[&str]) -> Tested {
         );
         std::fs::write(manifests_dir.join(format!("{name}.toml")), text).expect("write");
     }
+    folder
+}
+
+/// Tests them.
+fn test(manifests: &[(&str, &str, &str)], options: &[&str]) -> Tested {
+    let folder = write(manifests);
     let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
         .current_dir(folder.path())
         .args(["test", "manifests", "--json", "--junit", "junit.xml"])
@@ -321,4 +324,34 @@ fn the_matrix_makes_cases_and_shards_share_them() {
     assert_eq!(first, ["m [cpus=1 memory=64M]", "m [cpus=2 memory=64M]"]);
     let second = names(&["--shard", "2/2"]);
     assert_eq!(second, ["m [cpus=1 memory=96M]", "m [cpus=2 memory=96M]"]);
+}
+
+#[test]
+fn a_run_is_judged_as_well() {
+    let broken = "[[expect]]\nprobe = 'kprobe:fn_nop'\nexactly = 2\n";
+    let folder = write(&[("holds", GUEST, HOLD), ("broken", GUEST, broken)]);
+    let run = |name: &str| {
+        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+            .current_dir(folder.path().join("manifests"))
+            .args(["run", name, "--format", "json", "--console", "none"])
+            .output()
+            .expect("the command starts");
+        let stdout = String::from_utf8(output.stdout).expect("utf-8");
+        for line in stdout.lines() {
+            let _: probes::Event = serde_json::from_str(line).expect(line);
+        }
+        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), stderr)
+    };
+    assert_eq!(
+        run("holds.toml"),
+        (Some(0), "hyprobe: all 6 expectations hold\n".to_owned())
+    );
+    assert_eq!(
+        run("broken.toml"),
+        (
+            Some(1),
+            "expectation failed: kprobe:fn_nop is hit 2 times: 3\n".to_owned()
+        )
+    );
 }

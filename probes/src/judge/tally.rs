@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::{ProbeKind, ProbeSpec, ProbeState, ProbeSummary, Summary};
+use crate::{ProbeKind, ProbeSpec, ProbeState, ProbeSummary, Refusal, Summary};
 
 /// Reasons for which an execution, or a return, has happened without being seen. The others are about calls that have
 /// not returned.
@@ -27,7 +27,7 @@ impl Tally {
         for probe in &summary.probes {
             // Two patterns may overlap: each has seen all of it.
             if spec.stands_for(&probe.probe) && names.insert(&probe.probe) {
-                tally.add(spec.kind, probe);
+                tally.add(spec, probe);
             }
         }
         if names.is_empty() {
@@ -36,8 +36,8 @@ impl Tally {
         tally
     }
 
-    fn add(&mut self, kind: ProbeKind, probe: &ProbeSummary) {
-        self.seen += match kind {
+    fn add(&mut self, spec: &ProbeSpec, probe: &ProbeSummary) {
+        self.seen += match spec.kind {
             ProbeKind::Kprobe => probe.hits,
             ProbeKind::Kretprobe => probe.returns.unwrap_or_default(),
         };
@@ -48,8 +48,12 @@ impl Tally {
             }
         }
         // One whose module never came was never executed. One that waits for anything else may have been.
-        let waits = matches!(probe.state, ProbeState::Pending)
-            && !probe.reason.as_deref().is_some_and(is_unloaded);
+        let unloaded = spec
+            .module
+            .clone()
+            .map(|module| Refusal::NotLoaded { module });
+        let unloaded = unloaded.map(|refusal| refusal.to_string());
+        let waits = probe.state == ProbeState::Pending && probe.reason != unloaded;
         let blind = match probe.state {
             ProbeState::Refused => "could not be armed",
             ProbeState::Disabled => "was disabled",
@@ -69,9 +73,4 @@ impl Tally {
             self.reasons.join(", ")
         )
     }
-}
-
-/// Why a probe waits for its module, as its refusal has it.
-fn is_unloaded(reason: &str) -> bool {
-    reason.starts_with("the module `") && reason.ends_with("is not loaded")
 }

@@ -147,11 +147,7 @@ fn what_was_not_seen_does_not_pass_as_nothing() {
     assert_eq!(refused, "kprobe:f could not be armed: no room");
     assert!(because(ProbeState::Disabled, "x").is_some());
     assert!(because(ProbeState::Pending, "the run was stopped").is_some());
-    // The module never came: nothing of it was executed.
-    assert_eq!(
-        because(ProbeState::Pending, "the module `m` is not loaded"),
-        None
-    );
+    assert!(because(ProbeState::Pending, "the module `m` is not loaded").is_some());
     assert_eq!(check(&|probe| probe.state = ProbeState::Gone), None);
     let missed = |reason: &'static str| {
         check(&move |probe| {
@@ -170,6 +166,17 @@ fn what_was_not_seen_does_not_pass_as_nothing() {
     enough.missed.insert("unwatched".to_owned(), 1);
     let at_least = judge("probe = 'kprobe:f'\nat_least = 5");
     assert_eq!(broken(at_least, &summary(&[enough])), None);
+}
+
+#[test]
+fn what_is_in_a_module_that_never_came_was_not_executed() {
+    let mut waits = probe("kprobe:m:f", 0);
+    waits.state = ProbeState::Pending;
+    waits.reason = Some("the module `m` is not loaded".to_owned());
+    let judged = |table: &str| broken(judge(table), &summary(std::slice::from_ref(&waits)));
+    assert_eq!(judged("probe = 'kprobe:m:f'\nnever = true"), None);
+    let why = judged("probe = 'kprobe:m:f'\nat_least = 1");
+    assert_eq!(why.as_deref(), Some("0"));
 }
 
 #[test]

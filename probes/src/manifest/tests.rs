@@ -286,7 +286,7 @@ fn expectations_say_what_they_mean() {
         [
             "the console says /login:/ within 30s",
             "the console never says /BUG|Oops/",
-            "kprobe:panic never is hit",
+            "kprobe:panic is never hit",
             "it reads",
             "kprobe:a, then kretprobe:b",
             "kretprobe:f never returns a negative number",
