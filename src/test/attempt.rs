@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use probes::judge::Verdict;
-use probes::{Crash, Event, GuestEnd, Summary, Word as _};
+use probes::{Crash, Event, Summary, Word as _};
 
 use super::case::Case;
 use super::record::{ConsoleTail, LastEvents, printable};
@@ -112,26 +112,65 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
         .collect();
     let guest = &summary.guest;
     // A bad end that nobody expected is a reason of its own.
-    let end = match judged::exit(guest.end, &[]) {
-        Exit::Done if guest.end == GuestEnd::Stopped => stopped
-            .filter(|reason| *reason == StopReason::Signal)
-            .map(|_| "it was interrupted".to_owned()),
-        Exit::Done => None,
-        _ => {
-            let detail = guest.detail.as_deref().map(printable);
-            let detail = detail.map(|detail| format!(": {detail}"));
-            let end = guest.end.word();
-            Some(format!(
-                "the guest ended by {end}{}",
-                detail.unwrap_or_default()
-            ))
-        }
-    };
-    if !verdicts.iter().any(|verdict| verdict.of_the_end) {
-        reasons.extend(end);
+    let is_bad = judged::exit(guest.end, &[]) != Exit::Done;
+    if is_bad && !verdicts.iter().any(|verdict| verdict.of_the_end) {
+        let detail = guest.detail.as_deref().map(printable);
+        let detail = detail.map(|detail| format!(": {detail}"));
+        let end = guest.end.word();
+        reasons.push(format!(
+            "the guest ended by {end}{}",
+            detail.unwrap_or_default()
+        ));
+    }
+    if stopped == Some(StopReason::Signal) {
+        reasons.insert(0, "it was interrupted".to_owned());
     }
     match reasons.is_empty() {
         true => Outcome::Passed,
         false => Outcome::Failed(reasons),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use probes::{GuestEnd, GuestSummary};
+
+    use super::*;
+
+    fn outcome(end: GuestEnd, verdicts: &[Verdict], stopped: Option<StopReason>) -> Outcome {
+        let summary = Summary {
+            accel: "kvm".to_owned(),
+            guest: GuestSummary {
+                end,
+                detail: Some("bad \x1b[2J%s".to_owned()),
+                crash: None,
+            },
+            ran_ns: 1,
+            probes: Vec::new(),
+            dropped: 0,
+        };
+        judge(&summary, verdicts, stopped)
+    }
+
+    #[test]
+    fn a_bad_end_that_nobody_expected_is_a_reason() {
+        let panics = Outcome::Failed(vec!["the guest ended by panic: bad [2J%s".to_owned()]);
+        assert_eq!(outcome(GuestEnd::Panic, &[], None), panics);
+        let expected = Verdict {
+            expected: "the guest ends by panic".to_owned(),
+            broken: None,
+            of_the_end: true,
+        };
+        assert_eq!(outcome(GuestEnd::Panic, &[expected], None), Outcome::Passed);
+        assert_eq!(outcome(GuestEnd::Reset, &[], None), Outcome::Passed);
+    }
+
+    #[test]
+    fn what_was_interrupted_has_not_passed() {
+        let interrupted = Outcome::Failed(vec!["it was interrupted".to_owned()]);
+        let signal = Some(StopReason::Signal);
+        assert_eq!(outcome(GuestEnd::Stopped, &[], signal), interrupted);
+        let broken = Some(StopReason::Broken);
+        assert_eq!(outcome(GuestEnd::Stopped, &[], broken), Outcome::Passed);
     }
 }
