@@ -148,14 +148,14 @@ mod tests {
             .iter()
             .map(|snippet| snippet.kind)
             .collect();
-        assert_eq!(kinds.len(), 21, "{kinds:?}");
+        assert_eq!(kinds.len(), 22, "{kinds:?}");
         let mnemonics: BTreeSet<String> = program
             .snippets
             .iter()
             .flat_map(|snippet| snippet.instructions().collect::<Vec<_>>())
             .map(|decoded| format!("{:?}", decoded.instruction().mnemonic()))
             .collect();
-        assert!(mnemonics.len() > 350, "{} mnemonics", mnemonics.len());
+        assert!(mnemonics.len() > 300, "{} mnemonics", mnemonics.len());
         for snippet in &program.snippets {
             assert!(snippet.code.len() <= CODE_BYTES, "{}", snippet.describe());
         }

@@ -170,6 +170,9 @@ fn may_be_run(decoded: &Decoded) -> bool {
             | M::Hlt
             | M::Getsec | M::Getsecq | M::Rsm
     );
+    // With 16 bits of address to go to, which is Intel's to ignore, nobody knows what is there.
+    let short = insn.flow_control() != FlowControl::Next
+        && matches!(classify(decoded), Class::MustStep(Reason::VendorSpecific));
     // TCG does not know the second encoding of `test`.
     let alias = matches!(
         insn.code(),
@@ -181,6 +184,7 @@ fn may_be_run(decoded: &Decoded) -> bool {
     class
         && !excluded
         && !alias
+        && !short
         && !is_prefixed_oddly(decoded.bytes())
         // Addresses out of vector registers.
         && !insn.memory_index().is_vector_register()
