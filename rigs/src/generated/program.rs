@@ -59,7 +59,9 @@ fn is_interpreted(decoded: &Decoded) -> bool {
             | M::Enter
             | M::Int
             | M::Int1
+            // It loads no IOPL, and takes selectors that fault.
             | M::Iretd
+            | M::Iretq
             | M::Lar
             | M::Lsl
             | M::Verr
