@@ -150,7 +150,7 @@ mod tests {
             .iter()
             .map(|snippet| snippet.kind)
             .collect();
-        assert_eq!(kinds.len(), 22, "{kinds:?}");
+        assert_eq!(kinds.len(), 23, "{kinds:?}");
         let mnemonics: BTreeSet<String> = program
             .snippets
             .iter()
