@@ -22,7 +22,13 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
+const MISTAKES_OF_BOCHS_SVM: [&str; 10] = [
+    "--without",
+    "guest steps",
+    "--without",
+    "short return",
+    "--without",
+    "cr2",
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
     "--cannot",
@@ -30,7 +36,11 @@ const MISTAKES_OF_BOCHS_SVM: [&str; 4] = [
 ];
 
 /// What its VT-x does wrong.
-const MISTAKES_OF_BOCHS_VMX: [&str; 4] = [
+const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
+    "--without",
+    "guest steps",
+    "--without",
+    "short return",
     "--cannot",
     "instructions-nmi/=the VT-x of Bochs does not unmask NMIs that the VMCS says are not blocked",
     "--cannot",
