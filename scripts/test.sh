@@ -47,7 +47,7 @@ if command -v cargo-nextest >/dev/null; then
     # nextest cannot run a binary that brings its own main.
     "$cargo" test "${selection[@]}" --test nested_plumbing
     "$cargo" nextest run "${selection[@]}" -E 'not (binary(nested_plumbing) | binary(busy))'
-    # On one processor: QEMU loses the outer Linux of a busy guest where its own two really run at once (docs/nested.md).
+    # On one processor: where the two of QEMU really run at once, busy guests have been lost; why is open (docs/nested.md).
     allowed=$(taskset -cp $$ | sed 's/.*: \([0-9]*\).*/\1/')
     taskset -c "$allowed" "$cargo" nextest run "${selection[@]}" -E 'binary(busy)'
 else
