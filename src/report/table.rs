@@ -166,6 +166,7 @@ const fn tier(tier: Option<Tier>) -> &'static str {
     match tier {
         None => "-",
         Some(Tier::Emulated) => "emulated",
+        Some(Tier::Optimised) => "optimised",
         Some(Tier::Relocated) => "relocated",
         Some(Tier::Stepped) => "stepped",
     }
@@ -201,6 +202,7 @@ mod tests {
             in_flight: None,
             state: ProbeState::Armed,
             reason: None,
+            unoptimised: None,
         }
     }
 

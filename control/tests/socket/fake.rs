@@ -114,6 +114,7 @@ impl Straw {
                 in_flight: None,
                 state,
                 reason: (state == ProbeState::Refused).then(|| "it is made of straw".to_owned()),
+                unoptimised: None,
             },
         }
     }

@@ -21,6 +21,7 @@ mod inventory;
 mod jumps;
 mod milestones;
 mod modules;
+mod optimise;
 mod readers;
 mod register;
 mod relocate;
@@ -53,6 +54,7 @@ pub use arm::ArmError;
 use arm::{BootPatched, Located};
 pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
+use optimise::Optimised;
 pub use register::{Action, NewProbe, Prepared, RegisterError};
 use return_sites::ReturnSites;
 
@@ -112,6 +114,7 @@ pub struct Engine {
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
+    optimised: Optimised,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -151,6 +154,7 @@ impl Engine {
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
+            optimised: Optimised::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),

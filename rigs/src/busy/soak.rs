@@ -331,6 +331,7 @@ mod tests {
             in_flight: returns.map(|_| 1),
             state: ProbeState::Armed,
             reason: None,
+            unoptimised: None,
         }
     }
 

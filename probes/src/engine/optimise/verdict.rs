@@ -1,0 +1,113 @@
+//! Whether a jump may stand for a plant.
+//!
+//! No more than one instruction is jumped over, so the questions are few: whether it has room, whether it does the same
+//! in the detour, and whether the kernel patches it and looks at it.
+
+use introspect::insn::{Decoded, is_plain};
+use introspect::{Gpa, PatchKind, PatchTime};
+
+use super::JUMP_BYTES;
+use crate::detour::Jumped;
+use crate::engine::Engine;
+use crate::hit::{Plant, own_instruction};
+use crate::plant::Spot;
+use crate::registry::{Milestone, Purpose, Reader};
+
+/// Why no jump stands for a plant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotOptimised {
+    /// A guest write has made the plant withdraw.
+    #[error("the guest has just rewritten the instruction")]
+    Withdrawn,
+    /// The kernel's own way in.
+    #[error("it may run on the page tables of a program")]
+    EntryCode,
+    /// Its bytes are none.
+    #[error("no instruction is there")]
+    NoInstruction,
+    /// The jump would reach beyond it.
+    #[error("`{0}` has fewer than the 5 bytes of a jump")]
+    TooShort(String),
+    /// It is not known to do the same elsewhere.
+    #[error("`{0}` would not do the same in a detour")]
+    NotPlain(String),
+    /// The kernel patches it at run time.
+    #[error("the kernel itself patches the instruction ({0:?})")]
+    Patched(PatchKind),
+    /// Part of the jump would be on the next page.
+    #[error("it lies across the end of a page")]
+    AcrossPages,
+}
+
+impl Engine {
+    /// What a jump can replace in the place of `plant`, and where it would be.
+    pub(super) fn verdict(&self, plant: &Plant) -> Result<(Jumped, Gpa), NotOptimised> {
+        if self.planter.is_withdrawn(plant.spot.gpa) {
+            return Err(NotOptimised::Withdrawn);
+        }
+        let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
+        if self.kernel.is_entry(located.linked(plant.at)) {
+            return Err(NotOptimised::EntryCode);
+        }
+        let planted = own_instruction(&self.planter, plant.spot, plant.at);
+        let planted = planted.ok_or(NotOptimised::NoInstruction)?;
+        if !is_plain(&planted) {
+            return Err(NotOptimised::NotPlain(planted.text()));
+        }
+        if let Some(found) = self.over_call(plant, &planted) {
+            return Ok(found);
+        }
+        if let Some(kind) = self.patched_at_run_time(plant, &planted) {
+            return Err(NotOptimised::Patched(kind));
+        }
+        let jumped =
+            Jumped::new(planted, None).ok_or_else(|| NotOptimised::TooShort(planted.text()))?;
+        if plant.spot.room() < planted.len() {
+            return Err(NotOptimised::AcrossPages);
+        }
+        Ok((jumped, plant.spot.gpa))
+    }
+
+    /// A plant behind an ftrace call that is switched off: the jump goes over the nop that is left of the call, and the
+    /// detour executes the planted instruction too. The plant stays, for whoever stands before it now.
+    fn over_call(&self, plant: &Plant, planted: &Decoded) -> Option<(Jumped, Gpa)> {
+        if !self.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
+            return None;
+        }
+        let [(_, ip)] = &plant.probes[..] else {
+            return None;
+        };
+        // The probe is about the call, and the plant is behind it.
+        if ip.wrapping_add(JUMP_BYTES) != plant.at {
+            return None;
+        }
+        let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
+        let call = own_instruction(&self.planter, Spot::contiguous(gpa), *ip)?;
+        let is_off = call.len() as u64 == JUMP_BYTES && is_plain(&call);
+        let jumped = Jumped::new(call, Some(*planted)).filter(|_| is_off)?;
+        Some((jumped, gpa))
+    }
+
+    /// Whether the kernel finds its own bytes when it compares before it patches: whoever reads them for it is a
+    /// milestone, and has a plant.
+    fn shows_own_to_ftrace(&self) -> bool {
+        let copies = |purpose: &Purpose| {
+            matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))
+        };
+        let mut milestones = self.milestones.iter();
+        milestones.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
+    }
+
+    fn patched_at_run_time(&self, plant: &Plant, planted: &Decoded) -> Option<PatchKind> {
+        let len = planted.len() as u64;
+        let site = match self.modules.holding(plant.at) {
+            Some(module) => module.patched(plant.at, len),
+            None => {
+                let linked = self.located.get()?.linked(plant.at);
+                self.kernel.sites().overlapping(linked, len)
+            }
+        };
+        let kind = site?.kind;
+        (kind.when() == PatchTime::Runtime).then_some(kind)
+    }
+}
