@@ -197,6 +197,8 @@ impl Engine {
             }
         }
         let places = edits.places();
+        self.make_room_for_plants(paused, edits.spots())
+            .map_err(|error| ArmError(error.into()))?;
         for plant in edits.outdated() {
             self.unoptimise(paused, &plant)
                 .map_err(|error| ArmError(error.into()))?;

@@ -161,6 +161,11 @@ impl<'t> Edits<'t> {
         self.places.keys().copied().collect()
     }
 
+    /// Where they lie.
+    pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
+        self.places.values().map(|edit| edit.spot)
+    }
+
     /// The plants among them that will be others, or go.
     pub(super) fn outdated(&self) -> Vec<Arc<Plant>> {
         let is_outdated = |(at, edit): (&Gva, &Edit)| {

@@ -251,8 +251,10 @@ impl Engine {
         }
         if self.may_optimise(&plant) {
             let state = vcpu.system_state()?;
-            if let Some(kernel) = self.kernel_space(&state, rip) {
-                self.optimise(paused, &plant, &kernel)?;
+            match self.kernel_space(&state, rip) {
+                Some(kernel) => self.optimise(paused, &plant, &kernel)?,
+                // It runs where nobody can tell what is mapped.
+                None => plant.optimising.decide(),
             }
         }
         Ok(HitOutcome::Resume)

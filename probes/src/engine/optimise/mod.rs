@@ -24,10 +24,12 @@ use introspect::{Gpa, Gva};
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::KernelSpace;
+use crate::detour::{DetourError, KernelSpace};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
+use crate::plant::Spot;
 use crate::registry::{Milestone, Probe, Purpose};
+use verdict::NotOptimised;
 
 /// Bytes of a jump.
 const JUMP_BYTES: u64 = 5;
@@ -150,6 +152,9 @@ impl Engine {
         let (jumped, gpa) = match self.verdict(plant) {
             Ok(found) => found,
             Err(why) => {
+                if why == NotOptimised::Withdrawn {
+                    plant.optimising.reopen();
+                }
                 probe.set_unoptimised(Some(why.to_string()));
                 return Ok(());
             }
@@ -161,6 +166,9 @@ impl Engine {
         let (jump, cell) = match jump {
             Ok(found) => found,
             Err(error) => {
+                if matches!(error, DetourError::BeingLeft) {
+                    plant.optimising.reopen();
+                }
                 probe.set_unoptimised(Some(error.to_string()));
                 return Ok(());
             }
@@ -193,6 +201,31 @@ impl Engine {
             }
         }
         plant.optimising.reopen();
+        Ok(())
+    }
+
+    /// Somebody is about to be planted at these places: jumps that lie over one of them, and stand for another plant,
+    /// go first.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be written.
+    pub(super) fn make_room_for_plants(
+        &self,
+        paused: &dyn Paused,
+        spots: impl Iterator<Item = Spot>,
+    ) -> Result<(), GuestError> {
+        let table = self.table.load_full();
+        for spot in spots {
+            for jump in self.planter.jumps(spot.gpa, 1) {
+                let at = self.optimised.jumps().get(&jump).copied();
+                if let Some(plant) = at.and_then(|at| table.at(at))
+                    && plant.spot != spot
+                {
+                    self.unoptimise(paused, plant)?;
+                }
+            }
+        }
         Ok(())
     }
 

@@ -34,6 +34,9 @@ pub(super) enum NotOptimised {
     /// The kernel patches it at run time.
     #[error("the kernel itself patches the instruction ({0:?})")]
     Patched(PatchKind),
+    /// The jump would lie over a plant.
+    #[error("another probe is where the jump would be")]
+    Neighbour,
     /// Part of the jump would be on the next page.
     #[error("it lies across the end of a page")]
     AcrossPages,
@@ -54,8 +57,8 @@ impl Engine {
         if !is_plain(&planted) {
             return Err(NotOptimised::NotPlain(planted.text()));
         }
-        if let Some(found) = self.over_call(plant, &planted) {
-            return Ok(found);
+        if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
+            return self.alone(plant, gpa).map(|()| (jumped, gpa));
         }
         if let Some(kind) = self.patched_at_run_time(plant, &planted) {
             return Err(NotOptimised::Patched(kind));
@@ -65,7 +68,18 @@ impl Engine {
         if plant.spot.room() < planted.len() {
             return Err(NotOptimised::AcrossPages);
         }
+        self.alone(plant, plant.spot.gpa)?;
         Ok((jumped, plant.spot.gpa))
+    }
+
+    /// Whether no other plant is where the jump would be.
+    fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
+        let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
+        let planted = self.planter.planted(jump, len);
+        if planted.iter().any(|gpa| *gpa != plant.spot.gpa) {
+            return Err(NotOptimised::Neighbour);
+        }
+        Ok(())
     }
 
     /// A plant behind an ftrace call that is switched off: the jump goes over the nop that is left of the call, and the

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
@@ -536,6 +537,26 @@ fn who_cannot_be_moved_keeps_the_region() {
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     assert!(rig.paused.detour().is_none());
+}
+
+/// Until the vCPUs have left the last region no jump comes; then the next hit brings it.
+#[test]
+fn a_region_that_is_being_left_is_waited_for() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    rig.paused.moving.store(true, Ordering::Relaxed);
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    for _ in 0..2 {
+        rig.call(at, 0);
+        assert_eq!(rig.shown::<1>(at), [0xee]);
+    }
+    rig.paused.moving.store(false, Ordering::Relaxed);
+    rig.call(at, 0);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    rig.call(at, 0);
+    assert_eq!(rig.counted(0), (5, 4, Some(Tier::Optimised)));
 }
 
 /// Each request fails in turn: the guest runs as ever, and every call is counted.
