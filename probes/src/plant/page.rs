@@ -31,6 +31,8 @@ struct Bytes {
 pub(crate) type Jump = [u8; JUMP_BYTES];
 /// `jmp rel32`.
 const JUMP_BYTES: usize = 5;
+/// So many bytes of a jump are not the same as what the guest writes by chance.
+const STORED_BACK_BYTES: usize = 4;
 
 /// What a byte is besides the guest's.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +81,21 @@ impl Bytes {
         let is_hidden = bytes
             .any(|byte| self.is(Mark::Open, byte) || (byte != *at && self.is(Mark::Stop, byte)));
         (!is_hidden).then(|| jump[offset - at])
+    }
+
+    /// Whether `data`, written by the guest at `offset`, is at `at` what the guest has read of the jump there. A few
+    /// bytes may be the same by chance, and are the guest's own.
+    fn stores_jump_back(&self, offset: usize, data: &[u8], at: usize) -> bool {
+        let Some((start, jump)) = self.jump_over(at) else {
+            return false;
+        };
+        let written = data.iter().zip(offset..);
+        let mut over = written.filter(|(_, at)| (*start..start + JUMP_BYTES).contains(at));
+        let mut len = 0;
+        over.all(|(byte, at)| {
+            len += 1;
+            *byte == jump[at - start]
+        }) && len >= STORED_BACK_BYTES
     }
 
     /// What memory shows at `offset` in the place of the guest's own byte.
@@ -224,9 +241,8 @@ impl Page {
     /// and stores back does not.
     pub(super) fn overwrites_jump(&self, offset: usize, data: &[u8]) -> bool {
         let bytes = self.lock();
-        data.iter()
-            .zip(offset..PAGE_BYTES)
-            .any(|(&byte, at)| bytes.jump_byte(at).is_some_and(|shown| shown != byte))
+        (offset..PAGE_BYTES.min(offset + data.len()))
+            .any(|at| bytes.jump_byte(at).is_some() && !bytes.stores_jump_back(offset, data, at))
     }
 
     /// Whether the byte at `offset` has this mark.
@@ -282,7 +298,7 @@ impl Page {
                 Some(_) if bytes.is(Mark::Stop, at) || bytes.jump_byte(at).is_none() => {
                     is_stored_back(byte, data.len(), plant)
                 }
-                Some(jump) => byte == jump,
+                Some(_) => bytes.stores_jump_back(offset, data, at),
             };
             if !is_stored_back {
                 bytes.own[at] = byte;

@@ -17,7 +17,7 @@ use crate::engine::{Action, NewProbe};
 use crate::guest::fake::{FakeMemory, FakeVcpu};
 use crate::guest::{GuestMemory, Ran, Unwritable};
 use crate::hit::{Passed, pass};
-use crate::plant::Planter;
+use crate::plant::{Planter, Written};
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{PlantByte, ProbeSpec, Tier};
 
@@ -174,7 +174,11 @@ impl Rig {
         self.engine
             .make_room_for_write(&self.paused, gpa, data)
             .expect("made room");
-        self.engine.on_guest_write(gpa, data).expect("written");
+        let written = self.engine.on_guest_write(gpa, data).expect("written");
+        if written == Written::NotOurs {
+            // Nothing is planted on the page, and it is not read-only.
+            self.memory.put(gpa.0, data);
+        }
     }
 
     fn shown<const N: usize>(&self, at: Gva) -> [u8; N] {
