@@ -94,7 +94,7 @@ enum State {
     /// Nobody has needed it.
     #[default]
     NotLaid,
-    Laid(Region),
+    Laid(Box<Region>),
     /// This guest has no place for it.
     Refused,
 }
@@ -112,7 +112,7 @@ impl State {
                 return Err(DetourError::BeingLeft);
             }
             *self = match Region::lay(paused, memory, kernel) {
-                Ok(region) => Self::Laid(region),
+                Ok(region) => Self::Laid(Box::new(region)),
                 Err(error) => {
                     *self = Self::Refused;
                     return Err(error);
