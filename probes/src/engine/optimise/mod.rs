@@ -46,7 +46,7 @@ pub(super) struct Optimised {
 impl Default for Optimised {
     fn default() -> Self {
         Self {
-            wanted: AtomicBool::new(true),
+            wanted: AtomicBool::new(false),
             jumps: Mutex::default(),
         }
     }
@@ -67,7 +67,7 @@ fn counted(plant: &Plant) -> Option<&Arc<Probe>> {
 }
 
 impl Engine {
-    /// The knob of optimisation: `false` makes every hit exit, `true` lets jumps stand for plants again, where they can.
+    /// The knob of optimisation, off unless somebody turns it on: `false` makes every hit exit, `true` lets jumps stand for plants again, where they can.
     ///
     /// # Errors
     ///

@@ -95,6 +95,7 @@ impl Rig {
     /// A guest with a function, and a probe that counts.
     fn counting(kernel: &SyntheticKernel, names: &[&str]) -> Self {
         let rig = Self::with(kernel, &[], ABILITIES);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
         let new: Vec<_> = names.iter().map(|name| count(name)).collect();
         rig.engine.register(&rig.paused, &new).expect("registered");
         rig
@@ -647,6 +648,7 @@ proptest! {
             .map(|n| kernel.function(&format!("roomy{n}"), &ROOMY))
             .collect();
         let rig = Rig::with(&kernel, &[], ABILITIES);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
         let probes: Vec<_> = (0..FUNCTIONS).map(|n| count(&format!("roomy{n}"))).collect();
         let ids = rig.engine.register(&rig.paused, &probes).expect("registered");
         let mut constants = [1_u64; FUNCTIONS];
