@@ -178,6 +178,16 @@ set_up_rigs() {
     has_rigs || stop "this system's packages (${rigs_packages[*]}) do not bring what the rigs look for: ${rigs_files[*]}"
 }
 
+# A report for CI systems is checked against a schema.
+set_up_xmllint() {
+    local package=libxml2-utils
+    command -v xmllint >/dev/null && return
+    say "xmllint is missing; reports for CI systems are checked with it"
+    stop_without_apt "$package"
+    stop_unless_root "$package" "sudo apt-get install --no-install-recommends $package"
+    install "$package"
+}
+
 # Kernel and device agree that ring 0 runs at the processor's speed.
 has_hardware_virtualisation() { [ -e /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; }
 
@@ -195,6 +205,7 @@ all)
     check_rust_tools
     set_up_qemu
     set_up_rigs
+    set_up_xmllint
     ;;
 *) stop "there is no part '$1'; the parts are build, qemu, rigs and demo." ;;
 esac

@@ -65,7 +65,7 @@ pub(super) struct Outer {
     pub(super) initramfs: Vec<u8>,
     /// RAM.
     pub(super) memory_mib: u64,
-    /// CPUs.
+    /// CPUs; at least two, since the first one stays idle.
     pub(super) cpus: u8,
 }
 
@@ -170,12 +170,13 @@ fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
 }
 
 /// One for each of the guest's and one for the threads beside them, but no more than this host has: CPUs that wait for
-/// each other's emulation are slower than none.
+/// each other's emulation are slower than none. And the first one, on which nothing runs.
 fn cpus(guest: u8) -> u8 {
     let host = std::thread::available_parallelism().map_or(1, usize::from);
     guest
         .saturating_add(1)
         .min(u8::try_from(host).unwrap_or(u8::MAX))
+        .saturating_add(1)
 }
 
 #[cfg(test)]
@@ -190,7 +191,8 @@ mod tests {
     }
 
     #[test]
-    fn there_is_at_least_one_cpu() {
-        assert!((1..=2).contains(&cpus(1)));
+    fn there_is_a_cpu_beside_the_first() {
+        assert!((2..=3).contains(&cpus(1)));
+        assert!(cpus(u8::MAX) >= 2);
     }
 }

@@ -134,7 +134,8 @@ impl<'a> Boot<'a> {
         let initrd = files.path().join("initrd");
         std::fs::write(&initrd, initramfs.build().expect("initramfs")).expect("write");
         let (events, console) = (files.path().join("events"), files.path().join("console"));
-        let cmdline = format!("console=ttyS0 panic=-1 {} {load}", self.workload);
+        // The kernel's messages come between the workload's words: only what is wrong is to be said.
+        let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {} {load}", self.workload);
 
         let turn = Turn::take();
         let child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))

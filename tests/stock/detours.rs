@@ -85,7 +85,11 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
     let stock = Stock::fetch(image);
     let places = places(&stock);
     assert!(places.len() >= 150, "{image}: {} places", places.len());
-    let mut boot = Boot::new(&stock, "opens=100 reads=50 getpids=20")
+    // With one vCPU, the kernel's words do not come between those of the workload.
+    let talks = cpus == 1;
+    let workload = "opens=100 reads=50 getpids=20";
+    let talkative = "opens=100 reads=50 getpids=20 loglevel=7";
+    let mut boot = Boot::new(&stock, if talks { talkative } else { workload })
         .cpus(cpus)
         .option("--boot", boot.word())
         .probe("kprobe:do_sys_openat2");
@@ -136,7 +140,9 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
         "{notes:?}"
     );
     // The map of its memory that the guest was given, and that it says at its start.
-    assert!(ran.console.contains("BIOS-e820") && !ran.console.contains("0x0000001000000000"));
+    if talks {
+        assert!(ran.console.contains("BIOS-e820") && !ran.console.contains("0x0000001000000000"));
+    }
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn a_probed_warning_is_still_one() {
     let spec = format!("kprobe:{COMPLAINS}+{:#x}", ud2.at().0 - symbol.address.0);
     // Behind it, at the instruction that the handler of #UD goes on with.
     let behind = format!("kprobe:{COMPLAINS}+{:#x}", ud2.next().0 - symbol.address.0);
-    let workload = format!("getpids=1 loglevel=5 {SENSELESS}");
+    let workload = format!("getpids=1 {SENSELESS}");
     let ran = Boot::new(&stock, &workload)
         .probe(&spec)
         .probe(&behind)

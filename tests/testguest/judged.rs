@@ -58,8 +58,24 @@ fn test(manifests: &[(&str, &str, &str)], options: &[&str]) -> Tested {
     }
 }
 
+/// What a CI system reads is what the schema describes.
+fn assert_is_valid(text: &str) {
+    const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/testguest/junit.xsd");
+    let folder = tempfile::tempdir().expect("tempdir");
+    let file = folder.path().join("junit.xml");
+    std::fs::write(&file, text).expect("written");
+    let checked = Command::new("xmllint")
+        .args(["--noout", "--nonet", "--schema", SCHEMA])
+        .arg(&file)
+        .output()
+        .expect("xmllint, of the package libxml2-utils");
+    let said = String::from_utf8_lossy(&checked.stderr);
+    assert!(checked.status.success(), "{said}{text}");
+}
+
 /// One test, one attribute after the other, as JUnit's readers want them: `testsuites` of `testsuite` of `testcase`.
 fn assert_is_junit(text: &str, cases: usize, failures: usize, errors: usize) {
+    assert_is_valid(text);
     let document = roxmltree::Document::parse(text).expect("XML");
     let number = |node: roxmltree::Node<'_, '_>, name| {
         let value = node

@@ -24,7 +24,8 @@ pub enum Reason {
     /// misaligned one, or one that other processors kept getting in the way of.
     Locked,
     /// A string instruction with a repeat prefix, which can be interrupted half-way: a
-    /// comparison or a load, or a move or store that is long, downwards or into itself.
+    /// comparison or a load, or a move or store that is long, downwards or into itself,
+    /// or that faults: by then it has moved what comes before.
     Repeated,
     /// SSE, AVX and all else that is encoded with VEX or EVEX: not in the general registers.
     Vector,

@@ -176,6 +176,9 @@ impl Features {
     };
 }
 
+/// The longest access to memory: that of a repeated string instruction.
+pub const MOST_ACCESSED_BYTES: usize = 64 << 10;
+
 /// A stopped processor in 64-bit mode, and the memory it sees.
 ///
 /// Nothing here may run the processor, and nobody else may while it is borrowed.
@@ -217,7 +220,8 @@ pub trait Cpu {
     ///
     /// An access of 2, 4 or 8 bytes that is naturally aligned is made in one piece, since
     /// other processors can tell. Memory-mapped devices are not touched. Repeated string
-    /// instructions access up to 64 KiB at once.
+    /// instructions access up to [`MOST_ACCESSED_BYTES`] at once, in as many pages as it takes, each of
+    /// which may be anywhere.
     ///
     /// `access` is [`Access::Write`] where the instruction will write the same bytes: processors
     /// check that it may before they read, and raise the fault of a write.

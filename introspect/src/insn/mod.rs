@@ -30,7 +30,7 @@ mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
 pub use class::{Class, Reason, classify};
-pub use cpu::{Access, Cpu, Fault, Features, Gpr, Segment, Vendor};
+pub use cpu::{Access, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};

@@ -107,6 +107,26 @@ fn a_read_to_be_written_faults_at_the_first_page_that_forbids_it() {
 }
 
 #[test]
+fn a_repeated_move_that_faults_on_the_way_is_the_hardwares() {
+    // It has moved what comes before, and tells in RCX how much is left.
+    let machine = kernel()
+        .with(Gpr::Rsi, DATA)
+        .with(Gpr::Rdi, END - 4)
+        .with(Gpr::Rcx, 8);
+    let outcome = machine.refused("rep movsb [rdi], [rsi]", "f3 a4");
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Repeated));
+    let machine = kernel()
+        .with(Gpr::Rsi, END - 4)
+        .with(Gpr::Rdi, DATA)
+        .with(Gpr::Rcx, 8);
+    let outcome = machine.refused("rep movsb [rdi], [rsi]", "f3 a4");
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Repeated));
+    let machine = kernel().with(Gpr::Rdi, END - 4).with(Gpr::Rcx, 8);
+    let outcome = machine.refused("rep stosb [rdi], al", "f3 aa");
+    assert_eq!(outcome, Outcome::Unsupported(Reason::Repeated));
+}
+
+#[test]
 fn a_pop_to_memory_that_fails_pops_nothing() {
     let machine = kernel().with(Gpr::Rbx, 0x10);
     let outcome = machine.refused("pop qword ptr [rbx]", "8f 03");

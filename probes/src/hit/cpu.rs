@@ -1,7 +1,8 @@
 //! The stopped vCPU as the instruction emulator sees it.
 
 use introspect::insn::{
-    Access, CastShadow, Cpu, Fault, Features, Gpr, Msr, Segment, System, SystemChanges,
+    Access, CastShadow, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Msr, Segment, System,
+    SystemChanges,
 };
 use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
 
@@ -106,22 +107,43 @@ impl<'a> VcpuCpu<'a> {
         Ok(gpa)
     }
 
-    /// The one or two stretches of guest-physical memory behind an access.
-    fn stretches(
-        &mut self,
-        at: Gva,
-        len: usize,
-        access: Access,
-    ) -> Result<[(Gpa, usize); 2], Fault> {
-        let first = self.translate(at, access)?;
-        if at.page_offset() + len as u64 <= 0x1000 {
-            return Ok([(first, len), (first, 0)]);
+    /// Where an access goes: its pages follow each other, but their memory does not.
+    fn stretches(&mut self, at: Gva, len: usize, access: Access) -> Result<Stretches, Fault> {
+        let mut stretches = Stretches {
+            each: [(Gpa(0), 0); MOST_STRETCHES],
+            count: 0,
+        };
+        let mut done = 0;
+        while done < len {
+            let here = at.wrapping_add(done as u64);
+            let in_page = (PAGE_BYTES - page_offset(here)).min(len - done);
+            let refused = Fault::NotMemory { at, access };
+            let next = stretches.each.get_mut(stretches.count).ok_or(refused)?;
+            *next = (self.translate(here, access)?, in_page);
+            stretches.count += 1;
+            done += in_page;
         }
-        let here = usize::try_from(0x1000 - at.page_offset())
-            .unwrap_or(len)
-            .min(len);
-        let second = self.translate(at.wrapping_add(here as u64), access)?;
-        Ok([(first, here), (second, len - here)])
+        Ok(stretches)
+    }
+}
+
+const PAGE_BYTES: usize = 0x1000;
+/// As many pages as the longest access can lie in.
+const MOST_STRETCHES: usize = MOST_ACCESSED_BYTES / PAGE_BYTES + 1;
+
+fn page_offset(at: Gva) -> usize {
+    usize::try_from(at.page_offset()).unwrap_or(0)
+}
+
+/// Stretches of guest-physical memory, each within a page.
+struct Stretches {
+    each: [(Gpa, usize); MOST_STRETCHES],
+    count: usize,
+}
+
+impl Stretches {
+    fn iter(&self) -> impl Iterator<Item = (Gpa, usize)> {
+        self.each[..self.count].iter().copied()
     }
 }
 
@@ -199,38 +221,38 @@ impl Cpu for VcpuCpu<'_> {
     }
 
     fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault> {
-        let [(first, here), (second, _)] = self.stretches(at, buf.len(), access)?;
-        let (head, tail) = buf.split_at_mut(here);
-        let refused = |_| Fault::NotMemory { at, access };
-        self.planter.read_own(first, head).map_err(refused)?;
-        if !tail.is_empty() {
-            self.planter.read_own(second, tail).map_err(refused)?;
+        let stretches = self.stretches(at, buf.len(), access)?;
+        let mut rest = buf;
+        for (gpa, len) in stretches.iter() {
+            let (part, behind) = rest.split_at_mut(len);
+            self.planter
+                .read_own(gpa, part)
+                .map_err(|_| Fault::NotMemory { at, access })?;
+            rest = behind;
         }
         Ok(())
     }
 
     fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), Fault> {
-        let [(first, here), (second, rest)] = self.stretches(at, bytes.len(), Access::Write)?;
+        let stretches = self.stretches(at, bytes.len(), Access::Write)?;
         let refused = Fault::NotMemory {
             at,
             access: Access::Write,
         };
-        // Reading tells whether it is memory, so that the second part cannot fail after the first is written.
+        // Reading tells whether it is memory, so that no part can fail after another is written.
         let mut probe = [0; 1];
-        for (gpa, len) in [(first, here), (second, rest)] {
-            if len > 0 {
-                if self.planter.keeps(gpa) {
-                    // The guest rewrites code that is probed: left to the hardware, the write comes back as a trap.
-                    return Err(refused);
-                }
-                self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
+        for (gpa, _) in stretches.iter() {
+            if self.planter.keeps(gpa) {
+                // The guest rewrites code that is probed: left to the hardware, the write comes back as a trap.
+                return Err(refused);
             }
+            self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
         }
-        let (head, tail) = bytes.split_at(here);
-        for (gpa, part) in [(first, head), (second, tail)] {
-            if !part.is_empty() {
-                self.memory.write(gpa, part).map_err(|_| refused)?;
-            }
+        let mut rest = bytes;
+        for (gpa, len) in stretches.iter() {
+            let (part, behind) = rest.split_at(len);
+            self.memory.write(gpa, part).map_err(|_| refused)?;
+            rest = behind;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ struct Arguments {
     /// Only cases whose name contains this, or one of these, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
-    /// A kind of generated snippets that is not run; may be given several times.
+    /// A kind of generated snippets that is not run, or a field of them that is not compared; may be given several times.
     #[arg(long)]
     without: Vec<String>,
     /// A stock kernel to boot, too.

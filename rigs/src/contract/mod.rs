@@ -104,7 +104,7 @@ pub struct Contract<'a> {
     pub stock: Option<&'a StockFiles>,
     /// Only cases whose name contains this, or one of these, separated by commas.
     pub only: &'a str,
-    /// Kinds of generated snippets that are not run.
+    /// Kinds of generated snippets that are not run, and fields of them that are not compared.
     pub without: &'a [String],
     /// Cases whose name contains the first cannot be run here, for the second as reason.
     pub cannot: &'a [(String, String)],

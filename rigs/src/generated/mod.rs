@@ -51,7 +51,7 @@ pub struct Generated<'a> {
     pub count: u64,
     /// Says which.
     pub seed: u64,
-    /// Kinds of snippets that are left out.
+    /// Kinds of snippets that are left out, and fields that are not compared.
     pub without: &'a [String],
     /// Each boot is given so long.
     pub timeout: Duration,
@@ -129,7 +129,7 @@ impl Generated<'_> {
                 continue;
             }
             let (before, after) = (unprobed.record(number), probed.record(number));
-            let mut wrong = compare::differences(snippet, before, after);
+            let mut wrong = compare::differences(self.without, snippet, before, after);
             if plant.is_some() {
                 wrong.extend(hits::mismatches(layout, snippet, before, &probed, &counted));
             }

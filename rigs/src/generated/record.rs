@@ -44,7 +44,7 @@ pub(super) const RFLAGS: Field = field("rflags", 208, 1);
 pub(super) const FPU: Field = field("fpu", 1232, 8);
 
 /// All of them.
-pub(super) const FIELDS: [Field; 18] = [
+pub(super) const FIELDS: [Field; 19] = [
     HOW,
     VECTOR,
     field("error", 16, 1),
@@ -60,7 +60,8 @@ pub(super) const FIELDS: [Field; 18] = [
     field("mxcsr", 216, 1),
     field("selector", 224, 6),
     field("ymm", 272, 16),
-    field("data", 400, 64 + 8),
+    field("data", 400, 64),
+    field("edge", 912, 8),
     field("stack", 976, 32),
     FPU,
 ];

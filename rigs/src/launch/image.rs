@@ -22,15 +22,29 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 2] = [
+const MISTAKES_OF_BOCHS_SVM: [&str; 10] = [
+    "--without",
+    "guest steps",
+    "--without",
+    "short return",
+    "--without",
+    "cr2",
     "--cannot",
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
+    "--cannot",
+    "steps/=the SVM of Bochs leaves the cause out of DR6, and gives steps of the guest to the host",
 ];
 
 /// What its VT-x does wrong.
-const MISTAKES_OF_BOCHS_VMX: [&str; 2] = [
+const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
+    "--without",
+    "guest steps",
+    "--without",
+    "short return",
     "--cannot",
     "instructions-nmi/=the VT-x of Bochs does not unmask NMIs that the VMCS says are not blocked",
+    "--cannot",
+    "steps/port=the VT-x of Bochs leaves the step of an instruction pending that has left the guest before its end",
 ];
 
 /// What QEMU's TCG does wrong: the page fault of an instruction that reads and writes is that of its read.

@@ -10,8 +10,9 @@ use super::{LaunchError, error};
 /// Names the QEMU to use, as for `hyprobe --accel nested`.
 const VARIABLE: &str = "HYPROBE_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
+/// Three CPUs for two: the first stays idle, because QEMU's others damage its state (`docs/nested.md`).
 const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 2";
+                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 3";
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -67,7 +68,7 @@ pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, 
         .args([
             "-append",
             &format!(
-                "{COMMAND_LINE} tsc=reliable tsc_early_khz={}",
+                "{COMMAND_LINE} tsc=reliable isolcpus=0 tsc_early_khz={}",
                 vmm::tsc_khz()
             ),
         ])

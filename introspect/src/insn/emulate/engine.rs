@@ -59,8 +59,16 @@ fn run<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Result<(), Stop> {
     }
     let family = family(decoded)?;
     for _ in 0..MOST_ATTEMPTS {
-        if attempt(cpu, family, decoded)? == Commit::Done {
-            return Ok(());
+        match attempt(cpu, family, decoded) {
+            Ok(Commit::Done) => return Ok(()),
+            Ok(Commit::Raced) => {}
+            // A repeated one has moved what comes before the fault; moved all at once, it would have moved nothing.
+            Err(Stop::Fault(_))
+                if decoded.instruction().has_rep_prefix() && family == Family::String =>
+            {
+                return Err(Reason::Repeated.into());
+            }
+            Err(stop) => return Err(stop),
         }
     }
     Err(Reason::Locked.into())

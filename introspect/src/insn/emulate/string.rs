@@ -8,10 +8,7 @@ use super::effects::{Effects, Stop};
 use super::flags::{self, DIRECTION, STATUS};
 use super::width::Width;
 use crate::insn::class::Reason;
-use crate::insn::cpu::{Cpu, Gpr};
-
-/// The longest string that is moved or stored at once.
-const MOST_BYTES: u64 = 64 << 10;
+use crate::insn::cpu::{Cpu, Gpr, MOST_ACCESSED_BYTES};
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     use Mnemonic as M;
@@ -70,7 +67,7 @@ fn repeat<C: Cpu + ?Sized>(
     let from = address.truncate(cpu.gpr(Gpr::Rsi));
     let bytes = count.saturating_mul(width.bytes() as u64);
     let wraps = |start: u64| start > address.mask() - bytes;
-    if bytes > MOST_BYTES || cpu.flag(DIRECTION) || wraps(to) {
+    if bytes > MOST_ACCESSED_BYTES as u64 || cpu.flag(DIRECTION) || wraps(to) {
         return Err(Reason::Repeated.into());
     }
     let count = usize::try_from(count).map_err(|_| Reason::Repeated)?;

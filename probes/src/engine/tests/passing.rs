@@ -73,6 +73,65 @@ fn a_read_only_page_may_be_written_without_write_protection() {
     assert_eq!(vcpu.injected, []);
 }
 
+/// Virtual pages in a row, as in the kernel's `vmalloc` area, whose stacks are cleared and copied by repeated
+/// instructions: each is somewhere else.
+#[test]
+fn a_string_goes_to_the_pages_that_it_is_mapped_to() {
+    const PAGES_TABLE: u64 = 0x7000;
+    const SCATTERED: u64 = 2 << 20;
+    const FIRST: usize = 0x4_0000;
+    const BYTES: usize = 34 * 0x1000;
+    const STOS: [u8; 3] = [0xf3, 0xaa, 0xc3];
+    const MOVS: [u8; 4] = [0xf3, 0x48, 0xa5, 0xc3];
+    // Every other page backwards: none is followed by its neighbour.
+    let place = |offset: usize| 0x1000 * (2 * (16 - offset / 0x1000)) + offset % 0x1000;
+    let before: Vec<u8> = (0..=250u8)
+        .flat_map(|value| [value; 8])
+        .cycle()
+        .take(BYTES)
+        .collect();
+    for (code, first, bytes) in [
+        (&STOS[..], 0x10, 0x2fe0),
+        (&STOS, 0, 0x4000),
+        (&MOVS, 0xff8, 0x2010),
+        (&MOVS, 0x800, 0x1_0000),
+    ] {
+        let (kernel, at) = one("probed", code);
+        let ran = |from: u64, to: u64| {
+            let rig = Rig::new(&kernel, &["kprobe:probed"]);
+            let put = |gpa: u64, value: u64| rig.memory.put(gpa, &value.to_le_bytes());
+            put(LOWER_DIRECTORY + 8, PAGES_TABLE | TABLE);
+            for page in 0..17 {
+                let at = FIRST + place(0x1000 * page);
+                put(PAGES_TABLE + 8 * page as u64, at as u64 | 0x63);
+            }
+            rig.memory.put(FIRST as u64, &before);
+            rig.memory.put(DATA, &before[..bytes]);
+            let mut vcpu = vcpu(at);
+            (vcpu.regs.rax, vcpu.regs.rsi, vcpu.regs.rdi) = (0x5a, from, to);
+            vcpu.regs.rcx = (if code == STOS { bytes } else { bytes / 8 }) as u64;
+            let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+            assert_eq!(outcome, HitOutcome::Resume);
+            assert_eq!((vcpu.regs.rcx, vcpu.regs.rdi), (0, to + bytes as u64));
+            rig.memory.bytes()
+        };
+        let what = format!("{code:02x?} of {bytes:#x} bytes at {first:#x}");
+        let scattered = SCATTERED + first as u64;
+        let mut expected = before.clone();
+        for i in 0..bytes {
+            expected[place(first + i)] = if code == STOS { 0x5a } else { before[i] };
+        }
+        let memory = ran(DATA, scattered);
+        assert!(memory[FIRST..][..BYTES] == expected, "{what}: written to");
+        if code == MOVS {
+            let expected: Vec<u8> = (0..bytes).map(|i| before[place(first + i)]).collect();
+            let memory = ran(scattered, DATA);
+            let data = usize::try_from(DATA).expect("small");
+            assert!(memory[data..][..bytes] == expected, "{what}: read from");
+        }
+    }
+}
+
 /// What depends on more than is modelled is left to the hardware: addresses that are not canonical raise another
 /// exception, and pages of ring 3 may be out of bounds.
 #[test]

@@ -12,6 +12,8 @@ use super::super::snippet::{RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, State};
 const DIRECTION: u64 = 1 << 10;
 /// What `popf` may load here: not the trap flag, which has snippets of its own.
 const POPF_FLAGS: u64 = 0x27_7ed5;
+/// Bit numbers in registers are smaller.
+const MOST_BITS: u64 = 512;
 const NON_CANONICAL: u64 = 0x8000_0000_0000;
 
 /// Fits the state to the instruction, in the slot at `slot`. `false` if it would touch what snippets may not.
@@ -28,6 +30,9 @@ pub(super) fn meet(
         return true;
     }
     operands(random, layout, insn, state);
+    if is_out_of_bounds(insn) {
+        return false;
+    }
     if insn.op_kinds().any(|kind| kind == OpKind::Memory) {
         point(random, layout, insn, state);
     }
@@ -121,17 +126,38 @@ fn operands(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mu
         Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc
             if insn.op1_kind() == OpKind::Register =>
         {
-            set(
-                state,
-                insn.op1_register(),
-                random.below(1024).wrapping_sub(512),
-            );
+            let number = random.below(2 * MOST_BITS).wrapping_sub(MOST_BITS);
+            set(state, insn.op1_register(), number);
         }
+        // Not by more than all of 8 bits and the carry: TCG is wrong about it.
+        Mnemonic::Rcl | Mnemonic::Rcr => state.gprs[RCX] &= !0xf8,
         Mnemonic::Cmpxchg if random.one_in(2) && insn.op0_kind() == OpKind::Register => {
             let same = state.gprs[RAX];
             set(state, insn.op0_register(), same);
         }
         _ => {}
+    }
+}
+
+/// Whether nothing can be said of where it goes, or TCG is wrong about it.
+fn is_out_of_bounds(insn: &Instruction) -> bool {
+    match insn.mnemonic() {
+        // A bit number that is an address, too, is not a small one.
+        Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc => {
+            let number = insn.op1_register().full_register();
+            [insn.memory_base(), insn.memory_index()]
+                .iter()
+                .any(|register| register.is_gpr() && register.full_register() == number)
+        }
+        // Of 8 or 16 bits and the carry, by more than all of them.
+        Mnemonic::Rcl | Mnemonic::Rcr => {
+            let bytes = match insn.op0_kind() {
+                OpKind::Register => insn.op0_register().size(),
+                _ => insn.memory_size().size(),
+            };
+            bytes < 4 && insn.op1_kind() == OpKind::Immediate8 && insn.immediate8() & 31 > 8
+        }
+        _ => false,
     }
 }
 
@@ -226,7 +252,13 @@ pub(super) fn modifies_beyond(layout: &Layout, decoded: &Decoded, state: &State)
         let modifies = matches!(used.access(), OpAccess::ReadWrite | OpAccess::ReadCondWrite);
         let at = used.virtual_address(0, |register, _, _| value(layout, state, register));
         let bytes = used.memory_size().size().max(1) as u64;
-        modifies && at.is_some_and(|at| !layout.may_write(at, bytes))
+        // A bit number in a register reaches further, in both directions.
+        let reach = match insn.mnemonic() {
+            Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc => MOST_BITS / 8,
+            _ => 0,
+        };
+        let may_write = |at: u64| layout.may_write(at.wrapping_sub(reach), bytes + 2 * reach);
+        modifies && at.is_some_and(|at| !may_write(at))
     })
 }
 

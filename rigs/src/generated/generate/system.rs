@@ -37,19 +37,21 @@ struct Maker<'a> {
 }
 
 /// The kinds, and how often each comes up.
-const KINDS: [(&str, u64, Make); 17] = [
+const KINDS: [(&str, u64, Make); 19] = [
     ("interrupt flag", 2, interrupt_flag),
     ("flags", 3, flags),
     ("swapgs", 2, swapgs),
     ("bases", 2, bases),
     ("msr", 3, msr),
     ("control register", 3, control_register),
+    ("cr2", 1, fault_address),
     ("debug register", 1, debug_register),
     ("tables", 2, tables),
     ("selector", 3, selector),
     ("stack segment", 3, stack_segment),
     ("software interrupt", 3, software_interrupt),
-    ("return", 5, interrupt_return),
+    ("return", 4, interrupt_return),
+    ("short return", 1, short_interrupt_return),
     ("far", 3, far),
     ("port", 3, port),
     ("exits", 1, exits),
@@ -176,15 +178,12 @@ fn control_register(maker: &mut Maker<'_>) -> Vec<u8> {
     maker.one_of(&[
         // mov rax, crN
         &[0x0f, 0x20, 0xc0],
-        &[0x0f, 0x20, 0xd0, 0x48, 0x31, 0xc0],
         &[0x0f, 0x20, 0xe0],
         &[0x44, 0x0f, 0x20, 0xc0],
         // The same value back into CR3, CR4, CR0.
         &[0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8],
         &[0x0f, 0x20, 0xe0, 0x0f, 0x22, 0xe0],
         &[0x0f, 0x20, 0xc0, 0x0f, 0x22, 0xc0],
-        // CR2 there and back.
-        &[0x0f, 0x22, 0xd0, 0x0f, 0x20, 0xd3],
         // CR1 and CR5 do not exist.
         &[0x0f, 0x20, 0xc8],
         &[0x0f, 0x20, 0xe8],
@@ -195,6 +194,11 @@ fn control_register(maker: &mut Maker<'_>) -> Vec<u8> {
         // invlpg [rdi], of whatever page
         &[0x0f, 0x01, 0x3f],
     ])
+}
+
+/// CR2 there and back.
+fn fault_address(_: &mut Maker<'_>) -> Vec<u8> {
+    vec![0x0f, 0x22, 0xd0, 0x0f, 0x20, 0xd3]
 }
 
 fn debug_register(maker: &mut Maker<'_>) -> Vec<u8> {
@@ -294,6 +298,18 @@ fn software_interrupt(maker: &mut Maker<'_>) -> Vec<u8> {
 }
 
 fn interrupt_return(maker: &mut Maker<'_>) -> Vec<u8> {
+    interrupt_frame(maker, 8);
+    maker.one_of(&[&[0x48, 0xcf], &[0x48, 0xcf], &[0x90, 0x48, 0xcf]])
+}
+
+/// With operands of 32 bits; RSP and SS are popped all the same.
+fn short_interrupt_return(maker: &mut Maker<'_>) -> Vec<u8> {
+    interrupt_frame(maker, 4);
+    vec![0xcf]
+}
+
+/// Mostly one that leads to the branch target.
+fn interrupt_frame(maker: &mut Maker<'_>, bytes: usize) {
     let rip = match maker.random.below(10) {
         0 => NON_CANONICAL,
         1 => maker.layout.absent(),
@@ -314,14 +330,7 @@ fn interrupt_return(maker: &mut Maker<'_>) -> Vec<u8> {
         // The frame goes on where nothing is mapped.
         maker.state.gprs[RSP] = maker.layout.absent() - 8 * (1 + maker.random.below(4));
     }
-    let frame = [rip, cs, flags, stack, ss];
-    let (bytes, code): (usize, &[u8]) = match maker.random.below(5) {
-        0 => (4, &[0xcf]),
-        1 => (8, &[0x90, 0x48, 0xcf]),
-        _ => (8, &[0x48, 0xcf]),
-    };
-    maker.push_words(bytes, &frame);
-    code.to_vec()
+    maker.push_words(bytes, &[rip, cs, flags, stack, ss]);
 }
 
 fn far(maker: &mut Maker<'_>) -> Vec<u8> {

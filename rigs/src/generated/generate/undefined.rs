@@ -2,7 +2,7 @@
 
 use super::super::random::Random;
 
-const UNDEFINED: [&[u8]; 22] = [
+const UNDEFINED: [&[u8]; 21] = [
     &[0x0f, 0x0b],
     &[0x0f, 0xff, 0xc0],
     &[0x0f, 0xb9, 0xc0],
@@ -17,7 +17,6 @@ const UNDEFINED: [&[u8]; 22] = [
     &[0xce],
     &[0xd6],
     &[0x82, 0xc0, 0x01],
-    &[0x8e, 0xc8],
     &[0xfe, 0xd0],
     &[0xff, 0xf8],
     // A lock where there is nothing to lock.
