@@ -34,7 +34,7 @@ pub(crate) enum Command {
     Run(RunArgs),
     /// Boot what manifests describe, and judge it by what they expect
     Test(TestArgs),
-    /// Say what would become of a manifest's probes, without booting anything
+    /// Say what would become of a manifest's probes, or of one on every function, without booting anything
     Check(CheckArgs),
     /// Add, change and show probes of a run that goes on
     #[command(subcommand)]
@@ -176,14 +176,18 @@ pub(crate) struct TestArgs {
 #[derive(Debug, Args)]
 pub(crate) struct CheckArgs {
     /// The manifest
-    pub(crate) manifest: PathBuf,
+    #[arg(required_unless_present = "all")]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Say of every function of the kernel whether a probe on its entry can do without VM exits, or why not
+    #[arg(long, conflicts_with = "manifest", requires = "which")]
+    pub(crate) all: bool,
     /// The kernel in place of the manifest's: a stock bzImage or an ELF vmlinux
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", group = "which")]
     pub(crate) kernel: Option<PathBuf>,
     /// A stock kernel in place of the manifest's, by name
-    #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
+    #[arg(long, value_name = "NAME", group = "which")]
     pub(crate) image: Option<String>,
-    /// One JSON object a probe
+    /// One JSON object a probe; with --all, one a function and one of the totals
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use probes::{Kernel, ProbeSpec, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
@@ -34,7 +34,7 @@ pub(crate) enum GuestError {
         /// What the system said.
         source: io::Error,
     },
-    /// The demo guest.
+    /// A stock kernel, or the demo guest.
     #[error(transparent)]
     Demo(#[from] ImageError),
     /// So much memory cannot be had.
@@ -64,6 +64,21 @@ pub(crate) enum GuestError {
     Probe(#[from] ResolveError),
 }
 
+/// Reads the kernel at `path`: the file, the ELF of it, and what is known of it.
+pub(crate) fn load_kernel(
+    path: &Path,
+    say: &dyn Fn(String),
+) -> Result<(KernelFile, Vec<u8>, Kernel), GuestError> {
+    say(format!("reading {}", path.display()));
+    let file = KernelFile::open(path)?;
+    let vmlinux = file.vmlinux()?.into_owned();
+    let kernel = Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents {
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok((file, vmlinux, kernel))
+}
+
 /// The files of a run, in memory.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -80,13 +95,7 @@ pub(crate) struct Guest {
 impl Guest {
     /// Reads the files of `config`. The demo guest's parts may have to be fetched; `say` is told.
     pub(crate) fn load(config: &RunConfig, say: &dyn Fn(String)) -> Result<Self, GuestError> {
-        say(format!("reading {}", config.kernel.display()));
-        let file = KernelFile::open(&config.kernel)?;
-        let vmlinux = file.vmlinux()?.into_owned();
-        let kernel = Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents {
-            path: config.kernel.clone(),
-            source,
-        })?;
+        let (file, vmlinux, kernel) = load_kernel(&config.kernel, say)?;
         let initrd = match &config.initrd {
             Initrd::None => None,
             Initrd::File(path) => Some(fs::read(path).map_err(|source| GuestError::Initrd {

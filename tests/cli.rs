@@ -428,6 +428,33 @@ fn a_manifest_is_checked_without_booting() {
 }
 
 #[test]
+fn every_function_is_judged() {
+    let folder = Folder::new();
+    let all = folder.hyprobe(&["check", "--all", "--kernel", kernel()]);
+    assert_eq!((all.code, all.stderr.as_str()), (Some(0), ""));
+    // The test guest says nothing of what may fault, so nothing of it is optimised.
+    let function = all.stdout.lines().find(|line| line.starts_with("fn_nop "));
+    let words: Vec<&str> = function.expect("a line").split_whitespace().collect();
+    assert_eq!(words[1..4], ["not", "the", "kernel's"]);
+    let json = folder.hyprobe(&["check", "--all", "--kernel", kernel(), "--json"]);
+    let lines: Vec<serde_json::Value> = json
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("json"))
+        .collect();
+    let (totals, functions) = lines.split_last().expect("lines");
+    assert_eq!(totals["totals"]["all"]["functions"], functions.len());
+    assert!(functions.iter().any(|line| line["function"] == "fn_nop"));
+    for wrong in [
+        &["check"][..],
+        &["check", "--all"],
+        &["check", "m.toml", "--all"],
+    ] {
+        assert_eq!(folder.hyprobe(wrong).code, Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_meant_is_refused_as_in_a_run() {
     let folder = Folder::new();
     folder.file(

@@ -5,7 +5,7 @@
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
 //! ([`patchsites`]), how its types are laid out ([`btf`]), which modules it has loaded
 //! ([`modules`]), which task a processor runs (`tasks`), what its own probes do to its text ([`kprobes`]), how far it has moved
-//! ([`kaslr`]), and what an instruction does ([`insn`]).
+//! ([`kaslr`]), what an instruction does ([`insn`]), and where a jump can stand for a probe ([`optimise`]).
 //!
 //! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
 
@@ -21,6 +21,7 @@ pub mod kaslr;
 pub mod kprobes;
 pub mod memory;
 pub mod modules;
+pub mod optimise;
 pub mod paging;
 pub mod patchsites;
 pub mod symbols;

@@ -7,7 +7,12 @@ use std::{env, fs};
 
 use hyprobe_introspect::{
     Btf, FlatMemory, Gpa, GuestImage, Gva, KernelImage, KernelLayout, ModuleEvent, Modules,
-    PatchKind, PatchSites, SymbolTable, btf::Type, kallsyms, kaslr::kaslr_slide,
+    PatchKind, PatchSites, PatchTime, SymbolTable,
+    btf::Type,
+    insn::branch_into,
+    kallsyms,
+    kaslr::kaslr_slide,
+    optimise::{MAX_REGION_BYTES, Survey},
 };
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
@@ -251,5 +256,53 @@ fn guest_memory_gives_the_same_types() {
         let found =
             Btf::from_source(&guest, symbols).unwrap_or_else(|error| panic!("{path}: {error}"));
         assert_eq!(found.len(), btf.len(), "{path}");
+    });
+}
+
+#[test]
+fn a_jump_fits_behind_most_ftrace_calls() {
+    each_kernel(|path, image, symbols| {
+        let sites = PatchSites::read(image, symbols);
+        let survey = Survey::of_kernel(image, symbols);
+        let (mut all, mut optimisable) = (0, 0);
+        for call in sites.iter().filter(|site| site.kind == PatchKind::Ftrace) {
+            all += 1;
+            let at = call.end();
+            let code = image.bytes_at(at, MAX_REGION_BYTES).expect("code");
+            let on_call = image
+                .bytes_at(call.address, MAX_REGION_BYTES)
+                .expect("code");
+            assert!(
+                survey.verdict(&sites, call.address, on_call).is_err(),
+                "{path}: {call:?}"
+            );
+            let Ok(region) = survey.verdict(&sites, at, code) else {
+                continue;
+            };
+            optimisable += 1;
+
+            let function = symbols.resolve(at).expect("a function").symbol;
+            let end = at.wrapping_add(region.region_len as u64);
+            assert!(
+                function.end().is_some_and(|last| end <= last),
+                "{path}: {at}"
+            );
+            let mut decoder = Decoder::with_ip(64, code, at.0, DecoderOptions::NONE);
+            while decoder.ip() < end.0 {
+                assert!(!decoder.decode().is_invalid(), "{path}: {at}");
+            }
+            assert_eq!(decoder.ip(), end.0, "{path}: {at}: whole instructions");
+            let mut patched = sites.all_overlapping(at, region.region_len as u64);
+            assert!(
+                patched.all(|site| site.kind.when() == PatchTime::BootOnly),
+                "{path}: {at}"
+            );
+            let len = usize::try_from(function.size).expect("it fits");
+            let bytes = image.bytes_at(function.address, len).expect("code");
+            let inside = at.wrapping_add(1)..end;
+            let branch = branch_into(bytes, function.address, &inside);
+            assert_eq!(branch, Ok(None), "{path}: {function}");
+        }
+        assert!(optimisable * 10 > all * 8, "{path}: {optimisable} of {all}");
     });
 }

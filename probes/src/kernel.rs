@@ -3,6 +3,7 @@
 use std::sync::OnceLock;
 
 use introspect::insn::{Boundaries, boundaries};
+use introspect::optimise::Survey;
 use introspect::{
     Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
     ModulesError, OptimisedLayout, PatchSites, Symbol, SymbolTable, TaskLayout, kallsyms,
@@ -48,6 +49,7 @@ pub struct Kernel {
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
+    survey: OnceLock<Survey>,
 }
 
 /// No function is swept beyond this many bytes.
@@ -72,6 +74,7 @@ impl Kernel {
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
+            survey: OnceLock::new(),
         })
     }
 
@@ -123,6 +126,14 @@ impl Kernel {
             let types = Btf::from_image(&self.image, &self.symbols).ok()?;
             TaskLayout::new(&types, &self.symbols)
         })
+    }
+
+    /// What tells whether a jump can stand for a probe. Found out when it is first asked for, which takes a second or
+    /// less: not with the guest paused.
+    #[must_use]
+    pub fn survey(&self) -> &Survey {
+        self.survey
+            .get_or_init(|| Survey::of_kernel(&self.image, &self.symbols))
     }
 
     /// As if its types said so.

@@ -45,6 +45,9 @@ pub use kernel::{Kernel, KernelError, ModulesUnknown};
 pub use plant::PlantByte;
 pub use registry::ProbeId;
 pub use request::ProbeRequest;
-pub use resolve::{Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
+pub use resolve::{
+    FunctionVerdict, Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions,
+    resolve,
+};
 pub use session::{Session, SessionConfig, SessionError, check_addresses};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

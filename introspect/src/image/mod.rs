@@ -16,6 +16,6 @@ pub use layout::KernelLayout;
 pub use source::{ImageSource, NotInImage};
 
 #[cfg(test)]
-mod synthetic;
+pub(crate) mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -4,12 +4,21 @@ use super::{
     PatchKind, PatchSite,
     tables::{Table, Tables},
 };
+use crate::Gva;
+
+/// A stretch of code, and what may be put over it at boot.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Alternative {
+    pub(super) site: PatchSite,
+    pub(super) replacement: Gva,
+    pub(super) replacement_len: u8,
+}
 
 /// All of them begin with the distances to the instruction and to its replacement.
 #[derive(Clone, Copy)]
 struct Layout {
     stride: usize,
-    /// Where the length of the patched stretch, one byte, is.
+    /// Where the length of the patched stretch, one byte, is; that of the replacement follows.
     len_at: usize,
 }
 
@@ -34,8 +43,8 @@ const LAYOUTS: [Layout; 3] = [
 /// Of 100 entries, this many must patch code with code.
 const MIN_PLAUSIBLE_PERCENT: usize = 90;
 
-/// The sites of the alternatives, read by the layout under which they make sense.
-pub(super) fn read(tables: &Tables<'_>) -> Vec<PatchSite> {
+/// The alternatives, read by the layout under which they make sense.
+pub(super) fn read(tables: &Tables<'_>) -> Vec<Alternative> {
     let table = tables.between("__alt_instructions", "__alt_instructions_end");
     let readings = LAYOUTS
         .iter()
@@ -43,7 +52,7 @@ pub(super) fn read(tables: &Tables<'_>) -> Vec<PatchSite> {
     readings.max_by_key(Vec::len).unwrap_or_default()
 }
 
-fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<PatchSite>> {
+fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<Alternative>> {
     if !table.len().is_multiple_of(layout.stride) {
         return None;
     }
@@ -51,14 +60,19 @@ fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<Pat
     let site = |at: usize| {
         let (address, replacement) = (table.relative(at)?, table.relative(at + 4)?);
         let len = table.u8(at + layout.len_at)?;
+        let replacement_len = table.u8(at + layout.len_at + 1)?;
         let plausible = tables.holds_code(address) && tables.holds_code(replacement) && len > 0;
-        plausible.then_some(PatchSite {
-            address,
-            len,
-            kind: PatchKind::Alternative,
+        plausible.then_some(Alternative {
+            site: PatchSite {
+                address,
+                len,
+                kind: PatchKind::Alternative,
+            },
+            replacement,
+            replacement_len,
         })
     };
-    let sites: Vec<PatchSite> = table
+    let sites: Vec<Alternative> = table
         .entries(layout.stride, layout.stride)
         .filter_map(site)
         .collect();

@@ -92,7 +92,7 @@ pub(super) fn read_all(tables: &Tables<'_>) -> Vec<PatchSite> {
     for table in &RELATIVE_TABLES {
         relative(tables, table, &mut sites);
     }
-    sites.extend(alternatives::read(tables));
+    sites.extend(alternatives::read(tables).iter().map(|found| found.site));
     ftrace(tables, &mut sites);
     static_call_trampolines(tables, &mut sites);
     paravirt(tables, &mut sites);

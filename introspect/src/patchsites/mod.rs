@@ -11,10 +11,12 @@ mod formats;
 mod kind;
 mod sites;
 mod tables;
+mod targets;
 
 pub(crate) use formats::{BRANCH_BYTES, instruction_len};
 pub use kind::{PatchKind, PatchTime};
 pub use sites::{PatchSite, PatchSites};
+pub(crate) use targets::patched_targets;
 
 #[cfg(test)]
 mod tests;

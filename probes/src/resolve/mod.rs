@@ -6,6 +6,7 @@
 //! probe could see, so the plant sits there: see `docs/planting.md`.
 
 mod error;
+mod functions;
 mod place;
 #[cfg(test)]
 pub(crate) mod synthetic;
@@ -22,6 +23,7 @@ use crate::module::LoadedModule;
 use crate::{Location, ProbeSpec};
 
 pub use error::{ResolveError, ResolveProblem};
+pub use functions::{FunctionVerdict, functions};
 pub use place::{Place, Refusal, Via, When};
 pub(crate) use text::Text;
 

@@ -105,6 +105,17 @@ impl SyntheticKernel {
         self.label("__return_sites_end", self.data_end());
     }
 
+    /// Instructions that may fault, after which the kernel goes on at the beginning of its text.
+    pub(crate) fn exceptions(&mut self, instructions: &[Gva]) {
+        self.label("__start___ex_table", self.data_end());
+        for instruction in instructions {
+            self.relative(*instruction);
+            self.relative(TEXT);
+            self.data.extend([0; 4]);
+        }
+        self.label("__stop___ex_table", self.data_end());
+    }
+
     /// A 32-bit distance from where it is stored.
     fn relative(&mut self, to: Gva) {
         let distance = to.0.wrapping_sub(self.data_end().0);

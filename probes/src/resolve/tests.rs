@@ -1,8 +1,9 @@
 use introspect::Gva;
 use introspect::insn::NotABoundary;
+use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
-use super::{Place, ResolveError, ResolveProblem, Resolved, Via, When, resolve};
+use super::{Place, ResolveError, ResolveProblem, Resolved, Via, When, functions, resolve};
 use crate::Kernel;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -332,4 +333,37 @@ fn an_address_of_a_kernel_that_has_moved_is_moved_back() {
     let found = resolve(&kernel, &spec, SLIDE).expect("it resolves");
     assert_eq!(found[0].place.as_ref().expect("it can be probed").ip, at);
     assert!(resolve(&kernel, &spec, 0).is_err());
+}
+
+#[test]
+fn every_function_is_judged_where_its_plant_would_be() {
+    let mut kernel = SyntheticKernel::new();
+    let traced = kernel.function("traced", &[&ENDBR64[..], &NOP5, &PLAIN].concat());
+    // Behind the call, a branch goes back to it.
+    let looped = kernel.function("looped", &[&NOP5[..], &[0x55, 0xeb, 0xfd, RET]].concat());
+    let plain = kernel.function("plain", &PLAIN);
+    kernel.function("plain.cold", &PLAIN);
+    let faults = kernel.function("faults", &PLAIN);
+    kernel.ftrace_calls(&[traced.wrapping_add(4), looped]);
+    kernel.exceptions(&[faults.wrapping_add(1)]);
+    let kernel = kernel.kernel();
+    let found = functions(&kernel);
+    let names: Vec<&str> = found.iter().map(|found| found.name.as_str()).collect();
+    // The linker's label behind them looks like one.
+    assert_eq!(names, ["traced", "looped", "plain", "faults", "_etext"]);
+
+    let (call, behind) = (traced.wrapping_add(4), traced.wrapping_add(9));
+    assert_eq!(
+        (found[0].ip, found[0].at, found[0].traced),
+        (call, behind, true)
+    );
+    let region = found[0].verdict.expect("optimisable");
+    assert_eq!((region.region_len, region.instructions), (5, 3));
+    assert_eq!((found[1].at, found[1].traced), (looped, true));
+    let patched = found[1].verdict.expect_err("it is patched");
+    assert_eq!(patched.name(), "patched-by-ftrace");
+    assert_eq!((found[2].at, found[2].traced), (plain, false));
+    assert!(found[2].verdict.is_ok());
+    let at = faults.wrapping_add(1);
+    assert_eq!(found[3].verdict, Err(WhyNot::MayFault { at }));
 }

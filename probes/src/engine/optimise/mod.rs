@@ -11,7 +11,7 @@
 //! A jump lies over one instruction that has room for it, so nobody can be in the middle of what it replaces. It is put
 //! there, and taken away, with the vCPUs paused; whoever is in the detour then runs on in it, and has been counted or
 //! will be. Everything that wants to know more of a hit than that it was one makes the jump go first.
-//! `docs/optimisation.md` has the reasons.
+//! `docs/optimised.md` has the reasons.
 
 mod verdict;
 

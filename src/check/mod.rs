@@ -1,4 +1,6 @@
-//! `hyprobe check`: what would become of a manifest's probes, by the kernel's file alone.
+//! `hyprobe check`: what would become of a manifest's probes, or of one on every function, by the kernel's file alone.
+
+mod all;
 
 use std::io::{self, Write};
 
@@ -42,8 +44,11 @@ struct Line<'a> {
     what: String,
 }
 
-/// Says of each probe where it would be, or why it would not be armed.
+/// Says of each probe where it would be, or why it would not be armed; or of each function whether it can be optimised.
 pub(crate) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
+    if args.all {
+        return all::check(args);
+    }
     let progress = Progress::on_stderr();
     let verdicts = verdicts(args, &progress);
     progress.clear();
@@ -78,7 +83,7 @@ pub(crate) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
 fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, CheckError> {
     let say = |text| progress.say(text);
     let run = RunArgs {
-        manifest: Some(args.manifest.clone()),
+        manifest: args.manifest.clone(),
         kernel: args.kernel.clone(),
         image: args.image.clone(),
         ..RunArgs::default()

@@ -1,0 +1,104 @@
+//! Code that no jump may be put into, whatever its instructions are.
+
+use std::ops::Range;
+
+use crate::{Gva, SymbolTable};
+
+/// Why code is left alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Unfit {
+    /// The kernel is entered and left through it, on page tables and stacks of programs.
+    Entry,
+    /// It runs at the addresses that it has before there are page tables, when a processor starts.
+    Start,
+    /// The kernel copies it, and the copy runs elsewhere, or patches it without a table that says so.
+    Template,
+    /// Speculation is held back by where its instructions lie.
+    Thunk,
+}
+
+impl Unfit {
+    /// The reason as one word.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Entry => "entry-code",
+            Self::Start => "start-code",
+            Self::Template => "template",
+            Self::Thunk => "thunk",
+        }
+    }
+
+    /// The reason as a fragment of a sentence: "this code …".
+    #[must_use]
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Entry => {
+                "enters or leaves the kernel, where page tables and stack may be a program's"
+            }
+            Self::Start => "starts a processor, before the kernel's page tables are in use",
+            Self::Template => "is copied or patched by the kernel in ways of its own",
+            Self::Thunk => "holds back speculation by where its instructions lie",
+        }
+    }
+}
+
+const RANGES: [(&str, &str, Unfit); 3] = [
+    ("__entry_text_start", "__entry_text_end", Unfit::Entry),
+    ("_text", "_stext", Unfit::Start),
+    (
+        "__indirect_thunk_start",
+        "__indirect_thunk_end",
+        Unfit::Thunk,
+    ),
+];
+
+const NAMES: [(&str, Unfit); 25] = [
+    ("startup_64*", Unfit::Start),
+    ("secondary_startup_64*", Unfit::Start),
+    ("common_startup_64", Unfit::Start),
+    ("__startup_64", Unfit::Start),
+    ("__startup_secondary_64", Unfit::Start),
+    ("verify_cpu", Unfit::Start),
+    ("sev_verify_cbit", Unfit::Start),
+    ("relocate_kernel", Unfit::Template),
+    ("identity_mapped", Unfit::Template),
+    ("virtual_mapped", Unfit::Template),
+    ("swap_pages", Unfit::Template),
+    ("core_restore_code", Unfit::Template),
+    ("optprobe_template_*", Unfit::Template),
+    ("ftrace_caller*", Unfit::Template),
+    ("ftrace_regs_*", Unfit::Template),
+    ("ftrace_*call", Unfit::Template),
+    ("ftrace_epilogue", Unfit::Template),
+    ("bpf_dispatcher_*_func", Unfit::Template),
+    ("__x86_indirect_*", Unfit::Thunk),
+    ("__x86_return_*", Unfit::Thunk),
+    ("srso_*safe_ret*", Unfit::Thunk),
+    ("srso_*return_thunk", Unfit::Thunk),
+    ("its_return_thunk", Unfit::Thunk),
+    ("*_untrain_ret*", Unfit::Thunk),
+    ("retbleed_return_thunk", Unfit::Thunk),
+];
+
+/// The stretches of such code that `symbols` name.
+pub(super) fn unfit(symbols: &SymbolTable) -> Vec<(Range<Gva>, Unfit)> {
+    let labelled = RANGES.iter().filter_map(|(start, end, why)| {
+        let range = symbols.address_of(start)?..symbols.address_of(end)?;
+        Some((range, *why))
+    });
+    let named = symbols.iter().filter_map(|symbol| {
+        let end = symbol.end().filter(|_| symbol.is_text())?;
+        let matches = |(pattern, _): &&(&str, Unfit)| crate::glob_matches(pattern, &symbol.name);
+        let (_, why) = NAMES.iter().find(matches)?;
+        Some((symbol.address..end, *why))
+    });
+    labelled.chain(named).collect()
+}
+
+/// Where an indirect jump is made for code that may not have one: a direct jump there goes wherever a register says.
+pub(super) fn thunks(symbols: &SymbolTable) -> Vec<Range<Gva>> {
+    let named = symbols.matching("__x86_indirect_*");
+    let thunks = named.filter_map(|symbol| Some(symbol.address..symbol.end()?));
+    thunks.filter(|range| !range.is_empty()).collect()
+}

@@ -1,0 +1,220 @@
+//! The verdict on one place.
+
+use iced_x86::Mnemonic;
+use thiserror::Error;
+
+use super::movable::{Fixed, Motion, motion};
+use super::survey::Survey;
+use super::sweep::function_at;
+use super::unfit::Unfit;
+use crate::insn::{MAX_LENGTH_BYTES, decode};
+use crate::{Gva, PatchKind, PatchSites, PatchTime};
+
+/// `jmp rel32`.
+pub const JUMP_BYTES: usize = 5;
+/// No region is longer: four bytes, and one more instruction.
+pub const MAX_REGION_BYTES: usize = JUMP_BYTES - 1 + MAX_LENGTH_BYTES;
+
+/// A jump can be put here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Optimisable {
+    /// Bytes from the place to the next instruction that stays: [`JUMP_BYTES`] to [`MAX_REGION_BYTES`].
+    pub region_len: usize,
+    /// How many instructions a detour has to hold. With one, no thread can be inside the region. Padding behind the
+    /// last of them, which is in the region where that one does not go on to the next, does not count.
+    pub instructions: usize,
+    /// The detour's last instruction never goes on to the next: no jump back is needed.
+    pub ends: bool,
+    /// The kernel patches the region, once, while it boots: the verdict holds for the bytes at hand.
+    pub boot_patched: bool,
+}
+
+/// Why no jump can be put at a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Error)]
+pub enum WhyNot {
+    /// No function is known there.
+    #[error("no function is known there")]
+    NoFunction,
+    /// It is code that is left alone.
+    #[error("this code {}", .0.text())]
+    Unfit(Unfit),
+    /// The function has bytes that are no instructions.
+    #[error(
+        "the function cannot be decoded from {at} on, and may branch to what a jump would replace"
+    )]
+    Undecodable {
+        /// Where the first of them are.
+        at: Gva,
+    },
+    /// Less than a jump's bytes are left of the function, or of what can be executed.
+    #[error("the code ends after {bytes} bytes, and a jump takes 5")]
+    TooShort {
+        /// How many are left.
+        bytes: usize,
+    },
+    /// An indirect jump may go anywhere in the function.
+    #[error(
+        "an indirect jump counts its targets from {from}, and may go to any of the instructions"
+    )]
+    ComputedJump {
+        /// An address in the function.
+        from: Gva,
+    },
+    /// Something may go to the middle of what a jump would replace.
+    #[error("something may branch to {to}, in the middle of what a jump would replace")]
+    BranchInto {
+        /// Where to.
+        to: Gva,
+    },
+    /// The kernel has an exception-table entry for an instruction.
+    #[error("the instruction at {at} may fault, and the kernel looks its address up then")]
+    MayFault {
+        /// The instruction.
+        at: Gva,
+    },
+    /// The kernel has no exception table that can be read.
+    #[error("the kernel's exception table cannot be read")]
+    NoExceptionTable,
+    /// The kernel patches an instruction, and may do so at any time.
+    #[error("the kernel patches the instruction at {at} while it runs ({kind:?})")]
+    Patched {
+        /// The place that is patched.
+        at: Gva,
+        /// For what.
+        kind: PatchKind,
+    },
+    /// A call would return to the middle of what a jump would replace, or be one of several instructions.
+    #[error("there is a call at {at}, among other instructions that a jump would replace")]
+    Call {
+        /// The call.
+        at: Gva,
+    },
+    /// A detour cannot hold an instruction.
+    #[error("the instruction at {at} {}", .why.text())]
+    Fixed {
+        /// The instruction.
+        at: Gva,
+        /// Why.
+        why: Fixed,
+    },
+}
+
+impl WhyNot {
+    /// The reason without its place, as one word.
+    #[must_use]
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::NoFunction => "no-function",
+            Self::Unfit(why) => why.name(),
+            Self::Undecodable { .. } => "undecodable",
+            Self::TooShort { .. } => "too-short",
+            Self::ComputedJump { .. } => "computed-jump",
+            Self::BranchInto { .. } => "branch-into",
+            Self::MayFault { .. } => "may-fault",
+            Self::NoExceptionTable => "no-exception-table",
+            Self::Patched { kind, .. } => match kind {
+                PatchKind::Ftrace => "patched-by-ftrace",
+                PatchKind::JumpLabel => "jump-label",
+                PatchKind::StaticCall => "static-call",
+                PatchKind::SmpLock => "lock-prefix",
+                _ => "patched",
+            },
+            Self::Call { .. } => "call",
+            Self::Fixed { why, .. } => why.name(),
+        }
+    }
+}
+
+impl Survey {
+    /// Whether the instructions from `at` on, where one begins, can be replaced by a jump. `code` is what lies there now:
+    /// [`MAX_REGION_BYTES`] of it, fewer at the end of the text. `sites` are at the same addresses as the survey.
+    ///
+    /// # Errors
+    ///
+    /// Why they cannot; of several reasons, the one that is looked at first.
+    pub fn verdict(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<Optimisable, WhyNot> {
+        let function = function_at(&self.functions, at).ok_or(WhyNot::NoFunction)?;
+        if let Some((_, why)) = self.unfit.iter().find(|(range, _)| range.contains(&at)) {
+            return Err(WhyNot::Unfit(*why));
+        }
+        if let Some(at) = first_in(&self.undecodable, function) {
+            return Err(WhyNot::Undecodable { at });
+        }
+        let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
+        let left = usize::try_from(function.end.0 - at.0).unwrap_or(usize::MAX);
+        let code = &code[..code.len().min(left)];
+        let region = region(code, at)?;
+        let len = region.region_len as u64;
+        if let Some(at) = exceptions.within(at, len) {
+            return Err(WhyNot::MayFault { at });
+        }
+        let mut boot_patched = false;
+        for site in sites.all_overlapping(at, len) {
+            // A lock prefix is put back when a second processor is switched on, whenever that is.
+            if site.kind.when() == PatchTime::Runtime || site.kind == PatchKind::SmpLock {
+                let (at, kind) = (site.address, site.kind);
+                return Err(WhyNot::Patched { at, kind });
+            }
+            boot_patched = true;
+        }
+        if let Some(to) = self.arrivals.inside(&(at..at.wrapping_add(len))) {
+            return Err(WhyNot::BranchInto { to });
+        }
+        // A region of one instruction has nothing in it that could be gone to.
+        if region.instructions > 1
+            && let Some(from) = first_in(&self.counted_from, function)
+        {
+            return Err(WhyNot::ComputedJump { from });
+        }
+        Ok(Optimisable {
+            boot_patched,
+            ..region
+        })
+    }
+}
+
+/// The first of `places`, which are in order, that lies in `range`.
+fn first_in(places: &[Gva], range: &std::ops::Range<Gva>) -> Option<Gva> {
+    let first = places.partition_point(|place| *place < range.start);
+    places
+        .get(first)
+        .copied()
+        .filter(|place| *place < range.end)
+}
+
+/// The whole instructions under a jump at `at`, judged by themselves.
+fn region(code: &[u8], at: Gva) -> Result<Optimisable, WhyNot> {
+    let mut found = Optimisable {
+        region_len: 0,
+        instructions: 0,
+        ends: false,
+        boot_patched: false,
+    };
+    while found.region_len < JUMP_BYTES {
+        let short = WhyNot::TooShort {
+            bytes: found.region_len,
+        };
+        let here = at.wrapping_add(found.region_len as u64);
+        let rest = code.get(found.region_len..).unwrap_or_default();
+        let decoded = decode(rest, here).map_err(|_| short)?;
+        let is_padding = matches!(
+            decoded.instruction().mnemonic(),
+            Mnemonic::Nop | Mnemonic::Int3
+        );
+        if found.ends && !is_padding {
+            return Err(short);
+        }
+        found.region_len += decoded.len();
+        if found.ends {
+            continue;
+        }
+        found.instructions += 1;
+        match motion(&decoded).map_err(|why| WhyNot::Fixed { at: here, why })? {
+            Motion::Through => (),
+            Motion::Ends => found.ends = true,
+            Motion::Call if found.region_len >= JUMP_BYTES && found.instructions == 1 => (),
+            Motion::Call => return Err(WhyNot::Call { at: here }),
+        }
+    }
+    Ok(found)
+}
