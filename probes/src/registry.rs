@@ -353,6 +353,11 @@ impl Probe {
         self.hits.load(Ordering::Relaxed).wrapping_add(in_cell)
     }
 
+    /// Whether nothing is wanted of a hit but that it is counted.
+    pub(crate) fn only_counts(&self) -> bool {
+        matches!(self.purpose, Purpose::Count)
+    }
+
     /// A jump stands for its plant, or does so no more.
     pub(crate) fn set_optimised(&self, optimised: bool) {
         self.optimised.store(optimised, Ordering::Relaxed);

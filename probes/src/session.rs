@@ -173,6 +173,11 @@ impl Session {
         self.engine.start_clock();
         let started = Instant::now();
         self.machine.start(&handler).map_err(SessionError::Thread)?;
+        let engine = Arc::clone(&self.engine);
+        std::thread::Builder::new()
+            .name("survey".to_owned())
+            .spawn(move || engine.survey())
+            .map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
         let ran = started.elapsed();
         self.machine.stop();

@@ -58,6 +58,16 @@ impl Jumped {
         self.first.at()
     }
 
+    /// What has room for the jump.
+    pub(crate) fn first(&self) -> &Decoded {
+        &self.first
+    }
+
+    /// What is executed in the detour behind it.
+    pub(crate) fn then(&self) -> Option<&Decoded> {
+        self.then.as_ref()
+    }
+
     fn instructions(&self) -> impl Iterator<Item = &Decoded> {
         std::iter::once(&self.first).chain(&self.then)
     }

@@ -175,6 +175,15 @@ impl Engine {
         self.started.get_or_init(Instant::now);
     }
 
+    /// Looks through the kernel, if a jump may come to stand for a plant: that takes a second or less, and would otherwise
+    /// be done with the vCPUs paused. From a thread of its own, at the start.
+    pub(crate) fn survey(&self) {
+        let probes = self.probes.load();
+        if self.is_optimising() && probes.iter().any(|probe| probe.only_counts()) {
+            let _ = self.kernel.survey();
+        }
+    }
+
     /// What has become of each probe, in the order in which they were asked for.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {

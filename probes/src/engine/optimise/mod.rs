@@ -61,7 +61,7 @@ impl Optimised {
 /// The probe that a detour can count for in the place of `plant`, if it is the only one and wants nothing else.
 fn counted(plant: &Plant) -> Option<&Arc<Probe>> {
     match &plant.probes[..] {
-        [(probe, _)] if !plant.returns && matches!(probe.purpose, Purpose::Count) => Some(probe),
+        [(probe, _)] if !plant.returns && probe.only_counts() => Some(probe),
         _ => None,
     }
 }
@@ -87,10 +87,15 @@ impl Engine {
         Ok(())
     }
 
+    /// The knob.
+    pub(super) fn is_optimising(&self) -> bool {
+        self.optimised.wanted.load(Ordering::Acquire)
+    }
+
     /// Whether a jump may stand for `plant`, as far as is known: it is worth a pause to find out. Called at every hit.
     pub(super) fn may_optimise(&self, plant: &Plant) -> bool {
         plant.optimising.is_open()
-            && self.optimised.wanted.load(Ordering::Acquire)
+            && self.is_optimising()
             && counted(plant).is_some()
             && self.kernel_is_settled()
     }

@@ -4,11 +4,13 @@
 //! in the detour, and whether the kernel patches it and looks at it.
 
 use introspect::insn::{Decoded, is_plain};
+use introspect::optimise::WhyNot;
 use introspect::{Gpa, PatchKind, PatchTime};
 
 use super::JUMP_BYTES;
 use crate::detour::Jumped;
 use crate::engine::Engine;
+use crate::engine::arm::Located;
 use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
 use crate::registry::{Milestone, Purpose, Reader};
@@ -19,9 +21,6 @@ pub(super) enum NotOptimised {
     /// A guest write has made the plant withdraw.
     #[error("the guest has just rewritten the instruction")]
     Withdrawn,
-    /// The kernel's own way in.
-    #[error("it may run on the page tables of a program")]
-    EntryCode,
     /// Its bytes are none.
     #[error("no instruction is there")]
     NoInstruction,
@@ -34,6 +33,9 @@ pub(super) enum NotOptimised {
     /// The kernel patches it at run time.
     #[error("the kernel itself patches the instruction ({0:?})")]
     Patched(PatchKind),
+    /// What is known of all of the kernel's code speaks against it.
+    #[error(transparent)]
+    Unfit(#[from] WhyNot),
     /// The jump would lie over a plant.
     #[error("another probe is where the jump would be")]
     Neighbour,
@@ -49,15 +51,13 @@ impl Engine {
             return Err(NotOptimised::Withdrawn);
         }
         let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
-        if self.kernel.is_entry(located.linked(plant.at)) {
-            return Err(NotOptimised::EntryCode);
-        }
         let planted = own_instruction(&self.planter, plant.spot, plant.at);
         let planted = planted.ok_or(NotOptimised::NoInstruction)?;
         if !is_plain(&planted) {
             return Err(NotOptimised::NotPlain(planted.text()));
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
+            self.surveyed(&jumped, *located)?;
             return self.alone(plant, gpa).map(|()| (jumped, gpa));
         }
         if let Some(kind) = self.patched_at_run_time(plant, &planted) {
@@ -68,8 +68,25 @@ impl Engine {
         if plant.spot.room() < planted.len() {
             return Err(NotOptimised::AcrossPages);
         }
+        self.surveyed(&jumped, *located)?;
         self.alone(plant, plant.spot.gpa)?;
         Ok((jumped, plant.spot.gpa))
+    }
+
+    /// What is known of the whole kernel must allow it. Nothing of the kind is known of modules; one plain instruction
+    /// asks for none of it.
+    fn surveyed(&self, jumped: &Jumped, located: Located) -> Result<(), WhyNot> {
+        if self.modules.holding(jumped.at()).is_some() {
+            return Ok(());
+        }
+        let (survey, sites) = (self.kernel.survey(), self.kernel.sites());
+        let at = located.linked(jumped.at());
+        match jumped.then() {
+            Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
+            None => survey
+                .verdict(sites, at, jumped.first().bytes())
+                .map(|_| ()),
+        }
     }
 
     /// Whether no other plant is where the jump would be.

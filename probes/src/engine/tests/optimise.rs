@@ -440,6 +440,22 @@ fn what_cannot_be_jumped_over_says_why() {
         assert_eq!(probe.unoptimised.as_deref(), Some(why));
         assert!(rig.paused.detour().is_none());
     }
+    // What only a look at the whole kernel tells.
+    let copied = "this code is copied or patched by the kernel in ways of its own";
+    let branched =
+        "something may branch to 0xffffffff81000001, in the middle of what a jump would replace";
+    // mov eax, 1; ret; jmp into the first one
+    let overlapping = [0xb8, 1, 0, 0, 0, 0xc3, 0xeb, 0xf9];
+    for (name, code, why) in [
+        ("ftrace_caller", &ROOMY[..], copied),
+        ("probed", &overlapping, branched),
+    ] {
+        let (kernel, at) = super::one(name, code);
+        let rig = Rig::counting(&kernel, &[name]);
+        rig.call(at, 0);
+        assert_eq!(rig.shown::<1>(at), [0xee], "{name}");
+        assert_eq!(rig.probe(0).unoptimised.as_deref(), Some(why));
+    }
     // Nobody counts.
     let (kernel, at) = one_roomy();
     let rig = Rig::new(&kernel, &["kprobe:probed"]);
@@ -651,8 +667,10 @@ proptest! {
         rig.engine.set_optimising(&rig.paused, true).expect("set");
         let probes: Vec<_> = (0..FUNCTIONS).map(|n| count(&format!("roomy{n}"))).collect();
         let ids = rig.engine.register(&rig.paused, &probes).expect("registered");
+        rig.call(at[0], 0);
+        prop_assert_eq!(rig.shown::<1>(at[0]), [0xe9]);
         let mut constants = [1_u64; FUNCTIONS];
-        let (mut least, mut most) = ([0; FUNCTIONS], [0; FUNCTIONS]);
+        let (mut least, mut most) = ([1, 0, 0, 0], [1, 0, 0, 0]);
         let mut enabled = [true; FUNCTIONS];
         let mut beside = [None; FUNCTIONS];
         let mut tasks: Vec<Task> = Vec::new();
