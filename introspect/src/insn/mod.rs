@@ -35,7 +35,7 @@ pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
 pub use next::{Next, next_places, tables_after};
-pub use plain::is_plain;
+pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
 pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
 pub use system::{

@@ -39,6 +39,14 @@ pub fn is_plain(decoded: &Decoded) -> bool {
     is_known(mnemonic) && (0..insn.op_count()).all(is_operand)
 }
 
+/// Whether the bytes of `decoded` mean the same at another address: nothing in it is relative to its place, and what is
+/// executed next is what lies behind it.
+#[must_use]
+pub fn is_position_independent(decoded: &Decoded) -> bool {
+    let insn = decoded.instruction();
+    insn.flow_control() == FlowControl::Next && !insn.is_ip_rel_memory_operand()
+}
+
 /// What functions do with their stack pointer when they begin and end.
 const fn is_stack_arithmetic(mnemonic: Mnemonic) -> bool {
     use Mnemonic as M;
@@ -95,6 +103,26 @@ mod tests {
             &[0x48, 0x98],                         // cdqe
         ] {
             assert!(of(bytes), "{bytes:02x?}");
+        }
+    }
+
+    #[test]
+    fn what_is_relative_to_its_place_is_not_independent_of_it() {
+        let independent = |bytes: &[u8]| {
+            let decoded = decode(bytes, Gva(0xffff_ffff_8100_0000)).expect("an instruction");
+            is_position_independent(&decoded)
+        };
+        // mov rax, [rdi + 0x60]; mov rax, gs:[0x1000]
+        assert!(independent(&[0x48, 0x8b, 0x47, 0x60]));
+        assert!(independent(&[0x65, 0x48, 0x8b, 0x04, 0x25, 0, 0x10, 0, 0]));
+        for bytes in [
+            &[0x48, 0x8b, 0x05, 0, 0, 0, 0][..],   // mov rax, [rip]
+            &[0x67, 0x48, 0x8b, 0x05, 0, 0, 0, 0], // mov rax, [eip]
+            &[0xe8, 0, 0, 0, 0],                   // call
+            &[0x0f, 0x84, 0, 0, 0, 0],             // je
+            &[0xc3],                               // ret
+        ] {
+            assert!(!independent(bytes), "{bytes:02x?}");
         }
     }
 

@@ -8,7 +8,7 @@ use probes::{Action, NewProbe, Tier};
 
 use super::bench::Here;
 use super::case::{Case, Plants};
-use super::guest::{Guest, Prepared, Ran, new};
+use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
 pub(super) const CASES: [Case; 4] = [
@@ -35,17 +35,6 @@ fn counts(function: &str) -> NewProbe {
     }
 }
 
-/// Optimising is asked for before the guest's first instruction.
-fn prepare<'a>(guest: Guest<'a>) -> Prepared<'a> {
-    let guest = guest.prepare();
-    let paused = guest.session.control();
-    let engine = guest.session.engine();
-    engine
-        .set_optimising(&paused.pause_all(), true)
-        .expect("set");
-    guest
-}
-
 fn assert_counted(ran: &Ran) {
     for function in ROOMY {
         let (hits, counted) = (ran.hits(function), ran.counted(function));
@@ -56,7 +45,7 @@ fn assert_counted(ran: &Ran) {
 
 /// The first hit tells where the page tables are; each vCPU may make one before the jump is there.
 fn no_exits(here: &Here<'_>, cmdline: &str) {
-    let ran = prepare(here.guest(cmdline).with(ROOMY.map(counts))).run();
+    let ran = here.guest(cmdline).with(ROOMY.map(counts)).run();
     ran.assert_good();
     assert_counted(&ran);
     for function in ROOMY {
@@ -66,7 +55,7 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
         assert!(probe.hits >= 200, "{probe:?}");
     }
     // What has no room says so.
-    let ran = prepare(here.guest("run=calls=5").with([counts("fn_push")])).run();
+    let ran = here.guest("run=calls=5").with([counts("fn_push")]).run();
     ran.assert_good();
     let probe = ran.probe("kprobe:fn_push");
     assert_eq!((probe.hits, probe.exits), (5, 5));
@@ -76,11 +65,10 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
 
 /// The guest rewrites the instruction that a jump lies over, in every way it knows, and reads back what it wrote.
 fn rewritten(here: &Here<'_>) {
-    let ran = prepare(
-        here.guest("run=selfpatch=5,calls=3")
-            .with([counts("fn_patched")]),
-    )
-    .run();
+    let ran = here
+        .guest("run=selfpatch=5,calls=3")
+        .with([counts("fn_patched")])
+        .run();
     ran.assert_good();
     assert!(ran.counted("fn_patched") > 0);
     assert_eq!(ran.hits("fn_patched"), ran.counted("fn_patched"));
@@ -89,7 +77,10 @@ fn rewritten(here: &Here<'_>) {
 /// Jumps come and go while the guest calls: with the knob, and with a probe that tells its hits beside. Not a call is
 /// lost, and in the end the text is the file's.
 fn toggled(here: &Here<'_>) {
-    let guest = prepare(here.guest("run=smp=150,checksum").with(ROOMY.map(counts)));
+    let guest = here
+        .guest("run=smp=150,checksum")
+        .with(ROOMY.map(counts))
+        .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
     let ended = AtomicBool::new(false);
     let (ran, turns) = thread::scope(|scope| {
@@ -118,7 +109,10 @@ fn toggled(here: &Here<'_>) {
     assert!(ran.outcome.is_good(), "{}", ran.observer.console());
     assert_counted(&ran);
 
-    let guest = prepare(here.guest("run=smp=100,checksum").with(ROOMY.map(counts)));
+    let guest = here
+        .guest("run=smp=100,checksum")
+        .with(ROOMY.map(counts))
+        .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
     let ran = thread::scope(|scope| {
         scope.spawn(|| {

@@ -67,7 +67,8 @@ fn counted(plant: &Plant) -> Option<&Arc<Probe>> {
 }
 
 impl Engine {
-    /// The knob of optimisation, off unless somebody turns it on: `false` makes every hit exit, `true` lets jumps stand for plants again, where they can.
+    /// The knob of optimisation, off until somebody turns it on, as a session does that is asked to: `false` makes every
+    /// hit exit, `true` lets jumps stand for plants again, where they can.
     ///
     /// # Errors
     ///
@@ -160,6 +161,7 @@ impl Engine {
                 if why == NotOptimised::Withdrawn {
                     plant.optimising.reopen();
                 }
+                probe.set_optimised(false);
                 probe.set_unoptimised(Some(why.to_string()));
                 return Ok(());
             }
@@ -174,6 +176,7 @@ impl Engine {
                 if matches!(error, DetourError::BeingLeft) {
                     plant.optimising.reopen();
                 }
+                probe.set_optimised(false);
                 probe.set_unoptimised(Some(error.to_string()));
                 return Ok(());
             }

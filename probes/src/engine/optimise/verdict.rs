@@ -3,7 +3,7 @@
 //! No more than one instruction is jumped over, so the questions are few: whether it has room, whether it does the same
 //! in the detour, and whether the kernel patches it and looks at it.
 
-use introspect::insn::{Decoded, is_plain};
+use introspect::insn::{Decoded, is_plain, is_position_independent};
 use introspect::optimise::WhyNot;
 use introspect::{Gpa, PatchKind, PatchTime};
 
@@ -27,9 +27,9 @@ pub(super) enum NotOptimised {
     /// The jump would reach beyond it.
     #[error("`{0}` has fewer than the 5 bytes of a jump")]
     TooShort(String),
-    /// It is not known to do the same elsewhere.
+    /// It does not do the same elsewhere, or, in a module, is not known to.
     #[error("`{0}` would not do the same in a detour")]
-    NotPlain(String),
+    Bound(String),
     /// The kernel patches it at run time.
     #[error("the kernel itself patches the instruction ({0:?})")]
     Patched(PatchKind),
@@ -53,8 +53,12 @@ impl Engine {
         let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
         let planted = own_instruction(&self.planter, plant.spot, plant.at);
         let planted = planted.ok_or(NotOptimised::NoInstruction)?;
-        if !is_plain(&planted) {
-            return Err(NotOptimised::NotPlain(planted.text()));
+        let is_bound = match self.modules.holding(plant.at) {
+            Some(_) => !is_plain(&planted),
+            None => !is_position_independent(&planted),
+        };
+        if is_bound {
+            return Err(NotOptimised::Bound(planted.text()));
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
             self.surveyed(&jumped, *located)?;

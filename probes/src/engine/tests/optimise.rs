@@ -425,9 +425,9 @@ fn what_cannot_be_jumped_over_says_why() {
             "`push rbp` has fewer than the 5 bytes of a jump",
         ),
         (
-            // mov eax, [rdi + 0x100]; ret
-            &[0x8b, 0x87, 0, 1, 0, 0, 0xc3],
-            "`mov eax, [rdi+0x100]` would not do the same in a detour",
+            // mov eax, [rip + 2]; ret
+            &[0x8b, 0x05, 2, 0, 0, 0, 0xc3],
+            "`mov eax, [0xffffffff81000008]` would not do the same in a detour",
         ),
     ] {
         let (kernel, at) = super::one("probed", code);
