@@ -34,6 +34,8 @@ const REGISTERED_AT_ONCE: usize = 50;
 const REMOVED_AT_ONCE: usize = 40;
 /// The knob of optimisation is off behind one operation of so many.
 const KNOB_TURNED_OFF: usize = 12;
+/// Before one operation of so many, the region with the detours is given back while tasks are in it.
+const EVERYBODY_LEAVES: usize = 60;
 const BETWEEN_OPERATIONS: Duration = Duration::from_millis(5);
 /// The guest boots before, and ends after.
 const MARGIN: Duration = Duration::from_secs(600);
@@ -92,6 +94,7 @@ struct Did {
     unexited: u64,
     is_optimising: bool,
     knob_turned: usize,
+    everybody_left: usize,
     /// Probes for which a jump stood at the end, and those of them that stayed.
     optimised: usize,
     stayed_optimised: usize,
@@ -126,7 +129,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     Ok(format!(
         "seed {} for {} s: {} probes armed, {} at once at the most, {} enabled or disabled, {} removed, {} hits of the \
          last ones, {} of them without an exit; {} of the last ones and {} that stayed were optimised at the \
-         end, the knob was turned {} times; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
+         end, the knob was turned {} times, everybody left {} times; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
          guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         soak.seed,
         soak.seconds,
@@ -139,6 +142,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
         did.optimised - did.stayed_optimised,
         did.stayed_optimised,
         did.knob_turned,
+        did.everybody_left,
         probes.len(),
         did.longest,
         did.patched_by_guest,
@@ -294,7 +298,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     Ok(did)
 }
 
-/// The knob of optimisation is on most of the time.
+/// The knob of optimisation is on most of the time; now and then everybody has to leave the detours.
 fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Result<(), String> {
     let wanted = random.below(KNOB_TURNED_OFF) > 0;
     if wanted != did.is_optimising {
@@ -302,6 +306,12 @@ fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Resul
         live.engine.set_optimising(&paused, wanted).map_err(chain)?;
         did.is_optimising = wanted;
         did.knob_turned += 1;
+    }
+    if random.below(EVERYBODY_LEAVES) == 0 {
+        let paused = live.control.pause_all();
+        live.engine.disarm_all(&paused).map_err(chain)?;
+        live.engine.set_armed(&paused, true).map_err(chain)?;
+        did.everybody_left += 1;
     }
     Ok(())
 }
