@@ -109,6 +109,9 @@ pub(crate) struct RunArgs {
     /// What to plant where a probe is
     #[arg(long, hide = true, value_parser = choice::<TrapChoice>())]
     pub(crate) trap: Option<TrapChoice>,
+    /// Every hit exits: no jump stands for a probe that only counts
+    #[arg(long, help_heading = "Probes")]
+    pub(crate) no_optimise: bool,
     /// Where the guest runs [default: auto]
     #[arg(long, value_name = "WHERE", value_parser = choice::<Accel>(), help_heading = "Run")]
     pub(crate) accel: Option<Accel>,

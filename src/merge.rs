@@ -134,6 +134,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         injections: manifest.injections.clone(),
         accel: args.accel.or(run.accel).unwrap_or_default(),
         trap: args.trap.unwrap_or_default(),
+        optimise: !args.no_optimise && run.optimise.unwrap_or(true),
         console: match console {
             Console::File(path) => Console::File(absolute(path)?),
             Console::Stdio | Console::None => console,
@@ -254,6 +255,7 @@ mod tests {
         assert_eq!((config.memory_bytes, config.cpus), (1 << 30, 2));
         assert_eq!((config.boot, config.accel), (Boot::BzImage, Accel::Nested));
         assert_eq!(config.console, Console::File(dir.path().join("c.log")));
+        assert!(config.optimise);
         assert_eq!(
             output,
             OutputConfig {
@@ -278,6 +280,7 @@ mod tests {
             "--accel=kvm",
             "--format=text",
             "--console=none",
+            "--no-optimise",
             "-p",
             "kprobe:vfs_write",
         ]);
@@ -286,6 +289,7 @@ mod tests {
             (Path::new("/k"), Initrd::Demo)
         );
         assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
+        assert!(!config.optimise);
         assert_eq!((config.boot, config.accel), (Boot::Direct, Accel::Kvm));
         assert_eq!(
             (config.console, output.format),

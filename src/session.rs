@@ -99,6 +99,7 @@ pub(crate) fn run_guest(
                 TrapChoice::Port => Some(PlantByte::Port),
                 TrapChoice::Int3 => Some(PlantByte::Int3),
             },
+            optimise: config.optimise,
             console: vmm::Console {
                 output: console,
                 input: input(&config.console).map_err(RunFailure::Input)?,

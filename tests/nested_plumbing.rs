@@ -232,6 +232,7 @@ impl Run {
             probes: Vec::new(),
             accel: Accel::Nested,
             trap: TrapChoice::Auto,
+            optimise: true,
             console: Console::Stdio,
             timeout: None,
             injections: Vec::new(),

@@ -49,6 +49,7 @@ pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::E
             cpus: 2,
             probes: &probes,
             plant: None,
+            optimise: true,
             console: Console {
                 output: Box::new(std::io::stderr()),
                 input: None,

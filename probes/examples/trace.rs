@@ -69,6 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Ok("int3") => Some(hyprobe_probes::PlantByte::Int3),
             _ => None,
         },
+        optimise: true,
         console: Console {
             output: Box::new(std::io::stdout()),
             input: None,

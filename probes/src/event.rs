@@ -233,6 +233,8 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
+    /// By a jump to a detour, which counts: no exit at all. Hits before the jump was put there took one each.
+    Optimised,
     /// Executed by hyprobe: one exit a hit.
     Emulated,
     /// Executed from a copy elsewhere: one exit a hit.
@@ -287,6 +289,9 @@ pub struct ProbeSummary {
     /// Why it was refused, or is pending.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
+    /// For a probe that only counts: why its hits exit all the same. Absent while nobody has looked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unoptimised: Option<String>,
 }
 
 /// The end of a run.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use introspect::{Gva, ModuleEvent};
 
+use crate::detour::Cell;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::resolve::Place;
@@ -199,7 +200,24 @@ pub(crate) struct Probe {
     in_flight: AtomicUsize,
     missed: [AtomicU64; Missed::ALL.len()],
     tier: AtomicU8,
+    /// A jump stands for its plant.
+    optimised: AtomicBool,
     status: Mutex<Status>,
+    /// Where a detour counts for it.
+    counted: Mutex<Option<Counted>>,
+}
+
+/// A cell in which a detour counts, and how far it had counted when it began to do so for this probe.
+#[derive(Debug)]
+struct Counted {
+    cell: Cell,
+    before: u64,
+}
+
+impl Counted {
+    fn hits(&self) -> u64 {
+        self.cell.count().wrapping_sub(self.before)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -207,6 +225,7 @@ struct Status {
     state: ProbeState,
     reason: Option<String>,
     ip: Option<Hex>,
+    unoptimised: Option<String>,
 }
 
 const TIER_NONE: u8 = 0;
@@ -236,10 +255,13 @@ impl Probe {
             in_flight: AtomicUsize::new(0),
             missed: [const { AtomicU64::new(0) }; Missed::ALL.len()],
             tier: AtomicU8::new(TIER_NONE),
+            optimised: AtomicBool::new(false),
+            counted: Mutex::default(),
             status: Mutex::new(Status {
                 state: ProbeState::Pending,
                 reason: None,
                 ip: None,
+                unoptimised: None,
             }),
         }
     }
@@ -297,6 +319,62 @@ impl Probe {
         self.count_exit();
     }
 
+    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Hits are counted in `cell` from now on, beside those that are handled. The other vCPUs are paused.
+    pub(crate) fn count_in(&self, cell: Cell) {
+        let mut counted = self.counted();
+        if counted.as_ref().is_some_and(|now| now.cell == cell) {
+            // It counts on for whoever was in the detour when the jump went.
+            return;
+        }
+        let before = cell.count();
+        self.end_cell(&mut counted);
+        *counted = Some(Counted { cell, before });
+    }
+
+    /// Hits are counted in no cell any more. The other vCPUs are paused.
+    pub(crate) fn count_in_none(&self) {
+        self.end_cell(&mut self.counted());
+    }
+
+    fn end_cell(&self, counted: &mut Option<Counted>) {
+        if let Some(counted) = counted.take() {
+            self.hits.fetch_add(counted.hits(), Ordering::Relaxed);
+        }
+    }
+
+    /// Hits that were handled, and those that a detour has counted.
+    fn hits(&self) -> u64 {
+        let counted = self.counted();
+        let in_cell = counted.as_ref().map_or(0, Counted::hits);
+        self.hits.load(Ordering::Relaxed).wrapping_add(in_cell)
+    }
+
+    /// Whether nothing is wanted of a hit but that it is counted.
+    pub(crate) fn only_counts(&self) -> bool {
+        matches!(self.purpose, Purpose::Count)
+    }
+
+    /// A jump stands for its plant, or does so no more.
+    pub(crate) fn set_optimised(&self, optimised: bool) {
+        self.optimised.store(optimised, Ordering::Relaxed);
+    }
+
+    fn tier(&self) -> Option<Tier> {
+        if self.optimised.load(Ordering::Relaxed) {
+            return Some(Tier::Optimised);
+        }
+        match self.tier.load(Ordering::Relaxed) {
+            TIER_EMULATED => Some(Tier::Emulated),
+            TIER_RELOCATED => Some(Tier::Relocated),
+            TIER_STEPPED => Some(Tier::Stepped),
+            _ => None,
+        }
+    }
+
     /// An exit for something else than a hit: the end of an instruction that was executed in place, a return.
     pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);
@@ -333,6 +411,8 @@ impl Probe {
     /// How the vCPU got past the instruction. The costlier tier stays: it is what the user should know.
     pub(crate) fn passed_by(&self, tier: Tier) {
         let value = match tier {
+            // Nobody passes by it: the guest does not exit.
+            Tier::Optimised => TIER_NONE,
             Tier::Emulated => TIER_EMULATED,
             Tier::Relocated => TIER_RELOCATED,
             Tier::Stepped => TIER_STEPPED,
@@ -348,11 +428,15 @@ impl Probe {
 
     pub(crate) fn set_armed(&self, ip: Hex) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        *status = Status {
-            state: ProbeState::Armed,
-            reason: None,
-            ip: Some(ip),
-        };
+        status.state = ProbeState::Armed;
+        status.reason = None;
+        status.ip = Some(ip);
+    }
+
+    /// Why its hits exit, although it only counts.
+    pub(crate) fn set_unoptimised(&self, why: Option<String>) {
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.unoptimised = why;
     }
 
     pub(crate) fn state(&self) -> ProbeState {
@@ -379,19 +463,15 @@ impl Probe {
         ProbeSummary {
             probe: self.name.to_string(),
             ip: status.ip,
-            hits: self.hits.load(Ordering::Relaxed),
+            hits: self.hits(),
             missed: missed.collect::<BTreeMap<_, _>>(),
-            tier: match self.tier.load(Ordering::Relaxed) {
-                TIER_EMULATED => Some(Tier::Emulated),
-                TIER_RELOCATED => Some(Tier::Relocated),
-                TIER_STEPPED => Some(Tier::Stepped),
-                _ => None,
-            },
+            tier: self.tier(),
             exits: self.exits.load(Ordering::Relaxed),
             returns: follows.then(|| self.returns.load(Ordering::Relaxed)),
             in_flight: follows.then(|| self.in_flight.load(Ordering::Relaxed) as u64),
             state: status.state,
             reason: status.reason,
+            unoptimised: status.unoptimised,
         }
     }
 }

@@ -36,6 +36,8 @@ pub struct SessionConfig<'a> {
     pub probes: &'a [NewProbe],
     /// What to plant; `None` takes what the self-test found to work.
     pub plant: Option<PlantByte>,
+    /// Whether jumps may stand for probes that only count, so that their hits do not exit.
+    pub optimise: bool,
     /// The serial console.
     pub console: Console,
     /// Whether a test guest may end the run through port 0xf4.
@@ -144,6 +146,7 @@ impl Session {
             abilities,
             sink,
         )?);
+        engine.set_optimising(&machine.control().pause_all(), config.optimise)?;
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
             BootMethod::BzImage => engine.await_kernel(),
@@ -173,6 +176,11 @@ impl Session {
         self.engine.start_clock();
         let started = Instant::now();
         self.machine.start(&handler).map_err(SessionError::Thread)?;
+        let engine = Arc::clone(&self.engine);
+        std::thread::Builder::new()
+            .name("survey".to_owned())
+            .spawn(move || engine.survey())
+            .map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
         let ran = started.elapsed();
         self.machine.stop();

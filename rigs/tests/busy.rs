@@ -41,3 +41,19 @@ fn every_call_of_a_function_that_many_tasks_sleep_in_is_accounted_for_in_debian_
 fn probes_come_and_go_and_no_hit_is_lost() {
     check("debian-6.1", &["--only", "soak", "--seconds", "20"]);
 }
+
+#[test]
+fn jumps_come_and_go_too() {
+    check(
+        "debian-6.1",
+        &[
+            "--only",
+            "soak",
+            "--optimise",
+            "--most",
+            "1000",
+            "--seconds",
+            "20",
+        ],
+    );
+}

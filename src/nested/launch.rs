@@ -384,6 +384,7 @@ fn not_begun(config: &RunConfig) -> Summary {
         in_flight: None,
         state: ProbeState::Pending,
         reason: Some("the run was stopped before the guest had started".to_owned()),
+        unoptimised: None,
     };
     Summary {
         accel: "nested".to_owned(),

@@ -1,7 +1,7 @@
 //! Probes as `list` shows them: like the kernel's own list of its kprobes, with what became of each behind it.
 
 use control::api::{Kind, Probe};
-use probes::ProbeState;
+use probes::{ProbeState, Tier};
 
 use super::words;
 
@@ -27,9 +27,18 @@ pub(super) fn table(probes: &[Probe]) -> String {
     };
     line(&headings.map(str::to_owned), "TIER");
     for (row, probe) in rows.iter().zip(probes) {
-        line(row, words::tier(probe.summary.tier));
+        line(row, &tier(probe));
     }
     out
+}
+
+/// How its hits are dealt with, and if they exit that need not, why.
+fn tier(probe: &Probe) -> String {
+    let tier = words::tier(probe.summary.tier);
+    match &probe.summary.unoptimised {
+        Some(why) => format!("{tier}  {why}"),
+        None => tier.to_owned(),
+    }
 }
 
 fn row(probe: &Probe) -> [String; 6] {
@@ -75,7 +84,12 @@ fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
         ProbeState::Refused => Some("REFUSED"),
     };
     let switched_off = !probe.enabled && probe.summary.state != ProbeState::Disabled;
-    state.into_iter().chain(switched_off.then_some("DISABLED"))
+    let is_optimised =
+        probe.summary.tier == Some(Tier::Optimised) && probe.summary.state == ProbeState::Armed;
+    state
+        .into_iter()
+        .chain(switched_off.then_some("DISABLED"))
+        .chain(is_optimised.then_some("OPTIMIZED"))
 }
 
 #[cfg(test)]
@@ -107,10 +121,20 @@ mod tests {
                 json!({"kind": "kretprobe", "name": "back", "module": "dummy", "probe": "kretprobe:dummy:f",
                     "state": "pending", "enabled": false, "missed": {"maxactive": 3}}),
             ),
+            probe(
+                3,
+                json!({"symbol": "f+0x0", "hits": 7, "exits": 1, "tier": "optimised"}),
+            ),
+            probe(
+                4,
+                json!({"symbol": "g+0x0", "tier": "emulated", "unoptimised": "another probe is there"}),
+            ),
         ];
         let expected = "     ID  ADDRESS              PLACE                                              HITS  MISSED  TIER
       1  ffffffff81349950  k  vfs_read+0x0                                         12       0  emulated
 20 back  -                 r  kretprobe:dummy:f  [dummy]  [PENDING]  [DISABLED]     0       3  -
+      3  -                 k  f+0x0  [OPTIMIZED]                                    7       0  optimised
+      4  -                 k  g+0x0                                                 0       0  emulated  another probe is there
 ";
         assert_eq!(table(&probes), expected);
     }

@@ -25,6 +25,7 @@ pub(super) const fn tier(tier: Option<Tier>) -> &'static str {
     match tier {
         None => "-",
         Some(Tier::Emulated) => "emulated",
+        Some(Tier::Optimised) => "optimised",
         Some(Tier::Relocated) => "relocated",
         Some(Tier::Stepped) => "stepped",
     }

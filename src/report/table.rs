@@ -98,6 +98,9 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
         if let Some(reason) = &probe.reason {
             line(out, format_args!("  {reason}"));
         }
+        if let Some(why) = &probe.unoptimised {
+            line(out, format_args!("  not optimised: {why}"));
+        }
     }
     let quiet = probes.len() - shown.len();
     if quiet > 0 {
@@ -166,6 +169,7 @@ const fn tier(tier: Option<Tier>) -> &'static str {
     match tier {
         None => "-",
         Some(Tier::Emulated) => "emulated",
+        Some(Tier::Optimised) => "optimised",
         Some(Tier::Relocated) => "relocated",
         Some(Tier::Stepped) => "stepped",
     }
@@ -201,6 +205,7 @@ mod tests {
             in_flight: None,
             state: ProbeState::Armed,
             reason: None,
+            unoptimised: None,
         }
     }
 
@@ -227,19 +232,26 @@ mod tests {
         let mut late = probe("kprobe:nft_do_chain", 0);
         (late.ip, late.state) = (None, ProbeState::Pending);
         late.reason = Some("no such symbol until a module brings it".to_owned());
+        let mut fast = probe("kprobe:vfs_write", 30);
+        (fast.tier, fast.exits) = (Some(Tier::Optimised), 1);
+        let mut slow = probe("kprobe:vfs_open", 3);
+        slow.unoptimised = Some("another probe is there".to_owned());
         let mut missed = probe("kprobe:vfs_read", 1200);
         missed.missed.insert("output failed".to_owned(), 3);
         assert_eq!(
-            shown(vec![missed, late]),
+            shown(vec![missed, late, fast, slow]),
             "
 The guest powered off after 7.213000 s (kvm)
 
-PROBE                ADDRESS             HITS  MISSED  TIER      EXITS  STATE
-kprobe:vfs_read      0xffffffff8139a0c0  1200       3  emulated   1200  armed
+PROBE                ADDRESS             HITS  MISSED  TIER       EXITS  STATE
+kprobe:vfs_read      0xffffffff8139a0c0  1200       3  emulated    1200  armed
   missed 3: output failed
-kprobe:nft_do_chain  -                      0       0  -             0  pending
+kprobe:nft_do_chain  -                      0       0  -              0  pending
   no such symbol until a module brings it
-2 probes: 1200 hits, 3 missed, 1200 exits
+kprobe:vfs_write     0xffffffff8139a0c0    30       0  optimised      1  armed
+kprobe:vfs_open      0xffffffff8139a0c0     3       0  emulated       3  armed
+  not optimised: another probe is there
+4 probes: 1233 hits, 3 missed, 1204 exits
 "
         );
     }

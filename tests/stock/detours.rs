@@ -122,7 +122,7 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
                     "{probe:?}"
                 );
             }
-            Some(Tier::Emulated) => panic!("{place} is not for the emulator"),
+            Some(Tier::Optimised | Tier::Emulated) => panic!("{place} is not for the emulator"),
         }
     }
     let told: u64 = summary.probes.iter().map(|probe| probe.hits).sum();

@@ -16,7 +16,7 @@ use crate::trap::TrapHandler;
 use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;
-use crate::vcpu::moves::Moves;
+use crate::vcpu::moves::{Destination, Moves};
 use crate::vcpu::run::{self, RunError};
 
 mod create;
@@ -206,7 +206,7 @@ impl PausedGuard<'_> {
 
     /// A vCPU whose RIP is a key goes on at the value instead. Not to be called again before
     /// [`vcpus_have_moved`](Self::vcpus_have_moved).
-    pub fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+    pub fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
         self.shared.moves.publish(destinations);
     }
 

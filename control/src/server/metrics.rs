@@ -215,6 +215,7 @@ mod tests {
                 in_flight: Some(0),
                 state: ProbeState::Armed,
                 reason: None,
+                unoptimised: None,
             },
         };
         let now = Now {

@@ -78,7 +78,7 @@ impl Paused for Pause<'_> {
         unreachable!("only an engine asks for it")
     }
 
-    fn move_vcpus(&self, _: BTreeMap<u64, u64>) {
+    fn move_vcpus(&self, _: BTreeMap<u64, vmm::Destination>) {
         unreachable!("only an engine asks for it")
     }
 
@@ -114,6 +114,7 @@ impl Straw {
                 in_flight: None,
                 state,
                 reason: (state == ProbeState::Refused).then(|| "it is made of straw".to_owned()),
+                unoptimised: None,
             },
         }
     }

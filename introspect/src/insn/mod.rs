@@ -4,7 +4,7 @@
 //! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
 //! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
 //! decides how the guest gets past it, [`emulate()`] does what the instruction would have done,
-//! [`relocation`] says whether a copy of it would do as well, and [`next_places`] where the processor can be once the
+//! [`relocation`] says whether a copy of it would do as well, [`is_plain`] whether it would wherever it is, and [`next_places`] where the processor can be once the
 //! hardware has executed it where it is.
 //!
 //! The emulator is exact or absent: what it cannot do exactly as the hardware would (a value
@@ -23,6 +23,7 @@ mod decode;
 mod emulate;
 mod flow;
 mod next;
+mod plain;
 mod port;
 mod relocate;
 mod system;
@@ -34,6 +35,7 @@ pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
 pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
 pub use next::{Next, next_places, tables_after};
+pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
 pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
 pub use system::{

@@ -4,7 +4,7 @@
 //! instructions under the jump would have done. That may be more than one, so nothing may go to the middle of
 //! them, nobody may look their addresses up, and a detour must be able to hold each of them. [`Survey`] looks
 //! through a whole kernel once, and gives its [verdict](Survey::verdict) on any place: [`Optimisable`] or [`WhyNot`].
-//! `docs/optimisation.md` says what each check is for.
+//! `docs/optimisable.md` says what each check is for.
 
 mod arrivals;
 mod exceptions;

@@ -310,6 +310,52 @@ fn what_has_an_exception_entry_stays() {
 }
 
 #[test]
+fn a_call_that_is_off_is_judged_with_what_follows_it() {
+    let nop = [0x0f, 0x1f, 0x44, 0, 0];
+    let judge = |mut kernel: Kernel, call: Gva| {
+        kernel.site(call, 5, PatchKind::Ftrace);
+        let image = kernel.image();
+        let survey = Survey::of_kernel(&image, &kernel.symbols.build());
+        let then = call.wrapping_add(5);
+        let code = image.bytes_at(then, MAX_REGION_BYTES).expect("code");
+        let sites: PatchSites = kernel.sites.into_iter().collect();
+        survey.verdict_on_call(&sites, call, code)
+    };
+    let (kernel, call) = Kernel::of(&[&nop[..], &PLAIN].concat());
+    let then = call.wrapping_add(5);
+    assert_eq!(judge(kernel, call), Ok(()));
+    // Who comes in behind the call does not come to its middle.
+    for (offset, is_good) in [(0, true), (2, false), (5, true)] {
+        let (mut kernel, call) = Kernel::of(&[&nop[..], &PLAIN].concat());
+        let to = call.wrapping_add(offset);
+        kernel.jump("elsewhere", to);
+        let no = Err(WhyNot::BranchInto { to });
+        assert_eq!(judge(kernel, call), if is_good { Ok(()) } else { no });
+    }
+    for (code, why) in [
+        (&[0xe8, 0, 0, 0, 0, 0xc3][..], WhyNot::Call { at: then }),
+        (
+            &[0xf4, 0xc3],
+            WhyNot::Fixed {
+                at: then,
+                why: Fixed::System,
+            },
+        ),
+    ] {
+        let (kernel, call) = Kernel::of(&[&nop[..], code].concat());
+        assert_eq!(judge(kernel, call), Err(why));
+    }
+    let mut kernel = Kernel::new();
+    let call = kernel.function("f", &[&nop[..], &PLAIN].concat());
+    kernel.table("___ex_table", |kernel| {
+        kernel.relative(then);
+        kernel.relative(Gva(TEXT));
+        kernel.data.extend([0; 4]);
+    });
+    assert_eq!(judge(kernel, call), Err(WhyNot::MayFault { at: then }));
+}
+
+#[test]
 fn what_the_kernel_patches_stays_unless_it_does_so_at_boot() {
     for kind in [
         PatchKind::Ftrace,

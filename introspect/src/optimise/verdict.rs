@@ -1,8 +1,11 @@
 //! The verdict on one place.
 
+use std::ops::Range;
+
 use iced_x86::Mnemonic;
 use thiserror::Error;
 
+use super::exceptions::Exceptions;
 use super::movable::{Fixed, Motion, motion};
 use super::survey::Survey;
 use super::sweep::function_at;
@@ -133,30 +136,12 @@ impl Survey {
     ///
     /// Why they cannot; of several reasons, the one that is looked at first.
     pub fn verdict(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<Optimisable, WhyNot> {
-        let function = function_at(&self.functions, at).ok_or(WhyNot::NoFunction)?;
-        if let Some((_, why)) = self.unfit.iter().find(|(range, _)| range.contains(&at)) {
-            return Err(WhyNot::Unfit(*why));
-        }
-        if let Some(at) = first_in(&self.undecodable, function) {
-            return Err(WhyNot::Undecodable { at });
-        }
-        let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
+        let (function, exceptions) = self.known(at)?;
         let left = usize::try_from(function.end.0 - at.0).unwrap_or(usize::MAX);
         let code = &code[..code.len().min(left)];
         let region = region(code, at)?;
         let len = region.region_len as u64;
-        if let Some(at) = exceptions.within(at, len) {
-            return Err(WhyNot::MayFault { at });
-        }
-        let mut boot_patched = false;
-        for site in sites.all_overlapping(at, len) {
-            // A lock prefix is put back when a second processor is switched on, whenever that is.
-            if site.kind.when() == PatchTime::Runtime || site.kind == PatchKind::SmpLock {
-                let (at, kind) = (site.address, site.kind);
-                return Err(WhyNot::Patched { at, kind });
-            }
-            boot_patched = true;
-        }
+        let boot_patched = untouched(exceptions, sites, at, len)?;
         if let Some(to) = self.arrivals.inside(&(at..at.wrapping_add(len))) {
             return Err(WhyNot::BranchInto { to });
         }
@@ -171,10 +156,72 @@ impl Survey {
             ..region
         })
     }
+
+    /// Whether the call of ftrace at `call`, while it is switched off, can be replaced by a jump to a detour that goes on
+    /// behind the instruction that follows it, `then`.
+    ///
+    /// # Errors
+    ///
+    /// Why not, as for a [verdict](Self::verdict).
+    pub fn verdict_on_call(
+        &self,
+        sites: &PatchSites,
+        call: Gva,
+        then: &[u8],
+    ) -> Result<(), WhyNot> {
+        let at = call.wrapping_add(JUMP_BYTES as u64);
+        let (_, exceptions) = self.known(call)?;
+        let then = decode(then, at).map_err(|_| WhyNot::TooShort { bytes: JUMP_BYTES })?;
+        match motion(&then).map_err(|why| WhyNot::Fixed { at, why })? {
+            Motion::Through | Motion::Ends => (),
+            Motion::Call => return Err(WhyNot::Call { at }),
+        }
+        untouched(exceptions, sites, at, then.len() as u64)?;
+        match self.arrivals.inside(&(call..at)) {
+            Some(to) => Err(WhyNot::BranchInto { to }),
+            None => Ok(()),
+        }
+    }
+
+    /// The function at `at`, all of which is understood, and the kernel's exceptions.
+    fn known(&self, at: Gva) -> Result<(&Range<Gva>, &Exceptions), WhyNot> {
+        let function = function_at(&self.functions, at).ok_or(WhyNot::NoFunction)?;
+        if let Some((_, why)) = self.unfit.iter().find(|(range, _)| range.contains(&at)) {
+            return Err(WhyNot::Unfit(*why));
+        }
+        if let Some(at) = first_in(&self.undecodable, function) {
+            return Err(WhyNot::Undecodable { at });
+        }
+        let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
+        Ok((function, exceptions))
+    }
+}
+
+/// Whether the kernel leaves `len` bytes at `at` alone while it runs, and does not look their addresses up. Says whether
+/// it patches them at boot.
+fn untouched(
+    exceptions: &Exceptions,
+    sites: &PatchSites,
+    at: Gva,
+    len: u64,
+) -> Result<bool, WhyNot> {
+    if let Some(at) = exceptions.within(at, len) {
+        return Err(WhyNot::MayFault { at });
+    }
+    let mut boot_patched = false;
+    for site in sites.all_overlapping(at, len) {
+        // A lock prefix is put back when a second processor is switched on, whenever that is.
+        if site.kind.when() == PatchTime::Runtime || site.kind == PatchKind::SmpLock {
+            let (at, kind) = (site.address, site.kind);
+            return Err(WhyNot::Patched { at, kind });
+        }
+        boot_patched = true;
+    }
+    Ok(boot_patched)
 }
 
 /// The first of `places`, which are in order, that lies in `range`.
-fn first_in(places: &[Gva], range: &std::ops::Range<Gva>) -> Option<Gva> {
+fn first_in(places: &[Gva], range: &Range<Gva>) -> Option<Gva> {
     let first = places.partition_point(|place| *place < range.start);
     places
         .get(first)

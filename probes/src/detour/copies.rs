@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use introspect::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES};
 
-use super::DetourError;
+use super::{DetourError, WayOut};
 
 /// A cache line: a copy never shares one with another that is being written.
 pub(super) const COPY_BYTES: usize = 64;
@@ -77,12 +77,15 @@ impl Copies {
     }
 
     /// For each address at which a thread can be in a copy, where it would be without it.
-    pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, Gva)> {
+    pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
         self.made.iter().flat_map(|(original, &copy)| {
             let len = original.len as u64;
             [
-                (copy, original.at),
-                (copy.wrapping_add(len), original.at.wrapping_add(len)),
+                (copy, WayOut::plain(original.at)),
+                (
+                    copy.wrapping_add(len),
+                    WayOut::plain(original.at.wrapping_add(len)),
+                ),
             ]
         })
     }
@@ -171,9 +174,10 @@ mod tests {
         let mut copies = Copies::new(BASE, 4096);
         copies.make(&rdtsc(0xffff_ffff_8100_0000)).expect("room");
         let mut ways: Vec<_> = copies.ways_out().collect();
-        ways.sort_unstable();
+        ways.sort_unstable_by_key(|(at, _)| *at);
         let original = Gva(0xffff_ffff_8100_0000);
-        let behind = (BASE.wrapping_add(2), original.wrapping_add(2));
-        assert_eq!(ways, [(BASE, original), behind]);
+        let behind = WayOut::plain(original.wrapping_add(2));
+        let copy = (BASE, WayOut::plain(original));
+        assert_eq!(ways, [copy, (BASE.wrapping_add(2), behind)]);
     }
 }

@@ -5,16 +5,19 @@
 //!  ┌───────────────┐                PD of the text's gigabyte       ┌──────────────────────┐ ◀ read-only slot
 //!  │ .. [ee] c3 .. │ exit           │ text  text │                  │ copy: 0f 31 e9 .. .. │
 //!  └───────────────┘  │             │ 0 ──▶ ours ─────────┐         │ copy: ..             │
-//!          ▲          │ RIP := copy └────────────┘        │         ├──────────────────────┤ ◀ writable slot
-//!          │          ▼                                   └───────▶ │ page table           │
-//!          └── jmp ── rdtsc                                         │ data                 │
+//!          ▲          │ RIP := copy └────────────┘        └───────▶ ├──────────────────────┤ ◀ writable slot
+//!          │          ▼                                             │                      │
+//!          └── jmp ── rdtsc                                         │ cells                │
 //!                                                                   └──────────────────────┘
 //! ```
+//!
+//! Beside the copies lie the detours of optimised probes (`counting`), which count in cells that the guest can write.
 //!
 //! Threads: a vCPU that stands at a plant looks a copy up under a read lock that nobody holds while he waits; what is
 //! laid and copied changes with the other vCPUs paused. `docs/detours.md` has the reasons.
 
 mod copies;
+mod counting;
 mod evacuate;
 mod place;
 mod region;
@@ -29,6 +32,8 @@ use introspect::{Gpa, Gva, PagingState};
 use crate::guest::{GuestError, GuestMemory, Paused};
 use region::Region;
 
+pub(crate) use counting::{Cell, CountingDetour, Jumped};
+
 /// Why there is no copy.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DetourError {
@@ -41,15 +46,38 @@ pub(crate) enum DetourError {
     /// The region has as many copies as it holds.
     #[error("the detour region holds no more than {0} copies")]
     Full(usize),
+    /// The region has as many detours as it holds.
+    #[error("the detour region holds no more detours")]
+    NoMoreDetours,
     /// The original is too far away to jump back to.
     #[error("the region is too far from the instruction")]
     TooFar,
+    /// A thread is in a detour and cannot be moved.
+    #[error("a thread of the guest may be in it")]
+    NotLeft,
     /// A vCPU has not yet left the region that was there before.
     #[error("the last region is still being left")]
     BeingLeft,
     /// The machine.
     #[error(transparent)]
     Guest(#[from] GuestError),
+}
+
+/// Where a thread goes on that is in code of the region's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WayOut {
+    to: Gva,
+    /// It has pushed its flags.
+    pops_flags: bool,
+}
+
+impl WayOut {
+    const fn plain(to: Gva) -> Self {
+        Self {
+            to,
+            pops_flags: false,
+        }
+    }
 }
 
 /// Where the guest's kernel is.
@@ -66,9 +94,36 @@ enum State {
     /// Nobody has needed it.
     #[default]
     NotLaid,
-    Laid(Region),
+    Laid(Box<Region>),
     /// This guest has no place for it.
     Refused,
+}
+
+impl State {
+    /// The region, which is laid if it can be and has not been.
+    fn laid(
+        &mut self,
+        paused: &dyn Paused,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+    ) -> Result<Option<&mut Region>, DetourError> {
+        if let Self::NotLaid = self {
+            if !paused.vcpus_have_moved() {
+                return Err(DetourError::BeingLeft);
+            }
+            *self = match Region::lay(paused, memory, kernel) {
+                Ok(region) => Self::Laid(Box::new(region)),
+                Err(error) => {
+                    *self = Self::Refused;
+                    return Err(error);
+                }
+            };
+        }
+        Ok(match self {
+            Self::Laid(region) => Some(region),
+            Self::NotLaid | Self::Refused => None,
+        })
+    }
 }
 
 /// See the module's text.
@@ -116,22 +171,38 @@ impl Detour {
         kernel: &KernelSpace,
         decoded: &Decoded,
     ) -> Result<(), DetourError> {
-        let mut state = self.write();
-        if let State::NotLaid = *state {
-            if !paused.vcpus_have_moved() {
-                return Err(DetourError::BeingLeft);
-            }
-            *state = match Region::lay(paused, memory, kernel) {
-                Ok(region) => State::Laid(region),
-                Err(error) => {
-                    *state = State::Refused;
-                    return Err(error);
-                }
-            };
+        match self.write().laid(paused, memory, kernel)? {
+            Some(region) => region.copy(decoded),
+            None => Ok(()),
         }
-        match &mut *state {
-            State::Laid(region) => region.copy(decoded),
-            State::NotLaid | State::Refused => Ok(()),
+    }
+
+    /// A detour that counts, for a jump in the place of instructions; it is made if there is none yet.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room for it, or no way there.
+    pub(crate) fn count(
+        &self,
+        paused: &dyn Paused,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+        jumped: &Jumped,
+    ) -> Result<CountingDetour, DetourError> {
+        let mut state = self.write();
+        let region = state.laid(paused, memory, kernel)?;
+        let region = region.ok_or(DetourError::NoPlace)?;
+        if !region.is_reached(memory, &kernel.paging) {
+            return Err(DetourError::NotMapped);
+        }
+        region.count(memory, kernel, jumped)
+    }
+
+    /// Where the kernel was when the region was laid, if it is.
+    pub(crate) fn kernel(&self) -> Option<KernelSpace> {
+        match &*self.read() {
+            State::Laid(region) => Some(region.kernel.clone()),
+            State::NotLaid | State::Refused => None,
         }
     }
 
@@ -139,7 +210,10 @@ impl Detour {
     pub(crate) fn is_news(&self, error: &DetourError) -> bool {
         match error {
             DetourError::Full(_) => !self.told_full.swap(true, Ordering::Relaxed),
-            DetourError::TooFar | DetourError::BeingLeft => false,
+            DetourError::TooFar
+            | DetourError::BeingLeft
+            | DetourError::NoMoreDetours
+            | DetourError::NotLeft => false,
             // The region is refused for good.
             DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,
         }
@@ -166,15 +240,17 @@ impl Detour {
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
         needs: impl Fn(Gva) -> bool,
-    ) -> Result<(), GuestError> {
+    ) -> Result<(), DetourError> {
         let mut state = self.write();
         let State::Laid(region) = &*state else {
             return Ok(());
         };
-        if region.copies.originals().any(needs) || !paused.vcpus_have_moved() {
+        if region.originals().any(needs) || !paused.vcpus_have_moved() {
             return Ok(());
         }
-        evacuate::evacuate(paused, memory, region)?;
+        if !evacuate::evacuate(paused, memory, region)? {
+            return Err(DetourError::NotLeft);
+        }
         *state = State::NotLaid;
         Ok(())
     }

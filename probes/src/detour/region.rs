@@ -7,19 +7,26 @@ use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
 use vmm::DetourSize;
 
 use super::copies::Copies;
+use super::counting::{Cells, Counting, CountingDetour, Jumped};
 use super::place::{REGION_BYTES, candidates};
-use super::{DetourError, KernelSpace};
+use super::{DetourError, KernelSpace, WayOut};
 use crate::guest::{GuestError, GuestMemory, Paused};
 
 /// What copies lie in.
-const CODE_BYTES: u64 = 64 * 0x1000;
+const COPIES_BYTES: usize = 64 * 0x1000;
+/// What cells lie in; behind the code, in a page of the same size.
+const DATA_BYTES: u64 = REGION_BYTES;
 
 const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
 /// The entry maps 2 MiB itself.
 const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+/// EFER.NXE: the processor knows of [`NO_EXECUTE`].
+const EFER_NXE: u64 = 1 << 11;
 
 /// Whether two entries say the same. What the processor, or a KVM that emulates it, notes in them does not count: a
 /// write that CR0.WP lets through makes a page dirty that is not writable.
@@ -38,7 +45,33 @@ pub(super) struct Region {
     memory: Arc<dyn GuestMemory>,
     /// The entry of the kernel's page directory, as it was written.
     directory: EntryAt,
+    pub(super) kernel: KernelSpace,
     pub(super) copies: Copies,
+    counting: Counting,
+    /// Once a detour counts: the entry that leads to the cells, and these.
+    data: Option<(EntryAt, Cells)>,
+}
+
+/// The first place for a region where nothing is mapped: its address, and where its entry of the page directory is.
+fn free_place(memory: &dyn GuestMemory, kernel: &KernelSpace) -> Option<(Gva, Gpa)> {
+    candidates(&kernel.image).find_map(|at| {
+        let entry = entry_at(memory, &kernel.paging, at, Level::Pd).ok()?;
+        (entry.value == 0).then_some((at, entry.gpa))
+    })
+}
+
+/// Writes an entry where there is none. Says whether there still was none.
+fn link(memory: &dyn GuestMemory, entry: EntryAt) -> Result<bool, GuestError> {
+    Ok(memory.compare_exchange(entry.gpa, &[0; 8], &entry.value.to_le_bytes())?)
+}
+
+/// Takes an entry away. If the guest has changed it, it stays as it is.
+fn unlink(memory: &dyn GuestMemory, entry: EntryAt) -> Result<(), GuestError> {
+    let value = memory.read_u64(entry.gpa)?;
+    if is_same(value, entry.value) {
+        memory.compare_exchange(entry.gpa, &value.to_le_bytes(), &[0; 8])?;
+    }
+    Ok(())
 }
 
 impl Region {
@@ -50,15 +83,10 @@ impl Region {
     ) -> Result<Self, DetourError> {
         let KernelSpace { paging, image } = kernel;
         let text = walk(memory, paging, image.start).map_err(|_| DetourError::NotMapped)?;
-        let (base, place) = candidates(image)
-            .find_map(|at| {
-                let entry = entry_at(memory, paging, at, Level::Pd).ok()?;
-                (entry.value == 0).then_some((at, entry.gpa))
-            })
-            .ok_or(DetourError::NoPlace)?;
+        let (base, place) = free_place(memory, kernel).ok_or(DetourError::NoPlace)?;
         let (gpa, detour) = paused.map_detour(DetourSize {
             read_only: REGION_BYTES,
-            writable: 0,
+            writable: DATA_BYTES,
         })?;
         // As the kernel has it for itself: with KPTI, what is global stays in the TLB while programs run.
         let global = if text.global { GLOBAL } else { 0 };
@@ -71,13 +99,13 @@ impl Region {
                 // Accessed already: the processor has nothing to write.
                 value: gpa.0 | PRESENT | ACCESSED | LARGE | global,
             },
-            copies: Copies::new(base, usize::try_from(CODE_BYTES).unwrap_or(0)),
+            kernel: kernel.clone(),
+            copies: Copies::new(base, COPIES_BYTES),
+            counting: Counting::new(base, COPIES_BYTES..region_bytes()),
+            data: None,
         };
         region.fill()?;
-        let taken = memory
-            .compare_exchange(place, &[0; 8], &region.directory.value.to_le_bytes())
-            .map_err(GuestError::from)?;
-        if !taken {
+        if !link(memory, region.directory)? {
             paused.unmap_detour()?;
             return Err(DetourError::NoPlace);
         }
@@ -85,7 +113,7 @@ impl Region {
     }
 
     fn fill(&self) -> Result<(), GuestError> {
-        let filler = vec![FILLER; usize::try_from(REGION_BYTES).unwrap_or(0)];
+        let filler = vec![FILLER; region_bytes()];
         Ok(self.memory.write(self.gpa, &filler)?)
     }
 
@@ -108,6 +136,77 @@ impl Region {
         Ok(())
     }
 
+    /// The detour for `jumped`, which is made if there is none yet.
+    pub(super) fn count(
+        &mut self,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+        jumped: &Jumped,
+    ) -> Result<CountingDetour, DetourError> {
+        if let Some(detour) = self.counting.of(jumped) {
+            return Ok(detour);
+        }
+        let cells = self.cells(memory, kernel)?;
+        let new = self.counting.assemble(jumped, &cells)?;
+        let at = self.gpa.wrapping_add(new.offset as u64);
+        self.memory
+            .write(at, &new.bytes)
+            .map_err(GuestError::from)?;
+        self.counting.keep(&new, jumped);
+        Ok(new.detour)
+    }
+
+    /// The cells, to which the kernel's page tables are led when somebody first counts.
+    fn cells(
+        &mut self,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+    ) -> Result<Cells, DetourError> {
+        if let Some((_, cells)) = &self.data {
+            return Ok(cells.clone());
+        }
+        let (base, place) = free_place(memory, kernel).ok_or(DetourError::NoPlace)?;
+        let gpa = self.gpa.wrapping_add(REGION_BYTES);
+        let no_execute = if kernel.paging.efer & EFER_NXE != 0 {
+            NO_EXECUTE
+        } else {
+            0
+        };
+        let entry = EntryAt {
+            gpa: place,
+            // As the code's, but for what may be done there. Accessed and dirty already: nothing is left to write.
+            value: gpa.0
+                | PRESENT
+                | WRITABLE
+                | ACCESSED
+                | DIRTY
+                | LARGE
+                | self.directory.value & GLOBAL
+                | no_execute,
+        };
+        if !link(memory, entry)? {
+            return Err(DetourError::NoPlace);
+        }
+        let cells = Cells {
+            memory: Arc::clone(&self.memory),
+            base,
+            gpa,
+            bytes: DATA_BYTES,
+        };
+        self.data = Some((entry, cells.clone()));
+        Ok(cells)
+    }
+
+    /// The addresses of the instructions for which there is a copy or a detour.
+    pub(super) fn originals(&self) -> impl Iterator<Item = Gva> {
+        self.copies.originals().chain(self.counting.originals())
+    }
+
+    /// For each address at which a thread can be in the region, where it would be without it.
+    pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
+        self.copies.ways_out().chain(self.counting.ways_out())
+    }
+
     /// Whether this guest-physical address is one that the guest may only read.
     pub(super) fn holds(&self, gpa: Gpa) -> bool {
         (self.gpa.0..self.gpa.0 + REGION_BYTES).contains(&gpa.0)
@@ -115,15 +214,18 @@ impl Region {
 
     /// The addresses of its code, as the guest's kernel sees them.
     pub(super) fn code(&self) -> std::ops::Range<u64> {
-        self.base.0..self.base.0 + CODE_BYTES
+        self.base.0..self.base.0 + REGION_BYTES
     }
 
-    /// The kernel's page tables are again what they were. If the guest has changed the entry, it stays as it is.
+    /// The kernel's page tables are again what they were.
     pub(super) fn unlink(&self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
-        let entry = memory.read_u64(self.directory.gpa)?;
-        if is_same(entry, self.directory.value) {
-            memory.compare_exchange(self.directory.gpa, &entry.to_le_bytes(), &[0; 8])?;
+        if let Some((entry, _)) = &self.data {
+            unlink(memory, *entry)?;
         }
-        Ok(())
+        unlink(memory, self.directory)
     }
+}
+
+fn region_bytes() -> usize {
+    usize::try_from(REGION_BYTES).unwrap_or(0)
 }

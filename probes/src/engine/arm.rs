@@ -22,7 +22,7 @@ use crate::resolve::{Place, Via, When};
 /// Probes could not be armed; those that were armed before still are.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot arm the probes")]
-pub struct ArmError(#[source] Box<dyn std::error::Error + Send + Sync>);
+pub struct ArmError(#[source] pub(super) Box<dyn std::error::Error + Send + Sync>);
 
 /// Where the kernel runs.
 #[derive(Clone, Copy, Debug)]
@@ -57,7 +57,7 @@ impl BootPatched {
         self.0.store(true, Ordering::Release);
     }
 
-    fn get(&self) -> bool {
+    pub(super) fn get(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
 }
@@ -196,18 +196,30 @@ impl Engine {
                 _ => edits.forget_return(site),
             }
         }
+        let places = edits.places();
+        self.make_room_for_plants(paused, edits.spots())
+            .map_err(|error| ArmError(error.into()))?;
+        for plant in edits.outdated() {
+            self.unoptimise(paused, &plant)
+                .map_err(|error| ArmError(error.into()))?;
+        }
         let table = edits
             .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
         self.replace_table(paused, table);
         for probe in change.dropped {
             probe.set_planted(None);
+            probe.count_in_none();
         }
         for (probe, state) in states {
-            probe.set_planted(match &state {
+            let planted_at = match &state {
                 NewState::Armed { at, .. } => Some(*at),
                 _ => None,
-            });
+            };
+            probe.set_planted(planted_at);
+            if planted_at.is_none() {
+                probe.count_in_none();
+            }
             match state {
                 NewState::Armed { ip, .. } => probe.set_armed(ip.into()),
                 NewState::Pending(reason) => {
@@ -218,6 +230,7 @@ impl Engine {
                 NewState::AsItIs => (),
             }
         }
+        self.optimise_all(paused, &places);
         Ok(())
     }
 

@@ -156,6 +156,25 @@ impl<'t> Edits<'t> {
         }
     }
 
+    /// The places that are looked at.
+    pub(super) fn places(&self) -> Vec<Gva> {
+        self.places.keys().copied().collect()
+    }
+
+    /// Where they lie.
+    pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
+        self.places.values().map(|edit| edit.spot)
+    }
+
+    /// The plants among them that will be others, or go.
+    pub(super) fn outdated(&self) -> Vec<Arc<Plant>> {
+        let is_outdated = |(at, edit): (&Gva, &Edit)| {
+            let plant = self.before.at(*at)?;
+            (!edit.is_as(plant)).then(|| Arc::clone(plant))
+        };
+        self.places.iter().filter_map(is_outdated).collect()
+    }
+
     /// Makes memory what the places ask for, and returns the table that goes with it. When it fails nothing has
     /// changed.
     pub(super) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {

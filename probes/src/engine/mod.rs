@@ -21,6 +21,7 @@ mod inventory;
 mod jumps;
 mod milestones;
 mod modules;
+mod optimise;
 mod readers;
 mod register;
 mod relocate;
@@ -53,6 +54,7 @@ pub use arm::ArmError;
 use arm::{BootPatched, Located};
 pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
+use optimise::Optimised;
 pub use register::{Action, NewProbe, Prepared, RegisterError};
 use return_sites::ReturnSites;
 
@@ -112,6 +114,7 @@ pub struct Engine {
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
+    optimised: Optimised,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -151,6 +154,7 @@ impl Engine {
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
+            optimised: Optimised::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),
@@ -169,6 +173,15 @@ impl Engine {
     /// The guest's first instruction is about to run: timestamps count from here.
     pub fn start_clock(&self) {
         self.started.get_or_init(Instant::now);
+    }
+
+    /// Looks through the kernel, if a jump may come to stand for a plant: that takes a second or less, and would otherwise
+    /// be done with the vCPUs paused. From a thread of its own, at the start.
+    pub(crate) fn survey(&self) {
+        let probes = self.probes.load();
+        if self.is_optimising() && probes.iter().any(|probe| probe.only_counts()) {
+            let _ = self.kernel.survey();
+        }
     }
 
     /// What has become of each probe, in the order in which they were asked for.

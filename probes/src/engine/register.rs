@@ -164,6 +164,9 @@ impl Engine {
     /// When a specification cannot be meant.
     pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
         let slide = self.slide();
+        if self.is_optimising() && new.iter().any(|new| matches!(new.action, Action::Count)) {
+            let _ = self.kernel.survey();
+        }
         Ok(Prepared {
             probes: self.resolve_all(new, slide)?,
             new: new.to_vec(),

@@ -1,9 +1,10 @@
 //! The relocated tier: an instruction that the emulator cannot do is run as a copy, which jumps back behind it.
 
-use introspect::Gva;
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
+use introspect::{Gva, PagingState};
 
 use super::Engine;
+use super::arm::Located;
 use super::trap::HitOutcome;
 use crate::Tier;
 use crate::detour::KernelSpace;
@@ -106,7 +107,7 @@ impl Engine {
 
     /// The kernel's own page tables and its image, once both stay as they are: Linux still changes its mapping of the
     /// image while it boots.
-    fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
+    pub(super) fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
         let located = self.located.get()?;
         if self.kernel.is_entry(located.linked(rip)) {
             return None;
@@ -118,12 +119,16 @@ impl Engine {
         } else {
             state.paging
         };
+        Some(self.kernel_space_with(paging, *located))
+    }
+
+    pub(super) fn kernel_space_with(&self, paging: PagingState, located: Located) -> KernelSpace {
         let linked = self.kernel.image();
         let slide = located.slide.cast_unsigned();
-        Some(KernelSpace {
+        KernelSpace {
             paging,
             image: linked.start.wrapping_add(slide)..linked.end.wrapping_add(slide),
-        })
+        }
     }
 
     /// Takes the region away when no instruction that has a copy is probed. That searches all of the guest's memory

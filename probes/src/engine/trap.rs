@@ -65,6 +65,7 @@ impl Engine {
             return Ok(HitOutcome::NotOurs);
         };
         match self.tell(vcpu, &plant)? {
+            Told::GoOn if self.may_optimise(&plant) => Ok(HitOutcome::NeedsPause),
             Told::GoOn => self.go_past(vcpu, &plant, rip),
             Told::NeedsPause => Ok(HitOutcome::NeedsPause),
             Told::Resume => Ok(HitOutcome::Resume),
@@ -248,6 +249,14 @@ impl Engine {
         if let Some(reading) = reading {
             self.read_alone(vcpu, paused, &reading, &mut run)?;
         }
+        if self.may_optimise(&plant) {
+            let state = vcpu.system_state()?;
+            match self.kernel_space(&state, rip) {
+                Some(kernel) => self.optimise(paused, &plant, &kernel)?,
+                // It runs where nobody can tell what is mapped.
+                None => plant.optimising.decide(),
+            }
+        }
         Ok(HitOutcome::Resume)
     }
 
@@ -344,6 +353,7 @@ impl Engine {
             for plant in table.touched(gpa, data.len()) {
                 plant.refresh(&self.planter);
             }
+            self.reopen(&table, gpa, data.len());
         }
         Ok(written)
     }
@@ -360,7 +370,8 @@ impl Engine {
                 if self.is_detour_write(Gpa(gpa.0)) {
                     return Ok(TrapOutcome::Resume);
                 }
-                if self.wants_stand_in(Gpa(gpa.0), &bytes[..len.min(8)]) {
+                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                if self.planter.overwrites_jump(gpa, data) || self.wants_stand_in(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(
@@ -405,7 +416,11 @@ impl Engine {
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
-                self.stand_in(paused, Gpa(gpa.0), len.min(8))?;
+                let data = &bytes[..len.min(8)];
+                self.make_room_for_write(paused, Gpa(gpa.0), data)?;
+                if self.wants_stand_in(Gpa(gpa.0), data) {
+                    self.stand_in(paused, Gpa(gpa.0), data.len())?;
+                }
                 Ok(
                     match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
                         Written::Merged => TrapOutcome::Resume,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use introspect::insn::Segments;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
-use vmm::{DetourSize, HardwareBreakpoints, PageRange};
+use vmm::{Destination, DetourSize, HardwareBreakpoints, PageRange};
 
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
 use crate::handler::InstructionFault;
@@ -149,7 +149,7 @@ pub(crate) struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
-    moves: Mutex<BTreeMap<u64, u64>>,
+    moves: Mutex<BTreeMap<u64, Destination>>,
     /// vCPUs have yet to heed the last move.
     pub(crate) moving: AtomicBool,
     pub(crate) requests: Requests,
@@ -162,7 +162,7 @@ impl FakePaused {
     }
 
     /// The last move.
-    pub(crate) fn moves(&self) -> BTreeMap<u64, u64> {
+    pub(crate) fn moves(&self) -> BTreeMap<u64, Destination> {
         self.moves.lock().expect("lock").clone()
     }
 
@@ -209,7 +209,7 @@ impl Paused for FakePaused {
         Ok(())
     }
 
-    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+    fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
         *self.moves.lock().expect("lock") = destinations;
     }
 

@@ -13,8 +13,8 @@ use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
 };
 use vmm::{
-    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
-    StoppedVcpu, TrapHandler,
+    Alone, AloneEnd, Destination, DetourSize, Exception, HardwareBreakpoints, PageRange,
+    PausedGuard, StoppedVcpu, TrapHandler,
 };
 
 use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
@@ -305,7 +305,7 @@ impl Paused for PausedGuard<'_> {
         Ok(PausedGuard::unmap_detour(self)?)
     }
 
-    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>) {
+    fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
         PausedGuard::move_vcpus(self, destinations);
     }
 

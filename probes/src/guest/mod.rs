@@ -260,7 +260,7 @@ pub trait Paused {
     fn unmap_detour(&self) -> Result<(), GuestError>;
 
     /// vCPUs whose RIP is a key go on at the value. Not again before they all have.
-    fn move_vcpus(&self, destinations: BTreeMap<u64, u64>);
+    fn move_vcpus(&self, destinations: BTreeMap<u64, vmm::Destination>);
 
     /// Whether all have.
     fn vcpus_have_moved(&self) -> bool;

@@ -1,6 +1,7 @@
 //! What is planted, as the vCPUs look it up: never changed, only replaced.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
@@ -22,6 +23,53 @@ pub(crate) struct Plant {
     pub(crate) probes: Vec<(Arc<Probe>, Gva)>,
     /// The guest's own instruction here; `None` if its bytes are none. Replaced when the guest rewrites it.
     displaced: Arc<ArcSwapOption<Decoded>>,
+    pub(crate) optimising: Arc<Optimising>,
+}
+
+/// Whether a jump may stand for a plant, as far as that has been found out, and whether one does.
+#[derive(Debug, Default)]
+pub(crate) struct Optimising {
+    decided: AtomicBool,
+    decisions: AtomicUsize,
+    /// Where the jump is, guest-physical.
+    jump: Mutex<Option<Gpa>>,
+}
+
+/// So often it is looked at whether a jump may stand for a plant; a guest that rewrites the place more often keeps
+/// the plant.
+const MAX_DECISIONS: usize = 1000;
+
+impl Optimising {
+    /// Nobody has looked, or something has changed since.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.decided.load(Ordering::Relaxed)
+    }
+
+    /// Somebody has looked.
+    pub(crate) fn decide(&self) {
+        self.decided.store(true, Ordering::Relaxed);
+        self.decisions.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Something has changed.
+    pub(crate) fn reopen(&self) {
+        if self.decisions.load(Ordering::Relaxed) < MAX_DECISIONS {
+            self.decided.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Gpa>> {
+        self.jump.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where the jump is that stands for the plant.
+    pub(crate) fn jump(&self) -> Option<Gpa> {
+        *self.lock()
+    }
+
+    pub(crate) fn set_jump(&self, jump: Option<Gpa>) {
+        *self.lock() = jump;
+    }
 }
 
 impl Plant {
@@ -32,6 +80,7 @@ impl Plant {
             returns: false,
             probes: Vec::new(),
             displaced: Arc::default(),
+            optimising: Arc::default(),
         }
     }
 
@@ -41,6 +90,7 @@ impl Plant {
             returns,
             probes,
             displaced: Arc::clone(&self.displaced),
+            optimising: Arc::clone(&self.optimising),
             ..*self
         }
     }

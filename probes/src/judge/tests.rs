@@ -61,6 +61,7 @@ fn probe(name: &str, hits: u64) -> ProbeSummary {
         in_flight: None,
         state: ProbeState::Armed,
         reason: None,
+        unoptimised: None,
     }
 }
 

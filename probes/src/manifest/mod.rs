@@ -17,6 +17,7 @@
 //! console = "stdio"             # or "none", or a file
 //! timeout = "60s"
 //! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
+//! optimise = false              # every hit exits; else a jump may stand for a probe that only counts
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
@@ -122,6 +123,8 @@ pub struct RunSection {
     pub timeout: Option<Duration>,
     /// The socket through which the run can be controlled.
     pub control: Option<PathBuf>,
+    /// Whether jumps may stand for probes that only count.
+    pub optimise: Option<bool>,
 }
 
 impl Manifest {

@@ -18,7 +18,9 @@ const TABLES: &[&str] = &["guest", "run", "probe", "expect", "inject"];
 const GUEST_KEYS: &[&str] = &[
     "kernel", "image", "initrd", "workload", "modules", "cmdline", "memory", "cpus", "boot",
 ];
-const RUN_KEYS: &[&str] = &["accel", "format", "output", "console", "timeout", "control"];
+const RUN_KEYS: &[&str] = &[
+    "accel", "format", "output", "console", "timeout", "control", "optimise",
+];
 
 /// What the APIC ids of the machine's tables have room for.
 const CPUS: std::ops::RangeInclusive<u16> = 1..=254;
@@ -139,5 +141,6 @@ fn run(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> RunSe
             .map(|(text, _)| Console::from_text(text, folder)),
         timeout: run.unit("timeout", "60s", parse_duration),
         control: run.string("control").map(|(file, _)| folder.join(file)),
+        optimise: run.flag("optimise"),
     }
 }

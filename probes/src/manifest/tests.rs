@@ -46,6 +46,7 @@ fn the_documented_manifest_is_one() {
         console = "none"
         timeout = "60s"
         control = "run.sock"
+        optimise = false
         [[probe]]
         at = "kprobe:do_sys_openat2"
         [[probe]]
@@ -78,6 +79,7 @@ fn the_documented_manifest_is_one() {
             console: Some(Console::None),
             timeout: Some(Duration::from_secs(60)),
             control: Some(Path::new("/etc/run/run.sock").into()),
+            optimise: Some(false),
         }
     );
     let probes: Vec<_> = manifest

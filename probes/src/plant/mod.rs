@@ -2,7 +2,8 @@
 //!
 //! A *plant* is one byte of guest memory that hyprobe has replaced. Every page with a plant has the guest's own bytes
 //! kept beside it and is read-only for the guest, so that whatever the guest writes there is merged: it changes the
-//! guest's own bytes, and the plants stay on top.
+//! guest's own bytes, and the plants stay on top. Where a probe is optimised, a *jump* lies over its plant, or in front
+//! of it.
 
 mod alone;
 mod page;
@@ -11,6 +12,7 @@ mod spot;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use page::Jump;
 pub(crate) use planter::{PlantError, Planter, Written};
 pub(crate) use spot::Spot;
 

@@ -23,7 +23,16 @@ pub(super) struct Page {
 struct Bytes {
     own: Box<[u8; PAGE_BYTES]>,
     marks: [Offsets; 4],
+    /// Disjoint, and within the page.
+    jumps: Vec<(usize, Jump)>,
 }
+
+/// A jump over an instruction that has room for it.
+pub(crate) type Jump = [u8; JUMP_BYTES];
+/// `jmp rel32`.
+const JUMP_BYTES: usize = 5;
+/// So many bytes of a jump are not the same as what the guest writes by chance.
+const STORED_BACK_BYTES: usize = 4;
 
 /// What a byte is besides the guest's.
 #[derive(Clone, Copy, Debug)]
@@ -58,9 +67,48 @@ impl Bytes {
             && !self.is(Mark::Open, offset)
     }
 
-    /// Whether memory shows something else than the guest's own byte at `offset`.
-    fn is_covered(&self, offset: usize) -> bool {
-        self.is(Mark::Stop, offset) || self.shows_plant(offset)
+    /// The jump that a byte is one of, and where it begins.
+    fn jump_over(&self, offset: usize) -> Option<&(usize, Jump)> {
+        let holds = |(at, _): &&(usize, Jump)| (*at..at + JUMP_BYTES).contains(&offset);
+        self.jumps.iter().find(holds)
+    }
+
+    /// The byte of a jump that memory shows at `offset`. While a vCPU runs alone that is to execute the guest's own
+    /// instruction, or any byte of it, it shows none.
+    fn jump_byte(&self, offset: usize) -> Option<u8> {
+        let (at, jump) = self.jump_over(offset)?;
+        let mut bytes = *at..at + JUMP_BYTES;
+        let is_hidden = bytes
+            .any(|byte| self.is(Mark::Open, byte) || (byte != *at && self.is(Mark::Stop, byte)));
+        (!is_hidden).then(|| jump[offset - at])
+    }
+
+    /// Whether `data`, written by the guest at `offset`, is at `at` what the guest has read of the jump there. A few
+    /// bytes may be the same by chance, and are the guest's own.
+    fn stores_jump_back(&self, offset: usize, data: &[u8], at: usize) -> bool {
+        let Some((start, jump)) = self.jump_over(at) else {
+            return false;
+        };
+        let written = data.iter().zip(offset..);
+        let mut over = written.filter(|(_, at)| (*start..start + JUMP_BYTES).contains(at));
+        let mut len = 0;
+        over.all(|(byte, at)| {
+            len += 1;
+            *byte == jump[at - start]
+        }) && len >= STORED_BACK_BYTES
+    }
+
+    /// What memory shows at `offset` in the place of the guest's own byte.
+    fn cover(&self, offset: usize, plant: PlantByte) -> Option<u8> {
+        if self.is(Mark::Stop, offset) {
+            return Some(plant.value());
+        }
+        let jump = self.jump_byte(offset);
+        jump.or_else(|| self.shows_plant(offset).then(|| plant.value()))
+    }
+
+    fn shown(&self, offset: usize, plant: PlantByte) -> u8 {
+        self.cover(offset, plant).unwrap_or(self.own[offset])
     }
 }
 
@@ -94,6 +142,7 @@ impl Page {
             bytes: Mutex::new(Bytes {
                 own,
                 marks: [const { Offsets::NONE }; 4],
+                jumps: Vec::new(),
             }),
         })
     }
@@ -117,12 +166,10 @@ impl Page {
         for &(mark, value) in marks {
             bytes.set(mark, offset, value);
         }
-        let byte = if bytes.is_covered(offset) {
-            plant.value()
-        } else {
-            bytes.own[offset]
+        let written = match bytes.jump_over(offset) {
+            Some((at, _)) => self.show(memory, &bytes, *at, JUMP_BYTES, plant),
+            None => self.show(memory, &bytes, offset, 1, plant),
         };
-        let written = memory.write(self.gpa.wrapping_add(offset as u64), &[byte]);
         if written.is_err() {
             for (marks, before) in bytes.marks.iter_mut().zip(before) {
                 marks.set(offset, before);
@@ -131,16 +178,90 @@ impl Page {
         written
     }
 
+    /// Makes memory show what it is to, in `len` bytes from `offset` on.
+    fn show(
+        &self,
+        memory: &dyn GuestMemory,
+        bytes: &Bytes,
+        offset: usize,
+        len: usize,
+        plant: PlantByte,
+    ) -> Result<(), Unwritable> {
+        let shown: Vec<u8> = (offset..offset + len)
+            .map(|at| bytes.shown(at, plant))
+            .collect();
+        memory.write(self.gpa.wrapping_add(offset as u64), &shown)
+    }
+
+    /// Puts a jump at `offset`, or takes the one there away: or nothing changes. The other vCPUs are paused.
+    pub(super) fn set_jump(
+        &self,
+        memory: &dyn GuestMemory,
+        offset: usize,
+        jump: Option<Jump>,
+        plant: PlantByte,
+    ) -> Result<(), Unwritable> {
+        let mut bytes = self.lock();
+        let failed = Unwritable {
+            gpa: self.gpa.wrapping_add(offset as u64),
+            len: JUMP_BYTES,
+        };
+        if offset + JUMP_BYTES > PAGE_BYTES {
+            return Err(failed);
+        }
+        let before = bytes.jumps.clone();
+        bytes.jumps.retain(|(at, _)| *at != offset);
+        if let Some(jump) = jump {
+            let ends = [offset, offset + JUMP_BYTES - 1];
+            if ends.iter().any(|at| bytes.jump_over(*at).is_some()) {
+                bytes.jumps = before;
+                return Err(failed);
+            }
+            bytes.jumps.push((offset, jump));
+        }
+        let written = self.show(memory, &bytes, offset, JUMP_BYTES, plant);
+        if written.is_err() {
+            bytes.jumps = before;
+        }
+        written
+    }
+
+    /// The jumps that have bytes in `len` bytes from `offset` on.
+    pub(super) fn jumps(&self, offset: usize, len: usize) -> Vec<Gpa> {
+        let bytes = self.lock();
+        let end = offset.saturating_add(len);
+        let jumps = bytes.jumps.iter();
+        jumps
+            .filter(|(at, _)| *at < end && offset < at + JUMP_BYTES)
+            .map(|(at, _)| self.gpa.wrapping_add(*at as u64))
+            .collect()
+    }
+
+    /// Whether `data`, to be written at `offset` by the guest, changes a byte of a jump: what it has only read there
+    /// and stores back does not.
+    pub(super) fn overwrites_jump(&self, offset: usize, data: &[u8]) -> bool {
+        let bytes = self.lock();
+        (offset..PAGE_BYTES.min(offset + data.len()))
+            .any(|at| bytes.jump_byte(at).is_some() && !bytes.stores_jump_back(offset, data, at))
+    }
+
     /// Whether the byte at `offset` has this mark.
     pub(super) fn has(&self, mark: Mark, offset: usize) -> bool {
         self.lock().is(mark, offset)
     }
 
-    /// The plants in `len` bytes from `offset` on, as far as the page goes: all, or those that memory shows.
+    /// The plants in `len` bytes from `offset` on, as far as the page goes: all, or those that memory shows. Each byte of
+    /// a jump is one.
     pub(super) fn plants(&self, offset: usize, len: usize, shown: bool) -> Vec<Gpa> {
         let bytes = self.lock();
         (offset..PAGE_BYTES.min(offset.saturating_add(len)))
-            .filter(|&at| bytes.is(Mark::Planted, at) && (!shown || bytes.shows_plant(at)))
+            .filter(|&at| {
+                if shown {
+                    bytes.jump_byte(at).is_some() || bytes.shows_plant(at)
+                } else {
+                    bytes.jump_over(at).is_some() || bytes.is(Mark::Planted, at)
+                }
+            })
             .map(|at| self.gpa.wrapping_add(at as u64))
             .collect()
     }
@@ -149,9 +270,10 @@ impl Page {
     /// just what the guest has read there (see [`Page::guest_write`]).
     pub(super) fn overwrites_plant(&self, offset: usize, data: &[u8], plant: PlantByte) -> bool {
         let bytes = self.lock();
-        data.iter()
-            .zip(offset..PAGE_BYTES)
-            .any(|(&byte, at)| bytes.shows_plant(at) && !is_stored_back(byte, data.len(), plant))
+        data.iter().zip(offset..PAGE_BYTES).any(|(&byte, at)| {
+            let is_plant = bytes.shows_plant(at) && bytes.jump_byte(at).is_none();
+            is_plant && !is_stored_back(byte, data.len(), plant)
+        })
     }
 
     /// The guest writes `data` at `offset`; it must fit the page. Plants that memory shows stay on top.
@@ -171,15 +293,17 @@ impl Page {
         let mut shown = [0; 8];
         for (i, &byte) in data.iter().enumerate().take(shown.len()) {
             let at = offset + i;
-            if bytes.is_covered(at) {
-                if !is_stored_back(byte, data.len(), plant) {
-                    bytes.own[at] = byte;
+            let is_stored_back = match bytes.cover(at, plant) {
+                None => false,
+                Some(_) if bytes.is(Mark::Stop, at) || bytes.jump_byte(at).is_none() => {
+                    is_stored_back(byte, data.len(), plant)
                 }
-                shown[i] = plant.value();
-            } else {
+                Some(_) => bytes.stores_jump_back(offset, data, at),
+            };
+            if !is_stored_back {
                 bytes.own[at] = byte;
-                shown[i] = byte;
             }
+            shown[i] = bytes.shown(at, plant);
         }
         memory.write(
             self.gpa.wrapping_add(offset as u64),

@@ -10,7 +10,7 @@ use vm_memory::GuestAddress;
 use vmm::PageRange;
 
 use super::alone::Loose;
-use super::page::{Mark, PAGE_BYTES, Page};
+use super::page::{Jump, Mark, PAGE_BYTES, Page};
 use super::{PlantByte, Spot};
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
@@ -309,6 +309,46 @@ impl Planter {
         self.kept(gpa)
             .map(|page| page.plants(offset(gpa), len, shown))
             .unwrap_or_default()
+    }
+
+    /// Puts a jump at `gpa`, on one page with a plant and under none that is withdrawn; or takes it away.
+    ///
+    /// # Errors
+    ///
+    /// When it goes on beyond the page, lies on another jump, or memory cannot be written; then nothing has changed.
+    pub(crate) fn set_jump(
+        &self,
+        _paused: &dyn Paused,
+        gpa: Gpa,
+        jump: Option<Jump>,
+    ) -> Result<(), Unwritable> {
+        let page = self.page(gpa)?;
+        page.set_jump(self.memory.as_ref(), offset(gpa), jump, self.byte)
+    }
+
+    /// The jumps that have bytes in `len` bytes from `gpa` on.
+    pub(crate) fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+        let here = (PAGE_BYTES - offset(gpa)).min(len);
+        let beyond = gpa.wrapping_add(here as u64);
+        [(gpa, here), (beyond, len - here)]
+            .into_iter()
+            .filter(|(_, len)| *len > 0)
+            .filter_map(|(gpa, len)| Some(self.kept(gpa)?.jumps(offset(gpa), len)))
+            .flatten()
+            .collect()
+    }
+
+    /// Whether a guest write of `data` would change a byte of a jump that memory shows.
+    pub(crate) fn overwrites_jump(&self, gpa: Gpa, data: &[u8]) -> bool {
+        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
+        let pages = self.pages.load();
+        [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
+            .into_iter()
+            .any(|(gpa, part)| {
+                pages
+                    .get(&gpa.page().0)
+                    .is_some_and(|page| page.overwrites_jump(offset(gpa), part))
+            })
     }
 
     /// Whether a guest write of `data` would change the guest's own byte under a plant that memory shows.

@@ -337,3 +337,59 @@ proptest! {
         }
     }
 }
+
+const JUMP: [u8; 5] = [0xe9, 0xf1, 0xf2, 0xf3, 0xf4];
+
+#[test]
+fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
+    let rig = Rig::new(PlantByte::Port);
+    assert!(rig.change(&[(0x1010, 5)], &[]));
+    let own: [u8; 8] = rig.own(0x1010);
+    let set = |gpa, jump| rig.planter.set_jump(&rig.paused, Gpa(gpa), jump);
+    set(0x1010, Some(JUMP)).expect("put there");
+    assert_eq!(rig.seen(0x1010), JUMP);
+    assert_eq!(rig.own(0x1010), own);
+    assert_eq!(rig.planter.jumps(Gpa(0x1008), 8), []);
+    assert_eq!(rig.planter.jumps(Gpa(0x1008), 9), [Gpa(0x1010)]);
+    assert_eq!(rig.planter.jumps(Gpa(0x1014), 1), [Gpa(0x1010)]);
+    assert_eq!(
+        rig.planter.shown(Gpa(0x1013), 8),
+        [Gpa(0x1013), Gpa(0x1014)]
+    );
+    set(0x1012, Some(JUMP)).expect_err("it would lie on another");
+    set(0x1ffc, Some(JUMP)).expect_err("it would go on beyond the page");
+    set(0x3000, Some(JUMP)).expect_err("nobody keeps that page");
+    // While a vCPU runs alone that is to read or execute any of it.
+    let shown = rig.planter.show_alone(&rig.paused, &[Gpa(0x1013)], &[]);
+    let shown = shown.expect("shown");
+    assert_eq!(rig.seen::<4>(0x1011), own[1..5]);
+    shown.end().expect("ended");
+    assert_eq!(rig.seen(0x1010), JUMP);
+    set(0x1010, None).expect("taken away");
+    assert_eq!(rig.seen::<1>(0x1010), [PORT]);
+    assert!(rig.change(&[], &[0x1010]));
+    assert_eq!(rig.memory.bytes(), original());
+}
+
+#[test]
+fn what_is_read_from_a_jump_and_stored_back_changes_nothing() {
+    let rig = Rig::new(PlantByte::Port);
+    assert!(rig.change(&[(0x1010, 5)], &[]));
+    let own: [u8; 5] = rig.own(0x1010);
+    rig.planter
+        .set_jump(&rig.paused, Gpa(0x1010), Some(JUMP))
+        .expect("put there");
+    let overwrites = |gpa, data: &[u8]| rig.planter.overwrites_jump(Gpa(gpa), data);
+    assert!(!overwrites(0x1010, &JUMP) && !overwrites(0x1011, &JUMP[1..]));
+    assert!(!overwrites(0x100e, &[1, 2]) && !overwrites(0x1015, &[1, 2]));
+    assert!(overwrites(0x100e, &[1, 2, 3]) && overwrites(0x1014, &[0]));
+    // By chance.
+    assert!(overwrites(0x1010, &JUMP[..1]) && overwrites(0x1012, &JUMP[2..]));
+    rig.write(0x1010, &JUMP);
+    assert_eq!(rig.own(0x1010), own);
+    // Written all the same, it is the guest's own beneath the jump.
+    for byte in [0x77, JUMP[1]] {
+        rig.write(0x1011, &[byte]);
+        assert_eq!((rig.seen(0x1010), rig.own(0x1011)), (JUMP, [byte]));
+    }
+}

@@ -15,6 +15,9 @@ const FUNCTION_ALIGNMENT: usize = 16;
 /// What is between functions.
 const PADDING: u8 = 0xcc;
 
+const EXCEPTIONS: &str = "__start___ex_table";
+const EXCEPTIONS_END: &str = "__stop___ex_table";
+
 const HEADER_BYTES: u64 = 64;
 const PROGRAM_HEADER_BYTES: u64 = 56;
 const SECTION_ALLOC_EXEC: u64 = 6;
@@ -42,6 +45,9 @@ impl SyntheticKernel {
             ("_etext", INIT),
             ("__init_begin", INIT),
             ("__init_end", DATA),
+            // Nothing is expected to fault.
+            (EXCEPTIONS, DATA),
+            (EXCEPTIONS_END, DATA),
         ] {
             kernel.label(label, TEXT.wrapping_add(offset));
         }
@@ -107,13 +113,15 @@ impl SyntheticKernel {
 
     /// Instructions that may fault, after which the kernel goes on at the beginning of its text.
     pub(crate) fn exceptions(&mut self, instructions: &[Gva]) {
-        self.label("__start___ex_table", self.data_end());
+        self.symbols
+            .retain(|(name, _)| name != EXCEPTIONS && name != EXCEPTIONS_END);
+        self.label(EXCEPTIONS, self.data_end());
         for instruction in instructions {
             self.relative(*instruction);
             self.relative(TEXT);
             self.data.extend([0; 4]);
         }
-        self.label("__stop___ex_table", self.data_end());
+        self.label(EXCEPTIONS_END, self.data_end());
     }
 
     /// A 32-bit distance from where it is stored.

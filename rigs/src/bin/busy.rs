@@ -33,6 +33,9 @@ struct Arguments {
     /// So many probes come and go at once.
     #[arg(long, default_value_t = 5000)]
     most: usize,
+    /// Jumps stand for probes that only count, where they can.
+    #[arg(long)]
+    optimise: bool,
 }
 
 fn backend(word: &str) -> Result<Backend, String> {
@@ -65,6 +68,7 @@ fn run(arguments: Arguments) -> ExitCode {
             seconds: arguments.seconds,
             seed: arguments.seed,
             most: arguments.most,
+            optimise: arguments.optimise,
         },
     };
     match busy.run(&mut std::io::stdout().lock()) {

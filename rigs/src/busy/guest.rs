@@ -179,6 +179,7 @@ impl Guest<'_> {
             cpus: CPUS,
             probes,
             plant: None,
+            optimise: true,
             console: Console {
                 output: Box::new(seen.clone()),
                 input: Some(File::from(OwnedFd::from(theirs))),

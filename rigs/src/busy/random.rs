@@ -1,6 +1,7 @@
 //! Where the probes of a soak come and go.
 
 use introspect::Symbol;
+use introspect::insn::Decoded;
 use probes::{Action, Kernel, NewProbe, ProbeSpec};
 
 /// xorshift: repeatable, and good enough to choose addresses.
@@ -29,20 +30,57 @@ pub(super) struct Somewhere<'k> {
     functions: Vec<Symbol>,
     /// Those with probes that stay.
     watched: Vec<Symbol>,
+    /// Those that run most, if instructions that a jump has room on are preferred.
+    busiest: Vec<Symbol>,
 }
 
+/// Functions of the scheduler, timer interrupts, page faults, system calls and the allocator: in what every kernel has of
+/// them.
+const BUSIEST: [&str; 24] = [
+    "schedule",
+    "__schedule",
+    "pick_next_task_fair",
+    "enqueue_task_fair",
+    "dequeue_task_fair",
+    "update_curr",
+    "update_load_avg",
+    "try_to_wake_up",
+    "scheduler_tick",
+    "finish_task_switch*",
+    "hrtimer_interrupt",
+    "__hrtimer_run_queues",
+    "tick_sched_timer",
+    "update_process_times",
+    "sysvec_apic_timer_interrupt",
+    "clockevents_program_event",
+    "exc_page_fault",
+    "handle_mm_fault",
+    "__handle_mm_fault",
+    "do_syscall_64",
+    "syscall_exit_to_user_mode",
+    "kmem_cache_alloc",
+    "kmem_cache_free",
+    "kfree",
+];
+/// Bytes of a jump.
+const ROOM: usize = 5;
+
 impl<'k> Somewhere<'k> {
-    pub(super) fn new(kernel: &'k Kernel, watched: Vec<Symbol>) -> Self {
+    /// `roomy` prefers instructions that a jump has room on, and functions that run most.
+    pub(super) fn new(kernel: &'k Kernel, watched: Vec<Symbol>, roomy: bool) -> Self {
         let functions = kernel
             .symbols()
             .iter()
             .filter(|symbol| symbol.is_text() && symbol.size > 0)
             .filter(|symbol| kernel.holds_code(symbol.address) && !kernel.is_init(symbol.address))
             .collect();
+        let named = BUSIEST.iter().filter(|_| roomy);
+        let busiest = named.flat_map(|name| kernel.symbols().matching(name));
         Self {
             kernel,
             functions,
             watched,
+            busiest: busiest.filter(Symbol::is_text).collect(),
         }
     }
 
@@ -51,6 +89,7 @@ impl<'k> Somewhere<'k> {
     pub(super) fn probe(&self, random: &mut Random) -> Option<NewProbe> {
         let among = match random.below(8) {
             0 => &self.watched,
+            1..4 if !self.busiest.is_empty() => &self.busiest,
             _ => &self.functions,
         };
         let function = among.get(random.below(among.len()))?;
@@ -59,7 +98,13 @@ impl<'k> Somewhere<'k> {
             .instructions(function)
             .map_while(Result::ok)
             .collect();
-        let at = code.get(random.below(code.len()))?.at();
+        let is_roomy = |at: &&Decoded| std::ptr::eq(*at, &code[0]) || at.len() >= ROOM;
+        let roomy: Vec<_> = code.iter().filter(is_roomy).collect();
+        let at = if self.busiest.is_empty() || random.below(2) == 0 {
+            code.get(random.below(code.len()))?.at()
+        } else {
+            roomy.get(random.below(roomy.len()))?.at()
+        };
         let follow =
             random.below(4) == 0 && self.kernel.symbols().lookup_all(&function.name).len() == 1;
         let spec = if follow {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use introspect::insn::Decoded;
 use introspect::{Gva, Symbol};
-use probes::{Action, Kernel, NewProbe, ProbeId, ProbeSpec, ProbeState, ProbeSummary};
+use probes::{Action, Kernel, NewProbe, ProbeId, ProbeSpec, ProbeState, ProbeSummary, Tier};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::PausedGuard;
 
@@ -21,6 +21,8 @@ pub struct Soak {
     pub seed: u64,
     /// So many probes at once.
     pub most: usize,
+    /// Jumps stand for probes that only count, where they can.
+    pub optimise: bool,
 }
 
 /// Both vCPUs make system calls, sleep, and start and end processes all the time.
@@ -30,6 +32,10 @@ const AT_WORK: &str = "workload: round 2";
 /// Probes are registered so many at a time, and removed at most so many at a time.
 const REGISTERED_AT_ONCE: usize = 50;
 const REMOVED_AT_ONCE: usize = 40;
+/// The knob of optimisation is off behind one operation of so many.
+const KNOB_TURNED_OFF: usize = 12;
+/// Before one operation of so many, the region with the detours is given back while tasks are in it.
+const EVERYBODY_LEAVES: usize = 60;
 const BETWEEN_OPERATIONS: Duration = Duration::from_millis(5);
 /// The guest boots before, and ends after.
 const MARGIN: Duration = Duration::from_secs(600);
@@ -55,6 +61,13 @@ const WATCHED: [(&str, Counted); 5] = [
     ("do_group_exit", Counted::Children),
 ];
 
+/// Functions of which only the entry is probed, and where nothing comes and goes on purpose: a jump may stand for a plant
+/// only where no return is followed and no other probe is in its way.
+const ENTERED: [(&str, Counted); 2] = [
+    ("__x64_sys_openat", Counted::Openat),
+    ("__x64_sys_read", Counted::Read),
+];
+
 impl Counted {
     fn of(self, ran: &Ran) -> u64 {
         match self {
@@ -77,6 +90,14 @@ struct Did {
     longest: Duration,
     /// Hits of the probes that came and went, as far as they were there at the end.
     hits: u64,
+    /// Those of them that made no exit.
+    unexited: u64,
+    is_optimising: bool,
+    knob_turned: usize,
+    everybody_left: usize,
+    /// Probes for which a jump stood at the end, and those of them that stayed.
+    optimised: usize,
+    stayed_optimised: usize,
     patched_by_guest: usize,
 }
 
@@ -98,10 +119,17 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
+    if soak.optimise && did.stayed_optimised == 0 {
+        return Err(format!(
+            "none of the probes that stayed was optimised: {:?}",
+            ran.summary.probes
+        ));
+    }
     let stayed: u64 = ran.summary.probes.iter().map(|probe| probe.hits).sum();
     Ok(format!(
         "seed {} for {} s: {} probes armed, {} at once at the most, {} enabled or disabled, {} removed, {} hits of the \
-         last ones; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
+         last ones, {} of them without an exit; {} of the last ones and {} that stayed were optimised at the \
+         end, the knob was turned {} times, everybody left {} times; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
          guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         soak.seed,
         soak.seconds,
@@ -110,6 +138,11 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
         did.switched,
         did.removed,
         did.hits,
+        did.unexited,
+        did.optimised - did.stayed_optimised,
+        did.stayed_optimised,
+        did.knob_turned,
+        did.everybody_left,
         probes.len(),
         did.longest,
         did.patched_by_guest,
@@ -146,14 +179,23 @@ fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
                     .map(|at| format!("kprobe:{at}")),
             );
         for spec in specs {
-            probes.push(NewProbe {
-                action: Action::Count,
-                ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
-            });
+            probes.push(only_counts(&spec)?);
             counts.push(counted);
         }
     }
+    for (name, counted) in ENTERED {
+        function(kernel, name)?;
+        probes.push(only_counts(&format!("kprobe:{name}"))?);
+        counts.push(counted);
+    }
     Ok((probes, counts))
+}
+
+fn only_counts(spec: &str) -> Result<NewProbe, String> {
+    Ok(NewProbe {
+        action: Action::Count,
+        ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
+    })
 }
 
 fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
@@ -202,7 +244,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
         .iter()
         .map(|(name, _)| function(kernel, name))
         .collect::<Result<_, _>>()?;
-    let somewhere = Somewhere::new(kernel, watched);
+    let somewhere = Somewhere::new(kernel, watched, soak.optimise);
     let mut random = Random::new(soak.seed);
     let permanent = live.engine.ids().len();
     let before = own_text(live, &live.control.pause_all(), start, bytes)?;
@@ -210,6 +252,9 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     let mut coming: Vec<(ProbeId, bool)> = Vec::new();
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(soak.seconds) && !live.has_ended() {
+        if soak.optimise {
+            optimise_or_not(live, &mut random, &mut did)?;
+        }
         let which = random.below(4);
         let new: Vec<NewProbe> = match which {
             0 | 1 if coming.len() < soak.most => (0..REGISTERED_AT_ONCE)
@@ -225,9 +270,21 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
         // The guest has at least half of the time.
         std::thread::sleep(paused.max(BETWEEN_OPERATIONS));
     }
+    if soak.optimise {
+        let paused = live.control.pause_all();
+        live.engine.set_optimising(&paused, true).map_err(chain)?;
+    }
     let paused = live.control.pause_all();
-    for probe in live.engine.summaries().iter().skip(permanent) {
+    for (index, probe) in live.engine.summaries().iter().enumerate() {
+        let stayed = index < permanent;
+        let is_optimised = probe.tier == Some(Tier::Optimised);
+        did.optimised += usize::from(is_optimised);
+        did.stayed_optimised += usize::from(is_optimised && stayed);
+        if stayed {
+            continue;
+        }
         did.hits += probe.hits;
+        did.unexited += probe.hits.saturating_sub(probe.exits);
         if !is_accounted(probe) {
             return Err(format!("entries are not accounted for: {probe:?}"));
         }
@@ -239,6 +296,24 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     did.patched_by_guest = differences(kernel, text.start, &before, &after)?;
     live.type_line()?;
     Ok(did)
+}
+
+/// The knob of optimisation is on most of the time; now and then everybody has to leave the detours.
+fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Result<(), String> {
+    let wanted = random.below(KNOB_TURNED_OFF) > 0;
+    if wanted != did.is_optimising {
+        let paused = live.control.pause_all();
+        live.engine.set_optimising(&paused, wanted).map_err(chain)?;
+        did.is_optimising = wanted;
+        did.knob_turned += 1;
+    }
+    if random.below(EVERYBODY_LEAVES) == 0 {
+        let paused = live.control.pause_all();
+        live.engine.disarm_all(&paused).map_err(chain)?;
+        live.engine.set_armed(&paused, true).map_err(chain)?;
+        did.everybody_left += 1;
+    }
+    Ok(())
 }
 
 /// One of: register, enable or disable, remove, nothing.
@@ -331,6 +406,7 @@ mod tests {
             in_flight: returns.map(|_| 1),
             state: ProbeState::Armed,
             reason: None,
+            unoptimised: None,
         }
     }
 

@@ -65,6 +65,15 @@ pub const FEATURES: &[Feature] = &[
         &["exits", "relocated", "vector"],
     ),
     feature(
+        "probes that only count: no exit a hit, not a call lost when the jumps come and go or the guest rewrites them",
+        &[
+            "optimised",
+            "optimised-smp",
+            "optimised-selfpatch",
+            "optimised-live",
+        ],
+    ),
+    feature(
         "copies of instructions: the guest cannot change them, and they go when nobody needs them",
         &["detour-writes", "detour-live"],
     ),

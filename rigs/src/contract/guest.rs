@@ -110,6 +110,7 @@ impl<'a> Guest<'a> {
             cpus: self.here.cpus,
             probes: &self.probes,
             plant: self.here.plant,
+            optimise: true,
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

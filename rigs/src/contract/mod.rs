@@ -18,6 +18,7 @@ mod handlers;
 mod live;
 mod meddling;
 mod observer;
+mod optimised;
 mod places;
 mod raises;
 mod returns;
@@ -66,12 +67,13 @@ pub enum ContractError {
 
 /// The cases of the test guest, in the order in which they are run: the simplest first.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    const ALL: [&[Case]; 11] = [
+    const ALL: [&[Case]; 12] = [
         &counts::CASES,
         &places::CASES,
         &handlers::CASES,
         &raises::CASES,
         &detours::CASES,
+        &optimised::CASES,
         &meddling::CASES,
         &returns::CASES,
         &text::CASES,

@@ -283,6 +283,7 @@ impl<'a> Stock<'a> {
             cpus: self.files.cpus,
             probes: if probed { &probes } else { &[] },
             plant: None,
+            optimise: true,
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

@@ -123,6 +123,7 @@ impl Booter<'_> {
             cpus: 1,
             probes: &probes,
             plant,
+            optimise: true,
             console: Console {
                 output: Box::new(seen.clone()),
                 input: None,

@@ -7,8 +7,17 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Where a vCPU goes on instead, by its RIP.
-pub(crate) type Destinations = BTreeMap<u64, u64>;
+/// Where a vCPU goes on instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// Its RIP.
+    pub rip: u64,
+    /// What it was executing has pushed its flags: they come off the stack.
+    pub pops_flags: bool,
+}
+
+/// By the RIP that the vCPU has.
+pub(crate) type Destinations = BTreeMap<u64, Destination>;
 
 /// The moves of a machine.
 #[derive(Debug)]
@@ -55,7 +64,7 @@ impl Moves {
     }
 
     /// Where the vCPU goes on that is at `rip`; the move counts as heeded.
-    pub(super) fn heed(&self, vcpu: usize, rip: u64) -> Option<u64> {
+    pub(super) fn heed(&self, vcpu: usize, rip: u64) -> Option<Destination> {
         let published = self.published.load(Ordering::Acquire);
         let destination = self.lock().get(&rip).copied();
         self.heeded[vcpu].store(published, Ordering::Release);
@@ -70,10 +79,14 @@ mod tests {
     #[test]
     fn a_move_is_made_when_every_vcpu_has_heeded_it() {
         let moves = Moves::new(2);
+        let destination = Destination {
+            rip: 0x2000,
+            pops_flags: true,
+        };
         assert!(moves.are_made() && !moves.is_pending(0));
-        moves.publish(Destinations::from([(0x1000, 0x2000)]));
+        moves.publish(Destinations::from([(0x1000, destination)]));
         assert!(!moves.are_made() && moves.is_pending(0) && moves.is_pending(1));
-        assert_eq!(moves.heed(0, 0x1000), Some(0x2000));
+        assert_eq!(moves.heed(0, 0x1000), Some(destination));
         assert!(!moves.are_made() && !moves.is_pending(0));
         assert_eq!(moves.heed(1, 0x1001), None);
         assert!(moves.are_made());

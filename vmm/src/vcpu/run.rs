@@ -173,12 +173,38 @@ impl StoppedVcpu<'_> {
             return Ok(());
         }
         let regs = self.regs()?;
-        if let Some(rip) = shared.moves.heed(self.index, regs.rip) {
-            self.set_regs(&kvm_regs { rip, ..regs })?;
+        if let Some(destination) = shared.moves.heed(self.index, regs.rip) {
+            let regs = kvm_regs {
+                rip: destination.rip,
+                ..regs
+            };
+            let regs = if destination.pops_flags {
+                self.with_popped_flags(regs)?
+            } else {
+                regs
+            };
+            self.set_regs(&regs)?;
             // It may be sent back to where it left the guest by a port write, and is to execute what lies there now.
             self.settle_port_write()?;
         }
         Ok(())
+    }
+
+    /// The registers as `popf` would leave them, but for RIP. Where no stack is, they stay.
+    fn with_popped_flags(&mut self, regs: kvm_regs) -> Result<kvm_regs, VcpuError> {
+        let found = self
+            .fd
+            .translate_gva(regs.rsp)
+            .map_err(self.failed("KVM_TRANSLATE"))?;
+        let at = GuestAddress(found.physical_address);
+        Ok(match self.shared.memory.guest().read_obj::<u64>(at) {
+            Ok(rflags) if found.valid != 0 => kvm_regs {
+                rflags,
+                rsp: regs.rsp.wrapping_add(8),
+                ..regs
+            },
+            _ => regs,
+        })
     }
 
     /// Takes note of whether this vCPU waits for something that can never come: it was kicked out of a `hlt` with

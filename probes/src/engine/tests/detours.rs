@@ -314,7 +314,12 @@ fn the_knob_takes_the_region_along_and_nobody_is_left_in_it() {
     assert!(rig.paused.detour().is_none());
     assert!(rig.memory.bytes() == before, "as if it had not been there");
     let moves = rig.paused.moves().into_iter().collect::<Vec<_>>();
-    assert_eq!(moves, [(REGION.0, at.0), (REGION.0 + 2, at.0 + 2)]);
+    let to = |rip| vmm::Destination {
+        rip,
+        pops_flags: false,
+    };
+    let behind = (REGION.0 + 2, to(at.0 + 2));
+    assert_eq!(moves, [(REGION.0, to(at.0)), behind]);
 
     // Until the vCPUs have moved, nothing is laid where they may still be.
     rig.engine.set_armed(&rig.paused, true).expect("armed");

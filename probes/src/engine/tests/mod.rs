@@ -6,6 +6,7 @@ mod detours;
 mod hits;
 mod in_place;
 mod inject;
+mod optimise;
 mod passing;
 mod readers;
 mod returns;

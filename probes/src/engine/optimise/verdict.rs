@@ -1,0 +1,148 @@
+//! Whether a jump may stand for a plant.
+//!
+//! No more than one instruction is jumped over, so the questions are few: whether it has room, whether it does the same
+//! in the detour, and whether the kernel patches it and looks at it.
+
+use introspect::insn::{Decoded, is_plain, is_position_independent};
+use introspect::optimise::WhyNot;
+use introspect::{Gpa, PatchKind, PatchTime};
+
+use super::JUMP_BYTES;
+use crate::detour::Jumped;
+use crate::engine::Engine;
+use crate::engine::arm::Located;
+use crate::hit::{Plant, own_instruction};
+use crate::plant::Spot;
+use crate::registry::{Milestone, Purpose, Reader};
+
+/// Why no jump stands for a plant.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NotOptimised {
+    /// A guest write has made the plant withdraw.
+    #[error("the guest has just rewritten the instruction")]
+    Withdrawn,
+    /// Its bytes are none.
+    #[error("no instruction is there")]
+    NoInstruction,
+    /// The jump would reach beyond it.
+    #[error("`{0}` has fewer than the 5 bytes of a jump")]
+    TooShort(String),
+    /// It does not do the same elsewhere, or, in a module, is not known to.
+    #[error("`{0}` would not do the same in a detour")]
+    Bound(String),
+    /// The kernel patches it at run time.
+    #[error("the kernel itself patches the instruction ({0:?})")]
+    Patched(PatchKind),
+    /// What is known of all of the kernel's code speaks against it.
+    #[error(transparent)]
+    Unfit(#[from] WhyNot),
+    /// The jump would lie over a plant.
+    #[error("another probe is where the jump would be")]
+    Neighbour,
+    /// Part of the jump would be on the next page.
+    #[error("it lies across the end of a page")]
+    AcrossPages,
+}
+
+impl Engine {
+    /// What a jump can replace in the place of `plant`, and where it would be.
+    pub(super) fn verdict(&self, plant: &Plant) -> Result<(Jumped, Gpa), NotOptimised> {
+        if self.planter.is_withdrawn(plant.spot.gpa) {
+            return Err(NotOptimised::Withdrawn);
+        }
+        let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
+        let planted = own_instruction(&self.planter, plant.spot, plant.at);
+        let planted = planted.ok_or(NotOptimised::NoInstruction)?;
+        let is_bound = match self.modules.holding(plant.at) {
+            Some(_) => !is_plain(&planted),
+            None => !is_position_independent(&planted),
+        };
+        if is_bound {
+            return Err(NotOptimised::Bound(planted.text()));
+        }
+        if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
+            self.surveyed(&jumped, *located)?;
+            return self.alone(plant, gpa).map(|()| (jumped, gpa));
+        }
+        if let Some(kind) = self.patched_at_run_time(plant, &planted) {
+            return Err(NotOptimised::Patched(kind));
+        }
+        let jumped =
+            Jumped::new(planted, None).ok_or_else(|| NotOptimised::TooShort(planted.text()))?;
+        if plant.spot.room() < planted.len() {
+            return Err(NotOptimised::AcrossPages);
+        }
+        self.surveyed(&jumped, *located)?;
+        self.alone(plant, plant.spot.gpa)?;
+        Ok((jumped, plant.spot.gpa))
+    }
+
+    /// What is known of the whole kernel must allow it. Nothing of the kind is known of modules; one plain instruction
+    /// asks for none of it.
+    fn surveyed(&self, jumped: &Jumped, located: Located) -> Result<(), WhyNot> {
+        if self.modules.holding(jumped.at()).is_some() {
+            return Ok(());
+        }
+        let (survey, sites) = (self.kernel.survey(), self.kernel.sites());
+        let at = located.linked(jumped.at());
+        match jumped.then() {
+            Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
+            None => survey
+                .verdict(sites, at, jumped.first().bytes())
+                .map(|_| ()),
+        }
+    }
+
+    /// Whether no other plant is where the jump would be.
+    fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
+        let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
+        let planted = self.planter.planted(jump, len);
+        if planted.iter().any(|gpa| *gpa != plant.spot.gpa) {
+            return Err(NotOptimised::Neighbour);
+        }
+        Ok(())
+    }
+
+    /// A plant behind an ftrace call that is switched off: the jump goes over the nop that is left of the call, and the
+    /// detour executes the planted instruction too. The plant stays, for whoever stands before it now.
+    fn over_call(&self, plant: &Plant, planted: &Decoded) -> Option<(Jumped, Gpa)> {
+        if !self.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
+            return None;
+        }
+        let [(_, ip)] = &plant.probes[..] else {
+            return None;
+        };
+        // The probe is about the call, and the plant is behind it.
+        if ip.wrapping_add(JUMP_BYTES) != plant.at {
+            return None;
+        }
+        let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
+        let call = own_instruction(&self.planter, Spot::contiguous(gpa), *ip)?;
+        let is_off = call.len() as u64 == JUMP_BYTES && is_plain(&call);
+        let jumped = Jumped::new(call, Some(*planted)).filter(|_| is_off)?;
+        Some((jumped, gpa))
+    }
+
+    /// Whether the kernel finds its own bytes when it compares before it patches: whoever reads them for it is a
+    /// milestone, and has a plant.
+    fn shows_own_to_ftrace(&self) -> bool {
+        let copies = |purpose: &Purpose| {
+            matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))
+        };
+        let mut milestones = self.milestones.iter();
+        milestones.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
+    }
+
+    fn patched_at_run_time(&self, plant: &Plant, planted: &Decoded) -> Option<PatchKind> {
+        let len = planted.len() as u64;
+        let site = match self.modules.holding(plant.at) {
+            Some(module) => module.patched(plant.at, len),
+            None => {
+                let linked = self.located.get()?.linked(plant.at);
+                self.kernel.sites().overlapping(linked, len)
+            }
+        };
+        let kind = site?.kind;
+        (kind.when() == PatchTime::Runtime).then_some(kind)
+    }
+}

@@ -1,0 +1,135 @@
+//! Probes that only count: a jump stands for the plant, and no hit exits.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use probes::{Action, NewProbe, Tier};
+
+use super::bench::Here;
+use super::case::{Case, Plants};
+use super::guest::{Ran, new};
+use super::text::{own_sum, sums};
+
+pub(super) const CASES: [Case; 4] = [
+    Case::new("optimised", Plants::Each, &[1], |here| {
+        no_exits(here, "run=calls=200");
+    }),
+    Case::new("optimised-smp", Plants::Each, &[2], |here| {
+        no_exits(here, "run=smp=200");
+    }),
+    Case::new("optimised-selfpatch", Plants::Each, &[1], rewritten),
+    Case::new("optimised-live", Plants::Chosen, &[2], toggled),
+];
+
+/// What begins with an instruction that has room for a jump, and does the same in a detour.
+const ROOMY: [&str; 2] = ["fn_nop5", "fn_mov_imm"];
+
+/// So long the guest is left to itself between two changes.
+const TURN: Duration = Duration::from_millis(2);
+
+fn counts(function: &str) -> NewProbe {
+    NewProbe {
+        action: Action::Count,
+        ..new(&format!("kprobe:{function}"))
+    }
+}
+
+fn assert_counted(ran: &Ran) {
+    for function in ROOMY {
+        let (hits, counted) = (ran.hits(function), ran.counted(function));
+        assert!(counted > 0, "{function} is called");
+        assert_eq!(hits, counted, "{function}");
+    }
+}
+
+/// The first hit tells where the page tables are; each vCPU may make one before the jump is there.
+fn no_exits(here: &Here<'_>, cmdline: &str) {
+    let ran = here.guest(cmdline).with(ROOMY.map(counts)).run();
+    ran.assert_good();
+    assert_counted(&ran);
+    for function in ROOMY {
+        let probe = ran.probe(&format!("kprobe:{function}"));
+        assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
+        assert!(probe.exits <= u64::from(here.cpus), "{probe:?}");
+        assert!(probe.hits >= 200, "{probe:?}");
+    }
+    // What has no room says so.
+    let ran = here.guest("run=calls=5").with([counts("fn_push")]).run();
+    ran.assert_good();
+    let probe = ran.probe("kprobe:fn_push");
+    assert_eq!((probe.hits, probe.exits), (5, 5));
+    let why = probe.unoptimised.as_deref().unwrap_or_default();
+    assert!(why.contains("fewer than the 5 bytes"), "{probe:?}");
+}
+
+/// The guest rewrites the instruction that a jump lies over, in every way it knows, and reads back what it wrote.
+fn rewritten(here: &Here<'_>) {
+    let ran = here
+        .guest("run=selfpatch=5,calls=3")
+        .with([counts("fn_patched")])
+        .run();
+    ran.assert_good();
+    assert!(ran.counted("fn_patched") > 0);
+    assert_eq!(ran.hits("fn_patched"), ran.counted("fn_patched"));
+}
+
+/// Jumps come and go while the guest calls: with the knob, and with a probe that tells its hits beside. Not a call is
+/// lost, and in the end the text is the file's.
+fn toggled(here: &Here<'_>) {
+    let guest = here
+        .guest("run=smp=150,checksum")
+        .with(ROOMY.map(counts))
+        .prepare();
+    let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+    let ended = AtomicBool::new(false);
+    let (ran, turns) = thread::scope(|scope| {
+        let toggling = scope.spawn(|| {
+            let mut turns = 0;
+            while !ended.load(Ordering::Acquire) {
+                let pause = || control.pause_all();
+                engine
+                    .set_optimising(&pause(), turns % 2 == 1)
+                    .expect("set");
+                thread::sleep(TURN);
+                let beside = [new(&format!("kprobe:{}", ROOMY[turns % 2]))];
+                let ids = engine.register(&pause(), &beside).expect("registered");
+                thread::sleep(TURN);
+                engine.unregister(&pause(), &ids).expect("removed");
+                thread::sleep(TURN);
+                turns += 1;
+            }
+            turns
+        });
+        let ran = guest.run();
+        ended.store(true, Ordering::Release);
+        (ran, toggling.join().expect("toggled"))
+    });
+    assert!(turns > 3, "the guest ends too soon: {turns} turns");
+    assert!(ran.outcome.is_good(), "{}", ran.observer.console());
+    assert_counted(&ran);
+
+    let guest = here
+        .guest("run=smp=100,checksum")
+        .with(ROOMY.map(counts))
+        .prepare();
+    let (control, engine) = (guest.session.control(), guest.session.engine().clone());
+    let ran = thread::scope(|scope| {
+        scope.spawn(|| {
+            let hits = || {
+                engine
+                    .summaries()
+                    .iter()
+                    .map(|probe| probe.hits)
+                    .sum::<u64>()
+            };
+            while hits() < 50 {
+                thread::sleep(TURN);
+            }
+            engine.disarm_all(&control.pause_all()).expect("disarmed");
+        });
+        guest.run()
+    });
+    ran.assert_good();
+    assert_eq!(sums(&ran), [own_sum(here)]);
+}
