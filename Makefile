@@ -14,6 +14,7 @@ help:
 	@echo 'make lint      formatting, clippy and the documentation'
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
+	@echo 'make bench     what probes cost, measured here and nested: docs/overhead.md; BENCH_ON="intel amd" for Bochs'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
 demo:
@@ -53,6 +54,13 @@ soak:
 	$(CARGO) build --release --locked -p hyprobe-rigs
 	$(dir $(HYPROBE))rig busy --timeout $$(($(SECONDS) + 1200)) $(RIG_ARGS) -- --only soak --seconds $(SECONDS) --seed $(SEED)
 
+# What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
+BENCH_ON ?= local nested
+bench:
+	$(CARGO) build --release --locked -p hyprobe-rigs
+	for on in $(BENCH_ON); do $(dir $(HYPROBE))rig bench --on $$on $(BENCH_ARGS) || exit; done
+	$(dir $(HYPROBE))rig overhead --write
+
 # What the last run of each found.
 rig-table:
 	$(CARGO) build --release --locked -p hyprobe-rigs
@@ -61,4 +69,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table soak clean
+.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak clean

@@ -27,6 +27,8 @@
 //! | `smp` | as `calls`, by two processors at the same time |
 //! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
 //! | `detour` | what the host has put into the page tables is written to, and must not change |
+//! | `bench` | each function of `bench.S` is called N times, between marks |
+//! | `bench1` `bench2` | one of them is, by one processor or by two at the same time |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
@@ -55,8 +57,8 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 26] = sources! {
-    "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
+const SOURCES: [Source; 28] = sources! {
+    "bench.S" "bench.c" "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
     "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c"
     "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
 };

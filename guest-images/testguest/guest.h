@@ -203,6 +203,12 @@ int scenario_steps(u64 rounds);
 
 /* smp.c */
 int scenario_smp(u64 rounds);
+int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds), u64 rounds);
+
+/* bench.c */
+int scenario_bench(u64 times);
+int scenario_bench1(u64 times);
+int scenario_bench2(u64 times);
 
 /* detour.c */
 int scenario_detour(u64 writes);

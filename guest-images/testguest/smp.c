@@ -1,4 +1,4 @@
-/* A second processor that makes the same calls at the same time. */
+/* A second processor that does the same at the same time. */
 
 #include "guest.h"
 
@@ -21,6 +21,7 @@ extern u64 fn_shared;
 enum { ABSENT, WAITING, RUNNING, PASSED, FAILED };
 
 static volatile u64 second_state, second_rounds;
+static int (*volatile second_job)(struct percpu *cpu, u64 rounds);
 
 static void apic_write(u32 offset, u32 value)
 {
@@ -59,30 +60,39 @@ void second_main(void)
 	second_state = WAITING;
 	while (second_state == WAITING)
 		relax();
-	second_state = call_round(&percpus[1], second_rounds) ? FAILED : PASSED;
+	second_state = second_job(&percpus[1], second_rounds) ? FAILED : PASSED;
 }
 
-int scenario_smp(u64 rounds)
+int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds), u64 rounds)
 {
-	u64 shared = fn_shared;
 	u8 *to = (u8 *)TRAMPOLINE;
 
 	for (u8 *from = trampoline; from < trampoline_end; from++)
 		*(volatile u8 *)to++ = *from;
 	second_state = ABSENT;
 	second_rounds = rounds;
+	second_job = job;
 	apic_write(APIC_SPURIOUS, APIC_ENABLED);
 	command(APIC_INIT);
 	command(APIC_STARTUP | TRAMPOLINE >> 12);
 	if (!await(WAITING))
-		return fail("smp", "the second processor did not start");
+		return fail(scenario, "the second processor did not start");
 	second_state = RUNNING;
-	if (call_round(&percpus[0], rounds))
+	if (job(&percpus[0], rounds))
 		return 1;
 	if (!await(PASSED))
-		return fail("smp", "the second processor did not finish");
+		return fail(scenario, "the second processor did not finish");
 	if (second_state == FAILED)
-		return fail("smp", "the second processor found something wrong");
+		return fail(scenario, "the second processor found something wrong");
+	return 0;
+}
+
+int scenario_smp(u64 rounds)
+{
+	u64 shared = fn_shared;
+
+	if (run_on_both("smp", call_round, rounds))
+		return 1;
 	if (fn_shared - shared != 2 * rounds) {
 		fail_got("smp", "shared", fn_shared - shared, 2 * rounds);
 		return 1;

@@ -18,4 +18,5 @@ pub mod generated;
 pub mod launch;
 pub mod line;
 pub mod outer;
+pub mod overhead;
 pub mod table;

@@ -30,6 +30,10 @@ pub enum Line {
     },
     /// A case has ended.
     Case(Case),
+    /// A loop of calls was timed.
+    Timing(Timing),
+    /// Probes were armed all at once.
+    Arming(Arming),
     /// All cases have ended: the last line.
     End {
         /// On which kind of KVM.
@@ -96,6 +100,48 @@ pub struct Case {
     pub detail: String,
     /// How long it took, by the clock of the Linux around it.
     pub took_ms: u64,
+}
+
+/// How long a loop of calls took, time after time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Timing {
+    /// On which kind of KVM.
+    pub backend: Backend,
+    /// In which guest.
+    pub guest: String,
+    /// What was at the called function: the key of a [`Way`](crate::overhead::Way).
+    pub way: String,
+    /// So many processors ran it at the same time.
+    pub cpus: u8,
+    /// Calls of one loop, by each of them.
+    pub calls: u64,
+    /// How long each loop took, nanoseconds. With one processor it is the time that the vCPU's thread had, with several
+    /// what the clock of the Linux around the guest showed.
+    pub rounds_ns: Vec<u64>,
+    /// Hits of the probes there, in all loops and those that came before them.
+    pub hits: u64,
+    /// VM exits that these took.
+    pub exits: u64,
+}
+
+/// How long it took to arm probes, time after time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Arming {
+    /// On which kind of KVM.
+    pub backend: Backend,
+    /// In which guest.
+    pub guest: String,
+    /// Number of probes.
+    pub probes: usize,
+    /// How long it took to look them up, nanoseconds; the guest runs meanwhile.
+    pub prepared_ns: Vec<u64>,
+    /// How long it took to plant them, nanoseconds; the guest is paused.
+    pub armed_ns: Vec<u64>,
+    /// How long it took to remove them, nanoseconds; the guest is paused.
+    pub removed_ns: Vec<u64>,
+    /// By so many bytes the VMM's resident memory was larger with the first of them; those kept for the guest's pages
+    /// are among them.
+    pub resident_bytes: u64,
 }
 
 impl Line {

@@ -9,6 +9,7 @@
 mod contract;
 mod ends;
 mod judged;
+mod overhead;
 mod remote;
 
 use std::path::Path;

@@ -1,5 +1,6 @@
 //! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy [-- BUSY ARGUMENTS]` those with a
-//! busy stock guest; `rig table` puts what was found together.
+//! busy stock guest; `rig table` puts what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]` measures what
+//! probes cost there, and `rig overhead` makes the table of it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use hyprobe_rigs::launch::{self, Launch, LaunchError, Program};
 use hyprobe_rigs::line::{Backend, Line};
+use hyprobe_rigs::overhead::page;
 use hyprobe_rigs::table;
 
 /// The stock kernel of a busy guest, if nothing else is said.
@@ -16,8 +18,11 @@ const KERNEL: &str = "debian-6.1";
 /// Runs the engine's cases on a kind of KVM, and keeps what they say.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where to run them; `table` prints what the last runs found, as Markdown.
+    /// Where to run them; `table` prints what the last runs found, as Markdown, `overhead` what the last ones of `bench`.
     what: What,
+    /// With `bench`: where to measure.
+    #[arg(long, default_value = "local", value_parser = backend)]
+    on: Backend,
     /// Where results are kept.
     #[arg(long, default_value = "target/rigs")]
     results: PathBuf,
@@ -27,7 +32,7 @@ struct Arguments {
     /// Boots a stock kernel, too.
     #[arg(long)]
     stock: bool,
-    /// With `table`: writes it to docs/contract.md instead of printing it.
+    /// With `table`, `overhead`: writes it to docs/contract.md, docs/overhead.md instead of printing it.
     #[arg(long)]
     write: bool,
     /// The stock kernel of a busy guest, in the catalog of images.
@@ -52,6 +57,14 @@ enum What {
     Busy,
     /// The table.
     Table,
+    /// What probes cost.
+    Bench,
+    /// The table of that.
+    Overhead,
+}
+
+fn backend(word: &str) -> Result<Backend, String> {
+    Backend::from_word(word).ok_or_else(|| "one of intel, amd, nested, local".to_owned())
 }
 
 fn main() -> ExitCode {
@@ -61,11 +74,17 @@ fn main() -> ExitCode {
         What::Amd => Backend::Amd,
         What::Nested | What::Busy => Backend::Nested,
         What::Local => Backend::Local,
+        What::Bench => arguments.on,
         What::Table => return report(table(&arguments)),
+        What::Overhead => return report(overhead(&arguments)),
     };
     let program = match arguments.what {
         What::Busy => Program::Busy {
             image: &arguments.image,
+        },
+        What::Bench => Program::Bench {
+            // Bochs would take minutes to look up so many probes.
+            stock: matches!(backend, Backend::Local | Backend::Nested),
         },
         _ => Program::Contract {
             stock: arguments.stock,
@@ -117,6 +136,15 @@ fn table(arguments: &Arguments) -> Result<String, LaunchError> {
     Ok(format!("written to {}\n", table::PAGE))
 }
 
+fn overhead(arguments: &Arguments) -> Result<String, LaunchError> {
+    let page = page::from_results(&arguments.results)?;
+    if !arguments.write {
+        return Ok(page);
+    }
+    launch::write(Path::new(page::PAGE), &page)?;
+    Ok(format!("written to {}\n", page::PAGE))
+}
+
 fn show(line: &Line) {
     match line {
         Line::Host { backend, facts, .. } => println!("{backend}: {facts}"),
@@ -131,7 +159,7 @@ fn show(line: &Line) {
                 case.case, case.took_ms, case.detail
             );
         }
-        Line::Run { .. } | Line::End { .. } => (),
+        Line::Run { .. } | Line::Timing(_) | Line::Arming(_) | Line::End { .. } => (),
     }
 }
 

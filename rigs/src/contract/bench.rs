@@ -43,6 +43,12 @@ impl Bench {
         })
     }
 
+    /// This machine's KVM.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        &self.host
+    }
+
     /// What the self-test found.
     #[must_use]
     pub fn facts(&self) -> &HostFacts {

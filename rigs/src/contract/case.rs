@@ -127,7 +127,7 @@ impl Variant {
 }
 
 /// Runs what panics when something is wrong, and gives what the first to panic said, on whatever thread.
-pub(super) fn attempt(body: impl FnOnce()) -> Result<(), String> {
+pub(crate) fn attempt(body: impl FnOnce()) -> Result<(), String> {
     let said: Arc<Mutex<Option<String>>> = Arc::default();
     let before = take_hook();
     let to = Arc::clone(&said);

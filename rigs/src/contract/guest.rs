@@ -28,7 +28,11 @@ pub struct Guest<'a> {
 }
 
 /// A probe whose hits are told, from its text.
-pub(super) fn new(spec: &str) -> NewProbe {
+///
+/// # Panics
+///
+/// It is none.
+pub(crate) fn new(spec: &str) -> NewProbe {
     spec.parse::<ProbeSpec>().expect(spec).into()
 }
 

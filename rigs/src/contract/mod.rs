@@ -35,14 +35,15 @@ use vmm::boot::KernelError;
 use crate::line::{self, Backend, Line};
 
 pub use bench::{Bench, Here};
+pub(crate) use case::attempt;
 pub use case::{Case, Plants, Variant};
 pub use features::{FEATURES, Feature};
+pub(crate) use guest::new as new_probe;
 pub use guest::{Guest, MEMORY_BYTES, Prepared, Ran};
 pub use observer::Observer;
 pub(crate) use stock::MODULE as STOCK_MODULE;
 pub use stock::StockFiles;
 
-use case::attempt;
 use stock::Stock;
 
 /// Why there is nothing to say about any case.

@@ -16,6 +16,11 @@ pub enum Program<'a> {
         /// And with a stock kernel.
         stock: bool,
     },
+    /// [`overhead`](crate::overhead), with the test guest.
+    Bench {
+        /// And with a stock kernel.
+        stock: bool,
+    },
     /// [`busy`](crate::busy), with a stock kernel.
     Busy {
         /// The kernel, in the catalog of images.
@@ -29,6 +34,7 @@ impl Program<'_> {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Contract { .. } => "contract",
+            Self::Bench { .. } => "bench",
             Self::Busy { .. } => "busy",
         }
     }
@@ -73,6 +79,15 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 options.extend(["--stock-cpus".to_owned(), stock.cpus.to_string()]);
             }
             (files, 1024)
+        }
+        Program::Bench { stock } => {
+            let guest = guest_images::build_testguest(dir)?;
+            let mut files = vec![given("--guest", GUEST_PATH, guest)];
+            if stock {
+                let kernel = stock::kernel(dir)?;
+                files.push(given("--kernel", STOCK_KERNEL_PATH, kernel));
+            }
+            (files, 1280)
         }
         Program::Busy { image } => {
             let image = guest_images::fetch(image, &|progress: &Progress<'_>| {

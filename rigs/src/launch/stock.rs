@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use guest_images::{Progress, workload};
+use guest_images::{Image, Progress, workload};
 use vmm::boot::KernelFile;
 
 use super::{LaunchError, error};
@@ -20,14 +20,24 @@ pub(super) struct Stock {
     pub(super) cpus: u8,
 }
 
-/// Builds it in `dir`.
-pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> {
+fn image() -> Result<Image, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;
+    Ok(image)
+}
+
+/// Unpacks its kernel into `dir`.
+pub(super) fn kernel(dir: &Path) -> Result<PathBuf, LaunchError> {
     let kernel = dir.join("stock-kernel");
-    let file = KernelFile::open(&image.path())?;
+    let file = KernelFile::open(&image()?.path())?;
     std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+    Ok(kernel)
+}
+
+/// Builds it in `dir`.
+pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> {
+    let (image, kernel) = (image()?, kernel(dir)?);
     let mut files = workload::initramfs(&workload::build_workload(dir)?)?;
     let modules = image.modules()?.load_order(&[STOCK_MODULE])?;
     workload::add_modules(&mut files, &modules)?;

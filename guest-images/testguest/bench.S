@@ -1,0 +1,82 @@
+/*
+ * Functions to take the time of, each with a loop of its own that calls it: where a call returns to may be planted, and
+ * must not be on the way of another function's calls. None of them counts itself. `bm_mark` is called before and after
+ * each loop, for somebody outside who looks at the clock.
+ */
+#include "guest.h"
+
+/* The serial line's register that means nothing: a device answers, and nothing comes of it. */
+#define SCRATCH_PORT 0x3ff
+
+/* Begins NAME, and before it NAME_loop, which calls it rdi times. */
+	.macro	MEASURED name
+	.globl	\name\()_loop
+	.type	\name\()_loop, @function
+	.p2align 6
+\name\()_loop:
+	push	%rbx
+	mov	%rdi, %rbx
+1:	call	\name
+	dec	%rbx
+	jnz	1b
+	pop	%rbx
+	ret
+	.size	\name\()_loop, . - \name\()_loop
+
+	.globl	\name
+	.type	\name, @function
+	.p2align 6
+\name:
+	.endm
+
+	.macro	END name
+	ret
+	.size	\name, . - \name
+	.endm
+
+/* What ftrace leaves at a function's entry: where most probes are. */
+	.macro	ENTRY_OF_A_FUNCTION name
+MEASURED \name
+	.byte	0x0f, 0x1f, 0x44, 0x00, 0x00
+	END	\name
+	.endm
+
+/* For the processor alone to execute. */
+	.macro	FOR_THE_PROCESSOR name
+MEASURED \name
+	rdtsc
+	END	\name
+	.endm
+
+	.text
+
+	.globl	bm_mark
+	.type	bm_mark, @function
+	.p2align 6
+bm_mark:
+	nop
+	END	bm_mark
+
+MEASURED bm_out
+	outb	%al, %dx
+	END	bm_out
+
+ENTRY_OF_A_FUNCTION bm_entry
+ENTRY_OF_A_FUNCTION bm_counted
+ENTRY_OF_A_FUNCTION bm_told
+ENTRY_OF_A_FUNCTION bm_handled
+ENTRY_OF_A_FUNCTION bm_after
+ENTRY_OF_A_FUNCTION bm_reads
+ENTRY_OF_A_FUNCTION bm_returns
+ENTRY_OF_A_FUNCTION bm_both
+FOR_THE_PROCESSOR bm_processor
+FOR_THE_PROCESSOR bm_copied
+FOR_THE_PROCESSOR bm_in_place
+
+/* void bm_out_to_device(u64 times): the loop of bm_out with the port in dx. */
+	.globl	bm_out_to_device
+	.type	bm_out_to_device, @function
+bm_out_to_device:
+	mov	$SCRATCH_PORT, %edx
+	jmp	bm_out_loop
+	.size	bm_out_to_device, . - bm_out_to_device

@@ -1,0 +1,57 @@
+/* Calls by the thousand, between marks. */
+
+#include "guest.h"
+
+typedef void loop(u64 times);
+
+loop bm_entry_loop, bm_out_to_device, bm_counted_loop, bm_told_loop, bm_handled_loop, bm_after_loop, bm_reads_loop,
+	bm_returns_loop, bm_both_loop, bm_processor_loop, bm_copied_loop, bm_in_place_loop;
+
+/* `which` loop begins or ends. */
+void bm_mark(u64 which, u64 ends);
+
+/* In the order of rigs/src/bench/ways.rs. */
+static loop *const loops[] = {
+	bm_entry_loop, bm_out_to_device, bm_counted_loop, bm_told_loop,	     bm_handled_loop, bm_after_loop,
+	bm_reads_loop, bm_returns_loop,	 bm_both_loop,	  bm_processor_loop, bm_copied_loop,  bm_in_place_loop,
+};
+
+int scenario_bench(u64 times)
+{
+	for (u64 which = 0; times && which < sizeof loops / sizeof *loops; which++) {
+		bm_mark(which, 0);
+		loops[which](times);
+		bm_mark(which, 1);
+	}
+	begin_ok("bench");
+	put_field(" calls=", times);
+	end_line();
+	return 0;
+}
+
+static int counted(struct percpu *cpu, u64 times)
+{
+	u64 which = (u64)(cpu - percpus);
+
+	bm_mark(which, 0);
+	bm_counted_loop(times);
+	bm_mark(which, 1);
+	return 0;
+}
+
+int scenario_bench1(u64 times)
+{
+	counted(&percpus[0], times);
+	begin_ok("bench1");
+	end_line();
+	return 0;
+}
+
+int scenario_bench2(u64 times)
+{
+	if (run_on_both("bench2", counted, times))
+		return 1;
+	begin_ok("bench2");
+	end_line();
+	return 0;
+}

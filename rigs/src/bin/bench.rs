@@ -1,0 +1,87 @@
+//! Measures on this machine's KVM what probes cost, and prints a JSON object a line. As pid 1 of a rig's Linux it gets its
+//! arguments from a file and switches the machine off at the end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use hyprobe_rigs::line::Backend;
+use hyprobe_rigs::outer;
+use hyprobe_rigs::overhead::Overhead;
+
+/// Measures what probes cost on this machine's KVM.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What the lines say of where this is.
+    #[arg(long, default_value = "local", value_parser = backend)]
+    backend: Backend,
+    /// The test guest, an ELF file.
+    #[arg(long)]
+    guest: PathBuf,
+    /// A stock kernel to arm many probes in, unpacked.
+    #[arg(long)]
+    kernel: Option<PathBuf>,
+    /// Only measurements whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Calls of one loop.
+    #[arg(long, default_value_t = 2000)]
+    calls: u64,
+    /// Number of loops, of which the median is told.
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Seconds for each guest.
+    #[arg(long, default_value_t = 600)]
+    timeout: u64,
+}
+
+fn backend(word: &str) -> Result<Backend, String> {
+    Backend::from_word(word).ok_or_else(|| "one of intel, amd, nested, local".to_owned())
+}
+
+fn main() -> ExitCode {
+    if !outer::is_pid_1() {
+        return run(&Arguments::parse());
+    }
+    match outer::set_up() {
+        Ok(arguments) => match Arguments::try_parse_from(arguments) {
+            Ok(arguments) => {
+                run(&arguments);
+            }
+            Err(error) => eprintln!("bench: {error}"),
+        },
+        Err(error) => tell(&error),
+    }
+    outer::power_off();
+}
+
+fn run(arguments: &Arguments) -> ExitCode {
+    let overhead = Overhead {
+        backend: arguments.backend,
+        guest: &arguments.guest,
+        kernel: arguments.kernel.as_deref(),
+        only: &arguments.only,
+        calls: arguments.calls,
+        rounds: arguments.rounds,
+        timeout: Duration::from_secs(arguments.timeout),
+    };
+    match overhead.run(&mut std::io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            tell(&error);
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn tell(error: &dyn std::error::Error) {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    eprintln!("bench: {text}");
+}

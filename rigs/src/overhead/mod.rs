@@ -1,0 +1,112 @@
+//! What probes cost, measured on this machine's KVM, on the path that every hit takes.
+//!
+//! Nothing is worked out here: what is printed are times of loops, as they were taken, and [`page`] makes the table of them.
+
+mod arming;
+pub mod page;
+mod test_guest;
+mod ways;
+mod words;
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::contract::{Bench, ContractError, attempt};
+use crate::line::{Backend, Case, Line};
+
+pub use ways::{WAYS, Way};
+
+/// What to measure, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Overhead<'a> {
+    /// What the lines say of where this is.
+    pub backend: Backend,
+    /// The test guest, an ELF file.
+    pub guest: &'a Path,
+    /// A stock kernel, unpacked, to arm many probes in.
+    pub kernel: Option<&'a Path>,
+    /// Only measurements whose name contains this.
+    pub only: &'a str,
+    /// Calls of one loop.
+    pub calls: u64,
+    /// Number of loops, of which the median is told.
+    pub rounds: usize,
+    /// No guest runs longer.
+    pub timeout: Duration,
+}
+
+/// A measurement: its lines, or what is wrong.
+type Measured = Result<Vec<Line>, String>;
+
+impl Overhead<'_> {
+    /// Measures, and prints what was measured. Returns how many measurements failed.
+    ///
+    /// # Errors
+    ///
+    /// See [`ContractError`]; a measurement that fails is none.
+    pub fn run(&self, output: &mut dyn Write) -> Result<usize, ContractError> {
+        let backend = self.backend;
+        let began = Instant::now();
+        let bench = Bench::open(self.guest, self.timeout)?;
+        let host = Line::Host {
+            backend,
+            facts: format!("{:?}", bench.facts()),
+            took_ms: millis(began),
+        };
+        print(output, &host)?;
+        let (mut cases, mut failed) = (0, 0);
+        let measurements: [(&str, &dyn Fn() -> Measured); 4] = [
+            ("ways", &|| test_guest::ways(self, &bench)),
+            ("rate/1", &|| test_guest::rate(self, &bench, 1)),
+            ("rate/2", &|| test_guest::rate(self, &bench, 2)),
+            ("arming", &|| arming::arming(self, &bench)),
+        ];
+        for (name, measure) in measurements {
+            let possible = name != "arming" || self.kernel.is_some();
+            if !possible || !name.contains(self.only) {
+                continue;
+            }
+            let began = Instant::now();
+            let mut measured = Err("it has not ended".to_owned());
+            let measured = attempt(|| measured = measure()).and(measured);
+            let (ok, detail) = match &measured {
+                Ok(lines) => (true, format!("{} lines", lines.len())),
+                Err(wrong) => (false, wrong.clone()),
+            };
+            for line in measured.unwrap_or_default() {
+                print(output, &line)?;
+            }
+            cases += 1;
+            failed += usize::from(!ok);
+            let case = Case {
+                backend,
+                case: name.to_owned(),
+                ok: Some(ok),
+                detail,
+                took_ms: millis(began),
+            };
+            print(output, &Line::Case(case))?;
+        }
+        let end = Line::End {
+            backend,
+            cases,
+            failed,
+        };
+        print(output, &end)?;
+        Ok(failed)
+    }
+}
+
+fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
+    writeln!(output, "{}", serde_json::to_string(line)?)?;
+    output.flush()
+}
+
+fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

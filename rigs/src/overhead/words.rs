@@ -1,0 +1,59 @@
+//! What the overhead table says besides numbers.
+
+pub(super) const INTRODUCTION: &str = "# What a probe costs
+
+`rig overhead --write` wrote this page from the last runs of `make bench`. Do not edit it; what it says besides numbers
+is in `rigs/src/overhead/words.rs`.
+
+";
+
+pub(super) const HITS: &str = "
+## A hit
+
+Time that the probe adds to a call of the function that it is at, in the test guest: what the same loop of calls takes
+with it, less what it takes without. Nanoseconds, or in Bochs instructions of the outer Linux and the guest together;
+median of the loops, and in brackets the quartiles. Behind it: how often the floor of the same run fits in.
+
+";
+
+pub(super) const RATES: &str = "
+## Hits a second
+
+Of a counted kprobe in a loop of calls, by the clock; the calls themselves are in it. Median of the loops, and the best
+one: where the vCPUs have to share the host's processors with others, the median says how much they had of them.
+
+";
+
+pub(super) const ARMING: &str = "
+## Arming
+
+So many kprobes, spread over a stock kernel that is loaded and has not run yet. They are looked up while a guest runs on,
+and planted or removed while it is paused. Milliseconds, medians. What it takes goes by stretches of planted pages more
+than by probes: each is a slot of KVM's own as long as the kernel has not patched itself. A thousand probes that lie apart
+make a thousand slots; with forty thousand, most pages have one, and the stretches are long.
+
+";
+
+pub(super) const READING: &str = "
+## How to read it
+
+* **The floor** is what no probe that exits can be below: a byte written to a port whose device (the serial line's
+  scratch register) does nothing, and the entry behind it, through the same loop of the VMM. The engine looks once
+  whether it is a plant.
+* **local** is a KVM that interprets the guest's ring 0 if this page says that a call without a probe takes microseconds:
+  each instruction of the guest costs some hundred nanoseconds there. **nested** is a Linux in QEMU's TCG: everything is
+  slower, each part of it by a factor of its own. **intel** and **amd** are Bochs, where time is a count of instructions.
+  None is a time on VT-x or SVM. What carries over are exits and instructions a hit; the ratio does as far as an exit's
+  cost dominates.
+* With one vCPU, time is what its thread had, in the guest, in KVM and in the VMM. What else the host does is not in it,
+  unless the Linux around does not see it: under QEMU that is so, and the quartiles lie apart.
+* **Exits** are counted by the engine, at each plant and stop; those of the floor and of calls without probes are what
+  the code says.
+* **Guest instructions** are counted in the code, not measured: what the guest's processor begins because of the hit,
+  instructions that leave the guest included. k: the plant. b: the plant, the copy, the copy's jump. s: the plant, the
+  instruction, the stop. r: the plants at entry and return. The rest of the path is outside the guest.
+* **r** is two k and a look at the stack for the return address: what that takes is the difference between the handler
+  that reads the stack and the one that does not. It asks KVM for the system registers (`KVM_GET_SREGS`), to walk the
+  guest's page tables. So does **b**, to see that the copy is mapped.
+* k told as an event hands it to a sink that drops it: what writing it costs is not in it.
+";

@@ -1,0 +1,53 @@
+//! What `make bench` measures, in short: that it can be measured, and what does not depend on time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use hyprobe_rigs::line::{Backend, Line};
+use hyprobe_rigs::overhead::{Overhead, WAYS};
+
+const CALLS: u64 = 20;
+const ROUNDS: usize = 2;
+/// Exits of ten hits.
+const EXITS: [(&str, u64); 5] = [
+    ("counted", 10),
+    ("handled", 10),
+    ("copied", 10),
+    ("returns", 20),
+    ("in-place", 20),
+];
+
+#[test]
+fn every_way_is_measured() {
+    let dir = tempfile::tempdir().expect("tempdir");
+    let guest = guest_images::build_testguest(dir.path()).expect("it compiles");
+    let overhead = Overhead {
+        backend: Backend::Local,
+        guest: &guest,
+        kernel: None,
+        only: "",
+        calls: CALLS,
+        rounds: ROUNDS,
+        timeout: Duration::from_secs(100),
+    };
+    let mut output = Vec::new();
+    let failed = overhead.run(&mut output).expect("it comes to its end");
+    let output = String::from_utf8(output).expect("text");
+    assert_eq!(failed, 0, "{output}");
+    let timings = output.lines().filter_map(|line| match Line::find(line) {
+        Some(Line::Timing(timing)) => Some(((timing.way.clone(), timing.cpus), timing)),
+        _ => None,
+    });
+    let timings: BTreeMap<_, _> = timings.collect();
+    let rates = [("rate", 1), ("rate", 2)];
+    for (way, cpus) in WAYS.iter().map(|way| (way.key, 1)).chain(rates) {
+        let timing = timings.get(&(way.to_owned(), cpus)).expect(way);
+        assert_eq!(timing.rounds_ns.len(), ROUNDS, "{timing:?}");
+        assert!(timing.rounds_ns.iter().all(|time| *time > 0), "{timing:?}");
+    }
+    for (way, expected) in EXITS {
+        let timing = &timings[&(way.to_owned(), 1)];
+        assert_eq!(timing.exits * 10, timing.hits * expected, "{timing:?}");
+        assert!(timing.hits >= CALLS * ROUNDS as u64, "{timing:?}");
+    }
+}
