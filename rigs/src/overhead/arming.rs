@@ -95,6 +95,7 @@ fn arm(
             cpus: 1,
             probes: &[],
             plant: None,
+            optimise: false,
             console: Console {
                 output: Box::new(std::io::sink()),
                 input: None,

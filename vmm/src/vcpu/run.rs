@@ -16,6 +16,8 @@ use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
+/// What `popf` in ring 0 takes from the stack: not VM, which no 64-bit guest can be entered with, and not RF.
+const POPPED_FLAGS: u64 = 0x24_7fd5;
 
 /// A vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -190,7 +192,7 @@ impl StoppedVcpu<'_> {
         Ok(())
     }
 
-    /// The registers as `popf` would leave them, but for RIP. Where no stack is, they stay.
+    /// The registers as `popf` in ring 0 would leave them, but for RIP. Where no stack is, they stay.
     fn with_popped_flags(&mut self, regs: kvm_regs) -> Result<kvm_regs, VcpuError> {
         let found = self
             .fd
@@ -198,8 +200,8 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_TRANSLATE"))?;
         let at = GuestAddress(found.physical_address);
         Ok(match self.shared.memory.guest().read_obj::<u64>(at) {
-            Ok(rflags) if found.valid != 0 => kvm_regs {
-                rflags,
+            Ok(pushed) if found.valid != 0 => kvm_regs {
+                rflags: pushed & POPPED_FLAGS | regs.rflags & !POPPED_FLAGS,
                 rsp: regs.rsp.wrapping_add(8),
                 ..regs
             },
