@@ -59,7 +59,9 @@ pub(super) const READING: &str = "
   dominates: in Bochs entering and leaving the guest costs nothing but the code around it, so that its ratios are the
   largest.
 * With one vCPU, time is what its thread had, in the guest, in KVM and in the VMM. What else the host does is not in it,
-  unless the Linux around does not see it: under QEMU that is so, and the quartiles lie apart.
+  unless the Linux around does not see it: under QEMU that is so. Times of exits there have been three times as long on a
+  host that had other work, and the quartiles lie apart then. A nested column says something only of a host left alone, and
+  its sections may have been measured under different loads: compare within one.
 * **Exits** are counted by the engine, at each plant and stop; those of the floor and of calls without probes are what
   the code says.
 * **Guest instructions** are counted in the code, not measured: what the guest's processor begins because of the hit,
