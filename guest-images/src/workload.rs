@@ -21,7 +21,12 @@ const KPROBES: Source = Source {
     text: include_str!("../workload/kprobes.c"),
 };
 
-/// What both are made with.
+const OVERHEAD: Source = Source {
+    name: "overhead.c",
+    text: include_str!("../workload/overhead.c"),
+};
+
+/// What all are made with.
 const HEADERS: [Source; 4] = [
     Source {
         name: "syscall.h",
@@ -77,6 +82,16 @@ pub fn build_workload(out_dir: &Path) -> Result<PathBuf, BuildError> {
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_kprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "kprobes", KPROBES)
+}
+
+/// Compiles an init that makes calls while they are probed from inside and from outside into `out_dir/overhead`. The head
+/// of `workload/overhead.c` lists its parameters, and what it prints.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_overhead(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "overhead", OVERHEAD)
 }
 
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
@@ -187,5 +202,13 @@ mod tests {
             .filter_map(|symbol| symbol.name().ok().map(str::to_owned));
         assert!(names.any(|name| name == "workload_open"));
         assert!(file.section_by_name(".interp").is_none());
+    }
+
+    #[test]
+    fn the_other_inits_compile() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        for build in [build_kprobes, build_overhead] {
+            assert!(build(dir.path()).expect("build").exists());
+        }
     }
 }

@@ -31,7 +31,7 @@ static unsigned long number(const char *name, unsigned long otherwise)
 }
 
 /* Copies the next name of a list separated by commas; 0 at its end. */
-static const char *next_name(const char *list, char name[TEXT_MAX])
+static inline const char *next_name(const char *list, char name[TEXT_MAX])
 {
 	unsigned long used = 0;
 

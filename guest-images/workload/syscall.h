@@ -17,6 +17,7 @@ enum {
 	SYS_kill = 62,
 	SYS_mkdir = 83,
 	SYS_getppid = 110,
+	SYS_getpgrp = 111,
 	SYS_mount = 165,
 	SYS_reboot = 169,
 	SYS_delete_module = 176,

@@ -24,7 +24,7 @@ fn every_way_is_measured() {
     let overhead = Overhead {
         backend: Backend::Local,
         guest: &guest,
-        kernel: None,
+        stock: None,
         only: "",
         calls: CALLS,
         rounds: ROUNDS,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::Parser;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
-use hyprobe_rigs::overhead::Overhead;
+use hyprobe_rigs::overhead::{Overhead, Stock};
 
 /// Measures what probes cost on this machine's KVM.
 #[derive(Debug, Parser)]
@@ -19,17 +19,20 @@ struct Arguments {
     /// The test guest, an ELF file.
     #[arg(long)]
     guest: PathBuf,
-    /// A stock kernel to arm many probes in, unpacked.
-    #[arg(long)]
+    /// A stock kernel to arm many probes in, and to run, unpacked.
+    #[arg(long, requires = "initrd")]
     kernel: Option<PathBuf>,
+    /// Its initramfs.
+    #[arg(long)]
+    initrd: Option<PathBuf>,
     /// Only measurements whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
     /// Calls of one loop.
-    #[arg(long, default_value_t = 2000)]
+    #[arg(long, default_value_t = 500)]
     calls: u64,
     /// Number of loops, of which the median is told.
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Seconds for each guest.
     #[arg(long, default_value_t = 600)]
@@ -57,10 +60,12 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> ExitCode {
+    let stock = arguments.kernel.as_deref().zip(arguments.initrd.as_deref());
+    let stock = stock.map(|(kernel, initrd)| Stock { kernel, initrd });
     let overhead = Overhead {
         backend: arguments.backend,
         guest: &arguments.guest,
-        kernel: arguments.kernel.as_deref(),
+        stock,
         only: &arguments.only,
         calls: arguments.calls,
         rounds: arguments.rounds,

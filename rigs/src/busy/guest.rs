@@ -18,7 +18,6 @@ use vmm::{Console, Control, End, Host, HostFacts};
 use crate::chain::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
-const CPUS: u8 = 2;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4";
 /// What a console never says of a guest that is well.
 const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
@@ -88,25 +87,25 @@ fn contains(console: &[u8], text: &str) -> bool {
 
 /// A running guest, in the hands of the thread that drives it.
 #[derive(Debug)]
-pub(super) struct Live<'a> {
-    pub(super) engine: &'a Engine,
-    pub(super) control: &'a Control,
+pub(crate) struct Live<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) control: &'a Control,
     seen: &'a Seen,
     input: UnixStream,
 }
 
 impl Live<'_> {
     /// Whether the guest's console has shown `text`.
-    pub(super) fn has_said(&self, text: &str) -> bool {
+    pub(crate) fn has_said(&self, text: &str) -> bool {
         contains(&self.seen.lock().console, text)
     }
 
-    pub(super) fn has_ended(&self) -> bool {
+    pub(crate) fn has_ended(&self) -> bool {
         self.seen.lock().ended
     }
 
     /// Waits for `text` on the guest's console.
-    pub(super) fn await_text(&self, text: &str, limit: Duration) -> Result<(), String> {
+    pub(crate) fn await_text(&self, text: &str, limit: Duration) -> Result<(), String> {
         let told = self.seen.lock();
         let missing = |told: &mut Told| !told.ended && !contains(&told.console, text);
         let (told, _) = self
@@ -123,42 +122,44 @@ impl Live<'_> {
     }
 
     /// Gives the guest a line of input.
-    pub(super) fn type_line(&self) -> Result<(), String> {
+    pub(crate) fn type_line(&self) -> Result<(), String> {
         (&self.input).write_all(b"\n").map_err(chain)
     }
 }
 
 /// What a run came to.
 #[derive(Debug)]
-pub(super) struct Ran {
-    pub(super) summary: Summary,
+pub(crate) struct Ran {
+    pub(crate) summary: Summary,
     /// What the guest says it did.
-    pub(super) counts: Counts,
+    pub(crate) counts: Counts,
     /// Returns that were told as events.
-    pub(super) returns: BTreeMap<Arc<str>, u64>,
-    pub(super) notes: Vec<String>,
+    pub(crate) returns: BTreeMap<Arc<str>, u64>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) console: String,
     /// How often the guest complained that it had been given too little time.
-    pub(super) slow: usize,
+    pub(crate) slow: usize,
 }
 
 /// The guest and where it runs.
 #[derive(Debug)]
-pub(super) struct Guest<'a> {
-    pub(super) host: &'a Host,
-    pub(super) facts: HostFacts,
-    pub(super) file: &'a KernelFile,
-    pub(super) vmlinux: &'a [u8],
-    pub(super) initrd: &'a [u8],
+pub(crate) struct Guest<'a> {
+    pub(crate) host: &'a Host,
+    pub(crate) facts: HostFacts,
+    pub(crate) file: &'a KernelFile,
+    pub(crate) vmlinux: &'a [u8],
+    pub(crate) initrd: &'a [u8],
+    pub(crate) cpus: u8,
 }
 
 impl Guest<'_> {
-    pub(super) fn kernel(&self) -> Result<Kernel, String> {
+    pub(crate) fn kernel(&self) -> Result<Kernel, String> {
         Kernel::from_vmlinux(self.vmlinux).map_err(chain)
     }
 
     /// Boots it with `probes` while `drive` has a thread of its own. A guest that does not come to its end, or
     /// complains, or whose calls fail, is an error.
-    pub(super) fn run<T: Send>(
+    pub(crate) fn run<T: Send>(
         &self,
         workload: &str,
         probes: &[NewProbe],
@@ -176,7 +177,7 @@ impl Guest<'_> {
             initrd: Some(self.initrd),
             cmdline: &cmdline,
             memory_bytes: MEMORY_BYTES,
-            cpus: CPUS,
+            cpus: self.cpus,
             probes,
             plant: None,
             optimise: true,
@@ -234,6 +235,7 @@ impl Guest<'_> {
             returns: told.returns,
             notes: told.notes,
             slow: slow.len(),
+            console: console.into_owned(),
             summary,
         };
         Ok((ran, driven))

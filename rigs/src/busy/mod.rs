@@ -3,7 +3,7 @@
 //! A case drives the engine through its programming interface while the guest runs: it looks at the counters, enables
 //! and disables, registers and removes. What the probes counted must be what the guest says that it did.
 
-mod guest;
+pub(crate) mod guest;
 mod random;
 mod returns;
 mod soak;
@@ -21,6 +21,8 @@ use crate::line::{Backend, Case, Line};
 pub use soak::Soak;
 
 use guest::Guest;
+
+const CPUS: u8 = 2;
 
 /// Why there is nothing to say about any case.
 #[derive(Debug, Error)]
@@ -80,6 +82,7 @@ impl Busy<'_> {
             file: &file,
             vmlinux: &vmlinux,
             initrd: &initrd,
+            cpus: CPUS,
         };
         let (mut cases, mut failed) = (0, 0);
         for name in ["returns", "soak"] {

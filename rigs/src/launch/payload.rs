@@ -86,6 +86,11 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             if stock {
                 let kernel = stock::kernel(dir)?;
                 files.push(given("--kernel", STOCK_KERNEL_PATH, kernel));
+                let initramfs = workload::initramfs(&workload::build_overhead(dir)?)?;
+                let initrd = dir.join("stock-initrd");
+                std::fs::write(&initrd, initramfs.build()?)
+                    .map_err(error::file("write", &initrd))?;
+                files.push(given("--initrd", STOCK_INITRD_PATH, initrd));
             }
             (files, 1280)
         }

@@ -21,7 +21,7 @@ const ROUNDS: usize = 5;
 const PAGE_BYTES: u64 = 4096;
 
 pub(super) fn arming(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
-    let path = overhead.kernel.ok_or("no stock kernel")?;
+    let path = overhead.stock.ok_or("no stock kernel")?.kernel;
     let file = KernelFile::open(path).map_err(chain)?;
     let vmlinux = file.vmlinux().map_err(chain)?;
     let kernel = Kernel::from_vmlinux(&vmlinux).map_err(chain)?;

@@ -3,7 +3,9 @@
 //! Nothing is worked out here: what is printed are times of loops, as they were taken, and [`page`] makes the table of them.
 
 mod arming;
+mod clock;
 pub mod page;
+mod stock;
 mod test_guest;
 mod ways;
 mod words;
@@ -13,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::contract::{Bench, ContractError, attempt};
-use crate::line::{Backend, Case, Line};
+use crate::line::{Backend, Case, Line, Timing};
 
 pub use ways::{WAYS, Way};
 
@@ -24,8 +26,8 @@ pub struct Overhead<'a> {
     pub backend: Backend,
     /// The test guest, an ELF file.
     pub guest: &'a Path,
-    /// A stock kernel, unpacked, to arm many probes in.
-    pub kernel: Option<&'a Path>,
+    /// A stock guest, to arm many probes in, and to run where that does not take minutes.
+    pub stock: Option<Stock<'a>>,
     /// Only measurements whose name contains this.
     pub only: &'a str,
     /// Calls of one loop.
@@ -34,6 +36,18 @@ pub struct Overhead<'a> {
     pub rounds: usize,
     /// No guest runs longer.
     pub timeout: Duration,
+}
+
+/// What is called in the lines that takes as long as so many instructions of the guest.
+const SPEED: &str = "instructions";
+
+/// A stock guest's files.
+#[derive(Clone, Copy, Debug)]
+pub struct Stock<'a> {
+    /// The kernel, unpacked.
+    pub kernel: &'a Path,
+    /// An initramfs whose init is [`guest_images::workload::build_overhead`]'s.
+    pub initrd: &'a Path,
 }
 
 /// A measurement: its lines, or what is wrong.
@@ -55,15 +69,32 @@ impl Overhead<'_> {
             took_ms: millis(began),
         };
         print(output, &host)?;
+        let speed = bench.facts().speed;
+        print(
+            output,
+            &Line::Timing(Timing {
+                backend,
+                guest: "self-test".to_owned(),
+                way: SPEED.to_owned(),
+                cpus: 1,
+                calls: speed.instructions,
+                rounds_ns: vec![nanos(speed.took)],
+                hits: 0,
+                exits: 0,
+            }),
+        )?;
         let (mut cases, mut failed) = (0, 0);
-        let measurements: [(&str, &dyn Fn() -> Measured); 4] = [
-            ("ways", &|| test_guest::ways(self, &bench)),
-            ("rate/1", &|| test_guest::rate(self, &bench, 1)),
-            ("rate/2", &|| test_guest::rate(self, &bench, 2)),
-            ("arming", &|| arming::arming(self, &bench)),
+        let has_stock = self.stock.is_some();
+        // A clock that Bochs or QEMU makes says nothing of how long it takes.
+        let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
+        let measurements: [(&str, bool, &dyn Fn() -> Measured); 5] = [
+            ("ways", true, &|| test_guest::ways(self, &bench)),
+            ("rate/1", true, &|| test_guest::rate(self, &bench, 1)),
+            ("rate/2", true, &|| test_guest::rate(self, &bench, 2)),
+            ("stock", runs_stock, &|| stock::stock(self, &bench)),
+            ("arming", has_stock, &|| arming::arming(self, &bench)),
         ];
-        for (name, measure) in measurements {
-            let possible = name != "arming" || self.kernel.is_some();
+        for (name, possible, measure) in measurements {
             if !possible || !name.contains(self.only) {
                 continue;
             }

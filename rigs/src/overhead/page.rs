@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::arming::NUMBERS;
-use super::test_guest::NAME;
-use super::words::{ARMING, HITS, INTRODUCTION, RATES, READING};
-use super::{WAYS, Way};
+use super::stock::{self, TURNS};
+use super::words::{ARMING, HITS, INTRODUCTION, RATES, READING, STOCK};
+use super::{SPEED, WAYS, Way};
 use crate::launch::LaunchError;
 use crate::line::{Arming, Backend, Line, Timing};
 
@@ -15,8 +15,6 @@ use crate::line::{Arming, Backend, Line, Timing};
 pub const PAGE: &str = "docs/overhead.md";
 /// What the time of others is divided by.
 const FLOOR: &str = "floor";
-/// Instructions to a nanosecond of the clock in Bochs, where nothing but instructions makes time pass.
-const BOCHS_NS_AN_INSTRUCTION: f64 = 10.0;
 
 /// What the last run on a kind of KVM has said.
 #[derive(Debug, Default)]
@@ -82,7 +80,7 @@ impl Measured {
     fn timing(&self, way: &str) -> Option<&Timing> {
         self.timings
             .get(&(way.to_owned(), 1))
-            .filter(|timing| timing.guest == NAME && !timing.rounds_ns.is_empty())
+            .filter(|timing| !timing.rounds_ns.is_empty())
     }
 
     /// Nanoseconds that a hit adds to a call: by the median of the rounds, and by their quartiles.
@@ -101,6 +99,17 @@ impl Measured {
         let floor = WAYS.iter().find(|way| way.key == FLOOR)?;
         let ([cost, ..], [floor, ..]) = (self.cost(way)?, self.cost(floor)?);
         (way.without.is_some() && floor > 0.0).then_some(cost / floor)
+    }
+
+    /// Nanoseconds to what is told: in Bochs nothing but instructions makes time pass.
+    fn unit(&self, backend: Backend) -> Option<f64> {
+        match backend {
+            Backend::Nested | Backend::Local => Some(1.0),
+            Backend::Intel | Backend::Amd => {
+                let speed = self.timing(SPEED)?;
+                Some(quantile(&speed.rounds_ns, 0.5) / as_float(speed.calls))
+            }
+        }
     }
 
     /// VM exits a hit, as the engine counted them.
@@ -138,6 +147,8 @@ fn page(found: &Found) -> String {
     }
     text.push_str(HITS);
     text.push_str(&hits(found));
+    text.push_str(STOCK);
+    text.push_str(&in_stock(found));
     text.push_str(RATES);
     text.push_str(&rates(found));
     text.push_str(ARMING);
@@ -159,11 +170,9 @@ fn hits(found: &Found) -> String {
     for way in &WAYS {
         let _ = write!(text, "| {} |", way.title);
         for (backend, measured) in found {
-            let unit = match backend {
-                Backend::Intel | Backend::Amd => BOCHS_NS_AN_INSTRUCTION,
-                Backend::Nested | Backend::Local => 1.0,
-            };
-            let cost = measured.cost(way).map(|cost| cost.map(|ns| ns / unit));
+            let unit = measured.unit(*backend);
+            let cost = measured.cost(way).zip(unit);
+            let cost = cost.map(|(cost, unit)| cost.map(|ns| ns / unit));
             let cost = cost.map(|[median, low, high]| {
                 format!("{} [{}, {}]", number(median), number(low), number(high))
             });
@@ -181,20 +190,61 @@ fn hits(found: &Found) -> String {
     text
 }
 
+/// Calls of a system call in a stock guest, where that was run.
+fn in_stock(found: &Found) -> String {
+    let mut text = String::from(
+        "| | |  a call, ns | what the probe adds, ns | exits |\n|---|---|---:|---:|---:|\n",
+    );
+    for (backend, measured) in found {
+        let without = measured.timing(TURNS[0].0);
+        for (key, title) in TURNS {
+            let (Some(timing), Some(without)) = (measured.timing(key), without) else {
+                continue;
+            };
+            let calls = as_float(timing.calls);
+            let [median, low, high] =
+                [0.5, 0.25, 0.75].map(|part| quantile(&timing.rounds_ns, part) / calls);
+            let added = median - quantile(&without.rounds_ns, 0.5) / as_float(without.calls);
+            let exits = (timing.hits > 0)
+                .then(|| format!("{:.2}", as_float(timing.exits) / as_float(timing.hits)));
+            let _ = writeln!(
+                text,
+                "| {backend}, {} | {title} | {} [{}, {}] | {} | {} |",
+                stock::NAME,
+                number(median),
+                number(low),
+                number(high),
+                if key.starts_with("stock-none") {
+                    String::new()
+                } else {
+                    number(added)
+                },
+                or_empty(exits),
+            );
+        }
+    }
+    text
+}
+
 fn rates(found: &Found) -> String {
     let mut text =
         String::from("| | 1 vCPU | best | 2 vCPUs | best |\n|---|---:|---:|---:|---:|\n");
     for (backend, measured) in found {
         let _ = write!(text, "| {backend} |");
+        let unit = measured.unit(*backend);
+        let rate = |cpus: u8, part| {
+            let timing = measured.timings.get(&("rate".to_owned(), cpus))?;
+            let hits = as_float(timing.calls) * f64::from(cpus);
+            Some(hits * 1e9 / quantile(&timing.rounds_ns, part) * unit?)
+        };
         for cpus in [1, 2] {
-            let timing = measured.timings.get(&("rate".to_owned(), cpus));
-            let rate = |part| {
-                let timing = timing?;
-                let hits = as_float(timing.calls) * f64::from(cpus);
-                Some(number(hits * 1e9 / quantile(&timing.rounds_ns, part)))
-            };
-            let _ = write!(text, " {} | {} |", or_empty(rate(0.5)), or_empty(rate(0.0)));
+            for part in [0.5, 0.0] {
+                let _ = write!(text, " {} |", or_empty(rate(cpus, part).map(number)));
+            }
         }
+        let scale = rate(2, 0.0).zip(rate(1, 0.0));
+        let scale = scale.map(|(two, one)| format!("{:.2}", two / one));
+        let _ = write!(text, " {} |", or_empty(scale));
         text.push('\n');
     }
     text
@@ -303,7 +353,7 @@ mod tests {
     fn line(way: &str, rounds_ns: &[u64], hits: u64, exits: u64) -> String {
         let timing = Line::Timing(Timing {
             backend: Backend::Local,
-            guest: NAME.to_owned(),
+            guest: "test".to_owned(),
             way: way.to_owned(),
             cpus: 1,
             calls: 10,

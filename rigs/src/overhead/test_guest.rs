@@ -1,76 +1,21 @@
 //! Loops of calls in the test guest, between marks at which somebody looks at the clock.
 
 use std::iter::repeat_n;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use probes::{Action, Event, EventSink, Handler, HitContext, NewProbe, PreOutcome};
+use probes::{Event, EventSink};
 
+use super::clock::{Clock, Mark, spans};
 use super::ways::counted;
 use super::{Measured, Overhead, WAYS, nanos};
-use crate::contract::{Bench, Here, new_probe};
+use crate::contract::{Bench, Here};
 use crate::line::{Line, Timing};
 
 /// The guest's name in the lines.
-pub(super) const NAME: &str = "test";
+const NAME: &str = "test";
+const MARK: &str = "kprobe:bm_mark";
 /// Calls before the first loop that is kept: the first hits make copies and plant return sites.
 const WARM_UP: u64 = 10;
-
-/// A loop begins or ends.
-#[derive(Clone, Copy, Debug)]
-struct Mark {
-    which: u64,
-    ends: bool,
-    at: Instant,
-    /// Of the vCPU's thread: what else the host does is not in it.
-    cpu_time: Duration,
-}
-
-/// The time that the calling thread has had, in the guest, in KVM and in the VMM.
-fn cpu_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    // Neither is negative: it counts from the thread's beginning.
-    let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
-    Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
-}
-
-/// The marks, in the order in which they were hit.
-#[derive(Clone, Debug, Default)]
-struct Clock(Arc<Mutex<Vec<Mark>>>);
-
-impl Clock {
-    fn probe(&self) -> NewProbe {
-        NewProbe {
-            action: Action::Handle(Arc::new(self.clone())),
-            ..new_probe("kprobe:bm_mark")
-        }
-    }
-
-    fn marks(&self) -> Vec<Mark> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
-
-impl Handler for Clock {
-    fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
-        let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let regs = hit.regs();
-        marks.push(Mark {
-            which: regs.rdi,
-            ends: regs.rsi != 0,
-            at: Instant::now(),
-            cpu_time: cpu_time(),
-        });
-        PreOutcome::Continue
-    }
-
-    fn has_post(&self) -> bool {
-        false
-    }
-}
 
 /// Nobody listens.
 #[derive(Debug)]
@@ -85,7 +30,7 @@ impl EventSink for Nobody {
 /// Every way in turn, and all of them again in each round: what changes meanwhile changes for all of them.
 pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let clock = Clock::default();
-    let mut probes = vec![clock.probe()];
+    let mut probes = vec![clock.probe(MARK)];
     let mut owners = vec![None];
     for (number, way) in WAYS.iter().enumerate() {
         let new = way.probes();
@@ -102,7 +47,7 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let marks = clock.marks();
     let mut lines = Vec::new();
     for (number, way) in WAYS.iter().enumerate() {
-        let rounds_ns = spans(&marks, 1, number as u64);
+        let rounds_ns = spans(&of(&marks, number as u64), 1);
         if rounds_ns.len() != overhead.rounds {
             return Err(format!("{} loops of {}", rounds_ns.len(), way.key));
         }
@@ -130,7 +75,7 @@ pub(super) fn rate(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured
     let here = Here::new(bench, None, cpus);
     let ran = here
         .guest(&cmdline(&format!("bench{cpus}"), overhead))
-        .with([clock.probe(), counted("kprobe:bm_counted")])
+        .with([clock.probe(MARK), counted("kprobe:bm_counted")])
         .prepare_with(|_| Arc::new(Nobody))
         .run();
     ran.assert_good();
@@ -161,14 +106,10 @@ fn cmdline(scenario: &str, overhead: &Overhead<'_>) -> String {
     format!("run={}", scenarios.join(","))
 }
 
-/// The processor's time that loop `which` took, without the first `skip` times.
-fn spans(marks: &[Mark], skip: usize, which: u64) -> Vec<u64> {
-    let own: Vec<_> = marks.iter().filter(|mark| mark.which == which).collect();
-    let pairs = own
-        .chunks_exact(2)
-        .filter(|pair| !pair[0].ends && pair[1].ends);
-    let spans = pairs.map(|pair| nanos(pair[1].cpu_time.saturating_sub(pair[0].cpu_time)));
-    spans.skip(skip).collect()
+/// The marks of loop `which`.
+fn of(marks: &[Mark], which: u64) -> Vec<Mark> {
+    let own = marks.iter().filter(|mark| mark.first_argument == which);
+    own.copied().collect()
 }
 
 /// From the first processor's beginning to the last one's end, without the first time.

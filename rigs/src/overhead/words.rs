@@ -12,15 +12,27 @@ pub(super) const HITS: &str = "
 
 Time that the probe adds to a call of the function that it is at, in the test guest: what the same loop of calls takes
 with it, less what it takes without. Nanoseconds, or in Bochs instructions of the outer Linux and the guest together;
-median of the loops, and in brackets the quartiles. Behind it: how often the floor of the same run fits in.
+median of the loops, and in brackets the quartiles. Behind it: how often the floor of the same run fits in. What is told
+of functions without a probe is the whole of a loop, with the two marks around it, for each call.
+
+";
+
+pub(super) const STOCK: &str = "
+## Beside the guest's own
+
+A getppid(2) of a stock guest with one vCPU, in one boot: with nothing at `__x64_sys_getppid`, with an event of the guest's
+own there (tracefs), with ours, added while the guest runs. Times as above. The guest's own write a record into its ring
+buffer; ours go to a sink that drops them. At the entry of a function the guest's own kprobes are calls of ftrace's, without
+a trap.
 
 ";
 
 pub(super) const RATES: &str = "
 ## Hits a second
 
-Of a counted kprobe in a loop of calls, by the clock; the calls themselves are in it. Median of the loops, and the best
-one: where the vCPUs have to share the host's processors with others, the median says how much they had of them.
+Of a counted kprobe in a loop of calls, by the clock; the calls themselves are in it. In Bochs, hits in a thousand million
+instructions of each processor. Median of the loops, and the best one: where the vCPUs have to share the host's processors
+with others, the median says how much they had of them.
 
 ";
 
@@ -43,17 +55,23 @@ pub(super) const READING: &str = "
 * **local** is a KVM that interprets the guest's ring 0 if this page says that a call without a probe takes microseconds:
   each instruction of the guest costs some hundred nanoseconds there. **nested** is a Linux in QEMU's TCG: everything is
   slower, each part of it by a factor of its own. **intel** and **amd** are Bochs, where time is a count of instructions.
-  None is a time on VT-x or SVM. What carries over are exits and instructions a hit; the ratio does as far as an exit's
-  cost dominates.
+  None is a time on VT-x or SVM. What carries over are exits and instructions a hit. Ratios do as far as an exit's cost
+  dominates: in Bochs entering and leaving the guest costs nothing but the code around it, so that its ratios are the
+  largest.
 * With one vCPU, time is what its thread had, in the guest, in KVM and in the VMM. What else the host does is not in it,
-  unless the Linux around does not see it: under QEMU that is so, and the quartiles lie apart.
+  unless the Linux around does not see it: under QEMU that is so. Times of exits there have been three times as long on a
+  host that had other work, and the quartiles lie apart then. A nested column says something only of a host left alone, and
+  its sections may have been measured under different loads: compare within one.
 * **Exits** are counted by the engine, at each plant and stop; those of the floor and of calls without probes are what
   the code says.
 * **Guest instructions** are counted in the code, not measured: what the guest's processor begins because of the hit,
   instructions that leave the guest included. k: the plant. b: the plant, the copy, the copy's jump. s: the plant, the
   instruction, the stop. r: the plants at entry and return. The rest of the path is outside the guest.
-* **r** is two k and a look at the stack for the return address: what that takes is the difference between the handler
-  that reads the stack and the one that does not. It asks KVM for the system registers (`KVM_GET_SREGS`), to walk the
-  guest's page tables. So does **b**, to see that the copy is mapped.
+* **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the
+  registers are handed back to KVM.
+* **r** is two k, a look at the stack for the return address, and the list of calls. The look is the difference between
+  the handler that reads the stack and the one that does not, and most of what r costs beyond two k. KVM is asked for the
+  system registers (`KVM_GET_SREGS`), and the guest's page tables are walked; which of the two costs how much has not been
+  measured. **b** does both too, to see that the copy is mapped.
 * k told as an event hands it to a sink that drops it: what writing it costs is not in it.
 ";
