@@ -34,8 +34,15 @@
 	.size	\name, . - \name
 	.endm
 
-/* What ftrace leaves at a function's entry: where most probes are. */
-	.macro	ENTRY_OF_A_FUNCTION name
+/* Shorter than a jump, as most instructions behind a function's entry are. */
+	.macro	SHORT name
+MEASURED \name
+	nop
+	END	\name
+	.endm
+
+/* What ftrace leaves at a function's entry: as long as a jump. */
+	.macro	LONG name
 MEASURED \name
 	.byte	0x0f, 0x1f, 0x44, 0x00, 0x00
 	END	\name
@@ -61,14 +68,15 @@ MEASURED bm_out
 	outb	%al, %dx
 	END	bm_out
 
-ENTRY_OF_A_FUNCTION bm_entry
-ENTRY_OF_A_FUNCTION bm_counted
-ENTRY_OF_A_FUNCTION bm_told
-ENTRY_OF_A_FUNCTION bm_handled
-ENTRY_OF_A_FUNCTION bm_after
-ENTRY_OF_A_FUNCTION bm_reads
-ENTRY_OF_A_FUNCTION bm_returns
-ENTRY_OF_A_FUNCTION bm_both
+SHORT bm_entry
+SHORT bm_counted
+LONG bm_jumped
+SHORT bm_told
+SHORT bm_handled
+SHORT bm_after
+SHORT bm_reads
+SHORT bm_returns
+SHORT bm_both
 FOR_THE_PROCESSOR bm_processor
 FOR_THE_PROCESSOR bm_copied
 FOR_THE_PROCESSOR bm_in_place

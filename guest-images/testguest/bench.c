@@ -4,16 +4,17 @@
 
 typedef void loop(u64 times);
 
-loop bm_entry_loop, bm_out_to_device, bm_counted_loop, bm_told_loop, bm_handled_loop, bm_after_loop, bm_reads_loop,
-	bm_returns_loop, bm_both_loop, bm_processor_loop, bm_copied_loop, bm_in_place_loop;
+loop bm_entry_loop, bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_loop, bm_handled_loop, bm_after_loop,
+	bm_reads_loop, bm_returns_loop, bm_both_loop, bm_processor_loop, bm_copied_loop, bm_in_place_loop;
 
 /* `which` loop begins or ends. */
 void bm_mark(u64 which, u64 ends);
 
-/* In the order of rigs/src/bench/ways.rs. */
+/* In the order of rigs/src/overhead/ways.rs. */
 static loop *const loops[] = {
-	bm_entry_loop, bm_out_to_device, bm_counted_loop, bm_told_loop,	     bm_handled_loop, bm_after_loop,
-	bm_reads_loop, bm_returns_loop,	 bm_both_loop,	  bm_processor_loop, bm_copied_loop,  bm_in_place_loop,
+	bm_entry_loop,	 bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_loop,
+	bm_handled_loop, bm_after_loop,	   bm_reads_loop,  bm_returns_loop, bm_both_loop,
+	bm_processor_loop, bm_copied_loop, bm_in_place_loop,
 };
 
 int scenario_bench(u64 times)

@@ -117,6 +117,7 @@ void init_main(long *stack)
 	own_turn("p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable");
 	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
 	others_turn("kprobe");
+	others_turn("counted");
 	others_turn("kretprobe");
 	others_turn("nothing");
 	put_field("workload: done failed=", (unsigned long)failed);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use probes::{NewProbe, ProbeSummary};
 
 use super::clock::Clock;
+use super::ways::counted;
 use super::{Measured, Overhead};
 use crate::busy::guest::{Guest, Live};
 use crate::chain::chain;
@@ -16,15 +17,21 @@ use vmm::boot::KernelFile;
 pub(super) const NAME: &str = "debian-6.1";
 /// Probed before and after each loop.
 const MARK: &str = "kprobe:__x64_sys_getpgrp";
-const OURS: [&str; 2] = ["kprobe:__x64_sys_getppid", "kretprobe:__x64_sys_getppid"];
+/// What the guest waits for, what is put there then, and whether it is only counted.
+const OURS: [(&str, &str, bool); 3] = [
+    ("kprobe", "kprobe:__x64_sys_getppid", false),
+    ("counted", "kprobe:__x64_sys_getppid", true),
+    ("kretprobe", "kretprobe:__x64_sys_getppid", false),
+];
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.
-pub(super) const TURNS: [(&str, &str); 6] = [
+pub(super) const TURNS: [(&str, &str); 7] = [
     ("stock-none", "no probe"),
     ("stock-own-kprobe", "the guest's own kprobe event"),
     ("stock-own-kretprobe", "the guest's own kretprobe event"),
     ("stock-kprobe", "k: ours"),
+    ("stock-counted", "o: ours, counted, by a jump"),
     ("stock-kretprobe", "r: ours"),
     ("stock-none-again", "no probe, again"),
 ];
@@ -63,7 +70,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         .map(|((way, _), marks)| {
             let own = OURS.iter().zip(&ours);
             let probe = own
-                .filter(|(spec, _)| way.strip_prefix("stock-") == spec.split(':').next())
+                .filter(|((word, ..), _)| way.strip_prefix("stock-") == Some(*word))
                 .map(|(_, probe)| probe)
                 .next();
             if let Some(wrong) = probe.filter(|probe| probe.hits != made) {
@@ -85,27 +92,28 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
 
 /// Adds each of our probes for its turn, and takes it away behind it; gives what they counted.
 fn drive(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
-    let mut counted = Vec::new();
-    for spec in OURS {
-        let word = spec.split(':').next().unwrap_or(spec);
+    let mut ours = Vec::new();
+    let turns = OURS.iter().map(|(word, ..)| *word).chain(["nothing"]);
+    for ((word, spec, only_counts), next) in OURS.into_iter().zip(turns.skip(1)) {
         live.await_text(&format!("overhead: wait {word}"), LIMIT)?;
-        let new: NewProbe = new_probe(spec);
+        let new: NewProbe = if only_counts {
+            counted(spec)
+        } else {
+            new_probe(spec)
+        };
         let ids = live
             .engine
             .register(&live.control.pause_all(), &[new])
             .map_err(chain)?;
         live.type_line()?;
-        let next = match word {
-            "kprobe" => "overhead: wait kretprobe",
-            _ => "overhead: wait nothing",
-        };
-        live.await_text(next, LIMIT)?;
+        let next = format!("overhead: wait {next}");
+        live.await_text(&next, LIMIT)?;
         let summaries = live.engine.summaries();
-        counted.extend(summaries.into_iter().filter(|probe| probe.probe == spec));
+        ours.extend(summaries.into_iter().filter(|probe| probe.probe == spec));
         live.engine
             .unregister(&live.control.pause_all(), &ids)
             .map_err(chain)?;
     }
     live.type_line()?;
-    Ok(counted)
+    Ok(ours)
 }

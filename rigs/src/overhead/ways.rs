@@ -54,12 +54,19 @@ const fn bare(key: &'static str, title: &'static str) -> Way {
 }
 
 /// In the order in which the scenario `bench` of the test guest calls their functions.
-pub const WAYS: [Way; 12] = [
+pub const WAYS: [Way; 13] = [
     bare("entry", "a call of the function, no probe"),
     Way {
         exits: Some(1),
         ..way("floor", "entry", "floor: `out` to a device", 1, Vec::new)
     },
+    way(
+        "jumped",
+        "entry",
+        "o: kprobe, counted, by a jump",
+        6,
+        || vec![counted("kprobe:bm_jumped")],
+    ),
     way("counted", "entry", "k: kprobe, counted", 1, || {
         vec![counted("kprobe:bm_counted")]
     }),
