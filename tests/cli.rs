@@ -432,10 +432,14 @@ fn every_function_is_judged() {
     let folder = Folder::new();
     let all = folder.hyprobe(&["check", "--all", "--kernel", kernel()]);
     assert_eq!((all.code, all.stderr.as_str()), (Some(0), ""));
-    // The test guest says nothing of what may fault, so nothing of it is optimised.
-    let function = all.stdout.lines().find(|line| line.starts_with("fn_nop "));
-    let words: Vec<&str> = function.expect("a line").split_whitespace().collect();
-    assert_eq!(words[1..4], ["not", "the", "kernel's"]);
+    for (name, expected) in [
+        ("fn_nop5 ", ["optimisable", "5", "bytes,"]),
+        ("fn_int3 ", ["not", "the", "instruction"]),
+    ] {
+        let function = all.stdout.lines().find(|line| line.starts_with(name));
+        let words: Vec<&str> = function.expect("a line").split_whitespace().collect();
+        assert_eq!(words[1..4], expected, "{name}");
+    }
     let json = folder.hyprobe(&["check", "--all", "--kernel", kernel(), "--json"]);
     let lines: Vec<serde_json::Value> = json
         .stdout

@@ -23,7 +23,7 @@ pub(super) const CASES: [Case; 4] = [
 ];
 
 /// What begins with an instruction that has room for a jump, and does the same in a detour.
-const ROOMY: [&str; 2] = ["fn_nop5", "fn_mov_imm"];
+const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
 
 /// So long the guest is left to itself between two changes.
 const TURN: Duration = Duration::from_millis(2);
@@ -92,7 +92,7 @@ fn toggled(here: &Here<'_>) {
                     .set_optimising(&pause(), turns % 2 == 1)
                     .expect("set");
                 thread::sleep(TURN);
-                let beside = [new(&format!("kprobe:{}", ROOMY[turns % 2]))];
+                let beside = [new(&format!("kprobe:{}", ROOMY[turns % ROOMY.len()]))];
                 let ids = engine.register(&pause(), &beside).expect("registered");
                 thread::sleep(TURN);
                 engine.unregister(&pause(), &ids).expect("removed");

@@ -572,6 +572,7 @@ fn a_region_that_is_being_left_is_waited_for() {
     for _ in 0..2 {
         rig.call(at, 0);
         assert_eq!(rig.shown::<1>(at), [0xee]);
+        assert_eq!(rig.probe(0).tier, Some(Tier::Emulated));
     }
     rig.paused.moving.store(false, Ordering::Relaxed);
     rig.call(at, 0);
