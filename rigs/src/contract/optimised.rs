@@ -105,7 +105,8 @@ fn toggled(here: &Here<'_>) {
         ended.store(true, Ordering::Release);
         (ran, toggling.join().expect("toggled"))
     });
-    assert!(turns > 3, "the guest ends too soon: {turns} turns");
+    // Off and on again.
+    assert!(turns >= 2, "the guest ends too soon: {turns} turns");
     assert!(ran.outcome.is_good(), "{}", ran.observer.console());
     assert_counted(&ran);
 
