@@ -1,7 +1,8 @@
 //! An error as a line.
 
 /// The error and what caused it.
-pub(crate) fn chain<E: std::error::Error>(error: E) -> String {
+#[must_use]
+pub fn chain<E: std::error::Error>(error: E) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

@@ -12,7 +12,7 @@
 //! it there; [`mod@line`] is what they agree on.
 
 pub mod busy;
-mod chain;
+pub mod chain;
 pub mod contract;
 pub mod generated;
 pub mod launch;

@@ -1,6 +1,8 @@
 //! What `contract` prints: one JSON object a line.
 
 use std::fmt;
+use std::io::{self, Write};
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
@@ -151,6 +153,17 @@ impl Line {
         let start = text.find("{\"type\":")?;
         serde_json::from_str(text[start..].trim_end()).ok()
     }
+}
+
+/// Writes it, at once.
+pub(crate) fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
+    writeln!(output, "{}", serde_json::to_string(line)?)?;
+    output.flush()
+}
+
+/// The time since then, as lines tell it.
+pub(crate) fn millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

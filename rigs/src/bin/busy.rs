@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use hyprobe_rigs::busy::{Busy, Soak};
+use hyprobe_rigs::chain::chain;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 
@@ -53,7 +54,7 @@ fn main() -> ExitCode {
             }
             Err(error) => eprintln!("busy: {error}"),
         },
-        Err(error) => tell(&error),
+        Err(error) => eprintln!("busy: {}", chain(error)),
     }
     outer::power_off();
 }
@@ -75,18 +76,8 @@ fn run(arguments: Arguments) -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            tell(&error);
+            eprintln!("busy: {}", chain(error));
             ExitCode::from(2)
         }
     }
-}
-
-fn tell(error: &dyn std::error::Error) {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    eprintln!("busy: {text}");
 }

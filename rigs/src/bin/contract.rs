@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use hyprobe_rigs::chain::chain;
 use hyprobe_rigs::contract::{Contract, StockFiles};
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
@@ -71,7 +72,7 @@ fn main() -> ExitCode {
             }
             Err(error) => eprintln!("contract: {error}"),
         },
-        Err(error) => tell(&error),
+        Err(error) => eprintln!("contract: {}", chain(error)),
     }
     outer::power_off();
 }
@@ -99,18 +100,8 @@ fn run(arguments: Arguments) -> ExitCode {
         Ok(0) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            tell(&error);
+            eprintln!("contract: {}", chain(error));
             ExitCode::from(2)
         }
     }
-}
-
-fn tell(error: &dyn std::error::Error) {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    eprintln!("contract: {text}");
 }

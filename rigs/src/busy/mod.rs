@@ -16,7 +16,7 @@ use thiserror::Error;
 use vmm::Host;
 use vmm::boot::{KernelError, KernelFile};
 
-use crate::line::{Backend, Case, Line};
+use crate::line::{Backend, Case, Line, millis, print};
 
 pub use soak::Soak;
 
@@ -117,13 +117,4 @@ impl Busy<'_> {
         print(output, &end)?;
         Ok(failed)
     }
-}
-
-fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
-    writeln!(output, "{}", serde_json::to_string(line)?)?;
-    output.flush()
-}
-
-fn millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

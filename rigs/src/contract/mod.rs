@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use vmm::boot::KernelError;
 
-use crate::line::{self, Backend, Line};
+use crate::line::{self, Backend, Line, millis};
 
 pub use bench::{Bench, Here};
 pub(crate) use case::attempt;
@@ -127,8 +127,7 @@ struct Teller<'a> {
 
 impl Teller<'_> {
     fn print(&mut self, line: &Line) -> io::Result<()> {
-        writeln!(self.output, "{}", serde_json::to_string(line)?)?;
-        self.output.flush()
+        line::print(self.output, line)
     }
 
     /// Runs a case unless it is not wanted or cannot be run here.
@@ -225,8 +224,4 @@ impl Contract<'_> {
         }
         Ok(())
     }
-}
-
-fn millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -10,12 +10,12 @@ mod test_guest;
 mod ways;
 mod words;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::contract::{Bench, ContractError, attempt};
-use crate::line::{Backend, Case, Line, Timing};
+use crate::line::{Backend, Case, Line, Timing, millis, print};
 
 pub use ways::{WAYS, Way};
 
@@ -127,15 +127,6 @@ impl Overhead<'_> {
         print(output, &end)?;
         Ok(failed)
     }
-}
-
-fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
-    writeln!(output, "{}", serde_json::to_string(line)?)?;
-    output.flush()
-}
-
-fn millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn nanos(time: Duration) -> u64 {
