@@ -233,7 +233,8 @@ pub struct Frame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// By a jump to a detour, which counts: no exit at all. Hits before the jump was put there took one each.
+    /// By a jump to a detour, which counts or leaves a record: no exit at all. Hits before the jump was put there took one
+    /// each.
     Optimised,
     /// Executed by hyprobe: one exit a hit.
     Emulated,
@@ -289,7 +290,7 @@ pub struct ProbeSummary {
     /// Why it was refused, or is pending.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// For a probe that only counts: why its hits exit all the same. Absent while nobody has looked.
+    /// For a probe that counts or traces: why its hits exit all the same. Absent while nobody has looked.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unoptimised: Option<String>,
 }
@@ -310,8 +311,8 @@ pub struct Summary {
     pub dropped: u64,
 }
 
-/// Receives events in the order of their recording. Called on vCPU threads: must be quick and must not block on the
-/// guest.
+/// Receives events in the order of their recording. Called on vCPU threads, and on whichever takes out what detours have
+/// recorded: must be quick and must not block on the guest.
 pub trait EventSink: Send + Sync + std::fmt::Debug {
     /// Takes one event.
     fn event(&self, event: Event);

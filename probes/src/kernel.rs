@@ -142,6 +142,12 @@ impl Kernel {
         self.optimised_kprobes.get_or_init(|| Some(layout));
     }
 
+    /// As if its types said so.
+    #[cfg(test)]
+    pub(crate) fn describe_tasks(&self, layout: TaskLayout) {
+        self.tasks.get_or_init(|| Some(layout));
+    }
+
     /// Its version line.
     #[must_use]
     pub fn banner(&self) -> Option<&str> {

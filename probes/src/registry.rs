@@ -353,9 +353,14 @@ impl Probe {
         self.hits.load(Ordering::Relaxed).wrapping_add(in_cell)
     }
 
-    /// Whether nothing is wanted of a hit but that it is counted.
-    pub(crate) fn only_counts(&self) -> bool {
-        matches!(self.purpose, Purpose::Count)
+    /// A hit has been taken from a record that a detour left: no exit.
+    pub(crate) fn count_recorded(&self) {
+        self.hits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a detour can do what is wanted of a hit.
+    pub(crate) fn can_be_optimised(&self) -> bool {
+        matches!(self.purpose, Purpose::Count | Purpose::Trace)
     }
 
     /// A jump stands for its plant, or does so no more.
@@ -433,7 +438,7 @@ impl Probe {
         status.ip = Some(ip);
     }
 
-    /// Why its hits exit, although it only counts.
+    /// Why its hits exit, although a detour could do what is wanted of them.
     pub(crate) fn set_unoptimised(&self, why: Option<String>) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         status.unoptimised = why;

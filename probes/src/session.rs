@@ -1,6 +1,8 @@
 //! A guest with its probes, from before its first instruction to its end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use introspect::insn::{CpuidWords, Features, Vendor};
@@ -181,9 +183,11 @@ impl Session {
             .name("survey".to_owned())
             .spawn(move || engine.survey())
             .map_err(SessionError::Thread)?;
+        let records = TakingOut::start(&self.engine).map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
         let ran = started.elapsed();
         self.machine.stop();
+        drop(records);
         Ok(Summary {
             accel: accel.to_owned(),
             guest: self.guest_summary(end),
@@ -240,6 +244,48 @@ impl Session {
             end,
             detail,
             crash: None,
+        }
+    }
+}
+
+/// How often records are taken out of the ring.
+const RECORDS_TICK: Duration = Duration::from_millis(10);
+/// How often when there were so many, a good part of what the ring holds.
+const BUSY_TICK: Duration = Duration::from_millis(1);
+const MANY_RECORDS: usize = 1000;
+
+/// The thread that takes records out of the ring. It ends when this is dropped.
+struct TakingOut {
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TakingOut {
+    fn start(engine: &Arc<Engine>) -> std::io::Result<Self> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let (engine, told) = (Arc::clone(engine), Arc::clone(&ended));
+        let take_out = move || {
+            while !told.load(Ordering::Acquire) {
+                let many = engine.take_out_records() >= MANY_RECORDS;
+                let pace = if many { BUSY_TICK } else { RECORDS_TICK };
+                std::thread::park_timeout(pace);
+            }
+        };
+        let thread = std::thread::Builder::new().name("records".to_owned());
+        Ok(Self {
+            ended,
+            thread: Some(thread.spawn(take_out)?),
+        })
+    }
+}
+
+impl Drop for TakingOut {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // What it panicked of has been printed.
+            let _ = thread.join();
         }
     }
 }

@@ -5,13 +5,14 @@
 //! wherever the guest has noted it since. Those that are found in memory are replaced. That is right for a frame, and for any
 //! note of it too: it is what would be there had the region not been.
 //!
-//! A detour that counts pushes the flags. Who is interrupted between that and their pop has the frame of the interrupt
-//! changed, so that it returns with the flags popped.
+//! A detour pushes the flags. Who is interrupted between that and their pop has the frame of the interrupt changed, so
+//! that it returns with the flags popped. One that records has interrupts off where it has pushed more: a vCPU there has
+//! it popped by its own thread.
 
 use std::collections::BTreeMap;
 
 use introspect::{Gpa, Gva, PagingState, walk};
-use vmm::Destination;
+use vmm::{Destination, Pop};
 
 use super::WayOut;
 use super::region::Region;
@@ -35,7 +36,7 @@ pub(super) fn evacuate(
     region.unlink(memory)?;
     let destination = |way: WayOut| Destination {
         rip: way.to.0,
-        pops_flags: way.pops_flags,
+        pops: way.pops,
     };
     let ways_out = ways_out.into_iter();
     paused.move_vcpus(ways_out.map(|(at, way)| (at, destination(way))).collect());
@@ -64,7 +65,13 @@ fn replace_in_memory(
                     && let Some(way) = ways_out.get(&value)
                 {
                     let place = Gpa(at + 8 * index);
-                    if way.pops_flags && !pop_flags(memory, &region.kernel.paging, place)? {
+                    let is_right = match way.pops {
+                        [] => true,
+                        [Pop::Flags] => pop_flags(memory, &region.kernel.paging, place)?,
+                        // Interrupts are off there. It is an NMI's frame, or what is left of one.
+                        _ => false,
+                    };
+                    if !is_right {
                         all = false;
                         continue;
                     }

@@ -11,28 +11,40 @@
 //!                                                                   └──────────────────────┘
 //! ```
 //!
-//! Beside the copies lie the detours of optimised probes (`counting`), which count in cells that the guest can write.
+//! Beside the copies lie the detours of optimised probes (`code`), which count in cells that the guest can write, or leave
+//! records in a ring there.
 //!
 //! Threads: a vCPU that stands at a plant looks a copy up under a read lock that nobody holds while he waits; what is
 //! laid and copied changes with the other vCPUs paused. `docs/detours.md` has the reasons.
 
+mod cells;
+mod code;
 mod copies;
-mod counting;
 mod evacuate;
+mod jumped;
+mod made;
 mod place;
 mod region;
+mod ring;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use arc_swap::ArcSwapOption;
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, PagingState};
+use vmm::Pop;
 
 use crate::guest::{GuestError, GuestMemory, Paused};
 use region::Region;
 
-pub(crate) use counting::{Cell, CountingDetour, Jumped};
+pub(crate) use cells::Cell;
+pub(crate) use jumped::Jumped;
+pub(crate) use made::{Keeps, LeftAt, MadeDetour, Recording, Use};
+#[cfg(test)]
+pub(crate) use ring::{FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT};
+pub(crate) use ring::{Record, Ring};
 
 /// Why there is no copy.
 #[derive(Debug, thiserror::Error)]
@@ -67,16 +79,13 @@ pub(crate) enum DetourError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WayOut {
     to: Gva,
-    /// It has pushed its flags.
-    pops_flags: bool,
+    /// What it has pushed.
+    pops: &'static [Pop],
 }
 
 impl WayOut {
     const fn plain(to: Gva) -> Self {
-        Self {
-            to,
-            pops_flags: false,
-        }
+        Self { to, pops: &[] }
     }
 }
 
@@ -133,6 +142,10 @@ pub(crate) struct Detour {
     told_full: AtomicBool,
     /// Writes of the guest to what it may only read.
     writes: AtomicU64,
+    /// That of the region, for those who must not wait.
+    ring: ArcSwapOption<Ring>,
+    /// Where the region begins for the guest's kernel once there are detours; 0 before.
+    code: AtomicU64,
 }
 
 impl Detour {
@@ -177,25 +190,46 @@ impl Detour {
         }
     }
 
-    /// A detour that counts, for a jump in the place of instructions; it is made if there is none yet.
+    /// A detour, for a jump in the place of instructions; it is made if there is none yet.
     ///
     /// # Errors
     ///
     /// When there is no room for it, or no way there.
-    pub(crate) fn count(
+    pub(crate) fn make(
         &self,
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
         jumped: &Jumped,
-    ) -> Result<CountingDetour, DetourError> {
+        usage: Use,
+    ) -> Result<MadeDetour, DetourError> {
         let mut state = self.write();
         let region = state.laid(paused, memory, kernel)?;
         let region = region.ok_or(DetourError::NoPlace)?;
         if !region.is_reached(memory, &kernel.paging) {
             return Err(DetourError::NotMapped);
         }
-        region.count(memory, kernel, jumped)
+        let made = region.make(memory, kernel, jumped, usage)?;
+        self.ring.store(region.ring());
+        self.code.store(region.code().start, Ordering::Release);
+        Ok(made)
+    }
+
+    /// The ring, if a detour records. Nobody is waited for.
+    pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
+        self.ring.load_full()
+    }
+
+    /// Where a vCPU belongs that has executed a plant's byte in a detour.
+    pub(crate) fn left_at(&self, rip: Gva) -> Option<LeftAt> {
+        let code = self.code.load(Ordering::Acquire);
+        if code == 0 || !region::holds(code, rip) {
+            return None;
+        }
+        match &*self.read() {
+            State::Laid(region) => region.left_at(rip),
+            State::NotLaid | State::Refused => None,
+        }
     }
 
     /// Where the kernel was when the region was laid, if it is.
@@ -230,7 +264,8 @@ impl Detour {
     }
 
     /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
-    /// probed. The guest's memory is then what it would be had there been none.
+    /// probed. The guest's memory is then what it would be had there been none. What is left in the ring, if there was
+    /// one, is still to be taken out.
     ///
     /// # Errors
     ///
@@ -240,18 +275,19 @@ impl Detour {
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
         needs: impl Fn(Gva) -> bool,
-    ) -> Result<(), DetourError> {
+    ) -> Result<Option<Arc<Ring>>, DetourError> {
         let mut state = self.write();
         let State::Laid(region) = &*state else {
-            return Ok(());
+            return Ok(None);
         };
         if region.originals().any(needs) || !paused.vcpus_have_moved() {
-            return Ok(());
+            return Ok(None);
         }
         if !evacuate::evacuate(paused, memory, region)? {
             return Err(DetourError::NotLeft);
         }
         *state = State::NotLaid;
-        Ok(())
+        self.code.store(0, Ordering::Release);
+        Ok(self.ring.swap(None))
     }
 }

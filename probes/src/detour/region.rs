@@ -6,16 +6,21 @@ use introspect::insn::Decoded;
 use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
 use vmm::DetourSize;
 
+use super::cells::Cells;
 use super::copies::Copies;
-use super::counting::{Cells, Counting, CountingDetour, Jumped};
+use super::jumped::Jumped;
+use super::made::{Detours, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
+use super::ring::Ring;
 use super::{DetourError, KernelSpace, WayOut};
 use crate::guest::{GuestError, GuestMemory, Paused};
 
 /// What copies lie in.
 const COPIES_BYTES: usize = 64 * 0x1000;
-/// What cells lie in; behind the code, in a page of the same size.
-const DATA_BYTES: u64 = REGION_BYTES;
+/// What cells lie in, and what the ring lies in: behind the code, in pages of the same size.
+const CELLS: u64 = REGION_BYTES;
+const RING: u64 = 2 * REGION_BYTES;
+const DATA_BYTES: u64 = 2 * REGION_BYTES;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
@@ -47,9 +52,11 @@ pub(super) struct Region {
     directory: EntryAt,
     pub(super) kernel: KernelSpace,
     pub(super) copies: Copies,
-    counting: Counting,
-    /// Once a detour counts: the entry that leads to the cells, and these.
-    data: Option<(EntryAt, Cells)>,
+    detours: Detours,
+    /// Once there is a detour: the entry that leads to the cells, and these.
+    cells: Option<(EntryAt, Cells)>,
+    /// Once a detour records.
+    ring: Option<(EntryAt, Arc<Ring>)>,
 }
 
 /// The first place for a region where nothing is mapped: its address, and where its entry of the page directory is.
@@ -101,8 +108,9 @@ impl Region {
             },
             kernel: kernel.clone(),
             copies: Copies::new(base, COPIES_BYTES),
-            counting: Counting::new(base, COPIES_BYTES..region_bytes()),
-            data: None,
+            detours: Detours::new(base, COPIES_BYTES..region_bytes()),
+            cells: None,
+            ring: None,
         };
         region.fill()?;
         if !link(memory, region.directory)? {
@@ -137,36 +145,78 @@ impl Region {
     }
 
     /// The detour for `jumped`, which is made if there is none yet.
-    pub(super) fn count(
+    pub(super) fn make(
         &mut self,
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
         jumped: &Jumped,
-    ) -> Result<CountingDetour, DetourError> {
-        if let Some(detour) = self.counting.of(jumped) {
+        usage: Use,
+    ) -> Result<MadeDetour, DetourError> {
+        if let Some(detour) = self.detours.of(jumped, usage) {
             return Ok(detour);
         }
-        let cells = self.cells(memory, kernel)?;
-        let new = self.counting.assemble(jumped, &cells)?;
+        self.lead_to_cells(memory, kernel)?;
+        if matches!(usage, Use::Record(_)) {
+            self.lead_to_ring(memory, kernel)?;
+        }
+        let ring = self.ring.as_ref().map(|(_, ring)| ring.base);
+        let Some((_, cells)) = &mut self.cells else {
+            return Err(DetourError::NoPlace);
+        };
+        let new = self.detours.assemble(jumped, usage, cells, ring)?;
         let at = self.gpa.wrapping_add(new.offset as u64);
         self.memory
-            .write(at, &new.bytes)
+            .write(at, &new.code.bytes)
             .map_err(GuestError::from)?;
-        self.counting.keep(&new, jumped);
-        Ok(new.detour)
+        Ok(self.detours.keep(new, jumped, usage))
     }
 
-    /// The cells, to which the kernel's page tables are led when somebody first counts.
-    fn cells(
+    /// The kernel's page tables are led to the cells.
+    fn lead_to_cells(
         &mut self,
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
-    ) -> Result<Cells, DetourError> {
-        if let Some((_, cells)) = &self.data {
-            return Ok(cells.clone());
+    ) -> Result<(), DetourError> {
+        if self.cells.is_some() {
+            return Ok(());
         }
+        let gpa = self.gpa.wrapping_add(CELLS);
+        let (base, entry) = self.lead_to_data(memory, kernel, gpa)?;
+        let cells = Cells {
+            memory: Arc::clone(&self.memory),
+            base,
+            gpa,
+            bytes: REGION_BYTES,
+            given: 0,
+        };
+        self.cells = Some((entry, cells));
+        Ok(())
+    }
+
+    /// And to the ring.
+    fn lead_to_ring(
+        &mut self,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+    ) -> Result<(), DetourError> {
+        if self.ring.is_some() {
+            return Ok(());
+        }
+        let gpa = self.gpa.wrapping_add(RING);
+        let (base, entry) = self.lead_to_data(memory, kernel, gpa)?;
+        let ring = Arc::new(Ring::new(Arc::clone(&self.memory), gpa, base)?);
+        self.ring = Some((entry, ring));
+        Ok(())
+    }
+
+    /// Leads a free entry to memory that the guest's kernel may write.
+    fn lead_to_data(
+        &self,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+        gpa: Gpa,
+    ) -> Result<(Gva, EntryAt), DetourError> {
         let (base, place) = free_place(memory, kernel).ok_or(DetourError::NoPlace)?;
-        let gpa = self.gpa.wrapping_add(REGION_BYTES);
         let no_execute = if kernel.paging.efer & EFER_NXE != 0 {
             NO_EXECUTE
         } else {
@@ -187,24 +237,27 @@ impl Region {
         if !link(memory, entry)? {
             return Err(DetourError::NoPlace);
         }
-        let cells = Cells {
-            memory: Arc::clone(&self.memory),
-            base,
-            gpa,
-            bytes: DATA_BYTES,
-        };
-        self.data = Some((entry, cells.clone()));
-        Ok(cells)
+        Ok((base, entry))
+    }
+
+    /// The ring, once a detour records.
+    pub(super) fn ring(&self) -> Option<Arc<Ring>> {
+        self.ring.as_ref().map(|(_, ring)| Arc::clone(ring))
+    }
+
+    /// Whose exit is at `at`.
+    pub(super) fn left_at(&self, at: Gva) -> Option<LeftAt> {
+        self.detours.left_at(at)
     }
 
     /// The addresses of the instructions for which there is a copy or a detour.
     pub(super) fn originals(&self) -> impl Iterator<Item = Gva> {
-        self.copies.originals().chain(self.counting.originals())
+        self.copies.originals().chain(self.detours.originals())
     }
 
     /// For each address at which a thread can be in the region, where it would be without it.
     pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
-        self.copies.ways_out().chain(self.counting.ways_out())
+        self.copies.ways_out().chain(self.detours.ways_out())
     }
 
     /// Whether this guest-physical address is one that the guest may only read.
@@ -219,11 +272,18 @@ impl Region {
 
     /// The kernel's page tables are again what they were.
     pub(super) fn unlink(&self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
-        if let Some((entry, _)) = &self.data {
+        let data = self.cells.as_ref().map(|(entry, _)| entry);
+        let ring = self.ring.as_ref().map(|(entry, _)| entry);
+        for entry in data.into_iter().chain(ring) {
             unlink(memory, *entry)?;
         }
         unlink(memory, self.directory)
     }
+}
+
+/// Whether `at` is in the code of a region that begins at `base`.
+pub(super) fn holds(base: u64, at: Gva) -> bool {
+    at.0.wrapping_sub(base) < REGION_BYTES
 }
 
 fn region_bytes() -> usize {

@@ -23,6 +23,7 @@ mod milestones;
 mod modules;
 mod optimise;
 mod readers;
+mod records;
 mod register;
 mod relocate;
 mod return_sites;
@@ -55,6 +56,7 @@ use arm::{BootPatched, Located};
 pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
 use optimise::Optimised;
+use records::Records;
 pub use register::{Action, NewProbe, Prepared, RegisterError};
 use return_sites::ReturnSites;
 
@@ -115,6 +117,7 @@ pub struct Engine {
     modules: Watched,
     detour: Detour,
     optimised: Optimised,
+    records: Records,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
     panicked: Mutex<Option<Panicked>>,
@@ -155,6 +158,7 @@ impl Engine {
             modules: Watched::default(),
             detour: Detour::default(),
             optimised: Optimised::default(),
+            records: Records::default(),
             sink,
             started: OnceLock::new(),
             panicked: Mutex::new(None),
@@ -179,8 +183,9 @@ impl Engine {
     /// be done with the vCPUs paused. From a thread of its own, at the start.
     pub(crate) fn survey(&self) {
         let probes = self.probes.load();
-        if self.is_optimising() && probes.iter().any(|probe| probe.only_counts()) {
+        if self.is_optimising() && probes.iter().any(|probe| probe.can_be_optimised()) {
             let _ = self.kernel.survey();
+            self.records.measure_clock();
         }
     }
 
@@ -195,6 +200,8 @@ impl Engine {
 
     /// Of the probes that are wanted, those that are shown: a glob in a module is told by its matches, once it has any.
     fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
+        // Whoever looks at numbers sees those of what has happened.
+        self.take_out_records();
         let probes = self.probes.load();
         let stands_for = |glob: &Probe| {
             let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
@@ -227,11 +234,17 @@ impl Engine {
     }
 
     fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
+        // What was recorded before this comes before it.
+        self.take_out_records();
+        self.tell_hit_at(self.now_ns(), probe, vcpu, ip, regs);
+    }
+
+    fn tell_hit_at(&self, ts_ns: u64, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
         let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
-            ts_ns: self.now_ns(),
+            ts_ns,
             vcpu,
             ip,
             symbol: Arc::clone(&place.symbol),
@@ -246,6 +259,7 @@ impl Engine {
         let Some(place) = call.probe.place() else {
             return;
         };
+        self.take_out_records();
         let ts_ns = self.now_ns();
         let ip = Hex::from(call.returns_to);
         self.sink.event(Event::Return(Return {

@@ -164,8 +164,10 @@ impl Engine {
     /// When a specification cannot be meant.
     pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
         let slide = self.slide();
-        if self.is_optimising() && new.iter().any(|new| matches!(new.action, Action::Count)) {
+        let optimisable = |new: &NewProbe| matches!(new.action, Action::Count | Action::Trace);
+        if self.is_optimising() && new.iter().any(optimisable) {
             let _ = self.kernel.survey();
+            self.records.measure_clock();
         }
         Ok(Prepared {
             probes: self.resolve_all(new, slide)?,

@@ -138,8 +138,13 @@ impl Engine {
         let given = self
             .detour
             .give_back(paused, self.memory.as_ref(), |at| table.at(at).is_some());
-        if let Err(error) = given {
-            self.note(None, format!("the detour region stays: {error}"));
+        match given {
+            Ok(ring) => {
+                if let Some(ring) = ring {
+                    self.take_out_last_records(&ring);
+                }
+            }
+            Err(error) => self.note(None, format!("the detour region stays: {error}")),
         }
     }
 

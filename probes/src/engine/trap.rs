@@ -62,7 +62,10 @@ impl Engine {
         let plant = self.plant_at(vcpu, rip)?;
         // The byte of an open plant is the guest's own, which it executes alone.
         let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
-            return Ok(HitOutcome::NotOurs);
+            return match self.detour.left_at(rip) {
+                Some(left) => self.on_full(vcpu, left),
+                None => Ok(HitOutcome::NotOurs),
+            };
         };
         match self.tell(vcpu, &plant)? {
             Told::GoOn if self.may_optimise(&plant) => Ok(HitOutcome::NeedsPause),

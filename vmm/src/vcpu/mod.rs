@@ -14,6 +14,6 @@ pub(crate) mod watchdog;
 pub use alone::{Alone, AloneEnd};
 pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
-pub use moves::Destination;
+pub use moves::{Destination, Pop};
 pub use run::RunError;
 pub use stopped::{Exception, HardwareBreakpoints, StoppedVcpu, VcpuError};

@@ -7,13 +7,51 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kvm_bindings::kvm_regs;
+
 /// Where a vCPU goes on instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Its RIP.
     pub rip: u64,
-    /// What it was executing has pushed its flags: they come off the stack.
-    pub pops_flags: bool,
+    /// What it was executing has pushed these, the last one first: they come off the stack.
+    pub pops: &'static [Pop],
+}
+
+/// What a vCPU that is moved takes from its stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are what they are called")]
+pub enum Pop {
+    Rax,
+    Rcx,
+    Rdx,
+    /// As `popf` in ring 0 would.
+    Flags,
+}
+
+/// What `popf` in ring 0 takes from the stack: not VM, which no 64-bit guest can be entered with, and not RF.
+const POPPED_FLAGS: u64 = 0x24_7fd5;
+
+impl Destination {
+    /// The registers as they are there. `word` reads the stack; where none is, what would be popped stays.
+    pub(super) fn registers(
+        &self,
+        mut regs: kvm_regs,
+        mut word: impl FnMut(u64) -> Option<u64>,
+    ) -> kvm_regs {
+        regs.rip = self.rip;
+        for pop in self.pops {
+            let Some(value) = word(regs.rsp) else { break };
+            match pop {
+                Pop::Rax => regs.rax = value,
+                Pop::Rcx => regs.rcx = value,
+                Pop::Rdx => regs.rdx = value,
+                Pop::Flags => regs.rflags = value & POPPED_FLAGS | regs.rflags & !POPPED_FLAGS,
+            }
+            regs.rsp = regs.rsp.wrapping_add(8);
+        }
+        regs
+    }
 }
 
 /// By the RIP that the vCPU has.
@@ -81,7 +119,7 @@ mod tests {
         let moves = Moves::new(2);
         let destination = Destination {
             rip: 0x2000,
-            pops_flags: true,
+            pops: &[Pop::Flags],
         };
         assert!(moves.are_made() && !moves.is_pending(0));
         moves.publish(Destinations::from([(0x1000, destination)]));
@@ -90,5 +128,25 @@ mod tests {
         assert!(!moves.are_made() && !moves.is_pending(0));
         assert_eq!(moves.heed(1, 0x1001), None);
         assert!(moves.are_made());
+    }
+
+    #[test]
+    fn what_was_pushed_comes_off_the_stack() {
+        let destination = Destination {
+            rip: 0x2000,
+            pops: &[Pop::Rcx, Pop::Rax, Pop::Flags],
+        };
+        let regs = kvm_regs {
+            rsp: 0x100,
+            rflags: 0x2,
+            rdx: 9,
+            ..kvm_regs::default()
+        };
+        let stack = |at: u64| [0x11, 0x22, 0x247].get((at as usize - 0x100) / 8).copied();
+        let moved = destination.registers(regs, stack);
+        assert_eq!((moved.rip, moved.rsp, moved.rdx), (0x2000, 0x118, 9));
+        assert_eq!((moved.rcx, moved.rax, moved.rflags), (0x11, 0x22, 0x247));
+        let nowhere = destination.registers(regs, |_| None);
+        assert_eq!((nowhere.rip, nowhere.rsp), (0x2000, 0x100));
     }
 }

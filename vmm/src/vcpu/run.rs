@@ -2,7 +2,7 @@
 
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, kvm_regs,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -16,8 +16,6 @@ use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
-/// What `popf` in ring 0 takes from the stack: not VM, which no 64-bit guest can be entered with, and not RF.
-const POPPED_FLAGS: u64 = 0x24_7fd5;
 
 /// A vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -176,37 +174,17 @@ impl StoppedVcpu<'_> {
         }
         let regs = self.regs()?;
         if let Some(destination) = shared.moves.heed(self.index, regs.rip) {
-            let regs = kvm_regs {
-                rip: destination.rip,
-                ..regs
-            };
-            let regs = if destination.pops_flags {
-                self.with_popped_flags(regs)?
-            } else {
-                regs
-            };
+            let (fd, memory) = (&mut self.fd, &self.shared.memory);
+            let regs = destination.registers(regs, |at| {
+                let found = fd.translate_gva(at).ok().filter(|found| found.valid != 0)?;
+                let at = GuestAddress(found.physical_address);
+                memory.guest().read_obj::<u64>(at).ok()
+            });
             self.set_regs(&regs)?;
             // It may be sent back to where it left the guest by a port write, and is to execute what lies there now.
             self.settle_port_write()?;
         }
         Ok(())
-    }
-
-    /// The registers as `popf` in ring 0 would leave them, but for RIP. Where no stack is, they stay.
-    fn with_popped_flags(&mut self, regs: kvm_regs) -> Result<kvm_regs, VcpuError> {
-        let found = self
-            .fd
-            .translate_gva(regs.rsp)
-            .map_err(self.failed("KVM_TRANSLATE"))?;
-        let at = GuestAddress(found.physical_address);
-        Ok(match self.shared.memory.guest().read_obj::<u64>(at) {
-            Ok(pushed) if found.valid != 0 => kvm_regs {
-                rflags: pushed & POPPED_FLAGS | regs.rflags & !POPPED_FLAGS,
-                rsp: regs.rsp.wrapping_add(8),
-                ..regs
-            },
-            _ => regs,
-        })
     }
 
     /// Takes note of whether this vCPU waits for something that can never come: it was kicked out of a `hlt` with

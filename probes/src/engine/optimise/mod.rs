@@ -1,4 +1,4 @@
-//! The optimised tier: a jump stands for a plant, to a detour that counts and runs on. No exit at all.
+//! The optimised tier: a jump stands for a plant, to a detour that counts or records and runs on. No exit at all.
 //!
 //! ```text
 //!  plant            b8 01 00 00 00   mov eax, 1         behind an ftrace call   0f 1f 44 00 00   nop
@@ -24,7 +24,7 @@ use introspect::{Gpa, Gva};
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, KernelSpace};
+use crate::detour::{DetourError, Keeps, KernelSpace, Recording, Use};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
 use crate::plant::Spot;
@@ -58,10 +58,10 @@ impl Optimised {
     }
 }
 
-/// The probe that a detour can count for in the place of `plant`, if it is the only one and wants nothing else.
-fn counted(plant: &Plant) -> Option<&Arc<Probe>> {
+/// The probe that a detour can work for in the place of `plant`, if it is the only one, with what it is about.
+fn served(plant: &Plant) -> Option<(&Arc<Probe>, Gva)> {
     match &plant.probes[..] {
-        [(probe, _)] if !plant.returns && probe.only_counts() => Some(probe),
+        [(probe, ip)] if !plant.returns && probe.can_be_optimised() => Some((probe, *ip)),
         _ => None,
     }
 }
@@ -97,7 +97,7 @@ impl Engine {
     pub(super) fn may_optimise(&self, plant: &Plant) -> bool {
         plant.optimising.is_open()
             && self.is_optimising()
-            && counted(plant).is_some()
+            && served(plant).is_some()
             && self.kernel_is_settled()
     }
 
@@ -148,14 +148,19 @@ impl Engine {
         // What is planted may have changed since it was looked up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);
-        let Some((plant, probe)) = current.and_then(|plant| Some((plant, counted(plant)?))) else {
+        let found = current.and_then(|plant| Some((plant, served(plant)?)));
+        let Some((plant, (probe, ip))) = found else {
             return Ok(());
         };
         if plant.optimising.jump().is_some() {
             return Ok(());
         }
         plant.optimising.decide();
-        let (jumped, gpa) = match self.verdict(plant) {
+        let found = self.verdict(plant).and_then(|(jumped, gpa)| {
+            let usage = self.usage(probe)?;
+            Ok((jumped, gpa, usage))
+        });
+        let (jumped, gpa, usage) = match found {
             Ok(found) => found,
             Err(why) => {
                 if why == NotOptimised::Withdrawn {
@@ -166,11 +171,11 @@ impl Engine {
                 return Ok(());
             }
         };
-        let detour = self
+        let made = self
             .detour
-            .count(paused, self.memory.as_ref(), kernel, &jumped);
-        let jump = detour.and_then(|detour| Ok((detour.jump_from(jumped.at())?, detour.cell)));
-        let (jump, cell) = match jump {
+            .make(paused, self.memory.as_ref(), kernel, &jumped, usage);
+        let jump = made.and_then(|made| Ok((made.jump_from(jumped.at())?, made.keeps)));
+        let (jump, keeps) = match jump {
             Ok(found) => found,
             Err(error) => {
                 if matches!(error, DetourError::BeingLeft) {
@@ -182,12 +187,33 @@ impl Engine {
             }
         };
         self.planter.set_jump(paused, gpa, Some(jump))?;
-        probe.count_in(cell);
+        match keeps {
+            Keeps::Count(cell) => probe.count_in(cell),
+            Keeps::Records(who) => {
+                // Those that are there may be another's, who had the detour before.
+                self.take_out_records();
+                self.records.set_owner(who, probe, ip);
+            }
+        }
         probe.set_optimised(true);
         probe.set_unoptimised(None);
         plant.optimising.set_jump(Some(gpa));
         self.optimised.jumps().insert(gpa, plant.at);
         Ok(())
+    }
+
+    /// What a detour does for `probe`.
+    fn usage(&self, probe: &Probe) -> Result<Use, NotOptimised> {
+        if matches!(probe.purpose, Purpose::Count) {
+            return Ok(Use::Count);
+        }
+        let slide = self.slide().unwrap_or(0);
+        let tasks = self.kernel.tasks();
+        let cpu = tasks.and_then(|tasks| tasks.processor_from_gs(slide));
+        Ok(Use::Record(Recording {
+            cpu: cpu.ok_or(NotOptimised::NoProcessor)?,
+            plant: self.planter.byte().value(),
+        }))
     }
 
     /// Takes the jump away that stands for `plant`, if one does. Its probe goes on counting whoever is in the detour.

@@ -1,0 +1,52 @@
+//! What a jump stands for.
+
+use introspect::Gva;
+use introspect::insn::Decoded;
+
+/// Bytes of `jmp rel32` behind its opcode.
+const DISPLACEMENT_BYTES: usize = 4;
+
+/// What a jump replaces: instructions one behind the other, of which the first has room for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Jumped {
+    first: Decoded,
+    then: Option<Decoded>,
+}
+
+impl Jumped {
+    /// The first instruction, and another that is executed in the detour too. `None` if the jump does not fit the
+    /// first, or the other one is not the next.
+    pub(crate) fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
+        let follows = then.is_none_or(|then| then.at() == first.next());
+        (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self { first, then })
+    }
+
+    /// Where the jump is.
+    pub(crate) fn at(&self) -> Gva {
+        self.first.at()
+    }
+
+    /// What has room for the jump.
+    pub(crate) fn first(&self) -> &Decoded {
+        &self.first
+    }
+
+    /// What is executed in the detour behind it.
+    pub(crate) fn then(&self) -> Option<&Decoded> {
+        self.then.as_ref()
+    }
+
+    pub(super) fn instructions(&self) -> impl Iterator<Item = &Decoded> {
+        std::iter::once(&self.first).chain(&self.then)
+    }
+
+    /// Where the detour jumps back to.
+    pub(super) fn next(&self) -> Gva {
+        self.then.unwrap_or(self.first).next()
+    }
+
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let bytes = self.instructions().flat_map(|decoded| decoded.bytes());
+        bytes.copied().collect()
+    }
+}

@@ -1,0 +1,383 @@
+//! The detours of a region: what the jumps of optimised probes lead to.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+use introspect::Gva;
+
+use super::cells::{Cell, Cells};
+use super::code::{Code, Exit, Work, assemble};
+use super::jumped::Jumped;
+use super::{DetourError, WayOut};
+use crate::plant::Jump;
+
+/// Detours begin at multiples of this.
+const ALIGNMENT: usize = 16;
+/// `jmp rel32`.
+const JUMP: u8 = 0xe9;
+
+/// What a detour is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Use {
+    /// It counts.
+    Count,
+    /// It records.
+    Record(Recording),
+}
+
+/// What a detour that records has to know of the guest and the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Recording {
+    /// Where the number of the processor is, from `gs`: 32 bits.
+    pub(crate) cpu: Gva,
+    /// What leaves the guest when the ring is full.
+    pub(crate) plant: u8,
+}
+
+/// Where a detour leaves what is to be known of its hits.
+#[derive(Clone, Debug)]
+pub(crate) enum Keeps {
+    /// A number of them.
+    Count(Cell),
+    /// Records in the ring, which say this of whose they are.
+    Records(u32),
+}
+
+/// A detour.
+#[derive(Clone, Debug)]
+pub(crate) struct MadeDetour {
+    /// Its first instruction.
+    pub(crate) entry: Gva,
+    /// See [`Keeps`].
+    pub(crate) keeps: Keeps,
+}
+
+impl MadeDetour {
+    /// The jump that leads to it from `at`.
+    ///
+    /// # Errors
+    ///
+    /// When it is too far away.
+    pub(crate) fn jump_from(&self, at: Gva) -> Result<Jump, DetourError> {
+        let behind = at.wrapping_add(std::mem::size_of::<Jump>() as u64);
+        let distance = self.entry.0.wrapping_sub(behind.0).cast_signed();
+        let distance = i32::try_from(distance).map_err(|_| DetourError::TooFar)?;
+        let [a, b, c, d] = distance.to_le_bytes();
+        Ok([JUMP, a, b, c, d])
+    }
+}
+
+/// Where a vCPU that has left the guest in a detour belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LeftAt {
+    /// What the detour's records say of whose they are.
+    pub(crate) who: u32,
+    /// Where it goes on.
+    pub(crate) on: Gva,
+}
+
+/// A detour to be written.
+#[derive(Debug)]
+pub(super) struct NewDetour {
+    /// From the beginning of the region.
+    pub(super) offset: usize,
+    pub(super) code: Code,
+    pub(super) detour: MadeDetour,
+}
+
+type Key = (Gva, Vec<u8>, Use);
+
+/// The detours of a region. As with copies, one that has been made stays until the whole region is evacuated; the same
+/// jump finds it again, and its cell counts on.
+#[derive(Debug)]
+pub(super) struct Detours {
+    base: Gva,
+    /// What is free of the region, from its beginning.
+    free: Range<usize>,
+    made: HashMap<Key, Made>,
+    exits: BTreeMap<Gva, LeftAt>,
+}
+
+#[derive(Debug)]
+struct Made {
+    detour: MadeDetour,
+    jump: Gva,
+    ways_out: Vec<(Gva, WayOut)>,
+}
+
+fn key(jumped: &Jumped, usage: Use) -> Key {
+    (jumped.at(), jumped.bytes(), usage)
+}
+
+impl Detours {
+    /// For a region that begins at `base`, in `room` of it.
+    pub(super) fn new(base: Gva, room: Range<usize>) -> Self {
+        Self {
+            base,
+            free: room,
+            made: HashMap::new(),
+            exits: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn of(&self, jumped: &Jumped, usage: Use) -> Option<MadeDetour> {
+        let made = self.made.get(&key(jumped, usage))?;
+        Some(made.detour.clone())
+    }
+
+    /// Where the jumps that lead to a detour are, or have been.
+    pub(super) fn originals(&self) -> impl Iterator<Item = Gva> {
+        self.made.values().map(|made| made.jump)
+    }
+
+    /// For each address at which a thread can be in a detour, where it would be without it.
+    pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
+        self.made
+            .values()
+            .flat_map(|made| made.ways_out.iter().copied())
+    }
+
+    /// Whose exit is at `at`.
+    pub(super) fn left_at(&self, at: Gva) -> Option<LeftAt> {
+        self.exits.get(&at).copied()
+    }
+
+    /// Puts a detour together. It counts as made when [`keep`](Self::keep) is called.
+    pub(super) fn assemble(
+        &self,
+        jumped: &Jumped,
+        usage: Use,
+        cells: &mut Cells,
+        ring: Option<Gva>,
+    ) -> Result<NewDetour, DetourError> {
+        let offset = self.free.start;
+        let entry = self.base.wrapping_add(offset as u64);
+        let (work, keeps) = match (usage, ring) {
+            (Use::Count, _) => {
+                let (at, cell) = cells.give()?;
+                (Work::Count(at), Keeps::Count(cell))
+            }
+            (Use::Record(Recording { cpu, plant }), Some(ring)) => {
+                let who =
+                    u32::try_from(self.made.len() + 1).map_err(|_| DetourError::NoMoreDetours)?;
+                let work = Work::Record {
+                    ring,
+                    who,
+                    cpu,
+                    plant,
+                };
+                (work, Keeps::Records(who))
+            }
+            (Use::Record(_), None) => return Err(DetourError::NoPlace),
+        };
+        let code = assemble(jumped, work, entry)?;
+        if code.bytes.len() > self.free.len() {
+            return Err(DetourError::NoMoreDetours);
+        }
+        let detour = MadeDetour { entry, keeps };
+        // What cannot be jumped to is not made.
+        detour.jump_from(jumped.at())?;
+        Ok(NewDetour {
+            offset,
+            code,
+            detour,
+        })
+    }
+
+    /// A detour has been written.
+    pub(super) fn keep(&mut self, new: NewDetour, jumped: &Jumped, usage: Use) -> MadeDetour {
+        let end = new.offset + new.code.bytes.len();
+        self.free.start = end.next_multiple_of(ALIGNMENT).min(self.free.end);
+        if let (Some(Exit { at, on }), Keeps::Records(who)) = (new.code.exit, &new.detour.keeps) {
+            self.exits.insert(at, LeftAt { who: *who, on });
+        }
+        self.made.insert(
+            key(jumped, usage),
+            Made {
+                detour: new.detour.clone(),
+                jump: jumped.at(),
+                ways_out: new.code.ways_out,
+            },
+        );
+        new.detour
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use introspect::Gpa;
+    use introspect::insn::{Decoded, decode};
+    use vmm::Pop;
+
+    use super::*;
+    use crate::detour::cells::CELL_BYTES;
+    use crate::guest::fake::FakeMemory;
+
+    const BASE: Gva = Gva(0xffff_ffff_9000_0000);
+    const DATA: Gva = Gva(0xffff_ffff_9020_0000);
+    const RING: Gva = Gva(0xffff_ffff_9040_0000);
+    const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
+    const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+    const RECORD: Use = Use::Record(Recording {
+        cpu: Gva(0x1_fb80),
+        plant: 0xee,
+    });
+
+    fn cells(bytes: u64) -> Cells {
+        Cells {
+            memory: Arc::new(FakeMemory::new(vec![0; 4096])),
+            base: DATA,
+            gpa: Gpa(0),
+            bytes,
+            given: 0,
+        }
+    }
+
+    fn nop(at: Gva) -> Jumped {
+        let nop = decode(&NOP5, at).expect("an instruction");
+        Jumped::new(nop, None).expect("room")
+    }
+
+    /// What is left of a call, and `push rbp` behind it.
+    fn traced() -> Jumped {
+        let push = decode(&[0x55], TEXT.wrapping_add(5)).expect("an instruction");
+        let nop = decode(&NOP5, TEXT).expect("an instruction");
+        Jumped::new(nop, Some(push)).expect("one behind the other")
+    }
+
+    fn instructions(bytes: &[u8], at: Gva) -> Vec<Decoded> {
+        let (mut done, mut found) = (0, Vec::new());
+        while done < bytes.len() {
+            let at = at.wrapping_add(done as u64);
+            let decoded = decode(&bytes[done..], at).expect("an instruction");
+            done += decoded.len();
+            found.push(decoded);
+        }
+        found
+    }
+
+    #[test]
+    fn a_detour_counts_executes_what_was_there_and_jumps_back() {
+        let mut detours = Detours::new(BASE, 0x40..0x1000);
+        let jumped = traced();
+        let new = detours
+            .assemble(&jumped, Use::Count, &mut cells(4096), None)
+            .expect("there is room");
+        assert_eq!((new.offset, new.detour.entry), (0x40, Gva(BASE.0 + 0x40)));
+        let code = instructions(&new.code.bytes, new.detour.entry);
+        let texts: Vec<String> = code.iter().map(Decoded::text).collect();
+        assert_eq!(
+            texts[..],
+            [
+                "pushfq",
+                "lock inc qword ptr [0xffffffff90200000]",
+                "popfq",
+                "nop dword ptr [rax+rax]",
+                "push rbp",
+                "jmp 0xffffffff81000006",
+            ]
+        );
+        let jump = new.detour.jump_from(TEXT).expect("near enough");
+        let jump = decode(&jump, TEXT).expect("a jump");
+        assert_eq!(jump.branch_target(), Some(new.detour.entry));
+
+        // There is a way out from each of its instructions.
+        assert!(detours.of(&jumped, Use::Count).is_none());
+        detours.keep(new, &jumped, Use::Count);
+        assert!(detours.of(&jumped, Use::Count).is_some());
+        assert!(detours.of(&jumped, RECORD).is_none());
+        let ways: Vec<_> = detours.ways_out().collect();
+        let places: Vec<_> = code.iter().map(Decoded::at).collect();
+        assert_eq!(ways.iter().map(|(at, _)| *at).collect::<Vec<_>>(), places);
+        let to: Vec<_> = ways
+            .iter()
+            .map(|(_, way)| (way.to.0 - TEXT.0, way.pops.len()))
+            .collect();
+        assert_eq!(to, [(0, 0), (0, 1), (0, 1), (0, 0), (5, 0), (6, 0)]);
+    }
+
+    #[test]
+    fn one_that_records_can_be_left_from_each_of_its_instructions() {
+        let mut detours = Detours::new(BASE, 0x40..0x1000);
+        let jumped = traced();
+        let new = detours
+            .assemble(&jumped, RECORD, &mut cells(4096), Some(RING))
+            .expect("there is room");
+        let code = instructions(&new.code.bytes, new.detour.entry);
+        let exit = new.code.exit.expect("it can be full");
+        detours.keep(new, &jumped, RECORD);
+        let ways: BTreeMap<_, _> = detours.ways_out().collect();
+        assert_eq!(ways.len(), code.len());
+        // What is on the stack is what the instructions before have pushed.
+        let mut pushed = Vec::new();
+        let mut is_behind = false;
+        for decoded in &code {
+            let way = ways[&decoded.at()];
+            if !is_behind && way.to == TEXT {
+                let popped: Vec<Pop> = pushed.iter().rev().copied().collect();
+                assert_eq!(way.pops, popped, "{}", decoded.text());
+            }
+            match &decoded.text()[..] {
+                "pushfq" => pushed.push(Pop::Flags),
+                "push rax" => pushed.push(Pop::Rax),
+                "push rcx" => pushed.push(Pop::Rcx),
+                "push rdx" => pushed.push(Pop::Rdx),
+                "popfq" => drop(pushed.pop()),
+                text if text.starts_with("pop ") => drop(pushed.pop()),
+                // The other end follows, where all is pushed again.
+                text if text.starts_with("jmp") => is_behind = true,
+                _ => (),
+            }
+        }
+        assert!(pushed.is_empty());
+        let left = detours.left_at(exit.at).expect("it is known");
+        assert_eq!((left.who, ways[&left.on]), (1, WayOut::plain(TEXT)));
+        assert_eq!(ways[&exit.at], WayOut::plain(TEXT));
+        // As the target says: no more than 60 for a record, the jump and what was there included.
+        let taken = code.iter().take_while(|decoded| decoded.at() != exit.at);
+        let restores = 4;
+        assert!(1 + taken.count() - restores <= 60);
+    }
+
+    #[test]
+    fn each_has_a_cell_of_its_own_until_there_is_no_room() {
+        let mut detours = Detours::new(BASE, 0..0x1000);
+        let mut cells = cells(3 * CELL_BYTES);
+        let mut seen = Vec::new();
+        for i in 0..3 {
+            let jumped = nop(TEXT.wrapping_add(64 * i));
+            let new = detours
+                .assemble(&jumped, Use::Count, &mut cells, None)
+                .expect("room");
+            let offset = new.offset;
+            let Keeps::Count(cell) = detours.keep(new, &jumped, Use::Count).keeps else {
+                panic!("it counts");
+            };
+            seen.push((format!("{cell:?}"), offset));
+        }
+        let expected = [(0, 0), (16, 32), (32, 64)];
+        let expected = expected.map(|(gpa, offset)| (format!("Cell({:?})", Gpa(gpa)), offset));
+        assert_eq!(seen, expected);
+        let jumped = nop(TEXT.wrapping_add(1000));
+        let full = detours.assemble(&jumped, Use::Count, &mut cells, None);
+        assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
+
+        let detours = Detours::new(BASE, 0..8);
+        let full = detours.assemble(&nop(TEXT), Use::Count, &mut self::cells(4096), None);
+        assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
+    }
+
+    #[test]
+    fn what_is_too_far_or_too_short_is_not_jumped_over() {
+        let detours = Detours::new(BASE, 0..0x1000);
+        let far = nop(Gva(0x10_0000_0000));
+        let far = detours.assemble(&far, Use::Count, &mut cells(4096), None);
+        assert!(matches!(far, Err(DetourError::TooFar)), "{far:?}");
+        let push = decode(&[0x55], TEXT).expect("an instruction");
+        assert_eq!(Jumped::new(push, None), None);
+        let nop = decode(&NOP5, TEXT).expect("an instruction");
+        assert_eq!(Jumped::new(nop, Some(push)), None, "not behind it");
+    }
+}

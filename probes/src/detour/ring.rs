@@ -1,0 +1,234 @@
+//! The ring: what detours that record leave, and who takes it out.
+//!
+//! ```text
+//!             taken out      taken          free
+//!  slots   ┌───────────┬───────────────┬──────────────┐
+//!          └───────────┴───────────────┴──────────────┘
+//!                      ▲               ▲        ▲
+//!                     tail            head     head may come so far: LIMIT behind tail
+//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ]    who = 0: not written, or not yet
+//! ```
+//!
+//! A detour looks whether there is room, takes a slot with `lock xadd` on the head, fills it, and writes `who` last:
+//! x86 lets nobody see that before the rest. It has interrupts off meanwhile, so that nobody who takes a slot sleeps
+//! before it is filled. Between the look and the taking, other processors may take slots; an NMI of this one too. So
+//! room is [`SLACK`] slots less than there are.
+//!
+//! Whoever takes out does it under a lock of ours, in the order in which the slots were taken, up to the first that is
+//! not written yet. He clears `who`, and only then moves the tail. What the guest finds as the tail is a copy: nothing
+//! that the guest writes makes him look elsewhere, or further than once around.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use introspect::{Gpa, Gva};
+
+use super::DetourError;
+use crate::guest::{GuestError, GuestMemory};
+
+/// How many slots there are; a power of two.
+pub(super) const SLOTS: u64 = 8192;
+/// Three cache lines.
+pub(super) const SLOT_BYTES: u64 = 192;
+/// More than processors can be between the look and the taking, each with an NMI on top: KVM gives a guest 254.
+const SLACK: u64 = 1024;
+/// So many slots can be taken that have not been taken out.
+pub(crate) const LIMIT: u64 = SLOTS - SLACK;
+
+/// Where the head is, from the beginning. On a cache line of its own, as the tail is.
+pub(crate) const HEAD: u64 = 0;
+pub(super) const TAIL: u64 = 64;
+/// Where the first slot is.
+pub(crate) const FIRST: u64 = 4096;
+
+/// In a slot.
+pub(super) const WHO: u64 = 0;
+pub(super) const CPU: u64 = 4;
+pub(super) const TSC: u64 = 8;
+/// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
+pub(super) const REGISTERS: u64 = 16;
+pub(super) const FLAGS: u64 = REGISTERS + 16 * 8;
+
+const _: () = assert!(FLAGS + 8 <= SLOT_BYTES && SLOTS.is_power_of_two());
+const _: () = assert!(FIRST + SLOTS * SLOT_BYTES <= super::place::REGION_BYTES);
+
+/// What a detour has left.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Record {
+    /// The detour, by the number that it has.
+    pub(crate) who: u32,
+    /// The processor, as the guest numbers them.
+    pub(crate) cpu: u32,
+    /// The processor's time stamp counter.
+    pub(crate) tsc: u64,
+    /// RIP is 0.
+    pub(crate) regs: vmm::kvm_regs,
+}
+
+/// See the module's text.
+pub(crate) struct Ring {
+    memory: Arc<dyn GuestMemory>,
+    gpa: Gpa,
+    /// As the guest's kernel sees it.
+    pub(super) base: Gva,
+    reader: Mutex<Reader>,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Ring").field(&self.base).finish()
+    }
+}
+
+/// Who takes out.
+#[derive(Debug)]
+struct Reader {
+    tail: u64,
+    /// Detours find room.
+    is_open: bool,
+}
+
+impl Ring {
+    /// In memory that is all zero, as the guest's kernel sees it at `base`. Detours find it full until it is opened.
+    pub(super) fn new(
+        memory: Arc<dyn GuestMemory>,
+        gpa: Gpa,
+        base: Gva,
+    ) -> Result<Self, DetourError> {
+        let ring = Self {
+            memory,
+            gpa,
+            base,
+            reader: Mutex::new(Reader {
+                tail: 0,
+                is_open: false,
+            }),
+        };
+        ring.publish(&ring.reader())?;
+        Ok(ring)
+    }
+
+    fn reader(&self) -> MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the guest how far has been taken out.
+    fn publish(&self, reader: &Reader) -> Result<(), GuestError> {
+        let shown = if reader.is_open {
+            reader.tail
+        } else {
+            reader.tail.wrapping_sub(SLOTS)
+        };
+        let at = self.gpa.wrapping_add(TAIL);
+        Ok(self.memory.write(at, &shown.to_le_bytes())?)
+    }
+
+    /// Whether detours may find room.
+    pub(crate) fn is_open(&self) -> bool {
+        self.reader().is_open
+    }
+
+    /// Lets detours record.
+    ///
+    /// # Errors
+    ///
+    /// When its memory cannot be written.
+    pub(crate) fn open(&self) -> Result<(), GuestError> {
+        let mut reader = self.reader();
+        reader.is_open = true;
+        self.publish(&reader)
+    }
+
+    /// Whether a slot has been taken that has not been taken out. No lock is waited for.
+    pub(crate) fn has_records(&self) -> bool {
+        let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD));
+        let shown = self.memory.read_u64(self.gpa.wrapping_add(TAIL));
+        head.ok() != shown.ok()
+    }
+
+    /// Takes out what is there, in order, and hands it to `tell`. Any thread may; one at a time does.
+    ///
+    /// # Errors
+    ///
+    /// When its memory cannot be used.
+    pub(crate) fn take_out(&self, tell: impl FnMut(Record)) -> Result<(), GuestError> {
+        self.take(false, tell)
+    }
+
+    /// The same, past slots that nobody will write any more: all who were in a detour have left it.
+    ///
+    /// # Errors
+    ///
+    /// When its memory cannot be used.
+    pub(crate) fn take_out_all(&self, tell: impl FnMut(Record)) -> Result<(), GuestError> {
+        self.take(true, tell)
+    }
+
+    fn take(&self, past_holes: bool, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
+        let mut reader = self.reader();
+        let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD))?;
+        // The guest may have written anything there.
+        let taken = head.wrapping_sub(reader.tail).min(SLOTS);
+        let mut moved = false;
+        for _ in 0..taken {
+            let mut slot = [0; SLOT_BYTES as usize];
+            let index = reader.tail % SLOTS;
+            let at = self.gpa.wrapping_add(FIRST + index * SLOT_BYTES);
+            let who = self.memory.read_u64(at)?;
+            if who as u32 == 0 && !past_holes {
+                break;
+            }
+            // Read behind `who`, which was written behind the rest.
+            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
+            self.memory.read(at, &mut slot)?;
+            self.memory.write(at, &[0; 8])?;
+            reader.tail = reader.tail.wrapping_add(1);
+            moved = true;
+            let record = Record::read(&slot);
+            if record.who != 0 {
+                tell(record);
+            }
+        }
+        if moved {
+            self.publish(&reader)?;
+        }
+        Ok(())
+    }
+}
+
+impl Record {
+    fn read(slot: &[u8; SLOT_BYTES as usize]) -> Self {
+        let bytes = |at: u64, len: usize| {
+            let at = usize::try_from(at).unwrap_or(0);
+            let mut value = [0; 8];
+            value[..len].copy_from_slice(&slot[at..at + len]);
+            u64::from_le_bytes(value)
+        };
+        let half = |at: u64| u32::try_from(bytes(at, 4)).unwrap_or(0);
+        let register = |number: u64| bytes(REGISTERS + 8 * number, 8);
+        Self {
+            who: half(WHO),
+            cpu: half(CPU),
+            tsc: bytes(TSC, 8),
+            regs: vmm::kvm_regs {
+                rax: register(0),
+                rcx: register(1),
+                rdx: register(2),
+                rbx: register(3),
+                rsp: register(4),
+                rbp: register(5),
+                rsi: register(6),
+                rdi: register(7),
+                r8: register(8),
+                r9: register(9),
+                r10: register(10),
+                r11: register(11),
+                r12: register(12),
+                r13: register(13),
+                r14: register(14),
+                r15: register(15),
+                rflags: bytes(FLAGS, 8),
+                rip: 0,
+            },
+        }
+    }
+}

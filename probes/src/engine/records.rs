@@ -1,0 +1,168 @@
+//! Records: hits that detours have left in the ring, told as if their vCPU had left the guest for each.
+//!
+//! Threads: a thread of the session takes them out every few milliseconds; so does a vCPU that has left the guest and is
+//! about to tell something, so that what is told is in order; so does whoever asks for numbers. One at a time does, and
+//! nobody who does waits for a vCPU. `docs/optimised.md` has the rest.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use introspect::Gva;
+
+use super::Engine;
+use super::trap::HitOutcome;
+use crate::detour::{LeftAt, Record, Ring};
+use crate::guest::{GuestError, Vcpu};
+use crate::registry::{Probe, Purpose};
+
+/// IA32_TIME_STAMP_COUNTER.
+const MSR_TSC: u32 = 0x10;
+
+/// Whose records are whose, and what their times are.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    owners: Mutex<HashMap<u32, Owner>>,
+    /// How fast time stamp counters count, kHz; 0 while that is not known.
+    khz: AtomicU64,
+    /// What the guest's was at a time of ours.
+    set: OnceLock<ClockSet>,
+    /// When the last record was, by our clock.
+    last_ns: AtomicU64,
+    /// Records that no detour of ours can have left.
+    foreign: AtomicU64,
+}
+
+/// Who is told of a detour's hits.
+#[derive(Clone, Debug)]
+struct Owner {
+    probe: Arc<Probe>,
+    /// What the probe is about.
+    ip: Gva,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ClockSet {
+    tsc: u64,
+    ns: u64,
+}
+
+impl Records {
+    fn owners(&self) -> MutexGuard<'_, HashMap<u32, Owner>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The detour of this number records for `probe`, which is about `ip`. The other vCPUs are paused.
+    pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) {
+        let probe = Arc::clone(probe);
+        self.owners().insert(who, Owner { probe, ip });
+    }
+
+    /// There is no detour any more.
+    pub(super) fn forget_owners(&self) {
+        self.owners().clear();
+    }
+
+    /// Finds out how fast time stamp counters count, if that is not known: in some 20 ms.
+    pub(super) fn measure_clock(&self) {
+        if self.khz.load(Ordering::Acquire) == 0 {
+            self.khz.store(vmm::tsc_khz().max(1), Ordering::Release);
+        }
+    }
+
+    /// When a record was made: by the guest's counter, but not before the one that was taken out before it, and not
+    /// later than now.
+    fn time(&self, tsc: u64, now_ns: u64) -> u64 {
+        let khz = self.khz.load(Ordering::Acquire).max(1);
+        let by_counter = self.set.get().map_or(now_ns, |set| {
+            let ticks = i128::from(tsc.wrapping_sub(set.tsc).cast_signed());
+            let ns = i128::from(set.ns) + ticks * 1_000_000 / i128::from(khz);
+            u64::try_from(ns).unwrap_or(0)
+        });
+        let last = self.last_ns.load(Ordering::Relaxed);
+        let ns = by_counter.max(last).min(now_ns);
+        self.last_ns.store(ns, Ordering::Relaxed);
+        ns
+    }
+}
+
+impl Engine {
+    /// Tells of the hits that detours have recorded, if there are some. Any thread may do so at any time. Says how many
+    /// there were.
+    pub fn take_out_records(&self) -> usize {
+        let Some(ring) = self.detour.ring().filter(|ring| ring.has_records()) else {
+            return 0;
+        };
+        let mut taken = 0;
+        let done = ring.take_out(|record| {
+            taken += 1;
+            self.tell_record(&record);
+        });
+        self.heed(done);
+        taken
+    }
+
+    /// The same when the region is gone: nobody is in a detour any more.
+    pub(super) fn take_out_last_records(&self, ring: &Ring) {
+        self.heed(ring.take_out_all(|record| self.tell_record(&record)));
+        self.records.forget_owners();
+    }
+
+    fn heed(&self, done: Result<(), GuestError>) {
+        if let Err(error) = done {
+            self.note(None, format!("records cannot be read: {error}"));
+        }
+    }
+
+    fn tell_record(&self, record: &Record) {
+        let owner = self.records.owners().get(&record.who).cloned();
+        let Some(Owner { probe, ip }) = owner else {
+            if self.records.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
+                let text = "the guest writes to the ring of records: there is one of no probe";
+                self.note(None, text.to_owned());
+            }
+            return;
+        };
+        probe.count_recorded();
+        let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
+        let ts_ns = self.records.time(record.tsc, self.now_ns());
+        self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs);
+    }
+
+    /// A vCPU has left the guest in a detour that found no room: the ring is made empty, and its hit is told from here.
+    pub(super) fn on_full(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        left: LeftAt,
+    ) -> Result<HitOutcome, GuestError> {
+        self.open_ring(vcpu)?;
+        let mut regs = vcpu.regs()?;
+        let owner = self.records.owners().get(&left.who).cloned();
+        if let Some(Owner { probe, ip }) = owner
+            && probe.planted_at().is_some()
+            && matches!(probe.purpose, Purpose::Trace)
+        {
+            probe.count_hit();
+            self.tell_hit(&probe, vcpu.index(), ip.into(), &regs);
+        }
+        regs.rip = left.on.0;
+        vcpu.set_regs(&regs)?;
+        Ok(HitOutcome::Resume)
+    }
+
+    /// The ring is closed until it is known what the counters in records mean.
+    fn open_ring(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+        let Some(ring) = self.detour.ring().filter(|ring| !ring.is_open()) else {
+            return Ok(());
+        };
+        if self.records.khz.load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        if self.records.set.get().is_none() {
+            let tsc = vcpu.read_msr(MSR_TSC)?;
+            let ns = self.now_ns();
+            self.records.set.get_or_init(|| ClockSet { tsc, ns });
+        }
+        ring.open()
+    }
+}

@@ -1,0 +1,256 @@
+//! When jumps come and go.
+
+use super::*;
+
+#[test]
+fn the_first_hit_exits_and_no_other() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    assert_eq!(rig.shown(at), [0xee, 1, 0, 0, 0]);
+    assert_eq!(rig.call(at, 5), 6);
+    assert_eq!(rig.counted(0), (1, 1, Some(Tier::Optimised)));
+    let [jump, ..] = rig.shown::<5>(at);
+    assert_eq!(jump, 0xe9);
+    assert_eq!(rig.own(at), ROOMY);
+    for n in 0..100 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    assert_eq!(rig.counted(0), (101, 1, Some(Tier::Optimised)));
+    assert!(rig.notes().is_empty());
+}
+
+#[test]
+fn cells_can_be_written_and_not_executed_and_code_the_other_way_round() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    let bare = Bare {
+        ram: Arc::clone(&rig.memory),
+        detour: rig.paused.detour(),
+    };
+    let mut paging = vcpu(at).state.paging;
+    let code = walk(&bare, &paging, REGION).expect("mapped");
+    assert!(code.executable && !code.writable && !code.user);
+    assert!(walk(&bare, &paging, CELLS).expect("mapped").writable);
+
+    // Where the processor knows of it.
+    paging.efer |= 1 << 11;
+    let mut vcpu = vcpu(at);
+    vcpu.state.paging = paging;
+    let rig = Rig::counting(&kernel, &["probed"]);
+    vcpu.regs = rig.calling(at, 0, STACK).regs;
+    rig.run(&mut vcpu, 100);
+    let bare = Bare {
+        ram: Arc::clone(&rig.memory),
+        detour: rig.paused.detour(),
+    };
+    let cells = walk(&bare, &paging, CELLS).expect("mapped");
+    assert!(cells.writable && !cells.executable && !cells.user);
+}
+
+#[test]
+fn a_call_that_is_not_traced_is_jumped_over_and_its_plant_stays() {
+    let (rig, at, _) = traced();
+    let behind = at.wrapping_add(5);
+    let [jump, _, _, _, _, plant] = rig.shown::<6>(at);
+    assert_eq!((jump, plant), (0xe9, 0xee));
+    for n in 0..10 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    assert_eq!(rig.counted(0), (10, 0, Some(Tier::Optimised)));
+    // A task that was interrupted before the plant when there was no jump.
+    assert_eq!(rig.call(behind, 1), 2);
+    assert_eq!(rig.counted(0).0, 11);
+    assert_eq!(rig.own(at), TRACED);
+}
+
+#[test]
+fn the_kernel_reads_its_own_bytes_and_patches_them() {
+    let (rig, at, copy) = traced();
+    // It compares before it patches.
+    let mut vcpu = rig.calling(copy, 0x2_0000, STACK);
+    (vcpu.regs.rsi, vcpu.regs.rdx) = (at.0, 5);
+    let outcome = rig.engine.on_hit(&mut vcpu, copy).expect("handled");
+    assert_eq!(outcome, HitOutcome::NeedsPause);
+    let mut seen = [0; 6];
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, copy, |_, _| {
+            seen = rig.shown(at);
+            Ok(Ran::At(Gva(RETURN)))
+        })
+        .expect("handled");
+    assert_eq!(seen[..5], TRACED[..5]);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+
+    // int3, the rest, and the first byte; each is what it then sees.
+    let call = [0xe8, 1, 2, 3, 4];
+    rig.guest_writes(at, &[0xcc]);
+    assert_eq!(rig.shown(at), [0xcc, 0x1f, 0x44, 0, 0]);
+    rig.guest_writes(at.wrapping_add(1), &call[1..]);
+    rig.guest_writes(at, &call[..1]);
+    assert_eq!(rig.shown(at), call);
+    // Calls are counted as before.
+    assert_eq!(rig.call(at.wrapping_add(5), 7), 8);
+    let (hits, exits, tier) = rig.counted(0);
+    assert_eq!((hits, exits, tier), (1, 1, Some(Tier::Emulated)));
+    assert_eq!(rig.shown(at), call, "a call is not jumped over");
+    assert!(rig.probe(0).unoptimised.is_some());
+    // And back.
+    for (n, byte) in TRACED[..5].iter().enumerate() {
+        rig.guest_writes(at.wrapping_add(n as u64), &[*byte]);
+    }
+    assert_eq!(rig.call(at, 7), 8, "the plant tells that it may be again");
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    assert_eq!(rig.call(at, 7), 8);
+    assert_eq!(rig.counted(0), (3, 2, Some(Tier::Optimised)));
+}
+
+#[test]
+fn a_guest_write_makes_the_jump_go_and_the_next_hit_brings_it_back() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    // What it has read there and stores back.
+    let shown: [u8; 5] = rig.shown(at);
+    rig.guest_writes(at, &shown);
+    assert_eq!((rig.shown(at), rig.own(at)), (shown, ROOMY));
+    // mov eax, 0x101
+    rig.guest_writes(at.wrapping_add(2), &[1]);
+    assert_eq!(rig.shown(at), [0xee, 1, 1, 0, 0]);
+    assert_eq!(rig.call(at, 0), 0x101);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    assert_eq!(rig.call(at, 0), 0x101);
+    assert_eq!(rig.counted(0), (3, 2, Some(Tier::Optimised)));
+}
+
+#[test]
+fn whatever_needs_an_exit_makes_the_jump_go() {
+    type Change = fn(&Rig);
+    let changes: [(&str, Change, Change); 4] = [
+        (
+            "a probe beside it",
+            |rig| {
+                let beside = [new("probed")];
+                rig.engine.register(&rig.paused, &beside).expect("done");
+            },
+            |rig| {
+                let last = rig.engine.ids()[1];
+                rig.engine.unregister(&rig.paused, &[last]).expect("done");
+            },
+        ),
+        (
+            "a return probe beside it",
+            |rig| {
+                let spec: ProbeSpec = "kretprobe:probed".parse().expect("a probe");
+                rig.engine
+                    .register(&rig.paused, &[spec.into()])
+                    .expect("done");
+            },
+            |rig| {
+                let last = rig.engine.ids()[1];
+                rig.engine.unregister(&rig.paused, &[last]).expect("done");
+            },
+        ),
+        (
+            "the knob of optimisation",
+            |rig| rig.engine.set_optimising(&rig.paused, false).expect("set"),
+            |rig| rig.engine.set_optimising(&rig.paused, true).expect("set"),
+        ),
+        (
+            "a switch",
+            |rig| {
+                let id = rig.engine.ids()[0];
+                rig.engine
+                    .set_enabled(&rig.paused, id, false)
+                    .expect("done");
+                assert_eq!(rig.call(Gva(AT), 0), 1);
+                rig.engine.set_enabled(&rig.paused, id, true).expect("done");
+                rig.engine.set_optimising(&rig.paused, false).expect("set");
+            },
+            |rig| rig.engine.set_optimising(&rig.paused, true).expect("set"),
+        ),
+    ];
+    let (kernel, at) = one_roomy();
+    assert_eq!(at.0, AT);
+    for (name, begin, end) in changes {
+        let rig = Rig::counting(&kernel, &["probed"]);
+        assert_eq!((rig.call(at, 0), rig.call(at, 1)), (1, 2));
+        begin(&rig);
+        assert_eq!(rig.shown(at), [0xee, 1, 0, 0, 0], "{name}");
+        assert_eq!(rig.probe(0).tier, Some(Tier::Emulated), "{name}");
+        if !name.contains("return") {
+            assert_eq!(rig.call(at, 2), 3);
+            assert_eq!(rig.counted(0).0, 3, "{name}");
+        }
+        let before = rig.counted(0);
+        end(&rig);
+        assert_eq!(rig.shown::<1>(at), [0xe9], "{name}");
+        assert_eq!(rig.call(at, 3), 4);
+        let after = (before.0 + 1, before.1, Some(Tier::Optimised));
+        assert_eq!(rig.counted(0), after, "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_jumped_over_says_why() {
+    for (code, why) in [
+        (
+            &PLAIN[..],
+            "`push rbp` has fewer than the 5 bytes of a jump",
+        ),
+        (
+            // mov eax, [rip + 2]; ret
+            &[0x8b, 0x05, 2, 0, 0, 0, 0xc3],
+            "`mov eax, [0xffffffff81000008]` would not do the same in a detour",
+        ),
+    ] {
+        let (kernel, at) = one("probed", code);
+        let rig = Rig::counting(&kernel, &["probed"]);
+        for _ in 0..2 {
+            rig.call(at, 0x2_0000);
+        }
+        let probe = rig.probe(0);
+        assert_eq!((probe.hits, probe.exits), (2, 2));
+        assert_eq!(probe.unoptimised.as_deref(), Some(why));
+        assert!(rig.paused.detour().is_none());
+    }
+    // What only a look at the whole kernel tells.
+    let copied = "this code is copied or patched by the kernel in ways of its own";
+    let branched =
+        "something may branch to 0xffffffff81000001, in the middle of what a jump would replace";
+    // mov eax, 1; ret; jmp into the first one
+    let overlapping = [0xb8, 1, 0, 0, 0, 0xc3, 0xeb, 0xf9];
+    for (name, code, why) in [
+        ("ftrace_caller", &ROOMY[..], copied),
+        ("probed", &overlapping, branched),
+    ] {
+        let (kernel, at) = one(name, code);
+        let rig = Rig::counting(&kernel, &[name]);
+        rig.call(at, 0);
+        assert_eq!(rig.shown::<1>(at), [0xee], "{name}");
+        assert_eq!(rig.probe(0).unoptimised.as_deref(), Some(why));
+    }
+    // Nobody counts.
+    let (kernel, at) = one_roomy();
+    let rig = Rig::new(&kernel, &["kprobe:probed"]);
+    rig.call(at, 0);
+    assert_eq!(rig.shown::<1>(at), [0xee]);
+    assert_eq!(rig.probe(0).unoptimised, None);
+}
+
+#[test]
+fn who_is_in_a_detour_when_the_jump_goes_is_counted() {
+    let (kernel, at) = one_roomy();
+    for steps in 0..7 {
+        let rig = Rig::counting(&kernel, &["probed"]);
+        rig.call(at, 0);
+        let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+        assert_eq!(rig.run(&mut vcpu, steps), Stepped::On);
+        rig.engine
+            .set_optimising(&rig.paused, false)
+            .expect("jumps go");
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!((vcpu.regs.rax, vcpu.regs.rflags), (5, FLAGS));
+        assert_eq!(rig.counted(0).0, 2, "after {steps} steps");
+    }
+}

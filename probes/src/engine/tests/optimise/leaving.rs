@@ -1,0 +1,109 @@
+//! Who is in a detour when the region goes, and what fails.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+
+#[test]
+fn the_knob_moves_everybody_out_of_detours() {
+    let (kernel, at) = one_roomy();
+    for interrupted in [false, true] {
+        for steps in 0..7 {
+            let rig = Rig::counting(&kernel, &["probed"]);
+            rig.call(at, 0);
+            let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+            assert_eq!(rig.run(&mut vcpu, steps), Stepped::On);
+            let frame = interrupted.then(|| frame(&rig, &vcpu));
+            rig.engine.disarm_all(&rig.paused).expect("disarmed");
+            assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
+            assert_eq!((rig.word(CODE_ENTRY), rig.word(DATA_ENTRY)), (0, 0));
+            assert_eq!(rig.shown(at), ROOMY);
+            match frame {
+                Some(frame) => return_from(&rig, frame, &mut vcpu),
+                None => heed(&rig, &mut vcpu),
+            }
+            assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+            let regs = vcpu.regs;
+            let left = (regs.rax, regs.rflags, regs.rsp);
+            assert_eq!(left, (5, FLAGS, STACK - 0x100), "after {steps} steps");
+            let (hits, exits, tier) = rig.counted(0);
+            assert_eq!((exits, tier), (1, Some(Tier::Optimised)));
+            assert_eq!(hits, 1 + u64::from(steps > 2), "after {steps} steps");
+        }
+    }
+}
+
+/// A frame whose stack pointer is on a page that nobody can tell.
+#[test]
+fn who_cannot_be_moved_keeps_the_region() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+    rig.run(&mut vcpu, 2);
+    let torn = STACK - 0x1000 - 8;
+    rig.memory.put(torn, &vcpu.regs.rip.to_le_bytes());
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_some());
+    assert_eq!(rig.notes().len(), 1);
+    assert_eq!(rig.shown(at), ROOMY);
+    assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+    assert_eq!(vcpu.regs.rax, 5);
+    // Gone from there, it goes with the next turn of the knob.
+    rig.memory.put(torn, &[0; 8]);
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_none());
+}
+
+/// Until the vCPUs have left the last region no jump comes; then the next hit brings it.
+#[test]
+fn a_region_that_is_being_left_is_waited_for() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    rig.paused.moving.store(true, Ordering::Relaxed);
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    for _ in 0..2 {
+        rig.call(at, 0);
+        assert_eq!(rig.shown::<1>(at), [0xee]);
+        assert_eq!(rig.probe(0).tier, Some(Tier::Emulated));
+    }
+    rig.paused.moving.store(false, Ordering::Relaxed);
+    rig.call(at, 0);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    rig.call(at, 0);
+    assert_eq!(rig.counted(0), (5, 4, Some(Tier::Optimised)));
+}
+
+/// Each request fails in turn: the guest runs as ever, and every call is counted.
+#[test]
+fn what_fails_leaves_the_plant() {
+    let (kernel, at) = one_roomy();
+    let mut fails = 0;
+    for n in 1.. {
+        let rig = Rig::counting(&kernel, &["probed"]);
+        let mut vcpu = rig.calling(at, 1, STACK);
+        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        assert_eq!(outcome, HitOutcome::NeedsPause);
+        rig.paused.requests.fail(n);
+        let failed = rig
+            .engine
+            .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("in place"))
+            .is_err();
+        let over = rig.paused.requests.made() < n;
+        rig.paused.requests.fail(0);
+        let is_optimised = rig.shown::<1>(at) == [0xe9];
+        assert!(!failed || !is_optimised, "request {n}");
+        fails += u64::from(!is_optimised);
+        for i in 0..3 {
+            assert_eq!(rig.call(at, i), i + 1, "request {n}");
+        }
+        assert_eq!(rig.counted(0).0, 4, "request {n}");
+        if over {
+            break;
+        }
+    }
+    assert!(fails >= 3, "mapping, linking and the jump can fail");
+}

@@ -1,0 +1,294 @@
+//! Jumps in the place of plants: what the guest computes, and what is counted and recorded.
+//!
+//! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
+//! ours, detours. A plant is a hit.
+
+mod jumps;
+mod leaving;
+mod random;
+mod records;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
+use introspect::{Gpa, Gva, PhysMemory, TaskLayout, Unreadable, walk};
+use vmm::Pop;
+
+use super::{ABILITIES, DATA, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
+use crate::engine::trap::HitOutcome;
+use crate::engine::{Action, NewProbe};
+use crate::guest::fake::{FakeMemory, FakeVcpu};
+use crate::guest::{GuestMemory, Ran, Unwritable};
+use crate::hit::{Passed, pass};
+use crate::plant::{Planter, Written};
+use crate::resolve::synthetic::SyntheticKernel;
+use crate::{PlantByte, ProbeSpec, Tier};
+
+/// `mov eax, 1; lea eax, [rax + rdi]; ret`
+const ROOMY: [u8; 9] = [0xb8, 1, 0, 0, 0, 0x8d, 0x04, 0x38, 0xc3];
+/// The same behind what is left of an ftrace call: `nop; push rbp; lea eax, [rdi + 1]; pop rbp; ret`
+const TRACED: [u8; 11] = [0x0f, 0x1f, 0x44, 0, 0, 0x55, 0x8d, 0x47, 1, 0x5d, 0xc3];
+const RDTSC: [u8; 2] = [0x0f, 0x31];
+/// What it gives.
+const TSC: u64 = 0x12_3456_789a;
+/// Where a call returns to: nothing is there.
+const RETURN: u64 = 0x5_0000;
+/// The entries behind the image's that are free, but for the one that is left out.
+const CODE_ENTRY: u64 = UPPER_DIRECTORY + 8 * 10;
+const DATA_ENTRY: u64 = CODE_ENTRY + 8;
+
+/// All memory there is, as the processor sees it.
+#[derive(Debug)]
+struct Bare {
+    ram: Arc<FakeMemory>,
+    detour: Option<Arc<FakeMemory>>,
+}
+
+impl PhysMemory for Bare {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        match &self.detour {
+            Some(detour) => self.ram.read(gpa, buf).or_else(|_| detour.read(gpa, buf)),
+            None => self.ram.read(gpa, buf),
+        }
+    }
+}
+
+impl Bare {
+    fn owner(&self, gpa: Gpa) -> &FakeMemory {
+        match &self.detour {
+            Some(detour) if gpa.0 >= crate::guest::fake::DETOUR_GPA => detour,
+            _ => &self.ram,
+        }
+    }
+}
+
+impl GuestMemory for Bare {
+    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable> {
+        self.owner(gpa).write(gpa, bytes)
+    }
+
+    fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable> {
+        self.owner(gpa).compare_exchange(gpa, old, new)
+    }
+
+    fn ranges(&self) -> Vec<Range<Gpa>> {
+        self.ram.ranges()
+    }
+}
+
+fn count(name: &str) -> NewProbe {
+    NewProbe {
+        action: Action::Count,
+        ..new(name)
+    }
+}
+
+fn new(name: &str) -> NewProbe {
+    format!("kprobe:{name}")
+        .parse::<ProbeSpec>()
+        .expect("a probe")
+        .into()
+}
+
+/// How a step of a vCPU ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Stepped {
+    On,
+    Returned,
+}
+
+impl Rig {
+    /// A guest with a function, and a probe that counts.
+    fn counting(kernel: &SyntheticKernel, names: &[&str]) -> Self {
+        let rig = Self::with(kernel, &[], ABILITIES);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let new: Vec<_> = names.iter().map(|name| count(name)).collect();
+        rig.engine.register(&rig.paused, &new).expect("registered");
+        rig
+    }
+
+    /// A guest with functions, and probes that tell their hits, on its processor 3.
+    fn recording(kernel: &SyntheticKernel, names: &[&str]) -> Self {
+        let rig = Self::with(kernel, &[], ABILITIES);
+        rig.keep_processor();
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let new: Vec<_> = names.iter().map(|name| new(name)).collect();
+        rig.engine.register(&rig.paused, &new).expect("registered");
+        rig
+    }
+
+    /// `gs` points to address 0 here.
+    fn keep_processor(&self) {
+        self.memory.put(DATA, &3u32.to_le_bytes());
+        self.engine.kernel().describe_tasks(TaskLayout {
+            current: Gva(DATA + 8),
+            processor: Some(Gva(DATA)),
+            comm: 0,
+            comm_bytes: 16,
+        });
+    }
+
+    /// The vCPU executes what memory shows at its RIP.
+    fn step(&self, vcpu: &mut FakeVcpu) -> Stepped {
+        if vcpu.regs.rip == RETURN {
+            return Stepped::Returned;
+        }
+        let bare = Arc::new(Bare {
+            ram: Arc::clone(&self.memory),
+            detour: self.paused.detour(),
+        });
+        let rip = Gva(vcpu.regs.rip);
+        let found = walk(&*bare, &vcpu.state.paging, rip).expect("mapped code");
+        let mut bytes = [0; MAX_LENGTH_BYTES];
+        bare.read(found.gpa, &mut bytes).expect("memory");
+        if bytes[0] == PlantByte::Port.value() {
+            match self.engine.on_hit(vcpu, rip).expect("handled") {
+                HitOutcome::Resume => (),
+                HitOutcome::NeedsPause => self.engine_alone(vcpu, rip),
+                HitOutcome::NotOurs => panic!("no plant at {rip}"),
+            }
+            return Stepped::On;
+        }
+        let decoded = decode(&bytes, rip).expect("an instruction");
+        if decoded.bytes() == RDTSC {
+            (vcpu.regs.rax, vcpu.regs.rdx) = (TSC & 0xffff_ffff, TSC >> 32);
+            vcpu.regs.rip = decoded.next().0;
+            return Stepped::On;
+        }
+        let memory: Arc<dyn GuestMemory> = bare;
+        let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
+        let passed = pass(vcpu, memory.as_ref(), &planter, Features::ALL, &decoded);
+        assert_eq!(passed.expect("executed"), Passed::Emulated, "{decoded:?}");
+        Stepped::On
+    }
+
+    fn engine_alone(&self, vcpu: &mut FakeVcpu, rip: Gva) {
+        let run = |_: &mut FakeVcpu, _: crate::guest::To<'_>| -> Result<Ran, _> {
+            panic!("nothing here is executed in place")
+        };
+        let hit = self
+            .engine
+            .on_paused_hit(vcpu, &self.paused, rip, run)
+            .expect("handled");
+        assert_eq!(hit, HitOutcome::Resume);
+    }
+
+    /// Lets the vCPU execute so many instructions, or up to its return.
+    fn run(&self, vcpu: &mut FakeVcpu, steps: usize) -> Stepped {
+        for _ in 0..steps {
+            if self.step(vcpu) == Stepped::Returned {
+                return Stepped::Returned;
+            }
+        }
+        Stepped::On
+    }
+
+    /// Calls a function of one argument.
+    fn call(&self, at: Gva, argument: u64) -> u64 {
+        let mut vcpu = self.calling(at, argument, STACK);
+        assert_eq!(self.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+        vcpu.regs.rax
+    }
+
+    /// A vCPU that has just called it.
+    fn calling(&self, at: Gva, argument: u64, stack: u64) -> FakeVcpu {
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rsp = stack - 8;
+        vcpu.regs.rdi = argument;
+        vcpu.regs.rflags = FLAGS;
+        self.memory.put(stack - 8, &RETURN.to_le_bytes());
+        vcpu
+    }
+
+    /// The guest writes to its text.
+    fn guest_writes(&self, at: Gva, data: &[u8]) {
+        let gpa = Gpa(gpa(at));
+        self.engine
+            .make_room_for_write(&self.paused, gpa, data)
+            .expect("made room");
+        let written = self.engine.on_guest_write(gpa, data).expect("written");
+        if written == Written::NotOurs {
+            // Nothing is planted on the page, and it is not read-only.
+            self.memory.put(gpa.0, data);
+        }
+    }
+
+    fn shown<const N: usize>(&self, at: Gva) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.memory.read(Gpa(gpa(at)), &mut bytes).expect("memory");
+        bytes
+    }
+
+    fn own<const N: usize>(&self, at: Gva) -> [u8; N] {
+        let mut bytes = [0; N];
+        let at = crate::engine::At::Physical(Gpa(gpa(at)));
+        self.engine.read(at, &mut bytes).expect("memory");
+        bytes
+    }
+
+    fn counted(&self, index: usize) -> (u64, u64, Option<Tier>) {
+        let probe = self.probe(index);
+        (probe.hits, probe.exits, probe.tier)
+    }
+}
+
+/// None of these functions changes them.
+const FLAGS: u64 = 0x203;
+
+/// The region, and its cells.
+const REGION: Gva = Gva(0xffff_ffff_8140_0000);
+const CELLS: Gva = Gva(0xffff_ffff_8160_0000);
+
+fn one_roomy() -> (SyntheticKernel, Gva) {
+    one("probed", &ROOMY)
+}
+
+/// A kernel that has booted, with one function behind an ftrace call that is off.
+fn traced() -> (Rig, Gva, Gva) {
+    let mut kernel = SyntheticKernel::new();
+    let at = kernel.function("traced", &TRACED);
+    let copy = kernel.function("copy_from_kernel_nofault", &PLAIN);
+    let booted = kernel.function("rest_init", &PLAIN);
+    kernel.ftrace_calls(&[at]);
+    let rig = Rig::counting(&kernel, &["traced"]);
+    assert_eq!(rig.shown(at), [0x0f, 0x1f, 0x44, 0, 0], "it boots");
+    rig.call(booted, 0);
+    (rig, at, copy)
+}
+/// Where the first function is.
+const AT: u64 = 0xffff_ffff_8100_0000;
+
+/// An interrupt's frame below the stack pointer, as the processor aligns it.
+fn frame(rig: &Rig, vcpu: &FakeVcpu) -> u64 {
+    let at = (vcpu.regs.rsp & !15) - 40;
+    let words = [vcpu.regs.rip, 0x10, vcpu.regs.rflags, vcpu.regs.rsp, 0x18];
+    for (index, word) in (0..).zip(words) {
+        rig.memory.put(at + 8 * index, &word.to_le_bytes());
+    }
+    at
+}
+
+fn return_from(rig: &Rig, at: u64, vcpu: &mut FakeVcpu) {
+    vcpu.regs.rip = rig.word(at);
+    vcpu.regs.rflags = rig.word(at + 16);
+    vcpu.regs.rsp = rig.word(at + 24);
+}
+
+/// What the vCPU itself does when it heeds a move.
+fn heed(rig: &Rig, vcpu: &mut FakeVcpu) {
+    if let Some(destination) = rig.paused.moves().get(&vcpu.regs.rip) {
+        vcpu.regs.rip = destination.rip;
+        for pop in destination.pops {
+            let value = rig.word(vcpu.regs.rsp);
+            match pop {
+                Pop::Rax => vcpu.regs.rax = value,
+                Pop::Rcx => vcpu.regs.rcx = value,
+                Pop::Rdx => vcpu.regs.rdx = value,
+                Pop::Flags => vcpu.regs.rflags = value,
+            }
+            vcpu.regs.rsp += 8;
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Detours that record: what is told is what an exit would have told.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::Hit;
+use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT};
+
+/// Where the ring is, guest-physical.
+const RING: u64 = crate::guest::fake::DETOUR_GPA + (4 << 20);
+
+/// The kernel has a place where it is told, and the ring is open.
+fn recording() -> (Rig, Gva) {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::recording(&kernel, &["probed"]);
+    // At the plant, and in the detour, where the ring is not open yet.
+    assert_eq!((rig.call(at, 5), rig.call(at, 6)), (6, 7));
+    assert_eq!(rig.counted(0), (2, 2, Some(Tier::Optimised)));
+    (rig, at)
+}
+
+/// The time when it was told says nothing of what was told.
+fn timeless(hit: &Hit) -> Hit {
+    let ts_ns = 0;
+    Hit {
+        ts_ns,
+        ..hit.clone()
+    }
+}
+
+#[test]
+fn a_record_tells_what_an_exit_would() {
+    let (rig, at) = recording();
+    for n in 0..20 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    assert_eq!(rig.hits().len(), 2, "nobody has looked");
+    assert_eq!(rig.counted(0), (22, 2, Some(Tier::Optimised)));
+    let hits = rig.hits();
+    assert_eq!(hits.len(), 22);
+    for (n, hit) in (0..).zip(&hits[2..]) {
+        let first = &hits[0];
+        assert_eq!(
+            (hit.ip, &hit.symbol, &hit.probe),
+            (first.ip, &first.symbol, &first.probe)
+        );
+        assert_eq!((hit.vcpu, hit.args[0].0), (3, n));
+    }
+    assert!(hits.is_sorted_by_key(|hit| hit.ts_ns));
+    assert!(rig.notes().is_empty());
+}
+
+#[test]
+fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::recording(&kernel, &["probed"]);
+    for n in 0..4 {
+        rig.call(at, n);
+    }
+    // Beside another, it exits.
+    let beside = [new("probed+0x5")];
+    rig.engine.register(&rig.paused, &beside).expect("done");
+    rig.engine.set_optimising(&rig.paused, false).expect("set");
+    rig.call(at, 4);
+    let told: Vec<_> = rig.hits().iter().map(|hit| hit.args[0].0).collect();
+    assert_eq!(told, [0, 1, 2, 3, 4, 4]);
+}
+
+/// As full as it can be, each hit exits, and is told at once; none is lost.
+#[test]
+fn a_full_ring_costs_an_exit_and_loses_nothing() {
+    let (rig, at) = recording();
+    for n in 0..RING_LIMIT + 10 {
+        let regs = rig.calling(at, n, STACK).regs;
+        let mut vcpu = vcpu(at);
+        vcpu.regs = regs;
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+    }
+    let (hits, exits, _) = rig.counted(0);
+    assert_eq!(hits, 2 + RING_LIMIT + 10);
+    assert_eq!(exits, 3, "one when there was no room, and then there was");
+    let told: Vec<_> = rig.hits().iter().map(|hit| hit.args[0].0).collect();
+    let expected: Vec<_> = [5, 6].into_iter().chain(0..RING_LIMIT + 10).collect();
+    assert_eq!(told, expected);
+}
+
+/// Slots that are taken and not filled yet are waited for, and nobody is told beyond them.
+#[test]
+fn what_is_not_written_yet_is_waited_for() {
+    let (rig, at) = recording();
+    let mut slow = rig.calling(at, 77, STACK - 0x400);
+    while rig.detour_word(RING + RING_HEAD) == 0 {
+        assert_eq!(rig.run(&mut slow, 1), Stepped::On);
+    }
+    rig.call(at, 78);
+    assert_eq!(rig.counted(0).0, 2);
+    assert_eq!(rig.run(&mut slow, 100), Stepped::Returned);
+    assert_eq!(rig.counted(0).0, 4);
+    let told: Vec<_> = rig.hits().iter().map(|hit| hit.args[0].0).collect();
+    assert_eq!(told, [5, 6, 77, 78]);
+}
+
+/// Whatever the guest writes to the ring, nothing but its own records suffers.
+#[test]
+fn a_guest_that_writes_to_the_ring_harms_itself() {
+    let (rig, at) = recording();
+    let detour = rig.paused.detour().expect("it is laid");
+    // A record of nobody's.
+    detour.put(RING + RING_FIRST, &0xdead_u32.to_le_bytes());
+    detour.put(RING + RING_HEAD, &1_u64.to_le_bytes());
+    assert_eq!(rig.counted(0).0, 2);
+    assert_eq!(rig.notes().len(), 1, "it is told once");
+    for head in [u64::MAX, 1 << 63, RING_LIMIT * 100, 2] {
+        detour.put(RING + RING_HEAD, &head.to_le_bytes());
+        for n in 0..3 {
+            assert_eq!(rig.call(at, n), n + 1);
+        }
+        let _ = rig.engine.take_out_records();
+    }
+    let (hits, _, _) = rig.counted(0);
+    assert!(hits <= 2 + 12, "{hits}");
+    assert_eq!(rig.notes().len(), 1);
+}
+
+/// From wherever in the detour: the call returns what it would have, and is told at most once.
+#[test]
+fn who_is_in_a_detour_that_records_is_moved_out() {
+    let (kernel, at) = one_roomy();
+    let mut told = Vec::new();
+    for steps in 0..60 {
+        let rig = Rig::recording(&kernel, &["probed"]);
+        (rig.call(at, 5), rig.call(at, 6));
+        let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+        (vcpu.regs.rax, vcpu.regs.rcx, vcpu.regs.rdx) = (0x11, 0x22, 0x33);
+        if rig.run(&mut vcpu, steps) == Stepped::Returned {
+            break;
+        }
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
+        heed(&rig, &mut vcpu);
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        let regs = vcpu.regs;
+        let left = (regs.rax, regs.rcx, regs.rdx, regs.rflags, regs.rsp);
+        assert_eq!(left, (5, 0x22, 0x33, FLAGS, STACK - 0x100), "{steps}");
+        told.push(rig.counted(0).0 - 2);
+        assert_eq!(rig.hits().len() as u64, rig.counted(0).0);
+    }
+    assert!(told.len() > 50, "each instruction of it");
+    assert!(told.is_sorted() && told.first() == Some(&0) && told.last() == Some(&1));
+}
+
+#[test]
+fn without_the_number_of_the_processor_hits_exit() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::with(&kernel, &["kprobe:probed"], ABILITIES);
+    rig.engine.set_optimising(&rig.paused, true).expect("set");
+    rig.call(at, 0);
+    let why = rig.probe(0).unoptimised.expect("a reason");
+    assert!(why.contains("number of the processor"), "{why}");
+    assert_eq!(rig.shown::<1>(at), [0xee]);
+}
+
+impl Rig {
+    fn detour_word(&self, at: u64) -> u64 {
+        let detour = self.paused.detour().expect("it is laid");
+        detour.read_u64(Gpa(at)).expect("memory")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// All registers are told as they were, at an exit and in a record.
+    #[test]
+    fn registers_are_as_they_were(values: [u64; 14], flags in 0_u64..0x1000) {
+        let (kernel, at) = one_roomy();
+        let told = [false, true].map(|optimise| {
+            let rig = Rig::recording(&kernel, &["probed"]);
+            (rig.call(at, 0), rig.call(at, 0));
+            rig.engine.set_optimising(&rig.paused, optimise).expect("set");
+            let mut vcpu = rig.calling(at, 4, STACK);
+            vcpu.index = 3;
+            let regs = &mut vcpu.regs;
+            [
+                regs.rax, regs.rbx, regs.rcx, regs.rdx, regs.rsi, regs.rdi, regs.rbp, regs.r8,
+                regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14,
+            ] = values;
+            // Those of arithmetic, and interrupts.
+            regs.rflags = flags & 0x8d5 | 0x202;
+            let before = *regs;
+            assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+            let expected = vmm::kvm_regs {
+                rax: (1 + before.rdi) & 0xffff_ffff,
+                rip: RETURN,
+                rsp: STACK,
+                ..before
+            };
+            assert_eq!(vcpu.regs, expected);
+            let exits = rig.counted(0).1;
+            (timeless(rig.hits().last().expect("told")), exits)
+        });
+        prop_assert_eq!(&told[0].0, &told[1].0);
+        prop_assert_eq!((told[0].1, told[1].1), (3, 2));
+    }
+}
