@@ -16,6 +16,7 @@ mod kernel;
 pub mod manifest;
 mod module;
 mod plant;
+pub mod program;
 mod registry;
 mod request;
 mod resolve;

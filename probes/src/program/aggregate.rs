@@ -1,0 +1,288 @@
+//! What becomes of the values of many hits.
+//!
+//! ```text
+//!  word     0            1              ..
+//!  sum      count of     sum
+//!  min      values       least value
+//!  max                   greatest value
+//!  hist                  0 │ 1 │ 2..4 │ 4..8 │ .. │ from 2^63 on            65 buckets
+//!  lhist                 below min │ from min, step wide │ .. │ the rest     at most 1002 buckets
+//! ```
+//!
+//! Each word is written by itself, with one atomic operation: `lock add`, `lock inc` or `lock cmpxchg`. Whoever reads
+//! while others write may find a value in word 0 that is not in the other yet, or the other way round.
+//!
+//! Values are signed, as bpftrace has them for `min`, `max` and `lhist`; a sum is modulo 2^64. Only `hist` takes them
+//! without a sign, so that an address has a bucket.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use super::{AggregateResult, Operand, ProgramError, parse};
+
+/// What is kept of a value at each hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Aggregate {
+    /// The sum of all.
+    Sum(Operand),
+    /// The least.
+    Min(Operand),
+    /// The greatest.
+    Max(Operand),
+    /// How many there were between one power of two and the next.
+    Hist(Operand),
+    /// How many there were in each of several ranges of the same size.
+    Lhist {
+        /// Of what.
+        of: Operand,
+        /// The ranges.
+        linear: Linear,
+    },
+}
+
+/// The ranges of a linear histogram: one below the least, `ranges` that are `step` wide, one for all that is above.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Linear {
+    min: i64,
+    max: i64,
+    step: u64,
+    ranges: usize,
+}
+
+/// These are no ranges of a linear histogram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LinearError {
+    /// The greatest is not above the least.
+    #[error("the histogram ends at {max}, which is not above its beginning at {min}")]
+    NoRange {
+        /// The least.
+        min: i64,
+        /// The greatest.
+        max: i64,
+    },
+    /// The step is 0, or does not fit once.
+    #[error("the step must be from 1 to {range}, the size of the whole range")]
+    BadStep {
+        /// From the least to the greatest.
+        range: u64,
+    },
+    /// There would be too many.
+    #[error(
+        "the histogram would have {would} ranges, of which it can have {}",
+        Linear::MAX_RANGES
+    )]
+    TooManyRanges {
+        /// So many.
+        would: u64,
+    },
+}
+
+impl Linear {
+    /// The most ranges, without those at the two ends.
+    pub const MAX_RANGES: usize = 1000;
+
+    /// Ranges from `min` to `max`. If `step` does not divide what is between them, the rest belongs to the last bucket.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room for one, or there would be more than [`MAX_RANGES`](Self::MAX_RANGES).
+    pub fn new(min: i64, max: i64, step: u64) -> Result<Self, LinearError> {
+        if max <= min {
+            return Err(LinearError::NoRange { min, max });
+        }
+        let range = max.abs_diff(min);
+        if step == 0 || step > range {
+            return Err(LinearError::BadStep { range });
+        }
+        let would = range / step;
+        let ranges = usize::try_from(would)
+            .ok()
+            .filter(|ranges| *ranges <= Self::MAX_RANGES)
+            .ok_or(LinearError::TooManyRanges { would })?;
+        Ok(Self {
+            min,
+            max,
+            step,
+            ranges,
+        })
+    }
+
+    /// Where the first range begins.
+    #[must_use]
+    pub const fn min(&self) -> i64 {
+        self.min
+    }
+
+    /// Where the ranges end, as it was asked for.
+    #[must_use]
+    pub const fn max(&self) -> i64 {
+        self.max
+    }
+
+    /// The size of a range; never 0.
+    #[must_use]
+    pub const fn step(&self) -> u64 {
+        self.step
+    }
+
+    /// How many ranges there are between the buckets at the two ends.
+    #[must_use]
+    pub const fn ranges(&self) -> usize {
+        self.ranges
+    }
+
+    /// Where the range of this number, from 0, begins; with the number of ranges, where the last bucket does.
+    #[must_use]
+    pub const fn start_of(&self, range: usize) -> i64 {
+        self.min
+            .wrapping_add_unsigned(self.step.wrapping_mul(range as u64))
+    }
+
+    fn bucket_of(&self, value: i64) -> usize {
+        if value < self.min {
+            return 0;
+        }
+        let ranges = self.ranges();
+        if value >= self.start_of(ranges) {
+            return ranges + 1;
+        }
+        let range = usize::try_from(value.abs_diff(self.min) / self.step);
+        1 + range.unwrap_or(ranges)
+    }
+}
+
+/// The word that counts the values.
+pub(super) const COUNT: usize = 0;
+/// The first word behind it.
+pub(super) const FIRST: usize = 1;
+/// Zero, and one for each bit that can be the highest.
+const HIST_BUCKETS: usize = 65;
+
+impl Aggregate {
+    /// Whose values they are.
+    #[must_use]
+    pub const fn of(&self) -> Operand {
+        match self {
+            Self::Sum(of)
+            | Self::Min(of)
+            | Self::Max(of)
+            | Self::Hist(of)
+            | Self::Lhist { of, .. } => *of,
+        }
+    }
+
+    /// What `words` say.
+    #[must_use]
+    pub fn result(&self, words: &[u64]) -> AggregateResult {
+        AggregateResult::new(self, words)
+    }
+
+    /// How many words its result takes.
+    #[must_use]
+    pub const fn words(&self) -> usize {
+        match self {
+            Self::Sum(_) | Self::Min(_) | Self::Max(_) => FIRST + 1,
+            Self::Hist(_) => FIRST + HIST_BUCKETS,
+            Self::Lhist { linear, .. } => FIRST + linear.ranges() + 2,
+        }
+    }
+
+    /// The words before the first value.
+    #[must_use]
+    pub fn initial(&self) -> Vec<u64> {
+        let mut words = vec![0; self.words()];
+        match self {
+            Self::Min(_) => words[FIRST] = i64::MAX.cast_unsigned(),
+            Self::Max(_) => words[FIRST] = i64::MIN.cast_unsigned(),
+            Self::Sum(_) | Self::Hist(_) | Self::Lhist { .. } => (),
+        }
+        words
+    }
+
+    /// The number of the bucket, from 0, that `value` falls into; 0 for those that have no buckets. Its word is the one
+    /// behind that of the same number.
+    #[must_use]
+    pub fn bucket_of(&self, value: u64) -> usize {
+        match self {
+            Self::Sum(_) | Self::Min(_) | Self::Max(_) => 0,
+            Self::Hist(_) => (u64::BITS - value.leading_zeros()) as usize,
+            Self::Lhist { linear, .. } => linear.bucket_of(value.cast_signed()),
+        }
+    }
+
+    /// Adds `value` to the result in `words`, which began as [`initial`](Self::initial) says. From any thread.
+    pub fn add(&self, words: &[AtomicU64], value: u64) {
+        let (Some(count), Some(word)) =
+            (words.get(COUNT), words.get(FIRST + self.bucket_of(value)))
+        else {
+            return;
+        };
+        let replace = |is_better: fn(i64, i64) -> bool| {
+            let better = |now: u64| is_better(value.cast_signed(), now.cast_signed());
+            // Whether it was replaced does not matter.
+            let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+                better(now).then_some(value)
+            });
+        };
+        match self {
+            Self::Sum(_) => drop(word.fetch_add(value, Ordering::Relaxed)),
+            Self::Min(_) => replace(|value, now| value < now),
+            Self::Max(_) => replace(|value, now| value > now),
+            Self::Hist(_) | Self::Lhist { .. } => drop(word.fetch_add(1, Ordering::Relaxed)),
+        }
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Puts the result in `other` to that in `words`.
+    pub fn merge(&self, words: &mut [u64], other: &[u64]) {
+        for (index, (word, other)) in words.iter_mut().zip(other).enumerate() {
+            let (signed, other_signed) = (word.cast_signed(), other.cast_signed());
+            *word = match self {
+                Self::Min(_) if index == FIRST => signed.min(other_signed).cast_unsigned(),
+                Self::Max(_) if index == FIRST => signed.max(other_signed).cast_unsigned(),
+                _ => word.wrapping_add(*other),
+            };
+        }
+    }
+}
+
+impl FromStr for Aggregate {
+    type Err = ProgramError;
+
+    fn from_str(text: &str) -> Result<Self, ProgramError> {
+        parse::aggregate(text)
+    }
+}
+
+/// Prints the text that parses to the same aggregate.
+impl fmt::Display for Aggregate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sum(of) => write!(f, "sum({of})"),
+            Self::Min(of) => write!(f, "min({of})"),
+            Self::Max(of) => write!(f, "max({of})"),
+            Self::Hist(of) => write!(f, "hist({of})"),
+            Self::Lhist { of, linear } => {
+                let Linear { min, max, step, .. } = linear;
+                write!(f, "lhist({of}, {min}, {max}, {step})")
+            }
+        }
+    }
+}
+
+impl Serialize for Aggregate {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Aggregate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}

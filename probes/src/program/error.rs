@@ -1,0 +1,121 @@
+//! What is wrong with the text of a program, and where.
+
+use std::ops::Range;
+
+use thiserror::Error;
+
+use super::{Filter, LinearError, Operand};
+use crate::suggest::did_you_mean;
+
+/// A text that is no program.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{problem}")]
+pub struct ProgramError {
+    /// What is wrong.
+    pub problem: ProgramProblem,
+    /// The bytes of the text that it is about.
+    pub span: Range<usize>,
+}
+
+/// What is wrong with it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ProgramProblem {
+    /// There is nothing where something is needed.
+    #[error("it ends where {0} is expected")]
+    Ends(&'static str),
+    /// There is something else.
+    #[error("`{found}` is not {expected}")]
+    Unexpected {
+        /// What was expected.
+        expected: &'static str,
+        /// What is there.
+        found: String,
+    },
+    /// A character that no program has.
+    #[error("`{0}` means nothing here")]
+    BadCharacter(char),
+    /// A number that does not fit, or is none.
+    #[error("`{0}` is not a number of 64 bits")]
+    BadNumber(String),
+    /// A number that has no room for a sign.
+    #[error("`{0}` is not a number of 64 bits with a sign")]
+    NotSigned(u64),
+    /// A name that nobody knows.
+    #[error("there is no operand `{0}`")]
+    UnknownOperand(String),
+    /// An argument that is passed on the stack.
+    #[error("`{0}` is not in a register: only arg0 to arg5 are")]
+    ArgumentOnStack(String),
+    /// A type that nothing can be taken for.
+    #[error("`{0}` is not a type that values can be compared as")]
+    UnknownType(String),
+    /// A negative number in a comparison without a sign.
+    #[error("`{0}` is negative, and the comparison is without a sign")]
+    NegativeUnsigned(String),
+    /// A filter with too many conditions.
+    #[error("a filter has at most {} conditions", Filter::MAX_CONDITIONS)]
+    TooManyConditions,
+    /// A function that nobody knows.
+    #[error("there is no aggregate `{0}`")]
+    UnknownAggregate(String),
+    /// The ranges of a linear histogram.
+    #[error(transparent)]
+    Linear(#[from] LinearError),
+}
+
+/// The aggregates, as they are written.
+pub(super) const AGGREGATES: [&str; 5] = ["sum", "min", "max", "hist", "lhist"];
+
+impl ProgramError {
+    /// What to write instead, if that can be said.
+    #[must_use]
+    pub fn help(&self) -> Option<String> {
+        match &self.problem {
+            ProgramProblem::Ends("an operand") => {
+                Some("write a condition, like arg0 == 5".to_owned())
+            }
+            ProgramProblem::Ends("an aggregate") => {
+                Some("write one, like sum(arg2) or hist(arg2)".to_owned())
+            }
+            ProgramProblem::Unexpected { found, .. } => match found.as_str() {
+                "=" => Some("equality is written ==".to_owned()),
+                "&" => Some("some bits of an operand are written (arg2 & 0xff)".to_owned()),
+                "||" | "|" => {
+                    Some("all conditions have to hold: write a probe for each".to_owned())
+                }
+                _ => None,
+            },
+            ProgramProblem::UnknownOperand(word) => {
+                let names: Vec<_> = Operand::all().map(|operand| operand.to_string()).collect();
+                let there_are = "there are arg0 to arg5, curtask, cpu and the registers";
+                Some(match did_you_mean(word, names.iter().map(String::as_str)) {
+                    Some(name) => format!("did you mean `{name}`? {there_are}"),
+                    None => there_are.to_owned(),
+                })
+            }
+            ProgramProblem::UnknownType(_) => {
+                Some("int64 compares with a sign, uint64 without".to_owned())
+            }
+            ProgramProblem::NegativeUnsigned(number) => {
+                Some(format!("write (int64)arg0 < {number}"))
+            }
+            ProgramProblem::UnknownAggregate(word) if word == "count" => {
+                Some("hits are counted by action = \"count\"".to_owned())
+            }
+            ProgramProblem::UnknownAggregate(word) => {
+                let there_are = format!("there are {}", AGGREGATES.join(", "));
+                Some(match did_you_mean(word, AGGREGATES) {
+                    Some(name) => format!("did you mean `{name}`? {there_are}"),
+                    None => there_are,
+                })
+            }
+            ProgramProblem::Ends(_)
+            | ProgramProblem::BadCharacter(_)
+            | ProgramProblem::BadNumber(_)
+            | ProgramProblem::NotSigned(_)
+            | ProgramProblem::ArgumentOnStack(_)
+            | ProgramProblem::TooManyConditions
+            | ProgramProblem::Linear(_) => None,
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! Which hits count.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Operand, ProgramError, Values, parse};
+
+/// How two values of 64 bits are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Comparison {
+    /// `==`
+    Eq,
+    /// `!=`
+    Ne,
+    /// `<`, without a sign.
+    Below,
+    /// `<=`, without a sign.
+    BelowOrEqual,
+    /// `>`, without a sign.
+    Above,
+    /// `>=`, without a sign.
+    AboveOrEqual,
+    /// `<`, as signed numbers.
+    Less,
+    /// `<=`, as signed numbers.
+    LessOrEqual,
+    /// `>`, as signed numbers.
+    Greater,
+    /// `>=`, as signed numbers.
+    GreaterOrEqual,
+}
+
+impl Comparison {
+    /// Whether `left` and `right` compare so.
+    #[must_use]
+    pub const fn holds(self, left: u64, right: u64) -> bool {
+        let (left_signed, right_signed) = (left.cast_signed(), right.cast_signed());
+        match self {
+            Self::Eq => left == right,
+            Self::Ne => left != right,
+            Self::Below => left < right,
+            Self::BelowOrEqual => left <= right,
+            Self::Above => left > right,
+            Self::AboveOrEqual => left >= right,
+            Self::Less => left_signed < right_signed,
+            Self::LessOrEqual => left_signed <= right_signed,
+            Self::Greater => left_signed > right_signed,
+            Self::GreaterOrEqual => left_signed >= right_signed,
+        }
+    }
+
+    /// Whether it takes the values as signed numbers.
+    #[must_use]
+    pub const fn is_signed(self) -> bool {
+        matches!(
+            self,
+            Self::Less | Self::LessOrEqual | Self::Greater | Self::GreaterOrEqual
+        )
+    }
+
+    /// The same between signed numbers. Equality knows no sign.
+    #[must_use]
+    pub(super) const fn signed(self) -> Self {
+        match self {
+            Self::Below => Self::Less,
+            Self::BelowOrEqual => Self::LessOrEqual,
+            Self::Above => Self::Greater,
+            Self::AboveOrEqual => Self::GreaterOrEqual,
+            other => other,
+        }
+    }
+
+    const fn sign(self) -> &'static str {
+        match self {
+            Self::Eq => "==",
+            Self::Ne => "!=",
+            Self::Below | Self::Less => "<",
+            Self::BelowOrEqual | Self::LessOrEqual => "<=",
+            Self::Above | Self::Greater => ">",
+            Self::AboveOrEqual | Self::GreaterOrEqual => ">=",
+        }
+    }
+}
+
+/// A comparison of an operand, or of some of its bits, with a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Condition {
+    /// What is compared.
+    pub operand: Operand,
+    /// The bits of it that are; all without.
+    pub mask: Option<u64>,
+    /// How.
+    pub comparison: Comparison,
+    /// With what.
+    pub value: u64,
+}
+
+impl Condition {
+    /// Whether it holds.
+    pub fn holds(&self, values: &mut impl Values) -> bool {
+        let value = values.value(self.operand) & self.mask.unwrap_or(u64::MAX);
+        self.comparison.holds(value, self.value)
+    }
+}
+
+/// Numbers that are as likely counts as addresses.
+struct Number(u64);
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 < 0x1000 {
+            write!(f, "{}", self.0)
+        } else {
+            write!(f, "{:#x}", self.0)
+        }
+    }
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.comparison.is_signed() {
+            f.write_str("(int64)")?;
+        }
+        match self.mask {
+            Some(mask) => write!(f, "({} & {mask:#x})", self.operand)?,
+            None => write!(f, "{}", self.operand)?,
+        }
+        write!(f, " {} ", self.comparison.sign())?;
+        if self.comparison.is_signed() {
+            write!(f, "{}", self.value.cast_signed())
+        } else {
+            write!(f, "{}", Number(self.value))
+        }
+    }
+}
+
+/// Conditions that all have to hold for a hit to count; from one to [`Filter::MAX_CONDITIONS`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Filter(Vec<Condition>);
+
+/// These conditions are no filter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FilterError {
+    /// There is none.
+    #[error("a filter has at least one condition")]
+    Empty,
+    /// There are too many.
+    #[error("a filter has at most {} conditions", Filter::MAX_CONDITIONS)]
+    TooMany,
+}
+
+impl Filter {
+    /// The most conditions that one can have.
+    pub const MAX_CONDITIONS: usize = 8;
+
+    /// The filter that lets by what all of `conditions` let by.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or there are too many.
+    pub fn new(conditions: impl Into<Vec<Condition>>) -> Result<Self, FilterError> {
+        let conditions = conditions.into();
+        match conditions.len() {
+            0 => Err(FilterError::Empty),
+            1..=Self::MAX_CONDITIONS => Ok(Self(conditions)),
+            _ => Err(FilterError::TooMany),
+        }
+    }
+
+    /// As [`new`](Self::new), of conditions that have been counted.
+    pub(super) fn checked(conditions: Vec<Condition>) -> Self {
+        debug_assert!((1..=Self::MAX_CONDITIONS).contains(&conditions.len()));
+        Self(conditions)
+    }
+
+    /// Its conditions, in the order in which they are looked at.
+    #[must_use]
+    pub fn conditions(&self) -> &[Condition] {
+        &self.0
+    }
+
+    /// Whether all of them hold. Those behind the first that does not are not looked at.
+    pub fn holds(&self, values: &mut impl Values) -> bool {
+        self.0.iter().all(|condition| condition.holds(values))
+    }
+}
+
+impl FromStr for Filter {
+    type Err = ProgramError;
+
+    fn from_str(text: &str) -> Result<Self, ProgramError> {
+        parse::filter(text)
+    }
+}
+
+/// Prints the text that parses to the same filter.
+impl fmt::Display for Filter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, condition) in self.0.iter().enumerate() {
+            if at > 0 {
+                f.write_str(" && ")?;
+            }
+            condition.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Filter {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Filter {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?
+            .parse()
+            .map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,122 @@
+//! The words of a program's text.
+
+use std::ops::Range;
+
+use super::{ProgramError, ProgramProblem};
+
+/// A piece of the text that knows where it is. Empty at the end of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Token<'t> {
+    pub(super) text: &'t str,
+    start: usize,
+}
+
+/// Signs, the longer ones first.
+const SIGNS: [&str; 15] = [
+    "==", "!=", "<=", ">=", "&&", "||", "<", ">", "=", "&", "|", "(", ")", ",", "-",
+];
+
+impl Token<'_> {
+    pub(super) fn span(self) -> Range<usize> {
+        self.start..self.start + self.text.len()
+    }
+
+    pub(super) fn is(self, problem: ProgramProblem) -> ProgramError {
+        ProgramError {
+            problem,
+            span: self.span(),
+        }
+    }
+
+    /// It is not what was expected.
+    pub(super) fn is_not(self, expected: &'static str) -> ProgramError {
+        self.is(if self.text.is_empty() {
+            ProgramProblem::Ends(expected)
+        } else {
+            let found = self.text.to_owned();
+            ProgramProblem::Unexpected { expected, found }
+        })
+    }
+
+    pub(super) fn is_word(self) -> bool {
+        self.text
+            .starts_with(|first: char| first.is_ascii_alphabetic() || first == '_')
+    }
+
+    pub(super) fn is_number(self) -> bool {
+        self.text.starts_with(|first: char| first.is_ascii_digit())
+    }
+
+    /// From its beginning to the end of `other`.
+    pub(super) fn span_to(self, other: Token<'_>) -> Range<usize> {
+        self.start..other.span().end
+    }
+}
+
+/// Reads one token after the other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Tokens<'t> {
+    text: &'t str,
+    at: usize,
+}
+
+impl<'t> Tokens<'t> {
+    pub(super) fn new(text: &'t str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// The next one, which stays the next.
+    pub(super) fn peek(&self) -> Result<Token<'t>, ProgramError> {
+        Self { ..*self }.next()
+    }
+
+    pub(super) fn next(&mut self) -> Result<Token<'t>, ProgramError> {
+        let rest = &self.text[self.at..];
+        let rest = rest.trim_start();
+        let start = self.text.len() - rest.len();
+        let is_in_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        let len = match rest.chars().next() {
+            None => 0,
+            Some(first) if is_in_word(first) => {
+                rest.find(|c: char| !is_in_word(c)).unwrap_or(rest.len())
+            }
+            Some(first) => match SIGNS.iter().find(|sign| rest.starts_with(**sign)) {
+                Some(sign) => sign.len(),
+                None => {
+                    return Err(ProgramError {
+                        problem: ProgramProblem::BadCharacter(first),
+                        span: start..start + first.len_utf8(),
+                    });
+                }
+            },
+        };
+        self.at = start + len;
+        Ok(Token {
+            text: &rest[..len],
+            start,
+        })
+    }
+
+    /// The next one, which must be this sign; `what` says what it is for.
+    pub(super) fn expect(
+        &mut self,
+        sign: &str,
+        what: &'static str,
+    ) -> Result<Token<'t>, ProgramError> {
+        let token = self.next()?;
+        if token.text == sign {
+            Ok(token)
+        } else {
+            Err(token.is_not(what))
+        }
+    }
+
+    /// Whether the next one is this sign, which is taken then.
+    pub(super) fn take(&mut self, sign: &str) -> Result<bool, ProgramError> {
+        let is_there = self.peek()?.text == sign;
+        if is_there {
+            self.next()?;
+        }
+        Ok(is_there)
+    }
+}
