@@ -7,7 +7,10 @@ extern u8 fn_recurse[], fn_pushf[];
 #define RECURSE_MAX 200
 #define FLAG_PATTERNS 8
 
-struct percpu percpus[CPUS_MAX];
+struct percpu percpus[CPUS_MAX] = {
+	{ .task = (u64)&percpus[0], .number = 0 },
+	{ .task = (u64)&percpus[1], .number = 1 },
+};
 
 static u8 buffers[CPUS_MAX][4 * REP_BYTES] __attribute__((aligned(16)));
 

@@ -37,6 +37,11 @@
 	.size	\name, . - \name
 	.endm
 
+	/* Where whoever probes this finds them. */
+	.globl	current_task, cpu_number
+	.set	current_task, PERCPU_TASK
+	.set	cpu_number, PERCPU_NUMBER
+
 	.text
 
 FUNCTION fn_nop

@@ -12,7 +12,9 @@
 #define PERCPU_RESULT 8
 #define PERCPU_STACK 16
 #define PERCPU_USER_STACK 24
-#define PERCPU_COUNTS 32
+#define PERCPU_TASK 32
+#define PERCPU_NUMBER 40
+#define PERCPU_COUNTS 48
 
 /* Offsets in struct registers. */
 #define REGISTERS_RAX 0
@@ -61,6 +63,8 @@ struct registers {
 
 struct percpu {
 	u64 target, result, stack, user_stack;
+	u64 task; /* as Linux keeps it: current_task, */
+	u64 number; /* and cpu_number */
 	u64 counts[FUNCTIONS_MAX];
 };
 

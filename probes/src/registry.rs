@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use introspect::{Gva, ModuleEvent};
 
-use crate::detour::Cell;
+use crate::detour::Words;
+use crate::guest::GuestError;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::resolve::Place;
@@ -204,20 +205,7 @@ pub(crate) struct Probe {
     optimised: AtomicBool,
     status: Mutex<Status>,
     /// Where a detour counts for it.
-    counted: Mutex<Option<Counted>>,
-}
-
-/// A cell in which a detour counts, and how far it had counted when it began to do so for this probe.
-#[derive(Debug)]
-struct Counted {
-    cell: Cell,
-    before: u64,
-}
-
-impl Counted {
-    fn hits(&self) -> u64 {
-        self.cell.count().wrapping_sub(self.before)
-    }
+    counted: Mutex<Option<Words>>,
 }
 
 #[derive(Clone, Debug)]
@@ -319,38 +307,43 @@ impl Probe {
         self.count_exit();
     }
 
-    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
+    fn counted(&self) -> MutexGuard<'_, Option<Words>> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hits are counted in `cell` from now on, beside those that are handled. The other vCPUs are paused.
-    pub(crate) fn count_in(&self, cell: Cell) {
+    /// Hits are counted in `words` from now on, beside those that are handled. The other vCPUs are paused.
+    ///
+    /// # Errors
+    ///
+    /// When they cannot be written; then nothing has changed.
+    pub(crate) fn count_in(&self, words: Words) -> Result<(), GuestError> {
         let mut counted = self.counted();
-        if counted.as_ref().is_some_and(|now| now.cell == cell) {
-            // It counts on for whoever was in the detour when the jump went.
-            return;
+        if counted.as_ref() == Some(&words) {
+            // They count on for whoever was in the detour when the jump went.
+            return Ok(());
         }
-        let before = cell.count();
-        self.end_cell(&mut counted);
-        *counted = Some(Counted { cell, before });
+        words.write(&[0])?;
+        self.end_counting(&mut counted);
+        *counted = Some(words);
+        Ok(())
     }
 
-    /// Hits are counted in no cell any more. The other vCPUs are paused.
+    /// Hits are counted in no detour any more. The other vCPUs are paused.
     pub(crate) fn count_in_none(&self) {
-        self.end_cell(&mut self.counted());
+        self.end_counting(&mut self.counted());
     }
 
-    fn end_cell(&self, counted: &mut Option<Counted>) {
-        if let Some(counted) = counted.take() {
-            self.hits.fetch_add(counted.hits(), Ordering::Relaxed);
+    fn end_counting(&self, counted: &mut Option<Words>) {
+        if let Some(words) = counted.take() {
+            self.hits.fetch_add(words.count(), Ordering::Relaxed);
         }
     }
 
     /// Hits that were handled, and those that a detour has counted.
     fn hits(&self) -> u64 {
         let counted = self.counted();
-        let in_cell = counted.as_ref().map_or(0, Counted::hits);
-        self.hits.load(Ordering::Relaxed).wrapping_add(in_cell)
+        let in_detour = counted.as_ref().map_or(0, Words::count);
+        self.hits.load(Ordering::Relaxed).wrapping_add(in_detour)
     }
 
     /// A hit has been taken from a record that a detour left: no exit.

@@ -5,11 +5,12 @@ use std::ops::Range;
 
 use introspect::Gva;
 
-use super::cells::{Cell, Cells};
-use super::code::{Code, Exit, Work, assemble};
+use super::cells::{Cells, Words};
+use super::code::{Code, Does, Exit, Processor, Work, assemble};
 use super::jumped::Jumped;
 use super::{DetourError, WayOut};
 use crate::plant::Jump;
+use crate::program::{Aggregate, Filter};
 
 /// Detours begin at multiples of this.
 const ALIGNMENT: usize = 16;
@@ -17,30 +18,38 @@ const ALIGNMENT: usize = 16;
 const JUMP: u8 = 0xe9;
 
 /// What a detour is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Use {
-    /// It counts.
-    Count,
-    /// It records.
-    Record(Recording),
-}
-
-/// What a detour that records has to know of the guest and the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Recording {
-    /// Where the number of the processor is, from `gs`: 32 bits.
-    pub(crate) cpu: Gva,
-    /// What leaves the guest when the ring is full.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Use {
+    /// Only hits for which this holds.
+    pub(crate) filter: Option<Filter>,
+    pub(crate) keeps: Keeps,
+    pub(crate) processor: Processor,
+    /// What leaves the guest.
     pub(crate) plant: u8,
 }
 
-/// Where a detour leaves what is to be known of its hits.
-#[derive(Clone, Debug)]
+/// What a detour keeps of a hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keeps {
-    /// A number of them.
-    Count(Cell),
-    /// Records in the ring, which say this of whose they are.
-    Records(u32),
+    /// Their number, in a word.
+    Count,
+    /// What becomes of a value, in words.
+    Aggregate(Aggregate),
+    /// A record of each, in the ring.
+    Records,
+    /// Nothing: it leaves the guest.
+    Exits,
+}
+
+impl Keeps {
+    /// How many words it takes.
+    const fn words(&self) -> usize {
+        match self {
+            Self::Count => 1,
+            Self::Aggregate(aggregate) => aggregate.words(),
+            Self::Records | Self::Exits => 0,
+        }
+    }
 }
 
 /// A detour.
@@ -48,8 +57,10 @@ pub(crate) enum Keeps {
 pub(crate) struct MadeDetour {
     /// Its first instruction.
     pub(crate) entry: Gva,
-    /// See [`Keeps`].
-    pub(crate) keeps: Keeps,
+    /// Its number: records, and exits, say it.
+    pub(crate) who: u32,
+    /// Where it counts, if it does.
+    pub(crate) words: Option<Words>,
 }
 
 impl MadeDetour {
@@ -70,7 +81,7 @@ impl MadeDetour {
 /// Where a vCPU that has left the guest in a detour belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftAt {
-    /// What the detour's records say of whose they are.
+    /// The number of the detour.
     pub(crate) who: u32,
     /// Where it goes on.
     pub(crate) on: Gva,
@@ -105,8 +116,8 @@ struct Made {
     ways_out: Vec<(Gva, WayOut)>,
 }
 
-fn key(jumped: &Jumped, usage: Use) -> Key {
-    (jumped.at(), jumped.bytes(), usage)
+fn key(jumped: &Jumped, usage: &Use) -> Key {
+    (jumped.at(), jumped.bytes(), usage.clone())
 }
 
 impl Detours {
@@ -120,7 +131,7 @@ impl Detours {
         }
     }
 
-    pub(super) fn of(&self, jumped: &Jumped, usage: Use) -> Option<MadeDetour> {
+    pub(super) fn of(&self, jumped: &Jumped, usage: &Use) -> Option<MadeDetour> {
         let made = self.made.get(&key(jumped, usage))?;
         Some(made.detour.clone())
     }
@@ -146,35 +157,39 @@ impl Detours {
     pub(super) fn assemble(
         &self,
         jumped: &Jumped,
-        usage: Use,
-        cells: &mut Cells,
+        usage: &Use,
+        cells: &Cells,
         ring: Option<Gva>,
     ) -> Result<NewDetour, DetourError> {
         let offset = self.free.start;
         let entry = self.base.wrapping_add(offset as u64);
-        let (work, keeps) = match (usage, ring) {
-            (Use::Count, _) => {
-                let (at, cell) = cells.give()?;
-                (Work::Count(at), Keeps::Count(cell))
-            }
-            (Use::Record(Recording { cpu, plant }), Some(ring)) => {
-                let who =
-                    u32::try_from(self.made.len() + 1).map_err(|_| DetourError::NoMoreDetours)?;
-                let work = Work::Record {
-                    ring,
-                    who,
-                    cpu,
-                    plant,
-                };
-                (work, Keeps::Records(who))
-            }
-            (Use::Record(_), None) => return Err(DetourError::NoPlace),
+        let who = u32::try_from(self.made.len() + 1).map_err(|_| DetourError::NoMoreDetours)?;
+        let words = match usage.keeps.words() {
+            0 => None,
+            words => Some(cells.next(words)?),
         };
-        let code = assemble(jumped, work, entry)?;
+        let at = words.as_ref().map_or(Gva(0), |(at, _)| *at);
+        let does = match &usage.keeps {
+            Keeps::Count => Does::Count(at),
+            Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, at),
+            Keeps::Records => {
+                let ring = ring.ok_or(DetourError::NoPlace)?;
+                Does::Record { ring, who }
+            }
+            Keeps::Exits => Does::Exit,
+        };
+        let work = Work {
+            filter: usage.filter.as_ref(),
+            does,
+            processor: usage.processor,
+            plant: usage.plant,
+        };
+        let code = assemble(jumped, &work, entry)?;
         if code.bytes.len() > self.free.len() {
             return Err(DetourError::NoMoreDetours);
         }
-        let detour = MadeDetour { entry, keeps };
+        let words = words.map(|(_, words)| words);
+        let detour = MadeDetour { entry, who, words };
         // What cannot be jumped to is not made.
         detour.jump_from(jumped.at())?;
         Ok(NewDetour {
@@ -185,11 +200,21 @@ impl Detours {
     }
 
     /// A detour has been written.
-    pub(super) fn keep(&mut self, new: NewDetour, jumped: &Jumped, usage: Use) -> MadeDetour {
+    pub(super) fn keep(
+        &mut self,
+        new: NewDetour,
+        jumped: &Jumped,
+        usage: &Use,
+        cells: &mut Cells,
+    ) -> MadeDetour {
         let end = new.offset + new.code.bytes.len();
         self.free.start = end.next_multiple_of(ALIGNMENT).min(self.free.end);
-        if let (Some(Exit { at, on }), Keeps::Records(who)) = (new.code.exit, &new.detour.keeps) {
-            self.exits.insert(at, LeftAt { who: *who, on });
+        if let Some(words) = &new.detour.words {
+            cells.keep(words);
+        }
+        if let Some(Exit { at, on }) = new.code.exit {
+            let who = new.detour.who;
+            self.exits.insert(at, LeftAt { who, on });
         }
         self.made.insert(
             key(jumped, usage),
@@ -212,7 +237,6 @@ mod tests {
     use vmm::Pop;
 
     use super::*;
-    use crate::detour::cells::CELL_BYTES;
     use crate::guest::fake::FakeMemory;
 
     const BASE: Gva = Gva(0xffff_ffff_9000_0000);
@@ -220,10 +244,18 @@ mod tests {
     const RING: Gva = Gva(0xffff_ffff_9040_0000);
     const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
     const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
-    const RECORD: Use = Use::Record(Recording {
-        cpu: Gva(0x1_fb80),
-        plant: 0xee,
-    });
+
+    fn keeping(keeps: Keeps) -> Use {
+        Use {
+            filter: None,
+            keeps,
+            processor: Processor {
+                number: Some(0x1_fb80),
+                task: None,
+            },
+            plant: 0xee,
+        }
+    }
 
     fn cells(bytes: u64) -> Cells {
         Cells {
@@ -261,9 +293,10 @@ mod tests {
     #[test]
     fn a_detour_counts_executes_what_was_there_and_jumps_back() {
         let mut detours = Detours::new(BASE, 0x40..0x1000);
-        let jumped = traced();
+        let (jumped, mut cells) = (traced(), cells(4096));
+        let [count, record] = [Keeps::Count, Keeps::Records].map(keeping);
         let new = detours
-            .assemble(&jumped, Use::Count, &mut cells(4096), None)
+            .assemble(&jumped, &count, &cells, None)
             .expect("there is room");
         assert_eq!((new.offset, new.detour.entry), (0x40, Gva(BASE.0 + 0x40)));
         let code = instructions(&new.code.bytes, new.detour.entry);
@@ -284,10 +317,10 @@ mod tests {
         assert_eq!(jump.branch_target(), Some(new.detour.entry));
 
         // There is a way out from each of its instructions.
-        assert!(detours.of(&jumped, Use::Count).is_none());
-        detours.keep(new, &jumped, Use::Count);
-        assert!(detours.of(&jumped, Use::Count).is_some());
-        assert!(detours.of(&jumped, RECORD).is_none());
+        assert!(detours.of(&jumped, &count).is_none());
+        detours.keep(new, &jumped, &count, &mut cells);
+        assert!(detours.of(&jumped, &count).is_some());
+        assert!(detours.of(&jumped, &record).is_none());
         let ways: Vec<_> = detours.ways_out().collect();
         let places: Vec<_> = code.iter().map(Decoded::at).collect();
         assert_eq!(ways.iter().map(|(at, _)| *at).collect::<Vec<_>>(), places);
@@ -301,13 +334,14 @@ mod tests {
     #[test]
     fn one_that_records_can_be_left_from_each_of_its_instructions() {
         let mut detours = Detours::new(BASE, 0x40..0x1000);
-        let jumped = traced();
+        let (jumped, mut cells) = (traced(), cells(4096));
+        let record = keeping(Keeps::Records);
         let new = detours
-            .assemble(&jumped, RECORD, &mut cells(4096), Some(RING))
+            .assemble(&jumped, &record, &cells, Some(RING))
             .expect("there is room");
         let code = instructions(&new.code.bytes, new.detour.entry);
         let exit = new.code.exit.expect("it can be full");
-        detours.keep(new, &jumped, RECORD);
+        detours.keep(new, &jumped, &record, &mut cells);
         let ways: BTreeMap<_, _> = detours.ways_out().collect();
         assert_eq!(ways.len(), code.len());
         // What is on the stack is what the instructions before have pushed.
@@ -342,38 +376,49 @@ mod tests {
     }
 
     #[test]
-    fn each_has_a_cell_of_its_own_until_there_is_no_room() {
+    fn each_has_words_of_its_own_until_there_is_no_room() {
         let mut detours = Detours::new(BASE, 0..0x1000);
-        let mut cells = cells(3 * CELL_BYTES);
+        let mut cells = cells(3 * ALIGNMENT as u64);
+        let count = keeping(Keeps::Count);
         let mut seen = Vec::new();
         for i in 0..3 {
             let jumped = nop(TEXT.wrapping_add(64 * i));
             let new = detours
-                .assemble(&jumped, Use::Count, &mut cells, None)
+                .assemble(&jumped, &count, &cells, None)
                 .expect("room");
             let offset = new.offset;
-            let Keeps::Count(cell) = detours.keep(new, &jumped, Use::Count).keeps else {
-                panic!("it counts");
-            };
-            seen.push((format!("{cell:?}"), offset));
+            let made = detours.keep(new, &jumped, &count, &mut cells);
+            seen.push((made.words.expect("it counts"), made.who, offset));
         }
-        let expected = [(0, 0), (16, 32), (32, 64)];
-        let expected = expected.map(|(gpa, offset)| (format!("Cell({:?})", Gpa(gpa)), offset));
-        assert_eq!(seen, expected);
+        let at = |index: usize| cells_of(&seen[index].0);
+        assert_eq!([at(0), at(1), at(2)], [0, 16, 32]);
+        assert!(
+            seen.iter()
+                .map(|(_, who, offset)| (*who, *offset))
+                .eq([(1, 0), (2, 32), (3, 64)])
+        );
         let jumped = nop(TEXT.wrapping_add(1000));
-        let full = detours.assemble(&jumped, Use::Count, &mut cells, None);
+        let full = detours.assemble(&jumped, &count, &cells, None);
         assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
 
         let detours = Detours::new(BASE, 0..8);
-        let full = detours.assemble(&nop(TEXT), Use::Count, &mut self::cells(4096), None);
+        let full = detours.assemble(&nop(TEXT), &count, &self::cells(4096), None);
         assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
+    }
+
+    /// Where words are, from the beginning.
+    fn cells_of(words: &Words) -> u64 {
+        let text = format!("{words:?}");
+        (0..64)
+            .find(|at| text.contains(&format!("{:?}", Gpa(*at))))
+            .expect("it is told")
     }
 
     #[test]
     fn what_is_too_far_or_too_short_is_not_jumped_over() {
         let detours = Detours::new(BASE, 0..0x1000);
         let far = nop(Gva(0x10_0000_0000));
-        let far = detours.assemble(&far, Use::Count, &mut cells(4096), None);
+        let far = detours.assemble(&far, &keeping(Keeps::Count), &cells(4096), None);
         assert!(matches!(far, Err(DetourError::TooFar)), "{far:?}");
         let push = decode(&[0x55], TEXT).expect("an instruction");
         assert_eq!(Jumped::new(push, None), None);

@@ -39,11 +39,14 @@ use vmm::Pop;
 use crate::guest::{GuestError, GuestMemory, Paused};
 use region::Region;
 
-pub(crate) use cells::Cell;
+pub(crate) use cells::Words;
+pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::Jumped;
-pub(crate) use made::{Keeps, LeftAt, MadeDetour, Recording, Use};
+pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
 #[cfg(test)]
-pub(crate) use ring::{FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT};
+pub(crate) use ring::{
+    FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
+};
 pub(crate) use ring::{Record, Ring};
 
 /// Why there is no copy.
@@ -64,6 +67,9 @@ pub(crate) enum DetourError {
     /// The original is too far away to jump back to.
     #[error("the region is too far from the instruction")]
     TooFar,
+    /// The kernel does not say where something is that a detour needs.
+    #[error(transparent)]
+    NotKept(NotKept),
     /// A thread is in a detour and cannot be moved.
     #[error("a thread of the guest may be in it")]
     NotLeft,
@@ -201,7 +207,7 @@ impl Detour {
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
         jumped: &Jumped,
-        usage: Use,
+        usage: &Use,
     ) -> Result<MadeDetour, DetourError> {
         let mut state = self.write();
         let region = state.laid(paused, memory, kernel)?;
@@ -247,6 +253,7 @@ impl Detour {
             DetourError::TooFar
             | DetourError::BeingLeft
             | DetourError::NoMoreDetours
+            | DetourError::NotKept(_)
             | DetourError::NotLeft => false,
             // The region is refused for good.
             DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,

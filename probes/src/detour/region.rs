@@ -9,7 +9,7 @@ use vmm::DetourSize;
 use super::cells::Cells;
 use super::copies::Copies;
 use super::jumped::Jumped;
-use super::made::{Detours, LeftAt, MadeDetour, Use};
+use super::made::{Detours, Keeps, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
 use super::ring::Ring;
 use super::{DetourError, KernelSpace, WayOut};
@@ -150,13 +150,13 @@ impl Region {
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
         jumped: &Jumped,
-        usage: Use,
+        usage: &Use,
     ) -> Result<MadeDetour, DetourError> {
         if let Some(detour) = self.detours.of(jumped, usage) {
             return Ok(detour);
         }
         self.lead_to_cells(memory, kernel)?;
-        if matches!(usage, Use::Record(_)) {
+        if usage.keeps == Keeps::Records {
             self.lead_to_ring(memory, kernel)?;
         }
         let ring = self.ring.as_ref().map(|(_, ring)| ring.base);
@@ -168,7 +168,7 @@ impl Region {
         self.memory
             .write(at, &new.code.bytes)
             .map_err(GuestError::from)?;
-        Ok(self.detours.keep(new, jumped, usage))
+        Ok(self.detours.keep(new, jumped, usage, cells))
     }
 
     /// The kernel's page tables are led to the cells.

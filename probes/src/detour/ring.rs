@@ -14,10 +14,14 @@
 //! before it is filled. Between the look and the taking, other processors may take slots; an NMI of this one too. So
 //! room is [`SLACK`] slots less than there are.
 //!
-//! Whoever takes out does it under a lock of ours, in the order in which the slots were taken, up to the first that is
-//! not written yet. He clears `who`, and only then moves the tail. What the guest finds as the tail is a copy: nothing
-//! that the guest writes makes him look elsewhere, or further than once around.
+//! Whoever takes out does it under a lock of ours, in the order in which the slots were taken. He clears `who`, and only
+//! then moves the tail, up to the first slot that is not written yet; those behind it he takes out all the same, and
+//! remembers which. So nobody waits for a processor that has taken a slot and stands still, and what a processor has
+//! recorded before it left the guest is there when it has left. What the guest finds as the tail is a copy: nothing that
+//! the guest writes makes him look elsewhere, or further than once around.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::{Gpa, Gva};
@@ -36,7 +40,7 @@ pub(crate) const LIMIT: u64 = SLOTS - SLACK;
 
 /// Where the head is, from the beginning. On a cache line of its own, as the tail is.
 pub(crate) const HEAD: u64 = 0;
-pub(super) const TAIL: u64 = 64;
+pub(crate) const TAIL: u64 = 64;
 /// Where the first slot is.
 pub(crate) const FIRST: u64 = 4096;
 
@@ -83,6 +87,8 @@ impl std::fmt::Debug for Ring {
 #[derive(Debug)]
 struct Reader {
     tail: u64,
+    /// Slots from the tail on that have been taken out.
+    ahead: BTreeSet<u64>,
     /// Detours find room.
     is_open: bool,
 }
@@ -100,6 +106,7 @@ impl Ring {
             base,
             reader: Mutex::new(Reader {
                 tail: 0,
+                ahead: BTreeSet::new(),
                 is_open: false,
             }),
         };
@@ -145,53 +152,57 @@ impl Ring {
         head.ok() != shown.ok()
     }
 
-    /// Takes out what is there, in order, and hands it to `tell`. Any thread may; one at a time does.
+    /// Takes out what is there, and hands it to `tell`. Any thread may; one at a time does.
     ///
     /// # Errors
     ///
     /// When its memory cannot be used.
-    pub(crate) fn take_out(&self, tell: impl FnMut(Record)) -> Result<(), GuestError> {
-        self.take(false, tell)
-    }
-
-    /// The same, past slots that nobody will write any more: all who were in a detour have left it.
-    ///
-    /// # Errors
-    ///
-    /// When its memory cannot be used.
-    pub(crate) fn take_out_all(&self, tell: impl FnMut(Record)) -> Result<(), GuestError> {
-        self.take(true, tell)
-    }
-
-    fn take(&self, past_holes: bool, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
+    pub(crate) fn take_out(&self, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
         let mut reader = self.reader();
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD))?;
         // The guest may have written anything there.
         let taken = head.wrapping_sub(reader.tail).min(SLOTS);
-        let mut moved = false;
-        for _ in 0..taken {
-            let mut slot = [0; SLOT_BYTES as usize];
-            let index = reader.tail % SLOTS;
-            let at = self.gpa.wrapping_add(FIRST + index * SLOT_BYTES);
-            let who = self.memory.read_u64(at)?;
-            if who as u32 == 0 && !past_holes {
-                break;
-            }
-            // Read behind `who`, which was written behind the rest.
-            std::sync::atomic::fence(std::sync::atomic::Ordering::Acquire);
-            self.memory.read(at, &mut slot)?;
-            self.memory.write(at, &[0; 8])?;
-            reader.tail = reader.tail.wrapping_add(1);
-            moved = true;
-            let record = Record::read(&slot);
-            if record.who != 0 {
+        let end = reader.tail.wrapping_add(taken);
+        let before = reader.tail;
+        let mut number = reader.tail;
+        while number != end {
+            if !reader.ahead.contains(&number)
+                && let Some(record) = self.take_one(number)?
+            {
+                reader.ahead.insert(number);
                 tell(record);
             }
+            number = number.wrapping_add(1);
         }
-        if moved {
+        while let tail = reader.tail
+            && reader.ahead.remove(&tail)
+        {
+            reader.tail = tail.wrapping_add(1);
+        }
+        if reader.tail != before {
             self.publish(&reader)?;
         }
         Ok(())
+    }
+
+    /// The record in the slot that was taken as this one, if it is written.
+    fn take_one(&self, number: u64) -> Result<Option<Record>, GuestError> {
+        let at = self.gpa.wrapping_add(FIRST + number % SLOTS * SLOT_BYTES);
+        let mut slot = [0; SLOT_BYTES as usize];
+        if !self.is_written(at)? {
+            return Ok(None);
+        }
+        // Read behind `who`, which was written behind the rest.
+        fence(Ordering::Acquire);
+        self.memory.read(at, &mut slot)?;
+        self.memory.write(at, &[0; 8])?;
+        Ok(Some(Record::read(&slot)))
+    }
+
+    fn is_written(&self, slot: Gpa) -> Result<bool, GuestError> {
+        let mut who = [0; 4];
+        self.memory.read(slot.wrapping_add(WHO), &mut who)?;
+        Ok(who != [0; 4])
     }
 }
 

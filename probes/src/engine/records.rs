@@ -104,7 +104,7 @@ impl Engine {
 
     /// The same when the region is gone: nobody is in a detour any more.
     pub(super) fn take_out_last_records(&self, ring: &Ring) {
-        self.heed(ring.take_out_all(|record| self.tell_record(&record)));
+        self.heed(ring.take_out(|record| self.tell_record(&record)));
         self.records.forget_owners();
     }
 

@@ -85,7 +85,9 @@ fn count(here: &Here<'_>, scenarios: &str, extra: &[(&str, u64)]) -> Ran {
 
 /// What is executed by the engine, or from a copy, takes the exit of its plant and no other.
 fn one_exit_a_hit(here: &Here<'_>) {
-    let ran = count(here, "calls=20", &[]);
+    let ran = here.guest("run=calls=20").without_jumps().run();
+    ran.assert_good();
+    ran.assert_counts(&[]);
     let mut once = 0;
     for probe in ran.summary.probes.iter().filter(|probe| probe.hits > 0) {
         match probe.tier {

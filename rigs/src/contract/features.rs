@@ -74,6 +74,10 @@ pub const FEATURES: &[Feature] = &[
         ],
     ),
     feature(
+        "probes that tell their hits: no exit a hit, each hit told once, with the registers as they were",
+        &["recorded", "recorded-smp"],
+    ),
+    feature(
         "copies of instructions: the guest cannot change them, and they go when nobody needs them",
         &["detour-writes", "detour-live"],
     ),

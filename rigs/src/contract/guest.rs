@@ -24,6 +24,7 @@ pub struct Guest<'a> {
     here: &'a Here<'a>,
     cmdline: String,
     probes: Vec<NewProbe>,
+    optimise: bool,
     timeout: Duration,
 }
 
@@ -42,6 +43,7 @@ impl<'a> Guest<'a> {
             here,
             cmdline: cmdline.to_owned(),
             probes: vec![new("kprobe:fn_*")],
+            optimise: true,
             timeout: here.bench.timeout,
         }
     }
@@ -57,6 +59,13 @@ impl<'a> Guest<'a> {
             .into_iter()
             .map(|probe| new(probe.as_ref()))
             .collect();
+        self
+    }
+
+    /// With plants only, of which each hit exits.
+    #[must_use]
+    pub fn without_jumps(mut self) -> Self {
+        self.optimise = false;
         self
     }
 
@@ -114,7 +123,7 @@ impl<'a> Guest<'a> {
             cpus: self.here.cpus,
             probes: &self.probes,
             plant: self.here.plant,
-            optimise: true,
+            optimise: self.optimise,
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

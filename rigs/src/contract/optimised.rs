@@ -1,4 +1,4 @@
-//! Probes that only count: a jump stands for the plant, and no hit exits.
+//! Probes that count or tell their hits: a jump stands for the plant, and no hit exits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -11,7 +11,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
-pub(super) const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 6] = [
     Case::new("optimised", Plants::Each, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
@@ -20,6 +20,12 @@ pub(super) const CASES: [Case; 4] = [
     }),
     Case::new("optimised-selfpatch", Plants::Each, &[1], rewritten),
     Case::new("optimised-live", Plants::Chosen, &[2], toggled),
+    Case::new("recorded", Plants::Each, &[1], |here| {
+        recorded(here, "run=calls=200");
+    }),
+    Case::new("recorded-smp", Plants::Each, &[2], |here| {
+        recorded(here, "run=smp=200");
+    }),
 ];
 
 /// What begins with an instruction that has room for a jump, and does the same in a detour.
@@ -61,6 +67,41 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
     assert_eq!((probe.hits, probe.exits), (5, 5));
     let why = probe.unoptimised.as_deref().unwrap_or_default();
     assert!(why.contains("fewer than the 5 bytes"), "{probe:?}");
+}
+
+/// Hits that are told leave the guest once to find the jump's place, and once until the ring is open.
+fn recorded(here: &Here<'_>, cmdline: &str) {
+    let probes = ROOMY.map(|function| format!("kprobe:{function}"));
+    let ran = here
+        .guest(cmdline)
+        .probes(&probes.each_ref().map(String::as_str))
+        .run();
+    ran.assert_good();
+    assert_counted(&ran);
+    let told = ran.observer.hits();
+    for (function, name) in ROOMY.iter().zip(&probes) {
+        let probe = ran.probe(name);
+        assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
+        assert!(probe.exits <= 2 * u64::from(here.cpus), "{probe:?}");
+        let hits: Vec<_> = told.iter().filter(|hit| *hit.probe == **name).collect();
+        assert_eq!(hits.len() as u64, ran.counted(function), "{name}");
+        for hit in &hits {
+            assert!(hit.vcpu < usize::from(here.cpus), "{hit:?}");
+            assert_eq!((hit.regs.rip, Some(hit.ip)), (hit.ip, probe.ip), "{hit:?}");
+            assert_eq!(hit.args, hit.regs.arguments());
+            // Whoever calls them puts different values into all registers.
+            let stack = hit.regs.rsp.0;
+            assert!(stack != 0 && stack.is_multiple_of(8), "{hit:?}");
+        }
+        for vcpu in 0..usize::from(here.cpus) {
+            let mut hits = hits.iter().filter(|hit| hit.vcpu == vcpu);
+            assert!(hits.clone().count() >= 200, "{name} on {vcpu}");
+            let values = |hit: &probes::Hit| (hit.regs.rdi, hit.regs.r15, hit.regs.rcx);
+            let first = hits.next().map(|hit| values(hit));
+            assert!(hits.any(|hit| Some(values(hit)) != first), "{name}");
+        }
+    }
+    assert!(told.is_sorted_by_key(|hit| hit.ts_ns), "in the order of time");
 }
 
 /// The guest rewrites the instruction that a jump lies over, in every way it knows, and reads back what it wrote.

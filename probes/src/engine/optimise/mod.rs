@@ -19,12 +19,12 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use introspect::{Gpa, Gva};
+use introspect::{Gpa, Gva, PerCpu};
 
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, Keeps, KernelSpace, Recording, Use};
+use crate::detour::{DetourError, Keeps, KernelSpace, Processor, Use};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
 use crate::plant::Spot;
@@ -156,11 +156,8 @@ impl Engine {
             return Ok(());
         }
         plant.optimising.decide();
-        let found = self.verdict(plant).and_then(|(jumped, gpa)| {
-            let usage = self.usage(probe)?;
-            Ok((jumped, gpa, usage))
-        });
-        let (jumped, gpa, usage) = match found {
+        let usage = self.usage(probe);
+        let (jumped, gpa) = match self.verdict(plant) {
             Ok(found) => found,
             Err(why) => {
                 if why == NotOptimised::Withdrawn {
@@ -173,9 +170,9 @@ impl Engine {
         };
         let made = self
             .detour
-            .make(paused, self.memory.as_ref(), kernel, &jumped, usage);
-        let jump = made.and_then(|made| Ok((made.jump_from(jumped.at())?, made.keeps)));
-        let (jump, keeps) = match jump {
+            .make(paused, self.memory.as_ref(), kernel, &jumped, &usage);
+        let jump = made.and_then(|made| Ok((made.jump_from(jumped.at())?, made)));
+        let (jump, made) = match jump {
             Ok(found) => found,
             Err(error) => {
                 if matches!(error, DetourError::BeingLeft) {
@@ -186,15 +183,13 @@ impl Engine {
                 return Ok(());
             }
         };
-        self.planter.set_jump(paused, gpa, Some(jump))?;
-        match keeps {
-            Keeps::Count(cell) => probe.count_in(cell),
-            Keeps::Records(who) => {
-                // Those that are there may be another's, who had the detour before.
-                self.take_out_records();
-                self.records.set_owner(who, probe, ip);
-            }
+        // Those records that are there may be another's, who had the detour before.
+        self.take_out_records();
+        self.records.set_owner(made.who, probe, ip);
+        if let Some(words) = made.words {
+            probe.count_in(words)?;
         }
+        self.planter.set_jump(paused, gpa, Some(jump))?;
         probe.set_optimised(true);
         probe.set_unoptimised(None);
         plant.optimising.set_jump(Some(gpa));
@@ -203,17 +198,22 @@ impl Engine {
     }
 
     /// What a detour does for `probe`.
-    fn usage(&self, probe: &Probe) -> Result<Use, NotOptimised> {
-        if matches!(probe.purpose, Purpose::Count) {
-            return Ok(Use::Count);
-        }
+    fn usage(&self, probe: &Probe) -> Use {
         let slide = self.slide().unwrap_or(0);
-        let tasks = self.kernel.tasks();
-        let cpu = tasks.and_then(|tasks| tasks.processor_from_gs(slide));
-        Ok(Use::Record(Recording {
-            cpu: cpu.ok_or(NotOptimised::NoProcessor)?,
+        let kept = self.kernel.processors();
+        let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
+        Use {
+            filter: None,
+            keeps: match probe.purpose {
+                Purpose::Count => Keeps::Count,
+                _ => Keeps::Records,
+            },
+            processor: Processor {
+                number: from_gs(kept.number),
+                task: from_gs(kept.task),
+            },
             plant: self.planter.byte().value(),
-        }))
+        }
     }
 
     /// Takes the jump away that stands for `plant`, if one does. Its probe goes on counting whoever is in the detour.

@@ -39,9 +39,6 @@ pub(super) enum NotOptimised {
     /// The jump would lie over a plant.
     #[error("another probe is where the jump would be")]
     Neighbour,
-    /// Records say on which processor they were made.
-    #[error("the kernel does not say where it keeps the number of the processor")]
-    NoProcessor,
     /// Part of the jump would be on the next page.
     #[error("it lies across the end of a page")]
     AcrossPages,

@@ -12,10 +12,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
-use introspect::{Gpa, Gva, PhysMemory, TaskLayout, Unreadable, walk};
+use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
 use vmm::Pop;
 
-use super::{ABILITIES, DATA, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
+use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::guest::fake::{FakeMemory, FakeVcpu};
@@ -108,25 +108,13 @@ impl Rig {
         rig
     }
 
-    /// A guest with functions, and probes that tell their hits, on its processor 3.
+    /// A guest with functions, and probes that tell their hits.
     fn recording(kernel: &SyntheticKernel, names: &[&str]) -> Self {
         let rig = Self::with(kernel, &[], ABILITIES);
-        rig.keep_processor();
         rig.engine.set_optimising(&rig.paused, true).expect("set");
         let new: Vec<_> = names.iter().map(|name| new(name)).collect();
         rig.engine.register(&rig.paused, &new).expect("registered");
         rig
-    }
-
-    /// `gs` points to address 0 here.
-    fn keep_processor(&self) {
-        self.memory.put(DATA, &3u32.to_le_bytes());
-        self.engine.kernel().describe_tasks(TaskLayout {
-            current: Gva(DATA + 8),
-            processor: Some(Gva(DATA)),
-            comm: 0,
-            comm_bytes: 16,
-        });
     }
 
     /// The vCPU executes what memory shows at its RIP.
@@ -243,6 +231,13 @@ const CELLS: Gva = Gva(0xffff_ffff_8160_0000);
 
 fn one_roomy() -> (SyntheticKernel, Gva) {
     one("probed", &ROOMY)
+}
+
+/// The same, on a processor whose number is 3: `gs` points to address 0.
+fn roomy_on_3() -> (SyntheticKernel, Gva) {
+    let (mut kernel, at) = one_roomy();
+    kernel.function("cpu_number", &3u32.to_le_bytes());
+    (kernel, at)
 }
 
 /// A kernel that has booted, with one function behind an ftrace call that is off.

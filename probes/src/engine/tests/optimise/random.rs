@@ -68,8 +68,8 @@ proptest! {
         let at: Vec<Gva> = (0..FUNCTIONS)
             .map(|n| kernel.function(&format!("roomy{n}"), &ROOMY))
             .collect();
+        kernel.function("cpu_number", &[0; 4]);
         let rig = Rig::with(&kernel, &[], ABILITIES);
-        rig.keep_processor();
         rig.engine.set_optimising(&rig.paused, true).expect("set");
         let probes: Vec<_> = (0..FUNCTIONS).map(probe).collect();
         let ids = rig.engine.register(&rig.paused, &probes).expect("registered");

@@ -4,14 +4,14 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::Hit;
-use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT};
+use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
 
 /// Where the ring is, guest-physical.
 const RING: u64 = crate::guest::fake::DETOUR_GPA + (4 << 20);
 
 /// The kernel has a place where it is told, and the ring is open.
 fn recording() -> (Rig, Gva) {
-    let (kernel, at) = one_roomy();
+    let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
     // At the plant, and in the detour, where the ring is not open yet.
     assert_eq!((rig.call(at, 5), rig.call(at, 6)), (6, 7));
@@ -52,7 +52,7 @@ fn a_record_tells_what_an_exit_would() {
 
 #[test]
 fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
-    let (kernel, at) = one_roomy();
+    let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
     for n in 0..4 {
         rig.call(at, n);
@@ -84,20 +84,24 @@ fn a_full_ring_costs_an_exit_and_loses_nothing() {
     assert_eq!(told, expected);
 }
 
-/// Slots that are taken and not filled yet are waited for, and nobody is told beyond them.
+/// Slots that are taken and not filled yet keep nobody waiting, and are told when they are.
 #[test]
-fn what_is_not_written_yet_is_waited_for() {
+fn what_is_not_written_yet_keeps_nothing_back() {
     let (rig, at) = recording();
     let mut slow = rig.calling(at, 77, STACK - 0x400);
     while rig.detour_word(RING + RING_HEAD) == 0 {
         assert_eq!(rig.run(&mut slow, 1), Stepped::On);
     }
-    rig.call(at, 78);
-    assert_eq!(rig.counted(0).0, 2);
+    for n in 78..80 {
+        rig.call(at, n);
+        assert_eq!(rig.counted(0).0, n - 75);
+        assert_eq!(rig.detour_word(RING + RING_TAIL), 0, "its slot is not free");
+    }
     assert_eq!(rig.run(&mut slow, 100), Stepped::Returned);
-    assert_eq!(rig.counted(0).0, 4);
+    assert_eq!(rig.counted(0).0, 5);
+    assert_eq!(rig.detour_word(RING + RING_TAIL), 3);
     let told: Vec<_> = rig.hits().iter().map(|hit| hit.args[0].0).collect();
-    assert_eq!(told, [5, 6, 77, 78]);
+    assert_eq!(told, [5, 6, 78, 79, 77]);
 }
 
 /// Whatever the guest writes to the ring, nothing but its own records suffers.
@@ -125,7 +129,7 @@ fn a_guest_that_writes_to_the_ring_harms_itself() {
 /// From wherever in the detour: the call returns what it would have, and is told at most once.
 #[test]
 fn who_is_in_a_detour_that_records_is_moved_out() {
-    let (kernel, at) = one_roomy();
+    let (kernel, at) = roomy_on_3();
     let mut told = Vec::new();
     for steps in 0..60 {
         let rig = Rig::recording(&kernel, &["probed"]);
@@ -173,7 +177,7 @@ proptest! {
     /// All registers are told as they were, at an exit and in a record.
     #[test]
     fn registers_are_as_they_were(values: [u64; 14], flags in 0_u64..0x1000) {
-        let (kernel, at) = one_roomy();
+        let (kernel, at) = roomy_on_3();
         let told = [false, true].map(|optimise| {
             let rig = Rig::recording(&kernel, &["probed"]);
             (rig.call(at, 0), rig.call(at, 0));

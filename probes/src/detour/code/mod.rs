@@ -18,10 +18,13 @@
 //! being filled interrupts are off, so that a task is never interrupted there; what can be interrupted anywhere are the
 //! first two instructions, and those behind `popfq`.
 
-use iced_x86::code_asm::{
-    AsmRegister64, CodeAssembler, CodeLabel, eax, ecx, ptr, r8, r9, r10, r11, r12, r13, r14, r15,
-    rax, rbp, rbx, rcx, rdi, rdx, rsi, rsp,
-};
+mod aggregate;
+mod condition;
+mod record;
+#[cfg(test)]
+mod tests;
+
+use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, rax, rcx, rdx};
 use iced_x86::{
     BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
 };
@@ -29,25 +32,40 @@ use introspect::Gva;
 use vmm::Pop;
 
 use super::jumped::Jumped;
-use super::ring::{CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SLOT_BYTES, SLOTS, TAIL, TSC, WHO};
 use super::{DetourError, WayOut};
+use crate::program::{Aggregate, Filter};
 
 /// What a detour does before it executes what was jumped over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
-    /// Adds one to the cell that the guest's kernel sees here.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Work<'a> {
+    /// Only where this holds.
+    pub(super) filter: Option<&'a Filter>,
+    pub(super) does: Does<'a>,
+    pub(super) processor: Processor,
+    /// What leaves the guest.
+    pub(super) plant: u8,
+}
+
+/// What it does where its filter holds. Addresses are as the guest's kernel sees them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Does<'a> {
+    /// Adds one to the word at this address.
     Count(Gva),
-    /// Leaves a record.
-    Record {
-        /// The ring, as the guest's kernel sees it.
-        ring: Gva,
-        /// What the record says of whose it is; not 0.
-        who: u32,
-        /// Where the number of the processor is, from `gs`: 32 bits.
-        cpu: Gva,
-        /// What leaves the guest when the ring is full.
-        plant: u8,
-    },
+    /// Adds a value to the words at this address.
+    Aggregate(&'a Aggregate, Gva),
+    /// Leaves a record in the ring at `ring`, which says that it is of `who`; not 0.
+    Record { ring: Gva, who: u32 },
+    /// Leaves the guest.
+    Exit,
+}
+
+/// What the kernel keeps for each processor, counted from `gs`; `None` where it does not say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Processor {
+    /// Its number, 32 bits.
+    pub(crate) number: Option<i64>,
+    /// The address of the task that it runs.
+    pub(crate) task: Option<i64>,
 }
 
 /// A detour, assembled.
@@ -70,38 +88,69 @@ pub(super) struct Exit {
 
 const FLAGS_PUSHED: &[Pop] = &[Pop::Flags];
 const SAVED: &[Pop] = &[Pop::Rdx, Pop::Rcx, Pop::Rax, Pop::Flags];
-/// Beside the flags.
+/// Beside the flags, the first one first.
 const SAVED_REGISTERS: [AsmRegister64; 3] = [rax, rcx, rdx];
+/// Where they are then, from the stack pointer.
+const SAVED_RDX: i32 = 0;
+const SAVED_RCX: i32 = 8;
+const SAVED_RAX: i32 = 16;
+const SAVED_FLAGS: i32 = 24;
+/// What the stack pointer was, from what it is.
+const SAVED_BYTES: i32 = 32;
+
+/// Why a detour cannot be assembled.
+#[derive(Debug)]
+pub(super) enum Unwritten {
+    /// The kernel does not say where this is.
+    NotKept(NotKept),
+    /// Everything else about the instructions is known when this is compiled.
+    TooFar,
+}
+
+/// What the kernel may keep for each processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotKept {
+    /// See [`Processor::number`].
+    #[error("the kernel does not say where it keeps the number of the processor")]
+    Number,
+    /// See [`Processor::task`].
+    #[error("the kernel does not say where it keeps the task that a processor runs")]
+    Task,
+}
+
+impl From<IcedError> for Unwritten {
+    fn from(_: IcedError) -> Self {
+        Self::TooFar
+    }
+}
+
+impl From<Unwritten> for DetourError {
+    fn from(unwritten: Unwritten) -> Self {
+        match unwritten {
+            Unwritten::NotKept(what) => Self::NotKept(what),
+            Unwritten::TooFar => Self::TooFar,
+        }
+    }
+}
 
 /// Assembles a detour that begins at `at`.
 ///
 /// # Errors
 ///
-/// When something that it has to reach is too far away.
-pub(super) fn assemble(jumped: &Jumped, work: Work, at: Gva) -> Result<Code, DetourError> {
-    let mut writer = Writer::new(jumped)?;
-    match work {
-        Work::Count(cell) => writer.count(cell)?,
-        Work::Record {
-            ring,
-            who,
-            cpu,
-            plant,
-        } => writer.record(ring, who, cpu, plant)?,
+/// When something that it has to reach is too far away, or the kernel does not say where it is.
+pub(super) fn assemble(jumped: &Jumped, work: &Work<'_>, at: Gva) -> Result<Code, DetourError> {
+    let mut writer = Writer::new(jumped, work).map_err(Unwritten::from)?;
+    match (work.filter, work.does) {
+        (None, Does::Count(cell)) => writer.count_only(cell).map_err(Unwritten::from)?,
+        _ => writer.program()?,
     }
-    writer.finish(at)
+    Ok(writer.finish(at)?)
 }
 
-impl From<IcedError> for DetourError {
-    fn from(_: IcedError) -> Self {
-        // Everything else about the instructions is known when this is compiled.
-        Self::TooFar
-    }
-}
-
-struct Writer<'j> {
+struct Writer<'w> {
     asm: CodeAssembler,
-    jumped: &'j Jumped,
+    jumped: &'w Jumped,
+    work: &'w Work<'w>,
     /// From which instruction on there is which way out.
     stands: Vec<(usize, WayOut)>,
     instructions: CodeLabel,
@@ -114,18 +163,25 @@ fn at(address: Gva) -> MemoryOperand {
     MemoryOperand::with_base_displ(Register::RIP, address.0.cast_signed())
 }
 
+/// What is there for each processor.
+const fn from_gs(distance: i64) -> MemoryOperand {
+    let none = Register::None;
+    MemoryOperand::new(none, none, 1, distance, 8, false, Register::GS)
+}
+
 /// An offset or a size, which is far below any limit.
 fn small(value: u64) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
-impl<'j> Writer<'j> {
-    fn new(jumped: &'j Jumped) -> Result<Self, IcedError> {
+impl<'w> Writer<'w> {
+    fn new(jumped: &'w Jumped, work: &'w Work<'w>) -> Result<Self, IcedError> {
         let mut asm = CodeAssembler::new(64)?;
         Ok(Self {
             instructions: asm.create_label(),
             asm,
             jumped,
+            work,
             stands: Vec::new(),
             exit: None,
         })
@@ -138,35 +194,55 @@ impl<'j> Writer<'j> {
         self.stands.push((index, WayOut { to, pops }));
     }
 
-    fn count(&mut self, cell: Gva) -> Result<(), IcedError> {
+    /// With no register, and interrupts as they are.
+    fn count_only(&mut self, cell: Gva) -> Result<(), IcedError> {
         self.stand(&[]);
         self.asm.pushfq()?;
         self.stand(FLAGS_PUSHED);
-        let mut add = Instruction::with1(Opcode::Inc_rm64, at(cell))?;
-        add.set_has_lock_prefix(true);
-        self.asm.add_instruction(add)?;
+        self.add_one(cell)?;
         self.asm.popfq()?;
         self.instructions()
     }
 
-    fn record(&mut self, ring: Gva, who: u32, cpu: Gva, plant: u8) -> Result<(), IcedError> {
-        let mut full = self.asm.create_label();
-        let mut exit = self.asm.create_label();
+    fn program(&mut self) -> Result<(), Unwritten> {
+        let mut done = self.asm.create_label();
+        let mut leave = self.asm.create_label();
         self.save()?;
-        self.room(ring, full)?;
-        self.slot(ring)?;
-        self.fill(who, cpu)?;
+        if let Some(filter) = self.work.filter {
+            self.filter(filter, done)?;
+        }
+        let exits = match self.work.does {
+            Does::Count(cell) => {
+                self.add_one(cell)?;
+                false
+            }
+            Does::Aggregate(aggregate, words) => {
+                self.aggregate(aggregate, words)?;
+                false
+            }
+            Does::Record { ring, who } => {
+                self.record(ring, who, leave)?;
+                true
+            }
+            Does::Exit => {
+                self.asm.jmp(leave)?;
+                true
+            }
+        };
+        self.asm.set_label(&mut done)?;
         self.restore()?;
         self.instructions()?;
-
-        self.asm.set_label(&mut full)?;
-        self.restore()?;
-        self.stand(&[]);
-        self.asm.set_label(&mut exit)?;
-        self.asm.db(&[plant])?;
-        // Never executed: the VMM sets RIP. Where it is gone, and nobody does, the detour still goes on.
-        self.asm.jmp(self.instructions)?;
-        self.exit = Some(exit);
+        if exits {
+            let mut exit = self.asm.create_label();
+            self.asm.set_label(&mut leave)?;
+            self.restore()?;
+            self.stand(&[]);
+            self.asm.set_label(&mut exit)?;
+            self.asm.db(&[self.work.plant])?;
+            // The VMM sets RIP. Where nobody is there to do it, the detour goes on.
+            self.asm.jmp(self.instructions)?;
+            self.exit = Some(exit);
+        }
         Ok(())
     }
 
@@ -192,78 +268,22 @@ impl<'j> Writer<'j> {
         self.asm.popfq()
     }
 
-    /// Goes to `full` when there is no room.
-    fn room(&mut self, ring: Gva, full: CodeLabel) -> Result<(), IcedError> {
-        let (head, tail) = (ring.wrapping_add(HEAD), ring.wrapping_add(TAIL));
-        let load = Instruction::with2(Opcode::Mov_r64_rm64, Register::RAX, at(head))?;
-        let less = Instruction::with2(Opcode::Sub_r64_rm64, Register::RAX, at(tail))?;
-        self.asm.add_instruction(load)?;
-        self.asm.add_instruction(less)?;
-        self.asm.cmp(rax, small(LIMIT))?;
-        self.asm.jae(full)
+    /// Adds one to the word at `at`.
+    fn add_one(&mut self, word: Gva) -> Result<(), IcedError> {
+        let mut add = Instruction::with1(Opcode::Inc_rm64, at(word))?;
+        add.set_has_lock_prefix(true);
+        self.asm.add_instruction(add)
     }
 
-    /// Takes a slot: its address comes to RCX.
-    fn slot(&mut self, ring: Gva) -> Result<(), IcedError> {
-        self.asm.mov(ecx, 1)?;
-        let head = at(ring.wrapping_add(HEAD));
-        let mut take = Instruction::with2(Opcode::Xadd_rm64_r64, head, Register::RCX)?;
-        take.set_has_lock_prefix(true);
-        self.asm.add_instruction(take)?;
-        self.asm.and(ecx, small(SLOTS - 1))?;
-        self.asm.imul_3(ecx, ecx, small(SLOT_BYTES))?;
-        let first = at(ring.wrapping_add(FIRST));
-        let load = Instruction::with2(Opcode::Lea_r64_m, Register::RAX, first)?;
-        self.asm.add_instruction(load)?;
-        self.asm.add(rcx, rax)
-    }
-
-    /// Fills the slot at RCX, and says that it is filled.
-    fn fill(&mut self, who: u32, cpu: Gva) -> Result<(), IcedError> {
-        let asm = &mut self.asm;
-        let register = |number: u64| ptr(rcx + small(REGISTERS + 8 * number));
-        for (number, held) in [
-            (3, rbx),
-            (5, rbp),
-            (6, rsi),
-            (7, rdi),
-            (8, r8),
-            (9, r9),
-            (10, r10),
-            (11, r11),
-            (12, r12),
-            (13, r13),
-            (14, r14),
-            (15, r15),
-        ] {
-            asm.mov(register(number), held)?;
-        }
-        // rdx, rcx, rax, flags: as they were pushed.
-        for (number, back) in [(2, 0), (1, 8), (0, 16)] {
-            asm.mov(rax, ptr(rsp + back))?;
-            asm.mov(register(number), rax)?;
-        }
-        asm.mov(rax, ptr(rsp + 24))?;
-        asm.mov(ptr(rcx + small(FLAGS)), rax)?;
-        asm.lea(rax, ptr(rsp + 32))?;
-        asm.mov(register(4), rax)?;
-        asm.rdtsc()?;
-        asm.mov(ptr(rcx + small(TSC)), eax)?;
-        asm.mov(ptr(rcx + small(TSC + 4)), iced_x86::code_asm::edx)?;
-        let from_gs = MemoryOperand::new(
-            Register::None,
-            Register::None,
-            1,
-            cpu.0.cast_signed(),
-            8,
-            false,
-            Register::GS,
-        );
-        let number = Instruction::with2(Opcode::Mov_r32_rm32, Register::EAX, from_gs)?;
-        asm.add_instruction(number)?;
-        asm.mov(ptr(rcx + small(CPU)), eax)?;
-        asm.mov(eax, who)?;
-        asm.mov(ptr(rcx + small(WHO)), eax)
+    /// `register` with what is at `address`.
+    fn with_word(
+        &mut self,
+        opcode: Opcode,
+        register: Register,
+        address: Gva,
+    ) -> Result<(), IcedError> {
+        let with = Instruction::with2(opcode, register, at(address))?;
+        self.asm.add_instruction(with)
     }
 
     /// What was jumped over, and the jump back.
@@ -280,7 +300,7 @@ impl<'j> Writer<'j> {
         self.asm.jmp(next.0)
     }
 
-    fn finish(mut self, at: Gva) -> Result<Code, DetourError> {
+    fn finish(mut self, at: Gva) -> Result<Code, Unwritten> {
         let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
         let assembled = self.asm.assemble_options(at.0, wanted)?;
         let on = Gva(assembled.label_ip(&self.instructions)?);
@@ -289,7 +309,7 @@ impl<'j> Writer<'j> {
         let mut ways_out = Vec::new();
         for (offset, index) in assembled.inner.new_instruction_offsets.iter().zip(0..) {
             if *offset == u32::MAX {
-                return Err(DetourError::TooFar);
+                return Err(Unwritten::TooFar);
             }
             let known = self.stands.partition_point(|(from, _)| *from <= index);
             let stand = known.checked_sub(1).map(|last| self.stands[last].1);

@@ -1,0 +1,269 @@
+//! What programs do in a detour is what they do in the VMM: executed by the emulator, instruction by instruction.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
+use introspect::{Gpa, PhysMemory as _};
+use proptest::prelude::*;
+
+use super::*;
+use crate::PlantByte;
+use crate::guest::GuestMemory;
+use crate::guest::fake::{FakeMemory, FakeVcpu};
+use crate::hit::{Passed, pass};
+use crate::plant::Planter;
+use crate::program::{Comparison, Condition, Linear, Operand};
+
+/// Two megabytes at address 0, mapped where they are by the table at [`ROOT`].
+const ROOT: u64 = 0x1000;
+const DETOUR: Gva = Gva(0x10000);
+const TEXT: Gva = Gva(0x20000);
+const WORDS: Gva = Gva(0x30000);
+const NUMBER: u64 = 0x40000;
+const TASK: u64 = 0x40008;
+const STACK: u64 = 0x50000;
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const CPU_NUMBER: u64 = 5;
+const CURRENT_TASK: u64 = 0xffff_8880_0123_4567;
+/// Of arithmetic, interrupts, and the one that is always set.
+const FLAGS: u64 = 0xad7;
+
+struct Machine {
+    memory: Arc<FakeMemory>,
+    vcpu: FakeVcpu,
+}
+
+impl Machine {
+    fn with(code: &Code) -> Self {
+        let memory = FakeMemory::new(vec![0; 2 << 20]);
+        let table = 0x23_u64;
+        for (at, entry) in [
+            (ROOT, 0x2000 | table),
+            (0x2000, 0x3000 | table),
+            (0x3000, 0xe3),
+        ] {
+            memory.put(at, &entry.to_le_bytes());
+        }
+        memory.put(DETOUR.0, &code.bytes);
+        memory.put(NUMBER, &CPU_NUMBER.to_le_bytes());
+        memory.put(TASK, &CURRENT_TASK.to_le_bytes());
+        Self {
+            memory: Arc::new(memory),
+            vcpu: FakeVcpu::at(DETOUR, ROOT),
+        }
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        let at = Gpa(WORDS.0 + 8 * index as u64);
+        self.memory.read_u64(at).expect("memory")
+    }
+
+    /// From the detour's beginning to one of these addresses. Returns which.
+    fn run(&mut self, stops: &[Gva]) -> Gva {
+        let memory: Arc<dyn GuestMemory> = self.memory.clone();
+        let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
+        self.vcpu.regs.rip = DETOUR.0;
+        for _ in 0..500 {
+            let rip = Gva(self.vcpu.regs.rip);
+            if stops.contains(&rip) {
+                return rip;
+            }
+            let mut bytes = [0; MAX_LENGTH_BYTES];
+            memory.read(Gpa(rip.0), &mut bytes).expect("memory");
+            let decoded = decode(&bytes, rip).expect("an instruction");
+            let passed = pass(
+                &mut self.vcpu,
+                memory.as_ref(),
+                &planter,
+                Features::ALL,
+                &decoded,
+            );
+            assert_eq!(passed.expect("executed"), Passed::Emulated, "{decoded:?}");
+        }
+        panic!("it goes on and on");
+    }
+}
+
+fn assembled(filter: Option<&Filter>, does: Does<'_>) -> Code {
+    let nop = decode(&NOP5, TEXT).expect("an instruction");
+    let jumped = Jumped::new(nop, None).expect("room");
+    let work = Work {
+        filter,
+        does,
+        processor: Processor {
+            number: Some(NUMBER.cast_signed()),
+            task: Some(TASK.cast_signed()),
+        },
+        plant: PlantByte::Port.value(),
+    };
+    assemble(&jumped, &work, DETOUR).expect("it can be assembled")
+}
+
+/// What an operand holds at the instruction that was jumped over.
+fn value(regs: &vmm::kvm_regs, operand: Operand) -> u64 {
+    match operand {
+        Operand::Cpu => CPU_NUMBER,
+        Operand::CurrentTask => CURRENT_TASK,
+        other => other.register().map_or(0, |register| register.value(regs)),
+    }
+}
+
+fn operand() -> impl Strategy<Value = Operand> {
+    proptest::sample::select(Operand::all().collect::<Vec<_>>())
+}
+
+/// Small ones, such as need all bits, and signs.
+fn number() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        0..20_u64,
+        any::<u64>(),
+        (-20..0_i64).prop_map(i64::cast_unsigned),
+        (0..64_u32).prop_map(|bit| 1 << bit),
+        (0..64_u32).prop_map(|bit| (1 << bit) - 1),
+        Just(CPU_NUMBER),
+        Just(CURRENT_TASK),
+    ]
+}
+
+fn comparison() -> impl Strategy<Value = Comparison> {
+    proptest::sample::select(vec![
+        Comparison::Eq,
+        Comparison::Ne,
+        Comparison::Below,
+        Comparison::BelowOrEqual,
+        Comparison::Above,
+        Comparison::AboveOrEqual,
+        Comparison::Less,
+        Comparison::LessOrEqual,
+        Comparison::Greater,
+        Comparison::GreaterOrEqual,
+    ])
+}
+
+fn filter() -> impl Strategy<Value = Filter> {
+    let condition = (
+        operand(),
+        proptest::option::of(number()),
+        comparison(),
+        number(),
+    )
+        .prop_map(|(operand, mask, comparison, value)| Condition {
+            operand,
+            mask,
+            comparison,
+            value,
+        });
+    proptest::collection::vec(condition, 1..=3)
+        .prop_map(|conditions| Filter::new(conditions).expect("few enough"))
+}
+
+fn aggregate() -> impl Strategy<Value = Aggregate> {
+    let linear =
+        (any::<i64>(), 1..2000_u64, 1..100_u64).prop_filter_map("ranges", |(min, range, step)| {
+            let max = min.checked_add_unsigned(range)?;
+            Linear::new(min, max, step).ok()
+        });
+    prop_oneof![
+        operand().prop_map(Aggregate::Sum),
+        operand().prop_map(Aggregate::Min),
+        operand().prop_map(Aggregate::Max),
+        operand().prop_map(Aggregate::Hist),
+        (operand(), linear).prop_map(|(of, linear)| Aggregate::Lhist { of, linear }),
+    ]
+}
+
+fn registers() -> impl Strategy<Value = vmm::kvm_regs> {
+    (proptest::array::uniform15(number()), any::<u64>()).prop_map(|(values, flags)| {
+        let [a, b, c, d, si, di, bp, n8, n9, n10, n11, n12, n13, n14, n15] = values;
+        vmm::kvm_regs {
+            rax: a,
+            rbx: b,
+            rcx: c,
+            rdx: d,
+            rsi: si,
+            rdi: di,
+            rbp: bp,
+            rsp: STACK,
+            r8: n8,
+            r9: n9,
+            r10: n10,
+            r11: n11,
+            r12: n12,
+            r13: n13,
+            r14: n14,
+            r15: n15,
+            rip: 0,
+            rflags: flags & FLAGS | 2,
+        }
+    })
+}
+
+/// A value near the edges of the ranges, too.
+fn near(aggregate: &Aggregate, mut regs: vmm::kvm_regs, by: i64) -> vmm::kvm_regs {
+    if let Aggregate::Lhist { linear, .. } = aggregate {
+        let value = linear.min().wrapping_add(by).cast_unsigned();
+        (regs.rdi, regs.rsi, regs.rax, regs.rcx, regs.rdx) = (value, value, value, value, value);
+    }
+    regs
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn what_a_filter_lets_by_is_counted(filter in filter(), sets in prop::collection::vec(registers(), 1..6)) {
+        let code = assembled(Some(&filter), Does::Count(WORDS));
+        let mut machine = Machine::with(&code);
+        let mut expected = 0;
+        for regs in sets {
+            machine.vcpu.regs = regs;
+            machine.run(&[TEXT.wrapping_add(5)]);
+            let after = vmm::kvm_regs { rip: TEXT.0 + 5, ..regs };
+            prop_assert_eq!(machine.vcpu.regs, after);
+            expected += u64::from(filter.holds(&mut |operand| value(&regs, operand)));
+        }
+        prop_assert_eq!(machine.word(0), expected);
+    }
+
+    #[test]
+    fn what_a_filter_lets_by_leaves(filter in filter(), regs in registers()) {
+        let code = assembled(Some(&filter), Does::Exit);
+        let exit = code.exit.expect("it leaves");
+        let mut machine = Machine::with(&code);
+        machine.vcpu.regs = regs;
+        let at = machine.run(&[exit.at, exit.on]);
+        let holds = filter.holds(&mut |operand| value(&regs, operand));
+        prop_assert_eq!(at, if holds { exit.at } else { exit.on });
+        prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
+        let ways: BTreeMap<_, _> = code.ways_out.into_iter().collect();
+        prop_assert_eq!(ways[&exit.at], WayOut::plain(TEXT));
+        prop_assert_eq!(ways[&exit.on], WayOut::plain(TEXT));
+    }
+
+    #[test]
+    fn aggregates_become_what_they_do_in_the_vmm(
+        aggregate in aggregate(),
+        sets in prop::collection::vec((registers(), -100..2200_i64), 1..8),
+    ) {
+        let code = assembled(None, Does::Aggregate(&aggregate, WORDS));
+        let mut machine = Machine::with(&code);
+        let words: Vec<_> = aggregate.initial().into_iter().map(AtomicU64::new).collect();
+        for (index, word) in (0..).zip(&words) {
+            let word = word.load(Ordering::Relaxed).to_le_bytes();
+            machine.memory.put(WORDS.0 + 8 * index, &word);
+        }
+        for (regs, by) in sets {
+            let regs = near(&aggregate, regs, by);
+            machine.vcpu.regs = regs;
+            machine.run(&[TEXT.wrapping_add(5)]);
+            prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: TEXT.0 + 5, ..regs });
+            aggregate.add(&words, value(&regs, aggregate.of()));
+        }
+        for (index, word) in words.iter().enumerate() {
+            prop_assert_eq!(machine.word(index), word.load(Ordering::Relaxed), "word {}", index);
+        }
+        prop_assert_eq!(machine.word(words.len()), 0, "nothing behind them");
+    }
+}
