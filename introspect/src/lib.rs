@@ -24,6 +24,7 @@ pub mod modules;
 pub mod optimise;
 pub mod paging;
 pub mod patchsites;
+mod percpu;
 pub mod symbols;
 mod tasks;
 
@@ -38,5 +39,6 @@ pub use modules::{
 };
 pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
+pub use percpu::PerCpu;
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};
 pub use tasks::TaskLayout;

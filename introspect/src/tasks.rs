@@ -1,12 +1,6 @@
 //! Which task a processor runs.
-//!
-//! Each processor keeps a pointer to the task that it runs, at a fixed place in its own data, which `gs` points to while
-//! it is in the kernel. What that place is called has changed: `current_task` up to 6.1, the beginning of `pcpu_hot` up
-//! to 6.14, `current_task` again. Up to 6.14 the symbol is an offset into the processor's data; since then it is an
-//! address in the kernel's image, which moves with the kernel, and `gs` is the distance from there. So it is the sum of
-//! the two that counts, either way.
 
-use crate::{Gva, SymbolTable, btf::Btf};
+use crate::{Gva, PerCpu, SymbolTable, btf::Btf};
 
 /// What `comm` can hold; the last byte is zero.
 const MAX_COMM_BYTES: u64 = 64;
@@ -14,8 +8,8 @@ const MAX_COMM_BYTES: u64 = 64;
 /// Where a processor's task and its name are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
-    /// From `gs` to the pointer to `struct task_struct`, at link-time addresses.
-    current: Gva,
+    /// The pointer to `struct task_struct`.
+    current: PerCpu,
     /// Offset of the name in `struct task_struct`, bytes.
     pub comm: u64,
     /// Size of the name with the zero behind it, bytes.
@@ -28,16 +22,7 @@ impl TaskLayout {
     pub fn new(btf: &Btf, symbols: &SymbolTable) -> Option<Self> {
         let task = btf.struct_named("task_struct")?;
         let comm = btf.member(task, "comm")?;
-        let current = match symbols.address_of("current_task") {
-            Some(at) => at,
-            None => {
-                let hot = btf.struct_named("pcpu_hot")?;
-                let current = btf.member(hot, "current_task")?;
-                symbols
-                    .address_of("pcpu_hot")?
-                    .wrapping_add(current.offset_bytes)
-            }
-        };
+        let current = PerCpu::current_task(Some(btf), symbols)?;
         let fits = (1..=MAX_COMM_BYTES).contains(&comm.size_bytes);
         Some(Self {
             current,
@@ -50,12 +35,7 @@ impl TaskLayout {
     /// `slide`.
     #[must_use]
     pub fn current(&self, gs_base: u64, slide: i64) -> Gva {
-        // An offset is no address of the kernel's, and does not move with it.
-        let is_address = self.current.0.cast_signed() < 0;
-        let slide = if is_address { slide } else { 0 };
-        self.current
-            .wrapping_add(slide.cast_unsigned())
-            .wrapping_add(gs_base)
+        self.current.at(gs_base, slide)
     }
 }
 
