@@ -6,7 +6,7 @@ use introspect::insn::{Boundaries, boundaries};
 use introspect::optimise::Survey;
 use introspect::{
     Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
-    ModulesError, OptimisedLayout, PatchSites, Symbol, SymbolTable, TaskLayout, kallsyms,
+    ModulesError, OptimisedLayout, PatchSites, PerCpu, Symbol, SymbolTable, TaskLayout, kallsyms,
 };
 
 /// The kernel's file could not be understood.
@@ -49,7 +49,17 @@ pub struct Kernel {
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
+    processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
+}
+
+/// What the kernel keeps of each processor that programs can look at.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Processors {
+    /// The task that it runs.
+    pub(crate) task: Option<PerCpu>,
+    /// Its number.
+    pub(crate) number: Option<PerCpu>,
 }
 
 /// No function is swept beyond this many bytes.
@@ -74,6 +84,7 @@ impl Kernel {
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
+            processors: OnceLock::new(),
             survey: OnceLock::new(),
         })
     }
@@ -116,6 +127,17 @@ impl Kernel {
         *self.optimised_kprobes.get_or_init(|| {
             let types = Btf::from_image(&self.image, &self.symbols).ok()?;
             OptimisedLayout::from_btf(&types)
+        })
+    }
+
+    /// Where it keeps what programs can look at. Found out when it is first asked for.
+    pub(crate) fn processors(&self) -> Processors {
+        *self.processors.get_or_init(|| {
+            let types = Btf::from_image(&self.image, &self.symbols).ok();
+            Processors {
+                task: PerCpu::current_task(types.as_ref(), &self.symbols),
+                number: PerCpu::cpu_number(types.as_ref(), &self.symbols),
+            }
         })
     }
 

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use introspect::{Gva, ModuleEvent};
 
+use crate::applied::{Aggregated, Filtered};
 use crate::detour::Cell;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
+use crate::program::Filter;
 use crate::resolve::Place;
 use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
@@ -42,6 +44,8 @@ pub(crate) enum Purpose {
     Trace,
     /// They are counted, and that is all.
     Count,
+    /// A value of each is added to a result.
+    Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn Handler>),
     /// Some calls return before they run.
@@ -59,6 +63,8 @@ pub(crate) enum ReturnAction {
     Trace,
     /// They are counted.
     Count,
+    /// A value of each is added to a result.
+    Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn ReturnHandler>),
 }
@@ -69,6 +75,35 @@ pub(crate) struct ReturnPurpose {
     pub(crate) action: ReturnAction,
     /// So many calls are followed at once.
     pub(crate) maxactive: usize,
+}
+
+impl Purpose {
+    /// What values are added to, if they are.
+    pub(crate) fn aggregated(&self) -> Option<&Arc<Aggregated>> {
+        match self {
+            Self::Aggregate(aggregated)
+            | Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(aggregated),
+                ..
+            }) => Some(aggregated),
+            _ => None,
+        }
+    }
+
+    /// The same for another probe: each has a result of its own.
+    pub(crate) fn for_another(&self) -> Self {
+        match self {
+            Self::Aggregate(aggregated) => Self::Aggregate(Arc::new(aggregated.anew())),
+            Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(aggregated),
+                maxactive,
+            }) => Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(Arc::new(aggregated.anew())),
+                maxactive: *maxactive,
+            }),
+            other => other.clone(),
+        }
+    }
 }
 
 /// A point in the guest's life at which the engine has something to do.
@@ -187,6 +222,8 @@ pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     pub(crate) name: Arc<str>,
     pub(crate) purpose: Purpose,
+    /// Which of its hits count; all without.
+    pub(crate) filter: Option<Filtered>,
     /// Where it is: nowhere for one that was refused, or whose module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: what it is called there.
@@ -245,6 +282,7 @@ impl Probe {
             id,
             name,
             purpose,
+            filter: None,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -268,8 +306,17 @@ impl Probe {
 
     /// One of those that a glob stands for.
     pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
-        let (name, purpose) = (Arc::clone(name), self.purpose.clone());
-        Self::new(self.id, name, purpose, None, self.is_enabled())
+        let (name, purpose) = (Arc::clone(name), self.purpose.for_another());
+        let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
+        Self::new(self.id, name, purpose, None, self.is_enabled()).filtered(filter)
+    }
+
+    /// One of whose hits only those count that `filter` lets by.
+    pub(crate) fn filtered(self, filter: Option<Filter>) -> Self {
+        Self {
+            filter: filter.map(Filtered::from),
+            ..self
+        }
     }
 
     /// One whose place is known when a module is loaded.
@@ -311,6 +358,12 @@ impl Probe {
     pub(crate) fn set_planted(&self, at: Option<Gva>) {
         self.planted
             .store(at.map_or(0, |at| at.0), Ordering::Release);
+    }
+
+    /// Whether its filter has let by what was executed last on `vcpu`. On its thread, behind the hit.
+    pub(crate) fn has_hit(&self, vcpu: usize) -> bool {
+        let mut filter = self.filter.iter();
+        !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
     /// One hit has been handled, after one exit.
@@ -355,7 +408,7 @@ impl Probe {
 
     /// Whether nothing is wanted of a hit but that it is counted.
     pub(crate) fn only_counts(&self) -> bool {
-        matches!(self.purpose, Purpose::Count)
+        matches!(self.purpose, Purpose::Count) && self.filter.is_none()
     }
 
     /// A jump stands for its plant, or does so no more.
@@ -472,6 +525,14 @@ impl Probe {
             state: status.state,
             reason: status.reason,
             unoptimised: status.unoptimised,
+            filter: self
+                .filter
+                .as_ref()
+                .map(|filtered| filtered.filter.to_string()),
+            result: self
+                .purpose
+                .aggregated()
+                .map(|aggregated| aggregated.result()),
         }
     }
 }

@@ -22,6 +22,7 @@ mod jumps;
 mod milestones;
 mod modules;
 mod optimise;
+mod programs;
 mod readers;
 mod register;
 mod relocate;
