@@ -260,6 +260,12 @@ pub(crate) struct AddArgs {
     /// What is done at its hits [default: trace]
     #[arg(long, value_parser = choice::<ProbeAction>())]
     pub(crate) action: Option<ProbeAction>,
+    /// Only executions for which this holds are hits: 'arg0 == 5 && cpu == 1'
+    #[arg(long, value_name = "CONDITIONS")]
+    pub(crate) filter: Option<String>,
+    /// Keep a sum, min, max, hist or lhist of a value in place of events: 'hist(arg2)'
+    #[arg(long, value_name = "OF", conflicts_with = "action")]
+    pub(crate) aggregate: Option<String>,
 }
 
 #[derive(Debug, Args)]

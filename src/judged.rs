@@ -43,6 +43,14 @@ fn add(probes: &mut Vec<ProbeRequest>, spec: &ProbeSpec, action: ProbeAction) {
         (ProbeAction::Count, ProbeAction::Count) => ProbeAction::Count,
         _ => ProbeAction::Trace,
     };
+    if probes
+        .iter()
+        .any(|probe| probe.at == *spec && probe.has_program())
+    {
+        // The manifest has been checked: it is what the expectation is about.
+        probes.retain(|probe| probe.at != *spec || probe.has_program());
+        return;
+    }
     let mut wanted = ProbeRequest {
         action,
         ..ProbeRequest::from(spec.clone())

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use introspect::Gva;
 use serde::{Deserialize, Serialize};
 
+use crate::program::AggregateResult;
+
 /// A 64-bit value that JSON shows as `"0x…"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Hex(pub u64);
@@ -270,14 +272,14 @@ pub struct ProbeSummary {
     /// Where it is, if that was found out.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ip: Option<Hex>,
-    /// Hits that were handled.
+    /// Hits that were handled. One that the filter turns away is none.
     pub hits: u64,
     /// Hits that were not, by reason; empty when none was missed.
     pub missed: BTreeMap<String, u64>,
     /// How hits get past it; absent while none has.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tier: Option<Tier>,
-    /// VM exits that its hits took.
+    /// VM exits that it took: for its hits, and for what its filter turned away.
     pub exits: u64,
     /// For a return probe: returns that were handled. Hits are its entries: hits = returns + in flight + missed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -293,6 +295,12 @@ pub struct ProbeSummary {
     /// For a probe that counts or traces: why its hits exit all the same. Absent while nobody has looked.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unoptimised: Option<String>,
+    /// Its filter, as a program is written.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub filter: Option<String>,
+    /// For a probe with an aggregate: what it has come to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub result: Option<AggregateResult>,
 }
 
 /// The end of a run.

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod applied;
 mod choices;
 mod detour;
 mod engine;

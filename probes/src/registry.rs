@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use introspect::{Gva, ModuleEvent};
 
-use crate::detour::Words;
+use crate::applied::{Aggregated, Filtered};
+use crate::detour::{Keeps, Words};
 use crate::guest::GuestError;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
+use crate::program::{AggregateResult, Filter};
 use crate::resolve::Place;
 use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
@@ -43,6 +45,8 @@ pub(crate) enum Purpose {
     Trace,
     /// They are counted, and that is all.
     Count,
+    /// A value of each is added to a result.
+    Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn Handler>),
     /// Some calls return before they run.
@@ -60,6 +64,8 @@ pub(crate) enum ReturnAction {
     Trace,
     /// They are counted.
     Count,
+    /// A value of each is added to a result.
+    Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn ReturnHandler>),
 }
@@ -70,6 +76,35 @@ pub(crate) struct ReturnPurpose {
     pub(crate) action: ReturnAction,
     /// So many calls are followed at once.
     pub(crate) maxactive: usize,
+}
+
+impl Purpose {
+    /// What values are added to, if they are.
+    pub(crate) fn aggregated(&self) -> Option<&Arc<Aggregated>> {
+        match self {
+            Self::Aggregate(aggregated)
+            | Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(aggregated),
+                ..
+            }) => Some(aggregated),
+            _ => None,
+        }
+    }
+
+    /// The same for another probe: each has a result of its own.
+    pub(crate) fn for_another(&self) -> Self {
+        match self {
+            Self::Aggregate(aggregated) => Self::Aggregate(Arc::new(aggregated.anew())),
+            Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(aggregated),
+                maxactive,
+            }) => Self::Return(ReturnPurpose {
+                action: ReturnAction::Aggregate(Arc::new(aggregated.anew())),
+                maxactive: *maxactive,
+            }),
+            other => other.clone(),
+        }
+    }
 }
 
 /// A point in the guest's life at which the engine has something to do.
@@ -188,6 +223,8 @@ pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     pub(crate) name: Arc<str>,
     pub(crate) purpose: Purpose,
+    /// Which of its hits count; all without.
+    pub(crate) filter: Option<Filtered>,
     /// Where it is: nowhere for one that was refused, or whose module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: what it is called there.
@@ -233,6 +270,7 @@ impl Probe {
             id,
             name,
             purpose,
+            filter: None,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -256,8 +294,17 @@ impl Probe {
 
     /// One of those that a glob stands for.
     pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
-        let (name, purpose) = (Arc::clone(name), self.purpose.clone());
-        Self::new(self.id, name, purpose, None, self.is_enabled())
+        let (name, purpose) = (Arc::clone(name), self.purpose.for_another());
+        let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
+        Self::new(self.id, name, purpose, None, self.is_enabled()).filtered(filter)
+    }
+
+    /// One of whose hits only those count that `filter` lets by.
+    pub(crate) fn filtered(self, filter: Option<Filter>) -> Self {
+        Self {
+            filter: filter.map(Filtered::from),
+            ..self
+        }
     }
 
     /// One whose place is known when a module is loaded.
@@ -301,6 +348,12 @@ impl Probe {
             .store(at.map_or(0, |at| at.0), Ordering::Release);
     }
 
+    /// Whether its filter has let by what was executed last on `vcpu`. On its thread, behind the hit.
+    pub(crate) fn has_hit(&self, vcpu: usize) -> bool {
+        let mut filter = self.filter.iter();
+        !filter.any(|filtered| filtered.has_turned_away(vcpu))
+    }
+
     /// One hit has been handled, after one exit.
     pub(crate) fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
@@ -322,7 +375,10 @@ impl Probe {
             // They count on for whoever was in the detour when the jump went.
             return Ok(());
         }
-        words.write(&[0])?;
+        match self.purpose.aggregated() {
+            Some(aggregated) => words.write(&aggregated.aggregate.initial())?,
+            None => words.write(&[0])?,
+        }
         self.end_counting(&mut counted);
         *counted = Some(words);
         Ok(())
@@ -336,7 +392,18 @@ impl Probe {
     fn end_counting(&self, counted: &mut Option<Words>) {
         if let Some(words) = counted.take() {
             self.hits.fetch_add(words.count(), Ordering::Relaxed);
+            if let Some(aggregated) = self.purpose.aggregated() {
+                aggregated.merge(&words.read());
+            }
         }
+    }
+
+    /// What has become of the values, those included that a detour has added.
+    fn result(&self) -> Option<AggregateResult> {
+        let aggregated = self.purpose.aggregated()?;
+        let counted = self.counted();
+        let in_detour = counted.as_ref().map(Words::read);
+        Some(aggregated.result(in_detour.as_deref()))
     }
 
     /// Hits that were handled, and those that a detour has counted.
@@ -351,9 +418,18 @@ impl Probe {
         self.hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whether a detour can do what is wanted of a hit.
-    pub(crate) fn can_be_optimised(&self) -> bool {
-        matches!(self.purpose, Purpose::Count | Purpose::Trace)
+    /// What a detour has to keep of its hits, if it can do what is wanted of them.
+    pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
+        match &self.purpose {
+            Purpose::Count => Some(Keeps::Count),
+            Purpose::Trace => Some(Keeps::Records),
+            Purpose::Aggregate(aggregated) => Some(Keeps::Aggregate(aggregated.aggregate)),
+            // An exit for each hit is what its plant takes; it is those that the filter turns away that need none.
+            Purpose::Handle(handler) if self.filter.is_some() && !handler.0.has_post() => {
+                Some(Keeps::Exits)
+            }
+            _ => None,
+        }
     }
 
     /// A jump stands for its plant, or does so no more.
@@ -470,6 +546,11 @@ impl Probe {
             state: status.state,
             reason: status.reason,
             unoptimised: status.unoptimised,
+            filter: self
+                .filter
+                .as_ref()
+                .map(|filtered| filtered.filter.to_string()),
+            result: self.result(),
         }
     }
 }

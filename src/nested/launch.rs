@@ -385,6 +385,8 @@ fn not_begun(config: &RunConfig) -> Summary {
         state: ProbeState::Pending,
         reason: Some("the run was stopped before the guest had started".to_owned()),
         unoptimised: None,
+        filter: None,
+        result: None,
     };
     Summary {
         accel: "nested".to_owned(),

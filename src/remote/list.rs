@@ -16,7 +16,7 @@ pub(super) fn table(probes: &[Probe]) -> String {
         }
     }
     let mut out = String::new();
-    let mut line = |cells: &[String; 6], rest: &str| {
+    let mut line = |cells: &[String; 6], rest: &str, below: &str| {
         let [id, address, kind, place, hits, missed] = cells;
         let [w0, w1, w2, w3, w4, w5] = widths;
         let line = format!(
@@ -24,10 +24,11 @@ pub(super) fn table(probes: &[Probe]) -> String {
         );
         out.push_str(line.trim_end());
         out.push('\n');
+        out.push_str(below);
     };
-    line(&headings.map(str::to_owned), "TIER");
+    line(&headings.map(str::to_owned), "TIER", "");
     for (row, probe) in rows.iter().zip(probes) {
-        line(row, &tier(probe));
+        line(row, &tier(probe), &program(probe));
     }
     out
 }
@@ -39,6 +40,21 @@ fn tier(probe: &Probe) -> String {
         Some(why) => format!("{tier}  {why}"),
         None => tier.to_owned(),
     }
+}
+
+/// Its filter and what its aggregate has come to, a line each or several.
+fn program(probe: &Probe) -> String {
+    let filter = probe.summary.filter.as_ref();
+    let filter = filter.map(|filter| format!("filter: {filter}"));
+    let result = probe.summary.result.as_ref().map(ToString::to_string);
+    let texts = filter.into_iter().chain(result);
+    texts
+        .flat_map(|text| {
+            text.lines()
+                .map(|line| format!("  {line}\n"))
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 fn row(probe: &Probe) -> [String; 6] {
@@ -129,12 +145,19 @@ mod tests {
                 4,
                 json!({"symbol": "g+0x0", "tier": "emulated", "unoptimised": "another probe is there"}),
             ),
+            probe(
+                5,
+                json!({"symbol": "h+0x0", "filter": "cpu == 1", "result": {"kind": "sum", "of": "arg2", "count": 2, "value": 9}}),
+            ),
         ];
         let expected = "     ID  ADDRESS              PLACE                                              HITS  MISSED  TIER
       1  ffffffff81349950  k  vfs_read+0x0                                         12       0  emulated
 20 back  -                 r  kretprobe:dummy:f  [dummy]  [PENDING]  [DISABLED]     0       3  -
       3  -                 k  f+0x0  [OPTIMIZED]                                    7       0  optimised
       4  -                 k  g+0x0                                                 0       0  emulated  another probe is there
+      5  -                 k  h+0x0                                                 0       0  -
+  filter: cpu == 1
+  sum(arg2): 9
 ";
         assert_eq!(table(&probes), expected);
     }

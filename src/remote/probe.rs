@@ -52,7 +52,9 @@ fn wanted(args: &AddArgs) -> AddProbes {
         name: args.name.clone(),
         enabled: !args.disabled,
         maxactive: args.maxactive,
-        action: args.action.unwrap_or_default(),
+        action: args.action,
+        filter: args.filter.clone(),
+        aggregate: args.aggregate.clone(),
         ..AddProbe::new(spec.as_str())
     };
     match args.specs.as_slice() {

@@ -86,6 +86,14 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
             Ink::Plain => line(out, format_args!("{text}")),
             ink => line(out, format_args!("{}", style.paint(ink, text))),
         }
+        if let Some(filter) = &probe.filter {
+            line(out, format_args!("  filter: {filter}"));
+        }
+        if let Some(result) = &probe.result {
+            for text in result.to_string().lines() {
+                line(out, format_args!("  {text}"));
+            }
+        }
         for (reason, count) in &probe.missed {
             line(out, format_args!("  missed {count}: {reason}"));
         }
@@ -189,6 +197,7 @@ const fn state(state: ProbeState) -> &'static str {
 mod tests {
     use std::collections::BTreeMap;
 
+    use probes::program::Aggregate;
     use probes::{GuestSummary, Hex};
 
     use super::*;
@@ -206,6 +215,8 @@ mod tests {
             state: ProbeState::Armed,
             reason: None,
             unoptimised: None,
+            filter: None,
+            result: None,
         }
     }
 
@@ -254,6 +265,28 @@ kprobe:vfs_open      0xffffffff8139a0c0     3       0  emulated       3  armed
 4 probes: 1233 hits, 3 missed, 1204 exits
 "
         );
+    }
+
+    #[test]
+    fn a_program_is_shown_below_its_probe() {
+        let mut probe = probe("kprobe:vfs_read", 4);
+        probe.filter = Some("arg0 == 5".to_owned());
+        let lhist: Aggregate = "lhist(arg2, 0, 8, 4)".parse().expect("ranges");
+        probe.result = Some(lhist.result(&[4, 0, 3, 1, 0]));
+        let bars = [
+            "@".repeat(52),
+            format!("{}{}", "@".repeat(17), " ".repeat(35)),
+        ];
+        let expected = format!(
+            "\x20 filter: arg0 == 5
+  lhist(arg2):
+  [0, 4)                  3 |{}|
+  [4, 8)                  1 |{}|
+",
+            bars[0], bars[1]
+        );
+        let text = shown(vec![probe]);
+        assert!(text.ends_with(&expected), "{text}\n{expected}");
     }
 
     #[test]

@@ -252,7 +252,7 @@ fn ten_thousand_cycles_leave_nothing_behind() {
     controlled(&two(None), "kprobe:fn_nop", |path, _| {
         let mut kept = client(path);
         let asked = AddProbes::One(AddProbe {
-            action: ProbeAction::Count,
+            action: Some(ProbeAction::Count),
             ..AddProbe::new("kprobe:fn_push")
         });
         let mut cycles = |count: usize| {

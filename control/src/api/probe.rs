@@ -24,9 +24,17 @@ pub struct AddProbe {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1)]
     pub maxactive: Option<u16>,
-    /// What is done at its hits.
-    #[serde(default)]
-    pub action: ProbeAction,
+    /// What is done at its hits, unless there is an aggregate.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub action: Option<ProbeAction>,
+    /// Only executions for which this holds are hits.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "arg2 > 4096 && cpu == 1")]
+    pub filter: Option<String>,
+    /// What is kept of its hits' values; in place of an action.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "hist(arg2)")]
+    pub aggregate: Option<String>,
 }
 
 const fn yes() -> bool {
@@ -41,7 +49,9 @@ impl AddProbe {
             name: None,
             enabled: true,
             maxactive: None,
-            action: ProbeAction::default(),
+            action: None,
+            filter: None,
+            aggregate: None,
         }
     }
 }
@@ -93,9 +103,12 @@ pub struct Probe {
     pub module: Option<String>,
     /// Its own switch.
     pub enabled: bool,
-    /// What is done at its hits; absent for a program's own handler.
+    /// What is done at its hits; absent for an aggregate and for a program's own handler.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub action: Option<ProbeAction>,
+    /// What is kept of its hits' values.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub aggregate: Option<String>,
     /// For a return probe: how many calls are followed at once.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub maxactive: Option<u64>,
@@ -116,6 +129,7 @@ impl Probe {
             module: record.module,
             enabled: record.enabled,
             action: record.action,
+            aggregate: record.aggregate.map(|aggregate| aggregate.to_string()),
             maxactive: record.maxactive.map(|most| most as u64),
             summary: record.summary,
         }

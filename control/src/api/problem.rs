@@ -42,6 +42,8 @@ pub enum ProblemKind {
     NoSuchProbe,
     /// The text is no probe.
     NotAProbe,
+    /// The text is no filter, or no aggregate.
+    NotAProgram,
     /// The kernel has no place for it, or none that can be planted.
     CannotProbe,
     /// The name is taken.
@@ -71,6 +73,7 @@ impl ProblemKind {
             Self::NoSuchMethod => ("no-such-method", 405, "The path has no such method"),
             Self::NoSuchProbe => ("no-such-probe", 404, "There is no such probe"),
             Self::NotAProbe => ("not-a-probe", 400, "The text is no probe"),
+            Self::NotAProgram => ("not-a-program", 400, "The text is no program"),
             Self::CannotProbe => ("cannot-probe", 422, "It cannot be probed"),
             Self::NameTaken => ("name-taken", 409, "The name is taken"),
             Self::CannotRead => ("cannot-read", 422, "The memory cannot be read"),

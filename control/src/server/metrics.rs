@@ -203,6 +203,7 @@ mod tests {
             module: None,
             enabled: true,
             action: None,
+            aggregate: None,
             maxactive: Some(1),
             summary: ProbeSummary {
                 probe: "kretprobe:a\"b".to_owned(),
@@ -216,6 +217,8 @@ mod tests {
                 state: ProbeState::Armed,
                 reason: None,
                 unoptimised: None,
+                filter: None,
+                result: None,
             },
         };
         let now = Now {

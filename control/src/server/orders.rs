@@ -1,8 +1,10 @@
 //! Probes that are asked for: from the body of a request to what is registered.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::str::FromStr;
 use std::sync::Mutex;
 
+use probes::program::{Aggregate, Filter, ProgramError};
 use probes::{
     Action, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec, ProbeState,
     RegisterError, SessionError,
@@ -64,13 +66,32 @@ impl Order {
                 ))
                 .at(format!("{pointer}/name")));
         }
+        let filter: Option<Filter> = program(wanted.filter.as_deref(), "filter", &pointer)?;
+        let aggregate: Option<Aggregate> =
+            program(wanted.aggregate.as_deref(), "aggregate", &pointer)?;
+        let action = match (aggregate, wanted.action) {
+            (Some(_), Some(_)) => {
+                return Err(ProblemKind::Malformed
+                    .with("`action` and `aggregate` exclude each other")
+                    .at(format!("{pointer}/aggregate")));
+            }
+            (Some(aggregate), None) => {
+                aggregate.fits(spec.kind).map_err(|error| {
+                    ProblemKind::CannotProbe
+                        .with(format!("cannot probe `{spec}`: {error}"))
+                        .help(Some(error.help()))
+                        .at(format!("{pointer}/aggregate"))
+                })?;
+                Action::Aggregate(aggregate)
+            }
+            (None, Some(ProbeAction::Count)) => Action::Count,
+            (None, Some(ProbeAction::Trace) | None) => Action::Trace,
+        };
         Ok(Self {
             new: NewProbe {
                 spec,
-                action: match wanted.action {
-                    ProbeAction::Trace => Action::Trace,
-                    ProbeAction::Count => Action::Count,
-                },
+                action,
+                filter,
                 maxactive: wanted.maxactive.map(usize::from),
                 enabled: wanted.enabled,
             },
@@ -78,6 +99,29 @@ impl Order {
             pointer,
         })
     }
+}
+
+/// The filter or the aggregate under `key`.
+fn program<P: FromStr<Err = ProgramError>>(
+    text: Option<&str>,
+    key: &str,
+    pointer: &str,
+) -> Result<Option<P>, Problem> {
+    let parsed = text.map(str::parse).transpose();
+    parsed.map_err(|error: ProgramError| {
+        let (text, span) = (text.unwrap_or_default(), error.span.clone());
+        let where_ = match text.get(span.clone()) {
+            Some(spot) if !spot.is_empty() => format!(" at byte {}", span.start),
+            _ => String::new(),
+        };
+        ProblemKind::NotAProgram
+            .with(format!(
+                "`{}` is no {key}: {error}{where_}",
+                shortened(text)
+            ))
+            .help(error.help())
+            .at(format!("{pointer}/{key}"))
+    })
 }
 
 /// Whether each match is a probe of its own.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
 use probes::{
-    ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction, ProbeId,
-    ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
+    Action, ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction,
+    ProbeId, ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
 };
 
 /// What can be probed: `one`, `two`, `many_*`, and `refused`, which cannot be planted.
@@ -102,6 +102,10 @@ impl Straw {
             module: None,
             enabled: new.enabled,
             action: Some(ProbeAction::Trace),
+            aggregate: match new.action {
+                Action::Aggregate(aggregate) => Some(aggregate),
+                _ => None,
+            },
             maxactive: None,
             summary: ProbeSummary {
                 probe: format!("{}:{name}", new.spec.kind.keyword()),
@@ -115,6 +119,8 @@ impl Straw {
                 state,
                 reason: (state == ProbeState::Refused).then(|| "it is made of straw".to_owned()),
                 unoptimised: None,
+                filter: new.filter.as_ref().map(ToString::to_string),
+                result: None,
             },
         }
     }

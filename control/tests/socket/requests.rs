@@ -6,7 +6,7 @@ use hyprobe_control::ClientError;
 use hyprobe_control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
 };
-use probes::{Event, EventSink as _, Note, ProbeState};
+use probes::{Event, EventSink as _, Note, ProbeAction, ProbeState};
 
 use crate::fake::MEMORY_AT;
 use crate::rig::Rig;
@@ -71,6 +71,61 @@ fn the_answer_to_a_post_says_where_the_probe_is() {
     assert!(answer.head.contains("location: /probes/1"), "{answer:?}");
     let shown = rig.get("/probes/1").json(200);
     assert_eq!(shown["probes"][0]["state"], "armed");
+}
+
+#[test]
+fn a_probe_has_a_program() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    let with = |spec: &str, filter: Option<&str>, aggregate: Option<&str>| AddProbe {
+        filter: filter.map(str::to_owned),
+        aggregate: aggregate.map(str::to_owned),
+        ..AddProbe::new(spec)
+    };
+    let both = AddProbe {
+        action: Some(ProbeAction::Count),
+        ..with("kprobe:one", None, Some("hist(arg2)"))
+    };
+    let wrong = [
+        (
+            with("kprobe:one", Some("arg0 = 5"), None),
+            ProblemKind::NotAProgram,
+            "/filter",
+            "`arg0 = 5` is no filter: `=` is not a comparison at byte 5",
+        ),
+        (
+            with("kprobe:one", None, Some("hist(arg2")),
+            ProblemKind::NotAProgram,
+            "/aggregate",
+            "`hist(arg2` is no aggregate: it ends where `)` is expected",
+        ),
+        (
+            with("kretprobe:one", None, Some("sum(arg2)")),
+            ProblemKind::CannotProbe,
+            "/aggregate",
+            "cannot probe `kretprobe:one`: `arg2` is gone when the function has returned, which is when a return probe \
+             takes its values",
+        ),
+        (
+            both,
+            ProblemKind::Malformed,
+            "/aggregate",
+            "`action` and `aggregate` exclude each other",
+        ),
+    ];
+    for (wrong, kind, pointer, detail) in wrong {
+        let Err(ClientError::Refused(problem)) = client.add(&AddProbes::One(wrong)) else {
+            panic!("{pointer} is refused")
+        };
+        assert!(problem.is(kind), "{problem:?}");
+        assert_eq!(problem.pointer.as_deref(), Some(pointer));
+        assert_eq!(problem.detail, detail);
+    }
+    let asked = with("kprobe:one", Some("arg0==5"), Some("hist( arg2 )"));
+    let added = client.add(&AddProbes::One(asked)).expect("added");
+    let probe = &added.probes[0];
+    assert_eq!(probe.aggregate.as_deref(), Some("hist(arg2)"));
+    assert_eq!(probe.summary.filter.as_deref(), Some("arg0 == 5"));
 }
 
 #[test]

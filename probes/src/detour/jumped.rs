@@ -36,7 +36,8 @@ impl Jumped {
         self.then.as_ref()
     }
 
-    pub(super) fn instructions(&self) -> impl Iterator<Item = &Decoded> {
+    /// All of them, in order.
+    pub(crate) fn instructions(&self) -> impl Iterator<Item = &Decoded> {
         std::iter::once(&self.first).chain(&self.then)
     }
 

@@ -235,7 +235,9 @@ impl Engine {
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let mut outcome = FaultOutcome::ToGuest;
         for (probe, _) in &plant.probes {
-            if let Purpose::Handle(handler) = &probe.purpose {
+            if let Purpose::Handle(handler) = &probe.purpose
+                && probe.has_hit(hit.vcpu())
+            {
                 outcome = handler.0.fault(&mut hit, fault);
                 if outcome == FaultOutcome::Swallowed {
                     break;

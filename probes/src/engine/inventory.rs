@@ -8,6 +8,7 @@ use introspect::paging::VirtReadError;
 use introspect::{Gpa, Gva, PhysMemory as _, read_virt};
 
 use super::Engine;
+use crate::program::Aggregate;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
 use crate::{ProbeAction, ProbeKind, ProbeSummary};
 
@@ -24,8 +25,10 @@ pub struct ProbeRecord {
     pub module: Option<String>,
     /// Its own switch.
     pub enabled: bool,
-    /// What is done at its hits; `None` for a program's own handler.
+    /// What is done at its hits; `None` for an aggregate and for a program's own handler.
     pub action: Option<ProbeAction>,
+    /// What is kept of its hits' values.
+    pub aggregate: Option<Aggregate>,
     /// For a return probe: calls that are followed at once.
     pub maxactive: Option<usize>,
     /// Its state and its counters.
@@ -151,7 +154,7 @@ fn record(probe: &Probe) -> ProbeRecord {
     let (kind, action, maxactive) = match &probe.purpose {
         Purpose::Trace => (ProbeKind::Kprobe, Some(ProbeAction::Trace), None),
         Purpose::Count => (ProbeKind::Kprobe, Some(ProbeAction::Count), None),
-        Purpose::Handle(_) | Purpose::Inject(_) | Purpose::Milestone(_) => {
+        Purpose::Aggregate(_) | Purpose::Handle(_) | Purpose::Inject(_) | Purpose::Milestone(_) => {
             (ProbeKind::Kprobe, None, None)
         }
         Purpose::Return(returns) => (
@@ -159,7 +162,7 @@ fn record(probe: &Probe) -> ProbeRecord {
             match returns.action {
                 ReturnAction::Trace => Some(ProbeAction::Trace),
                 ReturnAction::Count => Some(ProbeAction::Count),
-                ReturnAction::Handle(_) => None,
+                ReturnAction::Aggregate(_) | ReturnAction::Handle(_) => None,
             },
             Some(returns.maxactive),
         ),
@@ -174,6 +177,7 @@ fn record(probe: &Probe) -> ProbeRecord {
             .and_then(|spec| spec.module.clone()),
         enabled: probe.is_enabled(),
         action,
+        aggregate: probe.purpose.aggregated().map(|it| it.aggregate),
         maxactive,
         summary: probe.summary(),
     }

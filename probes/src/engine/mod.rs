@@ -22,6 +22,7 @@ mod jumps;
 mod milestones;
 mod modules;
 mod optimise;
+mod programs;
 mod readers;
 mod records;
 mod register;
@@ -183,7 +184,7 @@ impl Engine {
     /// be done with the vCPUs paused. From a thread of its own, at the start.
     pub(crate) fn survey(&self) {
         let probes = self.probes.load();
-        if self.is_optimising() && probes.iter().any(|probe| probe.can_be_optimised()) {
+        if self.is_optimising() && probes.iter().any(|probe| probe.kept_by_detour().is_some()) {
             let _ = self.kernel.survey();
             self.records.measure_clock();
         }

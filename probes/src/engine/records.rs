@@ -14,6 +14,7 @@ use super::Engine;
 use super::trap::HitOutcome;
 use crate::detour::{LeftAt, Record, Ring};
 use crate::guest::{GuestError, Vcpu};
+use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Probe, Purpose};
 
 /// IA32_TIME_STAMP_COUNTER.
@@ -129,23 +130,35 @@ impl Engine {
         self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs);
     }
 
-    /// A vCPU has left the guest in a detour that found no room: the ring is made empty, and its hit is told from here.
-    pub(super) fn on_full(
+    /// A vCPU has left the guest in a detour: it records and has found no room, or a handler is to be called. What is in
+    /// the ring is told, and then this hit.
+    pub(super) fn on_left(
         &self,
         vcpu: &mut dyn Vcpu,
         left: LeftAt,
     ) -> Result<HitOutcome, GuestError> {
         self.open_ring(vcpu)?;
-        let mut regs = vcpu.regs()?;
+        let regs = vcpu.regs()?;
+        let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let owner = self.records.owners().get(&left.who).cloned();
+        let mut resumes = false;
+        // A probe that has gone meanwhile is told no more: the jump is gone, too.
         if let Some(Owner { probe, ip }) = owner
             && probe.planted_at().is_some()
-            && matches!(probe.purpose, Purpose::Trace)
         {
             probe.count_hit();
-            self.tell_hit(&probe, vcpu.index(), ip.into(), &regs);
+            hit.regs.rip = ip.0;
+            match &probe.purpose {
+                Purpose::Trace => self.tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs),
+                Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
+                // Their detours do not leave the guest.
+                _ => (),
+            }
         }
-        regs.rip = left.on.0;
+        if !resumes {
+            hit.regs.rip = left.on.0;
+        }
+        let regs = hit.regs;
         vcpu.set_regs(&regs)?;
         Ok(HitOutcome::Resume)
     }

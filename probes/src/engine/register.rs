@@ -10,6 +10,7 @@ use super::{ArmError, Engine};
 use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
+use crate::program::{Aggregate, Filter};
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{Refusal, Resolved, resolve};
 use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
@@ -22,6 +23,8 @@ pub enum Action {
     Trace,
     /// They are counted.
     Count,
+    /// A value of each is added to a result; of a return probe, at the returns.
+    Aggregate(Aggregate),
     /// A handler is called. For probes of kind `kprobe`.
     Handle(Arc<dyn Handler>),
     /// A handler is called at entry and return. For probes of kind `kretprobe`.
@@ -35,6 +38,7 @@ impl fmt::Debug for Action {
         f.write_str(match self {
             Self::Trace => "Trace",
             Self::Count => "Count",
+            Self::Aggregate(_) => "Aggregate",
             Self::Handle(_) => "Handle",
             Self::HandleReturn(_) => "HandleReturn",
             Self::Inject(_) => "Inject",
@@ -49,6 +53,8 @@ pub struct NewProbe {
     pub spec: ProbeSpec,
     /// What is done at its hits.
     pub action: Action,
+    /// Which executions are hits; all without. Of a return probe: which calls are followed.
+    pub filter: Option<Filter>,
     /// For a return probe: how many calls are followed at once. `None` is 256: kprobes' max(10, 2·vCPUs) is too few
     /// for functions that sleep.
     pub maxactive: Option<usize>,
@@ -61,6 +67,7 @@ impl From<ProbeSpec> for NewProbe {
         Self {
             spec,
             action: Action::Trace,
+            filter: None,
             maxactive: None,
             enabled: true,
         }
@@ -102,10 +109,17 @@ impl Engine {
         for NewProbe {
             spec,
             action,
+            filter,
             maxactive,
             enabled,
         } in new
         {
+            if let Action::Aggregate(aggregate) = action {
+                aggregate.fits(spec.kind).map_err(|error| ResolveError {
+                    spec: spec.to_string(),
+                    problem: error.into(),
+                })?;
+            }
             let follow = |action| {
                 Purpose::Return(ReturnPurpose {
                     action,
@@ -117,9 +131,15 @@ impl Engine {
                     follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
                 }
                 (ProbeKind::Kretprobe, Action::Count) => follow(ReturnAction::Count),
+                (ProbeKind::Kretprobe, Action::Aggregate(aggregate)) => {
+                    follow(ReturnAction::Aggregate(Arc::new((*aggregate).into())))
+                }
                 (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
                 (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
                 (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
+                (ProbeKind::Kprobe, Action::Aggregate(aggregate)) => {
+                    Purpose::Aggregate(Arc::new((*aggregate).into()))
+                }
                 (ProbeKind::Kprobe, Action::Handle(handler)) => {
                     Purpose::Handle(Shared(Arc::clone(handler)))
                 }
@@ -139,7 +159,9 @@ impl Engine {
                     Err(refusal) => (None, Some(refusal)),
                 };
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-                let mut probe = Probe::new(id, name, purpose.clone(), place, *enabled);
+                let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
+                    .filtered(filter.clone());
+                self.prepare_programs(&probe);
                 if let Some(why) = why {
                     let state = match why {
                         Refusal::NotLoaded { .. } => ProbeState::Pending,
@@ -164,7 +186,11 @@ impl Engine {
     /// When a specification cannot be meant.
     pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
         let slide = self.slide();
-        let optimisable = |new: &NewProbe| matches!(new.action, Action::Count | Action::Trace);
+        let optimisable = |new: &NewProbe| match new.action {
+            Action::Count | Action::Trace | Action::Aggregate(_) => true,
+            Action::Handle(_) => new.filter.is_some(),
+            Action::HandleReturn(_) | Action::Inject(_) => false,
+        };
         if self.is_optimising() && new.iter().any(optimisable) {
             let _ = self.kernel.survey();
             self.records.measure_clock();

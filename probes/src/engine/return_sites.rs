@@ -103,7 +103,9 @@ impl Engine {
         }
         let entered = match &purpose.action {
             ReturnAction::Handle(handler) => handler.0.entry(hit),
-            ReturnAction::Trace | ReturnAction::Count => EntryOutcome::Track(Box::new(())),
+            ReturnAction::Trace | ReturnAction::Count | ReturnAction::Aggregate(_) => {
+                EntryOutcome::Track(Box::new(()))
+            }
         };
         let EntryOutcome::Track(data) = entered else {
             probe.lose_call(Missed::Declined);
@@ -208,6 +210,7 @@ impl Engine {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
                 ReturnAction::Trace => self.tell_return(&call, hit.vcpu(), &hit.regs),
                 ReturnAction::Count => (),
+                ReturnAction::Aggregate(aggregated) => self.add_value(hit, aggregated),
             }
         }
         Ok(())

@@ -63,7 +63,7 @@ impl Engine {
         // The byte of an open plant is the guest's own, which it executes alone.
         let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
             return match self.detour.left_at(rip) {
-                Some(left) => self.on_full(vcpu, left),
+                Some(left) => self.on_left(vcpu, left),
                 None => Ok(HitOutcome::NotOurs),
             };
         };
@@ -80,8 +80,8 @@ impl Engine {
         self.resuming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts a hit and calls its handlers, in the order of their registration; before them, those of the calls that
-    /// return here.
+    /// Counts what filters let by as hits and calls their handlers, in the order of their registration; before them,
+    /// those of the calls that return here.
     fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<Told, GuestError> {
         let regs = vcpu.regs()?;
         let rip = regs.rip;
@@ -93,11 +93,15 @@ impl Engine {
             self.leave_calls(&mut hit, plant)?;
         }
         for (probe, ip) in &plant.probes {
-            probe.count_hit();
             hit.regs.rip = ip.0;
+            if !self.lets_by(&mut hit, probe) {
+                continue;
+            }
+            probe.count_hit();
             match &probe.purpose {
                 Purpose::Trace => self.tell_hit(probe, hit.vcpu(), (*ip).into(), &hit.regs),
                 Purpose::Count => (),
+                Purpose::Aggregate(aggregated) => self.add_value(&mut hit, aggregated),
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
                 Purpose::Return(purpose) => {
@@ -203,7 +207,9 @@ impl Engine {
     ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
             probe.passed_by(tier);
-            if let Purpose::Handle(handler) = &probe.purpose {
+            if let Purpose::Handle(handler) = &probe.purpose
+                && probe.has_hit(vcpu.index())
+            {
                 let regs = vcpu.regs()?;
                 let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
                 handler.0.post(&mut hit);

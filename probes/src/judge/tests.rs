@@ -62,6 +62,8 @@ fn probe(name: &str, hits: u64) -> ProbeSummary {
         state: ProbeState::Armed,
         reason: None,
         unoptimised: None,
+        filter: None,
+        result: None,
     }
 }
 

@@ -8,6 +8,7 @@ use miette::{Diagnostic, NamedSource, SourceSpan};
 use thiserror::Error;
 
 use crate::SpecError;
+use crate::program::ProgramError;
 use crate::units::UnitError;
 
 /// Why there is no manifest.
@@ -149,6 +150,20 @@ pub enum Problem {
         #[help]
         help: Option<String>,
     },
+    /// A filter or an aggregate.
+    #[error("`{key}` is not usable: {error}")]
+    Program {
+        /// Its key.
+        key: &'static str,
+        /// What is wrong.
+        error: ProgramError,
+        /// The part of it that it is about.
+        #[label("here")]
+        span: SourceSpan,
+        /// What to write instead.
+        #[help]
+        help: Option<String>,
+    },
     /// A key without which the table means nothing.
     #[error("{table} needs the key `{key}`")]
     Missing {
@@ -222,6 +237,7 @@ impl Problem {
             | Self::OutOfRange { span, .. }
             | Self::Unit { span, .. }
             | Self::Spec { span, .. }
+            | Self::Program { span, .. }
             | Self::Missing { span, .. }
             | Self::Empty { span, .. }
             | Self::Regex { span, .. }

@@ -21,6 +21,8 @@
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
+//! filter = "arg0 == 0xffffff9c"   # only these executions are hits; see crate::program
+//! action = "count"               # or aggregate = "hist(arg1)", or "trace", which is the default
 //!
 //! [[expect]]                    # one of console, probe, order, end
 //! console = "login:"            # a regular expression; never = true turns it round
@@ -45,6 +47,7 @@ mod error;
 mod expect;
 mod inject;
 mod probe;
+mod programs;
 mod reader;
 mod schema;
 

@@ -1,14 +1,24 @@
 //! `[[probe]]`, and probes in other tables.
 
 use std::ops::Range;
+use std::str::FromStr;
 
+use toml::Spanned;
 use toml::de::DeTable;
 
 use super::error::Problem;
 use super::reader::Reader;
+use crate::program::{Aggregate, ProgramError};
 use crate::{ProbeRequest, ProbeSpec};
 
-const KEYS: &[&str] = &["at", "action", "maxactive", "enabled"];
+const KEYS: &[&str] = &[
+    "at",
+    "action",
+    "filter",
+    "aggregate",
+    "maxactive",
+    "enabled",
+];
 
 /// Calls that one return probe can follow at once.
 const MAXACTIVE: std::ops::RangeInclusive<u16> = 1..=u16::MAX;
@@ -22,15 +32,54 @@ pub(super) fn probe(
 ) -> Option<ProbeRequest> {
     let mut probe = Reader::new("[[probe]]", table, KEYS, problems);
     probe.require("at", span);
+    probe.exclude("action", "aggregate");
     let action = probe.choice("action").unwrap_or_default();
+    let filter = program(&mut probe, text, "filter");
+    let aggregate = program(&mut probe, text, "aggregate");
     let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
     let enabled = probe.flag("enabled").unwrap_or(true);
+    let at = spec(&mut probe, text, "at")?;
+    if let Some(error) = aggregate.and_then(|aggregate: Aggregate| aggregate.fits(at.kind).err())
+        && let Some(span) = probe.value("aggregate").map(Spanned::span)
+    {
+        probe.note(Problem::Meaning {
+            table: "[[probe]]",
+            what: format!("adds up what it does not see: {error}"),
+            span: span.into(),
+            help: Some(error.help()),
+        });
+    }
     Some(ProbeRequest {
-        at: spec(&mut probe, text, "at")?,
+        at,
         action,
+        filter,
+        aggregate,
         maxactive,
         enabled,
     })
+}
+
+/// The filter or the aggregate that `key` holds.
+fn program<P: FromStr<Err = ProgramError>>(
+    reader: &mut Reader<'_, '_, '_>,
+    text: &str,
+    key: &'static str,
+) -> Option<P> {
+    let (written, span) = reader.string(key)?;
+    match written.parse() {
+        Ok(program) => Some(program),
+        Err(error) => {
+            let span = within(text, &span, written, &error.span).into();
+            let help = error.help();
+            reader.note(Problem::Program {
+                key,
+                error,
+                span,
+                help,
+            });
+            None
+        }
+    }
 }
 
 /// The probe that `key` names.

@@ -10,7 +10,7 @@ use super::expect::expect;
 use super::inject::inject;
 use super::probe::probe;
 use super::reader::Reader;
-use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection};
+use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection, programs};
 use crate::choices::Console;
 use crate::units::{parse_duration, parse_size};
 
@@ -40,6 +40,17 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
     let probe_tables = array(&mut root, "probe", "`at`");
     let expect_tables = array(&mut root, "expect", "what is expected");
     let inject_tables = array(&mut root, "inject", "`at` and `return`");
+    let expectations: Vec<_> = expect_tables
+        .into_iter()
+        .filter_map(|(table, span)| {
+            expect(text, table, span.clone(), &mut problems).map(|it| (it, span))
+        })
+        .collect();
+    let probes: Vec<_> = probe_tables
+        .into_iter()
+        .filter_map(|(table, span)| probe(text, table, span, &mut problems))
+        .collect();
+    programs::check(&probes, &expectations, &mut problems);
     let manifest = Manifest {
         guest: guest_table
             .map(|table| guest(table, folder, &mut problems))
@@ -47,14 +58,8 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
         run: run_table
             .map(|table| run(table, folder, &mut problems))
             .unwrap_or_default(),
-        probes: probe_tables
-            .into_iter()
-            .filter_map(|(table, span)| probe(text, table, span, &mut problems))
-            .collect(),
-        expectations: expect_tables
-            .into_iter()
-            .filter_map(|(table, span)| expect(text, table, span, &mut problems))
-            .collect(),
+        probes,
+        expectations: expectations.into_iter().map(|(it, _)| it).collect(),
         injections: inject_tables
             .into_iter()
             .filter_map(|(table, span)| inject(text, table, span, &mut problems))

@@ -1,7 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
-use crate::{ProbeAction, ProbeRequest};
+use crate::{Action, NewProbe, ProbeAction, ProbeRequest};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -214,6 +214,100 @@ fn a_probe_is_labelled_inside_its_quotes() {
         only("[[probe]]\nat = 'kprob:a'\n").2,
         "did you mean `kprobe`?"
     );
+}
+
+#[test]
+fn a_probe_has_a_filter_and_an_aggregate() {
+    let manifest = parsed(
+        r#"
+        [[probe]]
+        at = "kprobe:vfs_read"
+        filter = "arg2 > 4096 && cpu == 1"
+        aggregate = "lhist(arg2, 0, 8192, 1024)"
+        [[probe]]
+        at = "kretprobe:vfs_read"
+        filter = "arg2 == 1"
+        action = "count"
+        [[expect]]
+        probe = "kretprobe:vfs_read"
+        at_least = 1
+        "#,
+    );
+    let [first, second] = &manifest.probes[..] else {
+        panic!("{:?}", manifest.probes);
+    };
+    assert_eq!(first.filter, "arg2 > 4096 && cpu == 1".parse().ok());
+    assert_eq!(first.aggregate, "lhist(arg2, 0, 8192, 1024)".parse().ok());
+    let new = NewProbe::from(first);
+    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == first.filter);
+    assert_eq!(
+        (second.aggregate, second.action),
+        (None, ProbeAction::Count)
+    );
+}
+
+#[test]
+fn a_program_is_labelled_inside_its_quotes() {
+    const PROBE: &str = "[[probe]]\nat = 'kprobe:f'\n";
+    for (keys, spot, says) in [
+        (
+            "filter = 'arg0 = 5'",
+            "=",
+            "`filter` is not usable: `=` is not a comparison",
+        ),
+        ("filter = ''", "''", "`filter` is empty"),
+        (
+            "aggregate = 'hist(arg7)'",
+            "arg7",
+            "`aggregate` is not usable: `arg7` is not in a register: only arg0 to arg5 are",
+        ),
+        (
+            "aggregate = 'sum(arg0)'\naction = 'count'",
+            "'count'",
+            "`action` and `aggregate` exclude each other",
+        ),
+    ] {
+        let text = format!("{PROBE}{keys}\n");
+        let (message, found, _) = only(&text);
+        assert_eq!((found, message.as_str()), (spot, says), "{keys}");
+    }
+    let gone = "[[probe]]\nat = 'kretprobe:f'\naggregate = 'sum(arg0)'\n";
+    let (message, spot, help) = only(gone);
+    assert_eq!(spot, "'sum(arg0)'");
+    assert!(message.contains("`arg0` is gone"), "{message}");
+    assert_eq!(
+        help,
+        "retval is what it has returned; for `arg0`, write a kprobe"
+    );
+}
+
+#[test]
+fn what_is_expected_of_a_probe_with_a_program_means_one_thing() {
+    let wrong = |probes: &str, expected: &str| {
+        let text = format!("{probes}[[expect]]\n{expected}\n");
+        let error = Manifest::parse(&text, "run.toml", Path::new("")).err()?;
+        let [problem] = error.problems() else {
+            panic!("{error:?}");
+        };
+        Some(problem.to_string())
+    };
+    let filtered = "[[probe]]\nat = 'kprobe:f'\nfilter = 'arg0 == 1'\n";
+    let summed = "[[probe]]\nat = 'kprobe:f'\naggregate = 'sum(arg0)'\n";
+    assert_eq!(wrong(filtered, "probe = 'kprobe:f'\nnever = true"), None);
+    assert_eq!(wrong(filtered, "probe = 'kprobe:g'\nnever = true"), None);
+    assert_eq!(wrong(summed, "probe = 'kprobe:f'\nexactly = 3"), None);
+    assert_eq!(
+        wrong(summed, "probe = 'kprobe:f'\nnever = true").as_deref(),
+        Some("[[expect]] needs each hit of `kprobe:f`, and an aggregate keeps none")
+    );
+    let twice = format!("{filtered}[[probe]]\nat = 'kprobe:f'\n");
+    for (probes, expected) in [(filtered, "kprobe:f*"), (&twice, "kprobe:f")] {
+        let message = wrong(probes, &format!("probe = '{expected}'\nexactly = 3"));
+        let says = format!(
+            "[[expect]] is about `{expected}`, which the probe `kprobe:f` with its program is not all of"
+        );
+        assert_eq!(message, Some(says));
+    }
 }
 
 #[test]

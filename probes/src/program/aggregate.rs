@@ -21,6 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
+use crate::ProbeKind;
+
 use super::{AggregateResult, Operand, ProgramError, parse};
 
 /// What is kept of a value at each hit.
@@ -154,6 +156,27 @@ impl Linear {
     }
 }
 
+/// An argument is not there any more when its function has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{of}` is gone when the function has returned, which is when a return probe takes its values"
+)]
+pub struct NotAtReturn {
+    /// The argument.
+    pub of: Operand,
+}
+
+impl NotAtReturn {
+    /// What can be done.
+    #[must_use]
+    pub fn help(&self) -> String {
+        format!(
+            "retval is what it has returned; for `{}`, write a kprobe",
+            self.of
+        )
+    }
+}
+
 /// The word that counts the values.
 pub(super) const COUNT: usize = 0;
 /// The first word behind it.
@@ -171,6 +194,18 @@ impl Aggregate {
             | Self::Max(of)
             | Self::Hist(of)
             | Self::Lhist { of, .. } => *of,
+        }
+    }
+
+    /// Whether a probe of this kind sees the values.
+    ///
+    /// # Errors
+    ///
+    /// When they are gone when it does.
+    pub fn fits(&self, kind: ProbeKind) -> Result<(), NotAtReturn> {
+        match (kind, self.of()) {
+            (ProbeKind::Kretprobe, of @ Operand::Argument(_)) => Err(NotAtReturn { of }),
+            _ => Ok(()),
         }
     }
 

@@ -40,6 +40,9 @@ pub enum ProgramProblem {
     /// A number that has no room for a sign.
     #[error("`{0}` is not a number of 64 bits with a sign")]
     NotSigned(u64),
+    /// What a function returns, in a filter.
+    #[error("a filter decides when the function is entered, and nothing has been returned yet")]
+    NotReturnedYet,
     /// A name that nobody knows.
     #[error("there is no operand `{0}`")]
     UnknownOperand(String),
@@ -113,6 +116,7 @@ impl ProgramError {
             | ProgramProblem::BadCharacter(_)
             | ProgramProblem::BadNumber(_)
             | ProgramProblem::NotSigned(_)
+            | ProgramProblem::NotReturnedYet
             | ProgramProblem::ArgumentOnStack(_)
             | ProgramProblem::TooManyConditions
             | ProgramProblem::Linear(_) => None,

@@ -26,7 +26,7 @@ mod result;
 mod tests;
 mod token;
 
-pub use aggregate::{Aggregate, Linear, LinearError};
+pub use aggregate::{Aggregate, Linear, LinearError, NotAtReturn};
 pub use error::{ProgramError, ProgramProblem};
 pub use filter::{Comparison, Condition, Filter, FilterError};
 pub use operand::{Argument, Operand, Register, Values};

@@ -16,6 +16,9 @@ use super::{
     ProgramProblem, Register,
 };
 
+/// What bpftrace calls what a function has returned.
+const RETVAL: &str = "retval";
+
 pub(super) fn filter(text: &str) -> Result<Filter, ProgramError> {
     let mut tokens = Tokens::new(text);
     let mut conditions = Vec::new();
@@ -80,11 +83,19 @@ fn cast(tokens: &mut Tokens<'_>) -> Result<bool, ProgramError> {
     }
 }
 
+/// An operand of a filter, which is looked at before the function runs.
+fn compared(name: Token<'_>) -> Result<Operand, ProgramError> {
+    match name.text {
+        RETVAL => Err(name.is(ProgramProblem::NotReturnedYet)),
+        _ => operand(name),
+    }
+}
+
 fn value(tokens: &mut Tokens<'_>) -> Result<(Operand, Option<u64>), ProgramError> {
     if !tokens.take("(")? {
-        return Ok((operand(tokens.next()?)?, None));
+        return Ok((compared(tokens.next()?)?, None));
     }
-    let operand = operand(tokens.next()?)?;
+    let operand = compared(tokens.next()?)?;
     tokens.expect("&", "`&`")?;
     let mask = number(tokens)?.value;
     tokens.expect(")", "`)`")?;
@@ -98,8 +109,7 @@ fn operand(name: Token<'_>) -> Result<Operand, ProgramError> {
     match name.text {
         "curtask" => return Ok(Operand::CurrentTask),
         "cpu" => return Ok(Operand::Cpu),
-        // What bpftrace calls it.
-        "retval" => return Ok(Operand::Register(Register::Rax)),
+        RETVAL => return Ok(Operand::Register(Register::Rax)),
         _ => (),
     }
     if let Some(register) = Register::ALL.iter().find(|known| known.name() == name.text) {

@@ -62,7 +62,7 @@ fn what_is_written_is_what_is_meant() {
             0x200,
         ),
         (
-            "retval == -2",
+            "rax == -2",
             Operand::Register(Register::Rax),
             None,
             Comparison::Eq,
@@ -79,6 +79,8 @@ fn what_is_written_is_what_is_meant() {
     }
     let filter: Filter = "arg0==1&&arg1==2".parse().expect("two");
     assert_eq!(filter.to_string(), "arg0 == 1 && arg1 == 2");
+    let returned: Aggregate = "sum(retval)".parse().expect("a sum");
+    assert_eq!(returned.of(), Operand::Register(Register::Rax));
     let lhist: Aggregate = "lhist(arg2, -8, 0x1000, 256)".parse().expect("ranges");
     assert_eq!(lhist.to_string(), "lhist(arg2, -8, 4096, 256)");
 }
@@ -121,6 +123,11 @@ fn the_span_of_a_filter_is_the_exact_spot() {
             "arg0 == - 9223372036854775809",
             "- 9223372036854775809",
             "`-9223372036854775809` is not a number of 64 bits",
+        ),
+        (
+            "retval < 5",
+            "retval",
+            "a filter decides when the function is entered, and nothing has been returned yet",
         ),
         ("arg0 == 5k", "5k", "`5k` is not a number of 64 bits"),
         ("arg0 == é", "é", "`é` means nothing here"),

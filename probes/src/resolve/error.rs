@@ -3,6 +3,8 @@
 use introspect::Gva;
 use introspect::insn::NotABoundary;
 
+use crate::program::NotAtReturn;
+
 /// A specification that no place in this kernel corresponds to.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot probe `{spec}`: {problem}")]
@@ -58,6 +60,9 @@ pub enum ResolveProblem {
         /// The limit.
         most: usize,
     },
+    /// A value that is not there any more.
+    #[error(transparent)]
+    NotAtReturn(#[from] NotAtReturn),
     /// No instruction begins there.
     #[error(transparent)]
     Boundary(#[from] NotABoundary),
@@ -98,6 +103,7 @@ impl ResolveError {
             ResolveProblem::Boundary(NotABoundary::Inside { before, after, .. }) => {
                 Some(format!("probe +{before:#x} or +{after:#x}"))
             }
+            ResolveProblem::NotAtReturn(error) => Some(error.help()),
             ResolveProblem::TooMany { .. } => Some("use a narrower pattern".to_owned()),
             _ => None,
         }

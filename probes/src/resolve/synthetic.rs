@@ -84,6 +84,11 @@ impl SyntheticKernel {
         TEXT.wrapping_add(DATA + self.data.len() as u64)
     }
 
+    /// A name for a value that is no place in the kernel: an offset.
+    pub(crate) fn symbol(&mut self, name: &str, value: Gva) {
+        self.label(name, value);
+    }
+
     /// The calls that ftrace patches.
     pub(crate) fn ftrace_calls(&mut self, calls: &[Gva]) {
         self.label("__start_mcount_loc", self.data_end());

@@ -407,6 +407,8 @@ mod tests {
             state: ProbeState::Armed,
             reason: None,
             unoptimised: None,
+            filter: None,
+            result: None,
         }
     }
 

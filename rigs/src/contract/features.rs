@@ -78,6 +78,10 @@ pub const FEATURES: &[Feature] = &[
         &["recorded", "recorded-smp"],
     ),
     feature(
+        "filters and aggregates come to the same in the guest as in the VMM",
+        &["programs"],
+    ),
+    feature(
         "copies of instructions: the guest cannot change them, and they go when nobody needs them",
         &["detour-writes", "detour-live"],
     ),

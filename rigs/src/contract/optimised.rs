@@ -11,7 +11,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 7] = [
     Case::new("optimised", Plants::Each, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
@@ -26,6 +26,7 @@ pub(super) const CASES: [Case; 6] = [
     Case::new("recorded-smp", Plants::Each, &[2], |here| {
         recorded(here, "run=smp=200");
     }),
+    Case::new("programs", Plants::Each, &[1, 2], programs),
 ];
 
 /// What begins with an instruction that has room for a jump, and does the same in a detour.
@@ -101,7 +102,69 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
             assert!(hits.any(|hit| Some(values(hit)) != first), "{name}");
         }
     }
-    assert!(told.is_sorted_by_key(|hit| hit.ts_ns), "in the order of time");
+    assert!(
+        told.is_sorted_by_key(|hit| hit.ts_ns),
+        "in the order of time"
+    );
+}
+
+/// Filters and aggregates come to the same in a detour as at exits. The guest calls with the same registers each time.
+fn programs(here: &Here<'_>) {
+    let cmdline = if here.cpus == 1 {
+        "run=calls=100"
+    } else {
+        "run=smp=100"
+    };
+    for programs in [
+        [
+            ("sum(rdi)", ""),
+            ("hist(rcx)", ""),
+            ("lhist(rdx, 0, 1000, 10)", ""),
+        ],
+        [
+            ("min(rsi)", "(rdi & 1) == 0"),
+            ("max(rax)", "cpu == 0"),
+            ("", "(int64)rbx < 0 && curtask != 0"),
+        ],
+    ] {
+        let probes = || {
+            ROOMY
+                .iter()
+                .zip(programs)
+                .map(|(function, (aggregate, filter))| NewProbe {
+                    action: match aggregate.parse() {
+                        Ok(aggregate) => Action::Aggregate(aggregate),
+                        Err(_) => Action::Count,
+                    },
+                    filter: filter.parse().ok(),
+                    ..new(&format!("kprobe:{function}"))
+                })
+        };
+        let told = [true, false].map(|jumps| {
+            let guest = here.guest(cmdline).with(probes());
+            let guest = if jumps { guest } else { guest.without_jumps() };
+            let ran = guest.run();
+            ran.assert_good();
+            let told = ROOMY.map(|function| {
+                let probe = ran.probe(&format!("kprobe:{function}"));
+                let most = 2 * u64::from(here.cpus);
+                assert!(!jumps || probe.exits <= most, "{probe:?}");
+                assert_eq!(jumps, probe.tier == Some(Tier::Optimised), "{probe:?}");
+                (probe.hits, probe.result.clone())
+            });
+            (told, ROOMY.map(|function| ran.counted(function)))
+        });
+        assert_eq!(told[0], told[1]);
+        let (hits, counted) = &told[0];
+        for (((hits, _), counted), (_, filter)) in hits.iter().zip(counted).zip(programs) {
+            let is_right = match filter {
+                "" => hits == counted,
+                "cpu == 0" => hits * u64::from(here.cpus) == *counted,
+                _ => (1..*counted).contains(hits),
+            };
+            assert!(is_right, "{filter}: {hits} of {counted}");
+        }
+    }
 }
 
 /// The guest rewrites the instruction that a jump lies over, in every way it knows, and reads back what it wrote.

@@ -139,7 +139,7 @@ fn every_path_on_a_live_guest() {
         ..AddProbe::new("kprobe:vfs_read+0x5")
     };
     let back = AddProbe {
-        action: ProbeAction::Count,
+        action: Some(ProbeAction::Count),
         maxactive: Some(8),
         ..AddProbe::new("kretprobe:vfs_read")
     };
@@ -351,7 +351,7 @@ fn a_thousand_cycles_leave_the_guest_as_it_was() {
     let mut live = Live::start(&stock);
     let mut client = live.client();
     let asked = AddProbes::One(AddProbe {
-        action: ProbeAction::Count,
+        action: Some(ProbeAction::Count),
         ..AddProbe::new("kprobe:vfs_read")
     });
     for _ in 0..1000 {

@@ -24,7 +24,7 @@ use introspect::{Gpa, Gva, PerCpu};
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, Keeps, KernelSpace, Processor, Use};
+use crate::detour::{DetourError, KernelSpace, Processor, Use};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
 use crate::plant::Spot;
@@ -61,7 +61,7 @@ impl Optimised {
 /// The probe that a detour can work for in the place of `plant`, if it is the only one, with what it is about.
 fn served(plant: &Plant) -> Option<(&Arc<Probe>, Gva)> {
     match &plant.probes[..] {
-        [(probe, ip)] if !plant.returns && probe.can_be_optimised() => Some((probe, *ip)),
+        [(probe, ip)] if !plant.returns && probe.kept_by_detour().is_some() => Some((probe, *ip)),
         _ => None,
     }
 }
@@ -156,8 +156,10 @@ impl Engine {
             return Ok(());
         }
         plant.optimising.decide();
-        let usage = self.usage(probe);
-        let (jumped, gpa) = match self.verdict(plant) {
+        let Some(usage) = self.usage(probe) else {
+            return Ok(());
+        };
+        let (jumped, gpa) = match self.verdict(plant, usage.keeps) {
             Ok(found) => found,
             Err(why) => {
                 if why == NotOptimised::Withdrawn {
@@ -198,22 +200,20 @@ impl Engine {
     }
 
     /// What a detour does for `probe`.
-    fn usage(&self, probe: &Probe) -> Use {
+    fn usage(&self, probe: &Probe) -> Option<Use> {
         let slide = self.slide().unwrap_or(0);
         let kept = self.kernel.processors();
         let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
-        Use {
-            filter: None,
-            keeps: match probe.purpose {
-                Purpose::Count => Keeps::Count,
-                _ => Keeps::Records,
-            },
+        let filter = probe.filter.as_ref();
+        Some(Use {
+            filter: filter.map(|filtered| filtered.filter.clone()),
+            keeps: probe.kept_by_detour()?,
             processor: Processor {
                 number: from_gs(kept.number),
                 task: from_gs(kept.task),
             },
             plant: self.planter.byte().value(),
-        }
+        })
     }
 
     /// Takes the jump away that stands for `plant`, if one does. Its probe goes on counting whoever is in the detour.

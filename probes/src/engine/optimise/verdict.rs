@@ -8,7 +8,7 @@ use introspect::optimise::WhyNot;
 use introspect::{Gpa, PatchKind, PatchTime};
 
 use super::JUMP_BYTES;
-use crate::detour::Jumped;
+use crate::detour::{Jumped, Keeps};
 use crate::engine::Engine;
 use crate::engine::arm::Located;
 use crate::hit::{Plant, own_instruction};
@@ -39,6 +39,9 @@ pub(super) enum NotOptimised {
     /// The jump would lie over a plant.
     #[error("another probe is where the jump would be")]
     Neighbour,
+    /// It may raise a fault, and a handler is to be told of that.
+    #[error("`{0}` may fault, and the handler is told of faults")]
+    MayFault(String),
     /// Part of the jump would be on the next page.
     #[error("it lies across the end of a page")]
     AcrossPages,
@@ -46,7 +49,22 @@ pub(super) enum NotOptimised {
 
 impl Engine {
     /// What a jump can replace in the place of `plant`, and where it would be.
-    pub(super) fn verdict(&self, plant: &Plant) -> Result<(Jumped, Gpa), NotOptimised> {
+    pub(super) fn verdict(
+        &self,
+        plant: &Plant,
+        keeps: Keeps,
+    ) -> Result<(Jumped, Gpa), NotOptimised> {
+        let (jumped, gpa) = self.jump_for(plant)?;
+        // A handler is offered the faults of the instruction.
+        if keeps == Keeps::Exits
+            && let Some(decoded) = jumped.instructions().find(|decoded| !is_plain(decoded))
+        {
+            return Err(NotOptimised::MayFault(decoded.text()));
+        }
+        Ok((jumped, gpa))
+    }
+
+    fn jump_for(&self, plant: &Plant) -> Result<(Jumped, Gpa), NotOptimised> {
         if self.planter.is_withdrawn(plant.spot.gpa) {
             return Err(NotOptimised::Withdrawn);
         }

@@ -8,6 +8,7 @@ mod in_place;
 mod inject;
 mod optimise;
 mod passing;
+mod programs;
 mod readers;
 mod returns;
 mod system;

@@ -5,6 +5,7 @@
 
 mod jumps;
 mod leaving;
+mod programs;
 mod random;
 mod records;
 

@@ -1,0 +1,97 @@
+//! Programs, as probes have them: with what is remembered between hits. Used by any vCPU at any time; nothing waits.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::program::{Aggregate, AggregateResult, Filter};
+
+/// An aggregate and its result.
+#[derive(Debug)]
+pub(crate) struct Aggregated {
+    pub(crate) aggregate: Aggregate,
+    words: Box<[AtomicU64]>,
+}
+
+impl From<Aggregate> for Aggregated {
+    fn from(aggregate: Aggregate) -> Self {
+        let words = aggregate.initial().into_iter();
+        Self {
+            aggregate,
+            words: words.map(AtomicU64::new).collect(),
+        }
+    }
+}
+
+impl Aggregated {
+    /// The same aggregate, of no value yet.
+    pub(crate) fn anew(&self) -> Self {
+        Self::from(self.aggregate)
+    }
+
+    pub(crate) fn add(&self, value: u64) {
+        self.aggregate.add(&self.words, value);
+    }
+
+    fn read(&self) -> Vec<u64> {
+        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
+        words.collect()
+    }
+
+    /// Puts what others have added to theirs to this. No vCPU runs.
+    pub(crate) fn merge(&self, others: &[u64]) {
+        let mut words = self.read();
+        self.aggregate.merge(&mut words, others);
+        for (word, merged) in self.words.iter().zip(words) {
+            word.store(merged, Ordering::Relaxed);
+        }
+    }
+
+    /// What has become of the values, with those that others have added to theirs.
+    pub(crate) fn result(&self, others: Option<&[u64]>) -> AggregateResult {
+        let mut words = self.read();
+        if let Some(others) = others {
+            self.aggregate.merge(&mut words, others);
+        }
+        self.aggregate.result(&words)
+    }
+}
+
+/// As many vCPUs as a machine can have.
+const MAX_VCPUS: usize = 256;
+
+/// A filter, and on which vCPUs it has turned away what was hit last: the handlers that are called behind the
+/// instruction are none for that either.
+#[derive(Debug)]
+pub(crate) struct Filtered {
+    pub(crate) filter: Filter,
+    turned_away: [AtomicU64; MAX_VCPUS / 64],
+}
+
+impl From<Filter> for Filtered {
+    fn from(filter: Filter) -> Self {
+        Self {
+            filter,
+            turned_away: [const { AtomicU64::new(0) }; MAX_VCPUS / 64],
+        }
+    }
+}
+
+impl Filtered {
+    fn word(&self, vcpu: usize) -> &AtomicU64 {
+        &self.turned_away[vcpu / 64 % self.turned_away.len()]
+    }
+
+    /// On the thread of `vcpu`, which has hit.
+    pub(crate) fn decided(&self, vcpu: usize, lets_by: bool) {
+        let bit = 1 << (vcpu % 64);
+        if lets_by {
+            self.word(vcpu).fetch_and(!bit, Ordering::Relaxed);
+        } else {
+            self.word(vcpu).fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the last hit on `vcpu` was turned away. On its thread.
+    pub(crate) fn has_turned_away(&self, vcpu: usize) -> bool {
+        self.word(vcpu).load(Ordering::Relaxed) & 1 << (vcpu % 64) != 0
+    }
+}

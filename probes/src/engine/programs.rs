@@ -1,0 +1,77 @@
+//! Filters and aggregates at a hit.
+
+use introspect::{PerCpu, read_virt};
+
+use super::Engine;
+use crate::applied::Aggregated;
+use crate::handler::HitContext;
+use crate::program::{Operand, Values};
+use crate::registry::Probe;
+
+/// A vCPU at a hit, as programs see it. Registers are free; what the guest keeps in memory costs a walk through its page
+/// tables each time.
+struct Seen<'e, 'h, 'v> {
+    engine: &'e Engine,
+    hit: &'h mut HitContext<'v>,
+}
+
+impl Values for Seen<'_, '_, '_> {
+    fn value(&mut self, operand: Operand) -> u64 {
+        if let Some(register) = operand.register() {
+            return register.value(&self.hit.regs);
+        }
+        let processors = self.engine.kernel.processors();
+        match operand {
+            Operand::Cpu => match self.read::<4>(processors.number) {
+                Some(number) => u32::from_le_bytes(number).into(),
+                None => self.hit.vcpu() as u64,
+            },
+            _ => self.read(processors.task).map_or(0, u64::from_le_bytes),
+        }
+    }
+}
+
+impl Seen<'_, '_, '_> {
+    /// The processor's own variable. `None` if the kernel does not say where it is, or has not come so far.
+    fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
+        let variable = variable?;
+        let state = self.hit.vcpu.system_state().ok()?;
+        let slide = self.engine.slide().unwrap_or(0);
+        let at = variable.at(state.system.segments.gs.base, slide);
+        let mut bytes = [0; BYTES];
+        read_virt(&self.engine.planter, &state.paging, at, &mut bytes).ok()?;
+        Some(bytes)
+    }
+}
+
+impl Engine {
+    /// Whether the execution that `hit` is about is one of `probe`'s hits.
+    pub(super) fn lets_by(&self, hit: &mut HitContext<'_>, probe: &Probe) -> bool {
+        let Some(filtered) = &probe.filter else {
+            return true;
+        };
+        let vcpu = hit.vcpu();
+        let lets_by = filtered.filter.holds(&mut Seen { engine: self, hit });
+        filtered.decided(vcpu, lets_by);
+        if !lets_by {
+            probe.count_exit();
+        }
+        lets_by
+    }
+
+    /// Adds a value of the vCPU at `hit`.
+    pub(super) fn add_value(&self, hit: &mut HitContext<'_>, aggregated: &Aggregated) {
+        let mut seen = Seen { engine: self, hit };
+        aggregated.add(seen.value(aggregated.aggregate.of()));
+    }
+
+    /// What programs look at is found out before the guest waits for it.
+    pub(super) fn prepare_programs(&self, probe: &Probe) {
+        let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
+        let compared = conditions.map(|condition| condition.operand);
+        let added = probe.purpose.aggregated().map(|it| it.aggregate.of());
+        if compared.chain(added).any(|of| of.register().is_none()) {
+            self.kernel.processors();
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Detours with programs: filters, aggregates, and handlers for what a filter lets by.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+use crate::handler::{Handler, HitContext, PreOutcome};
+
+fn filtered(action: Action, filter: &str) -> NewProbe {
+    NewProbe {
+        action,
+        filter: Some(filter.parse().expect("a filter")),
+        ..new("probed")
+    }
+}
+
+/// With one probe, and its jump.
+fn with(new: NewProbe) -> (Rig, Gva) {
+    let (kernel, at) = roomy_on_3();
+    let rig = Rig::with(&kernel, &[], ABILITIES);
+    rig.engine.set_optimising(&rig.paused, true).expect("set");
+    rig.engine
+        .register(&rig.paused, &[new])
+        .expect("registered");
+    // That the place is known takes a hit, or what the filter turns away.
+    assert_eq!(rig.call(at, 1000), 1001);
+    assert_eq!(rig.call(at, 1000), 1001);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    (rig, at)
+}
+
+#[test]
+fn what_a_filter_turns_away_is_no_hit() {
+    for action in [Action::Count, Action::Trace] {
+        let (rig, at) = with(filtered(action, "arg0 < 10 && cpu == 3"));
+        for n in 0..20 {
+            assert_eq!(rig.call(at, n), n + 1);
+        }
+        let (hits, exits, tier) = rig.counted(0);
+        assert_eq!((hits, tier), (10, Some(Tier::Optimised)));
+        // At the plant, and until the ring is open.
+        assert!(exits <= 2, "{exits}");
+    }
+    let (rig, at) = with(filtered(Action::Count, "cpu != 3"));
+    rig.call(at, 0);
+    assert_eq!(rig.counted(0), (0, 0, Some(Tier::Optimised)));
+}
+
+#[test]
+fn values_that_a_detour_has_added_are_part_of_the_result() {
+    for (aggregate, expected) in [
+        ("sum(arg0)", "2190"),
+        ("min(arg0)", "0"),
+        ("max(arg0)", "1000"),
+    ] {
+        let action = Action::Aggregate(aggregate.parse().expect("an aggregate"));
+        let (rig, at) = with(NewProbe {
+            action,
+            ..new("probed")
+        });
+        for n in 0..10 {
+            rig.call(at, n);
+        }
+        // Some of them with an exit.
+        rig.engine.set_optimising(&rig.paused, false).expect("set");
+        for n in 10..20 {
+            rig.call(at, n);
+        }
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let told = rig.probe(0);
+        assert_eq!(told.hits, 22, "{aggregate}");
+        let result = told.result.expect("it has one").to_string();
+        assert!(result.contains(expected), "{aggregate}: {result}");
+        // Gone and back, it counts on.
+        let id = rig.engine.ids()[0];
+        rig.engine.set_enabled(&rig.paused, id, false).expect("set");
+        rig.call(at, 5000);
+        let now = rig.probe(0);
+        assert_eq!(
+            (now.hits, now.result.map(|now| now.to_string())),
+            (22, Some(result))
+        );
+    }
+}
+
+#[derive(Default)]
+struct Seen(AtomicU64);
+
+impl Handler for Seen {
+    fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
+        self.0.fetch_add(hit.regs().rdi, Ordering::Relaxed);
+        PreOutcome::Continue
+    }
+
+    fn has_post(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_handler_is_called_for_what_the_filter_lets_by_and_nothing_else_leaves_the_guest() {
+    let seen = Arc::new(Seen::default());
+    let (rig, at) = with(filtered(Action::Handle(Arc::clone(&seen) as _), "arg0 < 3"));
+    for n in 0..100 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    // One more at the plant, before the jump, where the filter turned it away.
+    assert_eq!(rig.counted(0), (3, 4, Some(Tier::Optimised)));
+    assert_eq!(seen.0.load(Ordering::Relaxed), 1 + 2);
+}
+
+struct Skips;
+
+impl Handler for Skips {
+    fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
+        hit.return_now(77).expect("there is a stack");
+        PreOutcome::Resume
+    }
+
+    fn has_post(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_handler_says_where_the_guest_goes_on() {
+    let (rig, at) = with(filtered(Action::Handle(Arc::new(Skips)), "arg0 == 4"));
+    assert_eq!(
+        (rig.call(at, 3), rig.call(at, 4), rig.call(at, 5)),
+        (4, 77, 6)
+    );
+    assert_eq!(rig.counted(0), (1, 2, Some(Tier::Optimised)));
+}

@@ -1,0 +1,55 @@
+//! Probes with programs that something is expected of.
+//!
+//! An expectation is about hits, by the names of probes: it shares the probe that the manifest has already. One with a
+//! filter is shared as it is, if that can only mean one thing.
+
+use std::ops::Range;
+
+use super::error::Problem;
+use crate::{Expectation, ProbeAction, ProbeRequest, ProbeSpec};
+
+/// Notes expectations, each at its place in the text, whose probes cannot be what is written.
+pub(super) fn check(
+    probes: &[ProbeRequest],
+    expectations: &[(Expectation, Range<usize>)],
+    problems: &mut Vec<Problem>,
+) {
+    for (expectation, span) in expectations {
+        for (spec, action) in expectation.probes() {
+            if let Some((what, help)) = problem(probes, spec, action) {
+                problems.push(Problem::Meaning {
+                    table: "[[expect]]",
+                    what,
+                    span: span.clone().into(),
+                    help: Some(help.to_owned()),
+                });
+            }
+        }
+    }
+}
+
+fn problem(
+    probes: &[ProbeRequest],
+    spec: &ProbeSpec,
+    action: ProbeAction,
+) -> Option<(String, &'static str)> {
+    let overlaps = |probe: &&ProbeRequest| {
+        probe.at.stands_for(&spec.to_string()) || spec.stands_for(&probe.at.to_string())
+    };
+    let there: Vec<_> = probes.iter().filter(overlaps).collect();
+    let with_program = there.iter().find(|probe| probe.has_program())?;
+    let at = &with_program.at;
+    if there.len() > 1 || at != spec {
+        return Some((
+            format!("is about `{spec}`, which the probe `{at}` with its program is not all of"),
+            "an expectation and a filter or an aggregate go together if both name the same place, which has no other \
+             probe",
+        ));
+    }
+    (with_program.aggregate.is_some() && action == ProbeAction::Trace).then(|| {
+        (
+            format!("needs each hit of `{at}`, and an aggregate keeps none"),
+            "write a filter in place of the aggregate",
+        )
+    })
+}
