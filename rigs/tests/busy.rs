@@ -19,7 +19,7 @@ fn check(image: &str, arguments: &[&str]) {
         program: Program::Busy { image },
         programs: busy.parent().expect("it is in a directory"),
         results: results.path(),
-        timeout: Duration::from_secs(280),
+        timeout: Duration::from_secs(580),
         arguments: &arguments,
     };
     let tell = |line: &Line| println!("{line:?}");
@@ -56,4 +56,9 @@ fn jumps_come_and_go_too() {
             "20",
         ],
     );
+}
+
+#[test]
+fn jumps_on_hundreds_of_hot_functions_are_switched_and_no_hit_is_lost() {
+    check("debian-6.1", &["--only", "hot", "--seconds", "20"]);
 }
