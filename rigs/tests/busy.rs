@@ -19,7 +19,7 @@ fn check(image: &str, arguments: &[&str]) {
         program: Program::Busy { image },
         programs: busy.parent().expect("it is in a directory"),
         results: results.path(),
-        timeout: Duration::from_secs(580),
+        timeout: Duration::from_secs(280),
         arguments: &arguments,
     };
     let tell = |line: &Line| println!("{line:?}");

@@ -85,7 +85,8 @@ pub(super) fn all(kernel: &Kernel, taken: &BTreeSet<Gva>) -> Result<Vec<Function
                 let is_code = symbol.is_text()
                     && symbol.size > 0
                     && kernel.holds_code(symbol.address)
-                    && !kernel.is_init(symbol.address);
+                    && !kernel.is_init(symbol.address)
+                    && !symbol.name.contains(".cold");
                 let is_alone = || kernel.symbols().lookup_all(&symbol.name).len() == 1;
                 if is_code && is_alone() && seen.insert(symbol.address) {
                     let spec = format!("kprobe:{}", symbol.name);

@@ -20,7 +20,7 @@ use super::counting::{Counted, function, only_counts};
 use super::guest::{Guest, Live, Ran};
 use super::text::Text;
 use crate::chain::chain;
-use functions::PARTS;
+use functions::{Function, PARTS};
 use ledger::Ledger;
 use turns::{Did, Hot, Turns};
 
@@ -245,47 +245,31 @@ fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Probes on all functions that may be hot for some rounds; those that are and can do without exits stay, up to `most`.
-/// Returns how many there were to choose from, too.
+/// Probes on all functions that may be hot, for some rounds: of those that can do without exits the hottest stay, up to
+/// `most`. Returns how many there were to choose from, too.
 fn hottest(
     live: &Live<'_>,
     kernel: &Kernel,
     taken: &BTreeSet<Gva>,
     most: usize,
 ) -> Result<(Vec<Hot>, usize), String> {
-    let mut found = Vec::new();
-    for function in functions::all(kernel, taken)? {
-        if let Ok(prepared) = live.engine.prepare(std::slice::from_ref(&function.probe)) {
-            found.push((function, prepared));
-        }
-    }
-    let candidates = found.len();
-    let mut ids = Vec::new();
-    let mut functions = Vec::new();
-    let mut left = found.into_iter().peekable();
-    while left.peek().is_some() {
-        let paused = live.control.pause_all();
-        for (function, prepared) in left.by_ref().take(REGISTERED_AT_ONCE) {
-            let registered = live.engine.register_prepared(&paused, prepared);
-            ids.extend(registered.map_err(chain)?);
-            functions.push(function);
-        }
+    let functions = functions::all(kernel, taken)?;
+    let candidates = functions.len();
+    let mut functions = functions.into_iter().peekable();
+    let mut found = BTreeMap::new();
+    while functions.peek().is_some() {
+        let batch = functions.by_ref().take(REGISTERED_AT_ONCE).collect();
+        found.extend(registered(live, batch)?);
     }
     await_rounds(live, ROUNDS)?;
     let paused = live.control.pause_all();
-    let records = live
-        .engine
-        .records_among(&ids.iter().copied().collect(), usize::MAX);
-    let mut hot: Vec<_> = functions.into_iter().zip(records).collect();
-    hot.retain(|(_, record)| {
-        record.summary.tier == Some(Tier::Optimised) && record.summary.hits > 0
-    });
-    hot.sort_by_key(|(_, record)| std::cmp::Reverse(record.summary.hits));
-    hot.truncate(most);
-    // Those of one part come and go together.
-    hot.sort_by_key(|(function, _)| function.part);
-    let stay: BTreeSet<ProbeId> = hot.iter().map(|(_, record)| record.id).collect();
-    let gone: Vec<ProbeId> = ids.into_iter().filter(|id| !stay.contains(id)).collect();
+    let records = records(live, &found.keys().copied().collect());
+    let mut hot: Vec<_> = found.into_iter().collect();
+    let hits = |id: &ProbeId| records.get(id).map_or(0, |record| record.summary.hits);
+    hot.sort_by_key(|(id, _)| std::cmp::Reverse(hits(id)));
+    let cold = hot.iter().position(|(id, _)| hits(id) == 0);
+    let cold = hot.split_off(cold.unwrap_or(hot.len()).min(most));
+    let gone: Vec<ProbeId> = cold.into_iter().map(|(id, _)| id).collect();
     live.engine.unregister(&paused, &gone).map_err(chain)?;
     if hot.len() < LEAST.min(most) {
         return Err(format!(
@@ -293,10 +277,38 @@ fn hottest(
             hot.len()
         ));
     }
-    let hot = hot
-        .into_iter()
-        .map(|(function, record)| Hot::new(function, record.id));
+    // Those of one part come and go together.
+    hot.sort_by_key(|(_, function)| function.part);
+    let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
     Ok((hot.collect(), candidates))
+}
+
+/// Registers probes on these functions, and removes those again that no jump stands for.
+fn registered(
+    live: &Live<'_>,
+    functions: Vec<Function>,
+) -> Result<BTreeMap<ProbeId, Function>, String> {
+    let new: Vec<_> = functions.iter().map(|it| it.probe.clone()).collect();
+    let prepared = live.engine.prepare(&new).map_err(chain)?;
+    let paused = live.control.pause_all();
+    let ids = live.engine.register_prepared(&paused, prepared);
+    let ids = ids.map_err(chain)?;
+    let stay = optimised(live, &ids.iter().copied().collect());
+    let (stay, gone): (Vec<_>, Vec<_>) = ids
+        .into_iter()
+        .zip(functions)
+        .partition(|(id, _)| stay.contains(id));
+    let gone: Vec<ProbeId> = gone.into_iter().map(|(id, _)| id).collect();
+    live.engine.unregister(&paused, &gone).map_err(chain)?;
+    Ok(stay.into_iter().collect())
+}
+
+fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeRecord> {
+    let records = live.engine.records_among(ids, usize::MAX);
+    records
+        .into_iter()
+        .map(|record| (record.id, record))
+        .collect()
 }
 
 /// Those of these probes that jumps stand for.
@@ -321,11 +333,7 @@ fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String>
 
 /// Hot probes and their hits of each part, and how many of the hits made no exit.
 fn gathered(live: &Live<'_>, turns: &mut Turns<'_>) -> Result<(Vec<(usize, u64)>, u64), String> {
-    let records = live.engine.records_among(&turns.ids(), usize::MAX);
-    let records: BTreeMap<ProbeId, ProbeRecord> = records
-        .into_iter()
-        .map(|record| (record.id, record))
-        .collect();
+    let records = records(live, &turns.ids());
     let mut parts = vec![(0, 0); PARTS.len()];
     let mut unexited = 0;
     for hot in &mut turns.hot {
