@@ -16,7 +16,7 @@ const GROUP: usize = 32;
 /// So many other probes are beside those that are hot, at the most.
 const BESIDE: usize = 24;
 /// The knob of optimisation is off behind one turn of so many.
-const KNOB_TURNED_OFF: usize = 12;
+const KNOB_TURNED_OFF: usize = 6;
 /// In one turn of so many everybody has to leave the detours, once the time for that has come.
 const EVERYBODY_LEAVES: usize = 12;
 
