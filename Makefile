@@ -57,11 +57,11 @@ soak:
 
 # Jumps on the hottest functions are switched while the guest works. In Bochs, so many turns: make stress BUSY_ON=intel
 BUSY_ON ?= nested
-TURNS ?= 300
+TURNS ?= 200
 stress:
 	$(CARGO) build --release --locked -p hyprobe-rigs
 	$(dir $(HYPROBE))rig busy --on $(BUSY_ON) --timeout $$(($(SECONDS) + 2400)) $(RIG_ARGS) -- --only hot --seed $(SEED) \
-		$(if $(filter intel amd,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
+		$(if $(filter intel,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
 
 # What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
 BENCH_ON ?= local nested

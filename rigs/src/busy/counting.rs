@@ -57,10 +57,10 @@ pub(super) fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
+    pub(in crate::busy) fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
         ProbeSummary {
             probe: "kprobe:f".to_owned(),
             ip: None,

@@ -222,18 +222,34 @@ fn forks(places: &Places<'_>) -> Option<Own> {
 
 /// Up to 6.3 each call is counted, at its beginning; since then those that have to be made again are not.
 fn faults(places: &Places<'_>, kernel: &Kernel) -> Option<Own> {
-    let version = kernel.banner()?.strip_prefix("Linux version ")?;
-    let mut numbers = version.split(|byte: char| !byte.is_ascii_digit());
-    let mut number = || numbers.next()?.parse::<u32>().ok();
-    let kind = places
-        .types
-        .enum_value(places.types.enum_named("vm_event_item")?, "PGFAULT")?;
+    let kinds = places.types.enum_named("vm_event_item")?;
+    let kind = places.types.enum_value(kinds, "PGFAULT")?;
     let at = places.address("vm_event_states")?;
     let at = at.wrapping_add(u64::try_from(kind).ok()? * POINTER_BYTES as u64);
-    ((number()?, number()?) < (6, 4)).then(|| Own {
+    (version(kernel.banner()?)? < (6, 4)).then(|| Own {
         what: "page faults",
         functions: vec!["handle_mm_fault".to_owned()],
         at: places.everywhere(at),
         bytes: POINTER_BYTES,
     })
+}
+
+fn version(banner: &str) -> Option<(u32, u32)> {
+    let version = banner.strip_prefix("Linux version ")?;
+    let mut numbers = version.split(|byte: char| !byte.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_two_numbers_of_the_banner() {
+        let of = |rest: &str| version(&format!("Linux version {rest}"));
+        assert_eq!(of("6.1.0-50-cloud-amd64 (x@y) #1 SMP"), Some((6, 1)));
+        assert_eq!(of("7.2.13+deb14-cloud-amd64 (x@y)"), Some((7, 2)));
+        assert_eq!(of("next"), None);
+    }
 }
