@@ -9,6 +9,7 @@
  *                and one that does not
  *   reads=N      read(2) calls per child and round (costs one openat more if opens=0)
  *   getpids=N    getpid(2) calls per child and round
+ *   pages=N      pages of new memory that each child touches per round: each is a page fault
  *   repeat=N     rounds (default 1), `pause=MS` between them
  *   nappers=N    children besides, that all make `naps=M` nanosleep(2) calls of `nap=MS`
  *   victims=N    then children that make one of an hour: when all are asleep in it, it is said, and they are killed;
@@ -25,7 +26,7 @@
 #include "parameters.h"
 #include "start.h"
 
-enum { PROCS_MAX = 64, ROUND_BYTES = 16, HOUR_MS = 3600000 };
+enum { PAGE_BYTES = 4096, PROCS_MAX = 64, ROUND_BYTES = 16, HOUR_MS = 3600000 };
 
 struct counts {
 	unsigned long openat, read, getpid, nap, children, failed;
@@ -77,6 +78,22 @@ __attribute__((noinline)) void workload_nap(struct counts *counts, unsigned long
 	syscall2(SYS_nanosleep, (long)duration, 0);
 }
 
+static void touch(struct counts *counts, unsigned long pages)
+{
+	unsigned long bytes = pages * PAGE_BYTES;
+	long at = syscall6(SYS_mmap, 0, (long)bytes, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if ((unsigned long)at >= -4095ul) {
+		counts->failed++;
+		return;
+	}
+	for (unsigned long byte = 0; byte < bytes; byte += PAGE_BYTES)
+		((volatile char *)at)[byte] = 1;
+	if (syscall2(SYS_munmap, at, (long)bytes))
+		counts->failed++;
+}
+
 static void work(struct counts *counts)
 {
 	unsigned long opens = number("opens", 0), reads = number("reads", 0);
@@ -103,6 +120,8 @@ static void work(struct counts *counts)
 		if (syscall0(SYS_getpid) <= 0)
 			counts->failed++;
 	}
+	if (number("pages", 0))
+		touch(counts, number("pages", 0));
 	if (file >= 0)
 		syscall1(SYS_close, file);
 }

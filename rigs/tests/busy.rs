@@ -57,3 +57,8 @@ fn jumps_come_and_go_too() {
         ],
     );
 }
+
+#[test]
+fn jumps_on_hundreds_of_hot_functions_are_switched_and_no_hit_is_lost() {
+    check("debian-6.1", &["--only", "hot", "--seconds", "20"]);
+}

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hyprobe_rigs::busy::{Busy, Soak};
+use hyprobe_rigs::busy::{Busy, Heat, Soak};
 use hyprobe_rigs::chain::chain;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
@@ -25,6 +25,9 @@ struct Arguments {
     /// Only cases whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
+    /// vCPUs of the guest.
+    #[arg(long, default_value_t = 2)]
+    cpus: u8,
     /// Seconds that probes come and go.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
@@ -34,7 +37,13 @@ struct Arguments {
     /// So many probes come and go at once.
     #[arg(long, default_value_t = 5000)]
     most: usize,
-    /// Jumps stand for probes that only count, where they can.
+    /// With `hot`: so many turns at the most, where clocks say little.
+    #[arg(long, default_value_t = usize::MAX)]
+    turns: usize,
+    /// With `hot`: so many of the hottest functions.
+    #[arg(long, default_value_t = 400)]
+    hottest: usize,
+    /// With `soak`: jumps stand for probes that only count, where they can.
     #[arg(long)]
     optimise: bool,
 }
@@ -65,11 +74,18 @@ fn run(arguments: Arguments) -> ExitCode {
         kernel: &arguments.kernel,
         initrd: &arguments.initrd,
         only: &arguments.only,
+        cpus: arguments.cpus,
         soak: Soak {
             seconds: arguments.seconds,
             seed: arguments.seed,
             most: arguments.most,
             optimise: arguments.optimise,
+        },
+        heat: Heat {
+            seconds: arguments.seconds,
+            turns: arguments.turns,
+            seed: arguments.seed,
+            most: arguments.hottest,
         },
     };
     match busy.run(&mut std::io::stdout().lock()) {

@@ -1,6 +1,6 @@
-//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy [-- BUSY ARGUMENTS]` those with a
-//! busy stock guest; `rig table` puts what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]` measures what
-//! probes cost there, and `rig overhead` makes the table of it.
+//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy --on BACKEND [-- BUSY ARGUMENTS]`
+//! those with a busy stock guest; `rig table` puts what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]`
+//! measures what probes cost there, and `rig overhead` makes the table of it.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -20,9 +20,9 @@ const KERNEL: &str = "debian-6.1";
 struct Arguments {
     /// Where to run them; `table` prints what the last runs found, as Markdown, `overhead` what the last ones of `bench`.
     what: What,
-    /// With `bench`: where to measure.
-    #[arg(long, default_value = "local", value_parser = backend)]
-    on: Backend,
+    /// With `bench`, `busy`: where; `local` and `nested` if nothing is said.
+    #[arg(long, value_parser = backend)]
+    on: Option<Backend>,
     /// Where results are kept.
     #[arg(long, default_value = "target/rigs")]
     results: PathBuf,
@@ -53,7 +53,7 @@ enum What {
     Nested,
     /// This machine's own KVM.
     Local,
-    /// A busy stock guest on kvm_amd with NPT, in QEMU's TCG.
+    /// A busy stock guest.
     Busy,
     /// The table.
     Table,
@@ -72,9 +72,10 @@ fn main() -> ExitCode {
     let backend = match arguments.what {
         What::Intel => Backend::Intel,
         What::Amd => Backend::Amd,
-        What::Nested | What::Busy => Backend::Nested,
+        What::Nested => Backend::Nested,
         What::Local => Backend::Local,
-        What::Bench => arguments.on,
+        What::Busy => arguments.on.unwrap_or(Backend::Nested),
+        What::Bench => arguments.on.unwrap_or(Backend::Local),
         What::Table => return report(table(&arguments)),
         What::Overhead => return report(overhead(&arguments)),
     };

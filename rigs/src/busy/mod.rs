@@ -3,10 +3,13 @@
 //! A case drives the engine through its programming interface while the guest runs: it looks at the counters, enables
 //! and disables, registers and removes. What the probes counted must be what the guest says that it did.
 
+mod counting;
 pub(crate) mod guest;
+mod hot;
 mod random;
 mod returns;
 mod soak;
+mod text;
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,11 +21,10 @@ use vmm::boot::{KernelError, KernelFile};
 
 use crate::line::{Backend, Case, Line, millis, print};
 
+pub use hot::Heat;
 pub use soak::Soak;
 
 use guest::Guest;
-
-const CPUS: u8 = 2;
 
 /// Why there is nothing to say about any case.
 #[derive(Debug, Error)]
@@ -52,8 +54,12 @@ pub struct Busy<'a> {
     pub initrd: &'a Path,
     /// Only cases whose name contains this.
     pub only: &'a str,
+    /// vCPUs of the guest.
+    pub cpus: u8,
     /// How to soak.
     pub soak: Soak,
+    /// How to switch what is hot.
+    pub heat: Heat,
 }
 
 impl Busy<'_> {
@@ -82,17 +88,18 @@ impl Busy<'_> {
             file: &file,
             vmlinux: &vmlinux,
             initrd: &initrd,
-            cpus: CPUS,
+            cpus: self.cpus,
         };
         let (mut cases, mut failed) = (0, 0);
-        for name in ["returns", "soak"] {
+        for name in ["returns", "soak", "hot"] {
             if !name.contains(self.only) {
                 continue;
             }
             let began = Instant::now();
             let result = match name {
                 "returns" => returns::run(&guest),
-                _ => soak::run(&guest, self.soak),
+                "soak" => soak::run(&guest, self.soak),
+                _ => hot::run(&guest, self.heat),
             };
             cases += 1;
             failed += usize::from(result.is_err());

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use introspect::insn::Decoded;
 use introspect::{Gva, Symbol};
-use probes::{Action, Kernel, NewProbe, ProbeId, ProbeSpec, ProbeState, ProbeSummary, Tier};
-use vm_memory::{Bytes, GuestAddress};
-use vmm::PausedGuard;
+use probes::{Kernel, NewProbe, ProbeId, Tier};
 
-use super::guest::{Guest, Live, Ran};
+use super::counting::{Counted, function, is_accounted, lost, only_counts};
+use super::guest::{Guest, Live};
 use super::random::{Random, Somewhere};
+use super::text::Text;
 use crate::chain::chain;
 
 /// How to soak.
@@ -43,16 +43,6 @@ const MARGIN: Duration = Duration::from_secs(600);
 /// theirs are left for those that come and go.
 const ROW: usize = 6;
 
-/// Functions whose calls the guest counts.
-#[derive(Clone, Copy, Debug)]
-enum Counted {
-    Openat,
-    Read,
-    Getpid,
-    Nap,
-    Children,
-}
-
 const WATCHED: [(&str, Counted); 5] = [
     ("do_sys_openat2", Counted::Openat),
     ("ksys_read", Counted::Read),
@@ -67,18 +57,6 @@ const ENTERED: [(&str, Counted); 2] = [
     ("__x64_sys_openat", Counted::Openat),
     ("__x64_sys_read", Counted::Read),
 ];
-
-impl Counted {
-    fn of(self, ran: &Ran) -> u64 {
-        match self {
-            Self::Openat => ran.counts.openat,
-            Self::Read => ran.counts.read,
-            Self::Getpid => ran.counts.getpid,
-            Self::Nap => ran.counts.nap,
-            Self::Children => ran.counts.children,
-        }
-    }
-}
 
 /// What was done, for the verdict.
 #[derive(Clone, Debug, Default)]
@@ -150,20 +128,6 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     ))
 }
 
-/// A probe that stayed must have counted what the guest did.
-fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
-    let counts = probe.state == ProbeState::Armed && made > 0 && probe.hits == made;
-    (!counts || !is_accounted(probe)).then(|| format!("{made} expected: {probe:?}"))
-}
-
-fn is_accounted(probe: &ProbeSummary) -> bool {
-    let missed: u64 = probe.missed.values().sum();
-    match (probe.returns, probe.in_flight) {
-        (Some(returns), Some(in_flight)) => probe.hits == returns + in_flight + missed,
-        _ => missed == 0,
-    }
-}
-
 /// Probes that stay, and what each must count: the entries of functions, instructions behind them, and returns.
 fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
     let mut probes = Vec::new();
@@ -189,20 +153,6 @@ fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
         counts.push(counted);
     }
     Ok((probes, counts))
-}
-
-fn only_counts(spec: &str) -> Result<NewProbe, String> {
-    Ok(NewProbe {
-        action: Action::Count,
-        ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
-    })
-}
-
-fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
-    kernel
-        .symbols()
-        .lookup(name)
-        .ok_or_else(|| format!("this kernel has no {name}"))
 }
 
 /// Instructions behind the entry that are executed once for each call: nothing branches before them or to them, and
@@ -232,14 +182,7 @@ fn goes_straight_on(decoded: &Decoded) -> bool {
 }
 
 fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
-    let text = kernel
-        .text()
-        .ok_or("the kernel does not say where its text is")?;
-    let start = kernel
-        .to_physical(text.start)
-        .map(|gpa| GuestAddress(gpa.0))
-        .ok_or("the text is nowhere")?;
-    let bytes = usize::try_from(text.end.0 - text.start.0).map_err(chain)?;
+    let text = Text::of(kernel)?;
     let watched = WATCHED
         .iter()
         .map(|(name, _)| function(kernel, name))
@@ -247,7 +190,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     let somewhere = Somewhere::new(kernel, watched, soak.optimise);
     let mut random = Random::new(soak.seed);
     let permanent = live.engine.ids().len();
-    let before = own_text(live, &live.control.pause_all(), start, bytes)?;
+    let before = text.own(live, &live.control.pause_all())?;
     let mut did = Did::default();
     let mut coming: Vec<(ProbeId, bool)> = Vec::new();
     let began = Instant::now();
@@ -291,9 +234,9 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     }
     let gone: Vec<ProbeId> = coming.iter().map(|(id, _)| *id).collect();
     live.engine.unregister(&paused, &gone).map_err(chain)?;
-    let after = own_text(live, &paused, start, bytes)?;
+    let after = text.own(live, &paused)?;
     drop(paused);
-    did.patched_by_guest = differences(kernel, text.start, &before, &after)?;
+    did.patched_by_guest = text.patched(&before, &after)?;
     live.type_line()?;
     Ok(did)
 }
@@ -351,85 +294,4 @@ fn operate(
         _ => (),
     }
     Ok(())
-}
-
-/// The text without any plant, for as long as this takes. With all vCPUs paused nothing is executed meanwhile.
-fn own_text(
-    live: &Live<'_>,
-    paused: &PausedGuard<'_>,
-    start: GuestAddress,
-    bytes: usize,
-) -> Result<Vec<u8>, String> {
-    live.engine.disarm_all(paused).map_err(chain)?;
-    let mut text = vec![0; bytes];
-    paused
-        .memory()
-        .read_slice(&mut text, start)
-        .map_err(chain)?;
-    live.engine.set_armed(paused, true).map_err(chain)?;
-    Ok(text)
-}
-
-/// How many bytes the guest has patched; others must be as they were.
-fn differences(kernel: &Kernel, start: Gva, before: &[u8], after: &[u8]) -> Result<usize, String> {
-    let differ = (start.0..)
-        .zip(before.iter().zip(after))
-        .filter(|(_, (before, after))| before != after)
-        .map(|(at, _)| Gva(at));
-    let (own, ours): (Vec<Gva>, Vec<Gva>) =
-        differ.partition(|at| kernel.sites().overlapping(*at, 1).is_some());
-    match ours.first() {
-        None => Ok(own.len()),
-        Some(first) => Err(format!(
-            "{} bytes of the guest's text are not its own, the first at {first}",
-            ours.len()
-        )),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
-        ProbeSummary {
-            probe: "kprobe:f".to_owned(),
-            ip: None,
-            hits,
-            missed: [("abandoned".to_owned(), 2)]
-                .into_iter()
-                .filter(|_| returns.is_some())
-                .collect(),
-            tier: None,
-            exits: hits,
-            returns,
-            in_flight: returns.map(|_| 1),
-            state: ProbeState::Armed,
-            reason: None,
-            unoptimised: None,
-            filter: None,
-            result: None,
-        }
-    }
-
-    #[test]
-    fn one_hit_too_few_or_too_many_is_told() {
-        for (probe, is_good) in [
-            (counted(10, None), true),
-            (counted(9, None), false),
-            (counted(11, None), false),
-            (counted(10, Some(7)), true),
-            (counted(10, Some(8)), false),
-            (counted(10, Some(6)), false),
-        ] {
-            assert_eq!(lost(&probe, 10).is_none(), is_good, "{probe:?}");
-        }
-        // A guest that did nothing says nothing.
-        assert!(lost(&counted(0, None), 0).is_some());
-        let gone = ProbeSummary {
-            state: ProbeState::Gone,
-            ..counted(10, None)
-        };
-        assert!(lost(&gone, 10).is_some());
-    }
 }

@@ -33,7 +33,7 @@ pub struct Launch<'a> {
     /// The directory with the programs of this package.
     pub programs: &'a Path,
     /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
-    /// name of a program other than `contract`: `busy`, `bench-<backend>`.
+    /// name of a program other than `contract`: `busy-<backend>`, `bench-<backend>`.
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
@@ -45,8 +45,9 @@ impl Launch<'_> {
     fn name(&self) -> String {
         match self.program {
             Program::Contract { .. } => self.backend.word().to_owned(),
-            Program::Bench { .. } => format!("{}-{}", self.program.name(), self.backend),
-            Program::Busy { .. } => self.program.name().to_owned(),
+            Program::Bench { .. } | Program::Busy { .. } => {
+                format!("{}-{}", self.program.name(), self.backend)
+            }
         }
     }
 }

@@ -106,6 +106,8 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let file = KernelFile::open(&image.path())?;
             std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
             let kernel = given("--kernel", GUEST_PATH, kernel);
+            let cpus = stock::cpus(launch.backend);
+            options.extend(["--cpus".to_owned(), cpus.to_string()]);
             (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
         }
     };

@@ -43,13 +43,17 @@ pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> 
     workload::add_modules(&mut files, &modules)?;
     let initrd = dir.join("stock-initrd");
     std::fs::write(&initrd, files.build()?).map_err(error::file("write", &initrd))?;
-    let cpus = match backend {
-        Backend::Amd => 1,
-        Backend::Intel | Backend::Nested | Backend::Local => 2,
-    };
     Ok(Stock {
         kernel,
         initrd,
-        cpus,
+        cpus: cpus(backend),
     })
+}
+
+/// So many vCPUs a stock guest can have there.
+pub(super) fn cpus(backend: Backend) -> u8 {
+    match backend {
+        Backend::Amd => 1,
+        Backend::Intel | Backend::Nested | Backend::Local => 2,
+    }
 }

@@ -1,0 +1,151 @@
+//! Hits beside the guest's own numbers, looked at with all vCPUs paused.
+
+use std::collections::BTreeSet;
+
+use introspect::Gva;
+use probes::{Kernel, ProbeId, ProbeRecord};
+use vmm::PausedGuard;
+
+use super::super::counting::{function, only_counts};
+use super::super::guest::Live;
+use super::own::Own;
+use crate::chain::chain;
+
+/// A number, the probes that count the same, and what both were at the start.
+#[derive(Debug)]
+struct Entry {
+    own: Own,
+    probes: Vec<ProbeId>,
+    counted: u64,
+    hits: u64,
+    /// Since then.
+    made: u64,
+    /// How far hits have been from it.
+    below: u64,
+    above: u64,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    entries: Vec<Entry>,
+    pub(super) ids: BTreeSet<ProbeId>,
+    pub(super) functions: BTreeSet<Gva>,
+    /// A processor can be between the call of a function and the number, at the start and now.
+    slack: u64,
+    pub(super) looks: usize,
+}
+
+impl Ledger {
+    /// Registers probes on the functions of these numbers. They are never disabled.
+    pub(super) fn open(
+        live: &Live<'_>,
+        kernel: &Kernel,
+        numbers: Vec<Own>,
+        cpus: u8,
+    ) -> Result<Self, String> {
+        let paused = live.control.pause_all();
+        let mut ledger = Self {
+            entries: Vec::new(),
+            ids: BTreeSet::new(),
+            functions: BTreeSet::new(),
+            slack: u64::from(cpus),
+            looks: 0,
+        };
+        for own in numbers {
+            let mut new = Vec::new();
+            for name in &own.functions {
+                ledger.functions.insert(function(kernel, name)?.address);
+                new.push(only_counts(&format!("kprobe:{name}"))?);
+            }
+            let probes = live.engine.register(&paused, &new).map_err(chain)?;
+            ledger.ids.extend(&probes);
+            ledger.entries.push(Entry {
+                counted: own.read(live.engine)?,
+                own,
+                probes,
+                hits: 0,
+                made: 0,
+                below: 0,
+                above: 0,
+            });
+        }
+        Ok(ledger)
+    }
+
+    /// What the probes have counted must be what the guest has, but for who is on the way from one to the other, on each
+    /// processor. Each time that everybody has `left` the detours, somebody who had been counted in one may have been
+    /// counted once more.
+    pub(super) fn check(
+        &mut self,
+        live: &Live<'_>,
+        _paused: &PausedGuard<'_>,
+        left: usize,
+    ) -> Result<(), String> {
+        let records = live.engine.records_among(&self.ids, usize::MAX);
+        self.looks += 1;
+        for entry in &mut self.entries {
+            let is_its = |record: &&ProbeRecord| entry.probes.contains(&record.id);
+            let hits: u64 = records
+                .iter()
+                .filter(is_its)
+                .map(|it| it.summary.hits)
+                .sum();
+            let hits = hits - entry.hits;
+            entry.made = entry.own.read(live.engine)? - entry.counted;
+            entry.below = entry.below.max(entry.made.saturating_sub(hits));
+            entry.above = entry.above.max(hits.saturating_sub(entry.made));
+            let twice = self.slack * left as u64;
+            if !is_near(entry.made, hits, self.slack, twice) {
+                let probes: Vec<_> = records.iter().filter(is_its).collect();
+                return Err(format!(
+                    "look {}: the guest counts {} {}: {probes:?}",
+                    self.looks, entry.made, entry.own.what
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is probed.
+    pub(super) fn specs(&self) -> impl Iterator<Item = String> {
+        let functions = self.entries.iter().flat_map(|entry| &entry.own.functions);
+        functions.map(|name| format!("kprobe:{name}"))
+    }
+
+    /// What was counted, of what was.
+    pub(super) fn told(&self) -> String {
+        let counted = self.entries.iter().filter(|entry| entry.made > 0);
+        let told: Vec<String> = counted
+            .map(|entry| {
+                format!(
+                    "{} {} = {} (-{} +{})",
+                    entry.made,
+                    entry.own.what,
+                    entry.own.functions.join(" + "),
+                    entry.below,
+                    entry.above
+                )
+            })
+            .collect();
+        told.join(", ")
+    }
+}
+
+/// Whether so many hits may be so many calls.
+fn is_near(made: u64, hits: u64, slack: u64, twice: u64) -> bool {
+    made <= hits + slack && hits <= made + slack + twice
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_third_lost_hit_is_seen_whoever_left() {
+        let with = |hits, left: u64| is_near(1_000_000, hits, 2, 2 * left);
+        assert!(with(999_998, 0) && with(1_000_002, 0) && with(1_000_004, 1));
+        assert!(!with(999_997, 0) && !with(1_000_003, 0));
+        assert!(!with(999_997, 7) && !with(1_000_005, 1));
+    }
+}

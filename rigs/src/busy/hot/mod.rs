@@ -1,0 +1,366 @@
+//! Probes on the functions that run most, each with a jump to a detour, are switched in every way there is while the
+//! guest works.
+//!
+//! Three kinds: on functions whose calls the workload counts, there from the first instruction; on functions whose calls
+//! the guest's kernel counts ([`own`]); and on the hottest of all others ([`functions`]). Those of the first two kinds
+//! are never disabled. They are switched between jump and plant all the time, and must have counted what the guest has.
+
+mod functions;
+mod ledger;
+mod own;
+mod turns;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use introspect::Gva;
+use probes::{Kernel, ProbeId, ProbeRecord, ProbeState, ProbeSummary, Tier};
+
+use super::counting::{Counted, function, is_accounted, only_counts};
+use super::guest::{Guest, Live, Ran};
+use super::text::Text;
+use crate::chain::chain;
+use functions::{Function, PARTS};
+use ledger::Ledger;
+use turns::{Did, Hot, Turns};
+
+/// How to do it.
+#[derive(Clone, Copy, Debug)]
+pub struct Heat {
+    /// How long.
+    pub seconds: u64,
+    /// Or so many turns, whichever comes first.
+    pub turns: usize,
+    /// The same seed makes the same choices among the same functions.
+    pub seed: u64,
+    /// So many of the hottest functions.
+    pub most: usize,
+}
+
+/// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are the
+/// shortest there is: then whoever is paused is often just where a jump is, or in its detour.
+const WORKLOAD: &str =
+    "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1";
+const AT_WORK: &str = "workload: round 2";
+/// What it calls in each round.
+const GETPIDS: u64 = 2000;
+const GETPID: &str = "__x64_sys_getpid";
+/// Who is hot is seen in so many rounds.
+const ROUNDS: u64 = 20;
+/// Fewer that are hot and optimised would show little.
+const LEAST: usize = 200;
+const REGISTERED_AT_ONCE: usize = 100;
+const BETWEEN_TURNS: Duration = Duration::from_millis(5);
+/// The guest boots before, and ends after.
+const MARGIN: Duration = Duration::from_secs(900);
+
+/// Functions that are called once for each of the workload's calls.
+const SYSCALLS: [(&str, Counted); 13] = [
+    ("__x64_sys_openat", Counted::Openat),
+    ("do_sys_openat2", Counted::Openat),
+    ("__x64_sys_read", Counted::Read),
+    ("ksys_read", Counted::Read),
+    ("vfs_read", Counted::Read),
+    (GETPID, Counted::Getpid),
+    ("__x64_sys_nanosleep", Counted::Nap),
+    ("hrtimer_nanosleep", Counted::Nap),
+    ("do_nanosleep", Counted::Nap),
+    ("__x64_sys_clone", Counted::Children),
+    ("__x64_sys_wait4", Counted::Children),
+    ("__x64_sys_exit_group", Counted::Children),
+    ("do_group_exit", Counted::Children),
+];
+
+/// What was done and found, for the verdict.
+#[derive(Debug)]
+struct Driven {
+    did: Did,
+    candidates: usize,
+    /// Hot probes and their hits, of each part.
+    parts: Vec<(usize, u64)>,
+    unexited: u64,
+    ledger: Ledger,
+    /// Probes that were never disabled, and those of them for which jumps can stand.
+    stayed: usize,
+    optimised: usize,
+    patched_by_guest: usize,
+    longest: Duration,
+}
+
+pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
+    let kernel = guest.kernel()?;
+    let mut probes = Vec::new();
+    for (name, _) in SYSCALLS {
+        probes.push(only_counts(&format!("kprobe:{name}"))?);
+    }
+    let limit = Duration::from_secs(heat.seconds) + MARGIN;
+    let (ran, driven) = guest.run(WORKLOAD, &probes, limit, |live| {
+        live.await_text(AT_WORK, MARGIN)?;
+        drive(live, guest, &kernel, heat)
+    })?;
+    let twice = counted_twice(
+        &ran,
+        driven.did.everybody_left as u64 * u64::from(guest.cpus),
+    )?;
+    Ok(told(heat, &ran, &driven, twice))
+}
+
+/// Probes on system calls must have counted what the workload has; returns how many hits more they have, of those who
+/// were counted in a detour and then had to leave it.
+fn counted_twice(ran: &Ran, most: u64) -> Result<u64, String> {
+    let mut twice = 0;
+    for (probe, (_, counted)) in ran.summary.probes.iter().zip(SYSCALLS) {
+        twice += surplus(probe, counted.of(ran), most)?;
+    }
+    Ok(twice)
+}
+
+fn surplus(probe: &ProbeSummary, made: u64, most: u64) -> Result<u64, String> {
+    let more = probe.hits.checked_sub(made).filter(|more| *more <= most);
+    let is_well = made > 0 && probe.state == ProbeState::Armed && is_accounted(probe);
+    more.filter(|_| is_well)
+        .ok_or_else(|| format!("{made} expected, or up to {most} more: {probe:?}"))
+}
+
+fn told(heat: Heat, ran: &Ran, driven: &Driven, twice: u64) -> String {
+    let Driven { did, ledger, .. } = driven;
+    let hot: usize = driven.parts.iter().map(|(probes, _)| probes).sum();
+    let hits: u64 = driven.parts.iter().map(|(_, hits)| hits).sum();
+    let parts: Vec<String> = PARTS
+        .iter()
+        .zip(&driven.parts)
+        .map(|(part, (probes, hits))| format!("{} {probes} ({hits} hits)", part.name))
+        .collect();
+    let calls = &ran.counts;
+    format!(
+        "seed {}: {hot} hot probes of {} candidates, all optimised: {}; {} of {hits} hits by jumps; {} turns: {} \
+         enabled or disabled, {} removed, {} put beside, the knob turned {} times, everybody left {} times, longest \
+         {:?}; {} probes stayed, and {} of them were switched between jump and plant: {} openat, {} read, \
+         {} getpid, {} naps, {} processes, each counted at {} places, none lost, {twice} twice; {} looks at {}; the \
+         text is the guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
+        heat.seed,
+        driven.candidates,
+        parts.join(", "),
+        driven.unexited,
+        did.turns,
+        did.switched,
+        did.removed,
+        did.beside,
+        did.knob_turned,
+        did.everybody_left,
+        driven.longest,
+        driven.stayed,
+        driven.optimised,
+        calls.openat,
+        calls.read,
+        calls.getpid,
+        calls.nap,
+        calls.children,
+        SYSCALLS.len(),
+        ledger.looks,
+        ledger.told(),
+        driven.patched_by_guest,
+        ran.slow,
+    )
+}
+
+fn drive(
+    live: &Live<'_>,
+    guest: &Guest<'_>,
+    kernel: &Kernel,
+    heat: Heat,
+) -> Result<Driven, String> {
+    let text = Text::of(kernel)?;
+    let syscalls: Vec<ProbeId> = live.engine.ids();
+    let before = text.own(live, &live.control.pause_all())?;
+    let numbers = own::numbers(live, kernel, guest.vmlinux, guest.cpus)?;
+    let mut ledger = Ledger::open(live, kernel, numbers, guest.cpus)?;
+    let mut taken = ledger.functions.clone();
+    for (name, _) in SYSCALLS {
+        taken.insert(function(kernel, name)?.address);
+    }
+    let (hot, candidates) = hottest(live, kernel, &taken, heat.most)?;
+    let exact = SYSCALLS.iter().map(|(name, _)| format!("kprobe:{name}"));
+    let exact = exact.chain(ledger.specs()).collect();
+    let stay: BTreeSet<ProbeId> = syscalls.iter().chain(&ledger.ids).copied().collect();
+    let switched = optimised(live, &stay);
+    let mut turns = Turns::new(live, hot, exact, heat.seed);
+    turns.did.everybody_left = 1;
+    let began = Instant::now();
+    let limit = Duration::from_secs(heat.seconds);
+    let mut longest = Duration::ZERO;
+    while began.elapsed() < limit && turns.did.turns < heat.turns && !live.has_ended() {
+        // At first nothing is done that may count a hit twice.
+        let may_leave =
+            began.elapsed() * 4 > limit * 3 || turns.did.turns * 4 > heat.turns.saturating_mul(3);
+        let pausing = Instant::now();
+        turns.turn(may_leave, |paused, did| {
+            ledger.check(live, paused, did.everybody_left - 1)
+        })?;
+        let paused = pausing.elapsed();
+        longest = longest.max(paused);
+        // The guest has at least half of the time.
+        std::thread::sleep(paused.max(BETWEEN_TURNS));
+    }
+    let paused = live.control.pause_all();
+    turns.all_on(&paused)?;
+    drop(paused);
+    await_rounds(live, ROUNDS)?;
+    let paused = live.control.pause_all();
+    ledger.check(live, &paused, turns.did.everybody_left - 1)?;
+    all_optimised(live, &switched)?;
+    all_optimised(live, &turns.ids())?;
+    let (parts, unexited) = gathered(live, &mut turns)?;
+    let gone: Vec<ProbeId> = turns.ids().into_iter().collect();
+    live.engine.unregister(&paused, &gone).map_err(chain)?;
+    let after = text.own(live, &paused)?;
+    turns.did.everybody_left += 1;
+    drop(paused);
+    live.type_line()?;
+    Ok(Driven {
+        patched_by_guest: text.patched(&before, &after)?,
+        did: turns.did,
+        candidates,
+        parts,
+        unexited,
+        ledger,
+        stayed: stay.len(),
+        optimised: switched.len(),
+        longest,
+    })
+}
+
+/// Waits until the guest has made so many rounds more.
+fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
+    let is_it = |record: &ProbeRecord| record.summary.probe.ends_with(GETPID);
+    let getpids = || {
+        let records = live.engine.records();
+        let found = records.iter().find(|record| is_it(record));
+        found.map_or(0, |record| record.summary.hits)
+    };
+    let (began, first) = (Instant::now(), getpids());
+    while getpids() < first + rounds * GETPIDS {
+        if live.has_ended() || began.elapsed() > MARGIN {
+            return Err("the guest does not go on".to_owned());
+        }
+        std::thread::sleep(BETWEEN_TURNS);
+    }
+    Ok(())
+}
+
+/// Probes on all functions that may be hot, for some rounds: of those that can do without exits the hottest stay, up to
+/// `most`. Returns how many there were to choose from, too.
+fn hottest(
+    live: &Live<'_>,
+    kernel: &Kernel,
+    taken: &BTreeSet<Gva>,
+    most: usize,
+) -> Result<(Vec<Hot>, usize), String> {
+    let functions = functions::all(kernel, taken)?;
+    let candidates = functions.len();
+    let mut functions = functions.into_iter().peekable();
+    let mut found = BTreeMap::new();
+    while functions.peek().is_some() {
+        let batch = functions.by_ref().take(REGISTERED_AT_ONCE).collect();
+        found.extend(registered(live, batch)?);
+    }
+    await_rounds(live, ROUNDS)?;
+    let paused = live.control.pause_all();
+    let records = records(live, &found.keys().copied().collect());
+    let mut hot: Vec<_> = found.into_iter().collect();
+    let hits = |id: &ProbeId| records.get(id).map_or(0, |record| record.summary.hits);
+    hot.sort_by_key(|(id, _)| std::cmp::Reverse(hits(id)));
+    let cold = hot.iter().position(|(id, _)| hits(id) == 0);
+    let cold = hot.split_off(cold.unwrap_or(hot.len()).min(most));
+    let gone: Vec<ProbeId> = cold.into_iter().map(|(id, _)| id).collect();
+    live.engine.unregister(&paused, &gone).map_err(chain)?;
+    if hot.len() < LEAST.min(most) {
+        return Err(format!(
+            "only {} of {candidates} functions are hot and optimised",
+            hot.len()
+        ));
+    }
+    // Those of one part come and go together.
+    hot.sort_by_key(|(_, function)| function.part);
+    let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
+    Ok((hot.collect(), candidates))
+}
+
+/// Registers probes on these functions, and removes those again that no jump stands for.
+fn registered(
+    live: &Live<'_>,
+    functions: Vec<Function>,
+) -> Result<BTreeMap<ProbeId, Function>, String> {
+    let new: Vec<_> = functions.iter().map(|it| it.probe.clone()).collect();
+    let prepared = live.engine.prepare(&new).map_err(chain)?;
+    let paused = live.control.pause_all();
+    let ids = live.engine.register_prepared(&paused, prepared);
+    let ids = ids.map_err(chain)?;
+    let stay = optimised(live, &ids.iter().copied().collect());
+    let (stay, gone): (Vec<_>, Vec<_>) = ids
+        .into_iter()
+        .zip(functions)
+        .partition(|(id, _)| stay.contains(id));
+    let gone: Vec<ProbeId> = gone.into_iter().map(|(id, _)| id).collect();
+    live.engine.unregister(&paused, &gone).map_err(chain)?;
+    Ok(stay.into_iter().collect())
+}
+
+fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeRecord> {
+    let records = live.engine.records_among(ids, usize::MAX);
+    records
+        .into_iter()
+        .map(|record| (record.id, record))
+        .collect()
+}
+
+/// Those of these probes that jumps stand for.
+fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
+    let mut records = live.engine.records_among(ids, usize::MAX);
+    records.retain(|record| record.summary.tier == Some(Tier::Optimised));
+    records.into_iter().map(|record| record.id).collect()
+}
+
+/// Jumps must stand for all of these.
+fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String> {
+    let are = optimised(live, ids);
+    match live.engine.records_among(&(ids - &are), 1).pop() {
+        None => Ok(()),
+        Some(is_not) => Err(format!(
+            "{} of {} are optimised at the end; one that is not: {is_not:?}",
+            are.len(),
+            ids.len()
+        )),
+    }
+}
+
+/// Hot probes and their hits of each part, and how many of the hits made no exit.
+fn gathered(live: &Live<'_>, turns: &mut Turns<'_>) -> Result<(Vec<(usize, u64)>, u64), String> {
+    let records = records(live, &turns.ids());
+    let mut parts = vec![(0, 0); PARTS.len()];
+    let mut unexited = 0;
+    for hot in &mut turns.hot {
+        let record = hot.id.and_then(|id| records.get(&id));
+        hot.gather(record.ok_or("a probe is gone")?)?;
+        let (probes, hits) = &mut parts[hot.function.part];
+        *probes += 1;
+        *hits += hot.hits;
+        unexited += hot.unexited;
+    }
+    Ok((parts, unexited))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::counting::tests::counted;
+    use super::*;
+
+    #[test]
+    fn a_lost_hit_is_told_and_so_are_more_than_those_who_left() {
+        let at = |hits| surplus(&counted(hits, None), 10, 2);
+        assert!(at(9).is_err());
+        assert_eq!((at(10), at(11), at(12)), (Ok(0), Ok(1), Ok(2)));
+        assert!(at(13).is_err());
+        assert!(surplus(&counted(0, None), 0, 2).is_err());
+    }
+}

@@ -1,0 +1,288 @@
+//! What is done to the probes while the guest runs.
+
+use std::collections::BTreeSet;
+
+use probes::{NewProbe, ProbeId, ProbeRecord};
+use vmm::PausedGuard;
+
+use super::super::counting::{is_accounted, only_counts};
+use super::super::guest::Live;
+use super::super::random::Random;
+use super::functions::Function;
+use crate::chain::chain;
+
+/// A group is so many probes at the most.
+const GROUP: usize = 32;
+/// So many other probes are beside those that are hot, at the most.
+const BESIDE: usize = 24;
+/// The knob of optimisation is off behind one turn of so many.
+const KNOB_TURNED_OFF: usize = 6;
+/// In one turn of so many everybody has to leave the detours, once the time for that has come.
+const EVERYBODY_LEAVES: usize = 12;
+
+/// A probe on a function that is hot.
+#[derive(Debug)]
+pub(super) struct Hot {
+    pub(super) function: Function,
+    /// Its probe, unless it is removed.
+    pub(super) id: Option<ProbeId>,
+    /// What it had counted when it was disabled.
+    off_at: Option<u64>,
+    /// What probes that were removed had counted, and how often without an exit.
+    pub(super) hits: u64,
+    pub(super) unexited: u64,
+}
+
+impl Hot {
+    pub(super) fn new(function: Function, id: ProbeId) -> Self {
+        Self {
+            function,
+            id: Some(id),
+            off_at: None,
+            hits: 0,
+            unexited: 0,
+        }
+    }
+
+    fn spec(&self) -> &str {
+        &self.function.spec
+    }
+
+    /// Adds what its probe has counted by now.
+    pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
+        if !is_accounted(&record.summary) || self.off_at.is_some_and(|at| at != record.summary.hits)
+        {
+            return Err(format!(
+                "it was disabled at {:?} hits: {record:?}",
+                self.off_at
+            ));
+        }
+        self.hits += record.summary.hits;
+        self.unexited += record.summary.hits.saturating_sub(record.summary.exits);
+        Ok(())
+    }
+}
+
+/// How often what was done.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Did {
+    pub(super) turns: usize,
+    pub(super) switched: usize,
+    pub(super) removed: usize,
+    pub(super) beside: usize,
+    pub(super) knob_turned: usize,
+    pub(super) everybody_left: usize,
+}
+
+/// The probes, and what is beside them.
+#[derive(Debug)]
+pub(super) struct Turns<'a> {
+    pub(super) hot: Vec<Hot>,
+    /// What others can be put beside, besides.
+    pub(super) exact: Vec<String>,
+    beside: Vec<ProbeId>,
+    is_optimising: bool,
+    pub(super) random: Random,
+    pub(super) did: Did,
+    live: &'a Live<'a>,
+}
+
+impl<'a> Turns<'a> {
+    pub(super) fn new(live: &'a Live<'a>, hot: Vec<Hot>, exact: Vec<String>, seed: u64) -> Self {
+        Self {
+            hot,
+            exact,
+            beside: Vec::new(),
+            is_optimising: true,
+            random: Random::new(seed),
+            did: Did::default(),
+            live,
+        }
+    }
+
+    /// One turn. What comes is looked up before the guest is paused.
+    pub(super) fn turn(
+        &mut self,
+        may_leave: bool,
+        check: impl FnOnce(&PausedGuard<'_>, &Did) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let which = self.random.below(12);
+        let beside = match which {
+            6..9 if self.beside.len() < BESIDE => Some(self.somewhere()?),
+            _ => None,
+        };
+        let paused = self.live.control.pause_all();
+        self.knob(&paused)?;
+        if may_leave && self.random.below(EVERYBODY_LEAVES) == 0 {
+            self.live.engine.disarm_all(&paused).map_err(chain)?;
+            self.live.engine.set_armed(&paused, true).map_err(chain)?;
+            self.did.everybody_left += 1;
+        }
+        match (which, beside) {
+            (_, Some(new)) => {
+                let ids = self.live.engine.register(&paused, &[new]).map_err(chain)?;
+                self.beside.extend(ids);
+                self.did.beside += 1;
+            }
+            (0..3, _) => {
+                let at = self.random.below(self.hot.len());
+                let enabled = self.hot[at].off_at.is_some();
+                self.switch(&paused, &[at], enabled)?;
+            }
+            (3..6, _) => {
+                let group = self.group();
+                let enabled = self.random.below(3) > 0;
+                self.switch(&paused, &group, enabled)?;
+            }
+            (6..10, _) => self.remove_beside(&paused)?,
+            _ => self.remove_or_add(&paused)?,
+        }
+        self.did.turns += 1;
+        check(&paused, &self.did)
+    }
+
+    /// Another probe for a function with one that is optimised: it follows calls, or counts them too.
+    fn somewhere(&mut self) -> Result<NewProbe, String> {
+        let of_exact = self.random.below(2) == 0;
+        let spec = if of_exact {
+            &self.exact[self.random.below(self.exact.len())]
+        } else {
+            self.hot[self.random.below(self.hot.len())].spec()
+        };
+        if self.random.below(4) > 0 {
+            return only_counts(spec);
+        }
+        only_counts(&spec.replacen("kprobe:", "kretprobe:", 1)).or_else(|_| only_counts(spec))
+    }
+
+    fn knob(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        let wanted = self.random.below(KNOB_TURNED_OFF) > 0;
+        if wanted != self.is_optimising {
+            self.set_optimising(paused, wanted)?;
+        }
+        Ok(())
+    }
+
+    fn set_optimising(&mut self, paused: &PausedGuard<'_>, wanted: bool) -> Result<(), String> {
+        self.live
+            .engine
+            .set_optimising(paused, wanted)
+            .map_err(chain)?;
+        self.is_optimising = wanted;
+        self.did.knob_turned += 1;
+        Ok(())
+    }
+
+    /// Neighbours in the list are of one part of the kernel.
+    fn group(&mut self) -> Vec<usize> {
+        let first = self.random.below(self.hot.len());
+        let many = 1 + self.random.below(GROUP);
+        (first..self.hot.len()).take(many).collect()
+    }
+
+    fn switch(
+        &mut self,
+        paused: &PausedGuard<'_>,
+        which: &[usize],
+        enabled: bool,
+    ) -> Result<(), String> {
+        let engine = self.live.engine;
+        for hot in which.iter().copied() {
+            let hot = &mut self.hot[hot];
+            let Some(id) = hot.id.filter(|_| hot.off_at.is_some() == enabled) else {
+                continue;
+            };
+            engine.set_enabled(paused, id, enabled).map_err(chain)?;
+            self.did.switched += 1;
+            let record = record(self.live, id)?;
+            let now = record.summary.hits;
+            match hot.off_at.take() {
+                Some(then) if then != now => {
+                    return Err(format!("disabled, it went on from {then}: {record:?}"));
+                }
+                Some(_) => (),
+                None => hot.off_at = Some(now),
+            }
+        }
+        Ok(())
+    }
+
+    fn remove_beside(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        let many = self.random.below(self.beside.len() + 1);
+        let gone: Vec<ProbeId> = (0..many)
+            .map(|_| {
+                self.beside
+                    .swap_remove(self.random.below(self.beside.len()))
+            })
+            .collect();
+        self.drop_beside(paused, &gone)
+    }
+
+    fn drop_beside(&self, paused: &PausedGuard<'_>, gone: &[ProbeId]) -> Result<(), String> {
+        let records = self
+            .live
+            .engine
+            .records_among(&gone.iter().copied().collect(), usize::MAX);
+        if let Some(wrong) = records.iter().find(|it| !is_accounted(&it.summary)) {
+            return Err(format!("entries are not accounted for: {wrong:?}"));
+        }
+        self.live.engine.unregister(paused, gone).map_err(chain)?;
+        Ok(())
+    }
+
+    /// Probes that were removed come again, or others go.
+    fn remove_or_add(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        let group = self.group();
+        let comes = self.random.below(2) == 0;
+        if comes {
+            return self.add(paused, &group);
+        }
+        for at in group {
+            let hot = &mut self.hot[at];
+            let Some(id) = hot.id.take() else { continue };
+            let last = record(self.live, id)?;
+            hot.gather(&last)?;
+            hot.off_at = None;
+            self.live.engine.unregister(paused, &[id]).map_err(chain)?;
+            self.did.removed += 1;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, paused: &PausedGuard<'_>, which: &[usize]) -> Result<(), String> {
+        let gone: Vec<usize> = which
+            .iter()
+            .copied()
+            .filter(|at| self.hot[*at].id.is_none())
+            .collect();
+        let new: Vec<NewProbe> = gone
+            .iter()
+            .map(|at| self.hot[*at].function.probe.clone())
+            .collect();
+        let ids = self.live.engine.register(paused, &new).map_err(chain)?;
+        for (at, id) in gone.into_iter().zip(ids) {
+            self.hot[at].id = Some(id);
+        }
+        Ok(())
+    }
+
+    /// All probes are there and enabled, nothing is beside them, and jumps may stand for them.
+    pub(super) fn all_on(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        let beside = std::mem::take(&mut self.beside);
+        self.drop_beside(paused, &beside)?;
+        let all: Vec<usize> = (0..self.hot.len()).collect();
+        self.add(paused, &all)?;
+        self.switch(paused, &all, true)?;
+        self.set_optimising(paused, true)
+    }
+
+    /// The ids of the probes that are there.
+    pub(super) fn ids(&self) -> BTreeSet<ProbeId> {
+        self.hot.iter().filter_map(|hot| hot.id).collect()
+    }
+}
+
+fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
+    let mut records = live.engine.records_of(id);
+    records.pop().ok_or_else(|| "a probe is gone".to_owned())
+}
