@@ -205,6 +205,37 @@ fn what_is_as_expected_passes() {
     assert!(!tested.folder.path().join("hyprobe-artifacts").exists());
 }
 
+/// The test guest does not say which processor it is on, so ours is told.
+const PROGRAMS: &str = "
+    [[probe]]
+    at = 'kprobe:fn_nop'
+    filter = 'cpu == 0 && rsp != 0'
+    [[expect]]
+    probe = 'kprobe:fn_nop'
+    exactly = 3
+    [[probe]]
+    at = 'kprobe:end_run'
+    filter = 'cpu == 1'
+    [[expect]]
+    probe = 'kprobe:end_run'
+    never = true
+    [[probe]]
+    at = 'kretprobe:fn_nop'
+    aggregate = 'hist(cpu)'
+    [[expect]]
+    probe = 'kretprobe:fn_nop'
+    exactly = 3
+";
+
+#[test]
+fn what_is_expected_of_a_filter_is_about_what_it_lets_by() {
+    let tested = test(&[("programs", GUEST, PROGRAMS)], &[]);
+    let said = format!("{:?}\n{}", tested.cases, tested.stderr);
+    assert_eq!(tested.code, Some(0), "{said}");
+    let expectations = &tested.cases["programs"]["expectations"];
+    assert_eq!(expectations.as_array().map(Vec::len), Some(3), "{said}");
+}
+
 #[test]
 fn one_broken_expectation_of_each_kind_fails() {
     let tables: Vec<_> = BROKEN
