@@ -428,6 +428,9 @@ impl Probe {
             Purpose::Handle(handler) if self.filter.is_some() && !handler.0.has_post() => {
                 Some(Keeps::Exits)
             }
+            Purpose::Return(returns) if !matches!(returns.action, ReturnAction::Handle(_)) => {
+                Some(Keeps::Calls)
+            }
             _ => None,
         }
     }

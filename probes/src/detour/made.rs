@@ -6,7 +6,7 @@ use std::ops::Range;
 use introspect::Gva;
 
 use super::cells::{Cells, Words};
-use super::code::{Code, Does, Exit, Processor, Work, assemble};
+use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
 use super::jumped::Jumped;
 use super::{DetourError, WayOut};
 use crate::plant::Jump;
@@ -37,6 +37,8 @@ pub(crate) enum Keeps {
     Aggregate(Aggregate),
     /// A record of each, in the ring.
     Records,
+    /// The same of calls that are followed to their return.
+    Calls,
     /// Nothing: it leaves the guest.
     Exits,
 }
@@ -47,7 +49,7 @@ impl Keeps {
         match self {
             Self::Count => 1,
             Self::Aggregate(aggregate) => aggregate.words(),
-            Self::Records | Self::Exits => 0,
+            Self::Records | Self::Calls | Self::Exits => 0,
         }
     }
 }
@@ -172,10 +174,15 @@ impl Detours {
         let does = match &usage.keeps {
             Keeps::Count => Does::Count(at),
             Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, at),
-            Keeps::Records => {
-                let ring = ring.ok_or(DetourError::NoPlace)?;
-                Does::Record { ring, who }
-            }
+            Keeps::Records | Keeps::Calls => Does::Record {
+                ring: ring.ok_or(DetourError::NoPlace)?,
+                who,
+                of: if usage.keeps == Keeps::Calls {
+                    Of::Call
+                } else {
+                    Of::Hit
+                },
+            },
             Keeps::Exits => Does::Exit,
         };
         let work = Work {

@@ -156,7 +156,7 @@ impl Region {
             return Ok(detour);
         }
         self.lead_to_cells(memory, kernel)?;
-        if usage.keeps == Keeps::Records {
+        if matches!(usage.keeps, Keeps::Records | Keeps::Calls) {
             self.lead_to_ring(memory, kernel)?;
         }
         let ring = self.ring.as_ref().map(|(_, ring)| ring.base);

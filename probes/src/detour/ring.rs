@@ -6,7 +6,7 @@
 //!          └───────────┴───────────────┴──────────────┘
 //!                      ▲               ▲        ▲
 //!                     tail            head     head may come so far: LIMIT behind tail
-//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ]    who = 0: not written, or not yet
+//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ]    who = 0: not written, or not yet
 //! ```
 //!
 //! A detour looks whether there is room, takes a slot with `lock xadd` on the head, fills it, and writes `who` last:
@@ -19,6 +19,10 @@
 //! remembers which. So nobody waits for a processor that has taken a slot and stands still, and what a processor has
 //! recorded before it left the guest is there when it has left. What the guest finds as the tail is a copy: nothing that
 //! the guest writes makes him look elsewhere, or further than once around.
+//!
+//! Behind the slots lies a table of return addresses: those of calls that may be recorded, because a plant is where they
+//! return to. A detour finds one at the place that its hash says; of several with the same hash there is one, and calls
+//! that return to the others leave the guest.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{Ordering, fence};
@@ -51,9 +55,27 @@ pub(super) const TSC: u64 = 8;
 /// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
 pub(super) const REGISTERS: u64 = 16;
 pub(super) const FLAGS: u64 = REGISTERS + 16 * 8;
+/// What lay at the stack pointer; of calls only.
+pub(super) const TOP: u64 = FLAGS + 8;
 
-const _: () = assert!(FLAGS + 8 <= SLOT_BYTES && SLOTS.is_power_of_two());
-const _: () = assert!(FIRST + SLOTS * SLOT_BYTES <= super::place::REGION_BYTES);
+const _: () = assert!(TOP + 8 <= SLOT_BYTES && SLOTS.is_power_of_two());
+
+/// Where the table of return addresses is, from the beginning.
+pub(super) const SITES: u64 = FIRST + SLOTS * SLOT_BYTES;
+/// It has as many as this many bits tell apart.
+const SITE_BITS: u32 = 12;
+/// An address is multiplied by this, 32 bits, and the upper [`SITE_BITS`] of what comes out are its place.
+pub(super) const SITE_FACTOR: u32 = 0x9e37_79b1;
+pub(super) const SITE_SHIFT: u32 = u32::BITS - SITE_BITS;
+
+const _: () = assert!(SITES + 8 * (1 << SITE_BITS) <= super::place::REGION_BYTES);
+
+/// Where an address is in the table, from the beginning of that.
+fn site_offset(site: Gva) -> u64 {
+    let [a, b, c, d, ..] = site.0.to_le_bytes();
+    let low = u32::from_le_bytes([a, b, c, d]);
+    u64::from(low.wrapping_mul(SITE_FACTOR) >> SITE_SHIFT) * 8
+}
 
 /// What a detour has left.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -66,6 +88,8 @@ pub(crate) struct Record {
     pub(crate) tsc: u64,
     /// RIP is 0.
     pub(crate) regs: vmm::kvm_regs,
+    /// Of a call: where it returns to.
+    pub(crate) returns_to: Gva,
 }
 
 /// See the module's text.
@@ -145,6 +169,31 @@ impl Ring {
         self.publish(&reader)
     }
 
+    fn site(&self, site: Gva) -> Gpa {
+        self.gpa.wrapping_add(SITES + site_offset(site))
+    }
+
+    /// Calls that return to `site` may be recorded: there is a plant.
+    ///
+    /// # Errors
+    ///
+    /// When its memory cannot be written.
+    pub(crate) fn allow(&self, site: Gva) -> Result<(), GuestError> {
+        Ok(self.memory.write(self.site(site), &site.0.to_le_bytes())?)
+    }
+
+    /// They may not any more. No vCPU runs.
+    ///
+    /// # Errors
+    ///
+    /// When its memory cannot be used.
+    pub(crate) fn forbid(&self, site: Gva) -> Result<(), GuestError> {
+        let at = self.site(site);
+        self.memory
+            .compare_exchange(at, &site.0.to_le_bytes(), &[0; 8])?;
+        Ok(())
+    }
+
     /// Whether a slot has been taken that has not been taken out. No lock is waited for.
     pub(crate) fn has_records(&self) -> bool {
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD));
@@ -220,6 +269,7 @@ impl Record {
             who: half(WHO),
             cpu: half(CPU),
             tsc: bytes(TSC, 8),
+            returns_to: Gva(bytes(TOP, 8)),
             regs: vmm::kvm_regs {
                 rax: register(0),
                 rcx: register(1),

@@ -203,10 +203,13 @@ impl Engine {
             self.unoptimise(paused, &plant)
                 .map_err(|error| ArmError(error.into()))?;
         }
+        let before = Arc::clone(&table);
         let table = edits
             .apply(paused, &self.planter)
             .map_err(|error| ArmError(error.into()))?;
         self.replace_table(paused, table);
+        self.forbid_recording(&before, &places)
+            .map_err(|error| ArmError(error.into()))?;
         for probe in change.dropped {
             probe.set_planted(None);
             probe.count_in_none();

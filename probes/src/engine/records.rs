@@ -13,7 +13,7 @@ use introspect::Gva;
 use super::Engine;
 use super::trap::HitOutcome;
 use crate::detour::{LeftAt, Record, Ring};
-use crate::guest::{GuestError, Vcpu};
+use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Probe, Purpose};
 
@@ -127,7 +127,10 @@ impl Engine {
         probe.count_recorded();
         let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
         let ts_ns = self.records.time(record.tsc, self.now_ns());
-        self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs);
+        match &probe.purpose {
+            Purpose::Return(purpose) => self.enter_recorded_call(&probe, purpose, record, ts_ns),
+            _ => self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs),
+        }
     }
 
     /// A vCPU has left the guest in a detour: it records and has found no room, or a handler is to be called. What is in
@@ -141,7 +144,7 @@ impl Engine {
         let regs = vcpu.regs()?;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let owner = self.records.owners().get(&left.who).cloned();
-        let mut resumes = false;
+        let (mut resumes, mut needs_pause) = (false, false);
         // A probe that has gone meanwhile is told no more: the jump is gone, too.
         if let Some(Owner { probe, ip }) = owner
             && probe.planted_at().is_some()
@@ -151,9 +154,15 @@ impl Engine {
             match &probe.purpose {
                 Purpose::Trace => self.tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs),
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
+                Purpose::Return(purpose) => {
+                    needs_pause = self.enter_call(&mut hit, &probe, purpose);
+                }
                 // Their detours do not leave the guest.
                 _ => (),
             }
+        }
+        if needs_pause {
+            return Ok(HitOutcome::NeedsPause);
         }
         if !resumes {
             hit.regs.rip = left.on.0;
@@ -161,6 +170,20 @@ impl Engine {
         let regs = hit.regs;
         vcpu.set_regs(&regs)?;
         Ok(HitOutcome::Resume)
+    }
+
+    /// A vCPU has left the guest in a detour with a call that returns to where nothing is planted yet. It has been told,
+    /// and the other vCPUs are paused.
+    pub(super) fn on_paused_left(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+        left: LeftAt,
+    ) -> Result<(), GuestError> {
+        self.plant_asked_sites(paused);
+        let mut regs = vcpu.regs()?;
+        regs.rip = left.on.0;
+        vcpu.set_regs(&regs)
     }
 
     /// The ring is closed until it is known what the counters in records mean.

@@ -373,6 +373,7 @@ impl Engine {
         if gone.is_empty() {
             return;
         }
+        self.take_out_records();
         for call in self
             .calls
             .forget(|probe| gone.contains(&Arc::as_ptr(probe)))

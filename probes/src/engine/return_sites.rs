@@ -8,9 +8,10 @@ use introspect::Gva;
 
 use super::edits::{Change, Sites};
 use super::{ArmError, Engine};
+use crate::detour::Record;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
-use crate::hit::Plant;
+use crate::hit::{Plant, Table};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;
 
@@ -80,6 +81,8 @@ impl Engine {
         probe: &Arc<Probe>,
         purpose: &ReturnPurpose,
     ) -> bool {
+        // Those that have been entered before it come first.
+        self.take_out_records();
         if !probe.begin_call(purpose.maxactive) {
             probe.miss(Missed::MaxActive);
             return false;
@@ -119,14 +122,81 @@ impl Engine {
             entered_ns,
             data,
         };
-        for abandoned in self.calls.entered(call) {
-            abandoned.probe.lose_call(Missed::Abandoned);
-        }
+        self.follow(call);
         if is_planted {
+            self.may_be_recorded(returns_to);
             return false;
         }
         self.return_sites.ask(returns_to);
         true
+    }
+
+    fn follow(&self, call: Instance) {
+        for abandoned in self.calls.entered(call) {
+            abandoned.probe.lose_call(Missed::Abandoned);
+        }
+    }
+
+    /// A detour has recorded that a call of `probe`'s function was entered at `entered_ns`.
+    pub(super) fn enter_recorded_call(
+        &self,
+        probe: &Arc<Probe>,
+        purpose: &ReturnPurpose,
+        record: &Record,
+        entered_ns: u64,
+    ) {
+        if probe.planted_at().is_none() {
+            probe.miss(Missed::Disarmed);
+            return;
+        }
+        if !probe.begin_call(purpose.maxactive) {
+            probe.miss(Missed::MaxActive);
+            return;
+        }
+        let returns_to = record.returns_to;
+        let table = self.table.load();
+        if !table.at(returns_to).is_some_and(|plant| plant.returns) {
+            // It went after the detour had looked; the call may be over.
+            probe.lose_call(Missed::ReturnSite);
+            return;
+        }
+        self.follow(Instance {
+            probe: Arc::clone(probe),
+            slot: record.regs.rsp,
+            returns_to,
+            entered_ns,
+            data: Box::new(()),
+        });
+    }
+
+    /// Calls that return to `site`, where a plant is, need not leave the guest when they are entered. On the thread of a
+    /// vCPU: nobody takes the plant away meanwhile.
+    fn may_be_recorded(&self, site: Gva) {
+        if let Some(ring) = self.detour.ring()
+            && let Err(error) = ring.allow(site)
+        {
+            self.note(None, format!("calls are not recorded: {error}"));
+        }
+    }
+
+    /// The plants at these places have changed from what they were in `before`: where nothing is told of returns any
+    /// more, calls leave the guest when they are entered.
+    pub(super) fn forbid_recording(
+        &self,
+        before: &Table,
+        places: &[Gva],
+    ) -> Result<(), GuestError> {
+        let Some(ring) = self.detour.ring() else {
+            return Ok(());
+        };
+        let table = self.table.load();
+        let returns = |table: &Table, at: Gva| table.at(at).is_some_and(|plant| plant.returns);
+        for at in places {
+            if returns(before, *at) && !returns(&table, *at) {
+                ring.forbid(*at)?;
+            }
+        }
+        Ok(())
     }
 
     /// Plants the return sites that the calls entered at `plant` have asked for.
@@ -138,6 +208,11 @@ impl Engine {
         {
             return;
         }
+        self.plant_asked_sites(paused);
+    }
+
+    /// Plants the return sites that have been asked for.
+    pub(super) fn plant_asked_sites(&self, paused: &dyn Paused) {
         let table = self.table.load_full();
         let is_planted = |site: Gva| table.at(site).is_some_and(|plant| plant.returns);
         let asked = self.return_sites.take_asked();
@@ -170,6 +245,7 @@ impl Engine {
     /// Takes the plants away from return sites that no call in flight returns to: whoever is entered next asks for its
     /// site again.
     pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
+        self.take_out_records();
         let wanted = self.calls.return_sites();
         let left = self.return_sites.retain(|site| wanted.contains(&site));
         if left.is_empty() {
@@ -200,6 +276,7 @@ impl Engine {
         hit: &mut HitContext<'_>,
         plant: &Plant,
     ) -> Result<(), GuestError> {
+        self.take_out_records();
         for call in self.calls.returned(plant.at, hit.regs.rsp) {
             call.probe.count_exit();
             call.probe.end_call();
@@ -239,6 +316,7 @@ impl Engine {
     }
 
     fn abandon_stack(&self, rsp: u64) {
+        self.take_out_records();
         for call in self.calls.task_ends(rsp) {
             call.probe.lose_call(Missed::Abandoned);
         }

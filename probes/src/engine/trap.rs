@@ -240,6 +240,10 @@ impl Engine {
             }
             return Ok(HitOutcome::Resume);
         }
+        if let Some(left) = self.detour.left_at(rip) {
+            self.on_paused_left(vcpu, paused, left)?;
+            return Ok(HitOutcome::Resume);
+        }
         let mut regs = vcpu.regs()?;
         if regs.rip != rip.0 {
             regs.rip = rip.0;

@@ -54,9 +54,18 @@ pub(super) enum Does<'a> {
     /// Adds a value to the words at this address.
     Aggregate(&'a Aggregate, Gva),
     /// Leaves a record in the ring at `ring`, which says that it is of `who`; not 0.
-    Record { ring: Gva, who: u32 },
+    Record { ring: Gva, who: u32, of: Of },
     /// Leaves the guest.
     Exit,
+}
+
+/// What is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Of {
+    /// That an instruction is about to be executed.
+    Hit,
+    /// That a function has been called, where it is known who is told of its return; else it leaves the guest.
+    Call,
 }
 
 /// What the kernel keeps for each processor, counted from `gs`; `None` where it does not say.
@@ -220,8 +229,11 @@ impl<'w> Writer<'w> {
                 self.aggregate(aggregate, words)?;
                 false
             }
-            Does::Record { ring, who } => {
-                self.record(ring, who, leave)?;
+            Does::Record { ring, who, of } => {
+                if of == Of::Call {
+                    self.known_return(ring, leave)?;
+                }
+                self.record(ring, who, of, leave)?;
                 true
             }
             Does::Exit => {

@@ -2,22 +2,29 @@
 
 use iced_x86::code_asm::{
     CodeLabel, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
-    rsi, rsp,
+    rdx, rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register};
 use introspect::Gva;
 
 use super::{
-    NotKept, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
+    NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
     from_gs, small,
 };
 use crate::detour::ring::{
-    CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SLOT_BYTES, SLOTS, TAIL, TSC, WHO,
+    CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
+    TAIL, TOP, TSC, WHO,
 };
 
 impl Writer<'_> {
     /// Goes to `full` where there is no room.
-    pub(super) fn record(&mut self, ring: Gva, who: u32, full: CodeLabel) -> Result<(), Unwritten> {
+    pub(super) fn record(
+        &mut self,
+        ring: Gva,
+        who: u32,
+        of: Of,
+        full: CodeLabel,
+    ) -> Result<(), Unwritten> {
         let number = self.work.processor.number;
         let number = number.ok_or(Unwritten::NotKept(NotKept::Number))?;
         self.room(ring, full)?;
@@ -28,9 +35,24 @@ impl Writer<'_> {
         let load = Instruction::with2(Opcode::Mov_r32_rm32, Register::EAX, from_gs(number))?;
         asm.add_instruction(load)?;
         asm.mov(ptr(rcx + small(CPU)), eax)?;
+        if of == Of::Call {
+            asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
+            asm.mov(ptr(rcx + small(TOP)), rax)?;
+        }
         // The record is there.
         asm.mov(eax, who)?;
         asm.mov(ptr(rcx + small(WHO)), eax)?;
+        Ok(())
+    }
+
+    /// Goes to `unknown` where the return address, on top of the stack, is not in the table.
+    pub(super) fn known_return(&mut self, ring: Gva, unknown: CodeLabel) -> Result<(), Unwritten> {
+        self.asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
+        self.asm.imul_3(ecx, eax, SITE_FACTOR.cast_signed())?;
+        self.asm.shr(ecx, SITE_SHIFT)?;
+        self.with_word(Opcode::Lea_r64_m, Register::RDX, ring.wrapping_add(SITES))?;
+        self.asm.cmp(ptr(rdx + rcx * 8), rax)?;
+        self.asm.jne(unknown)?;
         Ok(())
     }
 

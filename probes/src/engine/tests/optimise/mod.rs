@@ -8,6 +8,7 @@ mod leaving;
 mod programs;
 mod random;
 mod records;
+mod returns;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -42,7 +42,7 @@ fn what_a_filter_turns_away_is_no_hit() {
     }
     let (rig, at) = with(filtered(Action::Count, "cpu != 3"));
     rig.call(at, 0);
-    assert_eq!(rig.counted(0), (0, 0, Some(Tier::Optimised)));
+    assert_eq!(rig.counted(0), (0, 1, Some(Tier::Optimised)));
 }
 
 #[test]
