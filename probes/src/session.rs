@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use introspect::insn::{CpuidWords, Features, Vendor};
@@ -125,6 +125,8 @@ impl Session {
             return Err(SessionError::CannotLocate);
         }
         check_addresses(config.method, config.probes.iter().map(|probe| &probe.spec))?;
+        // That takes about as long as building the machine.
+        let clock = thread::spawn(vmm::tsc_khz);
         let (machine, _) = Machine::new(
             host,
             facts,
@@ -148,6 +150,9 @@ impl Session {
             abilities,
             sink,
         )?);
+        if let Ok(khz) = clock.join() {
+            engine.set_clock(khz);
+        }
         engine.set_optimising(&machine.control().pause_all(), config.optimise)?;
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,
@@ -179,7 +184,7 @@ impl Session {
         let started = Instant::now();
         self.machine.start(&handler).map_err(SessionError::Thread)?;
         let engine = Arc::clone(&self.engine);
-        std::thread::Builder::new()
+        thread::Builder::new()
             .name("survey".to_owned())
             .spawn(move || engine.survey())
             .map_err(SessionError::Thread)?;
@@ -268,13 +273,13 @@ impl TakingOut {
             while !told.load(Ordering::Acquire) {
                 let many = engine.take_out_records() >= MANY_RECORDS;
                 let pace = if many { BUSY_TICK } else { RECORDS_TICK };
-                std::thread::park_timeout(pace);
+                thread::park_timeout(pace);
             }
         };
-        let thread = std::thread::Builder::new().name("records".to_owned());
+        let builder = thread::Builder::new().name("records".to_owned());
         Ok(Self {
             ended,
-            thread: Some(thread.spawn(take_out)?),
+            thread: Some(builder.spawn(take_out)?),
         })
     }
 }

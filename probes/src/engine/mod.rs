@@ -186,7 +186,6 @@ impl Engine {
         let probes = self.probes.load();
         if self.is_optimising() && probes.iter().any(|probe| probe.kept_by_detour().is_some()) {
             let _ = self.kernel.survey();
-            self.records.measure_clock();
         }
     }
 

@@ -67,8 +67,12 @@ impl Records {
     /// Finds out how fast time stamp counters count, if that is not known: in some 20 ms.
     pub(super) fn measure_clock(&self) {
         if self.khz.load(Ordering::Acquire) == 0 {
-            self.khz.store(vmm::tsc_khz().max(1), Ordering::Release);
+            self.set_clock(vmm::tsc_khz());
         }
+    }
+
+    fn set_clock(&self, khz: u64) {
+        self.khz.store(khz.max(1), Ordering::Release);
     }
 
     /// When a record was made: by the guest's counter, but not before the one that was taken out before it, and not
@@ -88,6 +92,11 @@ impl Records {
 }
 
 impl Engine {
+    /// Time stamp counters count so many thousands a second. Until that is known, detours do not record.
+    pub(crate) fn set_clock(&self, khz: u64) {
+        self.records.set_clock(khz);
+    }
+
     /// Tells of the hits that detours have recorded, if there are some. Any thread may do so at any time. Says how many
     /// there were.
     pub fn take_out_records(&self) -> usize {
