@@ -78,6 +78,10 @@ pub const FEATURES: &[Feature] = &[
         &["recorded", "recorded-smp"],
     ),
     feature(
+        "return probes: an entry is recorded without an exit, and its return is told",
+        &["recorded-returns"],
+    ),
+    feature(
         "filters and aggregates come to the same in the guest as in the VMM",
         &["programs"],
     ),

@@ -11,7 +11,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
-pub(super) const CASES: [Case; 7] = [
+pub(super) const CASES: [Case; 8] = [
     Case::new("optimised", Plants::Each, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
@@ -26,6 +26,7 @@ pub(super) const CASES: [Case; 7] = [
     Case::new("recorded-smp", Plants::Each, &[2], |here| {
         recorded(here, "run=smp=200");
     }),
+    Case::new("recorded-returns", Plants::Each, &[1, 2], returns),
     Case::new("programs", Plants::Each, &[1, 2], programs),
 ];
 
@@ -106,6 +107,34 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
         told.is_sorted_by_key(|hit| hit.ts_ns),
         "in the order of time"
     );
+}
+
+/// The entry of a call is recorded, once it is known that a plant is where it returns to: the return is its one exit.
+fn returns(here: &Here<'_>) {
+    let cmdline = if here.cpus == 1 {
+        "run=calls=200"
+    } else {
+        "run=smp=200"
+    };
+    let probes = ROOMY.map(|function| NewProbe {
+        action: Action::Count,
+        ..new(&format!("kretprobe:{function}"))
+    });
+    let ran = here.guest(cmdline).with(probes).run();
+    ran.assert_good();
+    for function in ROOMY {
+        let probe = ran.probe(&format!("kretprobe:{function}"));
+        let counted = ran.counted(function);
+        assert_eq!(
+            (probe.hits, probe.returns),
+            (counted, Some(counted)),
+            "{probe:?}"
+        );
+        assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
+        // To find the jump's place, until the ring is open, and to find the place that is returned to.
+        let entries = probe.exits - counted;
+        assert!(entries <= 8 * u64::from(here.cpus), "{probe:?}");
+    }
 }
 
 /// Filters and aggregates come to the same in a detour as at exits. The guest calls with the same registers each time.
