@@ -72,6 +72,19 @@ pub trait Target: Send + Sync {
 
     /// What was last set with [`set_armed`](Self::set_armed).
     fn is_armed(&self) -> bool;
+
+    /// Finds out what [`set_optimising`](Self::set_optimising) needs to know, while the guest runs.
+    fn prepare_optimising(&self);
+
+    /// Lets jumps stand for plants where they can, or takes them all away.
+    ///
+    /// # Errors
+    ///
+    /// When bytes cannot be changed; the jumps that are left work on.
+    fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError>;
+
+    /// What was last set with [`set_optimising`](Self::set_optimising), or at the start.
+    fn is_optimising(&self) -> bool;
     /// The ids of all probes.
     fn ids(&self) -> Vec<ProbeId>;
     /// All probes.
@@ -163,6 +176,18 @@ impl Target for Live {
 
     fn is_armed(&self) -> bool {
         self.engine.is_armed()
+    }
+
+    fn prepare_optimising(&self) {
+        self.engine.prepare_optimising();
+    }
+
+    fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
+        self.engine.set_optimising(paused, wanted)
+    }
+
+    fn is_optimising(&self) -> bool {
+        self.engine.is_optimising()
     }
 
     fn records(&self) -> Vec<ProbeRecord> {

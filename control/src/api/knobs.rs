@@ -10,7 +10,7 @@ use super::Pause;
 pub struct Knobs {
     /// Whether probes are planted at all.
     pub enabled: bool,
-    /// Whether jumps take the place of plants where they can. This version has none.
+    /// Whether jumps stand for plants where they can, so that hits need no exit.
     pub optimization: bool,
     /// What the last change cost the guest; zero when nothing was changed.
     pub pause: Pause,
@@ -23,7 +23,7 @@ pub struct SetKnobs {
     /// `false` takes every plant away and leaves each probe's own switch as it is, `true` brings them back.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enabled: Option<bool>,
-    /// `true` is refused: this version has no optimised probes.
+    /// `false` makes every hit exit, `true` lets jumps stand for plants where they can.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimization: Option<bool>,
 }

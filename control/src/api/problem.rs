@@ -50,8 +50,6 @@ pub enum ProblemKind {
     NameTaken,
     /// There are no bytes to read.
     CannotRead,
-    /// This version does not have it.
-    NotAvailable,
     /// The change could not be made; nothing has changed.
     CannotChange,
     /// Too many requests at once.
@@ -77,7 +75,6 @@ impl ProblemKind {
             Self::CannotProbe => ("cannot-probe", 422, "It cannot be probed"),
             Self::NameTaken => ("name-taken", 409, "The name is taken"),
             Self::CannotRead => ("cannot-read", 422, "The memory cannot be read"),
-            Self::NotAvailable => ("not-available", 501, "This version does not have it"),
             Self::CannotChange => ("cannot-change", 500, "The change could not be made"),
             Self::Busy => ("busy", 503, "Too many requests at once"),
             Self::Ending => ("ending", 503, "The run is over"),

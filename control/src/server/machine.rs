@@ -6,7 +6,7 @@ use axum::extract::State;
 
 use super::app::App;
 use super::body::{Said, Told};
-use crate::api::{Knobs, Machine, Pause, Problem, ProblemKind, SetKnobs};
+use crate::api::{Knobs, Machine, Pause, Problem, SetKnobs};
 
 impl App {
     fn machine(&self) -> Machine {
@@ -76,42 +76,43 @@ impl App {
     fn knobs(&self, pause: Pause) -> Knobs {
         Knobs {
             enabled: self.target.is_armed(),
-            optimization: false,
+            optimization: self.target.is_optimising(),
             pause,
         }
     }
 }
 
-/// Sets knobs; all that the body has, or none.
+/// Sets knobs: that of optimisation, and then whether probes are planted.
 #[utoipa::path(put, path = "/knobs", tag = "knobs", request_body = SetKnobs,
     responses((status = 200, description = "They are set", body = Knobs),
         (status = 400, description = "The body is not what it should be", body = Problem),
-        (status = 500, description = "Bytes could not be changed; nothing has changed", body = Problem),
-        (status = 501, description = "This version has no such knob", body = Problem)))]
+        (status = 500, description = "Bytes could not be changed", body = Problem)))]
 pub(super) async fn set_knobs(
     State(app): State<Arc<App>>,
     Said(wanted): Said<SetKnobs>,
 ) -> Result<Told<Knobs>, Problem> {
-    if wanted.optimization == Some(true) {
-        return Err(ProblemKind::NotAvailable
-            .with("this version has no optimised probes: every hit is an exit")
-            .at("/optimization".to_owned()));
-    }
-    let mut pause = Pause::default();
-    if let Some(enabled) = wanted.enabled {
-        let (changed, cost) = app
-            .operator
-            .run(move |bench| {
-                bench.paused(|target, paused| {
-                    if target.is_armed() == enabled {
-                        return Ok(());
-                    }
-                    target.set_armed(paused, enabled)
-                })
+    let SetKnobs {
+        enabled,
+        optimization,
+    } = wanted;
+    let (changed, pause) = app
+        .operator
+        .run(move |bench| {
+            if optimization == Some(true) {
+                bench.target().prepare_optimising();
+            }
+            bench.paused(|target, paused| {
+                let is_new = |wanted: &bool| *wanted != target.is_optimising();
+                if let Some(wanted) = optimization.filter(is_new) {
+                    target.set_optimising(paused, wanted)?;
+                }
+                match enabled.filter(|enabled| *enabled != target.is_armed()) {
+                    Some(enabled) => target.set_armed(paused, enabled),
+                    None => Ok(()),
+                }
             })
-            .await?;
-        changed.map_err(super::changes::cannot_change)?;
-        pause = cost;
-    }
+        })
+        .await?;
+    changed.map_err(super::changes::cannot_change)?;
     Ok(Told(app.knobs(pause)))
 }

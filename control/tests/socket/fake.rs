@@ -23,6 +23,7 @@ pub(crate) struct Straw {
     probes: Mutex<Vec<ProbeRecord>>,
     next: AtomicU64,
     armed: AtomicBool,
+    optimising: AtomicBool,
     pub(crate) ending: AtomicBool,
     /// Whether the kernel has said where it runs.
     pub(crate) located: AtomicBool,
@@ -49,6 +50,7 @@ impl Default for Straw {
             probes: Mutex::default(),
             next: AtomicU64::new(1),
             armed: AtomicBool::new(true),
+            optimising: AtomicBool::new(true),
             ending: AtomicBool::new(false),
             located: AtomicBool::new(true),
             paused: AtomicUsize::new(0),
@@ -206,6 +208,17 @@ impl Target for Straw {
 
     fn is_armed(&self) -> bool {
         self.armed.load(Ordering::SeqCst)
+    }
+
+    fn prepare_optimising(&self) {}
+
+    fn set_optimising(&self, _: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
+        self.optimising.store(wanted, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn is_optimising(&self) -> bool {
+        self.optimising.load(Ordering::SeqCst)
     }
 
     fn ids(&self) -> Vec<ProbeId> {

@@ -256,18 +256,15 @@ fn knobs() {
             .expect("set")
             .enabled
     );
-    assert!(
-        !client
-            .set_knobs(&set(None, Some(false)))
-            .expect("it is off")
-            .enabled
-    );
-    let Err(ClientError::Refused(problem)) = client.set_knobs(&set(Some(true), Some(true))) else {
-        panic!("there are no optimised probes")
-    };
-    assert!(problem.is(ProblemKind::NotAvailable), "{problem:?}");
+    let knobs = client.set_knobs(&set(None, Some(false))).expect("set");
+    assert!(!knobs.enabled && !knobs.optimization);
+    let knobs = client.set_knobs(&set(Some(true), Some(true))).expect("set");
+    assert!(knobs.enabled && knobs.optimization);
     let knobs = rig.get("/knobs").json(200);
-    assert_eq!(knobs["enabled"], false, "nothing of it was done");
+    assert_eq!(
+        (&knobs["enabled"], &knobs["optimization"]),
+        (&true.into(), &true.into())
+    );
 }
 
 #[test]

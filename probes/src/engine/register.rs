@@ -192,8 +192,7 @@ impl Engine {
             Action::HandleReturn(_) | Action::Inject(_) => false,
         };
         if self.is_optimising() && new.iter().any(optimisable) {
-            let _ = self.kernel.survey();
-            self.records.measure_clock();
+            self.prepare_optimising();
         }
         Ok(Prepared {
             probes: self.resolve_all(new, slide)?,

@@ -88,8 +88,14 @@ impl Engine {
         Ok(())
     }
 
+    /// Finds out what [`set_optimising`](Self::set_optimising) needs to know: in a second or less, while the guest runs.
+    pub fn prepare_optimising(&self) {
+        let _ = self.kernel.survey();
+        self.records.measure_clock();
+    }
+
     /// The knob.
-    pub(super) fn is_optimising(&self) -> bool {
+    pub fn is_optimising(&self) -> bool {
         self.optimised.wanted.load(Ordering::Acquire)
     }
 
