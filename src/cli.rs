@@ -109,7 +109,7 @@ pub(crate) struct RunArgs {
     /// What to plant where a probe is
     #[arg(long, hide = true, value_parser = choice::<TrapChoice>())]
     pub(crate) trap: Option<TrapChoice>,
-    /// Every hit exits: no jump stands for a probe that only counts
+    /// Every hit exits: no jump stands for a plant
     #[arg(long, help_heading = "Probes")]
     pub(crate) no_optimise: bool,
     /// Where the guest runs [default: auto]

@@ -37,7 +37,7 @@ pub(crate) struct RunConfig {
     pub(crate) accel: Accel,
     /// What is planted.
     pub(crate) trap: TrapChoice,
-    /// Whether jumps may stand for probes that only count.
+    /// Whether jumps may stand for plants.
     pub(crate) optimise: bool,
     /// Where the guest's serial console goes. The writer that belongs to it is opened by the process that the user
     /// started; this only says whether there is anybody to read and to type.

@@ -38,7 +38,7 @@ pub struct SessionConfig<'a> {
     pub probes: &'a [NewProbe],
     /// What to plant; `None` takes what the self-test found to work.
     pub plant: Option<PlantByte>,
-    /// Whether jumps may stand for probes that only count, so that their hits do not exit.
+    /// Whether jumps may stand for plants, so that hits do not exit.
     pub optimise: bool,
     /// The serial console.
     pub console: Console,

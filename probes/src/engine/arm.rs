@@ -170,6 +170,8 @@ impl Engine {
         let Some(located) = self.located.get().copied() else {
             return Ok(());
         };
+        // What has been recorded is told while its probe is there.
+        self.take_out_records();
         let table = self.table.load_full();
         let mut edits = Edits::new(&table);
         let looked_at = || self.milestones.iter().chain(change.probes);

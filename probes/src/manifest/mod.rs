@@ -17,7 +17,7 @@
 //! console = "stdio"             # or "none", or a file
 //! timeout = "60s"
 //! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
-//! optimise = false              # every hit exits; else a jump may stand for a probe that only counts
+//! optimise = false              # every hit exits; else jumps stand for plants, where they can
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"

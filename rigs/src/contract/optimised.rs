@@ -211,7 +211,7 @@ fn rewritten(here: &Here<'_>) {
 /// lost, and in the end the text is the file's.
 fn toggled(here: &Here<'_>) {
     let guest = here
-        .guest("run=smp=150,checksum")
+        .guest("run=smp=400,checksum")
         .with(ROOMY.map(counts))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
@@ -244,7 +244,7 @@ fn toggled(here: &Here<'_>) {
     assert_counted(&ran);
 
     let guest = here
-        .guest("run=smp=100,checksum")
+        .guest("run=smp=300,checksum")
         .with(ROOMY.map(counts))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
@@ -257,7 +257,8 @@ fn toggled(here: &Here<'_>) {
                     .map(|probe| probe.hits)
                     .sum::<u64>()
             };
-            while hits() < 50 {
+            // A tenth of them: there is time to see them go.
+            while hits() < 180 {
                 thread::sleep(TURN);
             }
             engine.disarm_all(&control.pause_all()).expect("disarmed");
