@@ -136,7 +136,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, twice: u64) -> String {
         "seed {}: {hot} hot probes of {} candidates, all optimised: {}; {} of {hits} hits by jumps; {} turns: {} \
          enabled or disabled, {} removed, {} put beside, the knob turned {} times, everybody left {} times, longest \
          {:?}; {} probes stayed, and {} of them were switched between jump and plant: {} openat, {} read, \
-         {} getpid, {} naps, {} processes, each counted at {} places, none lost, {twice} twice; {} looks at {}; the \
+         {} getpid, {} naps, {} processes counted by {} of them, none lost, {twice} twice; {} looks at {}; the \
          text is the guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         heat.seed,
         driven.candidates,
