@@ -36,7 +36,8 @@ use crate::guest::{GuestError, GuestMemory};
 /// How many slots there are; a power of two.
 pub(super) const SLOTS: u64 = 8192;
 /// Three cache lines.
-pub(super) const SLOT_BYTES: u64 = 192;
+pub(super) const SLOT_BYTES: u64 = SLOT_LEN as u64;
+const SLOT_LEN: usize = 192;
 /// More than processors can be between the look and the taking, each with an NMI on top: KVM gives a guest 254.
 const SLACK: u64 = 1024;
 /// So many slots can be taken that have not been taken out.
@@ -237,7 +238,7 @@ impl Ring {
     /// The record in the slot that was taken as this one, if it is written.
     fn take_one(&self, number: u64) -> Result<Option<Record>, GuestError> {
         let at = self.gpa.wrapping_add(FIRST + number % SLOTS * SLOT_BYTES);
-        let mut slot = [0; SLOT_BYTES as usize];
+        let mut slot = [0; SLOT_LEN];
         if !self.is_written(at)? {
             return Ok(None);
         }
@@ -256,7 +257,7 @@ impl Ring {
 }
 
 impl Record {
-    fn read(slot: &[u8; SLOT_BYTES as usize]) -> Self {
+    fn read(slot: &[u8; SLOT_LEN]) -> Self {
         let bytes = |at: u64, len: usize| {
             let at = usize::try_from(at).unwrap_or(0);
             let mut value = [0; 8];

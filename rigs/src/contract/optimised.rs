@@ -74,10 +74,7 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
 /// Hits that are told leave the guest once to find the jump's place, and once until the ring is open.
 fn recorded(here: &Here<'_>, cmdline: &str) {
     let probes = ROOMY.map(|function| format!("kprobe:{function}"));
-    let ran = here
-        .guest(cmdline)
-        .probes(&probes.each_ref().map(String::as_str))
-        .run();
+    let ran = here.guest(cmdline).probes(&probes).run();
     ran.assert_good();
     assert_counted(&ran);
     let told = ran.observer.hits();

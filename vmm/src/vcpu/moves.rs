@@ -142,7 +142,12 @@ mod tests {
             rdx: 9,
             ..kvm_regs::default()
         };
-        let stack = |at: u64| [0x11, 0x22, 0x247].get((at as usize - 0x100) / 8).copied();
+        let stack = |at: u64| match at {
+            0x100 => Some(0x11),
+            0x108 => Some(0x22),
+            0x110 => Some(0x247),
+            _ => None,
+        };
         let moved = destination.registers(regs, stack);
         assert_eq!((moved.rip, moved.rsp, moved.rdx), (0x2000, 0x118, 9));
         assert_eq!((moved.rcx, moved.rax, moved.rflags), (0x11, 0x22, 0x247));

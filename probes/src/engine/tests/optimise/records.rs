@@ -133,7 +133,8 @@ fn who_is_in_a_detour_that_records_is_moved_out() {
     let mut told = Vec::new();
     for steps in 0..60 {
         let rig = Rig::recording(&kernel, &["probed"]);
-        (rig.call(at, 5), rig.call(at, 6));
+        rig.call(at, 5);
+        rig.call(at, 6);
         let mut vcpu = rig.calling(at, 4, STACK - 0x100);
         (vcpu.regs.rax, vcpu.regs.rcx, vcpu.regs.rdx) = (0x11, 0x22, 0x33);
         if rig.run(&mut vcpu, steps) == Stepped::Returned {
@@ -180,7 +181,8 @@ proptest! {
         let (kernel, at) = roomy_on_3();
         let told = [false, true].map(|optimise| {
             let rig = Rig::recording(&kernel, &["probed"]);
-            (rig.call(at, 0), rig.call(at, 0));
+            rig.call(at, 0);
+            rig.call(at, 0);
             rig.engine.set_optimising(&rig.paused, optimise).expect("set");
             let mut vcpu = rig.calling(at, 4, STACK);
             vcpu.index = 3;
