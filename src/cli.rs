@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use probes::{ProbeAction, Word, units};
 
-use crate::config::{Accel, Boot, Console, Format, TrapChoice, Workload};
+use crate::config::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use crate::test::{Axis, Shard};
 
 const EXIT_CODES: &str = "\
@@ -112,6 +112,9 @@ pub(crate) struct RunArgs {
     /// Every hit exits: no jump stands for a plant
     #[arg(long, help_heading = "Probes")]
     pub(crate) no_optimise: bool,
+    /// What a hit does when there is no room to record it [default: exit]
+    #[arg(long, value_name = "HOW", value_parser = choice::<WhenFull>(), help_heading = "Probes")]
+    pub(crate) when_full: Option<WhenFull>,
     /// Where the guest runs [default: auto]
     #[arg(long, value_name = "WHERE", value_parser = choice::<Accel>(), help_heading = "Run")]
     pub(crate) accel: Option<Accel>,

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, Workload};
+pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use probes::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +39,8 @@ pub(crate) struct RunConfig {
     pub(crate) trap: TrapChoice,
     /// Whether jumps may stand for plants.
     pub(crate) optimise: bool,
+    /// What a hit does that there is no room to record.
+    pub(crate) when_full: WhenFull,
     /// Where the guest's serial console goes. The writer that belongs to it is opened by the process that the user
     /// started; this only says whether there is anybody to read and to type.
     pub(crate) console: Console,

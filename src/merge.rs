@@ -135,6 +135,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         accel: args.accel.or(run.accel).unwrap_or_default(),
         trap: args.trap.unwrap_or_default(),
         optimise: !args.no_optimise && run.optimise.unwrap_or(true),
+        when_full: args.when_full.or(run.when_full).unwrap_or_default(),
         console: match console {
             Console::File(path) => Console::File(absolute(path)?),
             Console::Stdio | Console::None => console,
@@ -281,6 +282,7 @@ mod tests {
             "--format=text",
             "--console=none",
             "--no-optimise",
+            "--when-full=drop",
             "-p",
             "kprobe:vfs_write",
         ]);
@@ -290,6 +292,7 @@ mod tests {
         );
         assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
         assert!(!config.optimise);
+        assert_eq!(config.when_full, probes::WhenFull::Drop);
         assert_eq!((config.boot, config.accel), (Boot::Direct, Accel::Kvm));
         assert_eq!(
             (config.console, output.format),

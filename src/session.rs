@@ -100,6 +100,7 @@ pub(crate) fn run_guest(
                 TrapChoice::Int3 => Some(PlantByte::Int3),
             },
             optimise: config.optimise,
+            when_full: config.when_full,
             console: vmm::Console {
                 output: console,
                 input: input(&config.console).map_err(RunFailure::Input)?,

@@ -233,6 +233,7 @@ impl Run {
             accel: Accel::Nested,
             trap: TrapChoice::Auto,
             optimise: true,
+            when_full: probes::WhenFull::default(),
             console: Console::Stdio,
             timeout: None,
             injections: Vec::new(),

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::{Action, Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig};
+use probes::{
+    Action, Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig, WhenFull,
+};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -50,6 +52,7 @@ pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::E
             probes: &probes,
             plant: None,
             optimise: true,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(std::io::stderr()),
                 input: None,

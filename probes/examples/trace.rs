@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyprobe_probes::{Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig};
+use hyprobe_probes::{
+    Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig, WhenFull,
+};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -70,6 +72,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             _ => None,
         },
         optimise: true,
+        when_full: WhenFull::default(),
         console: Console {
             output: Box::new(std::io::stdout()),
             input: None,

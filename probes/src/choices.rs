@@ -167,6 +167,22 @@ words!(ProbeAction {
     Count = "count", "hits are counted, and only the summary tells";
 });
 
+/// What a hit does that a detour has no room to record.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenFull {
+    /// It leaves the guest, and is told like any other.
+    #[default]
+    Exit,
+    /// It is counted as missed.
+    Drop,
+}
+
+words!(WhenFull {
+    Exit = "exit", "it leaves the guest, and is told like any other";
+    Drop = "drop", "it is counted as missed, and the guest runs on";
+});
+
 words!(GuestEnd {
     Poweroff = "poweroff", "ACPI power-off";
     Reset = "reset", "reset without a panic before it";
@@ -197,6 +213,7 @@ mod tests {
         check::<Format>();
         check::<Workload>();
         check::<ProbeAction>();
+        check::<WhenFull>();
         check::<GuestEnd>();
     }
 

@@ -27,7 +27,9 @@ mod spec;
 mod suggest;
 pub mod units;
 
-pub use choices::{Accel, Boot, Console, Format, ProbeAction, TrapChoice, Word, Workload};
+pub use choices::{
+    Accel, Boot, Console, Format, ProbeAction, TrapChoice, WhenFull, Word, Workload,
+};
 pub use engine::{
     Abilities, Action, ArmError, At, Engine, NewProbe, Prepared, ProbeRecord, ReadError,
     RegisterError,

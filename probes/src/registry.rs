@@ -204,16 +204,19 @@ pub(crate) enum Missed {
     Disarmed,
     /// The guest reads the instruction when it has executed it, and no debug register was free to watch it meanwhile.
     Unwatched,
+    /// There was no room for a record.
+    RingFull,
 }
 
 impl Missed {
-    const ALL: [(Self, &'static str); 6] = [
+    const ALL: [(Self, &'static str); 7] = [
         (Self::MaxActive, "maxactive"),
         (Self::ReturnSite, "return-site"),
         (Self::Abandoned, "abandoned"),
         (Self::Declined, "declined"),
         (Self::Disarmed, "disarmed"),
         (Self::Unwatched, "unwatched"),
+        (Self::RingFull, "ring-full"),
     ];
 }
 
@@ -243,6 +246,14 @@ pub(crate) struct Probe {
     status: Mutex<Status>,
     /// Where a detour counts for it.
     counted: Mutex<Option<Words>>,
+}
+
+/// What a detour has counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct InDetour {
+    hits: u64,
+    /// Records that there was no room for.
+    dropped: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -375,9 +386,9 @@ impl Probe {
             // They count on for whoever was in the detour when the jump went.
             return Ok(());
         }
-        match self.purpose.aggregated() {
-            Some(aggregated) => words.write(&aggregated.aggregate.initial())?,
-            None => words.write(&[0])?,
+        match &self.purpose {
+            Purpose::Aggregate(aggregated) => words.write(&aggregated.aggregate.initial())?,
+            _ => words.write(&[0])?,
         }
         self.end_counting(&mut counted);
         *counted = Some(words);
@@ -391,26 +402,49 @@ impl Probe {
 
     fn end_counting(&self, counted: &mut Option<Words>) {
         if let Some(words) = counted.take() {
-            self.hits.fetch_add(words.count(), Ordering::Relaxed);
-            if let Some(aggregated) = self.purpose.aggregated() {
+            let in_detour = self.in_detour(&words);
+            self.hits.fetch_add(in_detour.hits, Ordering::Relaxed);
+            self.count_missed(Missed::RingFull, in_detour.dropped);
+            if let Purpose::Aggregate(aggregated) = &self.purpose {
                 aggregated.merge(&words.read());
             }
         }
+    }
+
+    /// What the words of a detour say.
+    fn in_detour(&self, words: &Words) -> InDetour {
+        let count = words.count();
+        let (hits, dropped) = match &self.purpose {
+            Purpose::Trace => (0, count),
+            // A call is entered, whether it is followed or not.
+            Purpose::Return(_) => (count, count),
+            _ => (count, 0),
+        };
+        InDetour { hits, dropped }
+    }
+
+    fn in_detour_now(&self) -> InDetour {
+        let counted = self.counted();
+        let in_detour = counted.as_ref().map(|words| self.in_detour(words));
+        in_detour.unwrap_or_default()
     }
 
     /// What has become of the values, those included that a detour has added.
     fn result(&self) -> Option<AggregateResult> {
         let aggregated = self.purpose.aggregated()?;
         let counted = self.counted();
-        let in_detour = counted.as_ref().map(Words::read);
-        Some(aggregated.result(in_detour.as_deref()))
+        let values = counted
+            .as_ref()
+            .filter(|_| matches!(self.purpose, Purpose::Aggregate(_)));
+        Some(aggregated.result(values.map(Words::read).as_deref()))
     }
 
     /// Hits that were handled, and those that a detour has counted.
     fn hits(&self) -> u64 {
-        let counted = self.counted();
-        let in_detour = counted.as_ref().map_or(0, Words::count);
-        self.hits.load(Ordering::Relaxed).wrapping_add(in_detour)
+        let in_detour = self.in_detour_now();
+        self.hits
+            .load(Ordering::Relaxed)
+            .wrapping_add(in_detour.hits)
     }
 
     /// A hit has been taken from a record that a detour left: no exit.
@@ -480,8 +514,12 @@ impl Probe {
 
     /// An execution is not told, or a call not followed.
     pub(crate) fn miss(&self, why: Missed) {
+        self.count_missed(why, 1);
+    }
+
+    fn count_missed(&self, why: Missed, times: u64) {
         if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
-            self.missed[index].fetch_add(1, Ordering::Relaxed);
+            self.missed[index].fetch_add(times, Ordering::Relaxed);
         }
     }
 
@@ -529,11 +567,13 @@ impl Probe {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
+        let dropped = self.in_detour_now().dropped;
         let missed = Missed::ALL
             .iter()
             .zip(&self.missed)
-            .filter_map(|((_, name), count)| {
-                let count = count.load(Ordering::Relaxed);
+            .filter_map(|((why, name), count)| {
+                let here = if *why == Missed::RingFull { dropped } else { 0 };
+                let count = count.load(Ordering::Relaxed).wrapping_add(here);
                 (count > 0).then(|| ((*name).to_owned(), count))
             });
         let follows = matches!(self.purpose, Purpose::Return(_));

@@ -13,7 +13,9 @@ use crate::engine::{Abilities, ArmError, Engine, NewProbe};
 use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
 use crate::plant::PlantByte;
-use crate::{EventSink, GuestEnd, GuestSummary, Location, ProbeSpec, ResolveError, Summary};
+use crate::{
+    EventSink, GuestEnd, GuestSummary, Location, ProbeSpec, ResolveError, Summary, WhenFull,
+};
 
 /// What to boot and what to probe in it.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub struct SessionConfig<'a> {
     pub plant: Option<PlantByte>,
     /// Whether jumps may stand for plants, so that hits do not exit.
     pub optimise: bool,
+    /// What a hit does that there is no room to record.
+    pub when_full: WhenFull,
     /// The serial console.
     pub console: Console,
     /// Whether a test guest may end the run through port 0xf4.
@@ -153,6 +157,7 @@ impl Session {
         if let Ok(khz) = clock.join() {
             engine.set_clock(khz);
         }
+        engine.set_when_full(config.when_full);
         engine.set_optimising(&machine.control().pause_all(), config.optimise)?;
         match config.method {
             BootMethod::Direct => engine.arm_loaded(&machine.control().pause_all())?,

@@ -9,6 +9,7 @@ use super::cells::{Cells, Words};
 use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
 use super::jumped::Jumped;
 use super::{DetourError, WayOut};
+use crate::WhenFull;
 use crate::plant::Jump;
 use crate::program::{Aggregate, Filter};
 
@@ -23,6 +24,7 @@ pub(crate) struct Use {
     /// Only hits for which this holds.
     pub(crate) filter: Option<Filter>,
     pub(crate) keeps: Keeps,
+    pub(crate) when_full: WhenFull,
     pub(crate) processor: Processor,
     /// What leaves the guest.
     pub(crate) plant: u8,
@@ -43,13 +45,13 @@ pub(crate) enum Keeps {
     Exits,
 }
 
-impl Keeps {
+impl Use {
     /// How many words it takes.
     const fn words(&self) -> usize {
-        match self {
-            Self::Count => 1,
-            Self::Aggregate(aggregate) => aggregate.words(),
-            Self::Records | Self::Calls | Self::Exits => 0,
+        match (&self.keeps, self.when_full) {
+            (Keeps::Count, _) | (Keeps::Records | Keeps::Calls, WhenFull::Drop) => 1,
+            (Keeps::Aggregate(aggregate), _) => aggregate.words(),
+            (Keeps::Records | Keeps::Calls, WhenFull::Exit) | (Keeps::Exits, _) => 0,
         }
     }
 }
@@ -61,7 +63,7 @@ pub(crate) struct MadeDetour {
     pub(crate) entry: Gva,
     /// Its number: records, and exits, say it.
     pub(crate) who: u32,
-    /// Where it counts, if it does.
+    /// Where it counts, if it does: hits, or records that it had no room for.
     pub(crate) words: Option<Words>,
 }
 
@@ -166,7 +168,7 @@ impl Detours {
         let offset = self.free.start;
         let entry = self.base.wrapping_add(offset as u64);
         let who = u32::try_from(self.made.len() + 1).map_err(|_| DetourError::NoMoreDetours)?;
-        let words = match usage.keeps.words() {
+        let words = match usage.words() {
             0 => None,
             words => Some(cells.next(words)?),
         };
@@ -182,6 +184,7 @@ impl Detours {
                 } else {
                     Of::Hit
                 },
+                dropped: words.as_ref().map(|(at, _)| *at),
             },
             Keeps::Exits => Does::Exit,
         };
@@ -256,6 +259,7 @@ mod tests {
         Use {
             filter: None,
             keeps,
+            when_full: WhenFull::Exit,
             processor: Processor {
                 number: Some(0x1_fb80),
                 task: None,

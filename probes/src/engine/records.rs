@@ -5,13 +5,14 @@
 //! nobody who does waits for a vCPU. `docs/optimised.md` has the rest.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use introspect::Gva;
 
 use super::Engine;
 use super::trap::HitOutcome;
+use crate::WhenFull;
 use crate::detour::{LeftAt, Record, Ring};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
@@ -32,6 +33,8 @@ pub(super) struct Records {
     last_ns: AtomicU64,
     /// Records that no detour of ours can have left.
     foreign: AtomicU64,
+    /// What detours do that are made from now on.
+    drops: AtomicBool,
 }
 
 /// Who is told of a detour's hits.
@@ -49,6 +52,14 @@ struct ClockSet {
 }
 
 impl Records {
+    pub(super) fn when_full(&self) -> WhenFull {
+        if self.drops.load(Ordering::Acquire) {
+            WhenFull::Drop
+        } else {
+            WhenFull::Exit
+        }
+    }
+
     fn owners(&self) -> MutexGuard<'_, HashMap<u32, Owner>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -95,6 +106,13 @@ impl Engine {
     /// Time stamp counters count so many thousands a second. Until that is known, detours do not record.
     pub(crate) fn set_clock(&self, khz: u64) {
         self.records.set_clock(khz);
+    }
+
+    /// What a hit does that a detour has no room to record. To be set before probes are armed: jumps that are there stay as
+    /// they are.
+    pub fn set_when_full(&self, when_full: WhenFull) {
+        let drops = when_full == WhenFull::Drop;
+        self.records.drops.store(drops, Ordering::Release);
     }
 
     /// Tells of the hits that detours have recorded, if there are some. Any thread may do so at any time. Says how many

@@ -18,6 +18,7 @@
 //! timeout = "60s"
 //! control = "run.sock"          # listen there for `hyprobe probe`, `events`, `ctl`
 //! optimise = false              # every hit exits; else jumps stand for plants, where they can
+//! when_full = "drop"            # what there is no room to record is counted as missed; else it exits
 //!
 //! [[probe]]
 //! at = "kprobe:do_sys_openat2"
@@ -56,7 +57,7 @@ use std::time::Duration;
 
 pub use error::{InvalidManifest, ManifestError, Problem};
 
-use crate::choices::{Accel, Boot, Console, Format, Workload};
+use crate::choices::{Accel, Boot, Console, Format, WhenFull, Workload};
 use crate::{Expectation, Injection, ProbeRequest};
 
 /// What a manifest says.
@@ -128,6 +129,8 @@ pub struct RunSection {
     pub control: Option<PathBuf>,
     /// Whether jumps may stand for probes that only count.
     pub optimise: Option<bool>,
+    /// What a hit does that there is no room to record.
+    pub when_full: Option<WhenFull>,
 }
 
 impl Manifest {

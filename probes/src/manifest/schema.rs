@@ -19,7 +19,14 @@ const GUEST_KEYS: &[&str] = &[
     "kernel", "image", "initrd", "workload", "modules", "cmdline", "memory", "cpus", "boot",
 ];
 const RUN_KEYS: &[&str] = &[
-    "accel", "format", "output", "console", "timeout", "control", "optimise",
+    "accel",
+    "format",
+    "output",
+    "console",
+    "timeout",
+    "control",
+    "optimise",
+    "when_full",
 ];
 
 /// What the APIC ids of the machine's tables have room for.
@@ -147,5 +154,6 @@ fn run(table: &DeTable<'_>, folder: &Path, problems: &mut Vec<Problem>) -> RunSe
         timeout: run.unit("timeout", "60s", parse_duration),
         control: run.string("control").map(|(file, _)| folder.join(file)),
         optimise: run.flag("optimise"),
+        when_full: run.choice("when_full"),
     }
 }

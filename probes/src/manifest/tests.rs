@@ -1,7 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
-use crate::{Action, NewProbe, ProbeAction, ProbeRequest};
+use crate::{Action, NewProbe, ProbeAction, ProbeRequest, WhenFull};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -47,6 +47,7 @@ fn the_documented_manifest_is_one() {
         timeout = "60s"
         control = "run.sock"
         optimise = false
+        when_full = "drop"
         [[probe]]
         at = "kprobe:do_sys_openat2"
         [[probe]]
@@ -80,6 +81,7 @@ fn the_documented_manifest_is_one() {
             timeout: Some(Duration::from_secs(60)),
             control: Some(Path::new("/etc/run/run.sock").into()),
             optimise: Some(false),
+            when_full: Some(WhenFull::Drop),
         }
     );
     let probes: Vec<_> = manifest

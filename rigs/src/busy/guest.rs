@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use guest_images::workload::Counts;
 use probes::{
-    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, Session, SessionConfig, Summary,
+    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, Session, SessionConfig, Summary, WhenFull,
 };
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts};
@@ -184,6 +184,7 @@ impl Guest<'_> {
             probes,
             plant: None,
             optimise: true,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(seen.clone()),
                 input: Some(File::from(OwnedFd::from(theirs))),

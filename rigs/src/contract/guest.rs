@@ -7,7 +7,7 @@ use std::time::Duration;
 use guest_images::testguest::Outcome;
 use probes::{
     EventSink, GuestEnd, Hex, NewProbe, ProbeId, ProbeSpec, ProbeSummary, Session, SessionConfig,
-    Summary,
+    Summary, WhenFull,
 };
 use vmm::Console;
 use vmm::boot::BootMethod;
@@ -124,6 +124,7 @@ impl<'a> Guest<'a> {
             probes: &self.probes,
             plant: self.here.plant,
             optimise: self.optimise,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use guest_images::workload::Counts;
 use probes::{
     Action, GuestEnd, Kernel, NewProbe, ProbeState, ProbeSummary, Return, Session, SessionConfig,
-    Summary,
+    Summary, WhenFull,
 };
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
@@ -284,6 +284,7 @@ impl<'a> Stock<'a> {
             probes: if probed { &probes } else { &[] },
             plant: None,
             optimise: true,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(observer.clone()),
                 input: None,

@@ -9,7 +9,7 @@ use guest_images::testguest::Outcome;
 use introspect::Gva;
 use probes::{
     Event, EventSink, GuestEnd, Kernel, Location, NewProbe, PlantByte, ProbeKind, ProbeSpec,
-    Registers, Session, SessionConfig, Summary,
+    Registers, Session, SessionConfig, Summary, WhenFull,
 };
 use vm_memory::{Bytes, GuestAddress};
 use vmm::boot::{BootMethod, KernelFile};
@@ -124,6 +124,7 @@ impl Booter<'_> {
             probes: &probes,
             plant,
             optimise: true,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(seen.clone()),
                 input: None,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use probes::{Kernel, NewProbe, ProbeState, Resolved, Session, SessionConfig, Via, When, resolve};
+use probes::{
+    Kernel, NewProbe, ProbeState, Resolved, Session, SessionConfig, Via, When, WhenFull, resolve,
+};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 
@@ -96,6 +98,7 @@ fn arm(
             probes: &[],
             plant: None,
             optimise: false,
+            when_full: WhenFull::default(),
             console: Console {
                 output: Box::new(std::io::sink()),
                 input: None,

@@ -54,7 +54,13 @@ pub(super) enum Does<'a> {
     /// Adds a value to the words at this address.
     Aggregate(&'a Aggregate, Gva),
     /// Leaves a record in the ring at `ring`, which says that it is of `who`; not 0.
-    Record { ring: Gva, who: u32, of: Of },
+    Record {
+        ring: Gva,
+        who: u32,
+        of: Of,
+        /// When the ring is full, one is added to the word here; without, it leaves the guest.
+        dropped: Option<Gva>,
+    },
     /// Leaves the guest.
     Exit,
 }
@@ -229,11 +235,23 @@ impl<'w> Writer<'w> {
                 self.aggregate(aggregate, words)?;
                 false
             }
-            Does::Record { ring, who, of } => {
+            Does::Record {
+                ring,
+                who,
+                of,
+                dropped,
+            } => {
                 if of == Of::Call {
                     self.known_return(ring, leave)?;
                 }
-                self.record(ring, who, of, leave)?;
+                let full = dropped.map(|_| self.asm.create_label());
+                self.record(ring, who, of, full.unwrap_or(leave))?;
+                if let (Some(mut full), Some(dropped)) = (full, dropped) {
+                    self.asm.jmp(done)?;
+                    self.asm.set_label(&mut full)?;
+                    self.add_one(dropped)?;
+                }
+                // Where nothing leads there, it is some bytes more.
                 true
             }
             Does::Exit => {

@@ -214,6 +214,7 @@ impl Engine {
         Some(Use {
             filter: filter.map(|filtered| filtered.filter.clone()),
             keeps: probe.kept_by_detour()?,
+            when_full: self.records.when_full(),
             processor: Processor {
                 number: from_gs(kept.number),
                 task: from_gs(kept.task),

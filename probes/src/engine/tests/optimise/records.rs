@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::Hit;
 use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
+use crate::{Hit, WhenFull};
 
 /// Where the ring is, guest-physical.
 const RING: u64 = crate::guest::fake::DETOUR_GPA + (4 << 20);
@@ -82,6 +82,42 @@ fn a_full_ring_costs_an_exit_and_loses_nothing() {
     let told: Vec<_> = rig.hits().iter().map(|hit| hit.args[0].0).collect();
     let expected: Vec<_> = [5, 6].into_iter().chain(0..RING_LIMIT + 10).collect();
     assert_eq!(told, expected);
+}
+
+/// Who chose so loses what there is no room for, and is told how much.
+#[test]
+fn a_full_ring_drops_and_counts_where_that_is_wanted() {
+    for (spec, followed) in [("kprobe:probed", 0), ("kretprobe:probed", 1)] {
+        let (kernel, at) = roomy_on_3();
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        rig.engine.set_when_full(WhenFull::Drop);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let new: ProbeSpec = spec.parse().expect("a probe");
+        let ids = rig
+            .engine
+            .register(&rig.paused, &[new.into()])
+            .expect("registered");
+        assert_eq!(rig.call(at, 0), 1);
+        let detour = rig.paused.detour().expect("it is laid");
+        detour.put(RING + RING_HEAD, &(2 * RING_LIMIT).to_le_bytes());
+        let before = rig.probe(0);
+        for n in 0..7 {
+            assert_eq!(rig.call(at, n), n + 1);
+        }
+        let told = rig.probe(0);
+        if followed == 0 {
+            assert_eq!((told.hits, told.exits), (before.hits, before.exits));
+            assert_eq!(told.missed.get("ring-full"), Some(&7));
+            rig.engine
+                .set_enabled(&rig.paused, ids[0], false)
+                .expect("set");
+            assert_eq!(
+                rig.probe(0).missed.get("ring-full"),
+                Some(&7),
+                "it stays known"
+            );
+        }
+    }
 }
 
 /// Slots that are taken and not filled yet keep nobody waiting, and are told when they are.
