@@ -4,6 +4,7 @@
  *
  *   calls=N    calls of one loop
  *   rounds=N   loops of each turn, and one before that is not meant to count
+ *   boot=1     nothing of all this: it powers off at once
  *
  * Each loop is between two getpgrp(2) calls, so that somebody who watches those knows when it took place. Before the
  * turns of somebody from outside, it says so behind "overhead: wait ", and waits for a line of input. Behind "overhead:
@@ -104,12 +105,10 @@ static void others_turn(const char *what)
 	turn();
 }
 
-void init_main(long *stack)
+static void turns(void)
 {
 	unsigned long first_cpu = 1;
 
-	words[0] = (char **)(stack + 1);
-	words[1] = words[0] + stack[0] + 1;
 	mount("proc", "/p");
 	mount("tracefs", "/t");
 	syscall3(SYS_sched_setaffinity, 0, sizeof first_cpu, (long)&first_cpu);
@@ -118,8 +117,18 @@ void init_main(long *stack)
 	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
 	others_turn("kprobe");
 	others_turn("counted");
+	others_turn("recorded");
 	others_turn("kretprobe");
+	others_turn("entry-recorded");
 	others_turn("nothing");
+}
+
+void init_main(long *stack)
+{
+	words[0] = (char **)(stack + 1);
+	words[1] = words[0] + stack[0] + 1;
+	if (!number("boot", 0))
+		turns();
 	put_field("workload: done failed=", (unsigned long)failed);
 	end_line();
 	syscall4(SYS_reboot, (long)REBOOT_MAGIC1, REBOOT_MAGIC2, REBOOT_POWER_OFF, 0);
