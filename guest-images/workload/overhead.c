@@ -4,6 +4,7 @@
  *
  *   calls=N    calls of one loop
  *   rounds=N   loops of each turn, and one before that is not meant to count
+ *   warm=N     calls before the turn called "recorded", of which nobody takes the time
  *   boot=1     nothing of all this: it powers off at once
  *
  * Each loop is between two getpgrp(2) calls, so that somebody who watches those knows when it took place. Before the
@@ -94,7 +95,7 @@ static void own_turn(const char *definition, const char *enable_path)
 	write_file(events_path, O_TRUNC, "\n");
 }
 
-static void others_turn(const char *what)
+static void others_turn(const char *what, unsigned long warm)
 {
 	char byte;
 
@@ -102,6 +103,8 @@ static void others_turn(const char *what)
 	put(what);
 	end_line();
 	failed += syscall3(SYS_read, 0, (long)&byte, 1) != 1;
+	for (unsigned long call = 0; call < warm; call++)
+		syscall0(SYS_getppid);
 	turn();
 }
 
@@ -115,12 +118,12 @@ static void turns(void)
 	turn();
 	own_turn("p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable");
 	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
-	others_turn("kprobe");
-	others_turn("counted");
-	others_turn("recorded");
-	others_turn("kretprobe");
-	others_turn("entry-recorded");
-	others_turn("nothing");
+	others_turn("kprobe", 0);
+	others_turn("counted", 0);
+	others_turn("recorded", number("warm", 0));
+	others_turn("kretprobe", 0);
+	others_turn("entry-recorded", 0);
+	others_turn("nothing", 0);
 }
 
 void init_main(long *stack)

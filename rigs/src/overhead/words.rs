@@ -103,7 +103,8 @@ pub(super) const READING: &str = "
   rest of the path is outside the guest. In Bochs, where time is instructions, the times of o are the same numbers less the
   probed instruction, which is in the loop without a probe too.
 * **o** told as an event is what the guest does for it. Taking records out is the work of another thread, and not in the
-  time; how fast that is, is under Records. In **ro** the vCPU itself takes them out, at the return's exit.
+  time; how fast that is, is under Records. The ring has been around once before: the first use of each of its pages, which
+  21 records share, is a fault of the guest's memory that KVM answers, an exit that no probe counts. In **ro** the vCPU itself takes them out, at the return's exit.
 * Rows called k and r have functions without room for a jump, in the stock guest optimisation is off for them; a run in which
   a jump stands for one of them, or none for one of the others, fails.
 * **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the
