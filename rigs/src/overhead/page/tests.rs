@@ -1,4 +1,5 @@
 use super::*;
+use crate::line::Boot;
 
 fn line(way: &str, rounds_ns: &[u64], hits: u64, exits: u64) -> String {
     let timing = Line::Timing(Timing {
@@ -48,6 +49,44 @@ fn what_a_call_takes_without_the_probe_is_taken_off() {
     assert_eq!(cells(&page, "b: kprobe")[2..5], ["", "", ""]);
     assert_eq!(cells(&page, "k ≤ 1.3")[2], "yes: 1.20");
     assert_eq!(cells(&page, "r ≤ 2.5")[2], "**no**: 5.00");
+}
+
+#[test]
+fn what_was_to_be_reached_is_compared() {
+    let boot = |engine, ran_ns| {
+        let boot = Line::Boot(Boot {
+            backend: Backend::Local,
+            guest: "stock".to_owned(),
+            engine,
+            set_up_ns: vec![1_000_000],
+            ran_ns: vec![ran_ns],
+        });
+        serde_json::to_string(&boot).expect("json")
+    };
+    let jumps = WAYS.iter().filter(|way| way.jumps);
+    let jumps = jumps.map(|way| line(way.key, &[500], 1000, 0));
+    let others = [
+        // Nothing is a hit there, and calls count: three exits of ten.
+        line("filtered", &[500], 0, 3),
+        line("stock-none", &[10_000], 0, 0),
+        line("stock-own-kprobe", &[30_000], 0, 0),
+        line("stock-recorded", &[20_000], 10, 0),
+        line("records", &[1_000_000], 2000, 4),
+        line("taken-out", &[1230], 0, 0),
+        boot(false, 2_000_000_000),
+        boot(true, 3_000_000_000),
+    ];
+    let text: Vec<_> = jumps.chain(others).collect();
+    let page = page(&Found::from([(
+        Backend::Local,
+        Measured::read(&text.join("\n")),
+    )]));
+    assert_eq!(cells(&page, "o: no exits")[2], "**no**: 30.00");
+    assert_eq!(cells(&page, "o: a count")[2], "yes: 6.00");
+    assert_eq!(cells(&page, "o, a record")[2], "yes: 0.50");
+    assert_eq!(cells(&page, "local, stock | engine")[5], "1.500");
+    let records = "| local | 10 000 | 2.00 |  |  | 123 |";
+    assert!(page.contains(records), "{page}");
 }
 
 #[test]
