@@ -29,6 +29,7 @@
 //! | `detour` | what the host has put into the page tables is written to, and must not change |
 //! | `bench` | each function of `bench.S` is called N times, between marks |
 //! | `bench1` `bench2` | one of them is, by one processor or by two at the same time |
+//! | `record1` `record2` | the same with another of them |
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |

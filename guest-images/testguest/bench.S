@@ -77,9 +77,14 @@ SHORT bm_after
 SHORT bm_reads
 SHORT bm_returns
 SHORT bm_both
+LONG bm_recorded
+LONG bm_hist
+LONG bm_filtered
+LONG bm_returns_recorded
 FOR_THE_PROCESSOR bm_processor
 FOR_THE_PROCESSOR bm_copied
 FOR_THE_PROCESSOR bm_in_place
+FOR_THE_PROCESSOR bm_returns_copied
 
 /* void bm_out_to_device(u64 times): the loop of bm_out with the port in dx. */
 	.globl	bm_out_to_device

@@ -5,7 +5,8 @@
 typedef void loop(u64 times);
 
 loop bm_entry_loop, bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_loop, bm_handled_loop, bm_after_loop,
-	bm_reads_loop, bm_returns_loop, bm_both_loop, bm_processor_loop, bm_copied_loop, bm_in_place_loop;
+	bm_reads_loop, bm_returns_loop, bm_both_loop, bm_recorded_loop, bm_hist_loop, bm_filtered_loop,
+	bm_returns_recorded_loop, bm_processor_loop, bm_copied_loop, bm_in_place_loop, bm_returns_copied_loop;
 
 /* `which` loop begins or ends. */
 void bm_mark(u64 which, u64 ends);
@@ -14,7 +15,8 @@ void bm_mark(u64 which, u64 ends);
 static loop *const loops[] = {
 	bm_entry_loop,	 bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_loop,
 	bm_handled_loop, bm_after_loop,	   bm_reads_loop,  bm_returns_loop, bm_both_loop,
-	bm_processor_loop, bm_copied_loop, bm_in_place_loop,
+	bm_recorded_loop, bm_hist_loop, bm_filtered_loop, bm_returns_recorded_loop,
+	bm_processor_loop, bm_copied_loop, bm_in_place_loop, bm_returns_copied_loop,
 };
 
 int scenario_bench(u64 times)
@@ -30,14 +32,27 @@ int scenario_bench(u64 times)
 	return 0;
 }
 
-static int counted(struct percpu *cpu, u64 times)
+/* None of the loops above. */
+enum { OTHERS = 1000 };
+
+static int marked(struct percpu *cpu, loop *calls, u64 times)
 {
-	u64 which = (u64)(cpu - percpus);
+	u64 which = OTHERS + (u64)(cpu - percpus);
 
 	bm_mark(which, 0);
-	bm_counted_loop(times);
+	calls(times);
 	bm_mark(which, 1);
 	return 0;
+}
+
+static int counted(struct percpu *cpu, u64 times)
+{
+	return marked(cpu, bm_counted_loop, times);
+}
+
+static int recorded(struct percpu *cpu, u64 times)
+{
+	return marked(cpu, bm_recorded_loop, times);
 }
 
 int scenario_bench1(u64 times)
@@ -53,6 +68,23 @@ int scenario_bench2(u64 times)
 	if (run_on_both("bench2", counted, times))
 		return 1;
 	begin_ok("bench2");
+	end_line();
+	return 0;
+}
+
+int scenario_record1(u64 times)
+{
+	recorded(&percpus[0], times);
+	begin_ok("record1");
+	end_line();
+	return 0;
+}
+
+int scenario_record2(u64 times)
+{
+	if (run_on_both("record2", recorded, times))
+		return 1;
+	begin_ok("record2");
 	end_line();
 	return 0;
 }

@@ -213,6 +213,8 @@ int run_on_both(const char *scenario, int (*job)(struct percpu *cpu, u64 rounds)
 int scenario_bench(u64 times);
 int scenario_bench1(u64 times);
 int scenario_bench2(u64 times);
+int scenario_record1(u64 times);
+int scenario_record2(u64 times);
 
 /* detour.c */
 int scenario_detour(u64 writes);

@@ -47,6 +47,8 @@ static const struct scenario scenarios[] = {
 	{ "bench", scenario_bench, 100 },
 	{ "bench1", scenario_bench1, 100 },
 	{ "bench2", scenario_bench2, 100 },
+	{ "record1", scenario_record1, 100 },
+	{ "record2", scenario_record2, 100 },
 	{ "generated", scenario_generated, 0 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },

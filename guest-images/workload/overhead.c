@@ -4,6 +4,8 @@
  *
  *   calls=N    calls of one loop
  *   rounds=N   loops of each turn, and one before that is not meant to count
+ *   warm=N     calls before the turn called "recorded", of which nobody takes the time
+ *   boot=1     nothing of all this: it powers off at once
  *
  * Each loop is between two getpgrp(2) calls, so that somebody who watches those knows when it took place. Before the
  * turns of somebody from outside, it says so behind "overhead: wait ", and waits for a line of input. Behind "overhead:
@@ -93,7 +95,7 @@ static void own_turn(const char *definition, const char *enable_path)
 	write_file(events_path, O_TRUNC, "\n");
 }
 
-static void others_turn(const char *what)
+static void others_turn(const char *what, unsigned long warm)
 {
 	char byte;
 
@@ -101,25 +103,35 @@ static void others_turn(const char *what)
 	put(what);
 	end_line();
 	failed += syscall3(SYS_read, 0, (long)&byte, 1) != 1;
+	for (unsigned long call = 0; call < warm; call++)
+		syscall0(SYS_getppid);
 	turn();
 }
 
-void init_main(long *stack)
+static void turns(void)
 {
 	unsigned long first_cpu = 1;
 
-	words[0] = (char **)(stack + 1);
-	words[1] = words[0] + stack[0] + 1;
 	mount("proc", "/p");
 	mount("tracefs", "/t");
 	syscall3(SYS_sched_setaffinity, 0, sizeof first_cpu, (long)&first_cpu);
 	turn();
 	own_turn("p:self/own_kprobe __x64_sys_getppid", "/t/events/self/own_kprobe/enable");
 	own_turn("r:self/own_kretprobe __x64_sys_getppid", "/t/events/self/own_kretprobe/enable");
-	others_turn("kprobe");
-	others_turn("counted");
-	others_turn("kretprobe");
-	others_turn("nothing");
+	others_turn("kprobe", 0);
+	others_turn("counted", 0);
+	others_turn("recorded", number("warm", 0));
+	others_turn("kretprobe", 0);
+	others_turn("entry-recorded", 0);
+	others_turn("nothing", 0);
+}
+
+void init_main(long *stack)
+{
+	words[0] = (char **)(stack + 1);
+	words[1] = words[0] + stack[0] + 1;
+	if (!number("boot", 0))
+		turns();
 	put_field("workload: done failed=", (unsigned long)failed);
 	end_line();
 	syscall4(SYS_reboot, (long)REBOOT_MAGIC1, REBOOT_MAGIC2, REBOOT_POWER_OFF, 0);

@@ -36,6 +36,8 @@ pub enum Line {
     Timing(Timing),
     /// Probes were armed all at once.
     Arming(Arming),
+    /// A stock guest was started and powered off at once, time after time.
+    Boot(Boot),
     /// All cases have ended: the last line.
     End {
         /// On which kind of KVM.
@@ -144,6 +146,21 @@ pub struct Arming {
     /// By so many bytes the VMM's resident memory was larger with the first of them; those kept for the guest's pages
     /// are among them.
     pub resident_bytes: u64,
+}
+
+/// How long a stock guest took to its end that does nothing but boot, time after time.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Boot {
+    /// On which kind of KVM.
+    pub backend: Backend,
+    /// Which guest.
+    pub guest: String,
+    /// Whether there was an engine, without a probe; or nobody who handles traps.
+    pub engine: bool,
+    /// From the kernel's file to a machine that is ready to run, nanoseconds.
+    pub set_up_ns: Vec<u64>,
+    /// From the first instruction to the end, nanoseconds.
+    pub ran_ns: Vec<u64>,
 }
 
 impl Line {

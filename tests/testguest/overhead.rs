@@ -9,13 +9,16 @@ use hyprobe_rigs::overhead::{Overhead, WAYS};
 const CALLS: u64 = 20;
 const ROUNDS: usize = 2;
 /// Exits of ten hits.
-const EXITS: [(&str, u64); 5] = [
+const EXITS: [(&str, u64); 6] = [
     ("counted", 10),
+    ("told", 10),
     ("handled", 10),
     ("copied", 10),
     ("returns", 20),
     ("in-place", 20),
 ];
+/// Hits before the first that is recorded, at the most; each exits.
+const FIRST_HITS: u64 = 10;
 
 #[test]
 fn every_way_is_measured() {
@@ -39,7 +42,7 @@ fn every_way_is_measured() {
         _ => None,
     });
     let timings: BTreeMap<_, _> = timings.collect();
-    let rates = [("rate", 1), ("rate", 2)];
+    let rates = [("rate", 1), ("rate", 2), ("records", 1), ("records", 2)];
     for (way, cpus) in WAYS.iter().map(|way| (way.key, 1)).chain(rates) {
         let timing = timings.get(&(way.to_owned(), cpus)).expect(way);
         assert_eq!(timing.rounds_ns.len(), ROUNDS, "{timing:?}");
@@ -50,4 +53,15 @@ fn every_way_is_measured() {
         assert_eq!(timing.exits * 10, timing.hits * expected, "{timing:?}");
         assert!(timing.hits >= CALLS * ROUNDS as u64, "{timing:?}");
     }
+    for way in WAYS.iter().filter(|way| way.jumps) {
+        let timing = &timings[&(way.key.to_owned(), 1)];
+        // A return exits.
+        let returns = if way.key == "returns-recorded" {
+            timing.hits
+        } else {
+            0
+        };
+        assert!(timing.exits <= returns + FIRST_HITS, "{timing:?}");
+    }
+    assert_eq!(timings[&("filtered".to_owned(), 1)].hits, 0);
 }

@@ -72,7 +72,7 @@ pub(super) const SITE_SHIFT: u32 = u32::BITS - SITE_BITS;
 const _: () = assert!(SITES + 8 * (1 << SITE_BITS) <= super::place::REGION_BYTES);
 
 /// Where an address is in the table, from the beginning of that.
-fn site_offset(site: Gva) -> u64 {
+pub(super) fn site_offset(site: Gva) -> u64 {
     let [a, b, c, d, ..] = site.0.to_le_bytes();
     let low = u32::from_le_bytes([a, b, c, d]);
     u64::from(low.wrapping_mul(SITE_FACTOR) >> SITE_SHIFT) * 8

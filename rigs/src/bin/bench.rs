@@ -26,6 +26,9 @@ struct Arguments {
     /// Its initramfs.
     #[arg(long)]
     initrd: Option<PathBuf>,
+    /// The kernel as it is packed, to run in QEMU beside this.
+    #[arg(long, requires = "kernel")]
+    image: Option<PathBuf>,
     /// Only measurements whose name contains this.
     #[arg(long, default_value = "")]
     only: String,
@@ -62,7 +65,11 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> ExitCode {
     let stock = arguments.kernel.as_deref().zip(arguments.initrd.as_deref());
-    let stock = stock.map(|(kernel, initrd)| Stock { kernel, initrd });
+    let stock = stock.map(|(kernel, initrd)| Stock {
+        kernel,
+        initrd,
+        image: arguments.image.as_deref(),
+    });
     let overhead = Overhead {
         backend: arguments.backend,
         guest: &arguments.guest,

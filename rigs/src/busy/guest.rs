@@ -91,7 +91,7 @@ fn contains(console: &[u8], text: &str) -> bool {
 /// A running guest, in the hands of the thread that drives it.
 #[derive(Debug)]
 pub(crate) struct Live<'a> {
-    pub(crate) engine: &'a Engine,
+    pub(crate) engine: &'a Arc<Engine>,
     pub(crate) control: &'a Control,
     seen: &'a Seen,
     input: UnixStream,

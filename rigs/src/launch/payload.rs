@@ -6,6 +6,7 @@ use guest_images::{Progress, workload};
 use vmm::boot::KernelFile;
 
 use super::{Launch, LaunchError, error, stock};
+use crate::line::Backend;
 use crate::outer::{GUEST_PATH, INITRD_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH};
 
 /// A program of this package.
@@ -91,6 +92,13 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 std::fs::write(&initrd, initramfs.build()?)
                     .map_err(error::file("write", &initrd))?;
                 files.push(given("--initrd", STOCK_INITRD_PATH, initrd));
+                // There is a QEMU only where there is no Linux of ours around.
+                if launch.backend == Backend::Local {
+                    options.extend([
+                        "--image".to_owned(),
+                        stock::image()?.path().display().to_string(),
+                    ]);
+                }
             }
             (files, 1280)
         }

@@ -20,7 +20,8 @@ pub(super) struct Stock {
     pub(super) cpus: u8,
 }
 
-fn image() -> Result<Image, LaunchError> {
+/// It, as it is packed.
+pub(super) fn image() -> Result<Image, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
     })?;

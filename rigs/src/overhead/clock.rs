@@ -1,9 +1,9 @@
 //! When a loop of calls began and ended, by the clocks outside.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use probes::{Action, Handler, HitContext, NewProbe, PreOutcome};
+use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome};
 
 use super::nanos;
 use crate::contract::new_probe;
@@ -13,9 +13,12 @@ use crate::contract::new_probe;
 pub(super) struct Mark {
     /// RDI there.
     pub(super) first_argument: u64,
+    /// By the clock.
     pub(super) at: Instant,
     /// Of the vCPU's thread: what else the host does is not in it.
     cpu_time: Duration,
+    /// Records that were taken out there, and how long that took.
+    pub(super) taken_out: (usize, Duration),
 }
 
 /// The time that the calling thread has had, in the guest, in KVM and in the VMM.
@@ -28,7 +31,10 @@ fn cpu_time() -> Duration {
 
 /// The marks, in the order in which they were hit.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock(Arc<Mutex<Vec<Mark>>>);
+pub(super) struct Clock {
+    marks: Arc<Mutex<Vec<Mark>>>,
+    engine: Arc<OnceLock<Arc<Engine>>>,
+}
 
 impl Clock {
     /// The probe at `mark`, which is called before and after each loop.
@@ -40,20 +46,32 @@ impl Clock {
     }
 
     pub(super) fn marks(&self) -> Vec<Mark> {
-        self.0
+        self.marks
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone()
+    }
+
+    /// From now on what a loop has recorded is taken out at the mark behind it. By the clock, that is part of the loop.
+    pub(super) fn takes_out(&self, engine: &Arc<Engine>) {
+        self.engine.get_or_init(|| Arc::clone(engine));
     }
 }
 
 impl Handler for Clock {
     fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
-        let mut marks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = cpu_time();
+        let engine = self.engine.get();
+        let taken = engine.map_or(0, |engine| engine.take_out_records());
+        // That is in no loop's processor time: neither of the one that ends here nor of the one that begins.
+        let ends = marks.len() % 2 == 1 || engine.is_none();
+        let after = cpu_time();
         marks.push(Mark {
             first_argument: hit.regs().rdi,
             at: Instant::now(),
-            cpu_time: cpu_time(),
+            cpu_time: if ends { before } else { after },
+            taken_out: (taken, after.saturating_sub(before)),
         });
         PreOutcome::Continue
     }

@@ -3,7 +3,9 @@
 //! Nothing is worked out here: what is printed are times of loops, as they were taken, and [`page`] makes the table of them.
 
 mod arming;
+mod boot;
 mod clock;
+mod gdbstub;
 pub mod page;
 mod stock;
 mod test_guest;
@@ -48,6 +50,8 @@ pub struct Stock<'a> {
     pub kernel: &'a Path,
     /// An initramfs whose init is [`guest_images::workload::build_overhead`]'s.
     pub initrd: &'a Path,
+    /// The kernel as it is packed, where there is a QEMU to run it in.
+    pub image: Option<&'a Path>,
 }
 
 /// A measurement: its lines, or what is wrong.
@@ -85,14 +89,23 @@ impl Overhead<'_> {
         )?;
         let (mut cases, mut failed) = (0, 0);
         let has_stock = self.stock.is_some();
+        let has_image = self.stock.is_some_and(|stock| stock.image.is_some());
         // A clock that Bochs or QEMU makes says nothing of how long it takes.
         let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
-        let measurements: [(&str, bool, &dyn Fn() -> Measured); 5] = [
+        let is_fast = !matches!(backend, Backend::Intel | Backend::Amd);
+        let measurements: [(&str, bool, &dyn Fn() -> Measured); 9] = [
             ("ways", true, &|| test_guest::ways(self, &bench)),
             ("rate/1", true, &|| test_guest::rate(self, &bench, 1)),
             ("rate/2", true, &|| test_guest::rate(self, &bench, 2)),
+            ("records/1", true, &|| test_guest::records(self, &bench, 1)),
+            ("records/2", true, &|| test_guest::records(self, &bench, 2)),
             ("stock", runs_stock, &|| stock::stock(self, &bench)),
-            ("arming", has_stock, &|| arming::arming(self, &bench)),
+            ("boot", runs_stock && is_fast, &|| boot::boot(self, &bench)),
+            ("gdbstub", has_image, &|| gdbstub::gdbstub(self)),
+            // Bochs would take minutes to look up so many probes.
+            ("arming", has_stock && is_fast, &|| {
+                arming::arming(self, &bench)
+            }),
         ];
         for (name, possible, measure) in measurements {
             if !possible || !name.contains(self.only) {

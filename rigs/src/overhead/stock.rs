@@ -5,6 +5,7 @@ use std::time::Duration;
 use probes::{NewProbe, ProbeSummary};
 
 use super::clock::Clock;
+use super::test_guest::{ONCE_AROUND, is_optimised};
 use super::ways::counted;
 use super::{Measured, Overhead};
 use crate::busy::guest::{Guest, Live};
@@ -17,24 +18,54 @@ use vmm::boot::KernelFile;
 pub(super) const NAME: &str = "debian-6.1";
 /// Probed before and after each loop.
 const MARK: &str = "kprobe:__x64_sys_getpgrp";
-/// What the guest waits for, what is put there then, and whether it is only counted.
-const OURS: [(&str, &str, bool); 3] = [
-    ("kprobe", "kprobe:__x64_sys_getppid", false),
-    ("counted", "kprobe:__x64_sys_getppid", true),
-    ("kretprobe", "kretprobe:__x64_sys_getppid", false),
+
+/// What the guest waits for, and what is put there then.
+struct Turn {
+    word: &'static str,
+    spec: &'static str,
+    only_counts: bool,
+    /// Whether a jump may stand for its plant.
+    jumps: bool,
+}
+
+const ENTRY: &str = "kprobe:__x64_sys_getppid";
+const RETURN: &str = "kretprobe:__x64_sys_getppid";
+
+const fn turn(word: &'static str, spec: &'static str, only_counts: bool, jumps: bool) -> Turn {
+    Turn {
+        word,
+        spec,
+        only_counts,
+        jumps,
+    }
+}
+
+const OURS: [Turn; 5] = [
+    turn("kprobe", ENTRY, false, false),
+    turn("counted", ENTRY, true, true),
+    turn("recorded", ENTRY, false, true),
+    turn("kretprobe", RETURN, false, false),
+    turn("entry-recorded", RETURN, false, true),
 ];
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.
-pub(super) const TURNS: [(&str, &str); 7] = [
+pub(super) const TURNS: [(&str, &str); 9] = [
     ("stock-none", "no probe"),
-    ("stock-own-kprobe", "the guest's own kprobe event"),
+    (OWN_KPROBE, "the guest's own kprobe event"),
     ("stock-own-kretprobe", "the guest's own kretprobe event"),
-    ("stock-kprobe", "k: ours"),
+    ("stock-kprobe", "k: ours, told as an event"),
     ("stock-counted", "o: ours, counted, by a jump"),
-    ("stock-kretprobe", "r: ours"),
+    (RECORDED, "o: ours, told as an event, by a jump"),
+    ("stock-kretprobe", "r: ours, told as an event"),
+    (
+        "stock-entry-recorded",
+        "ro: ours, told as an event, entry recorded",
+    ),
     ("stock-none-again", "no probe, again"),
 ];
+/// Compared with each other.
+pub(super) const OWN_KPROBE: &str = "stock-own-kprobe";
+pub(super) const RECORDED: &str = "stock-recorded";
 
 pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let files = overhead.stock.ok_or("no stock kernel")?;
@@ -50,8 +81,15 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         cpus: 1,
     };
     let clock = Clock::default();
-    let parameters = format!("calls={} rounds={}", overhead.calls, overhead.rounds);
-    let (ran, ours) = guest.run(&parameters, &[clock.probe(MARK)], LIMIT, drive)?;
+    let parameters = format!(
+        "calls={} rounds={} warm={ONCE_AROUND}",
+        overhead.calls, overhead.rounds
+    );
+    let limit = overhead.timeout;
+    let (ran, ours) = guest.run(&parameters, &[clock.probe(MARK)], limit, |live| {
+        clock.takes_out(live.engine);
+        drive(live, limit)
+    })?;
     // The first loop of each turn is the one that nothing is made of.
     let loops = overhead.rounds + 1;
     let made = overhead.calls * loops as u64;
@@ -68,14 +106,17 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let turns = TURNS.iter().zip(marks.chunks_exact(2 * loops));
     turns
         .map(|((way, _), marks)| {
-            let own = OURS.iter().zip(&ours);
-            let probe = own
-                .filter(|((word, ..), _)| way.strip_prefix("stock-") == Some(*word))
-                .map(|(_, probe)| probe)
-                .next();
-            if let Some(wrong) = probe.filter(|probe| probe.hits != made) {
-                return Err(format!("{made} hits expected: {wrong:?}"));
+            let mut own = OURS.iter().zip(&ours);
+            let own = own.find(|(turn, _)| way.strip_prefix("stock-") == Some(turn.word));
+            let is_wrong = |(turn, probe): &(&Turn, &ProbeSummary)| {
+                let warm = if *way == RECORDED { ONCE_AROUND } else { 0 };
+                probe.hits != made + warm || is_optimised(probe) != turn.jumps
+            };
+            if let Some((turn, probe)) = own.filter(is_wrong) {
+                let jumps = turn.jumps;
+                return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
             }
+            let probe = own.map(|(_, probe)| probe);
             Ok(Line::Timing(Timing {
                 backend: overhead.backend,
                 guest: NAME.to_owned(),
@@ -91,25 +132,33 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
 }
 
 /// Adds each of our probes for its turn, and takes it away behind it; gives what they counted.
-fn drive(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
+fn drive(live: &Live<'_>, limit: Duration) -> Result<Vec<ProbeSummary>, String> {
     let mut ours = Vec::new();
-    let turns = OURS.iter().map(|(word, ..)| *word).chain(["nothing"]);
-    for ((word, spec, only_counts), next) in OURS.into_iter().zip(turns.skip(1)) {
-        live.await_text(&format!("overhead: wait {word}"), LIMIT)?;
-        let new: NewProbe = if only_counts {
-            counted(spec)
+    let words = OURS.iter().map(|turn| turn.word).chain(["nothing"]);
+    for (turn, next) in OURS.iter().zip(words.skip(1)) {
+        live.await_text(&format!("overhead: wait {}", turn.word), limit)?;
+        let new: NewProbe = if turn.only_counts {
+            counted(turn.spec)
         } else {
-            new_probe(spec)
+            new_probe(turn.spec)
         };
+        live.engine
+            .set_optimising(&live.control.pause_all(), turn.jumps)
+            .map_err(chain)?;
+        let prepared = live.engine.prepare(&[new]).map_err(chain)?;
         let ids = live
             .engine
-            .register(&live.control.pause_all(), &[new])
+            .register_prepared(&live.control.pause_all(), prepared)
             .map_err(chain)?;
         live.type_line()?;
         let next = format!("overhead: wait {next}");
-        live.await_text(&next, LIMIT)?;
+        live.await_text(&next, limit)?;
         let summaries = live.engine.summaries();
-        ours.extend(summaries.into_iter().filter(|probe| probe.probe == spec));
+        ours.extend(
+            summaries
+                .into_iter()
+                .filter(|probe| probe.probe == turn.spec),
+        );
         live.engine
             .unregister(&live.control.pause_all(), &ids)
             .map_err(chain)?;

@@ -3,19 +3,31 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 
-use probes::{Event, EventSink};
+use probes::{Event, EventSink, NewProbe, ProbeSummary, Tier};
 
 use super::clock::{Clock, Mark, spans};
 use super::ways::counted;
 use super::{Measured, Overhead, WAYS, nanos};
-use crate::contract::{Bench, Here};
+use crate::contract::{Bench, Here, new_probe};
 use crate::line::{Line, Timing};
 
 /// The guest's name in the lines.
 const NAME: &str = "test";
 const MARK: &str = "kprobe:bm_mark";
+/// What it is called in the lines that the VMM takes records out.
+pub(super) const TAKEN_OUT: &str = "taken-out";
 /// Calls before the first loop that is kept: the first hits make copies and plant return sites.
 const WARM_UP: u64 = 10;
+
+/// Five hundred calls of the other loops are fifty thousand of these: the ring has room for seven thousand.
+const RECORDS_FOR_A_CALL: u64 = 100;
+/// So many records come to each slot of the ring: a first use is a fault of the guest's memory, which no probe counts.
+pub(super) const ONCE_AROUND: u64 = 9000;
+const RECORD_ROUNDS: usize = 5;
+/// Scenarios come behind it.
+const RUN: &str = "run=";
+/// So many are enough to say how long one takes.
+const ENOUGH_RECORDS: usize = 20;
 
 /// Nobody listens.
 #[derive(Debug)]
@@ -30,7 +42,7 @@ impl EventSink for Nobody {
 /// Every way in turn, and all of them again in each round: what changes meanwhile changes for all of them.
 pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let clock = Clock::default();
-    let mut probes = vec![clock.probe(MARK)];
+    let mut probes = Vec::new();
     let mut owners = vec![None];
     for (number, way) in WAYS.iter().enumerate() {
         let new = way.probes();
@@ -38,11 +50,18 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         probes.extend(new);
     }
     let here = Here::new(bench, None, 1);
-    let ran = here
-        .guest(&cmdline("bench", overhead))
-        .with(probes)
-        .prepare_with(|_| Arc::new(Nobody))
-        .run();
+    let prepared = here
+        .guest(&cmdline("bench", overhead).replacen(
+            RUN,
+            &format!("{RUN}record1={ONCE_AROUND},"),
+            1,
+        ))
+        .with([clock.probe(MARK)])
+        .prepare_with(|_| Arc::new(Nobody));
+    // So that it is known what the kernel's code is like, and how fast its clock is, before the first hit.
+    let _ = prepared.register(&probes);
+    clock.takes_out(prepared.session.engine());
+    let ran = prepared.run();
     ran.assert_good();
     let marks = clock.marks();
     let mut lines = Vec::new();
@@ -54,6 +73,9 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         let own = ran.summary.probes.iter().zip(&owners);
         let own = own.filter(|(_, owner)| **owner == Some(number));
         let own: Vec<_> = own.map(|(probe, _)| probe).collect();
+        if let Some(wrong) = own.iter().find(|probe| is_optimised(probe) != way.jumps) {
+            return Err(format!("not what {:?} says: {wrong:?}", way.title));
+        }
         lines.push(Line::Timing(Timing {
             backend: overhead.backend,
             guest: NAME.to_owned(),
@@ -66,20 +88,68 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
             exits: own.iter().map(|probe| probe.exits).max().unwrap_or(0),
         }));
     }
+    lines.extend(taken_out(overhead, &marks).map(Line::Timing));
     Ok(lines)
+}
+
+/// How long it takes to take out as many records as a loop has calls: by what was found at each mark, if that was enough.
+/// The rest had been taken out meanwhile, by the thread that does so now and then.
+fn taken_out(overhead: &Overhead<'_>, marks: &[Mark]) -> Option<Timing> {
+    let enough = marks
+        .iter()
+        .filter(|mark| mark.taken_out.0 >= ENOUGH_RECORDS);
+    let for_all = enough.map(|mark| {
+        let (taken, took) = mark.taken_out;
+        nanos(took).saturating_mul(overhead.calls) / taken as u64
+    });
+    let rounds_ns: Vec<_> = for_all.collect();
+    (!rounds_ns.is_empty()).then(|| Timing {
+        backend: overhead.backend,
+        guest: NAME.to_owned(),
+        way: TAKEN_OUT.to_owned(),
+        cpus: 1,
+        calls: overhead.calls,
+        rounds_ns,
+        hits: 0,
+        exits: 0,
+    })
 }
 
 /// A counted probe, hit by one processor or by two at the same time.
 pub(super) fn rate(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured {
+    let probe = counted("kprobe:bm_counted");
+    hit_by(overhead, bench, cpus, ("rate", "bench", probe))
+}
+
+/// One whose hits are recorded, as fast as they can: the ring becomes full.
+pub(super) fn records(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured {
+    let probe = new_probe("kprobe:bm_recorded");
+    let many = Overhead {
+        calls: overhead.calls.max(1) * RECORDS_FOR_A_CALL,
+        rounds: overhead.rounds.min(RECORD_ROUNDS),
+        ..*overhead
+    };
+    hit_by(&many, bench, cpus, ("records", "record", probe))
+}
+
+fn hit_by(
+    overhead: &Overhead<'_>,
+    bench: &Bench,
+    cpus: u8,
+    (way, scenario, probe): (&str, &str, NewProbe),
+) -> Measured {
     let clock = Clock::default();
     let here = Here::new(bench, None, cpus);
-    let ran = here
-        .guest(&cmdline(&format!("bench{cpus}"), overhead))
-        .with([clock.probe(MARK), counted("kprobe:bm_counted")])
-        .prepare_with(|_| Arc::new(Nobody))
-        .run();
+    let prepared = here
+        .guest(&cmdline(&format!("{scenario}{cpus}"), overhead))
+        .with([clock.probe(MARK)])
+        .prepare_with(|_| Arc::new(Nobody));
+    let name = probe.spec.to_string();
+    let _ = prepared.register(&[probe]);
+    clock.takes_out(prepared.session.engine());
+    let ran = prepared.run();
     ran.assert_good();
-    let probe = ran.probe("kprobe:bm_counted");
+    let probe = ran.probe(&name);
     let expected = u64::from(cpus) * (overhead.calls * overhead.rounds as u64 + WARM_UP);
     if probe.hits != expected {
         return Err(format!("{} hits of {expected}", probe.hits));
@@ -88,7 +158,7 @@ pub(super) fn rate(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured
     Ok(vec![Line::Timing(Timing {
         backend: overhead.backend,
         guest: NAME.to_owned(),
-        way: "rate".to_owned(),
+        way: way.to_owned(),
         cpus,
         calls: overhead.calls,
         rounds_ns: rounds(&marks, usize::from(cpus)),
@@ -97,13 +167,18 @@ pub(super) fn rate(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured
     })])
 }
 
+/// A jump stands for its plant.
+pub(super) fn is_optimised(probe: &ProbeSummary) -> bool {
+    probe.tier == Some(Tier::Optimised)
+}
+
 fn cmdline(scenario: &str, overhead: &Overhead<'_>) -> String {
     let loops = repeat_n(overhead.calls, overhead.rounds);
     let scenarios: Vec<_> = std::iter::once(WARM_UP)
         .chain(loops)
         .map(|calls| format!("{scenario}={calls}"))
         .collect();
-    format!("run={}", scenarios.join(","))
+    format!("{RUN}{}", scenarios.join(","))
 }
 
 /// The marks of loop `which`.

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use introspect::Gva;
+use probes::program::{Aggregate, Filter};
 use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
 
 use crate::contract::new_probe;
@@ -20,8 +21,11 @@ pub struct Way {
     /// VM exits a hit, where the engine does not count them itself.
     pub exits: Option<u64>,
     /// Instructions that the guest's processor begins because of a hit, those that leave the guest and the probed one
-    /// included; counted in the code.
+    /// included; counted in the code, those of detours by the test
+    /// `what_a_hit_takes_is_what_the_table_says` in `probes/src/detour/code/tests.rs`.
     pub instructions: Option<u64>,
+    /// Whether a jump stands for the plant.
+    pub jumps: bool,
     probes: fn() -> Vec<NewProbe>,
 }
 
@@ -38,7 +42,20 @@ const fn way(
         title,
         exits: None,
         instructions: Some(instructions),
+        jumps: false,
         probes,
+    }
+}
+
+const fn jump(
+    key: &'static str,
+    title: &'static str,
+    instructions: u64,
+    probes: fn() -> Vec<NewProbe>,
+) -> Way {
+    Way {
+        jumps: true,
+        ..way(key, "entry", title, instructions, probes)
     }
 }
 
@@ -49,24 +66,21 @@ const fn bare(key: &'static str, title: &'static str) -> Way {
         title,
         exits: Some(0),
         instructions: None,
+        jumps: false,
         probes: Vec::new,
     }
 }
 
 /// In the order in which the scenario `bench` of the test guest calls their functions.
-pub const WAYS: [Way; 13] = [
+pub const WAYS: [Way; 18] = [
     bare("entry", "a call of the function, no probe"),
     Way {
         exits: Some(1),
         ..way("floor", "entry", "floor: `out` to a device", 1, Vec::new)
     },
-    way(
-        "jumped",
-        "entry",
-        "o: kprobe, counted, by a jump",
-        6,
-        || vec![counted("kprobe:bm_jumped")],
-    ),
+    jump("jumped", "o: kprobe, counted, by a jump", 6, || {
+        vec![counted("kprobe:bm_jumped")]
+    }),
     way("counted", "entry", "k: kprobe, counted", 1, || {
         vec![counted("kprobe:bm_counted")]
     }),
@@ -113,6 +127,35 @@ pub const WAYS: [Way; 13] = [
             ]
         },
     ),
+    jump(
+        "recorded",
+        "o: kprobe, told as an event, by a jump (a record)",
+        51,
+        || vec![new_probe("kprobe:bm_recorded")],
+    ),
+    jump("hist", "o: histogram of an argument by a jump", 20, || {
+        vec![NewProbe {
+            action: Action::Aggregate(parsed::<Aggregate>("hist(arg0)")),
+            ..new_probe("kprobe:bm_hist")
+        }]
+    }),
+    jump(
+        "filtered",
+        "o: kprobe with a filter that turns the hit away",
+        15,
+        || {
+            vec![NewProbe {
+                filter: Some(parsed::<Filter>("arg0 == 0")),
+                ..new_probe("kprobe:bm_filtered")
+            }]
+        },
+    ),
+    jump(
+        "returns-recorded",
+        "ro: return probe whose entry is recorded (counted)",
+        60,
+        || vec![counted("kretprobe:bm_returns_recorded")],
+    ),
     bare("processor", "a call of a function with `rdtsc`, no probe"),
     way(
         "copied",
@@ -127,6 +170,13 @@ pub const WAYS: [Way; 13] = [
         "s: kprobe on `rdtsc` with a post-handler, in place",
         3,
         || vec![handled("kprobe:bm_in_place", true)],
+    ),
+    way(
+        "returns-copied",
+        "processor",
+        "rb: return probe of a function that begins with `rdtsc`, by a copy, counted",
+        4,
+        || vec![counted("kretprobe:bm_returns_copied")],
     ),
 ];
 
@@ -150,6 +200,13 @@ fn handled(spec: &str, post: bool) -> NewProbe {
         action: Action::Handle(Arc::new(Reads { post })),
         ..new_probe(spec)
     }
+}
+
+fn parsed<P: std::str::FromStr>(program: &str) -> P
+where
+    P::Err: std::fmt::Debug,
+{
+    program.parse().expect(program)
 }
 
 /// A handler that looks at the registers.

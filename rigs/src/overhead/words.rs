@@ -22,7 +22,8 @@ pub(super) const STOCK: &str = "
 
 A getppid(2) of a stock guest with one vCPU, in one boot: with nothing at `__x64_sys_getppid`, with an event of the guest's
 own there (tracefs), with ours, added while the guest runs. Times as above. The guest's own write a record into its ring
-buffer; ours go to a sink that drops them. At the entry of a function the guest's own kprobes are calls of ftrace's, without
+buffer; ours go to a sink that drops them, those that are recorded in the guest behind each loop: that is not in the time of
+it. In nanoseconds, in Bochs in instructions. At the entry of a function the guest's own kprobes are calls of ftrace's, without
 a trap.
 
 ";
@@ -36,13 +37,43 @@ with others, the median says how much they had of them.
 
 ";
 
+pub(super) const GDBSTUB: &str = "
+For scale: a breakpoint at the same function of the same guest by QEMU's gdbstub, with QEMU's TCG on the machine itself and
+without KVM. The client does what a debugger does that continues each time, and no more: breakpoint away, one step,
+breakpoint back, continue. By the clock, from stop to stop.
+
+";
+
+pub(super) const RECORDS: &str = "
+## Records
+
+Hits a second, or in a thousand million instructions of each processor, of a kprobe whose hits are told as events by a
+jump, on vCPUs that do nothing else, until all records are taken out of the ring. They go to a sink that drops them. A hit
+that finds the ring full exits. To take one out is what the VMM does for a record, on whichever thread does it:
+nanoseconds, in Bochs instructions.
+
+";
+
+pub(super) const BOOTS: &str = "
+## Booting
+
+A stock guest with one vCPU whose init powers off at once: with an engine that has no probe, and with a machine whose traps
+nobody looks at. In turns, by the clock: medians, and in brackets the quartiles. To set up is to read and load the kernel,
+and with an engine its symbols. An engine plants in functions that the kernel calls when it patches itself, panics or loads
+modules, whatever it is asked for.
+
+";
+
 pub(super) const ARMING: &str = "
 ## Arming
 
 So many kprobes, spread over a stock kernel that is loaded and has not run yet. They are looked up while a guest runs on,
 and planted or removed while it is paused. Milliseconds, medians. What it takes goes by stretches of planted pages more
 than by probes: each is a slot of KVM's own as long as the kernel has not patched itself. A thousand probes that lie apart
-make a thousand slots; with forty thousand, most pages have one, and the stretches are long.
+make a thousand slots; with forty thousand, most pages have one, and the stretches are long. Memory is by how much the
+VMM's resident memory is larger when they are planted; what fits into memory that it has already is not seen in it. A jump
+takes room in the region of detours besides, 2 MiB: 32 bytes to count, 64 for a histogram, 224 for a record, 272 where
+calls are recorded (a test counts that, too), and the ring is 1.6 MiB of another 2 MiB.
 
 ";
 
@@ -64,9 +95,18 @@ pub(super) const READING: &str = "
   its sections may have been measured under different loads: compare within one.
 * **Exits** are counted by the engine, at each plant and stop; those of the floor and of calls without probes are what
   the code says.
-* **Guest instructions** are counted in the code, not measured: what the guest's processor begins because of the hit,
-  instructions that leave the guest included. o: the jump, three that count, the instruction, the jump back. k: the plant. b: the plant, the copy, the copy's jump. s: the plant, the
-  instruction, the stop. r: the plants at entry and return. The rest of the path is outside the guest.
+* **Guest instructions** are what the guest's processor begins because of the hit, the probed instruction and those that
+  leave the guest included. For o they are counted by a test that executes the detours
+  (`probes/src/detour/code/tests.rs`), from the jump to the instruction behind the probed one, in a ring that has room. The
+  others are counted in the code. k: the plant. b: the plant, the copy, the copy's jump. s: the plant, the instruction, the
+  stop. r: the plants at entry and return. ro: the detour, the plant at the return. rb: as b, the plant at the return. The
+  rest of the path is outside the guest. In Bochs, where time is instructions, the times of o are the same numbers less the
+  probed instruction, which is in the loop without a probe too.
+* **o** told as an event is what the guest does for it. Taking records out is the work of another thread, and not in the
+  time; how fast that is, is under Records. The ring has been around once before: the first use of each of its pages, which
+  21 records share, is a fault of the guest's memory that KVM answers, an exit that no probe counts. In **ro** the vCPU itself takes them out, at the return's exit.
+* Rows called k and r have functions without room for a jump, in the stock guest optimisation is off for them; a run in which
+  a jump stands for one of them, or none for one of the others, fails.
 * **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the
   registers are handed back to KVM.
 * **r** is two k, a look at the stack for the return address, and the list of calls. The look is the difference between

@@ -39,7 +39,11 @@ impl Found {
                         found.runs.insert(backend, Run { date, about });
                     }
                     Line::Case(case) => found.keep(case),
-                    Line::Host { .. } | Line::Timing(_) | Line::Arming(_) | Line::End { .. } => (),
+                    Line::Host { .. }
+                    | Line::Timing(_)
+                    | Line::Arming(_)
+                    | Line::Boot(_)
+                    | Line::End { .. } => (),
                 }
             }
         }

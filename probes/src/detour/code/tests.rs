@@ -10,6 +10,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::PlantByte;
+use crate::detour::ring;
 use crate::guest::GuestMemory;
 use crate::guest::fake::{FakeMemory, FakeVcpu};
 use crate::hit::{Passed, pass};
@@ -24,6 +25,10 @@ const WORDS: Gva = Gva(0x30000);
 const NUMBER: u64 = 0x40000;
 const TASK: u64 = 0x40008;
 const STACK: u64 = 0x50000;
+const RING: Gva = Gva(0x60000);
+/// The emulator leaves it to the processor.
+const RDTSC: [u8; 2] = [0x0f, 0x31];
+const TIME: u64 = 0x1234_5678;
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CPU_NUMBER: u64 = 5;
 const CURRENT_TASK: u64 = 0xffff_8880_0123_4567;
@@ -62,17 +67,27 @@ impl Machine {
 
     /// From the detour's beginning to one of these addresses. Returns which.
     fn run(&mut self, stops: &[Gva]) -> Gva {
+        self.executed(stops).0
+    }
+
+    /// The same, and how many instructions that took.
+    fn executed(&mut self, stops: &[Gva]) -> (Gva, u64) {
         let memory: Arc<dyn GuestMemory> = self.memory.clone();
         let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
         self.vcpu.regs.rip = DETOUR.0;
-        for _ in 0..500 {
+        for number in 0..500 {
             let rip = Gva(self.vcpu.regs.rip);
             if stops.contains(&rip) {
-                return rip;
+                return (rip, number);
             }
             let mut bytes = [0; MAX_LENGTH_BYTES];
             memory.read(Gpa(rip.0), &mut bytes).expect("memory");
             let decoded = decode(&bytes, rip).expect("an instruction");
+            if decoded.bytes() == RDTSC {
+                (self.vcpu.regs.rax, self.vcpu.regs.rdx) = (TIME, 0);
+                self.vcpu.regs.rip += RDTSC.len() as u64;
+                continue;
+            }
             let passed = pass(
                 &mut self.vcpu,
                 memory.as_ref(),
@@ -207,6 +222,49 @@ fn near(aggregate: &Aggregate, mut regs: vmm::kvm_regs, by: i64) -> vmm::kvm_reg
         (regs.rdi, regs.rsi, regs.rax, regs.rcx, regs.rdx) = (value, value, value, value, value);
     }
     regs
+}
+
+/// Instructions from the jump at the probed one to that behind it, with room in the ring; and the detour's bytes.
+fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
+    let filter = filter.map(|text| text.parse::<Filter>().expect(text));
+    let code = assembled(filter.as_ref(), does);
+    let mut machine = Machine::with(&code);
+    let returns_to = Gva(0xffff_ffff_8123_4567);
+    machine.memory.put(STACK, &returns_to.0.to_le_bytes());
+    let site = RING.0 + ring::SITES + ring::site_offset(returns_to);
+    machine.memory.put(site, &returns_to.0.to_le_bytes());
+    machine.vcpu.regs.rsp = STACK;
+    machine.vcpu.regs.rdi = 77;
+    let (at, number) = machine.executed(&[TEXT.wrapping_add(5)]);
+    assert_eq!(at, TEXT.wrapping_add(5));
+    if let (None, Does::Record { who, .. }) = (&filter, does) {
+        let slot = RING.0 + ring::FIRST;
+        let word = |offset| machine.memory.read_u64(Gpa(slot + offset)).expect("memory");
+        assert_eq!(word(ring::WHO), u64::from(who) | CPU_NUMBER << 32);
+        assert_eq!(word(ring::REGISTERS + 8 * 7), 77);
+        assert_eq!(word(ring::TSC), TIME);
+    }
+    (1 + number, code.bytes.len())
+}
+
+/// The numbers that the overhead table has (`rigs/src/overhead/ways.rs`).
+#[test]
+fn what_a_hit_takes_is_what_the_table_says() {
+    let record = |of| Does::Record {
+        ring: RING,
+        who: 3,
+        of,
+    };
+    let hist = "hist(arg0)".parse::<Aggregate>().expect("an aggregate");
+    let hits = [
+        (None, Does::Count(WORDS)),
+        (None, record(Of::Hit)),
+        (None, Does::Aggregate(&hist, WORDS)),
+        (Some("arg0 == 0"), record(Of::Hit)),
+        (None, record(Of::Call)),
+    ];
+    let costs = hits.map(|(filter, does)| cost_of_a_hit(filter, does));
+    assert_eq!(costs, [(6, 20), (51, 215), (20, 63), (15, 230), (59, 258)]);
 }
 
 proptest! {

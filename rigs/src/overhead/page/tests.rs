@@ -1,0 +1,99 @@
+use super::*;
+use crate::line::Boot;
+
+fn line(way: &str, rounds_ns: &[u64], hits: u64, exits: u64) -> String {
+    let timing = Line::Timing(Timing {
+        backend: Backend::Local,
+        guest: "test".to_owned(),
+        way: way.to_owned(),
+        cpus: 1,
+        calls: 10,
+        rounds_ns: rounds_ns.to_vec(),
+        hits,
+        exits,
+    });
+    serde_json::to_string(&timing).expect("json")
+}
+
+fn cells<'a>(page: &'a str, title: &str) -> Vec<&'a str> {
+    let row = page
+        .lines()
+        .find(|line| line.starts_with(&format!("| {title}")));
+    row.expect(title).split('|').map(str::trim).collect()
+}
+
+#[test]
+fn what_a_call_takes_without_the_probe_is_taken_off() {
+    let text = [
+        line("entry", &[400, 500, 9000], 0, 0),
+        line("floor", &[10_500, 10_400, 99_000], 0, 0),
+        line("counted", &[1, 2, 3], 10, 10),
+        // The last word.
+        line("counted", &[12_500, 12_400, 99_000], 10, 10),
+        line("returns", &[50_500, 50_400, 99_000], 10, 20),
+    ]
+    .join("\n");
+    let page = page(&Found::from([(Backend::Local, Measured::read(&text))]));
+    assert_eq!(cells(&page, "floor")[3..6], ["1.00", "1.00", "1"]);
+    assert_eq!(
+        cells(&page, "k: kprobe, counted")[3..6],
+        ["1.20", "1.00", "1"]
+    );
+    let counted = cells(&page, "k: kprobe, counted")[2];
+    assert!(counted.starts_with("1 200 ["), "{counted}");
+    assert_eq!(
+        cells(&page, "r: return probe, counted")[3..6],
+        ["5.00", "2.00", "2"]
+    );
+    // Not measured: no cell is made up.
+    assert_eq!(cells(&page, "b: kprobe")[2..5], ["", "", ""]);
+    assert_eq!(cells(&page, "k ≤ 1.3")[2], "yes: 1.20");
+    assert_eq!(cells(&page, "r ≤ 2.5")[2], "**no**: 5.00");
+}
+
+#[test]
+fn what_was_to_be_reached_is_compared() {
+    let boot = |engine, ran_ns| {
+        let boot = Line::Boot(Boot {
+            backend: Backend::Local,
+            guest: "stock".to_owned(),
+            engine,
+            set_up_ns: vec![1_000_000],
+            ran_ns: vec![ran_ns],
+        });
+        serde_json::to_string(&boot).expect("json")
+    };
+    let jumps = WAYS.iter().filter(|way| way.jumps);
+    let jumps = jumps.map(|way| line(way.key, &[500], 1000, 0));
+    let others = [
+        // Nothing is a hit there, and calls count: three exits of ten.
+        line("filtered", &[500], 0, 3),
+        line("stock-none", &[10_000], 0, 0),
+        line("stock-own-kprobe", &[30_000], 0, 0),
+        line("stock-recorded", &[20_000], 10, 0),
+        line("records", &[1_000_000], 2000, 4),
+        line("taken-out", &[1230], 0, 0),
+        boot(false, 2_000_000_000),
+        boot(true, 3_000_000_000),
+    ];
+    let text: Vec<_> = jumps.chain(others).collect();
+    let page = page(&Found::from([(
+        Backend::Local,
+        Measured::read(&text.join("\n")),
+    )]));
+    assert_eq!(cells(&page, "o: no exits")[2], "**no**: 30.00");
+    assert_eq!(cells(&page, "o: a count")[2], "yes: 6.00");
+    assert_eq!(cells(&page, "o, a record")[2], "yes: 0.50");
+    assert_eq!(cells(&page, "local, stock | engine")[5], "1.500");
+    let records = "| local | 10 000 | 2.00 |  |  | 123 |";
+    assert!(page.contains(records), "{page}");
+}
+
+#[test]
+fn thousands_are_set_off() {
+    let numbers = [0.0, 7.4, 999.6, 12_345.0, 1_234_567.0, -4321.0].map(number);
+    assert_eq!(
+        numbers,
+        ["0", "7", "1 000", "12 345", "1 234 567", "-4 321"]
+    );
+}
