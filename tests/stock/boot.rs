@@ -108,6 +108,12 @@ impl<'a> Boot<'a> {
         self
     }
 
+    /// Each hit exits.
+    pub(crate) fn without_jumps(mut self) -> Self {
+        self.options.push("--no-optimise");
+        self
+    }
+
     /// The workload loads these, and what they need, before it does anything else.
     pub(crate) fn modules(mut self, names: &'a [&'a str]) -> Self {
         self.modules = names;
