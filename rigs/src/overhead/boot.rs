@@ -80,6 +80,7 @@ impl Booted<'_> {
             probes: &[],
             plant: None,
             optimise: true,
+            when_full: probes::WhenFull::default(),
             console: silent(),
             debug_exit: false,
         };
