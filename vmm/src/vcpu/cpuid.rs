@@ -1,6 +1,8 @@
 //! The CPUID a vCPU shows: what this KVM supports, with the vCPU's own place in the topology.
 
-use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
+use std::arch::x86_64::__cpuid;
+
+use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 
 use super::stopped::VcpuError;
 use crate::kvm::Host;
@@ -18,6 +20,14 @@ const SHADOW_STACK: u32 = 1 << 7;
 const BRANCH_TRACKING: u32 = 1 << 20;
 /// Leaf 7, subleaf 1, EAX: FRED, under which an injected page fault needs more than a vector and an error code.
 const FRED: u32 = 1 << 17;
+
+/// AMD's first-level caches and TLBs. Some KVMs leave it empty, and Linux divides by the associativity in it on
+/// processors of family 15h, before it can say so.
+const CACHES: u32 = 0x8000_0005;
+
+const fn is_empty(entry: &kvm_cpuid_entry2) -> bool {
+    entry.eax | entry.ebx | entry.ecx | entry.edx == 0
+}
 
 /// CPUID for vCPU `index` of `count`, each a core of its own in one package.
 pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, VcpuError> {
@@ -55,6 +65,11 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
                     1 => (id_bits, count, 0x201),
                     level => (0, 0, level),
                 };
+            }
+            CACHES if is_empty(entry) => {
+                let host = __cpuid(CACHES);
+                (entry.eax, entry.ebx) = (host.eax, host.ebx);
+                (entry.ecx, entry.edx) = (host.ecx, host.edx);
             }
             0x8000_0008 => entry.ecx = (id_bits << 12) | count.saturating_sub(1).min(0xff),
             0x8000_001e => {

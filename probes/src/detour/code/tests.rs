@@ -254,6 +254,7 @@ fn what_a_hit_takes_is_what_the_table_says() {
         ring: RING,
         who: 3,
         of,
+        dropped: None,
     };
     let hist = "hist(arg0)".parse::<Aggregate>().expect("an aggregate");
     let hits = [
