@@ -14,7 +14,7 @@ help:
 	@echo 'make lint      formatting, clippy and the documentation'
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
-	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel for Bochs'
+	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
 	@echo 'make bench     what probes cost, measured here and nested: docs/overhead.md; BENCH_ON="intel amd" for Bochs'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
@@ -57,11 +57,11 @@ soak:
 
 # Jumps on the hottest functions are switched while the guest works. In Bochs, so many turns: make stress BUSY_ON=intel
 BUSY_ON ?= nested
-TURNS ?= 200
+TURNS ?= 40
 stress:
 	$(CARGO) build --release --locked -p hyprobe-rigs
 	$(dir $(HYPROBE))rig busy --on $(BUSY_ON) --timeout $$(($(SECONDS) + 2400)) $(RIG_ARGS) -- --only hot --seed $(SEED) \
-		$(if $(filter intel,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
+		$(if $(filter intel amd,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
 
 # What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
 BENCH_ON ?= local nested

@@ -273,7 +273,7 @@ fn misuse(live: &mut Live) {
     );
     assert_eq!(send("DELETE", "/probes/999999", ""), "404");
     assert_eq!(send("PATCH", "/probes/nobody", "{}"), "404");
-    assert_eq!(send("PUT", "/knobs", "{\"optimization\": true}"), "501");
+    assert_eq!(send("PUT", "/knobs", "{\"optimization\": 1}"), "400");
     assert_eq!(send("GET", "/memory?gva=0x10&len=8", ""), "422");
     assert_eq!(send("GET", "/nothing", ""), "404");
 
