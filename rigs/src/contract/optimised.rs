@@ -208,7 +208,7 @@ fn rewritten(here: &Here<'_>) {
 /// lost, and in the end the text is the file's.
 fn toggled(here: &Here<'_>) {
     let guest = here
-        .guest("run=smp=400,checksum")
+        .guest("run=smp=250,checksum")
         .with(ROOMY.map(counts))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
@@ -241,7 +241,7 @@ fn toggled(here: &Here<'_>) {
     assert_counted(&ran);
 
     let guest = here
-        .guest("run=smp=300,checksum")
+        .guest("run=smp=200,checksum")
         .with(ROOMY.map(counts))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
