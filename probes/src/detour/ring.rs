@@ -46,6 +46,8 @@ pub(crate) const LIMIT: u64 = SLOTS - SLACK;
 /// Where the head is, from the beginning. On a cache line of its own, as the tail is.
 pub(crate) const HEAD: u64 = 0;
 pub(crate) const TAIL: u64 = 64;
+/// Not 0 until the ring is open; a detour that drops what there is no room for looks at it.
+pub(super) const CLOSED: u64 = 128;
 /// Where the first slot is.
 pub(crate) const FIRST: u64 = 4096;
 
@@ -150,6 +152,8 @@ impl Ring {
         } else {
             reader.tail.wrapping_sub(SLOTS)
         };
+        let closed = u64::from(!reader.is_open).to_le_bytes();
+        self.memory.write(self.gpa.wrapping_add(CLOSED), &closed)?;
         let at = self.gpa.wrapping_add(TAIL);
         Ok(self.memory.write(at, &shown.to_le_bytes())?)
     }
@@ -219,7 +223,11 @@ impl Ring {
             if !reader.ahead.contains(&number)
                 && let Some(record) = self.take_one(number)?
             {
-                reader.ahead.insert(number);
+                if number == reader.tail {
+                    reader.tail = number.wrapping_add(1);
+                } else {
+                    reader.ahead.insert(number);
+                }
                 tell(record);
             }
             number = number.wrapping_add(1);

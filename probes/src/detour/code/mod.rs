@@ -32,6 +32,7 @@ use introspect::Gva;
 use vmm::Pop;
 
 use super::jumped::Jumped;
+use super::ring::CLOSED;
 use super::{DetourError, WayOut};
 use crate::program::{Aggregate, Filter};
 
@@ -249,9 +250,13 @@ impl<'w> Writer<'w> {
                 if let (Some(mut full), Some(dropped)) = (full, dropped) {
                     self.asm.jmp(done)?;
                     self.asm.set_label(&mut full)?;
+                    // Nobody opens the ring but who leaves the guest.
+                    let closed = at(ring.wrapping_add(CLOSED));
+                    let compare = Instruction::with2(Opcode::Cmp_rm64_imm8, closed, 0)?;
+                    self.asm.add_instruction(compare)?;
+                    self.asm.jne(leave)?;
                     self.add_one(dropped)?;
                 }
-                // Where nothing leads there, it is some bytes more.
                 true
             }
             Does::Exit => {
