@@ -320,7 +320,7 @@ pub struct Summary {
 }
 
 /// Receives events in the order of their recording. Called on vCPU threads, and on whichever takes out what detours have
-/// recorded: must be quick and must not block on the guest.
+/// recorded: must be quick, must not block on the guest, and must not ask the engine anything.
 pub trait EventSink: Send + Sync + std::fmt::Debug {
     /// Takes one event.
     fn event(&self, event: Event);
