@@ -12,7 +12,7 @@ use crate::detour::{Keeps, Words};
 use crate::guest::GuestError;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
-use crate::program::{AggregateResult, Filter};
+use crate::program::{AggregateResult, Filter, Operand};
 use crate::resolve::Place;
 use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
@@ -68,6 +68,18 @@ pub(crate) enum ReturnAction {
     Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn ReturnHandler>),
+}
+
+impl ReturnAction {
+    /// Whether a record of the return is not enough.
+    pub(crate) fn needs_exit(&self) -> bool {
+        match self {
+            Self::Trace | Self::Count => false,
+            // It is not in a record.
+            Self::Aggregate(aggregated) => aggregated.aggregate.of() == Operand::CurrentTask,
+            Self::Handle(_) => true,
+        }
+    }
 }
 
 /// How calls are followed to their return.

@@ -121,6 +121,7 @@ impl Session {
             plant: choose(&facts, config.plant)?,
             debug_execute: facts.debug_execute,
             int3_exits: facts.int3.is_usable(),
+            int3_to_guest: facts.int3.reaches_guest(),
             holds_interrupts: facts.holds_interrupts,
             features: features(host),
             cpuid: cpuid(host),

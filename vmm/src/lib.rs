@@ -29,6 +29,6 @@ pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, 
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
 pub use vcpu::{
-    Alone, AloneEnd, Blocking, Destination, Exception, HardwareBreakpoints, Pop, RunError, Shadow,
-    StoppedVcpu, VcpuError,
+    Alone, AloneEnd, Blocking, Destination, Exception, HardwareBreakpoints, Leaves, Pop, RunError,
+    Shadow, StoppedVcpu, VcpuError,
 };

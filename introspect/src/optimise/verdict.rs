@@ -183,14 +183,36 @@ impl Survey {
         }
     }
 
+    /// Whether the instruction at `at`, where one begins, can be executed in a detour to which its first byte leads, as an
+    /// `int3` does: nothing can be gone to in the middle of one byte. `code` is what lies there now.
+    ///
+    /// # Errors
+    ///
+    /// Why not, as for a [verdict](Self::verdict).
+    pub fn verdict_on_byte(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<(), WhyNot> {
+        let (_, exceptions) = self.fit(at)?;
+        let decoded = decode(code, at).map_err(|_| WhyNot::TooShort { bytes: 0 })?;
+        match motion(&decoded).map_err(|why| WhyNot::Fixed { at, why })? {
+            Motion::Through | Motion::Ends => (),
+            Motion::Call => return Err(WhyNot::Call { at }),
+        }
+        untouched(exceptions, sites, at, decoded.len() as u64).map(|_| ())
+    }
+
     /// The function at `at`, all of which is understood, and the kernel's exceptions.
     fn known(&self, at: Gva) -> Result<(&Range<Gva>, &Exceptions), WhyNot> {
+        let (function, exceptions) = self.fit(at)?;
+        match first_in(&self.undecodable, function) {
+            Some(at) => Err(WhyNot::Undecodable { at }),
+            None => Ok((function, exceptions)),
+        }
+    }
+
+    /// The function at `at`, which is not one that is left alone, and the kernel's exceptions.
+    fn fit(&self, at: Gva) -> Result<(&Range<Gva>, &Exceptions), WhyNot> {
         let function = function_at(&self.functions, at).ok_or(WhyNot::NoFunction)?;
         if let Some((_, why)) = self.unfit.iter().find(|(range, _)| range.contains(&at)) {
             return Err(WhyNot::Unfit(*why));
-        }
-        if let Some(at) = first_in(&self.undecodable, function) {
-            return Err(WhyNot::Undecodable { at });
         }
         let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
         Ok((function, exceptions))

@@ -9,37 +9,43 @@
 //! that it returns with the flags popped. One that records has interrupts off where it has pushed more: a vCPU there has
 //! it popped by its own thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use introspect::{Gpa, Gva, PagingState, walk};
 use vmm::{Destination, Pop};
 
 use super::WayOut;
 use super::region::Region;
+use super::switch::Switch;
 use crate::guest::{GuestError, GuestMemory, Paused};
 
 /// So much is read at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Moves every thread out of `region`, and takes it away. Says whether that could be done: who cannot be moved stays,
+/// Moves every thread out of `region`, and takes it away; `close` takes away what leads there from elsewhere. Says whether that could be done: who cannot be moved stays,
 /// and the region with him.
 pub(super) fn evacuate(
     paused: &dyn Paused,
     memory: &dyn GuestMemory,
     region: &Region,
+    close: impl FnOnce() -> Result<(), GuestError>,
 ) -> Result<bool, GuestError> {
     let ways_out: BTreeMap<u64, WayOut> =
         region.ways_out().map(|(from, way)| (from.0, way)).collect();
     if !replace_in_memory(memory, region, &ways_out)? {
         return Ok(false);
     }
+    close()?;
     region.unlink(memory)?;
     let destination = |way: WayOut| Destination {
         rip: way.to.0,
         pops: way.pops,
+        leaves: None,
     };
     let ways_out = ways_out.into_iter();
-    paused.move_vcpus(ways_out.map(|(at, way)| (at, destination(way))).collect());
+    let moves = ways_out.map(|(at, way)| (at, destination(way)));
+    let from_int3 = region.switch().into_iter().flat_map(Switch::moves);
+    paused.move_vcpus(moves.chain(from_int3).collect());
     paused.unmap_detour()?;
     Ok(true)
 }
@@ -52,6 +58,7 @@ fn replace_in_memory(
 ) -> Result<bool, GuestError> {
     let mut all = true;
     let code = region.code();
+    let uninterrupted: BTreeSet<u64> = region.uninterrupted().map(|at| at.0).collect();
     let mut chunk = vec![0; CHUNK_BYTES];
     for range in memory.ranges() {
         let mut at = range.start.0;
@@ -61,7 +68,10 @@ fn replace_in_memory(
             memory.read(Gpa(at), chunk)?;
             for (word, index) in chunk.chunks_exact(8).zip(0u64..) {
                 let value = word.try_into().map_or(0, u64::from_le_bytes);
-                if code.contains(&value)
+                if code.contains(&value) && uninterrupted.contains(&value) {
+                    // An NMI's frame, or what is left of one.
+                    all = false;
+                } else if code.contains(&value)
                     && let Some(way) = ways_out.get(&value)
                 {
                     let place = Gpa(at + 8 * index);

@@ -6,9 +6,19 @@ use introspect::insn::Decoded;
 /// Bytes of `jmp rel32` behind its opcode.
 const DISPLACEMENT_BYTES: usize = 4;
 
-/// What a jump replaces: instructions one behind the other, of which the first has room for it.
+/// What leads to the detour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lead {
+    /// A jump, over the first instruction.
+    Jump,
+    /// An `int3` on its first byte.
+    Int3,
+}
+
+/// What is executed in a detour: instructions one behind the other, of which the first has room for what leads there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Jumped {
+    lead: Lead,
     first: Decoded,
     then: Option<Decoded>,
 }
@@ -18,7 +28,25 @@ impl Jumped {
     /// first, or the other one is not the next.
     pub(crate) fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
         let follows = then.is_none_or(|then| then.at() == first.next());
-        (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self { first, then })
+        (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self {
+            lead: Lead::Jump,
+            first,
+            then,
+        })
+    }
+
+    /// One instruction of any length.
+    pub(crate) fn by_int3(first: Decoded) -> Self {
+        Self {
+            lead: Lead::Int3,
+            first,
+            then: None,
+        }
+    }
+
+    /// What leads to the detour.
+    pub(crate) fn lead(&self) -> Lead {
+        self.lead
     }
 
     /// Where the jump is.

@@ -7,7 +7,7 @@ use introspect::Gva;
 
 use super::cells::{Cells, Words};
 use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
-use super::jumped::Jumped;
+use super::jumped::{Jumped, Lead};
 use super::{DetourError, WayOut};
 use crate::WhenFull;
 use crate::plant::Jump;
@@ -17,6 +17,7 @@ use crate::program::{Aggregate, Filter};
 const ALIGNMENT: usize = 16;
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
+const NEAR_BYTES: u64 = 5;
 
 /// What a detour is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -39,6 +40,8 @@ pub(crate) enum Keeps {
     Aggregate(Aggregate),
     /// A record of each, in the ring.
     Records,
+    /// The same where followed calls return to.
+    Returns,
     /// The same of calls that are followed to their return.
     Calls,
     /// Nothing: it leaves the guest.
@@ -51,7 +54,8 @@ impl Use {
         match (&self.keeps, self.when_full) {
             (Keeps::Count, _) | (Keeps::Records | Keeps::Calls, WhenFull::Drop) => 1,
             (Keeps::Aggregate(aggregate), _) => aggregate.words(),
-            (Keeps::Records | Keeps::Calls, WhenFull::Exit) | (Keeps::Exits, _) => 0,
+            (Keeps::Records | Keeps::Calls, WhenFull::Exit)
+            | (Keeps::Returns | Keeps::Exits, _) => 0,
         }
     }
 }
@@ -74,12 +78,17 @@ impl MadeDetour {
     ///
     /// When it is too far away.
     pub(crate) fn jump_from(&self, at: Gva) -> Result<Jump, DetourError> {
-        let behind = at.wrapping_add(std::mem::size_of::<Jump>() as u64);
-        let distance = self.entry.0.wrapping_sub(behind.0).cast_signed();
-        let distance = i32::try_from(distance).map_err(|_| DetourError::TooFar)?;
-        let [a, b, c, d] = distance.to_le_bytes();
-        Ok([JUMP, a, b, c, d])
+        near_jump(at, self.entry)
     }
+}
+
+/// A jump at `at` that leads to `to`.
+pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
+    let behind = at.wrapping_add(NEAR_BYTES);
+    let distance = to.0.wrapping_sub(behind.0).cast_signed();
+    let distance = i32::try_from(distance).map_err(|_| DetourError::TooFar)?;
+    let [a, b, c, d] = distance.to_le_bytes();
+    Ok(Jump::Near([JUMP, a, b, c, d]))
 }
 
 /// Where a vCPU that has left the guest in a detour belongs.
@@ -176,7 +185,7 @@ impl Detours {
         let does = match &usage.keeps {
             Keeps::Count => Does::Count(at),
             Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, at),
-            Keeps::Records | Keeps::Calls => Does::Record {
+            Keeps::Records | Keeps::Calls | Keeps::Returns => Does::Record {
                 ring: ring.ok_or(DetourError::NoPlace)?,
                 who,
                 of: if usage.keeps == Keeps::Calls {
@@ -201,7 +210,9 @@ impl Detours {
         let words = words.map(|(_, words)| words);
         let detour = MadeDetour { entry, who, words };
         // What cannot be jumped to is not made.
-        detour.jump_from(jumped.at())?;
+        if jumped.lead() == Lead::Jump {
+            detour.jump_from(jumped.at())?;
+        }
         Ok(NewDetour {
             offset,
             code,
@@ -324,7 +335,7 @@ mod tests {
             ]
         );
         let jump = new.detour.jump_from(TEXT).expect("near enough");
-        let jump = decode(&jump, TEXT).expect("a jump");
+        let jump = decode(jump.bytes(), TEXT).expect("a jump");
         assert_eq!(jump.branch_target(), Some(new.detour.entry));
 
         // There is a way out from each of its instructions.

@@ -26,6 +26,7 @@ mod made;
 mod place;
 mod region;
 mod ring;
+mod switch;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,15 +34,17 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use arc_swap::ArcSwapOption;
 use introspect::insn::Decoded;
-use introspect::{Gpa, Gva, PagingState};
+use introspect::{Gpa, Gva, KernelInt3, PagingState};
 use vmm::Pop;
 
 use crate::guest::{GuestError, GuestMemory, Paused};
+use crate::plant::Jump;
 use region::Region;
+use switch::Switch;
 
 pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
-pub(crate) use jumped::Jumped;
+pub(crate) use jumped::{Jumped, Lead};
 pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
 #[cfg(test)]
 pub(crate) use ring::{
@@ -221,6 +224,50 @@ impl Detour {
         Ok(made)
     }
 
+    /// The `int3` at `site` is to lead to `to`, a detour that has been made; `int3` is how the kernel handles it. The first
+    /// time, `open` puts the jump into the kernel's handler, between whose instructions under it no vCPU is then.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room, or the handler cannot be led here; then nothing has changed.
+    pub(crate) fn lead(
+        &self,
+        paused: &dyn Paused,
+        int3: &KernelInt3,
+        site: Gva,
+        to: Gva,
+        open: impl FnOnce(Gva, Jump) -> Result<(), DetourError>,
+    ) -> Result<(), DetourError> {
+        let mut state = self.write();
+        let State::Laid(region) = &mut *state else {
+            return Err(DetourError::NoPlace);
+        };
+        let begun = region.lead(int3, site, to)?;
+        let Some((at, jump)) = begun else {
+            return Ok(());
+        };
+        let middle = region.switch().map(Switch::middle);
+        let is_free = !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle);
+        let opened = if is_free {
+            open(at, jump)
+        } else {
+            Err(DetourError::NotLeft)
+        };
+        opened.inspect_err(|_| region.drop_switch())
+    }
+
+    /// The `int3` at `site`, if one has led to a detour, does so no more.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be written.
+    pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
+        match &mut *self.write() {
+            State::Laid(region) => region.end_lead(site),
+            State::NotLaid | State::Refused => Ok(()),
+        }
+    }
+
     /// The ring, if a detour records. Nobody is waited for.
     pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
         self.ring.load_full()
@@ -272,7 +319,7 @@ impl Detour {
 
     /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
     /// probed. The guest's memory is then what it would be had there been none. What is left in the ring, if there was
-    /// one, is still to be taken out.
+    /// one, is still to be taken out. `close` takes the jump out of the kernel's handler of `int3`, if there is one.
     ///
     /// # Errors
     ///
@@ -282,6 +329,7 @@ impl Detour {
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
         needs: impl Fn(Gva) -> bool,
+        close: impl FnOnce() -> Result<(), GuestError>,
     ) -> Result<Option<Arc<Ring>>, DetourError> {
         let mut state = self.write();
         let State::Laid(region) = &*state else {
@@ -290,7 +338,7 @@ impl Detour {
         if region.originals().any(needs) || !paused.vcpus_have_moved() {
             return Ok(None);
         }
-        if !evacuate::evacuate(paused, memory, region)? {
+        if !evacuate::evacuate(paused, memory, region, close)? {
             return Err(DetourError::NotLeft);
         }
         *state = State::NotLaid;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use introspect::insn::Decoded;
-use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
+use introspect::{EntryAt, Gpa, Gva, KernelInt3, Level, PagingState, entry_at, walk};
 use vmm::DetourSize;
 
 use super::cells::Cells;
@@ -12,11 +12,16 @@ use super::jumped::Jumped;
 use super::made::{Detours, Keeps, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
 use super::ring::Ring;
+use super::switch::{SWITCH_BYTES, Switch};
 use super::{DetourError, KernelSpace, WayOut};
 use crate::guest::{GuestError, GuestMemory, Paused};
+use crate::plant::Jump;
 
 /// What copies lie in.
 const COPIES_BYTES: usize = 64 * 0x1000;
+/// Where the switch is, and behind it the detours.
+const SWITCH: usize = COPIES_BYTES;
+const DETOURS: usize = SWITCH + SWITCH_BYTES;
 /// What cells lie in, and what the ring lies in: behind the code, in pages of the same size.
 const CELLS: u64 = REGION_BYTES;
 const RING: u64 = 2 * REGION_BYTES;
@@ -57,6 +62,8 @@ pub(super) struct Region {
     cells: Option<(EntryAt, Cells)>,
     /// Once a detour records.
     ring: Option<(EntryAt, Arc<Ring>)>,
+    /// Once an `int3` leads to a detour.
+    switch: Option<Switch>,
 }
 
 /// The first place for a region where nothing is mapped: its address, and where its entry of the page directory is.
@@ -108,9 +115,10 @@ impl Region {
             },
             kernel: kernel.clone(),
             copies: Copies::new(base, COPIES_BYTES),
-            detours: Detours::new(base, COPIES_BYTES..region_bytes()),
+            detours: Detours::new(base, DETOURS..region_bytes()),
             cells: None,
             ring: None,
+            switch: None,
         };
         region.fill()?;
         if !link(memory, region.directory)? {
@@ -156,7 +164,7 @@ impl Region {
             return Ok(detour);
         }
         self.lead_to_cells(memory, kernel)?;
-        if matches!(usage.keeps, Keeps::Records | Keeps::Calls) {
+        if matches!(usage.keeps, Keeps::Records | Keeps::Calls | Keeps::Returns) {
             self.lead_to_ring(memory, kernel)?;
         }
         let ring = self.ring.as_ref().map(|(_, ring)| ring.base);
@@ -169,6 +177,57 @@ impl Region {
             .write(at, &new.code.bytes)
             .map_err(GuestError::from)?;
         Ok(self.detours.keep(new, jumped, usage, cells))
+    }
+
+    /// The `int3` at `site`, which `int3` says how the kernel handles, leads to `to` from now on. Where there has been no
+    /// switch, how the handler is to be led there.
+    pub(super) fn lead(
+        &mut self,
+        int3: &KernelInt3,
+        site: Gva,
+        to: Gva,
+    ) -> Result<Option<(Gva, Jump)>, DetourError> {
+        let begun = match &self.switch {
+            Some(_) => None,
+            None => {
+                let switch = Switch::new(self.base.wrapping_add(SWITCH as u64), int3)?;
+                let jump = switch.jump()?;
+                self.write(SWITCH, &switch.bytes())?;
+                self.switch = Some(switch);
+                Some(jump)
+            }
+        };
+        self.set_lead(site, Some(to))?;
+        Ok(begun)
+    }
+
+    /// It leads nowhere any more.
+    pub(super) fn end_lead(&mut self, site: Gva) -> Result<(), DetourError> {
+        self.set_lead(site, None)
+    }
+
+    fn set_lead(&mut self, site: Gva, to: Option<Gva>) -> Result<(), DetourError> {
+        if let Some(switch) = &mut self.switch
+            && let Some(place) = switch.lead(site, to)?
+        {
+            self.write(SWITCH + place.offset, &place.bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The switch could not be led to: there is none.
+    pub(super) fn drop_switch(&mut self) {
+        self.switch = None;
+    }
+
+    /// If an `int3` leads to a detour, or has done so.
+    pub(super) fn switch(&self) -> Option<&Switch> {
+        self.switch.as_ref()
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DetourError> {
+        let at = self.gpa.wrapping_add(offset as u64);
+        Ok(self.memory.write(at, bytes).map_err(GuestError::from)?)
     }
 
     /// The kernel's page tables are led to the cells.
@@ -258,6 +317,11 @@ impl Region {
     /// For each address at which a thread can be in the region, where it would be without it.
     pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
         self.copies.ways_out().chain(self.detours.ways_out())
+    }
+
+    /// The addresses at which nobody can be but a vCPU that has interrupts off.
+    pub(super) fn uninterrupted(&self) -> impl Iterator<Item = Gva> {
+        self.switch.iter().flat_map(Switch::addresses)
     }
 
     /// Whether this guest-physical address is one that the guest may only read.

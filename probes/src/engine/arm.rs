@@ -71,6 +71,8 @@ struct Interest {
     modules: bool,
     /// There may be plants that the kernel must not read.
     plants: bool,
+    /// Some probe has to be told of a return while it happens.
+    exits_at_returns: bool,
 }
 
 /// What a probe comes to when it is to be armed.
@@ -179,6 +181,12 @@ impl Engine {
             edits.leave(probe);
         }
         let interest = self.interest();
+        if self.return_sites.set_must_exit(interest.exits_at_returns) {
+            for plant in table.plants().filter(|plant| plant.returns) {
+                self.unoptimise(paused, plant)
+                    .map_err(|error| ArmError(error.into()))?;
+            }
+        }
         let states: Vec<_> = looked_at()
             .map(|probe| (probe, self.becomes(probe, located, interest, &mut edits)))
             .collect();
@@ -283,7 +291,11 @@ impl Engine {
         let hides = self.boot_patched.get();
         let mut interest = Interest::default();
         for probe in self.probes.load().iter() {
-            interest.calls |= matches!(probe.purpose, Purpose::Return(_));
+            if let Purpose::Return(purpose) = &probe.purpose {
+                interest.calls = true;
+                interest.exits_at_returns |= purpose.action.needs_exit()
+                    && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+            }
             interest.modules |= probe.in_module.is_some();
             interest.plants = interest.plants
                 || hides

@@ -77,8 +77,10 @@ pub struct Abilities {
     pub plant: PlantByte,
     /// Execution breakpoints in debug registers stop the guest's kernel.
     pub debug_execute: bool,
-    /// An `int3` of the guest's kernel exits.
+    /// An `int3` of the guest's kernel exits, when that is asked for.
     pub int3_exits: bool,
+    /// An `int3` of the guest's kernel goes to the guest's own handler, unless it is asked to exit.
+    pub int3_to_guest: bool,
     /// Interrupts can be held back while one vCPU runs alone.
     pub holds_interrupts: bool,
     /// What the guest's processor has.
@@ -256,11 +258,15 @@ impl Engine {
 
 impl Engine {
     fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
+        // What was recorded before this comes before it.
+        self.take_out_records();
+        self.tell_return_at(self.now_ns(), call, vcpu, regs);
+    }
+
+    fn tell_return_at(&self, ts_ns: u64, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
         let Some(place) = call.probe.place() else {
             return;
         };
-        self.take_out_records();
-        let ts_ns = self.now_ns();
         let ip = Hex::from(call.returns_to);
         self.sink.event(Event::Return(Return {
             probe: Arc::clone(&call.probe.name),

@@ -39,10 +39,14 @@ pub(super) struct Records {
 
 /// Who is told of a detour's hits.
 #[derive(Clone, Debug)]
-struct Owner {
-    probe: Arc<Probe>,
-    /// What the probe is about.
-    ip: Gva,
+enum Owner {
+    Probe {
+        probe: Arc<Probe>,
+        /// What the probe is about.
+        ip: Gva,
+    },
+    /// Whoever has called what returns here.
+    Returns(Gva),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +71,12 @@ impl Records {
     /// The detour of this number records for `probe`, which is about `ip`. The other vCPUs are paused.
     pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) {
         let probe = Arc::clone(probe);
-        self.owners().insert(who, Owner { probe, ip });
+        self.owners().insert(who, Owner::Probe { probe, ip });
+    }
+
+    /// The detour of this number records that calls return to `site`. The other vCPUs are paused.
+    pub(super) fn set_returns(&self, who: u32, site: Gva) {
+        self.owners().insert(who, Owner::Returns(site));
     }
 
     /// There is no detour any more.
@@ -144,16 +153,23 @@ impl Engine {
 
     fn tell_record(&self, record: &Record) {
         let owner = self.records.owners().get(&record.who).cloned();
-        let Some(Owner { probe, ip }) = owner else {
+        let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
+        let Some(owner) = owner else {
             if self.records.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
                 let text = "the guest writes to the ring of records: there is one of no probe";
                 self.note(None, text.to_owned());
             }
             return;
         };
-        probe.count_recorded();
-        let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
         let ts_ns = self.records.time(record.tsc, self.now_ns());
+        let (probe, ip) = match owner {
+            Owner::Probe { probe, ip } => (probe, ip),
+            Owner::Returns(site) => {
+                self.leave_recorded_calls(site, ts_ns, vcpu, &record.regs);
+                return;
+            }
+        };
+        probe.count_recorded();
         match &probe.purpose {
             Purpose::Return(purpose) => self.enter_recorded_call(&probe, purpose, record, ts_ns),
             _ => self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs),
@@ -172,21 +188,28 @@ impl Engine {
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let owner = self.records.owners().get(&left.who).cloned();
         let (mut resumes, mut needs_pause) = (false, false);
-        // A probe that has gone meanwhile is told no more: the jump is gone, too.
-        if let Some(Owner { probe, ip }) = owner
-            && probe.planted_at().is_some()
-        {
-            probe.count_hit();
-            hit.regs.rip = ip.0;
-            match &probe.purpose {
-                Purpose::Trace => self.tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs),
-                Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
-                Purpose::Return(purpose) => {
-                    needs_pause = self.enter_call(&mut hit, &probe, purpose);
+        match owner {
+            // A probe that has gone meanwhile is told no more: the jump is gone, too.
+            Some(Owner::Probe { probe, ip }) if probe.planted_at().is_some() => {
+                probe.count_hit();
+                hit.regs.rip = ip.0;
+                match &probe.purpose {
+                    Purpose::Trace => self.tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs),
+                    Purpose::Handle(handler) => {
+                        resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;
+                    }
+                    Purpose::Return(purpose) => {
+                        needs_pause = self.enter_call(&mut hit, &probe, purpose);
+                    }
+                    // Their detours do not leave the guest.
+                    _ => (),
                 }
-                // Their detours do not leave the guest.
-                _ => (),
             }
+            Some(Owner::Returns(site)) => {
+                hit.regs.rip = site.0;
+                self.leave_calls(&mut hit, site)?;
+            }
+            Some(Owner::Probe { .. }) | None => (),
         }
         if needs_pause {
             return Ok(HitOutcome::NeedsPause);

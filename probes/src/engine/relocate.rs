@@ -135,9 +135,11 @@ impl Engine {
     /// while it stands, so it is done when every plant goes, and not when one probe does.
     pub(super) fn give_detour_back(&self, paused: &dyn Paused) {
         let table = self.table.load();
+        let needs = |at| table.at(at).is_some();
+        let close = || self.close_int3(paused);
         let given = self
             .detour
-            .give_back(paused, self.memory.as_ref(), |at| table.at(at).is_some());
+            .give_back(paused, self.memory.as_ref(), needs, close);
         match given {
             Ok(ring) => {
                 if let Some(ring) = ring {

@@ -1,6 +1,7 @@
 //! The places that followed calls return to: planted when the first call that returns there is entered.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -30,11 +31,23 @@ pub(super) struct ReturnSites {
     asked: Mutex<BTreeSet<Gva>>,
     /// Where nothing can be planted; read at every entry of a followed call.
     impossible: ArcSwap<BTreeSet<Gva>>,
+    /// Somebody is to be told of returns who cannot be told by a record.
+    must_exit: AtomicBool,
 }
 
 impl ReturnSites {
     fn lock(&self) -> MutexGuard<'_, BTreeSet<Gva>> {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether each return has to leave the guest.
+    pub(super) fn must_exit(&self) -> bool {
+        self.must_exit.load(Ordering::Acquire)
+    }
+
+    /// Makes it so, or not. The other vCPUs are paused. Says whether it was otherwise.
+    pub(super) fn set_must_exit(&self, must_exit: bool) -> bool {
+        self.must_exit.swap(must_exit, Ordering::AcqRel) != must_exit
     }
 
     pub(super) fn all(&self) -> Vec<Gva> {
@@ -270,14 +283,14 @@ impl Engine {
         }
     }
 
-    /// Calls have returned to `plant` if any are remembered for this stack pointer.
+    /// Calls have returned to `site` if any are remembered for this stack pointer.
     pub(super) fn leave_calls(
         &self,
         hit: &mut HitContext<'_>,
-        plant: &Plant,
+        site: Gva,
     ) -> Result<(), GuestError> {
         self.take_out_records();
-        for call in self.calls.returned(plant.at, hit.regs.rsp) {
+        for call in self.calls.returned(site, hit.regs.rsp) {
             call.probe.count_exit();
             call.probe.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
@@ -291,6 +304,32 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// A detour has recorded that a vCPU came to `site`, where calls return to.
+    pub(super) fn leave_recorded_calls(
+        &self,
+        site: Gva,
+        ts_ns: u64,
+        vcpu: usize,
+        regs: &vmm::kvm_regs,
+    ) {
+        for call in self.calls.returned(site, regs.rsp) {
+            call.probe.end_call();
+            let Purpose::Return(purpose) = &call.probe.purpose else {
+                continue;
+            };
+            match &purpose.action {
+                ReturnAction::Trace => self.tell_return_at(ts_ns, &call, vcpu, regs),
+                ReturnAction::Aggregate(aggregated) => {
+                    let of = aggregated.aggregate.of();
+                    let value = of.register().map(|register| register.value(regs));
+                    aggregated.add(value.unwrap_or(vcpu as u64));
+                }
+                // Where somebody has a handler, returns exit.
+                ReturnAction::Count | ReturnAction::Handle(_) => (),
+            }
+        }
     }
 
     /// The task whose stack the vCPU is on will not run again, but for the way to the scheduler.

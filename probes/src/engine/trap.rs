@@ -90,7 +90,7 @@ impl Engine {
         let mut answer = None;
         if plant.returns {
             hit.regs.rip = plant.at.0;
-            self.leave_calls(&mut hit, plant)?;
+            self.leave_calls(&mut hit, plant.at)?;
         }
         for (probe, ip) in &plant.probes {
             hit.regs.rip = ip.0;
@@ -249,6 +249,7 @@ impl Engine {
             regs.rip = rip.0;
             vcpu.set_regs(&regs)?;
         }
+        self.look_at_int3(vcpu)?;
         if let Some(plant) = self.plant_at(vcpu, rip)? {
             self.reach_milestones(vcpu, paused, &plant)?;
             self.plant_return_sites(paused, &plant);

@@ -23,16 +23,42 @@ pub(super) struct Page {
 struct Bytes {
     own: Box<[u8; PAGE_BYTES]>,
     marks: [Offsets; 4],
-    /// Disjoint, and within the page.
+    /// Disjoint, and within the page. An `int3` is a jump of one byte.
     jumps: Vec<(usize, Jump)>,
 }
 
-/// A jump over an instruction that has room for it.
-pub(crate) type Jump = [u8; JUMP_BYTES];
+/// What leads to a detour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Jump {
+    /// `jmp rel32`, over an instruction that has room for it.
+    Near([u8; NEAR_BYTES]),
+    /// An `int3`, which fits everywhere: what handles it leads on.
+    Int3,
+}
+
 /// `jmp rel32`.
-const JUMP_BYTES: usize = 5;
+const NEAR_BYTES: usize = 5;
 /// So many bytes of a jump are not the same as what the guest writes by chance.
 const STORED_BACK_BYTES: usize = 4;
+
+impl Jump {
+    /// Its bytes.
+    pub(crate) const fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Near(bytes) => bytes,
+            Self::Int3 => &[0xcc],
+        }
+    }
+
+    /// Whether `stored` bytes of it, in one write of `written`, are what the guest has read here and not its own. An
+    /// `int3` that is written alone is how the kernel begins to patch.
+    const fn is_stored_back(&self, stored: usize, written: usize) -> bool {
+        match self {
+            Self::Near(_) => stored >= STORED_BACK_BYTES,
+            Self::Int3 => written > 1,
+        }
+    }
+}
 
 /// What a byte is besides the guest's.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +95,7 @@ impl Bytes {
 
     /// The jump that a byte is one of, and where it begins.
     fn jump_over(&self, offset: usize) -> Option<&(usize, Jump)> {
-        let holds = |(at, _): &&(usize, Jump)| (*at..at + JUMP_BYTES).contains(&offset);
+        let holds = |(at, jump): &&(usize, Jump)| (*at..at + jump.bytes().len()).contains(&offset);
         self.jumps.iter().find(holds)
     }
 
@@ -77,10 +103,10 @@ impl Bytes {
     /// instruction, or any byte of it, it shows none.
     fn jump_byte(&self, offset: usize) -> Option<u8> {
         let (at, jump) = self.jump_over(offset)?;
-        let mut bytes = *at..at + JUMP_BYTES;
+        let mut bytes = *at..at + jump.bytes().len();
         let is_hidden = bytes
             .any(|byte| self.is(Mark::Open, byte) || (byte != *at && self.is(Mark::Stop, byte)));
-        (!is_hidden).then(|| jump[offset - at])
+        (!is_hidden).then(|| jump.bytes()[offset - at])
     }
 
     /// Whether `data`, written by the guest at `offset`, is at `at` what the guest has read of the jump there. A few
@@ -89,13 +115,14 @@ impl Bytes {
         let Some((start, jump)) = self.jump_over(at) else {
             return false;
         };
+        let bytes = jump.bytes();
         let written = data.iter().zip(offset..);
-        let mut over = written.filter(|(_, at)| (*start..start + JUMP_BYTES).contains(at));
+        let mut over = written.filter(|(_, at)| (*start..start + bytes.len()).contains(at));
         let mut len = 0;
         over.all(|(byte, at)| {
             len += 1;
-            *byte == jump[at - start]
-        }) && len >= STORED_BACK_BYTES
+            *byte == bytes[at - start]
+        }) && jump.is_stored_back(len, data.len())
     }
 
     /// What memory shows at `offset` in the place of the guest's own byte.
@@ -167,7 +194,7 @@ impl Page {
             bytes.set(mark, offset, value);
         }
         let written = match bytes.jump_over(offset) {
-            Some((at, _)) => self.show(memory, &bytes, *at, JUMP_BYTES, plant),
+            Some((at, jump)) => self.show(memory, &bytes, *at, jump.bytes().len(), plant),
             None => self.show(memory, &bytes, offset, 1, plant),
         };
         if written.is_err() {
@@ -202,24 +229,30 @@ impl Page {
         plant: PlantByte,
     ) -> Result<(), Unwritable> {
         let mut bytes = self.lock();
+        let before = bytes.jumps.clone();
+        let old = before.iter().find(|(at, _)| *at == offset);
+        let len_of = |jump: Option<Jump>| jump.map_or(0, |jump| jump.bytes().len());
+        let len = len_of(jump).max(len_of(old.map(|(_, jump)| *jump)));
         let failed = Unwritable {
             gpa: self.gpa.wrapping_add(offset as u64),
-            len: JUMP_BYTES,
+            len,
         };
-        if offset + JUMP_BYTES > PAGE_BYTES {
+        if len == 0 {
+            return Ok(());
+        }
+        if offset + len > PAGE_BYTES {
             return Err(failed);
         }
-        let before = bytes.jumps.clone();
         bytes.jumps.retain(|(at, _)| *at != offset);
         if let Some(jump) = jump {
-            let ends = [offset, offset + JUMP_BYTES - 1];
+            let ends = [offset, offset + jump.bytes().len() - 1];
             if ends.iter().any(|at| bytes.jump_over(*at).is_some()) {
                 bytes.jumps = before;
                 return Err(failed);
             }
             bytes.jumps.push((offset, jump));
         }
-        let written = self.show(memory, &bytes, offset, JUMP_BYTES, plant);
+        let written = self.show(memory, &bytes, offset, len, plant);
         if written.is_err() {
             bytes.jumps = before;
         }
@@ -232,7 +265,7 @@ impl Page {
         let end = offset.saturating_add(len);
         let jumps = bytes.jumps.iter();
         jumps
-            .filter(|(at, _)| *at < end && offset < at + JUMP_BYTES)
+            .filter(|(at, jump)| *at < end && offset < at + jump.bytes().len())
             .map(|(at, _)| self.gpa.wrapping_add(*at as u64))
             .collect()
     }

@@ -311,7 +311,52 @@ impl Planter {
             .unwrap_or_default()
     }
 
-    /// Puts a jump at `gpa`, on one page with a plant and under none that is withdrawn; or takes it away.
+    /// Keeps the own bytes of the pages of an instruction of `len` bytes, so that a jump can be put there without a
+    /// plant, until they are [released](Self::release).
+    ///
+    /// # Errors
+    ///
+    /// When it is not memory, or the machine refuses the slots; then nothing has changed.
+    pub(crate) fn keep(
+        &self,
+        paused: &dyn Paused,
+        spot: Spot,
+        len: usize,
+    ) -> Result<(), GuestError> {
+        let mut plants = self.lock();
+        let mut pages = self.pages.load_full().as_ref().clone();
+        for page in spot.pages(len) {
+            if !pages.contains_key(&page.0) {
+                pages.insert_mut(page.0, Arc::new(Page::capture(self, page)?));
+            }
+        }
+        let singly = plants.singly.clone();
+        plants.count(spot, len, true);
+        if singly != plants.singly
+            && let Err(error) = paused.set_read_only(&plants.read_only())
+        {
+            plants.count(spot, len, false);
+            plants.singly = singly;
+            return Err(error);
+        }
+        self.pages.store(Arc::new(pages));
+        Ok(())
+    }
+
+    /// Ends what [`keep`](Self::keep) began; no jump is there any more.
+    pub(crate) fn release(&self, spot: Spot, len: usize) {
+        let mut plants = self.lock();
+        plants.count(spot, len, false);
+        let mut pages = self.pages.load_full().as_ref().clone();
+        for page in spot.pages(len) {
+            if !plants.uses.contains_key(&page.0) {
+                pages.remove_mut(&page.0);
+            }
+        }
+        self.pages.store(Arc::new(pages));
+    }
+
+    /// Puts a jump at `gpa`, on one page whose own bytes are kept and under no plant that is withdrawn; or takes it away.
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use introspect::Gpa;
 use proptest::prelude::*;
 
-use super::{PlantByte, Planter, Spot, Written};
+use super::{Jump, PlantByte, Planter, Spot, Written};
 use crate::guest::GuestMemory;
 use crate::guest::fake::{FakeMemory, FakePaused};
 
@@ -339,6 +339,7 @@ proptest! {
 }
 
 const JUMP: [u8; 5] = [0xe9, 0xf1, 0xf2, 0xf3, 0xf4];
+const NEAR: Jump = Jump::Near(JUMP);
 
 #[test]
 fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
@@ -346,7 +347,7 @@ fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
     assert!(rig.change(&[(0x1010, 5)], &[]));
     let own: [u8; 8] = rig.own(0x1010);
     let set = |gpa, jump| rig.planter.set_jump(&rig.paused, Gpa(gpa), jump);
-    set(0x1010, Some(JUMP)).expect("put there");
+    set(0x1010, Some(NEAR)).expect("put there");
     assert_eq!(rig.seen(0x1010), JUMP);
     assert_eq!(rig.own(0x1010), own);
     assert_eq!(rig.planter.jumps(Gpa(0x1008), 8), []);
@@ -356,9 +357,9 @@ fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
         rig.planter.shown(Gpa(0x1013), 8),
         [Gpa(0x1013), Gpa(0x1014)]
     );
-    set(0x1012, Some(JUMP)).expect_err("it would lie on another");
-    set(0x1ffc, Some(JUMP)).expect_err("it would go on beyond the page");
-    set(0x3000, Some(JUMP)).expect_err("nobody keeps that page");
+    set(0x1012, Some(NEAR)).expect_err("it would lie on another");
+    set(0x1ffc, Some(NEAR)).expect_err("it would go on beyond the page");
+    set(0x3000, Some(NEAR)).expect_err("nobody keeps that page");
     // While a vCPU runs alone that is to read or execute any of it.
     let shown = rig.planter.show_alone(&rig.paused, &[Gpa(0x1013)], &[]);
     let shown = shown.expect("shown");
@@ -377,7 +378,7 @@ fn what_is_read_from_a_jump_and_stored_back_changes_nothing() {
     assert!(rig.change(&[(0x1010, 5)], &[]));
     let own: [u8; 5] = rig.own(0x1010);
     rig.planter
-        .set_jump(&rig.paused, Gpa(0x1010), Some(JUMP))
+        .set_jump(&rig.paused, Gpa(0x1010), Some(NEAR))
         .expect("put there");
     let overwrites = |gpa, data: &[u8]| rig.planter.overwrites_jump(Gpa(gpa), data);
     assert!(!overwrites(0x1010, &JUMP) && !overwrites(0x1011, &JUMP[1..]));

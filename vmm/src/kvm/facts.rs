@@ -23,6 +23,12 @@ impl Int3Delivery {
     pub fn is_usable(self) -> bool {
         matches!(self, Self::DebugExit | Self::EmulationFailure)
     }
+
+    /// Whether an `int3` goes to the guest's own handler, while nobody asks KVM for it.
+    #[must_use]
+    pub fn reaches_guest(self) -> bool {
+        matches!(self, Self::DebugExit | Self::ToGuest)
+    }
 }
 
 /// What becomes of `out dx, al` in ring 0.

@@ -29,6 +29,7 @@ use iced_x86::{
     BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
 };
 use introspect::Gva;
+use introspect::insn::is_position_independent;
 use vmm::Pop;
 
 use super::jumped::Jumped;
@@ -327,7 +328,12 @@ impl<'w> Writer<'w> {
         for decoded in self.jumped.instructions() {
             let index = self.asm.instructions().len();
             self.stands.push((index, WayOut::plain(decoded.at())));
-            self.asm.db(decoded.bytes())?;
+            if is_position_independent(decoded) {
+                self.asm.db(decoded.bytes())?;
+            } else {
+                // Encoded anew for its place: it goes, or reaches, where it did.
+                self.asm.add_instruction(*decoded.instruction())?;
+            }
         }
         let next = self.jumped.next();
         let index = self.asm.instructions().len();

@@ -8,11 +8,13 @@
 //!                                                       plant, as before ▶      ee
 //! ```
 //!
-//! A jump lies over one instruction that has room for it, so nobody can be in the middle of what it replaces. It is put
+//! A jump lies over one instruction that has room for it, so nobody can be in the middle of what it replaces. Where none
+//! has, an `int3` on its first byte leads to the detour in the same way (`int3`). The jump is put
 //! there, and taken away, with the vCPUs paused; whoever is in the detour then runs on in it, and has been counted or
 //! will be. Everything that wants to know more of a hit than that it was one makes the jump go first.
 //! `docs/optimised.md` has the reasons.
 
+mod int3;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -24,12 +26,12 @@ use introspect::{Gpa, Gva, PerCpu};
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, KernelSpace, Processor, Use};
+use crate::detour::{DetourError, Keeps, KernelSpace, Lead, Processor, Use};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
-use crate::plant::Spot;
+use crate::plant::{Jump, Spot};
 use crate::registry::{Milestone, Probe, Purpose};
-use verdict::NotOptimised;
+use int3::Int3Way;
 
 /// Bytes of a jump.
 const JUMP_BYTES: u64 = 5;
@@ -41,6 +43,7 @@ pub(super) struct Optimised {
     wanted: AtomicBool,
     /// Where jumps are, with the address of the plant that each stands for. Changed with the vCPUs paused.
     jumps: Mutex<BTreeMap<Gpa, Gva>>,
+    int3: Int3Way,
 }
 
 impl Default for Optimised {
@@ -48,6 +51,7 @@ impl Default for Optimised {
         Self {
             wanted: AtomicBool::new(false),
             jumps: Mutex::default(),
+            int3: Int3Way::default(),
         }
     }
 }
@@ -58,11 +62,22 @@ impl Optimised {
     }
 }
 
-/// The probe that a detour can work for in the place of `plant`, if it is the only one, with what it is about.
-fn served(plant: &Plant) -> Option<(&Arc<Probe>, Gva)> {
-    match &plant.probes[..] {
-        [(probe, ip)] if !plant.returns && probe.kept_by_detour().is_some() => Some((probe, *ip)),
-        _ => None,
+/// Whom a detour works for in the place of a plant.
+#[derive(Clone, Copy, Debug)]
+enum Served<'p> {
+    /// The only probe there, with what it is about.
+    Probe(&'p Arc<Probe>, Gva),
+    /// The calls that return there.
+    Returns,
+}
+
+impl Served<'_> {
+    /// Why its hits exit; `None`: they do not.
+    fn set_unoptimised(&self, why: Option<String>) {
+        if let Self::Probe(probe, _) = self {
+            probe.set_optimised(why.is_none());
+            probe.set_unoptimised(why);
+        }
     }
 }
 
@@ -103,8 +118,19 @@ impl Engine {
     pub(super) fn may_optimise(&self, plant: &Plant) -> bool {
         plant.optimising.is_open()
             && self.is_optimising()
-            && served(plant).is_some()
+            && self.served(plant).is_some()
             && self.kernel_is_settled()
+    }
+
+    /// Whom a detour can work for in the place of `plant`, if there is nobody else.
+    fn served<'p>(&self, plant: &'p Plant) -> Option<Served<'p>> {
+        match &plant.probes[..] {
+            [(probe, ip)] if !plant.returns && probe.kept_by_detour().is_some() => {
+                Some(Served::Probe(probe, *ip))
+            }
+            [] if plant.returns && !self.return_sites.must_exit() => Some(Served::Returns),
+            _ => None,
+        }
     }
 
     /// Whether the kernel's page tables and its text stay as they are, but for what it patches now and then.
@@ -154,66 +180,80 @@ impl Engine {
         // What is planted may have changed since it was looked up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);
-        let found = current.and_then(|plant| Some((plant, served(plant)?)));
-        let Some((plant, (probe, ip))) = found else {
+        let found = current.and_then(|plant| Some((plant, self.served(plant)?)));
+        let Some((plant, served)) = found else {
             return Ok(());
         };
         if plant.optimising.jump().is_some() {
             return Ok(());
         }
         plant.optimising.decide();
-        let Some(usage) = self.usage(probe) else {
+        let Some(usage) = self.usage(served) else {
             return Ok(());
         };
-        let (jumped, gpa) = match self.verdict(plant, usage.keeps) {
+        let (jumped, gpa) = match self.verdict(plant, usage.keeps, kernel) {
             Ok(found) => found,
             Err(why) => {
-                if why == NotOptimised::Withdrawn {
+                if why.may_change() {
                     plant.optimising.reopen();
                 }
-                probe.set_optimised(false);
-                probe.set_unoptimised(Some(why.to_string()));
+                served.set_unoptimised(Some(why.to_string()));
                 return Ok(());
             }
         };
         let made = self
             .detour
             .make(paused, self.memory.as_ref(), kernel, &jumped, &usage);
-        let jump = made.and_then(|made| Ok((made.jump_from(jumped.at())?, made)));
+        let jump = made.and_then(|made| {
+            let jump = match jumped.lead() {
+                Lead::Jump => made.jump_from(jumped.at())?,
+                Lead::Int3 => {
+                    self.lead_by_int3(paused, jumped.at(), made.entry)?;
+                    Jump::Int3
+                }
+            };
+            Ok((jump, made))
+        });
         let (jump, made) = match jump {
             Ok(found) => found,
             Err(error) => {
-                if matches!(error, DetourError::BeingLeft) {
+                if matches!(error, DetourError::BeingLeft | DetourError::NotLeft) {
                     plant.optimising.reopen();
                 }
-                probe.set_optimised(false);
-                probe.set_unoptimised(Some(error.to_string()));
+                served.set_unoptimised(Some(error.to_string()));
                 return Ok(());
             }
         };
         // Those records that are there may be another's, who had the detour before.
         self.take_out_records();
-        self.records.set_owner(made.who, probe, ip);
-        if let Some(words) = made.words {
-            probe.count_in(words)?;
+        match served {
+            Served::Probe(probe, ip) => {
+                self.records.set_owner(made.who, probe, ip);
+                if let Some(words) = made.words {
+                    probe.count_in(words)?;
+                }
+            }
+            Served::Returns => self.records.set_returns(made.who, plant.at),
         }
         self.planter.set_jump(paused, gpa, Some(jump))?;
-        probe.set_optimised(true);
-        probe.set_unoptimised(None);
+        served.set_unoptimised(None);
         plant.optimising.set_jump(Some(gpa));
         self.optimised.jumps().insert(gpa, plant.at);
         Ok(())
     }
 
-    /// What a detour does for `probe`.
-    fn usage(&self, probe: &Probe) -> Option<Use> {
+    /// What a detour does for whom it serves.
+    fn usage(&self, served: Served<'_>) -> Option<Use> {
         let slide = self.slide().unwrap_or(0);
         let kept = self.kernel.processors();
         let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
-        let filter = probe.filter.as_ref();
+        let (filter, keeps) = match served {
+            Served::Probe(probe, _) => (probe.filter.as_ref(), probe.kept_by_detour()?),
+            Served::Returns => (None, Keeps::Returns),
+        };
         Some(Use {
             filter: filter.map(|filtered| filtered.filter.clone()),
-            keeps: probe.kept_by_detour()?,
+            keeps,
             when_full: self.records.when_full(),
             processor: Processor {
                 number: from_gs(kept.number),
@@ -231,6 +271,12 @@ impl Engine {
     pub(super) fn unoptimise(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if let Some(gpa) = plant.optimising.jump() {
             self.planter.set_jump(paused, gpa, None)?;
+            if let Err(error) = self.detour.end_lead(plant.at) {
+                self.note(
+                    None,
+                    format!("an int3 at {} is still led on: {error}", plant.at),
+                );
+            }
             self.optimised.jumps().remove(&gpa);
             plant.optimising.set_jump(None);
             for (probe, _) in &plant.probes {

@@ -3,12 +3,13 @@
 //! No more than one instruction is jumped over, so the questions are few: whether it has room, whether it does the same
 //! in the detour, and whether the kernel patches it and looks at it.
 
-use introspect::insn::{Decoded, is_plain, is_position_independent};
+use introspect::insn::{Decoded, is_plain};
 use introspect::optimise::WhyNot;
 use introspect::{Gpa, PatchKind, PatchTime};
 
 use super::JUMP_BYTES;
-use crate::detour::{Jumped, Keeps};
+use super::int3::NoInt3;
+use crate::detour::{Jumped, Keeps, KernelSpace};
 use crate::engine::Engine;
 use crate::engine::arm::Located;
 use crate::hit::{Plant, own_instruction};
@@ -27,8 +28,8 @@ pub(super) enum NotOptimised {
     /// The jump would reach beyond it.
     #[error("`{0}` has fewer than the 5 bytes of a jump")]
     TooShort(String),
-    /// It does not do the same elsewhere, or, in a module, is not known to.
-    #[error("`{0}` would not do the same in a detour")]
+    /// It is not known to do the same elsewhere.
+    #[error("`{0}`, in a module, is not known to do the same in a detour")]
     Bound(String),
     /// The kernel patches it at run time.
     #[error("the kernel itself patches the instruction ({0:?})")]
@@ -45,6 +46,33 @@ pub(super) enum NotOptimised {
     /// Part of the jump would be on the next page.
     #[error("it lies across the end of a page")]
     AcrossPages,
+    /// Nor can an `int3` stand there.
+    #[error("{jump}; {int3}")]
+    Neither {
+        /// Why no jump can.
+        jump: Box<Self>,
+        /// Why no `int3` can.
+        int3: NoInt3,
+    },
+}
+
+impl NotOptimised {
+    /// Whether an `int3` may do where a jump does not.
+    const fn is_for_want_of_room(&self) -> bool {
+        matches!(
+            self,
+            Self::TooShort(_) | Self::Unfit(_) | Self::Neighbour | Self::AcrossPages
+        )
+    }
+
+    /// Whether it may be otherwise soon, by itself.
+    pub(super) const fn may_change(&self) -> bool {
+        match self {
+            Self::Withdrawn => true,
+            Self::Neither { int3, .. } => int3.may_change(),
+            _ => false,
+        }
+    }
 }
 
 impl Engine {
@@ -53,8 +81,23 @@ impl Engine {
         &self,
         plant: &Plant,
         keeps: Keeps,
+        kernel: &KernelSpace,
     ) -> Result<(Jumped, Gpa), NotOptimised> {
-        let (jumped, gpa) = self.jump_for(plant)?;
+        let (jumped, gpa) = match self.jump_for(plant) {
+            Err(jump) if jump.is_for_want_of_room() => {
+                let planted = own_instruction(&self.planter, plant.spot, plant.at);
+                let planted = planted.ok_or(NotOptimised::NoInstruction)?;
+                if let Some(kind) = self.patched_at_run_time(plant, &planted) {
+                    return Err(NotOptimised::Patched(kind));
+                }
+                let jumped = self.by_int3(plant, planted, kernel).map_err(|int3| {
+                    let jump = Box::new(jump);
+                    NotOptimised::Neither { jump, int3 }
+                })?;
+                (jumped, plant.spot.gpa)
+            }
+            found => found?,
+        };
         // A handler is offered the faults of the instruction.
         if keeps == Keeps::Exits
             && let Some(decoded) = jumped.instructions().find(|decoded| !is_plain(decoded))
@@ -71,11 +114,8 @@ impl Engine {
         let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
         let planted = own_instruction(&self.planter, plant.spot, plant.at);
         let planted = planted.ok_or(NotOptimised::NoInstruction)?;
-        let is_bound = match self.modules.holding(plant.at) {
-            Some(_) => !is_plain(&planted),
-            None => !is_position_independent(&planted),
-        };
-        if is_bound {
+        // What the kernel's own text holds is looked at with the survey.
+        if self.modules.holding(plant.at).is_some() && !is_plain(&planted) {
             return Err(NotOptimised::Bound(planted.text()));
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
@@ -105,9 +145,11 @@ impl Engine {
         let at = located.linked(jumped.at());
         match jumped.then() {
             Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
-            None => survey
-                .verdict(sites, at, jumped.first().bytes())
-                .map(|_| ()),
+            None => {
+                survey.verdict(sites, at, jumped.first().bytes())?;
+                // It allows for a call that is made anew, with its return address; a detour's would be our own.
+                survey.verdict_on_byte(sites, at, jumped.first().bytes())
+            }
         }
     }
 

@@ -314,7 +314,11 @@ fn the_knob_takes_the_region_along_and_nobody_is_left_in_it() {
     assert!(rig.paused.detour().is_none());
     assert!(rig.memory.bytes() == before, "as if it had not been there");
     let moves = rig.paused.moves().into_iter().collect::<Vec<_>>();
-    let to = |rip| vmm::Destination { rip, pops: &[] };
+    let to = |rip| vmm::Destination {
+        rip,
+        pops: &[],
+        leaves: None,
+    };
     let behind = (REGION.0 + 2, to(at.0 + 2));
     assert_eq!(moves, [(REGION.0, to(at.0)), behind]);
 

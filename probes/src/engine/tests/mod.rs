@@ -91,6 +91,7 @@ const ABILITIES: Abilities = Abilities {
     plant: PlantByte::Port,
     debug_execute: true,
     int3_exits: false,
+    int3_to_guest: true,
     holds_interrupts: true,
     features: Features::ALL,
     cpuid: NO_COPIES,

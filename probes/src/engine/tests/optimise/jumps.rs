@@ -196,12 +196,12 @@ fn what_cannot_be_jumped_over_says_why() {
     for (code, why) in [
         (
             &PLAIN[..],
-            "`push rbp` has fewer than the 5 bytes of a jump",
+            "`push rbp` has fewer than the 5 bytes of a jump; the kernel's handler of int3 is not of a known kind",
         ),
         (
-            // mov eax, [rip + 2]; ret
-            &[0x8b, 0x05, 2, 0, 0, 0, 0xc3],
-            "`mov eax, [0xffffffff81000008]` would not do the same in a detour",
+            // call behind it; ret; ret
+            &[0xe8, 1, 0, 0, 0, 0xc3, 0xc3],
+            "there is a call at 0xffffffff81000000, among other instructions that a jump would replace; the kernel's handler of int3 is not of a known kind",
         ),
     ] {
         let (kernel, at) = one("probed", code);
@@ -215,9 +215,8 @@ fn what_cannot_be_jumped_over_says_why() {
         assert!(rig.paused.detour().is_none());
     }
     // What only a look at the whole kernel tells.
-    let copied = "this code is copied or patched by the kernel in ways of its own";
-    let branched =
-        "something may branch to 0xffffffff81000001, in the middle of what a jump would replace";
+    let copied = "this code is copied or patched by the kernel in ways of its own; the kernel's handler of int3 is not of a known kind";
+    let branched = "something may branch to 0xffffffff81000001, in the middle of what a jump would replace; the kernel's handler of int3 is not of a known kind";
     // mov eax, 1; ret; jmp into the first one
     let overlapping = [0xb8, 1, 0, 0, 0, 0xc3, 0xeb, 0xf9];
     for (name, code, why) in [

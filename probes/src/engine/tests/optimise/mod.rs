@@ -3,6 +3,7 @@
 //! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
 //! ours, detours. A plant is a hit.
 
+mod int3;
 mod jumps;
 mod leaving;
 mod programs;
@@ -14,8 +15,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
+use introspect::int3::HANDLER;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
-use vmm::Pop;
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
@@ -32,6 +33,12 @@ const ROOMY: [u8; 9] = [0xb8, 1, 0, 0, 0, 0x8d, 0x04, 0x38, 0xc3];
 /// The same behind what is left of an ftrace call: `nop; push rbp; lea eax, [rdi + 1]; pop rbp; ret`
 const TRACED: [u8; 11] = [0x0f, 0x1f, 0x44, 0, 0, 0x55, 0x8d, 0x47, 1, 0x5d, 0xc3];
 const RDTSC: [u8; 2] = [0x0f, 0x31];
+const INT3: [u8; 1] = [0xcc];
+const IRETQ: [u8; 2] = [0x48, 0xcf];
+/// RFLAGS.IF.
+const INTERRUPTS: u64 = 1 << 9;
+/// Where the interrupt table is.
+const IDT: u64 = 0x2_8000;
 /// What it gives.
 const TSC: u64 = 0x12_3456_789a;
 /// Where a call returns to: nothing is there.
@@ -141,6 +148,14 @@ impl Rig {
             return Stepped::On;
         }
         let decoded = decode(&bytes, rip).expect("an instruction");
+        if decoded.bytes() == INT3 {
+            self.take_breakpoint(vcpu);
+            return Stepped::On;
+        }
+        if decoded.bytes() == IRETQ {
+            return_from(self, vcpu.regs.rsp, vcpu);
+            return Stepped::On;
+        }
         if decoded.bytes() == RDTSC {
             (vcpu.regs.rax, vcpu.regs.rdx) = (TSC & 0xffff_ffff, TSC >> 32);
             vcpu.regs.rip = decoded.next().0;
@@ -151,6 +166,15 @@ impl Rig {
         let passed = pass(vcpu, memory.as_ref(), &planter, Features::ALL, &decoded);
         assert_eq!(passed.expect("executed"), Passed::Emulated, "{decoded:?}");
         Stepped::On
+    }
+
+    /// An `int3` has been executed: through the interrupt table to the guest's handler.
+    fn take_breakpoint(&self, vcpu: &mut FakeVcpu) {
+        vcpu.regs.rip += 1;
+        vcpu.regs.rsp = frame(self, vcpu);
+        vcpu.regs.rflags &= !INTERRUPTS;
+        let handler = self.engine.kernel().symbols().address_of(HANDLER);
+        vcpu.regs.rip = handler.expect("the guest has a handler").0;
     }
 
     fn engine_alone(&self, vcpu: &mut FakeVcpu, rip: Gva) {
@@ -177,7 +201,7 @@ impl Rig {
     /// Calls a function of one argument.
     fn call(&self, at: Gva, argument: u64) -> u64 {
         let mut vcpu = self.calling(at, argument, STACK);
-        assert_eq!(self.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!(self.run(&mut vcpu, 1000), Stepped::Returned);
         assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
         vcpu.regs.rax
     }
@@ -188,6 +212,7 @@ impl Rig {
         vcpu.regs.rsp = stack - 8;
         vcpu.regs.rdi = argument;
         vcpu.regs.rflags = FLAGS;
+        (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (IDT, 0xfff);
         self.memory.put(stack - 8, &RETURN.to_le_bytes());
         vcpu
     }
@@ -276,16 +301,6 @@ fn return_from(rig: &Rig, at: u64, vcpu: &mut FakeVcpu) {
 /// What the vCPU itself does when it heeds a move.
 fn heed(rig: &Rig, vcpu: &mut FakeVcpu) {
     if let Some(destination) = rig.paused.moves().get(&vcpu.regs.rip) {
-        vcpu.regs.rip = destination.rip;
-        for pop in destination.pops {
-            let value = rig.word(vcpu.regs.rsp);
-            match pop {
-                Pop::Rax => vcpu.regs.rax = value,
-                Pop::Rcx => vcpu.regs.rcx = value,
-                Pop::Rdx => vcpu.regs.rdx = value,
-                Pop::Flags => vcpu.regs.rflags = value,
-            }
-            vcpu.regs.rsp += 8;
-        }
+        vcpu.regs = destination.registers(vcpu.regs, |at| Some(rig.word(at)));
     }
 }

@@ -1,0 +1,342 @@
+//! The switch: where each `int3` that stands for a plant leads on.
+//!
+//! ```text
+//!  probed text            the kernel's handler of int3         the switch                       a detour
+//!  ┌───────────────┐      ┌──────────────────────────┐         ┌───────────────────────┐        ┌───────────┐
+//!  │ .. [cc] c3 .. │ ───▶ │ asm_exc_int3: … jne      │    ┌──▶ │ frame's RIP a site's? │        │ …         │
+//!  └───────────────┘ #BP  │ push ── jmp ─────────────┼────┘    │   RIP := its detour   │ iretq  │ test …    │
+//!                         │ push     (its own,       │ ◀───────│   no: two pushes, jmp │ ─────▶ │ jmp back  │
+//!                         │ …         of others)     │         └───────────────────────┘        └───────────┘
+//! ```
+//!
+//! An `int3` needs one byte, so it fits where a jump does not: short instructions, places that calls return to. It comes
+//! to the kernel's handler with interrupts off; there, where nothing but an `int3` of ring 0 comes by
+//! ([`introspect::KernelInt3`]), a jump leads to the switch. That looks the frame's RIP up in a table, puts the address of
+//! the site's detour in its place, and returns from the exception: everything is as it was, but for RIP. What is no site
+//! goes on in the kernel's handler.
+//!
+//! A site that goes stays in the table, leading nowhere: a processor may have executed its `int3` and not come to the
+//! switch yet. It is sent back to the site, where by then the guest's own byte is, or a plant. Only if memory shows an
+//! `int3` there, that is the guest's own, and goes to its handler.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use iced_x86::code_asm::{
+    CodeAssembler, CodeLabel, byte_ptr, eax, ecx, ptr, qword_ptr, rax, rcx, rdx, rsp,
+};
+use iced_x86::{
+    BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
+};
+use introspect::insn::Decoded;
+use introspect::{Gva, KernelInt3};
+use vmm::{Destination, Leaves, Pop};
+
+use super::DetourError;
+use super::code::Unwritten;
+use super::made::near_jump;
+use crate::plant::Jump;
+
+/// How many places the table has; a power of two.
+const PLACES: u32 = 8192;
+/// An address is multiplied by this, 32 bits, and the upper bits of what comes out are where it is looked for first.
+const FACTOR: u32 = 0x9e37_79b1;
+const SHIFT: u32 = u32::BITS - PLACES.ilog2();
+/// An address behind an `int3`, and where it leads on; 0 for nowhere.
+const PLACE_BYTES: usize = 16;
+/// So many sites there are at the most: somebody who is not in the table is found out by a place that is empty.
+const MAX_SITES: usize = PLACES as usize / 4 * 3;
+
+/// What the code lies in.
+const CODE_BYTES: usize = 256;
+/// What all of it takes.
+pub(super) const SWITCH_BYTES: usize = CODE_BYTES + PLACES as usize * PLACE_BYTES;
+
+const INT3: i32 = 0xcc;
+/// Above the stack pointer, in the code: the frame, with nothing saved and with three registers saved.
+const FRAME: u64 = 8;
+const SAVED_FRAME: i32 = 32;
+const SAVED: &[Pop] = &[Pop::Rdx, Pop::Rcx, Pop::Rax];
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Switch {
+    int3: KernelInt3,
+    entry: Gva,
+    code: Code,
+    /// By the address behind the `int3`.
+    sites: BTreeMap<u64, Site>,
+    /// Which places are taken.
+    taken: Vec<bool>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Site {
+    place: usize,
+    /// Every detour that it has led to.
+    detour: Option<Gva>,
+}
+
+/// A place of the table, to be written: how far from the beginning of the switch, and what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NewPlace {
+    pub(super) offset: usize,
+    pub(super) bytes: [u8; PLACE_BYTES],
+}
+
+#[derive(Clone, Debug)]
+struct Code {
+    bytes: Vec<u8>,
+    /// For each of its instructions.
+    stands: Vec<(Gva, Stand)>,
+}
+
+/// How far who is at an instruction of the switch has come.
+#[derive(Clone, Copy, Debug)]
+struct Stand {
+    /// What it has saved.
+    pops: &'static [Pop],
+    /// How far above the stack pointer the frame is then.
+    frame: u64,
+    /// Where the handler goes on, if it is not one of ours.
+    handler: Gva,
+}
+
+fn place_of(behind: u64) -> usize {
+    let [a, b, c, d, ..] = behind.to_le_bytes();
+    let hash = u32::from_le_bytes([a, b, c, d]).wrapping_mul(FACTOR) >> SHIFT;
+    usize::try_from(hash).unwrap_or(0)
+}
+
+impl Switch {
+    /// To be written at `at`.
+    pub(super) fn new(at: Gva, int3: &KernelInt3) -> Result<Self, DetourError> {
+        let table = at.wrapping_add(CODE_BYTES as u64);
+        let code = Writer::new(int3)
+            .and_then(|writer| writer.assemble(at, table))
+            .map_err(|_| Unwritten::TooFar)?;
+        if code.bytes.len() > CODE_BYTES {
+            return Err(DetourError::NoMoreDetours);
+        }
+        Ok(Self {
+            int3: int3.clone(),
+            entry: at,
+            code,
+            sites: BTreeMap::new(),
+            taken: vec![false; PLACES as usize],
+        })
+    }
+
+    /// What is to be in memory before anything leads to it.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let mut bytes = self.code.bytes.clone();
+        bytes.resize(SWITCH_BYTES, 0);
+        bytes
+    }
+
+    /// Where the kernel's handler is led here, and by which jump.
+    pub(super) fn jump(&self) -> Result<(Gva, Jump), DetourError> {
+        let at = self.int3.pushes;
+        Ok((at, near_jump(at, self.entry)?))
+    }
+
+    /// The `int3` at `site` leads to `to` from now on; `None`: nowhere.
+    pub(super) fn lead(
+        &mut self,
+        site: Gva,
+        to: Option<Gva>,
+    ) -> Result<Option<NewPlace>, DetourError> {
+        let behind = site.wrapping_add(1).0;
+        let known = self.sites.get(&behind).map(|known| known.place);
+        let place = match (known, to) {
+            (Some(place), _) => place,
+            (None, None) => return Ok(None),
+            (None, Some(_)) if self.sites.len() >= MAX_SITES => {
+                return Err(DetourError::NoMoreDetours);
+            }
+            (None, Some(_)) => {
+                let first = place_of(behind);
+                let places = (first..self.taken.len()).chain(0..first);
+                let mut free = places.filter(|place| !self.taken[*place]);
+                free.next().ok_or(DetourError::NoMoreDetours)?
+            }
+        };
+        let site = self
+            .sites
+            .entry(behind)
+            .or_insert(Site { place, detour: to });
+        site.detour = to.or(site.detour);
+        self.taken[place] = true;
+        let to = to.map_or(0, |to| to.0);
+        let mut bytes = [0; PLACE_BYTES];
+        bytes[..8].copy_from_slice(&behind.to_le_bytes());
+        bytes[8..].copy_from_slice(&to.to_le_bytes());
+        let offset = CODE_BYTES + place * PLACE_BYTES;
+        Ok(Some(NewPlace { offset, bytes }))
+    }
+
+    /// The addresses of its instructions.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = Gva> {
+        self.code.stands.iter().map(|(at, _)| *at)
+    }
+
+    /// For each address between an `int3` and the end of the switch, where a vCPU goes on when there is no switch any
+    /// more: at the site that it comes from, or, if it comes from none, in the kernel's handler.
+    pub(super) fn moves(&self) -> impl Iterator<Item = (u64, Destination)> {
+        let mut to = BTreeMap::new();
+        for (behind, site) in &self.sites {
+            let at = behind.wrapping_sub(1);
+            to.extend([(*behind, at), (at, at)]);
+            // The switch may have put it into the frame.
+            to.extend(site.detour.map(|detour| (detour.0, at)));
+        }
+        let to = Arc::new(to);
+        let leaves = move |frame, to: &Arc<BTreeMap<u64, u64>>| {
+            let to = Arc::clone(to);
+            Some(Leaves { frame, to })
+        };
+        let before = self
+            .int3
+            .before
+            .iter()
+            .map(|(at, frame)| (*at, *at, *frame, &[][..]));
+        let code = self.code.stands.iter();
+        let inside = code.map(|(at, stand)| (*at, stand.handler, stand.frame, stand.pops));
+        let moves = before.chain(inside).map(move |(at, handler, frame, pops)| {
+            let (rip, leaves) = (handler.0, leaves(frame, &to));
+            (at.0, Destination { rip, pops, leaves })
+        });
+        moves
+    }
+
+    /// The second of the instructions under the jump that leads here: nobody may be at it when the jump comes.
+    pub(super) fn middle(&self) -> Gva {
+        self.int3.first[1].at()
+    }
+}
+
+struct Writer<'i> {
+    asm: CodeAssembler,
+    int3: &'i KernelInt3,
+    /// From which instruction on which is true.
+    stands: Vec<(usize, Stand)>,
+}
+
+impl<'i> Writer<'i> {
+    fn new(int3: &'i KernelInt3) -> Result<Self, IcedError> {
+        Ok(Self {
+            asm: CodeAssembler::new(64)?,
+            int3,
+            stands: Vec::new(),
+        })
+    }
+
+    fn stand(&mut self, pops: &'static [Pop], frame: u64, handler: Gva) {
+        let index = self.asm.instructions().len();
+        self.stands.push((
+            index,
+            Stand {
+                pops,
+                frame,
+                handler,
+            },
+        ));
+    }
+
+    fn assemble(mut self, at: Gva, table: Gva) -> Result<Code, IcedError> {
+        let [mut look, mut found, mut on, mut gone, mut miss] =
+            std::array::from_fn(|_| self.asm.create_label());
+        self.save()?;
+        self.index(table)?;
+        self.asm.set_label(&mut look)?;
+        self.asm.cmp(ptr(rdx + rcx * 8), rax)?;
+        self.asm.je(found)?;
+        self.asm.cmp(qword_ptr(rdx + rcx * 8), 0)?;
+        self.asm.je(miss)?;
+        self.asm.add(ecx, 2)?;
+        self.asm.and(ecx, (2 * PLACES - 1).cast_signed())?;
+        self.asm.jmp(look)?;
+        self.asm.set_label(&mut found)?;
+        self.asm.mov(rcx, ptr(rdx + rcx * 8 + 8))?;
+        self.asm.test(rcx, rcx)?;
+        self.asm.je(gone)?;
+        self.leave(&mut on)?;
+        self.asm.set_label(&mut gone)?;
+        self.stand(SAVED, FRAME, self.int3.pushes);
+        self.asm.dec(rax)?;
+        self.asm.cmp(byte_ptr(rax), INT3)?;
+        self.asm.je(miss)?;
+        self.asm.mov(rcx, rax)?;
+        self.asm.jmp(on)?;
+        self.asm.set_label(&mut miss)?;
+        self.hand_on()?;
+        self.finish(at)
+    }
+
+    fn save(&mut self) -> Result<(), IcedError> {
+        let handler = self.int3.pushes;
+        self.stand(&[], FRAME, handler);
+        for (register, saved) in [rax, rcx, rdx].into_iter().zip(1..) {
+            self.asm.push(register)?;
+            self.stand(&SAVED[SAVED.len() - saved..], FRAME, handler);
+        }
+        Ok(())
+    }
+
+    /// Where the table begins comes to RDX, where to look to RCX, and what for to RAX.
+    fn index(&mut self, table: Gva) -> Result<(), IcedError> {
+        self.asm.mov(rax, ptr(rsp + SAVED_FRAME))?;
+        self.asm.imul_3(ecx, eax, FACTOR.cast_signed())?;
+        self.asm.shr(ecx, SHIFT)?;
+        self.asm.add(ecx, ecx)?;
+        let table = MemoryOperand::with_base_displ(Register::RIP, table.0.cast_signed());
+        let lea = Instruction::with2(Opcode::Lea_r64_m, Register::RDX, table)?;
+        self.asm.add_instruction(lea)
+    }
+
+    fn restore(&mut self) -> Result<(), IcedError> {
+        let handler = self.int3.pushes;
+        for (register, restored) in [rdx, rcx, rax].into_iter().zip(1..) {
+            self.asm.pop(register)?;
+            self.stand(&SAVED[restored..], FRAME, handler);
+        }
+        Ok(())
+    }
+
+    /// Back from the exception, to what RCX says.
+    fn leave(&mut self, on: &mut CodeLabel) -> Result<(), IcedError> {
+        self.asm.set_label(on)?;
+        self.asm.mov(ptr(rsp + SAVED_FRAME), rcx)?;
+        self.restore()?;
+        self.asm.add(rsp, 8)?;
+        self.stand(&[], 0, self.int3.pushes);
+        self.asm.iretq()
+    }
+
+    /// It is none of ours: on in the kernel's handler, behind what was jumped over.
+    fn hand_on(&mut self) -> Result<(), IcedError> {
+        self.stand(SAVED, FRAME, self.int3.pushes);
+        self.restore()?;
+        for (push, frame) in self.int3.first.clone().iter().zip([16, 24]) {
+            self.asm.db(push.bytes())?;
+            self.stand(&[], frame, push.next());
+        }
+        let [_, last]: &[Decoded; 2] = &self.int3.first;
+        self.asm.jmp(last.next().0)
+    }
+
+    fn finish(mut self, at: Gva) -> Result<Code, IcedError> {
+        let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let assembled = self.asm.assemble_options(at.0, wanted)?;
+        let offsets = assembled.inner.new_instruction_offsets.iter().zip(0..);
+        let stands = offsets.filter_map(|(offset, index)| {
+            let known = self.stands.partition_point(|(from, _)| *from <= index);
+            let (_, stand) = self.stands[known.checked_sub(1)?];
+            Some((at.wrapping_add(u64::from(*offset)), stand))
+        });
+        Ok(Code {
+            stands: stands.collect(),
+            bytes: assembled.inner.code_buffer,
+        })
+    }
+}

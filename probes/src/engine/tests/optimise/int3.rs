@@ -1,0 +1,283 @@
+//! An `int3` where a jump has no room.
+
+use super::*;
+use crate::Event;
+
+/// `push qword [rsp + 40]`
+const PUSH: [u8; 4] = [0xff, 0x74, 0x24, 0x28];
+
+/// The kernel's handler of `int3`, which counts its own in RBX.
+pub(super) fn handler(kernel: &mut SyntheticKernel) -> Gva {
+    // nop; cld; push -1; test byte [rsp + 16], 3; jne behind the pushes
+    let front = [0x90, 0xfc, 0x6a, 0xff, 0xf6, 0x44, 0x24, 0x10, 3, 0x75, 24];
+    // inc rbx; lea rsp, [rsp + 56]; iretq; what is looked at ends in the kernel's text
+    let own = [0x48, 0xff, 0xc3, 0x48, 0x8d, 0x64, 0x24, 56, 0x48, 0xcf];
+    kernel.function(
+        HANDLER,
+        &[&front[..], &PUSH.repeat(6), &own, &[0x90; 64]].concat(),
+    )
+}
+
+/// The interrupt table leads to it.
+pub(super) fn table(rig: &Rig) {
+    let handler = rig.engine.kernel().symbols().address_of(HANDLER);
+    let [a, b, c, d, high @ ..] = handler.expect("there is one").0.to_le_bytes();
+    let gate = [a, b, 0x10, 0, 0, 0x8e, c, d];
+    rig.memory.put(IDT + 16 * 3, &gate);
+    rig.memory.put(IDT + 16 * 3 + 8, &high);
+}
+
+struct Guest {
+    rig: Rig,
+    /// `push rbp; lea eax, [rdi + 1]; pop rbp; ret`
+    probed: Gva,
+    /// `mov rax, probed; call rax; nop; ret`
+    caller: Gva,
+    /// `int3; ret`
+    own: Gva,
+    handler: Gva,
+}
+
+impl Guest {
+    fn with(new: &[NewProbe]) -> Self {
+        let mut kernel = SyntheticKernel::new();
+        let probed = kernel.function("probed", &[0x55, 0x8d, 0x47, 1, 0x5d, 0xc3]);
+        let [a, b, c, d, ..] = probed.0.to_le_bytes();
+        let caller = [0x48, 0xc7, 0xc0, a, b, c, d, 0xff, 0xd0, 0x90, 0xc3];
+        let caller = kernel.function("caller", &caller);
+        let own = kernel.function("own", &[0xcc, 0xc3]);
+        let handler = handler(&mut kernel);
+        kernel.function("cpu_number", &3u32.to_le_bytes());
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        table(&rig);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        rig.engine.register(&rig.paused, new).expect("registered");
+        Self {
+            rig,
+            probed,
+            caller,
+            own,
+            handler,
+        }
+    }
+
+    /// Its probe counts, by an `int3`.
+    fn counting() -> Self {
+        let guest = Self::with(&[count("probed")]);
+        assert_eq!(guest.rig.call(guest.probed, 1), 2);
+        assert_eq!(guest.rig.shown::<2>(guest.probed), [0xcc, 0x8d]);
+        guest
+    }
+
+    /// The guest takes an `int3` of its own: how often its handler has been told.
+    fn takes_its_own(&self) -> u64 {
+        let mut vcpu = self.rig.calling(self.own, 0, STACK);
+        assert_eq!(self.rig.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+        vcpu.regs.rbx
+    }
+}
+
+#[test]
+fn a_short_instruction_is_counted_without_an_exit() {
+    let guest = Guest::counting();
+    let rig = &guest.rig;
+    let before = rig.counted(0);
+    for n in 0..20 {
+        assert_eq!(rig.call(guest.probed, n), n + 1);
+    }
+    assert_eq!(before, (1, 1, Some(Tier::Optimised)));
+    assert_eq!(rig.counted(0), (21, 1, Some(Tier::Optimised)));
+    assert_eq!(rig.probe(0).unoptimised, None);
+    assert_eq!(guest.takes_its_own(), 1);
+    assert_eq!(rig.own::<2>(guest.probed), [0x55, 0x8d]);
+    assert_eq!(
+        rig.own::<6>(guest.handler),
+        [0x90, 0xfc, 0x6a, 0xff, 0xf6, 0x44]
+    );
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
+    assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+    assert_eq!((rig.call(guest.probed, 4), guest.takes_its_own()), (5, 1));
+}
+
+#[test]
+fn a_short_instruction_is_recorded_without_an_exit() {
+    let guest = Guest::with(&[new("probed")]);
+    let rig = &guest.rig;
+    for n in 0..10 {
+        rig.call(guest.probed, n);
+    }
+    // The plant, and the ring that is not open yet.
+    assert_eq!(rig.counted(0), (10, 2, Some(Tier::Optimised)));
+    let told: Vec<_> = rig
+        .hits()
+        .iter()
+        .map(|hit| (hit.ip.0, hit.args[0].0))
+        .collect();
+    assert_eq!(
+        told,
+        (0..10).map(|n| (guest.probed.0, n)).collect::<Vec<_>>()
+    );
+    let [.., last] = &rig.hits()[..] else {
+        panic!("none")
+    };
+    assert_eq!((last.regs.rsp.0, last.regs.rflags.0), (STACK - 8, FLAGS));
+}
+
+#[test]
+fn neither_side_of_a_followed_call_exits() {
+    let probe: ProbeSpec = "kretprobe:probed".parse().expect("a probe");
+    let guest = Guest::with(&[probe.into()]);
+    let rig = &guest.rig;
+    for n in 0..4 {
+        rig.call(guest.caller, n);
+    }
+    let before = rig.probe(0);
+    for n in 4..30 {
+        assert_eq!(rig.call(guest.caller, n), n + 1);
+    }
+    let told = rig.probe(0);
+    assert_eq!(
+        (told.hits, told.returns, told.in_flight),
+        (30, Some(30), Some(0))
+    );
+    assert_eq!(told.exits, before.exits);
+    let events = rig.events.0.lock().expect("lock");
+    let returned = events.iter().filter_map(|event| match event {
+        Event::Return(told) => Some((told.retval.0, told.ip.0, told.regs.rsp.0, told.vcpu)),
+        _ => None,
+    });
+    let site = guest.caller.0 + 9;
+    let expected = (1..=30).map(|value| (value, site, STACK - 8, 3));
+    let (first, rest): (Vec<_>, Vec<_>) = (
+        returned.clone().take(4).collect(),
+        returned.skip(4).collect(),
+    );
+    assert_eq!(first.len(), 4);
+    assert_eq!(rest, expected.skip(4).collect::<Vec<_>>());
+}
+
+/// Wherever a vCPU is on its way, the plant comes back or everything goes: it is counted once, or not at all if it is
+/// sent back to where nothing is any more.
+#[test]
+fn who_is_under_way_gets_there() {
+    for leaves in [false, true] {
+        let mut returned = false;
+        for steps in 0.. {
+            let guest = Guest::counting();
+            let rig = &guest.rig;
+            let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
+            returned = rig.run(&mut vcpu, steps) == Stepped::Returned;
+            if returned {
+                break;
+            }
+            if leaves {
+                rig.engine.disarm_all(&rig.paused).expect("disarmed");
+                assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
+                heed(rig, &mut vcpu);
+            } else {
+                rig.engine.set_optimising(&rig.paused, false).expect("set");
+                assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
+            }
+            assert_eq!(
+                rig.run(&mut vcpu, 200),
+                Stepped::Returned,
+                "after {steps} steps"
+            );
+            let regs = vcpu.regs;
+            let left = (regs.rax, regs.rbx, regs.rflags, regs.rsp);
+            assert_eq!(left, (5, 0, FLAGS, STACK - 0x100), "after {steps} steps");
+            let (hits, ..) = rig.counted(0);
+            assert!(
+                hits == 2 || (leaves && hits == 1),
+                "{hits} after {steps} steps"
+            );
+            assert_eq!(guest.takes_its_own(), 1);
+        }
+        assert!(returned);
+    }
+}
+
+/// The same of an `int3` of the guest's own.
+#[test]
+fn the_guests_own_breakpoint_gets_to_its_handler() {
+    for steps in 0..60 {
+        let guest = Guest::counting();
+        let rig = &guest.rig;
+        let mut vcpu = rig.calling(guest.own, 4, STACK - 0x100);
+        rig.run(&mut vcpu, steps);
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        heed(rig, &mut vcpu);
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        let left = (vcpu.regs.rbx, vcpu.regs.rflags, vcpu.regs.rsp);
+        assert_eq!(left, (1, FLAGS, STACK - 0x100), "after {steps} steps");
+    }
+}
+
+/// It patches its text: an `int3` first, which its handler is told of.
+#[test]
+fn an_int3_that_the_guest_writes_is_its_own() {
+    let guest = Guest::counting();
+    let rig = &guest.rig;
+    rig.guest_writes(guest.probed, &[0xcc]);
+    let mut vcpu = rig.calling(guest.probed, 4, STACK);
+    // Its handler does not go back, but on behind it.
+    assert_eq!(rig.run(&mut vcpu, 3), Stepped::On);
+    assert_eq!(rig.own::<1>(guest.probed), INT3);
+    assert!(!vcpu.injected.is_empty(), "the plant gives it to the guest");
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    let mut vcpu = rig.calling(guest.probed, 4, STACK);
+    while vcpu.regs.rip != guest.probed.0 + 1 {
+        assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
+    }
+    assert_eq!(vcpu.regs.rbx, 1);
+    // And back, the first byte last.
+    rig.guest_writes(guest.probed, &[0x55]);
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    assert_eq!(rig.call(guest.probed, 4), 5);
+}
+
+#[test]
+fn a_jump_and_what_is_relative_may_be_behind_an_int3() {
+    // je over the next; mov eax, [rip + 4]; ret; and a word of data
+    let code = [
+        0x74, 6, 0x8b, 0x05, 1, 0, 0, 0, 0xc3, 0x90, 0x90, 0x90, 0x90,
+    ];
+    for (index, offset) in [(0, 0), (1, 2)] {
+        let mut kernel = SyntheticKernel::new();
+        let at = kernel.function("probed", &code);
+        handler(&mut kernel);
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        table(&rig);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let name = format!("probed+{offset}");
+        rig.engine
+            .register(&rig.paused, &[count(&name)])
+            .expect("registered");
+        for n in 0..4 {
+            assert_eq!(rig.call(at, n), 0x9090_9090);
+        }
+        let lead = [[0xcc], [0xe9]][index];
+        assert_eq!(rig.shown::<1>(at.wrapping_add(offset)), lead);
+        assert_eq!(rig.counted(0), (4, 1, Some(Tier::Optimised)));
+    }
+}
+
+#[test]
+fn why_no_int3_stands_there_is_told() {
+    let none = "`push rbp` has fewer than the 5 bytes of a jump; ";
+    let why = |guest: &Guest| guest.rig.probe(0).unoptimised.unwrap_or_default();
+    let guest = Guest::with(&[count("probed")]);
+    let mut vcpu = guest.rig.calling(guest.probed, 0, STACK);
+    vcpu.sregs.idt.base += 16;
+    assert_eq!(guest.rig.run(&mut vcpu, 100), Stepped::Returned);
+    let unseen = "no processor has been seen to use the kernel's handler of int3";
+    assert_eq!(why(&guest), format!("{none}{unseen}"));
+    // It is looked for again.
+    assert_eq!(guest.rig.call(guest.probed, 0), 1);
+    assert_eq!(
+        (why(&guest), guest.rig.shown(guest.probed)),
+        (String::new(), INT3)
+    );
+}
