@@ -180,6 +180,7 @@ void set_trap(unsigned vector, const u8 *handler);
 void load_table(void *base, u16 limit);
 struct gate gate(u64 handler, u8 kind);
 int scenario_int3(u64 rounds);
+int scenario_linuxint3(u64 argument);
 int scenario_fault(u64 rounds);
 
 /* ring3.c */

@@ -27,6 +27,7 @@ static const struct scenario scenarios[] = {
 	{ "checksum", scenario_checksum, 0 },
 	{ "selfpatch", scenario_selfpatch, 1 },
 	{ "int3", scenario_int3, 3 },
+	{ "linuxint3", scenario_linuxint3, 0 },
 	{ "fault", scenario_fault, 3 },
 	{ "ring3", scenario_ring3, 10 },
 	{ "syscall", scenario_syscall, 10 },

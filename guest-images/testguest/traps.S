@@ -78,3 +78,20 @@ trap_entry:
 	add	$16, %rsp
 	iretq
 	.size	trap_entry, . - trap_entry
+
+/* As Linux handles int3 (idtentry of #BP): with a gap of six words for one from ring 0, which are the frame once more. */
+	.globl	asm_exc_int3
+	.type	asm_exc_int3, @function
+asm_exc_int3:
+	nop
+	cld
+	pushq	$-1
+	testb	$3, 16(%rsp)
+	jne	1f
+	.rept	6
+	pushq	40(%rsp)
+	.endr
+1:
+	pushq	$3
+	jmp	trap_entry
+	.size	asm_exc_int3, . - asm_exc_int3

@@ -12,7 +12,7 @@
 #define PRESENT 1ul
 
 extern const u64 trap_stubs[EXCEPTIONS];
-extern u8 fn_int3[], fn_int3_next[], fn_fault[], user_leave[];
+extern u8 fn_int3[], fn_int3_next[], fn_fault[], user_leave[], asm_exc_int3[];
 
 void trap(struct frame *frame);
 void leave_user(u64 result);
@@ -115,6 +115,16 @@ void trap(struct frame *frame)
 	put_hex_field(" cr2=", fault_address());
 	end_line();
 	end_run(0x7e);
+}
+
+/* From now on int3 is handled by code that is Linux's. */
+int scenario_linuxint3(u64 argument)
+{
+	(void)argument;
+	gates[VECTOR_BP] = gate((u64)asm_exc_int3, GATE_USER);
+	begin_ok("linuxint3");
+	end_line();
+	return 0;
 }
 
 /* The kernel's int3_selftest in small: our own int3 comes to our own handler. */

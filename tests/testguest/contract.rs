@@ -88,6 +88,7 @@ tests! {
     recorded_smp = "recorded-smp",
     recorded_returns = "recorded-returns",
     programs = "programs",
+    optimised_int3 = "optimised-int3",
     instructions_wait = "instructions-wait",
     instructions_nmi = "instructions-nmi",
     instructions = "instructions",

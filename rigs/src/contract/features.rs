@@ -82,6 +82,10 @@ pub const FEATURES: &[Feature] = &[
         &["recorded-returns"],
     ),
     feature(
+        "where a jump has no room, at entries and where calls return to: no exit a hit, by way of the guest's own handler of int3",
+        &["optimised-int3"],
+    ),
+    feature(
         "filters and aggregates come to the same in the guest as in the VMM",
         &["programs"],
     ),

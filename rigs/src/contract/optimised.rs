@@ -11,7 +11,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
-pub(super) const CASES: [Case; 8] = [
+pub(super) const CASES: [Case; 9] = [
     Case::new("optimised", Plants::Each, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
@@ -28,10 +28,14 @@ pub(super) const CASES: [Case; 8] = [
     }),
     Case::new("recorded-returns", Plants::Each, &[1, 2], returns),
     Case::new("programs", Plants::Each, &[1, 2], programs),
+    Case::new("optimised-int3", Plants::Chosen, &[1, 2], led),
 ];
 
 /// What begins with an instruction that has room for a jump, and does the same in a detour.
 const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
+
+/// What begins with an instruction that has none.
+const SHORT: [&str; 3] = ["fn_push", "fn_xor", "fn_mov"];
 
 /// So long the guest is left to itself between two changes.
 const TURN: Duration = Duration::from_millis(2);
@@ -131,6 +135,50 @@ fn returns(here: &Here<'_>) {
         // To find the jump's place, until the ring is open, and to find the place that is returned to.
         let entries = probe.exits - counted;
         assert!(entries <= 8 * u64::from(here.cpus), "{probe:?}");
+    }
+}
+
+/// Where a jump has no room, an `int3` leads to the detour, by way of a handler that is Linux's: at entries, and where
+/// calls return to. The guest's own `int3` goes to that handler as ever.
+fn led(here: &Here<'_>) {
+    let cmdline = if here.cpus == 1 {
+        "run=linuxint3,calls=200,int3=5,checksum"
+    } else {
+        "run=linuxint3,smp=200,checksum"
+    };
+    let is_led = here.bench.facts().int3.reaches_guest();
+    let probes = |kind: &str, action: Action| {
+        let kind = kind.to_owned();
+        SHORT.map(|function| NewProbe {
+            action: action.clone(),
+            ..new(&format!("{kind}:{function}"))
+        })
+    };
+    for (kind, action) in [
+        ("kprobe", Action::Count),
+        ("kprobe", Action::Trace),
+        ("kretprobe", Action::Count),
+    ] {
+        let ran = here.guest(cmdline).with(probes(kind, action)).run();
+        ran.assert_good();
+        assert_eq!(sums(&ran), [own_sum(here)]);
+        for function in SHORT {
+            let probe = ran.probe(&format!("{kind}:{function}"));
+            let counted = ran.counted(function);
+            assert!(counted >= 200, "{function} is called");
+            assert_eq!(probe.hits, counted, "{probe:?}");
+            let returns = probe.returns.unwrap_or(0);
+            assert!(kind == "kprobe" || returns == counted, "{probe:?}");
+            assert_eq!(is_led, probe.tier == Some(Tier::Optimised), "{probe:?}");
+            if is_led {
+                // To find the places, until the ring is open, and to find where calls return to.
+                assert!(probe.exits <= 16 * u64::from(here.cpus), "{probe:?}");
+            } else {
+                let why = probe.unoptimised.as_deref().unwrap_or_default();
+                assert!(why.contains("does not deliver an int3"), "{probe:?}");
+                assert_eq!(probe.exits, counted + returns, "{probe:?}");
+            }
+        }
     }
 }
 

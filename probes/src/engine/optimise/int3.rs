@@ -63,13 +63,6 @@ pub(super) enum NoInt3 {
     Unfit(#[from] WhyNot),
 }
 
-impl NoInt3 {
-    /// Whether it may be otherwise soon.
-    pub(super) const fn may_change(&self) -> bool {
-        matches!(self, Self::NotSeen)
-    }
-}
-
 impl Engine {
     /// Takes note of where the vCPU goes when it executes an `int3`.
     pub(in crate::engine) fn look_at_int3(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
@@ -87,6 +80,12 @@ impl Engine {
         let paging = vcpu.system_state()?.paging;
         if idt.target(self.memory.as_ref(), &paging, VECTOR) == Some(handler) {
             self.optimised.int3.is_taken.store(true, Ordering::Relaxed);
+            // Who was turned away for want of this is looked at again, at its next hit.
+            for plant in self.table.load().plants() {
+                if plant.optimising.jump().is_none() {
+                    plant.optimising.reopen();
+                }
+            }
         }
         Ok(())
     }

@@ -32,6 +32,7 @@ use crate::hit::{Plant, Table};
 use crate::plant::{Jump, Spot};
 use crate::registry::{Milestone, Probe, Purpose};
 use int3::Int3Way;
+use verdict::NotOptimised;
 
 /// Bytes of a jump.
 const JUMP_BYTES: u64 = 5;
@@ -194,7 +195,7 @@ impl Engine {
         let (jumped, gpa) = match self.verdict(plant, usage.keeps, kernel) {
             Ok(found) => found,
             Err(why) => {
-                if why.may_change() {
+                if why == NotOptimised::Withdrawn {
                     plant.optimising.reopen();
                 }
                 served.set_unoptimised(Some(why.to_string()));

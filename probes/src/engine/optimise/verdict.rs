@@ -64,15 +64,6 @@ impl NotOptimised {
             Self::TooShort(_) | Self::Unfit(_) | Self::Neighbour | Self::AcrossPages
         )
     }
-
-    /// Whether it may be otherwise soon, by itself.
-    pub(super) const fn may_change(&self) -> bool {
-        match self {
-            Self::Withdrawn => true,
-            Self::Neither { int3, .. } => int3.may_change(),
-            _ => false,
-        }
-    }
 }
 
 impl Engine {

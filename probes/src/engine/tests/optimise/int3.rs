@@ -274,7 +274,15 @@ fn why_no_int3_stands_there_is_told() {
     assert_eq!(guest.rig.run(&mut vcpu, 100), Stepped::Returned);
     let unseen = "no processor has been seen to use the kernel's handler of int3";
     assert_eq!(why(&guest), format!("{none}{unseen}"));
-    // It is looked for again.
+    // It is not looked for at each hit, but whenever the vCPUs are paused for one.
+    assert_eq!(guest.rig.call(guest.probed, 0), 1);
+    assert_eq!(why(&guest), format!("{none}{unseen}"));
+    guest
+        .rig
+        .engine
+        .register(&guest.rig.paused, &[count("caller")])
+        .expect("registered");
+    guest.rig.call(guest.caller, 0);
     assert_eq!(guest.rig.call(guest.probed, 0), 1);
     assert_eq!(
         (why(&guest), guest.rig.shown(guest.probed)),
