@@ -17,6 +17,7 @@ use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;
 use crate::vcpu::moves::{Destination, Moves};
+use crate::vcpu::rips::Rips;
 use crate::vcpu::run::{self, RunError};
 
 mod create;
@@ -99,6 +100,7 @@ pub(crate) struct Shared {
     /// What the machine keeps free for detour memory.
     detour_place: Option<PageRange>,
     pub(crate) moves: Moves,
+    pub(crate) rips: Rips,
     pub(crate) gate: Gate,
     pub(crate) facts: HostFacts,
     pub(crate) sync_regs: bool,
@@ -215,6 +217,13 @@ impl PausedGuard<'_> {
     #[must_use]
     pub fn vcpus_have_moved(&self) -> bool {
         self.shared.moves.are_made()
+    }
+
+    /// Where each vCPU stands that has been started: its RIP when it left the guest. One that waits for its turn to be
+    /// alone may have told of its trap, and go on elsewhere. Without the moves that are still to be heeded.
+    #[must_use]
+    pub fn vcpu_rips(&self) -> Vec<u64> {
+        self.shared.rips.all()
     }
 
     /// Sets the execution breakpoints of all vCPUs, in force before any of them runs on.
@@ -370,6 +379,12 @@ impl Control {
     #[must_use]
     pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
         self.shared.memory.guest()
+    }
+
+    /// Whether somebody keeps vCPUs from running just now: a pause would have to wait.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.shared.gate.is_closed()
     }
 
     /// Number of vCPUs.

@@ -18,6 +18,7 @@ use crate::devices::{
 use crate::kvm::{CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts};
 use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
 use crate::vcpu::moves::Moves;
+use crate::vcpu::rips::Rips;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
 /// The register that a 64-bit kernel points at its system-call entry: its write tells where the kernel is.
@@ -214,6 +215,7 @@ impl Machine {
             slots: Mutex::new(slots),
             detour_place: detour_place(ram_end, host.guest_physical_bits()),
             moves: Moves::new(usize::from(config.cpus)),
+            rips: Rips::new(usize::from(config.cpus)),
             gate: crate::vcpu::gate::Gate::default(),
             facts,
             sync_regs: capabilities.sync_regs,

@@ -58,11 +58,18 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Called by a running vCPU before each entry to the guest; returns once the gate is open.
-    pub(crate) fn checkpoint(&self) {
-        if !self.closed.load(Ordering::Acquire) {
+    /// Whether somebody holds it closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Called by a running vCPU before each entry to the guest; returns once the gate is open. `park` is called if it
+    /// is not, before the vCPU counts as parked.
+    pub(crate) fn checkpoint(&self, park: impl FnOnce()) {
+        if !self.is_closed() {
             return;
         }
+        park();
         let mut state = self.lock();
         state.parked += 1;
         self.changed.notify_all();
@@ -143,7 +150,7 @@ mod tests {
                 let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
                 thread::spawn(move || {
                     for round in 0..ROUNDS {
-                        gate.checkpoint();
+                        gate.checkpoint(|| ());
                         inside.fetch_add(1, Ordering::SeqCst);
                         thread::yield_now();
                         if round % 7 == 0 {

@@ -7,6 +7,7 @@ mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
 pub(crate) mod moves;
+pub(crate) mod rips;
 pub(crate) mod run;
 pub(crate) mod stopped;
 pub(crate) mod watchdog;

@@ -135,7 +135,11 @@ impl StoppedVcpu<'_> {
             return End::Failed(error.into());
         }
         loop {
-            self.shared.gate.checkpoint();
+            let (shared, mut said) = (self.shared, Ok(()));
+            shared.gate.checkpoint(|| said = self.say_rip());
+            if let Err(error) = said {
+                return End::Failed(error.into());
+            }
             if self.shared.ending.is_ending() {
                 return End::Stopped;
             }
@@ -164,6 +168,13 @@ impl StoppedVcpu<'_> {
                 },
             }
         }
+    }
+
+    /// Lets others know where this vCPU stands while it is parked.
+    fn say_rip(&mut self) -> Result<(), VcpuError> {
+        let rip = self.regs()?.rip;
+        self.shared.rips.say(self.index, rip);
+        Ok(())
     }
 
     /// Goes on elsewhere if what this vCPU was executing has gone.
@@ -216,6 +227,8 @@ impl StoppedVcpu<'_> {
                 Some(paused) => handler.on_exclusive(self, paused, trap)?,
                 None => {
                     let shared = self.shared;
+                    // It counts as parked while it waits.
+                    self.say_rip()?;
                     let paused = shared.pause_others(self.index);
                     handler.on_exclusive(self, &paused, trap)?
                 }
