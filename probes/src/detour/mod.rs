@@ -37,6 +37,7 @@ use introspect::{Gpa, Gva, PagingState};
 use vmm::Pop;
 
 use crate::guest::{GuestError, GuestMemory, Paused};
+use evacuate::Evacuated;
 use region::Region;
 
 pub(crate) use cells::Words;
@@ -87,12 +88,23 @@ struct WayOut {
     to: Gva,
     /// What it has pushed.
     pops: &'static [Pop],
+    leaves: Leaves,
 }
 
 impl WayOut {
-    const fn plain(to: Gva) -> Self {
-        Self { to, pops: &[] }
+    const fn plain(to: Gva, leaves: Leaves) -> Self {
+        let pops = &[];
+        Self { to, pops, leaves }
     }
+}
+
+/// How a thread gets out of the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// It is moved: it has not been counted, or all that it is there for is done.
+    Moved,
+    /// It runs on. It may have been counted, and would be again at its way out, where a plant can be when it comes there.
+    RunningOn,
 }
 
 /// Where the guest's kernel is.
@@ -270,13 +282,27 @@ impl Detour {
         }
     }
 
+    /// Whether the region is laid.
+    pub(crate) fn is_laid(&self) -> bool {
+        matches!(&*self.read(), State::Laid(_))
+    }
+
+    /// After [`give_back`](Self::give_back) has failed with [`DetourError::NotLeft`]: whether it is worth another try, as
+    /// far as can be seen while the guest runs.
+    pub(crate) fn may_have_been_left(&self, memory: &dyn GuestMemory) -> bool {
+        match &*self.read() {
+            State::Laid(region) => !region.keepers.iter().any(|it| it.is_there(memory)),
+            State::NotLaid | State::Refused => false,
+        }
+    }
+
     /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
     /// probed. The guest's memory is then what it would be had there been none. What is left in the ring, if there was
     /// one, is still to be taken out.
     ///
     /// # Errors
     ///
-    /// When the machine refuses.
+    /// When somebody is in it who cannot be moved, or the machine refuses.
     pub(crate) fn give_back(
         &self,
         paused: &dyn Paused,
@@ -284,13 +310,14 @@ impl Detour {
         needs: impl Fn(Gva) -> bool,
     ) -> Result<Option<Arc<Ring>>, DetourError> {
         let mut state = self.write();
-        let State::Laid(region) = &*state else {
+        let State::Laid(region) = &mut *state else {
             return Ok(None);
         };
         if region.originals().any(needs) || !paused.vcpus_have_moved() {
             return Ok(None);
         }
-        if !evacuate::evacuate(paused, memory, region)? {
+        if let Evacuated::Kept(keepers) = evacuate::evacuate(paused, memory, region)? {
+            region.keepers = keepers;
             return Err(DetourError::NotLeft);
         }
         *state = State::NotLaid;

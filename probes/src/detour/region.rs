@@ -8,6 +8,7 @@ use vmm::DetourSize;
 
 use super::cells::Cells;
 use super::copies::Copies;
+use super::evacuate::Keeper;
 use super::jumped::Jumped;
 use super::made::{Detours, Keeps, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
@@ -57,6 +58,8 @@ pub(super) struct Region {
     cells: Option<(EntryAt, Cells)>,
     /// Once a detour records.
     ring: Option<(EntryAt, Arc<Ring>)>,
+    /// What has kept it when it was last to be left.
+    pub(super) keepers: Vec<Keeper>,
 }
 
 /// The first place for a region where nothing is mapped: its address, and where its entry of the page directory is.
@@ -111,6 +114,7 @@ impl Region {
             detours: Detours::new(base, COPIES_BYTES..region_bytes()),
             cells: None,
             ring: None,
+            keepers: Vec::new(),
         };
         region.fill()?;
         if !link(memory, region.directory)? {
@@ -240,6 +244,13 @@ impl Region {
         Ok((base, entry))
     }
 
+    /// The entries that lead to it.
+    fn entries(&self) -> impl Iterator<Item = EntryAt> {
+        let cells = self.cells.as_ref().map(|(entry, _)| *entry);
+        let ring = self.ring.as_ref().map(|(entry, _)| *entry);
+        cells.into_iter().chain(ring).chain([self.directory])
+    }
+
     /// The ring, once a detour records.
     pub(super) fn ring(&self) -> Option<Arc<Ring>> {
         self.ring.as_ref().map(|(_, ring)| Arc::clone(ring))
@@ -272,12 +283,10 @@ impl Region {
 
     /// The kernel's page tables are again what they were.
     pub(super) fn unlink(&self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
-        let data = self.cells.as_ref().map(|(entry, _)| entry);
-        let ring = self.ring.as_ref().map(|(entry, _)| entry);
-        for entry in data.into_iter().chain(ring) {
-            unlink(memory, *entry)?;
+        for entry in self.entries() {
+            unlink(memory, entry)?;
         }
-        unlink(memory, self.directory)
+        Ok(())
     }
 }
 

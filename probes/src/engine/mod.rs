@@ -19,6 +19,7 @@ mod in_place;
 mod inject;
 mod inventory;
 mod jumps;
+mod leaving;
 mod milestones;
 mod modules;
 mod optimise;
@@ -55,6 +56,7 @@ use crate::{Hex, ProbeSummary, ResolveError};
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
 pub use inventory::{At, ProbeRecord, ReadError};
+use leaving::Leaving;
 use modules::Watched;
 use optimise::Optimised;
 use records::Records;
@@ -117,6 +119,7 @@ pub struct Engine {
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
+    leaving: Leaving,
     optimised: Optimised,
     records: Records,
     sink: Arc<dyn EventSink>,
@@ -158,6 +161,7 @@ impl Engine {
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
+            leaving: Leaving::default(),
             optimised: Optimised::default(),
             records: Records::default(),
             sink,

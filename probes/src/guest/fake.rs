@@ -150,6 +150,8 @@ pub(crate) struct FakePaused {
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
     moves: Mutex<BTreeMap<u64, Destination>>,
+    /// Where vCPUs stand.
+    pub(crate) rips: Mutex<Vec<Gva>>,
     /// vCPUs have yet to heed the last move.
     pub(crate) moving: AtomicBool,
     pub(crate) requests: Requests,
@@ -215,6 +217,10 @@ impl Paused for FakePaused {
 
     fn vcpus_have_moved(&self) -> bool {
         !self.moving.load(Ordering::Relaxed)
+    }
+
+    fn vcpu_rips(&self) -> Vec<Gva> {
+        self.rips.lock().expect("lock").clone()
     }
 
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {

@@ -313,6 +313,10 @@ impl Paused for PausedGuard<'_> {
         PausedGuard::vcpus_have_moved(self)
     }
 
+    fn vcpu_rips(&self) -> Vec<Gva> {
+        PausedGuard::vcpu_rips(self).into_iter().map(Gva).collect()
+    }
+
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         PausedGuard::set_breakpoints(self, breakpoints);
     }

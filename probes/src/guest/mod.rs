@@ -265,6 +265,10 @@ pub trait Paused {
     /// Whether all have.
     fn vcpus_have_moved(&self) -> bool;
 
+    /// Where each vCPU stands that has been started: its RIP, as it left the guest. A trap that it has yet to be
+    /// answered may send it elsewhere.
+    fn vcpu_rips(&self) -> Vec<Gva>;
+
     /// Sets the execution breakpoints of all vCPUs.
     fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);
 }

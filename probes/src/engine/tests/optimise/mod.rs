@@ -192,6 +192,12 @@ impl Rig {
         vcpu
     }
 
+    /// These vCPUs stand still.
+    fn stands(&self, vcpus: &[&FakeVcpu]) {
+        let rips = vcpus.iter().map(|vcpu| Gva(vcpu.regs.rip)).collect();
+        *self.paused.rips.lock().expect("lock") = rips;
+    }
+
     /// The guest writes to its text.
     fn guest_writes(&self, at: Gva, data: &[u8]) {
         let gpa = Gpa(gpa(at));
