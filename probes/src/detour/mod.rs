@@ -44,6 +44,7 @@ pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::Jumped;
 pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
+pub(crate) use region::ChangedEntry;
 #[cfg(test)]
 pub(crate) use ring::{
     FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
@@ -77,6 +78,9 @@ pub(crate) enum DetourError {
     /// A vCPU has not yet left the region that was there before.
     #[error("the last region is still being left")]
     BeingLeft,
+    /// The guest has changed its page tables.
+    #[error("the guest has changed an entry of its page tables that leads to the detour region")]
+    Lost,
     /// The machine.
     #[error(transparent)]
     Guest(#[from] GuestError),
@@ -124,6 +128,9 @@ enum State {
     Laid(Box<Region>),
     /// This guest has no place for it.
     Refused,
+    /// The guest has changed an entry that leads there. Whoever is in it runs on, as far as he gets; nobody is sent there
+    /// any more, and it stays as it is.
+    Lost(Box<Region>),
 }
 
 impl State {
@@ -149,6 +156,7 @@ impl State {
         Ok(match self {
             Self::Laid(region) => Some(region),
             Self::NotLaid | Self::Refused => None,
+            Self::Lost(_) => return Err(DetourError::Lost),
         })
     }
 }
@@ -245,7 +253,7 @@ impl Detour {
             return None;
         }
         match &*self.read() {
-            State::Laid(region) => region.left_at(rip),
+            State::Laid(region) | State::Lost(region) => region.left_at(rip),
             State::NotLaid | State::Refused => None,
         }
     }
@@ -253,7 +261,7 @@ impl Detour {
     /// Where the kernel was when the region was laid, if it is.
     pub(crate) fn kernel(&self) -> Option<KernelSpace> {
         match &*self.read() {
-            State::Laid(region) => Some(region.kernel.clone()),
+            State::Laid(region) | State::Lost(region) => Some(region.kernel.clone()),
             State::NotLaid | State::Refused => None,
         }
     }
@@ -266,7 +274,8 @@ impl Detour {
             | DetourError::BeingLeft
             | DetourError::NoMoreDetours
             | DetourError::NotKept(_)
-            | DetourError::NotLeft => false,
+            | DetourError::NotLeft
+            | DetourError::Lost => false,
             // The region is refused for good.
             DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,
         }
@@ -275,7 +284,7 @@ impl Detour {
     /// The guest writes to this address: how often it has written to the region, if it is in there.
     pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
         match &*self.read() {
-            State::Laid(region) if region.holds(gpa) => {
+            State::Laid(region) | State::Lost(region) if region.holds(gpa) => {
                 Some(self.writes.fetch_add(1, Ordering::Relaxed) + 1)
             }
             _ => None,
@@ -292,8 +301,25 @@ impl Detour {
     pub(crate) fn may_have_been_left(&self, memory: &dyn GuestMemory) -> bool {
         match &*self.read() {
             State::Laid(region) => !region.keepers.iter().any(|it| it.is_there(memory)),
-            State::NotLaid | State::Refused => false,
+            State::NotLaid | State::Refused | State::Lost(_) => false,
         }
+    }
+
+    /// The entry that leads to the region and says something else than was written there, if one does.
+    pub(crate) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+        match &*self.read() {
+            State::Laid(region) => region.changed_entry(memory),
+            State::NotLaid | State::Refused | State::Lost(_) => None,
+        }
+    }
+
+    /// The region is used no more, and not given back. The other vCPUs are paused.
+    pub(crate) fn lose(&self) {
+        let mut state = self.write();
+        *state = match std::mem::take(&mut *state) {
+            State::Laid(region) => State::Lost(region),
+            other => other,
+        };
     }
 
     /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is

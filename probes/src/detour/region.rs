@@ -40,6 +40,15 @@ const fn is_same(one: u64, other: u64) -> bool {
     (one ^ other) & !(ACCESSED | DIRTY) == 0
 }
 
+/// An entry of the kernel's page directory that leads to the region, and that the guest has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChangedEntry {
+    pub(crate) gpa: Gpa,
+    /// What was written there.
+    pub(crate) was: u64,
+    pub(crate) is: u64,
+}
+
 /// Where no copy is.
 const FILLER: u8 = 0xcc;
 
@@ -249,6 +258,15 @@ impl Region {
         let cells = self.cells.as_ref().map(|(entry, _)| *entry);
         let ring = self.ring.as_ref().map(|(entry, _)| *entry);
         cells.into_iter().chain(ring).chain([self.directory])
+    }
+
+    /// The first of them that says something else than was written.
+    pub(super) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+        self.entries().find_map(|entry| {
+            let (gpa, was) = (entry.gpa, entry.value);
+            let is = memory.read_u64(gpa).ok()?;
+            (!is_same(is, was)).then_some(ChangedEntry { gpa, was, is })
+        })
     }
 
     /// The ring, once a detour records.

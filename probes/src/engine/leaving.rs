@@ -106,11 +106,12 @@ impl Engine {
     /// Whether something is to be done about the region with the vCPUs paused: [`tend_region`](Self::tend_region). To be
     /// asked every now and then.
     pub(crate) fn region_needs_pause(&self, now: Instant) -> bool {
-        self.may_leave_detour(now)
+        self.has_changed_entry() || self.may_leave_detour(now)
     }
 
     /// See [`region_needs_pause`](Self::region_needs_pause).
     pub(crate) fn tend_region(&self, paused: &dyn Paused) {
+        self.lose_changed_region(paused);
         self.leave_detour(paused);
     }
 

@@ -15,6 +15,7 @@
 mod arm;
 mod crash;
 mod edits;
+mod entries;
 mod in_place;
 mod inject;
 mod inventory;

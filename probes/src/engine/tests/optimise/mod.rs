@@ -3,6 +3,7 @@
 //! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
 //! ours, detours. A plant is a hit.
 
+mod entries;
 mod jumps;
 mod leaving;
 mod programs;
