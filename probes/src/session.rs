@@ -194,7 +194,7 @@ impl Session {
             .name("survey".to_owned())
             .spawn(move || engine.survey())
             .map_err(SessionError::Thread)?;
-        let records = TakingOut::start(&self.engine).map_err(SessionError::Thread)?;
+        let records = Tending::start(&self.engine, self.control()).map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
         let ran = started.elapsed();
         self.machine.stop();
@@ -265,19 +265,26 @@ const RECORDS_TICK: Duration = Duration::from_millis(10);
 const BUSY_TICK: Duration = Duration::from_millis(1);
 const MANY_RECORDS: usize = 1000;
 
-/// The thread that takes records out of the ring. It ends when this is dropped.
-struct TakingOut {
+/// The thread that takes records out of the ring, and looks after the detour region. It ends when this is dropped.
+struct Tending {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl TakingOut {
-    fn start(engine: &Arc<Engine>) -> std::io::Result<Self> {
+impl Tending {
+    fn start(engine: &Arc<Engine>, control: Control) -> std::io::Result<Self> {
         let ended = Arc::new(AtomicBool::new(false));
         let (engine, told) = (Arc::clone(engine), Arc::clone(&ended));
-        let take_out = move || {
+        let tend = move || {
             while !told.load(Ordering::Acquire) {
                 let many = engine.take_out_records() >= MANY_RECORDS;
+                // Nobody waits here: there may be records meanwhile. And when the guest has ended, its memory goes.
+                if engine.region_needs_pause(Instant::now())
+                    && !control.is_paused()
+                    && !control.is_ending()
+                {
+                    engine.tend_region(&control.pause_all());
+                }
                 let pace = if many { BUSY_TICK } else { RECORDS_TICK };
                 thread::park_timeout(pace);
             }
@@ -285,12 +292,12 @@ impl TakingOut {
         let builder = thread::Builder::new().name("records".to_owned());
         Ok(Self {
             ended,
-            thread: Some(builder.spawn(take_out)?),
+            thread: Some(builder.spawn(tend)?),
         })
     }
 }
 
-impl Drop for TakingOut {
+impl Drop for Tending {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {

@@ -226,6 +226,12 @@ impl PausedGuard<'_> {
         self.shared.rips.all()
     }
 
+    /// Whether one of them handles an NMI: it can have come between any two instructions, and nobody knows which.
+    #[must_use]
+    pub fn is_in_nmi(&self) -> bool {
+        self.shared.rips.is_one_in_nmi()
+    }
+
     /// Sets the execution breakpoints of all vCPUs, in force before any of them runs on.
     pub fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         let mut current = lock(&self.shared.breakpoints);

@@ -88,6 +88,10 @@ impl Paused for Pause<'_> {
         true
     }
 
+    fn vcpu_rips(&self) -> Vec<Gva> {
+        unreachable!("only an engine asks for it")
+    }
+
     fn set_breakpoints(&self, _: vmm::HardwareBreakpoints) {}
 }
 

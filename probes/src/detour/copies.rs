@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use introspect::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES};
 
-use super::{DetourError, WayOut};
+use super::{DetourError, Leaves, WayOut};
 
 /// A cache line: a copy never shares one with another that is being written.
 pub(super) const COPY_BYTES: usize = 64;
@@ -80,12 +80,11 @@ impl Copies {
     pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
         self.made.iter().flat_map(|(original, &copy)| {
             let len = original.len as u64;
+            let behind = original.at.wrapping_add(len);
+            // Who comes to a copy has been counted.
             [
-                (copy, WayOut::plain(original.at)),
-                (
-                    copy.wrapping_add(len),
-                    WayOut::plain(original.at.wrapping_add(len)),
-                ),
+                (copy, WayOut::plain(original.at, Leaves::RunningOn)),
+                (copy.wrapping_add(len), WayOut::plain(behind, Leaves::Moved)),
             ]
         })
     }
@@ -176,8 +175,8 @@ mod tests {
         let mut ways: Vec<_> = copies.ways_out().collect();
         ways.sort_unstable_by_key(|(at, _)| *at);
         let original = Gva(0xffff_ffff_8100_0000);
-        let behind = WayOut::plain(original.wrapping_add(2));
-        let copy = (BASE, WayOut::plain(original));
+        let behind = WayOut::plain(original.wrapping_add(2), Leaves::Moved);
+        let copy = (BASE, WayOut::plain(original, Leaves::RunningOn));
         assert_eq!(ways, [copy, (BASE.wrapping_add(2), behind)]);
     }
 }

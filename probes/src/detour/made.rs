@@ -258,6 +258,7 @@ mod tests {
     use vmm::Pop;
 
     use super::*;
+    use crate::detour::Leaves;
     use crate::guest::fake::FakeMemory;
 
     const BASE: Gva = Gva(0xffff_ffff_9000_0000);
@@ -348,9 +349,11 @@ mod tests {
         assert_eq!(ways.iter().map(|(at, _)| *at).collect::<Vec<_>>(), places);
         let to: Vec<_> = ways
             .iter()
-            .map(|(_, way)| (way.to.0 - TEXT.0, way.pops.len()))
+            .map(|(_, way)| (way.to.0 - TEXT.0, way.pops.len(), way.leaves))
             .collect();
-        assert_eq!(to, [(0, 0), (0, 1), (0, 1), (0, 0), (5, 0), (6, 0)]);
+        let (moved, on) = (Leaves::Moved, Leaves::RunningOn);
+        assert_eq!(to[..3], [(0, 0, moved), (0, 1, moved), (0, 1, on)]);
+        assert_eq!(to[3..], [(0, 0, on), (5, 0, on), (6, 0, moved)]);
     }
 
     #[test]
@@ -388,9 +391,19 @@ mod tests {
             }
         }
         assert!(pushed.is_empty());
+        // Who is behind the record is not moved before what was there; nor is a vCPU whose hit is told at the exit.
+        let leaves = |decoded: &Decoded| ways[&decoded.at()].leaves;
+        let changes: Vec<_> = code
+            .windows(2)
+            .filter(|two| leaves(&two[0]) != leaves(&two[1]))
+            .map(|two| two[0].text())
+            .collect();
+        assert_eq!(leaves(&code[0]), Leaves::Moved);
+        assert_eq!(changes, ["mov [rcx], eax", "push rbp", "popfq"]);
         let left = detours.left_at(exit.at).expect("it is known");
-        assert_eq!((left.who, ways[&left.on]), (1, WayOut::plain(TEXT)));
-        assert_eq!(ways[&exit.at], WayOut::plain(TEXT));
+        let counted = WayOut::plain(TEXT, Leaves::RunningOn);
+        assert_eq!((left.who, ways[&left.on]), (1, counted));
+        assert_eq!(ways[&exit.at], counted);
         // As the target says: no more than 60 for a record, the jump and what was there included.
         let taken = code.iter().take_while(|decoded| decoded.at() != exit.at);
         let restores = 4;

@@ -39,6 +39,7 @@ use vmm::Pop;
 
 use crate::guest::{GuestError, GuestMemory, Paused};
 use crate::plant::Jump;
+use evacuate::Evacuated;
 use region::Region;
 use switch::Switch;
 
@@ -46,6 +47,7 @@ pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::{Jumped, Lead};
 pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
+pub(crate) use region::ChangedEntry;
 #[cfg(test)]
 pub(crate) use ring::{
     FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
@@ -79,6 +81,9 @@ pub(crate) enum DetourError {
     /// A vCPU has not yet left the region that was there before.
     #[error("the last region is still being left")]
     BeingLeft,
+    /// The guest has changed its page tables.
+    #[error("the guest has changed an entry of its page tables that leads to the detour region")]
+    Lost,
     /// The machine.
     #[error(transparent)]
     Guest(#[from] GuestError),
@@ -90,12 +95,23 @@ struct WayOut {
     to: Gva,
     /// What it has pushed.
     pops: &'static [Pop],
+    leaves: Leaves,
 }
 
 impl WayOut {
-    const fn plain(to: Gva) -> Self {
-        Self { to, pops: &[] }
+    const fn plain(to: Gva, leaves: Leaves) -> Self {
+        let pops = &[];
+        Self { to, pops, leaves }
     }
+}
+
+/// How a thread gets out of the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaves {
+    /// It is moved: it has not been counted, or all that it is there for is done.
+    Moved,
+    /// It runs on. It may have been counted, and would be again at its way out, where a plant can be when it comes there.
+    RunningOn,
 }
 
 /// Where the guest's kernel is.
@@ -115,6 +131,9 @@ enum State {
     Laid(Box<Region>),
     /// This guest has no place for it.
     Refused,
+    /// The guest has changed an entry that leads there. Whoever is in it runs on, as far as he gets; nobody is sent there
+    /// any more, and it stays as it is.
+    Lost(Box<Region>),
 }
 
 impl State {
@@ -140,6 +159,7 @@ impl State {
         Ok(match self {
             Self::Laid(region) => Some(region),
             Self::NotLaid | Self::Refused => None,
+            Self::Lost(_) => return Err(DetourError::Lost),
         })
     }
 }
@@ -247,7 +267,9 @@ impl Detour {
             return Ok(());
         };
         let middle = region.switch().map(Switch::middle);
-        let is_free = !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle);
+        // An NMI may have come there, too.
+        let is_free = !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle)
+            && !paused.is_in_nmi();
         let opened = if is_free {
             open(at, jump)
         } else {
@@ -280,7 +302,7 @@ impl Detour {
             return None;
         }
         match &*self.read() {
-            State::Laid(region) => region.left_at(rip),
+            State::Laid(region) | State::Lost(region) => region.left_at(rip),
             State::NotLaid | State::Refused => None,
         }
     }
@@ -288,7 +310,7 @@ impl Detour {
     /// Where the kernel was when the region was laid, if it is.
     pub(crate) fn kernel(&self) -> Option<KernelSpace> {
         match &*self.read() {
-            State::Laid(region) => Some(region.kernel.clone()),
+            State::Laid(region) | State::Lost(region) => Some(region.kernel.clone()),
             State::NotLaid | State::Refused => None,
         }
     }
@@ -301,7 +323,8 @@ impl Detour {
             | DetourError::BeingLeft
             | DetourError::NoMoreDetours
             | DetourError::NotKept(_)
-            | DetourError::NotLeft => false,
+            | DetourError::NotLeft
+            | DetourError::Lost => false,
             // The region is refused for good.
             DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,
         }
@@ -310,11 +333,48 @@ impl Detour {
     /// The guest writes to this address: how often it has written to the region, if it is in there.
     pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
         match &*self.read() {
-            State::Laid(region) if region.holds(gpa) => {
+            State::Laid(region) | State::Lost(region) if region.holds(gpa) => {
                 Some(self.writes.fetch_add(1, Ordering::Relaxed) + 1)
             }
             _ => None,
         }
+    }
+
+    /// Whether the region is laid.
+    pub(crate) fn is_laid(&self) -> bool {
+        matches!(&*self.read(), State::Laid(_))
+    }
+
+    /// After [`give_back`](Self::give_back) has failed with [`DetourError::NotLeft`]: whether it is worth another try, as
+    /// far as can be seen while the guest runs.
+    pub(crate) fn may_have_been_left(&self, memory: &dyn GuestMemory) -> bool {
+        match &*self.read() {
+            State::Laid(region) => !region.keepers.iter().any(|it| it.is_there(memory)),
+            State::NotLaid | State::Refused | State::Lost(_) => false,
+        }
+    }
+
+    /// The entry that leads to the region and says something else than was written there, if one does.
+    pub(crate) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+        match &*self.read() {
+            State::Laid(region) => region.changed_entry(memory),
+            State::NotLaid | State::Refused | State::Lost(_) => None,
+        }
+    }
+
+    /// The region is used no more, and not given back. Who has executed an `int3` and not come there goes back to it.
+    pub(crate) fn lose(&self, paused: &dyn Paused) {
+        let mut state = self.write();
+        if let State::Laid(region) = &*state
+            && let Some(switch) = region.switch()
+            && paused.vcpus_have_moved()
+        {
+            paused.move_vcpus(switch.moves().collect());
+        }
+        *state = match std::mem::take(&mut *state) {
+            State::Laid(region) => State::Lost(region),
+            other => other,
+        };
     }
 
     /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
@@ -323,7 +383,7 @@ impl Detour {
     ///
     /// # Errors
     ///
-    /// When the machine refuses.
+    /// When somebody is in it who cannot be moved, or the machine refuses.
     pub(crate) fn give_back(
         &self,
         paused: &dyn Paused,
@@ -332,13 +392,14 @@ impl Detour {
         close: impl FnOnce() -> Result<(), GuestError>,
     ) -> Result<Option<Arc<Ring>>, DetourError> {
         let mut state = self.write();
-        let State::Laid(region) = &*state else {
+        let State::Laid(region) = &mut *state else {
             return Ok(None);
         };
         if region.originals().any(needs) || !paused.vcpus_have_moved() {
             return Ok(None);
         }
-        if !evacuate::evacuate(paused, memory, region, close)? {
+        if let Evacuated::Kept(keepers) = evacuate::evacuate(paused, memory, region, close)? {
+            region.keepers = keepers;
             return Err(DetourError::NotLeft);
         }
         *state = State::NotLaid;

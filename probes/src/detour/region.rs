@@ -8,6 +8,7 @@ use vmm::DetourSize;
 
 use super::cells::Cells;
 use super::copies::Copies;
+use super::evacuate::Keeper;
 use super::jumped::Jumped;
 use super::made::{Detours, Keeps, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
@@ -44,6 +45,15 @@ const fn is_same(one: u64, other: u64) -> bool {
     (one ^ other) & !(ACCESSED | DIRTY) == 0
 }
 
+/// An entry of the kernel's page directory that leads to the region, and that the guest has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChangedEntry {
+    pub(crate) gpa: Gpa,
+    /// What was written there.
+    pub(crate) was: u64,
+    pub(crate) is: u64,
+}
+
 /// Where no copy is.
 const FILLER: u8 = 0xcc;
 
@@ -64,6 +74,8 @@ pub(super) struct Region {
     ring: Option<(EntryAt, Arc<Ring>)>,
     /// Once an `int3` leads to a detour.
     switch: Option<Switch>,
+    /// What has kept it when it was last to be left.
+    pub(super) keepers: Vec<Keeper>,
 }
 
 /// The first place for a region where nothing is mapped: its address, and where its entry of the page directory is.
@@ -119,6 +131,7 @@ impl Region {
             cells: None,
             ring: None,
             switch: None,
+            keepers: Vec::new(),
         };
         region.fill()?;
         if !link(memory, region.directory)? {
@@ -299,6 +312,22 @@ impl Region {
         Ok((base, entry))
     }
 
+    /// The entries that lead to it.
+    fn entries(&self) -> impl Iterator<Item = EntryAt> {
+        let cells = self.cells.as_ref().map(|(entry, _)| *entry);
+        let ring = self.ring.as_ref().map(|(entry, _)| *entry);
+        cells.into_iter().chain(ring).chain([self.directory])
+    }
+
+    /// The first of them that says something else than was written.
+    pub(super) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+        self.entries().find_map(|entry| {
+            let (gpa, was) = (entry.gpa, entry.value);
+            let is = memory.read_u64(gpa).ok()?;
+            (!is_same(is, was)).then_some(ChangedEntry { gpa, was, is })
+        })
+    }
+
     /// The ring, once a detour records.
     pub(super) fn ring(&self) -> Option<Arc<Ring>> {
         self.ring.as_ref().map(|(_, ring)| Arc::clone(ring))
@@ -336,12 +365,10 @@ impl Region {
 
     /// The kernel's page tables are again what they were.
     pub(super) fn unlink(&self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
-        let data = self.cells.as_ref().map(|(entry, _)| entry);
-        let ring = self.ring.as_ref().map(|(entry, _)| entry);
-        for entry in data.into_iter().chain(ring) {
-            unlink(memory, *entry)?;
+        for entry in self.entries() {
+            unlink(memory, entry)?;
         }
-        unlink(memory, self.directory)
+        Ok(())
     }
 }
 

@@ -15,10 +15,12 @@
 mod arm;
 mod crash;
 mod edits;
+mod entries;
 mod in_place;
 mod inject;
 mod inventory;
 mod jumps;
+mod leaving;
 mod milestones;
 mod modules;
 mod optimise;
@@ -55,6 +57,7 @@ use crate::{Hex, ProbeSummary, ResolveError};
 pub use arm::ArmError;
 use arm::{BootPatched, Located};
 pub use inventory::{At, ProbeRecord, ReadError};
+use leaving::Leaving;
 use modules::Watched;
 use optimise::Optimised;
 use records::Records;
@@ -119,6 +122,7 @@ pub struct Engine {
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
+    leaving: Leaving,
     optimised: Optimised,
     records: Records,
     sink: Arc<dyn EventSink>,
@@ -160,6 +164,7 @@ impl Engine {
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
+            leaving: Leaving::default(),
             optimised: Optimised::default(),
             records: Records::default(),
             sink,

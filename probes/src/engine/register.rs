@@ -327,6 +327,8 @@ impl Engine {
             self.forget_calls(&self.probes.load());
             self.prune_return_sites(paused);
             self.give_detour_back(paused);
+        } else {
+            self.keep_detour();
         }
         Ok(())
     }

@@ -131,25 +131,6 @@ impl Engine {
         }
     }
 
-    /// Takes the region away when no instruction that has a copy is probed. That searches all of the guest's memory
-    /// while it stands, so it is done when every plant goes, and not when one probe does.
-    pub(super) fn give_detour_back(&self, paused: &dyn Paused) {
-        let table = self.table.load();
-        let needs = |at| table.at(at).is_some();
-        let close = || self.close_int3(paused);
-        let given = self
-            .detour
-            .give_back(paused, self.memory.as_ref(), needs, close);
-        match given {
-            Ok(ring) => {
-                if let Some(ring) = ring {
-                    self.take_out_last_records(&ring);
-                }
-            }
-            Err(error) => self.note(None, format!("the detour region stays: {error}")),
-        }
-    }
-
     /// Whether the guest writes to a copy; the write is dropped. A guest that does so is told of at its first, tenth,
     /// hundredth write.
     pub(super) fn is_detour_write(&self, gpa: introspect::Gpa) -> bool {

@@ -152,6 +152,8 @@ pub(crate) struct FakePaused {
     moves: Mutex<BTreeMap<u64, Destination>>,
     /// Where vCPUs stand.
     pub(crate) rips: Mutex<Vec<Gva>>,
+    /// One of them handles an NMI.
+    pub(crate) in_nmi: AtomicBool,
     /// vCPUs have yet to heed the last move.
     pub(crate) moving: AtomicBool,
     pub(crate) requests: Requests,
@@ -221,6 +223,10 @@ impl Paused for FakePaused {
 
     fn vcpu_rips(&self) -> Vec<Gva> {
         self.rips.lock().expect("lock").clone()
+    }
+
+    fn is_in_nmi(&self) -> bool {
+        self.in_nmi.load(Ordering::Relaxed)
     }
 
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {

@@ -317,6 +317,10 @@ impl Paused for PausedGuard<'_> {
         PausedGuard::vcpu_rips(self).into_iter().map(Gva).collect()
     }
 
+    fn is_in_nmi(&self) -> bool {
+        PausedGuard::is_in_nmi(self)
+    }
+
     fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         PausedGuard::set_breakpoints(self, breakpoints);
     }

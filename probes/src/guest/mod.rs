@@ -269,6 +269,9 @@ pub trait Paused {
     /// answered may send it elsewhere.
     fn vcpu_rips(&self) -> Vec<Gva>;
 
+    /// Whether one of them handles an NMI: it can have come between any two instructions.
+    fn is_in_nmi(&self) -> bool;
+
     /// Sets the execution breakpoints of all vCPUs.
     fn set_breakpoints(&self, breakpoints: vmm::HardwareBreakpoints);
 }

@@ -5,27 +5,40 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The RIP of each vCPU, as it was last said.
+/// Where each vCPU stands, as it was last said.
 #[derive(Debug)]
-pub(crate) struct Rips(Mutex<Vec<Option<u64>>>);
+pub(crate) struct Rips(Mutex<Vec<Option<Stand>>>);
+
+/// Where one stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stand {
+    pub(super) rip: u64,
+    /// NMIs are held back: it handles one.
+    pub(super) in_nmi: bool,
+}
 
 impl Rips {
     pub(crate) fn new(vcpus: usize) -> Self {
         Self(Mutex::new(vec![None; vcpus]))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<u64>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<Stand>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// To be called on the vCPU's thread, before it parks.
-    pub(super) fn say(&self, vcpu: usize, rip: u64) {
-        self.lock()[vcpu] = Some(rip);
+    pub(super) fn say(&self, vcpu: usize, stand: Stand) {
+        self.lock()[vcpu] = Some(stand);
     }
 
     /// Of those that have been started. To be called with the vCPUs paused.
     pub(crate) fn all(&self) -> Vec<u64> {
-        self.lock().iter().copied().flatten().collect()
+        self.lock().iter().flatten().map(|stand| stand.rip).collect()
+    }
+
+    /// Whether one of them handles an NMI. To be called with the vCPUs paused.
+    pub(crate) fn is_one_in_nmi(&self) -> bool {
+        self.lock().iter().flatten().any(|stand| stand.in_nmi)
     }
 }
 
@@ -37,9 +50,12 @@ mod tests {
     fn who_has_not_started_stands_nowhere() {
         let rips = Rips::new(3);
         assert!(rips.all().is_empty());
-        rips.say(2, 0x2000);
-        rips.say(0, 0x1000);
-        rips.say(2, 0x3000);
+        let at = |rip, in_nmi| Stand { rip, in_nmi };
+        rips.say(2, at(0x2000, true));
+        assert!(rips.is_one_in_nmi());
+        rips.say(0, at(0x1000, false));
+        rips.say(2, at(0x3000, false));
         assert_eq!(rips.all(), [0x1000, 0x3000]);
+        assert!(!rips.is_one_in_nmi());
     }
 }

@@ -173,7 +173,8 @@ impl StoppedVcpu<'_> {
     /// Lets others know where this vCPU stands while it is parked.
     fn say_rip(&mut self) -> Result<(), VcpuError> {
         let rip = self.regs()?.rip;
-        self.shared.rips.say(self.index, rip);
+        let in_nmi = self.blocking()?.nmis;
+        self.shared.rips.say(self.index, Stand { rip, in_nmi });
         Ok(())
     }
 

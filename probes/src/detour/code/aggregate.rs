@@ -5,6 +5,7 @@ use iced_x86::{Code as Opcode, IcedError, Instruction, MemoryOperand, Register};
 use introspect::Gva;
 
 use super::{Unwritten, Writer, at};
+use crate::detour::Leaves;
 use crate::program::{Aggregate, Linear};
 
 /// Which of two values is kept.
@@ -37,9 +38,16 @@ impl Writer<'_> {
     }
 
     fn add(&mut self, word: Gva) -> Result<(), IcedError> {
-        let mut add = Instruction::with2(Opcode::Add_rm64_r64, at(word), Register::RAX)?;
-        add.set_has_lock_prefix(true);
-        self.asm.add_instruction(add)
+        let add = Instruction::with2(Opcode::Add_rm64_r64, at(word), Register::RAX)?;
+        self.take_in(add)
+    }
+
+    /// Changes what the words say: from here on it must not be done again.
+    fn take_in(&mut self, mut change: Instruction) -> Result<(), IcedError> {
+        change.set_has_lock_prefix(true);
+        self.asm.add_instruction(change)?;
+        self.stand_counted(Leaves::RunningOn);
+        Ok(())
     }
 
     /// As long as RAX is better than what is there, it is put there.
@@ -54,9 +62,8 @@ impl Writer<'_> {
             Keep::Least => self.asm.jge(kept)?,
             Keep::Greatest => self.asm.jle(kept)?,
         }
-        let mut exchange = Instruction::with2(Opcode::Cmpxchg_rm64_r64, at(word), Register::RDX)?;
-        exchange.set_has_lock_prefix(true);
-        self.asm.add_instruction(exchange)?;
+        let exchange = Instruction::with2(Opcode::Cmpxchg_rm64_r64, at(word), Register::RDX)?;
+        self.take_in(exchange)?;
         self.asm.jne(again)?;
         self.asm.set_label(&mut kept)?;
         self.asm.zero_bytes()
@@ -102,8 +109,7 @@ impl Writer<'_> {
     fn add_one_of(&mut self, first: Gva) -> Result<(), IcedError> {
         self.with_word(Opcode::Lea_r64_m, Register::RCX, first)?;
         let word = MemoryOperand::with_base_index_scale(Register::RCX, Register::RAX, 8);
-        let mut add = Instruction::with1(Opcode::Inc_rm64, word)?;
-        add.set_has_lock_prefix(true);
-        self.asm.add_instruction(add)
+        let add = Instruction::with1(Opcode::Inc_rm64, word)?;
+        self.take_in(add)
     }
 }

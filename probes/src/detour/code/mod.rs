@@ -34,7 +34,7 @@ use vmm::Pop;
 
 use super::jumped::Jumped;
 use super::ring::CLOSED;
-use super::{DetourError, WayOut};
+use super::{DetourError, Leaves, WayOut};
 use crate::program::{Aggregate, Filter};
 
 /// What a detour does before it executes what was jumped over.
@@ -170,6 +170,8 @@ struct Writer<'w> {
     work: &'w Work<'w>,
     /// From which instruction on there is which way out.
     stands: Vec<(usize, WayOut)>,
+    /// How who is at the next instruction leaves.
+    leaves: Leaves,
     instructions: CodeLabel,
     /// Where it exits, if it does.
     exit: Option<CodeLabel>,
@@ -200,15 +202,23 @@ impl<'w> Writer<'w> {
             jumped,
             work,
             stands: Vec::new(),
+            leaves: Leaves::Moved,
             exit: None,
         })
     }
 
     /// Who is at the next instruction, or at one behind it, has this pushed and not executed what was jumped over.
     fn stand(&mut self, pops: &'static [Pop]) {
-        let to = self.jumped.at();
+        let (to, leaves) = (self.jumped.at(), self.leaves);
         let index = self.asm.instructions().len();
-        self.stands.push((index, WayOut { to, pops }));
+        self.stands.push((index, WayOut { to, pops, leaves }));
+    }
+
+    /// Who is at the next instruction has been counted, perhaps, or has not.
+    fn stand_counted(&mut self, leaves: Leaves) {
+        self.leaves = leaves;
+        let pops = self.stands.last().map_or(&[][..], |(_, way)| way.pops);
+        self.stand(pops);
     }
 
     /// With no register, and interrupts as they are.
@@ -217,6 +227,7 @@ impl<'w> Writer<'w> {
         self.asm.pushfq()?;
         self.stand(FLAGS_PUSHED);
         self.add_one(cell)?;
+        self.stand_counted(Leaves::RunningOn);
         self.asm.popfq()?;
         self.instructions()
     }
@@ -250,6 +261,7 @@ impl<'w> Writer<'w> {
                 self.record(ring, who, of, full.unwrap_or(leave))?;
                 if let (Some(mut full), Some(dropped)) = (full, dropped) {
                     self.asm.jmp(done)?;
+                    self.stand_counted(Leaves::Moved);
                     self.asm.set_label(&mut full)?;
                     // Nobody opens the ring but who leaves the guest.
                     let closed = at(ring.wrapping_add(CLOSED));
@@ -265,13 +277,17 @@ impl<'w> Writer<'w> {
                 true
             }
         };
+        self.leaves = Leaves::RunningOn;
         self.asm.set_label(&mut done)?;
         self.restore()?;
         self.instructions()?;
         if exits {
             let mut exit = self.asm.create_label();
+            self.leaves = Leaves::Moved;
             self.asm.set_label(&mut leave)?;
             self.restore()?;
+            // A vCPU that has left the guest here may have told of its hit, and wait for its turn.
+            self.leaves = Leaves::RunningOn;
             self.stand(&[]);
             self.asm.set_label(&mut exit)?;
             self.asm.db(&[self.work.plant])?;
@@ -327,7 +343,8 @@ impl<'w> Writer<'w> {
         self.asm.set_label(&mut self.instructions)?;
         for decoded in self.jumped.instructions() {
             let index = self.asm.instructions().len();
-            self.stands.push((index, WayOut::plain(decoded.at())));
+            let way = WayOut::plain(decoded.at(), Leaves::RunningOn);
+            self.stands.push((index, way));
             if is_position_independent(decoded) {
                 self.asm.db(decoded.bytes())?;
             } else {
@@ -337,7 +354,8 @@ impl<'w> Writer<'w> {
         }
         let next = self.jumped.next();
         let index = self.asm.instructions().len();
-        self.stands.push((index, WayOut::plain(next)));
+        let way = WayOut::plain(next, Leaves::Moved);
+        self.stands.push((index, way));
         self.asm.jmp(next.0)
     }
 

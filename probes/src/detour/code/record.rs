@@ -11,6 +11,7 @@ use super::{
     NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
     from_gs, small,
 };
+use crate::detour::Leaves;
 use crate::detour::ring::{
     CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
     TAIL, TOP, TSC, WHO,
@@ -42,6 +43,7 @@ impl Writer<'_> {
         // The record is there.
         asm.mov(eax, who)?;
         asm.mov(ptr(rcx + small(WHO)), eax)?;
+        self.stand_counted(Leaves::RunningOn);
         Ok(())
     }
 

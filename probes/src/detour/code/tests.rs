@@ -297,8 +297,9 @@ proptest! {
         prop_assert_eq!(at, if holds { exit.at } else { exit.on });
         prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
         let ways: BTreeMap<_, _> = code.ways_out.into_iter().collect();
-        prop_assert_eq!(ways[&exit.at], WayOut::plain(TEXT));
-        prop_assert_eq!(ways[&exit.on], WayOut::plain(TEXT));
+        let counted = WayOut::plain(TEXT, Leaves::RunningOn);
+        prop_assert_eq!(ways[&exit.at], counted);
+        prop_assert_eq!(ways[&exit.on], counted);
     }
 
     #[test]

@@ -178,6 +178,7 @@ impl Engine {
         plant: &Plant,
         kernel: &KernelSpace,
     ) -> Result<(), GuestError> {
+        self.lose_changed_region(paused);
         // What is planted may have changed since it was looked up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);

@@ -331,6 +331,45 @@ fn the_knob_takes_the_region_along_and_nobody_is_left_in_it() {
     assert_eq!(hit(&rig, &mut vcpu(at), at), (true, false));
 }
 
+/// Who is about to execute a copy has been counted: he is waited for, and then everybody leaves.
+#[test]
+fn who_is_at_a_copy_is_not_counted_twice() {
+    for interrupted in [false, true] {
+        let (rig, at) = rig(&RDTSC);
+        let mut vcpu = vcpu(at);
+        hit(&rig, &mut vcpu, at);
+        assert_eq!(vcpu.regs.rip, REGION.0);
+        let words = [REGION.0, 0x10, 0x202, STACK, 0x18];
+        if interrupted {
+            for (index, word) in (0..).zip(words) {
+                rig.memory
+                    .put(STACK - 0x28 + 8 * index, &word.to_le_bytes());
+            }
+        } else {
+            *rig.paused.rips.lock().expect("lock") = vec![REGION];
+        }
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        rig.engine.set_armed(&rig.paused, true).expect("armed");
+        assert!(rig.paused.detour().is_some() && rig.notes().is_empty());
+        if interrupted {
+            assert_eq!(rig.word(STACK - 0x28), REGION.0, "where he is");
+        }
+        // Behind it.
+        let behind = REGION.wrapping_add(2);
+        if interrupted {
+            rig.memory.put(STACK - 0x28, &behind.0.to_le_bytes());
+        } else {
+            *rig.paused.rips.lock().expect("lock") = vec![behind];
+        }
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        assert!(rig.paused.detour().is_none());
+        if interrupted {
+            assert_eq!(rig.word(STACK - 0x28), at.0 + 2);
+        }
+        assert_eq!(rig.probe(0).hits, 1);
+    }
+}
+
 /// Giving it back takes long, and one probe may come and go all the time.
 #[test]
 fn the_region_stays_when_its_last_probe_goes() {

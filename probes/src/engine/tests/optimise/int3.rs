@@ -1,5 +1,7 @@
 //! An `int3` where a jump has no room.
 
+use std::sync::atomic::Ordering;
+
 use super::*;
 use crate::Event;
 
@@ -288,4 +290,53 @@ fn why_no_int3_stands_there_is_told() {
         (why(&guest), guest.rig.shown(guest.probed)),
         (String::new(), INT3)
     );
+}
+
+/// The handler is not led to the switch while somebody is between the two instructions that the jump lies over.
+#[test]
+fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
+    for in_nmi in [false, true] {
+        let guest = Guest::with(&[count("probed")]);
+        let rig = &guest.rig;
+        let middle = guest.handler.wrapping_add(11 + 4);
+        if in_nmi {
+            rig.paused.in_nmi.store(true, Ordering::Relaxed);
+        } else {
+            *rig.paused.rips.lock().expect("lock") = vec![Gva(1), middle];
+        }
+        for n in 0..2 {
+            assert_eq!(rig.call(guest.probed, n), n + 1);
+            assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
+            assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+        }
+        rig.paused.in_nmi.store(false, Ordering::Relaxed);
+        rig.paused.rips.lock().expect("lock").clear();
+        for n in 0..2 {
+            assert_eq!(rig.call(guest.probed, n), n + 1);
+        }
+        assert_eq!(rig.shown(guest.probed), INT3);
+        assert_eq!(rig.counted(0), (4, 3, Some(Tier::Optimised)));
+    }
+}
+
+/// The entries that lead to the region change: the handler is the kernel's own again, and who is on the way is sent back.
+#[test]
+fn a_region_that_is_lost_gives_the_handler_back() {
+    for steps in 0..8 {
+        let guest = Guest::counting();
+        let rig = &guest.rig;
+        let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
+        rig.run(&mut vcpu, steps);
+        let entry = rig.word(CODE_ENTRY);
+        rig.memory.put(CODE_ENTRY, &0u64.to_le_bytes());
+        rig.engine.tend_region(&rig.paused);
+        heed(rig, &mut vcpu);
+        assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+        // Who has come to the region is where the guest has taken it away.
+        rig.memory.put(CODE_ENTRY, &entry.to_le_bytes());
+        assert_eq!(rig.run(&mut vcpu, 1000), Stepped::Returned);
+        assert_eq!((vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags), (5, 0, FLAGS));
+        assert_eq!(rig.counted(0).0, 2, "after {steps} steps");
+        assert_eq!(guest.takes_its_own(), 1);
+    }
 }

@@ -3,6 +3,7 @@
 //! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
 //! ours, detours. A plant is a hit.
 
+mod entries;
 mod int3;
 mod jumps;
 mod leaving;
@@ -215,6 +216,12 @@ impl Rig {
         (vcpu.sregs.idt.base, vcpu.sregs.idt.limit) = (IDT, 0xfff);
         self.memory.put(stack - 8, &RETURN.to_le_bytes());
         vcpu
+    }
+
+    /// These vCPUs stand still.
+    fn stands(&self, vcpus: &[&FakeVcpu]) {
+        let rips = vcpus.iter().map(|vcpu| Gva(vcpu.regs.rip)).collect();
+        *self.paused.rips.lock().expect("lock") = rips;
     }
 
     /// The guest writes to its text.

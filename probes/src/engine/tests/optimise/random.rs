@@ -1,4 +1,4 @@
-//! Jumps that come and go at random, with tasks that are interrupted anywhere.
+//! Jumps that come and go at random, with tasks that are interrupted anywhere and vCPUs that stand anywhere.
 
 use proptest::prelude::*;
 
@@ -7,16 +7,18 @@ use super::*;
 #[derive(Clone, Debug)]
 enum Op {
     Call(usize, u64),
-    /// A task begins a call and is interrupted after so many instructions.
-    Begin(usize, u64, usize),
-    /// The task that was interrupted first goes on.
+    /// A task begins a call and is interrupted after so many instructions, or its vCPU stands there.
+    Begin(usize, u64, usize, bool),
+    /// The task that was stopped first goes on.
     Finish,
     Optimise(bool),
     /// A probe that tells its hits, beside the one that is there; or away again.
     Beside(usize, bool),
     Enable(usize, bool),
-    /// The knob, off and on again.
+    /// The knob, off and on again, with no time between.
     Knob,
+    /// Off, and on again when a task has gone on.
+    KnobAndFinish,
     /// The guest puts another value into a `mov`.
     Write(usize, u8),
 }
@@ -46,12 +48,14 @@ fn op() -> impl Strategy<Value = Op> {
     let function = 0..FUNCTIONS;
     prop_oneof![
         6 => (function.clone(), 0..9_u64).prop_map(|(f, n)| Op::Call(f, n)),
-        4 => (function.clone(), 0..9_u64, 0..70_usize).prop_map(|(f, n, s)| Op::Begin(f, n, s)),
+        4 => (function.clone(), 0..9_u64, 0..70_usize, any::<bool>())
+            .prop_map(|(f, n, steps, stands)| Op::Begin(f, n, steps, stands)),
         4 => Just(Op::Finish),
         3 => any::<bool>().prop_map(Op::Optimise),
         2 => (function.clone(), any::<bool>()).prop_map(|(f, on)| Op::Beside(f, on)),
         2 => (function.clone(), any::<bool>()).prop_map(|(f, on)| Op::Enable(f, on)),
-        1 => Just(Op::Knob),
+        2 => Just(Op::Knob),
+        1 => Just(Op::KnobAndFinish),
         2 => (function, any::<u8>()).prop_map(|(f, value)| Op::Write(f, value)),
     ]
 }
@@ -66,12 +70,48 @@ fn probe(f: usize) -> NewProbe {
     }
 }
 
-/// A task that has been interrupted: its registers, its frame, what it will return, and of which function.
+/// A task that has been stopped: its registers, its frame if it was interrupted, what it will return, and of which
+/// function.
 struct Task {
     vcpu: FakeVcpu,
-    frame: u64,
+    frame: Option<u64>,
+    stack: u64,
     returns: u64,
     function: usize,
+}
+
+impl Task {
+    fn finish(self, rig: &Rig) {
+        let Self {
+            mut vcpu, frame, ..
+        } = self;
+        if let Some(frame) = frame {
+            return_from(rig, frame, &mut vcpu);
+        }
+        rig.forget(frame);
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!((vcpu.regs.rax, vcpu.regs.rflags), (self.returns, FLAGS));
+    }
+}
+
+/// Something is done with the vCPUs paused; they heed what they are told before they run on.
+fn with_paused(rig: &Rig, tasks: &mut [Task], does: impl FnOnce()) {
+    let stands = tasks.iter().filter(|task| task.frame.is_none());
+    rig.stands(&stands.map(|task| &task.vcpu).collect::<Vec<_>>());
+    let was_laid = rig.paused.detour().is_some();
+    does();
+    if was_laid && rig.paused.detour().is_none() {
+        for task in tasks.iter_mut().filter(|task| task.frame.is_none()) {
+            heed(rig, &mut task.vcpu);
+        }
+    }
+    rig.stands(&[]);
+}
+
+/// Every plant goes.
+fn knob_off(rig: &Rig, tasks: &mut [Task]) {
+    let disarm = || rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    with_paused(rig, tasks, disarm);
 }
 
 proptest! {
@@ -101,12 +141,6 @@ proptest! {
         let mut enabled = [true; FUNCTIONS];
         let mut beside = [None; FUNCTIONS];
         let mut tasks: Vec<Task> = Vec::new();
-        let finish = |task: Task, rig: &Rig| {
-            let Task { mut vcpu, frame, returns, .. } = task;
-            return_from(rig, frame, &mut vcpu);
-            assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
-            assert_eq!((vcpu.regs.rax, vcpu.regs.rflags), (returns, FLAGS));
-        };
         for op in ops.into_iter().chain([Op::Knob]) {
             match op {
                 Op::Call(f, n) => {
@@ -114,28 +148,28 @@ proptest! {
                     least[f] += u64::from(enabled[f]);
                     most[f] += u64::from(enabled[f]);
                 }
-                Op::Begin(f, n, steps) if tasks.len() < 4 => {
+                Op::Begin(f, n, steps, stands) if tasks.len() < 4 => {
                     let stack = STACK - 0x400 * (1 + tasks.len() as u64);
                     let stack = (0..4)
                         .map(|i| stack - 0x2000 * i)
-                        .find(|stack| tasks.iter().all(|task| task.frame.abs_diff(*stack) > 0x200))
+                        .find(|stack| tasks.iter().all(|task| task.stack.abs_diff(*stack) > 0x200))
                         .expect("a free stack");
                     let mut vcpu = rig.calling(at[f], n, stack);
                     let mut is_there = rig.run(&mut vcpu, steps) == Stepped::On;
-                    while is_there && vcpu.regs.rflags & INTERRUPTS == 0 {
+                    while is_there && !stands && vcpu.regs.rflags & INTERRUPTS == 0 {
                         is_there = rig.run(&mut vcpu, 1) == Stepped::On;
                     }
                     if is_there {
-                        let frame = frame(&rig, &vcpu);
+                        let frame = (!stands).then(|| frame(&rig, &vcpu));
                         let returns = n + constants[f];
-                        tasks.push(Task { vcpu, frame, returns, function: f });
+                        tasks.push(Task { vcpu, frame, stack, returns, function: f });
                     }
                     least[f] += u64::from(enabled[f]);
                     most[f] += u64::from(enabled[f]);
                 }
                 Op::Begin(..) => (),
                 Op::Finish if tasks.is_empty() => (),
-                Op::Finish => finish(tasks.remove(0), &rig),
+                Op::Finish => tasks.remove(0).finish(&rig),
                 Op::Optimise(on) => rig.engine.set_optimising(&rig.paused, on).expect("set"),
                 Op::Beside(f, true) if beside[f].is_none() => {
                     let new = [new(&format!("roomy{f}"))];
@@ -156,12 +190,8 @@ proptest! {
                     enabled[f] = on;
                 }
                 Op::Knob => {
-                    for task in &tasks {
-                        least[task.function] = least[task.function].saturating_sub(1);
-                        most[task.function] += 1;
-                    }
-                    rig.engine.disarm_all(&rig.paused).expect("disarmed");
-                    prop_assert!(rig.paused.detour().is_none());
+                    knob_off(&rig, &mut tasks);
+                    prop_assert!(rig.paused.detour().is_none() || !tasks.is_empty());
                     for (f, at) in at.iter().enumerate() {
                         let constant = rig.shown::<1>(at.wrapping_add(constant_at(f)))[0];
                         prop_assert_eq!(u64::from(constant), constants[f]);
@@ -169,18 +199,34 @@ proptest! {
                     prop_assert_eq!(rig.shown::<1>(at[0]), [ROOMY[0]]);
                     rig.engine.set_armed(&rig.paused, true).expect("armed");
                 }
+                Op::KnobAndFinish => {
+                    knob_off(&rig, &mut tasks);
+                    if !tasks.is_empty() {
+                        let task = tasks.remove(0);
+                        // Who comes to the instruction while nothing is planted is not counted.
+                        least[task.function] = least[task.function].saturating_sub(1);
+                        task.finish(&rig);
+                    }
+                    with_paused(&rig, &mut tasks, || {
+                        rig.tries_to_leave();
+                    });
+                    rig.engine.set_armed(&rig.paused, true).expect("armed");
+                }
                 Op::Write(f, value) => {
                     for task in tasks.drain(..) {
-                        finish(task, &rig);
+                        task.finish(&rig);
                     }
                     rig.guest_writes(at[f].wrapping_add(constant_at(f)), &[value]);
                     constants[f] = value.into();
                 }
             }
         }
-        for task in tasks {
-            finish(task, &rig);
+        for task in tasks.drain(..) {
+            task.finish(&rig);
         }
+        // Nobody is on the way any more.
+        knob_off(&rig, &mut tasks);
+        prop_assert!(rig.paused.detour().is_none());
         let summaries = rig.engine.summaries();
         prop_assert!(rig.notes().is_empty());
         let mut told = [0; FUNCTIONS];

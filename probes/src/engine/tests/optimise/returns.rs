@@ -1,6 +1,7 @@
 //! Calls that are followed to their return, of functions that a jump leads from.
 
 use super::*;
+use crate::guest::fake::DETOUR_GPA;
 use crate::{Event, ProbeSummary};
 
 /// `mov rax, function; call rax; nop; ret`
@@ -129,6 +130,35 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
     assert_eq!(told.missed.get("disarmed"), Some(&1), "{told:?}");
     guest.call(0, 1);
     assert_eq!(guest.told().hits, told.hits);
+}
+
+/// A vCPU that has told of its call where the detour leaves the guest, and waits for its turn to plant the return.
+#[test]
+fn who_waits_for_its_turn_is_not_counted_twice() {
+    let guest = Guest::new("kretprobe:probed");
+    let rig = &guest.rig;
+    let before = guest.told();
+    let mut vcpu = rig.calling(guest.callers[1], 7, STACK);
+    let is_exit = |vcpu: &FakeVcpu| {
+        let offset = vcpu.regs.rip.wrapping_sub(REGION.0);
+        let detour = rig.paused.detour().expect("it is laid");
+        let mut byte = [0];
+        offset < 2 << 20
+            && detour.read(Gpa(DETOUR_GPA + offset), &mut byte).is_ok()
+            && byte == [PlantByte::Port.value()]
+    };
+    while !is_exit(&vcpu) {
+        assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
+    }
+    let exit = Gva(vcpu.regs.rip);
+    let outcome = rig.engine.on_hit(&mut vcpu, exit).expect("handled");
+    assert_eq!(outcome, HitOutcome::NeedsPause);
+    rig.stands(&[&vcpu]);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    rig.engine_alone(&mut vcpu, exit);
+    assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+    assert_eq!(guest.told().hits, before.hits + 1);
 }
 
 #[test]
