@@ -279,8 +279,8 @@ impl StoppedVcpu<'_> {
         };
         match exit {
             VcpuExit::IoOut(port, &[byte]) => {
-                let rip = self.regs()?.rip;
-                self.port_write = Some(rip);
+                let rip = self.rip()?;
+                self.port_write = shared.facts.port.is_completed_later().then_some(rip);
                 let at = shared.facts.port.instruction(rip);
                 Ok(Left::Trapped(
                     Trap::PortWrite { at },
