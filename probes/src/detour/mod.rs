@@ -31,7 +31,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, PagingState};
 use vmm::Pop;
@@ -150,6 +150,8 @@ pub(crate) struct Detour {
     writes: AtomicU64,
     /// That of the region, for those who must not wait.
     ring: ArcSwapOption<Ring>,
+    /// The kernel's page tables, while there are detours; for those who must not wait.
+    paging: ArcSwapOption<PagingState>,
     /// Where the region begins for the guest's kernel once there are detours; 0 before.
     code: AtomicU64,
 }
@@ -217,13 +219,19 @@ impl Detour {
         }
         let made = region.make(memory, kernel, jumped, usage)?;
         self.ring.store(region.ring());
+        self.paging.store(Some(Arc::new(region.kernel.paging)));
         self.code.store(region.code().start, Ordering::Release);
         Ok(made)
     }
 
     /// The ring, if a detour records. Nobody is waited for.
-    pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
-        self.ring.load_full()
+    pub(crate) fn ring(&self) -> Guard<Option<Arc<Ring>>> {
+        self.ring.load()
+    }
+
+    /// The kernel's page tables, while there are detours. Nobody is waited for.
+    pub(crate) fn paging(&self) -> Option<PagingState> {
+        self.paging.load().as_deref().copied()
     }
 
     /// Where a vCPU belongs that has executed a plant's byte in a detour.
@@ -295,6 +303,7 @@ impl Detour {
         }
         *state = State::NotLaid;
         self.code.store(0, Ordering::Release);
+        self.paging.store(None);
         Ok(self.ring.swap(None))
     }
 }

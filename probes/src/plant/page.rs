@@ -35,7 +35,7 @@ const JUMP_BYTES: usize = 5;
 const STORED_BACK_BYTES: usize = 4;
 
 /// What a byte is besides the guest's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     /// There is a plant.
     Planted,
