@@ -86,6 +86,21 @@ FOR_THE_PROCESSOR bm_copied
 FOR_THE_PROCESSOR bm_in_place
 FOR_THE_PROCESSOR bm_returns_copied
 
+/* void bm_on_kernel_stack(loop *calls, u64 times): where a kernel has its stacks. It is the same stack, by another address. */
+	.globl	bm_on_kernel_stack
+	.type	bm_on_kernel_stack, @function
+bm_on_kernel_stack:
+	push	%rbx
+	movabs	$KERNEL_HALF, %rbx
+	add	%rbx, %rsp
+	mov	%rdi, %rax
+	mov	%rsi, %rdi
+	call	*%rax
+	sub	%rbx, %rsp
+	pop	%rbx
+	ret
+	.size	bm_on_kernel_stack, . - bm_on_kernel_stack
+
 /* void bm_out_to_device(u64 times): the loop of bm_out with the port in dx. */
 	.globl	bm_out_to_device
 	.type	bm_out_to_device, @function

@@ -11,6 +11,8 @@ loop bm_entry_loop, bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_l
 /* `which` loop begins or ends. */
 void bm_mark(u64 which, u64 ends);
 
+void bm_on_kernel_stack(loop *calls, u64 times);
+
 /* In the order of rigs/src/overhead/ways.rs. */
 static loop *const loops[] = {
 	bm_entry_loop,	 bm_out_to_device, bm_jumped_loop, bm_counted_loop, bm_told_loop,
@@ -23,7 +25,7 @@ int scenario_bench(u64 times)
 {
 	for (u64 which = 0; times && which < sizeof loops / sizeof *loops; which++) {
 		bm_mark(which, 0);
-		loops[which](times);
+		bm_on_kernel_stack(loops[which], times);
 		bm_mark(which, 1);
 	}
 	begin_ok("bench");
@@ -40,7 +42,7 @@ static int marked(struct percpu *cpu, loop *calls, u64 times)
 	u64 which = OTHERS + (u64)(cpu - percpus);
 
 	bm_mark(which, 0);
-	calls(times);
+	bm_on_kernel_stack(calls, times);
 	bm_mark(which, 1);
 	return 0;
 }

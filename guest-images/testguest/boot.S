@@ -149,7 +149,9 @@ second_start64:
 	.globl page_map, page_directory, page_table
 page_map:
 	.quad	page_pointers + TABLE
-	.fill	511, 8, 0
+	.fill	KERNEL_HALF_SLOT - 1, 8, 0
+	.quad	page_pointers + TABLE		/* KERNEL_HALF */
+	.fill	511 - KERNEL_HALF_SLOT, 8, 0
 page_pointers:
 	.quad	page_directory + TABLE
 	.fill	APIC_GIB_SLOT - 1, 8, 0

@@ -47,6 +47,9 @@
 #define REP_BYTES 16
 #define STACK_BYTES 0x4000
 #define TRAMPOLINE 0x8000
+/* Where the kernel's half begins: what is at 0 is there, too. */
+#define KERNEL_HALF 0xffff800000000000
+#define KERNEL_HALF_SLOT 256
 
 #ifndef __ASSEMBLER__
 

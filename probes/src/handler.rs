@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use introspect::{Gva, read_virt};
 
 use crate::guest::{GuestError, Vcpu};
-use crate::hit::Table;
+use crate::hit::{KernelTables, Table};
 use crate::plant::Planter;
 
 /// What happens after a pre-handler.
@@ -122,6 +122,8 @@ pub struct HitContext<'a> {
     pub(crate) table: &'a ArcSwap<Table>,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) changed: bool,
+    /// Where the kernel's half of the address space is looked up, without asking the vCPU.
+    pub(crate) kernel: Option<KernelTables<'a>>,
 }
 
 impl fmt::Debug for HitContext<'_> {
@@ -145,6 +147,7 @@ impl<'a> HitContext<'a> {
             table,
             regs,
             changed: false,
+            kernel: None,
         }
     }
 
@@ -172,8 +175,13 @@ impl<'a> HitContext<'a> {
     ///
     /// When it is not mapped, or not memory.
     pub fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), AccessError> {
+        if let Some(kernel) = &self.kernel
+            && kernel.read(self.planter, at, buf)
+        {
+            return Ok(());
+        }
         let state = self.vcpu.system_state()?;
-        read_virt(&self.planter, &state.paging, at, buf)
+        read_virt(&self.planter.own(), &state.paging, at, buf)
             .map_err(|_| AccessError::NotReadable { at, len: buf.len() })
     }
 

@@ -1,5 +1,6 @@
 //! What is known of the guest's kernel before it runs: its file, its names, the places it patches itself.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use introspect::insn::{Boundaries, boundaries};
@@ -51,6 +52,7 @@ pub struct Kernel {
     tasks: OnceLock<Option<TaskLayout>>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
+    entry: OnceLock<Option<Range<Gva>>>,
 }
 
 /// What the kernel keeps of each processor that programs can look at.
@@ -86,6 +88,7 @@ impl Kernel {
             tasks: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
+            entry: OnceLock::new(),
         })
     }
 
@@ -195,10 +198,11 @@ impl Kernel {
     /// the stack of a program.
     #[must_use]
     pub fn is_entry(&self, address: Gva) -> bool {
-        let label = |name| self.symbols.address_of(name);
-        label("__entry_text_start")
-            .zip(label("__entry_text_end"))
-            .is_some_and(|(start, end)| (start..end).contains(&address))
+        let entry = self.entry.get_or_init(|| {
+            let label = |name| self.symbols.address_of(name);
+            Some(label("__entry_text_start")?..label("__entry_text_end")?)
+        });
+        entry.as_ref().is_some_and(|entry| entry.contains(&address))
     }
 
     /// Whether what lies at `address` is freed after boot.

@@ -377,6 +377,11 @@ impl Probe {
         !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
+    /// Whether nothing is done at its hits but to count each of them.
+    pub(crate) fn only_counts(&self) -> bool {
+        self.filter.is_none() && matches!(self.purpose, Purpose::Count)
+    }
+
     /// One hit has been handled, after one exit.
     pub(crate) fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
 
+use crate::addresses::AddressHash;
 use crate::registry::Probe;
 
 /// Size and alignment of a kernel stack (THREAD_SIZE).
@@ -32,7 +33,7 @@ pub(crate) struct Instance {
     pub(crate) slot: u64,
     /// The return address.
     pub(crate) returns_to: Gva,
-    /// When it was entered, nanoseconds.
+    /// When it was entered, nanoseconds; of those that are told as events.
     pub(crate) entered_ns: u64,
     /// The entry handler's.
     pub(crate) data: Box<dyn Any + Send>,
@@ -48,7 +49,55 @@ impl fmt::Debug for Instance {
     }
 }
 
-type Stacks = HashMap<u64, Vec<Instance>>;
+/// The calls of one shard.
+#[derive(Debug, Default)]
+struct Stacks {
+    calls: HashMap<u64, Vec<Instance>, AddressHash>,
+    /// Emptied, for the next stacks: a call that returns before the next is entered allocates nothing.
+    spare: Vec<Vec<Instance>>,
+}
+
+/// So many are kept.
+const MOST_SPARE: usize = 16;
+
+impl Stacks {
+    fn of(&mut self, stack: u64) -> &mut Vec<Instance> {
+        let spare = &mut self.spare;
+        let calls = self.calls.entry(stack);
+        calls.or_insert_with(|| spare.pop().unwrap_or_default())
+    }
+
+    /// Nothing is remembered of a stack without calls.
+    fn forget_if_empty(&mut self, stack: u64) {
+        if self.calls.get(&stack).is_some_and(Vec::is_empty)
+            && let Some(empty) = self.calls.remove(&stack)
+            && self.spare.len() < MOST_SPARE
+        {
+            self.spare.push(empty);
+        }
+    }
+}
+
+/// Calls that have come to their end together: one, most of the time, which allocates nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Ended {
+    first: Option<Instance>,
+    others: Vec<Instance>,
+}
+
+impl Ended {
+    fn push(&mut self, call: Instance) {
+        match self.first {
+            None => self.first = Some(call),
+            Some(_) => self.others.push(call),
+        }
+    }
+
+    /// The one that was entered last comes first.
+    pub(crate) fn last_entered_first(self) -> impl Iterator<Item = Instance> {
+        self.others.into_iter().rev().chain(self.first)
+    }
+}
 
 /// All calls in flight, by stack.
 #[derive(Debug)]
@@ -82,7 +131,7 @@ impl Calls {
     pub(crate) fn entered(&self, instance: Instance) -> Vec<Instance> {
         let stack = stack_of(instance.slot);
         let mut shard = self.shard(stack);
-        let calls = shard.entry(stack).or_default();
+        let calls = shard.of(stack);
         let stale = |old: &Instance| {
             old.slot < instance.slot
                 || (old.slot == instance.slot
@@ -94,29 +143,26 @@ impl Calls {
         abandoned
     }
 
-    /// The plant at `at` has been executed with this stack pointer: the calls that have returned, the last entered
-    /// first.
-    pub(crate) fn returned(&self, at: Gva, rsp: u64) -> Vec<Instance> {
+    /// The plant at `at` has been executed with this stack pointer: the calls that have returned.
+    pub(crate) fn returned(&self, at: Gva, rsp: u64) -> Ended {
         let slot = rsp.wrapping_sub(8);
         let stack = stack_of(slot);
         let mut shard = self.shard(stack);
-        let Some(calls) = shard.get_mut(&stack) else {
-            return Vec::new();
+        let mut returned = Ended::default();
+        let Some(calls) = shard.calls.get_mut(&stack) else {
+            return returned;
         };
-        let mut returned: Vec<Instance> = calls
-            .extract_if(.., |call| call.slot == slot && call.returns_to == at)
-            .collect();
-        if calls.is_empty() {
-            shard.remove(&stack);
+        for call in calls.extract_if(.., |call| call.slot == slot && call.returns_to == at) {
+            returned.push(call);
         }
-        returned.reverse();
+        shard.forget_if_empty(stack);
         returned
     }
 
     /// The task on this stack ends: its calls will not return.
     pub(crate) fn task_ends(&self, rsp: u64) -> Vec<Instance> {
         let stack = stack_of(rsp);
-        self.shard(stack).remove(&stack).unwrap_or_default()
+        self.shard(stack).calls.remove(&stack).unwrap_or_default()
     }
 
     /// Forgets the calls of these probes.
@@ -134,7 +180,8 @@ impl Calls {
         let mut sites = BTreeSet::new();
         for shard in &self.shards {
             let stacks = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            sites.extend(stacks.values().flatten().map(|call| call.returns_to));
+            let calls = stacks.calls.values().flatten();
+            sites.extend(calls.map(|call| call.returns_to));
         }
         sites
     }
@@ -143,7 +190,7 @@ impl Calls {
         let mut taken = Vec::new();
         for shard in &self.shards {
             let mut stacks = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            stacks.retain(|_, calls| {
+            stacks.calls.retain(|_, calls| {
                 taken.extend(calls.extract_if(.., |call| which(call)));
                 !calls.is_empty()
             });

@@ -32,7 +32,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, KernelInt3, PagingState};
 use vmm::Pop;
@@ -173,6 +173,8 @@ pub(crate) struct Detour {
     writes: AtomicU64,
     /// That of the region, for those who must not wait.
     ring: ArcSwapOption<Ring>,
+    /// The kernel's page tables, while there are detours; for those who must not wait.
+    paging: ArcSwapOption<PagingState>,
     /// Where the region begins for the guest's kernel once there are detours; 0 before.
     code: AtomicU64,
 }
@@ -240,6 +242,7 @@ impl Detour {
         }
         let made = region.make(memory, kernel, jumped, usage)?;
         self.ring.store(region.ring());
+        self.paging.store(Some(Arc::new(region.kernel.paging)));
         self.code.store(region.code().start, Ordering::Release);
         Ok(made)
     }
@@ -268,8 +271,8 @@ impl Detour {
         };
         let middle = region.switch().map(Switch::middle);
         // An NMI may have come there, too.
-        let is_free = !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle)
-            && !paused.is_in_nmi();
+        let is_free =
+            !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle) && !paused.is_in_nmi();
         let opened = if is_free {
             open(at, jump)
         } else {
@@ -286,13 +289,18 @@ impl Detour {
     pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
         match &mut *self.write() {
             State::Laid(region) => region.end_lead(site),
-            State::NotLaid | State::Refused => Ok(()),
+            State::NotLaid | State::Refused | State::Lost(_) => Ok(()),
         }
     }
 
     /// The ring, if a detour records. Nobody is waited for.
-    pub(crate) fn ring(&self) -> Option<Arc<Ring>> {
-        self.ring.load_full()
+    pub(crate) fn ring(&self) -> Guard<Option<Arc<Ring>>> {
+        self.ring.load()
+    }
+
+    /// The kernel's page tables, while there are detours. Nobody is waited for.
+    pub(crate) fn paging(&self) -> Option<PagingState> {
+        self.paging.load().as_deref().copied()
     }
 
     /// Where a vCPU belongs that has executed a plant's byte in a detour.
@@ -404,6 +412,7 @@ impl Detour {
         }
         *state = State::NotLaid;
         self.code.store(0, Ordering::Release);
+        self.paging.store(None);
         Ok(self.ring.swap(None))
     }
 }

@@ -184,7 +184,12 @@ impl Ring {
     ///
     /// When its memory cannot be written.
     pub(crate) fn allow(&self, site: Gva) -> Result<(), GuestError> {
-        Ok(self.memory.write(self.site(site), &site.0.to_le_bytes())?)
+        let at = self.site(site);
+        // It is, most of the time: said at every call that leaves the guest.
+        if self.memory.read_u64(at)? != site.0 {
+            self.memory.write(at, &site.0.to_le_bytes())?;
+        }
+        Ok(())
     }
 
     /// They may not any more. No vCPU runs.

@@ -33,7 +33,10 @@ impl Engine {
             }
         }
         if let Err(error) = self.close_int3(paused) {
-            self.note(None, format!("the kernel's handler of int3 stays led to the region: {error}"));
+            self.note(
+                None,
+                format!("the kernel's handler of int3 stays led to the region: {error}"),
+            );
         }
     }
 }

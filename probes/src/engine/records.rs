@@ -127,7 +127,8 @@ impl Engine {
     /// Tells of the hits that detours have recorded, if there are some. Any thread may do so at any time. Says how many
     /// there were.
     pub fn take_out_records(&self) -> usize {
-        let Some(ring) = self.detour.ring().filter(|ring| ring.has_records()) else {
+        let ring = self.detour.ring();
+        let Some(ring) = ring.as_ref().filter(|ring| ring.has_records()) else {
             return 0;
         };
         let mut taken = 0;
@@ -238,7 +239,8 @@ impl Engine {
 
     /// The ring is closed until it is known what the counters in records mean.
     fn open_ring(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let Some(ring) = self.detour.ring().filter(|ring| !ring.is_open()) else {
+        let ring = self.detour.ring();
+        let Some(ring) = ring.as_ref().filter(|ring| !ring.is_open()) else {
             return Ok(());
         };
         if self.records.khz.load(Ordering::Acquire) == 0 {

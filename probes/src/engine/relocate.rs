@@ -9,7 +9,7 @@ use super::trap::HitOutcome;
 use crate::Tier;
 use crate::detour::KernelSpace;
 use crate::guest::{GuestError, Paused, SystemState, Vcpu};
-use crate::hit::Plant;
+use crate::hit::{KnowsTables, Plant};
 use crate::registry::{Milestone, Purpose};
 
 const RFLAGS_TF: u64 = 1 << 8;
@@ -144,5 +144,16 @@ impl Engine {
             );
         }
         true
+    }
+}
+
+impl KnowsTables for Engine {
+    /// Once they stay as they are, and outside of the code that may run on others.
+    fn kernel_tables(&self, at: Gva) -> Option<PagingState> {
+        let located = self.located.get()?;
+        if self.kernel.is_entry(located.linked(at)) {
+            return None;
+        }
+        self.modules.paging().or_else(|| self.detour.paging())
     }
 }

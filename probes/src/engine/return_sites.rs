@@ -127,7 +127,11 @@ impl Engine {
             probe.lose_call(Missed::Declined);
             return false;
         };
-        let entered_ns = self.now_ns();
+        // Nobody else is told how long it took.
+        let entered_ns = match &purpose.action {
+            ReturnAction::Trace => self.now_ns(),
+            ReturnAction::Handle(_) | ReturnAction::Count | ReturnAction::Aggregate(_) => 0,
+        };
         let call = Instance {
             probe: Arc::clone(probe),
             slot,
@@ -185,7 +189,7 @@ impl Engine {
     /// Calls that return to `site`, where a plant is, need not leave the guest when they are entered. On the thread of a
     /// vCPU: nobody takes the plant away meanwhile.
     fn may_be_recorded(&self, site: Gva) {
-        if let Some(ring) = self.detour.ring()
+        if let Some(ring) = self.detour.ring().as_ref()
             && let Err(error) = ring.allow(site)
         {
             self.note(None, format!("calls are not recorded: {error}"));
@@ -199,7 +203,8 @@ impl Engine {
         before: &Table,
         places: &[Gva],
     ) -> Result<(), GuestError> {
-        let Some(ring) = self.detour.ring() else {
+        let ring = self.detour.ring();
+        let Some(ring) = ring.as_ref() else {
             return Ok(());
         };
         let table = self.table.load();
@@ -290,7 +295,8 @@ impl Engine {
         site: Gva,
     ) -> Result<(), GuestError> {
         self.take_out_records();
-        for call in self.calls.returned(site, hit.regs.rsp) {
+        let returned = self.calls.returned(site, hit.regs.rsp);
+        for call in returned.last_entered_first() {
             call.probe.count_exit();
             call.probe.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
@@ -314,7 +320,8 @@ impl Engine {
         vcpu: usize,
         regs: &vmm::kvm_regs,
     ) {
-        for call in self.calls.returned(site, regs.rsp) {
+        let returned = self.calls.returned(site, regs.rsp);
+        for call in returned.last_entered_first() {
             call.probe.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;

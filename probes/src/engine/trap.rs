@@ -13,7 +13,7 @@ use super::readers::ReaderNeeds;
 use crate::Tier;
 use crate::guest::{GuestError, KvmVcpu, Paused, Ran, To, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, PreOutcome};
-use crate::hit::{DebugUse, Passed, Plant, RFLAGS_RF, own_instruction, pass};
+use crate::hit::{DebugUse, KernelTables, Passed, Plant, RFLAGS_RF, own_instruction, pass};
 use crate::plant::{PlantByte, Written};
 use crate::registry::{Milestone, Purpose};
 
@@ -67,7 +67,7 @@ impl Engine {
                 None => Ok(HitOutcome::NotOurs),
             };
         };
-        match self.tell(vcpu, &plant)? {
+        match self.tell(vcpu, &plant, rip)? {
             Told::GoOn if self.may_optimise(&plant) => Ok(HitOutcome::NeedsPause),
             Told::GoOn => self.go_past(vcpu, &plant, rip),
             Told::NeedsPause => Ok(HitOutcome::NeedsPause),
@@ -82,10 +82,16 @@ impl Engine {
 
     /// Counts what filters let by as hits and calls their handlers, in the order of their registration; before them,
     /// those of the calls that return here.
-    fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant) -> Result<Told, GuestError> {
+    fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant, at: Gva) -> Result<Told, GuestError> {
+        if !plant.returns && plant.probes.iter().all(|(probe, _)| probe.only_counts()) {
+            // Nobody looks at a register.
+            plant.probes.iter().for_each(|(probe, _)| probe.count_hit());
+            return Ok(Told::GoOn);
+        }
         let regs = vcpu.regs()?;
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
+        hit.kernel = KernelTables::for_hit(self, plant, at);
         let (mut needs_pause, mut resumes) = (false, false);
         let mut answer = None;
         if plant.returns {
@@ -128,9 +134,8 @@ impl Engine {
         if !resumes {
             hit.regs.rip = rip;
         }
-        let (changed, regs) = (hit.changed, hit.regs);
-        if changed || resumes {
-            vcpu.set_regs(&regs)?;
+        if hit.changed || resumes {
+            hit.vcpu.set_regs(&hit.regs)?;
         }
         Ok(match (needs_pause, resumes) {
             (false, false) => Told::GoOn,
@@ -177,6 +182,7 @@ impl Engine {
             self.memory.as_ref(),
             &self.planter,
             self.abilities.features,
+            KernelTables::for_hit(self, plant, decoded.at()),
             decoded,
         )? {
             Passed::Emulated => {
@@ -311,7 +317,7 @@ impl Engine {
             None => Ok(HitOutcome::NotOurs),
             // The plant returns, and is hit.
             Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
-            Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant)? {
+            Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant, rip)? {
                 Told::Resume => Ok(HitOutcome::Resume),
                 Told::NeedsPause => Ok(HitOutcome::NeedsPause),
                 Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {

@@ -4,10 +4,11 @@ use introspect::insn::{
     Access, CastShadow, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Msr, Segment, System,
     SystemChanges,
 };
-use introspect::{Gpa, Gva, PhysMemory, Translation, Unreadable, WalkFault, walk};
+use introspect::{Gpa, Gva, Translation, WalkFault, walk};
 
 use vmm::{Blocking, Shadow};
 
+use super::kernel_half::KernelTables;
 use crate::guest::{GuestError, GuestMemory, SystemState, Vcpu};
 use crate::plant::Planter;
 
@@ -27,6 +28,8 @@ pub(super) struct VcpuCpu<'a> {
     pub(super) regs: vmm::kvm_regs,
     vcpu: &'a mut dyn Vcpu,
     state: Option<SystemState>,
+    /// Where the kernel's half is looked up before `state` is asked for.
+    pub(super) kernel: Option<KernelTables<'a>>,
     memory: &'a dyn GuestMemory,
     planter: &'a Planter,
     features: Features,
@@ -34,15 +37,6 @@ pub(super) struct VcpuCpu<'a> {
     changes: SystemChanges,
     /// A request about the vCPU failed: not the guest's fault, and not to be mistaken for one.
     failed: Option<GuestError>,
-}
-
-/// Guest memory, own bytes, for the page walk.
-struct Own<'a>(&'a Planter);
-
-impl PhysMemory for Own<'_> {
-    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
-        self.0.read_own(gpa, buf)
-    }
 }
 
 impl<'a> VcpuCpu<'a> {
@@ -57,6 +51,7 @@ impl<'a> VcpuCpu<'a> {
             regs,
             vcpu,
             state: None,
+            kernel: None,
             memory,
             planter,
             features,
@@ -77,6 +72,16 @@ impl<'a> VcpuCpu<'a> {
 
     /// Where an access of `len` bytes within one page goes.
     fn translate(&mut self, at: Gva, access: Access) -> Result<Gpa, Fault> {
+        let write = access == Access::Write;
+        if let Some(found) = self
+            .kernel
+            .and_then(|kernel| kernel.translate(self.memory, at))
+            && found.accessed
+            && (!write || (found.writable && found.dirty))
+        {
+            // Ring 0 may, whatever the control registers say, and nothing is left for the hardware to do.
+            return Ok(found.gpa);
+        }
         let state = self.state()?;
         let Translation {
             gpa,
@@ -85,12 +90,11 @@ impl<'a> VcpuCpu<'a> {
             accessed,
             dirty,
             ..
-        } = walk(&Own(self.planter), &state.paging, at).map_err(|fault| match fault {
+        } = walk(&self.planter.own(), &state.paging, at).map_err(|fault| match fault {
             WalkFault::NotPresent { .. } => Fault::NotMapped { at, access },
             WalkFault::NonCanonical { .. } => Fault::NotCanonical { at, access },
             _ => Fault::NotMemory { at, access },
         })?;
-        let write = access == Access::Write;
         if state.privilege == 3 && !user {
             return Err(Fault::Forbidden { at, access });
         }
@@ -301,7 +305,7 @@ impl VcpuCpu<'_> {
 
     /// The instruction is done: gives the vCPU its registers, and what else it has changed. The interrupt shadow that
     /// it was under has ended.
-    pub(super) fn finish(self) -> Result<(), GuestError> {
+    pub(super) fn finish(&mut self) -> Result<(), GuestError> {
         let Self {
             vcpu,
             regs,
@@ -316,11 +320,11 @@ impl VcpuCpu<'_> {
             (MSR_GS_BASE, changes.gs_base),
             (MSR_KERNEL_GS_BASE, changes.kernel_gs_base),
         ];
-        let bases: Vec<_> = bases
-            .into_iter()
-            .filter_map(|(index, value)| Some((index, value?)))
-            .collect();
-        if !bases.is_empty() {
+        if bases.iter().any(|(_, value)| value.is_some()) {
+            let bases: Vec<_> = bases
+                .into_iter()
+                .filter_map(|(index, value)| Some((index, value?)))
+                .collect();
             vcpu.write_msrs(&bases)?;
         }
         let before = vcpu.blocking()?;
@@ -338,6 +342,6 @@ impl VcpuCpu<'_> {
         if changes.halts {
             vcpu.halt()?;
         }
-        vcpu.set_regs(&regs)
+        vcpu.set_regs(regs)
     }
 }

@@ -8,6 +8,7 @@ use introspect::insn::{
 use vmm::{Blocking, Shadow};
 
 use super::cpu::VcpuCpu;
+use super::kernel_half::KernelTables;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::handler::InstructionFault;
 use crate::plant::Planter;
@@ -40,6 +41,7 @@ pub(crate) fn pass(
     memory: &dyn GuestMemory,
     planter: &Planter,
     features: Features,
+    kernel: Option<KernelTables<'_>>,
     decoded: &Decoded,
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
@@ -50,8 +52,8 @@ pub(crate) fn pass(
         return pass_port_access(vcpu, regs, decoded, access);
     }
     let mut cpu = VcpuCpu::new(vcpu, regs, memory, planter, features);
+    cpu.kernel = kernel;
     let outcome = emulate_decoded(&mut cpu, decoded);
-    let regs = cpu.regs;
     let privilege = match outcome {
         Outcome::Fault(_) => cpu.state().map(|state| state.privilege).unwrap_or(0),
         _ => 0,
@@ -66,6 +68,7 @@ pub(crate) fn pass(
         }
         Outcome::Fault(fault) => match page_fault(fault, privilege) {
             Some((address, error_code)) => {
+                let regs = cpu.regs;
                 vcpu.set_regs(&regs)?;
                 Ok(Passed::Faulted(InstructionFault {
                     vector: PAGE_FAULT,

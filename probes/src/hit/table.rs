@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva};
-use rpds::HashTrieMapSync;
 
+use crate::addresses::AddressMap;
 use crate::plant::{Planter, Spot};
 use crate::registry::Probe;
 
@@ -133,8 +133,8 @@ const PAGE_OFFSETS: usize = 4096;
 /// many plants there are.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
-    by_address: HashTrieMapSync<u64, Arc<Plant>>,
-    by_gpa: HashTrieMapSync<u64, Arc<Plant>>,
+    by_address: AddressMap<Arc<Plant>>,
+    by_gpa: AddressMap<Arc<Plant>>,
     /// Plants whose instruction may go on, on a page that does not follow in guest-physical memory.
     torn: Vec<Arc<Plant>>,
     /// How many plants have each offset in a page: most port writes of the guest's own are told apart by it.
@@ -166,8 +166,8 @@ pub(crate) type DebugRegisters = [Option<DebugUse>; 4];
 impl Default for Table {
     fn default() -> Self {
         Self {
-            by_address: HashTrieMapSync::new_sync(),
-            by_gpa: HashTrieMapSync::new_sync(),
+            by_address: AddressMap::default(),
+            by_gpa: AddressMap::default(),
             torn: Vec::new(),
             offsets: Box::new([0; PAGE_OFFSETS]),
             debug: [const { None }; 4],

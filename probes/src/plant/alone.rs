@@ -4,6 +4,7 @@
 //! any other. Elsewhere it is *loose*: the own byte is kept here, and put back unless the guest has written there
 //! meanwhile.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -17,6 +18,8 @@ use crate::guest::{Paused, Unwritable};
 #[derive(Debug, Default)]
 pub(super) struct Loose {
     bytes: ArcSwap<Vec<(Gpa, u8)>>,
+    /// Not less than there are of them: most of the time there is none, and one load tells.
+    most: AtomicUsize,
     /// Locked by whoever changes them.
     change: Mutex<()>,
 }
@@ -26,7 +29,10 @@ impl Loose {
         let _lock = self.change.lock().unwrap_or_else(PoisonError::into_inner);
         let mut bytes = Vec::clone(&self.bytes.load());
         change(&mut bytes);
+        let len = bytes.len();
+        self.most.fetch_max(len, Ordering::AcqRel);
         self.bytes.store(Arc::new(bytes));
+        self.most.store(len, Ordering::Release);
     }
 
     fn own(&self, gpa: Gpa) -> Option<u8> {
@@ -38,6 +44,9 @@ impl Loose {
     /// Replaces the stops in `buf`, which was read from `gpa` on, by the guest's own bytes. Where `buf` does not have
     /// the plant's byte, the guest has written something else.
     pub(super) fn uncover(&self, gpa: Gpa, buf: &mut [u8], plant: u8) {
+        if self.most.load(Ordering::Acquire) == 0 {
+            return;
+        }
         for &(at, own) in self.bytes.load().iter() {
             let index = at.offset_from(gpa).and_then(|i| usize::try_from(i).ok());
             if let Some(byte) = index.and_then(|i| buf.get_mut(i))
@@ -88,8 +97,9 @@ impl Planter {
     }
 
     /// Whether the plant at `gpa` does not show because the vCPU that runs alone is to execute the guest's own byte.
+    /// While none does so, this costs a load.
     pub(crate) fn is_open(&self, gpa: Gpa) -> bool {
-        self.has(Mark::Open, gpa)
+        self.open.load(Ordering::Acquire) > 0 && self.has(Mark::Open, gpa)
     }
 }
 
@@ -99,8 +109,11 @@ impl ShownAlone<'_> {
             return Ok(());
         };
         if !self.planter.has(mark, gpa) {
+            self.marks.push((Arc::clone(&page), gpa, mark));
+            if mark == Mark::Open {
+                self.planter.open.fetch_add(1, Ordering::AcqRel);
+            }
             self.planter.mark(&page, gpa, &[(mark, true)])?;
-            self.marks.push((page, gpa, mark));
         }
         Ok(())
     }
@@ -138,6 +151,9 @@ impl ShownAlone<'_> {
         let mut failed = Ok(());
         for (page, gpa, mark) in self.marks.drain(..).rev() {
             failed = failed.and(self.planter.mark(&page, gpa, &[(mark, false)]));
+            if mark == Mark::Open {
+                self.planter.open.fetch_sub(1, Ordering::AcqRel);
+            }
         }
         let gone: Vec<Gpa> = self.loose.drain(..).collect();
         for &gpa in &gone {

@@ -61,7 +61,7 @@ impl Jump {
 }
 
 /// What a byte is besides the guest's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
     /// There is a plant.
     Planted,

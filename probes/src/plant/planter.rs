@@ -1,17 +1,18 @@
 //! All plants of a guest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use introspect::{Gpa, PhysMemory, Unreadable};
-use rpds::HashTrieMapSync;
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
 use super::alone::Loose;
 use super::page::{Jump, Mark, PAGE_BYTES, Page};
 use super::{PlantByte, Spot};
+use crate::addresses::AddressMap;
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
 /// What became of a guest write to a read-only page.
@@ -35,7 +36,7 @@ pub(crate) struct PlantError {
 }
 
 /// By guest-physical address. A changed copy shares what has not changed.
-type Pages = HashTrieMapSync<u64, Arc<Page>>;
+type Pages = AddressMap<Arc<Page>>;
 
 /// Owner of every plant.
 ///
@@ -47,6 +48,8 @@ pub(crate) struct Planter {
     byte: PlantByte,
     /// Stops on pages whose own bytes are not kept.
     pub(super) loose: Loose,
+    /// How many plants do not show because a vCPU that runs alone is to execute the guest's own byte.
+    pub(super) open: AtomicUsize,
     /// Read on every guest write and every memory access of the emulator, without a lock.
     pages: ArcSwap<Pages>,
     /// Locked by whoever changes plants.
@@ -129,6 +132,7 @@ impl Planter {
             memory,
             byte,
             loose: Loose::default(),
+            open: AtomicUsize::new(0),
             pages: ArcSwap::default(),
             plants: Mutex::default(),
         }
@@ -136,6 +140,11 @@ impl Planter {
 
     pub(crate) fn byte(&self) -> PlantByte {
         self.byte
+    }
+
+    /// Memory as the guest's processors see it, plants and all.
+    pub(crate) fn memory(&self) -> &dyn GuestMemory {
+        self.memory.as_ref()
     }
 
     fn lock(&self) -> MutexGuard<'_, Plants> {
@@ -463,17 +472,43 @@ impl Planter {
 
     /// Reads the guest's own bytes.
     pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
-        self.memory.read(gpa, buf)?;
-        self.loose.uncover(gpa, buf, self.byte.value());
-        let pages = self.pages.load();
-        if pages.is_empty() {
+        self.own().read(gpa, buf)
+    }
+
+    /// The guest's own bytes, for several reads in a row: what is planted is looked up once.
+    pub(crate) fn own(&self) -> Own<'_> {
+        Own {
+            planter: self,
+            pages: self.pages.load(),
+        }
+    }
+}
+
+/// See [`Planter::own`].
+#[derive(Debug)]
+pub(crate) struct Own<'p> {
+    planter: &'p Planter,
+    pages: Guard<Arc<Pages>>,
+}
+
+impl PhysMemory for Own<'_> {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        let Planter {
+            memory,
+            loose,
+            byte,
+            ..
+        } = self.planter;
+        memory.read(gpa, buf)?;
+        loose.uncover(gpa, buf, byte.value());
+        if self.pages.is_empty() {
             return Ok(());
         }
         let mut done = 0;
         while done < buf.len() {
             let at = gpa.wrapping_add(done as u64);
             let here = (PAGE_BYTES - offset(at)).min(buf.len() - done);
-            if let Some(page) = pages.get(&at.page().0) {
+            if let Some(page) = self.pages.get(&at.page().0) {
                 page.read_own(offset(at), &mut buf[done..done + here]);
             }
             done += here;

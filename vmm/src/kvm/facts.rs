@@ -49,6 +49,12 @@ impl PortDelivery {
         self != Self::Broken
     }
 
+    /// Whether KVM moves RIP on when it next enters the guest, unless RIP is another by then. Where it has moved it
+    /// already, the write is done: the self-test goes on from there.
+    pub(crate) fn is_completed_later(self) -> bool {
+        self != Self::AfterInstruction
+    }
+
     /// The linear address of a one-byte port write that exited with this RIP.
     #[must_use]
     pub fn instruction(self, rip: u64) -> u64 {

@@ -33,7 +33,11 @@ impl Rips {
 
     /// Of those that have been started. To be called with the vCPUs paused.
     pub(crate) fn all(&self) -> Vec<u64> {
-        self.lock().iter().flatten().map(|stand| stand.rip).collect()
+        self.lock()
+            .iter()
+            .flatten()
+            .map(|stand| stand.rip)
+            .collect()
     }
 
     /// Whether one of them handles an NMI. To be called with the vCPUs paused.

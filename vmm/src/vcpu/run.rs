@@ -9,6 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::debugging::{DebugCause, Debugging};
 use super::kick;
+use super::rips::Stand;
 use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
 use crate::machine::{End, PausedGuard, Shared};
@@ -293,8 +294,8 @@ impl StoppedVcpu<'_> {
         };
         match exit {
             VcpuExit::IoOut(port, &[byte]) => {
-                let rip = self.regs()?.rip;
-                self.port_write = Some(rip);
+                let rip = self.rip()?;
+                self.port_write = shared.facts.port.is_completed_later().then_some(rip);
                 let at = shared.facts.port.instruction(rip);
                 Ok(Left::Trapped(
                     Trap::PortWrite { at },

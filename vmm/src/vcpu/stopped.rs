@@ -80,8 +80,8 @@ pub struct StoppedVcpu<'a> {
     pub(super) fd: &'a mut VcpuFd,
     pub(super) index: usize,
     pub(super) shared: &'a Shared,
-    /// RIP at the last exit, if that was for a port write: unless RIP is another when it next enters the guest, KVM
-    /// takes the instruction there for executed.
+    /// RIP at the last exit, if that was for a port write that KVM has not completed: unless RIP is another when it next
+    /// enters the guest, KVM takes the instruction there for executed.
     pub(super) port_write: Option<u64>,
     pub(super) debugging: Debugging,
 }
@@ -111,11 +111,21 @@ impl StoppedVcpu<'_> {
         }
     }
 
+    /// RIP alone.
+    pub(super) fn rip(&mut self) -> Result<u64, VcpuError> {
+        if self.shared.sync_regs {
+            Ok(self.fd.sync_regs_mut().regs.rip)
+        } else {
+            Ok(self.regs()?.rip)
+        }
+    }
+
     /// The general registers, RIP and RFLAGS.
     ///
     /// # Errors
     ///
     /// When KVM refuses to tell.
+    #[inline]
     pub fn regs(&mut self) -> Result<kvm_regs, VcpuError> {
         if self.shared.sync_regs {
             Ok(self.fd.sync_regs_mut().regs)
@@ -129,6 +139,7 @@ impl StoppedVcpu<'_> {
     /// # Errors
     ///
     /// When KVM refuses.
+    #[inline]
     pub fn set_regs(&mut self, regs: &kvm_regs) -> Result<(), VcpuError> {
         if self.shared.sync_regs {
             self.fd.sync_regs_mut().regs = *regs;
@@ -207,7 +218,7 @@ impl StoppedVcpu<'_> {
         match self.port_write {
             None => Ok(()),
             Some(stopped_at) => {
-                if self.regs()?.rip == stopped_at {
+                if self.rip()? == stopped_at {
                     self.abandon_port_write()?;
                 }
                 Ok(())

@@ -239,16 +239,17 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     }
 
     /// Makes the changes.
-    pub(super) fn commit(self) -> Result<Commit, Stop> {
+    pub(super) fn commit(&mut self) -> Result<Commit, Stop> {
         if !is_canonical(self.rip) {
             return Err(Reason::BranchNotCanonical.into());
         }
-        match self.store {
+        match &self.store {
             None => {}
             Some(Store {
                 at,
                 content: Content::Value(value, width),
             }) => {
+                let (at, width) = (*at, *width);
                 let new = &value.to_le_bytes()[..width.bytes()];
                 if is_locked(self.insn) {
                     // Across a cache line the hardware would lock the bus.
@@ -266,7 +267,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
             Some(Store {
                 at,
                 content: Content::Bytes(bytes),
-            }) => self.cpu.write(at, &bytes)?,
+            }) => self.cpu.write(*at, bytes)?,
         }
         if let Some(changes) = &self.system {
             self.cpu.change_system(changes)?;

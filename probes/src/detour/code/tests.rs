@@ -93,6 +93,7 @@ impl Machine {
                 memory.as_ref(),
                 &planter,
                 Features::ALL,
+                None,
                 &decoded,
             );
             assert_eq!(passed.expect("executed"), Passed::Emulated, "{decoded:?}");

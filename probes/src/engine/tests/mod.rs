@@ -6,6 +6,7 @@ mod detours;
 mod hits;
 mod in_place;
 mod inject;
+mod kernel_half;
 mod optimise;
 mod passing;
 mod programs;

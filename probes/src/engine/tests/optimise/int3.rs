@@ -335,7 +335,10 @@ fn a_region_that_is_lost_gives_the_handler_back() {
         // Who has come to the region is where the guest has taken it away.
         rig.memory.put(CODE_ENTRY, &entry.to_le_bytes());
         assert_eq!(rig.run(&mut vcpu, 1000), Stepped::Returned);
-        assert_eq!((vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags), (5, 0, FLAGS));
+        assert_eq!(
+            (vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags),
+            (5, 0, FLAGS)
+        );
         assert_eq!(rig.counted(0).0, 2, "after {steps} steps");
         assert_eq!(guest.takes_its_own(), 1);
     }

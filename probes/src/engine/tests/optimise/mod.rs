@@ -164,7 +164,14 @@ impl Rig {
         }
         let memory: Arc<dyn GuestMemory> = bare;
         let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
-        let passed = pass(vcpu, memory.as_ref(), &planter, Features::ALL, &decoded);
+        let passed = pass(
+            vcpu,
+            memory.as_ref(),
+            &planter,
+            Features::ALL,
+            None,
+            &decoded,
+        );
         assert_eq!(passed.expect("executed"), Passed::Emulated, "{decoded:?}");
         Stepped::On
     }
