@@ -400,7 +400,7 @@ impl Probe {
     pub(crate) fn count_in(&self, words: Words) -> Result<(), GuestError> {
         let mut counted = self.counted();
         if counted.as_ref() == Some(&words) {
-            // They count on for whoever was in the detour when the jump went.
+            // They have counted on for whoever was in the detour when the jump went.
             return Ok(());
         }
         match &self.purpose {
@@ -415,6 +415,14 @@ impl Probe {
     /// Hits are counted in no detour any more. The other vCPUs are paused.
     pub(crate) fn count_in_none(&self) {
         self.end_counting(&mut self.counted());
+    }
+
+    /// The same, if they are counted in these words.
+    pub(crate) fn stop_counting_in(&self, words: &Words) {
+        let mut counted = self.counted();
+        if counted.as_ref() == Some(words) {
+            self.end_counting(&mut counted);
+        }
     }
 
     fn end_counting(&self, counted: &mut Option<Words>) {

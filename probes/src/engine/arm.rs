@@ -230,9 +230,6 @@ impl Engine {
                 _ => None,
             };
             probe.set_planted(planted_at);
-            if planted_at.is_none() {
-                probe.count_in_none();
-            }
             match state {
                 NewState::Armed { ip, .. } => probe.set_armed(ip.into()),
                 NewState::Pending(reason) => {

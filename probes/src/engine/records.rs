@@ -68,10 +68,17 @@ impl Records {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The detour of this number records for `probe`, which is about `ip`. The other vCPUs are paused.
-    pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) {
-        let probe = Arc::clone(probe);
-        self.owners().insert(who, Owner::Probe { probe, ip });
+    /// The detour of this number records for `probe`, which is about `ip`. The other vCPUs are paused. Returns the other
+    /// probe that it did so for.
+    pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
+        let owner = Owner::Probe {
+            probe: Arc::clone(probe),
+            ip,
+        };
+        match self.owners().insert(who, owner)? {
+            Owner::Probe { probe: before, .. } if !Arc::ptr_eq(&before, probe) => Some(before),
+            _ => None,
+        }
     }
 
     /// The detour of this number records that calls return to `site`. The other vCPUs are paused.

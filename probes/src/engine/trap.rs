@@ -14,7 +14,7 @@ use crate::Tier;
 use crate::guest::{GuestError, KvmVcpu, Paused, Ran, To, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, PreOutcome};
 use crate::hit::{DebugUse, KernelTables, Passed, Plant, RFLAGS_RF, own_instruction, pass};
-use crate::plant::{PlantByte, Written};
+use crate::plant::{PlantByte, Spot, Written};
 use crate::registry::{Milestone, Purpose};
 
 /// What the handlers of a hit want.
@@ -232,7 +232,7 @@ impl Engine {
     /// it is given comes next.
     ///
     /// While this vCPU waited for its turn the plant may have been taken away: then the guest just goes on with its
-    /// own instruction.
+    /// own instruction, or, if that can be, behind it.
     pub(crate) fn on_paused_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -262,6 +262,7 @@ impl Engine {
         }
         // A milestone may have changed what is planted.
         let Some(plant) = self.plant_at(vcpu, rip)? else {
+            self.go_past_own(vcpu, rip)?;
             return Ok(HitOutcome::Resume);
         };
         let reading = self.reading(vcpu, &plant)?;
@@ -278,6 +279,30 @@ impl Engine {
             }
         }
         Ok(HitOutcome::Resume)
+    }
+
+    /// Past the instruction at `rip`, whose plant has gone since its hit was told, if the emulator knows it: a plant that
+    /// comes back before this vCPU runs on would tell of it again.
+    fn go_past_own(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<(), GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let Ok(found) = walk(&self.memory.as_ref(), &paging, rip) else {
+            return Ok(());
+        };
+        // Which page comes next is not known any more.
+        let spot = Spot {
+            gpa: found.gpa,
+            beyond: None,
+        };
+        let own = own_instruction(&self.planter, spot, rip);
+        let Some(decoded) = own.filter(|own| own.bytes() != [INT3]) else {
+            return Ok(());
+        };
+        let features = self.abilities.features;
+        let memory = self.memory.as_ref();
+        match pass(vcpu, memory, &self.planter, features, None, &decoded)? {
+            Passed::Faulted(fault) => vcpu.inject(fault),
+            Passed::Emulated | Passed::MustStep => Ok(()),
+        }
     }
 
     /// Past the instruction at `plant`, with the other vCPUs paused.

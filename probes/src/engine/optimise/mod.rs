@@ -230,8 +230,12 @@ impl Engine {
         self.take_out_records();
         match served {
             Served::Probe(probe, ip) => {
-                self.records.set_owner(made.who, probe, ip);
+                let before = self.records.set_owner(made.who, probe, ip);
                 if let Some(words) = made.words {
+                    // Whoever had the detour before counts in it no more.
+                    if let Some(before) = before {
+                        before.stop_counting_in(&words);
+                    }
                     probe.count_in(words)?;
                 }
             }

@@ -2,12 +2,13 @@
 
 use introspect::Gva;
 
-use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, TEXT_GPA, gpa, one, vcpu};
+use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
+use crate::engine::{Action, NewProbe};
 use crate::guest::fake::Injected;
 use crate::guest::{GuestError, Ran};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
-use crate::{Abilities, Hex, PlantByte, Tier};
+use crate::{Abilities, Hex, PlantByte, ProbeSpec, Tier};
 
 #[test]
 fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {
@@ -198,6 +199,32 @@ fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
         "it executes the guest's own instruction"
     );
     assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, RDTSC[0]));
+}
+
+/// A hit that has been counted and waits for its turn, while plants go, and come back before the vCPU has run on.
+#[test]
+fn a_plant_that_comes_back_counts_nobody_twice() {
+    let (kernel, at) = one("plain", &PLAIN);
+    let rig = Rig::new(&kernel, &[]);
+    rig.engine.set_optimising(&rig.paused, true).expect("set");
+    let counted = NewProbe {
+        action: Action::Count,
+        ..NewProbe::from("kprobe:plain".parse::<ProbeSpec>().expect("a probe"))
+    };
+    rig.engine
+        .register(&rig.paused, &[counted])
+        .expect("registered");
+    let mut vcpu = vcpu(at);
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!(outcome, HitOutcome::NeedsPause);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    rig.engine
+        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
+        .expect("handled");
+    rig.engine.set_armed(&rig.paused, true).expect("armed");
+    assert_eq!(vcpu.regs.rip, at.0 + 1, "behind it");
+    assert_eq!(vcpu.regs.rsp, STACK - 8, "executed");
+    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xee));
 }
 
 /// Whichever request about the vCPU fails, the hit fails, and registers are as they were.

@@ -17,7 +17,7 @@ const GROUP: usize = 32;
 const BESIDE: usize = 24;
 /// The knob of optimisation is off behind one turn of so many.
 const KNOB_TURNED_OFF: usize = 6;
-/// In one turn of so many everybody has to leave the detours, once the time for that has come.
+/// In one turn of so many everybody has to leave the detours.
 const EVERYBODY_LEAVES: usize = 12;
 
 /// A probe on a function that is hot.
@@ -72,6 +72,8 @@ pub(super) struct Did {
     pub(super) beside: usize,
     pub(super) knob_turned: usize,
     pub(super) everybody_left: usize,
+    /// Those times when nobody had to be waited for.
+    pub(super) region_gone: usize,
 }
 
 /// The probes, and what is beside them.
@@ -103,8 +105,7 @@ impl<'a> Turns<'a> {
     /// One turn. What comes is looked up before the guest is paused.
     pub(super) fn turn(
         &mut self,
-        may_leave: bool,
-        check: impl FnOnce(&PausedGuard<'_>, &Did) -> Result<(), String>,
+        check: impl FnOnce(&PausedGuard<'_>) -> Result<(), String>,
     ) -> Result<(), String> {
         let which = self.random.below(12);
         let beside = match which {
@@ -113,8 +114,9 @@ impl<'a> Turns<'a> {
         };
         let paused = self.live.control.pause_all();
         self.knob(&paused)?;
-        if may_leave && self.random.below(EVERYBODY_LEAVES) == 0 {
+        if self.random.below(EVERYBODY_LEAVES) == 0 {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
+            self.did.region_gone += usize::from(!self.live.engine.has_detour_region());
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
             self.did.everybody_left += 1;
         }
@@ -138,7 +140,7 @@ impl<'a> Turns<'a> {
             _ => self.remove_or_add(&paused)?,
         }
         self.did.turns += 1;
-        check(&paused, &self.did)
+        check(&paused)
     }
 
     /// Another probe for a function with one that is optimised: it follows calls, or counts them too.
