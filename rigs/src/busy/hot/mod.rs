@@ -8,6 +8,7 @@
 mod functions;
 mod ledger;
 mod own;
+mod stays;
 mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,12 +17,13 @@ use std::time::{Duration, Instant};
 use introspect::Gva;
 use probes::{Kernel, ProbeId, ProbeRecord, Tier};
 
-use super::counting::{Counted, function, lost, only_counts};
+use super::counting::{lost, only_counts};
 use super::guest::{Guest, Live, Ran};
 use super::text::Text;
 use crate::chain::chain;
 use functions::{Function, PARTS};
 use ledger::Ledger;
+use stays::{GETPID, Stays};
 use turns::{Did, Hot, Turns};
 
 /// How to do it.
@@ -44,7 +46,6 @@ const WORKLOAD: &str =
 const AT_WORK: &str = "workload: round 2";
 /// What it calls in each round.
 const GETPIDS: u64 = 2000;
-const GETPID: &str = "__x64_sys_getpid";
 /// Who is hot is seen in so many rounds.
 const ROUNDS: u64 = 20;
 /// Fewer that are hot and optimised would show little.
@@ -53,23 +54,6 @@ const REGISTERED_AT_ONCE: usize = 100;
 const BETWEEN_TURNS: Duration = Duration::from_millis(5);
 /// The guest boots before, and ends after.
 const MARGIN: Duration = Duration::from_secs(900);
-
-/// Functions that are called once for each of the workload's calls.
-const SYSCALLS: [(&str, Counted); 13] = [
-    ("__x64_sys_openat", Counted::Openat),
-    ("do_sys_openat2", Counted::Openat),
-    ("__x64_sys_read", Counted::Read),
-    ("ksys_read", Counted::Read),
-    ("vfs_read", Counted::Read),
-    (GETPID, Counted::Getpid),
-    ("__x64_sys_nanosleep", Counted::Nap),
-    ("hrtimer_nanosleep", Counted::Nap),
-    ("do_nanosleep", Counted::Nap),
-    ("__x64_sys_clone", Counted::Children),
-    ("__x64_sys_wait4", Counted::Children),
-    ("__x64_sys_exit_group", Counted::Children),
-    ("do_group_exit", Counted::Children),
-];
 
 /// What was done and found, for the verdict.
 #[derive(Debug)]
@@ -89,21 +73,20 @@ struct Driven {
 
 pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
     let kernel = guest.kernel()?;
-    let mut probes = Vec::new();
-    for (name, _) in SYSCALLS {
-        probes.push(only_counts(&format!("kprobe:{name}"))?);
-    }
+    let stays = stays::all(&kernel)?;
+    let probes = stays.iter().map(|it| only_counts(&it.spec));
+    let probes: Vec<_> = probes.collect::<Result<_, _>>()?;
     let limit = Duration::from_secs(heat.seconds) + MARGIN;
     let (ran, driven) = guest.run(WORKLOAD, &probes, limit, |live| {
         live.await_text(AT_WORK, MARGIN)?;
-        drive(live, guest, &kernel, heat)
+        drive(live, guest, &kernel, heat, &stays)
     })?;
     let wrong: Vec<String> = ran
         .summary
         .probes
         .iter()
-        .zip(SYSCALLS)
-        .filter_map(|(probe, (_, counted))| lost(probe, counted.of(&ran)))
+        .zip(&stays)
+        .filter_map(|(probe, it)| lost(probe, it.counted.of(&ran)))
         .collect();
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
@@ -111,10 +94,10 @@ pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
     if driven.did.region_gone == 0 {
         return Err("nobody has ever left the detours".to_owned());
     }
-    Ok(told(heat, &ran, &driven))
+    Ok(told(heat, &ran, &driven, stays.len()))
 }
 
-fn told(heat: Heat, ran: &Ran, driven: &Driven) -> String {
+fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
     let Driven { did, ledger, .. } = driven;
     let hot: usize = driven.parts.iter().map(|(probes, _)| probes).sum();
     let hits: u64 = driven.parts.iter().map(|(_, hits)| hits).sum();
@@ -149,7 +132,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven) -> String {
         calls.getpid,
         calls.nap,
         calls.children,
-        SYSCALLS.len(),
+        counting,
         ledger.looks,
         ledger.told(),
         driven.patched_by_guest,
@@ -162,6 +145,7 @@ fn drive(
     guest: &Guest<'_>,
     kernel: &Kernel,
     heat: Heat,
+    stays: &[Stays],
 ) -> Result<Driven, String> {
     let text = Text::of(kernel)?;
     let syscalls: Vec<ProbeId> = live.engine.ids();
@@ -169,11 +153,9 @@ fn drive(
     let numbers = own::numbers(live, kernel, guest.vmlinux, guest.cpus)?;
     let mut ledger = Ledger::open(live, kernel, numbers, guest.cpus)?;
     let mut taken = ledger.functions.clone();
-    for (name, _) in SYSCALLS {
-        taken.insert(function(kernel, name)?.address);
-    }
+    taken.extend(stays.iter().map(|it| it.function));
     let (hot, candidates) = hottest(live, kernel, &taken, heat.most)?;
-    let exact = SYSCALLS.iter().map(|(name, _)| format!("kprobe:{name}"));
+    let exact = stays.iter().map(|it| it.spec.clone());
     let exact = exact.chain(ledger.specs()).collect();
     let stay: BTreeSet<ProbeId> = syscalls.iter().chain(&ledger.ids).copied().collect();
     let switched = optimised(live, &stay);
