@@ -122,7 +122,9 @@ static void turns(void)
 	others_turn("counted", 0);
 	others_turn("recorded", number("warm", 0));
 	others_turn("kretprobe", 0);
-	others_turn("entry-recorded", 0);
+	others_turn("both-recorded", 0);
+	others_turn("counted-int3", 0);
+	others_turn("recorded-int3", 0);
 	others_turn("nothing", 0);
 }
 

@@ -7,7 +7,7 @@ use crate::{Gva, SymbolTable};
 /// Why code is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unfit {
-    /// The kernel is entered and left through it, on page tables and stacks of programs.
+    /// The kernel is entered and left through it, or as if: on page tables, stacks or segments of programs.
     Entry,
     /// It runs at the addresses that it has before there are page tables, when a processor starts.
     Start,
@@ -53,7 +53,10 @@ const RANGES: [(&str, &str, Unfit); 3] = [
     ),
 ];
 
-const NAMES: [(&str, Unfit); 25] = [
+const NAMES: [(&str, Unfit); 27] = [
+    // Between two `swapgs`, the kernel's own `gs` is not in force.
+    ("asm_load_gs_index", Unfit::Entry),
+    ("native_load_gs_index", Unfit::Entry),
     ("startup_64*", Unfit::Start),
     ("secondary_startup_64*", Unfit::Start),
     ("common_startup_64", Unfit::Start),

@@ -49,7 +49,7 @@ pub(super) fn only_counts(spec: &str) -> Result<NewProbe, String> {
     })
 }
 
-pub(super) fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
+pub(crate) fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
     kernel
         .symbols()
         .lookup(name)

@@ -3,11 +3,12 @@
 //! A case drives the engine through its programming interface while the guest runs: it looks at the counters, enables
 //! and disables, registers and removes. What the probes counted must be what the guest says that it did.
 
-mod counting;
+pub(crate) mod counting;
 pub(crate) mod guest;
 mod hot;
 mod random;
 mod returns;
+pub(crate) mod second;
 mod soak;
 mod text;
 

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use probes::{NewProbe, ProbeSummary};
+use probes::{Kernel, NewProbe, ProbeSummary};
 
 use super::clock::Clock;
 use super::test_guest::{ONCE_AROUND, is_optimised};
 use super::ways::counted;
 use super::{Measured, Overhead};
+use crate::busy::counting::function;
 use crate::busy::guest::{Guest, Live};
+use crate::busy::second::second;
 use crate::chain::chain;
 use crate::contract::{Bench, new_probe};
 use crate::line::{Line, Timing};
@@ -22,49 +24,82 @@ const MARK: &str = "kprobe:__x64_sys_getpgrp";
 /// What the guest waits for, and what is put there then.
 struct Turn {
     word: &'static str,
-    spec: &'static str,
+    place: Place,
     only_counts: bool,
     /// Whether a jump may stand for its plant.
     jumps: bool,
 }
 
-const ENTRY: &str = "kprobe:__x64_sys_getppid";
-const RETURN: &str = "kretprobe:__x64_sys_getppid";
+/// What is looked at.
+const CALL: &str = "__x64_sys_getppid";
 
-const fn turn(word: &'static str, spec: &'static str, only_counts: bool, jumps: bool) -> Turn {
+/// What of it.
+#[derive(Clone, Copy)]
+enum Place {
+    Entry,
+    /// The second instruction.
+    Second,
+    Return,
+}
+
+impl Place {
+    fn spec(self, kernel: &Kernel) -> Result<String, String> {
+        Ok(match self {
+            Self::Entry => format!("kprobe:{CALL}"),
+            Self::Return => format!("kretprobe:{CALL}"),
+            Self::Second => {
+                let offset = second(kernel, &function(kernel, CALL)?);
+                let offset =
+                    offset.ok_or_else(|| format!("{CALL} begins with no two instructions"))?;
+                format!("kprobe:{CALL}+{offset:#x}")
+            }
+        })
+    }
+}
+
+const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) -> Turn {
     Turn {
         word,
-        spec,
+        place,
         only_counts,
         jumps,
     }
 }
 
-const OURS: [Turn; 5] = [
-    turn("kprobe", ENTRY, false, false),
-    turn("counted", ENTRY, true, true),
-    turn("recorded", ENTRY, false, true),
-    turn("kretprobe", RETURN, false, false),
-    turn("entry-recorded", RETURN, false, true),
+const OURS: [Turn; 7] = [
+    turn("kprobe", Place::Entry, false, false),
+    turn("counted", Place::Entry, true, true),
+    turn("recorded", Place::Entry, false, true),
+    turn("kretprobe", Place::Return, false, false),
+    turn("both-recorded", Place::Return, false, true),
+    turn("counted-int3", Place::Second, true, true),
+    turn("recorded-int3", Place::Second, false, true),
 ];
 
 /// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.
-pub(super) const TURNS: [(&str, &str); 9] = [
+pub(super) const TURNS: [(&str, &str); 11] = [
     ("stock-none", "no probe"),
     (OWN_KPROBE, "the guest's own kprobe event"),
-    ("stock-own-kretprobe", "the guest's own kretprobe event"),
+    (OWN_KRETPROBE, "the guest's own kretprobe event"),
     ("stock-kprobe", "k: ours, told as an event"),
     ("stock-counted", "o: ours, counted, by a jump"),
     (RECORDED, "o: ours, told as an event, by a jump"),
     ("stock-kretprobe", "r: ours, told as an event"),
     (
-        "stock-entry-recorded",
-        "ro: ours, told as an event, entry recorded",
+        BOTH_RECORDED,
+        "ro: ours, told as an event, both sides recorded",
+    ),
+    ("stock-counted-int3", "i: ours, counted, by an int3"),
+    (
+        "stock-recorded-int3",
+        "i: ours, told as an event, by an int3",
     ),
     ("stock-none-again", "no probe, again"),
 ];
 /// Compared with each other.
 pub(super) const OWN_KPROBE: &str = "stock-own-kprobe";
+pub(super) const OWN_KRETPROBE: &str = "stock-own-kretprobe";
+pub(super) const BOTH_RECORDED: &str = "stock-both-recorded";
 pub(super) const RECORDED: &str = "stock-recorded";
 
 pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
@@ -80,6 +115,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         initrd: &initrd,
         cpus: 1,
     };
+    let kernel = guest.kernel()?;
     let clock = Clock::default();
     let parameters = format!(
         "calls={} rounds={} warm={ONCE_AROUND}",
@@ -88,7 +124,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let limit = overhead.timeout;
     let (ran, ours) = guest.run(&parameters, &[clock.probe(MARK)], limit, |live| {
         clock.takes_out(live.engine);
-        drive(live, limit)
+        drive(live, &kernel, limit)
     })?;
     // The first loop of each turn is the one that nothing is made of.
     let loops = overhead.rounds + 1;
@@ -132,15 +168,16 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
 }
 
 /// Adds each of our probes for its turn, and takes it away behind it; gives what they counted.
-fn drive(live: &Live<'_>, limit: Duration) -> Result<Vec<ProbeSummary>, String> {
+fn drive(live: &Live<'_>, kernel: &Kernel, limit: Duration) -> Result<Vec<ProbeSummary>, String> {
     let mut ours = Vec::new();
     let words = OURS.iter().map(|turn| turn.word).chain(["nothing"]);
     for (turn, next) in OURS.iter().zip(words.skip(1)) {
         live.await_text(&format!("overhead: wait {}", turn.word), limit)?;
+        let spec = turn.place.spec(kernel)?;
         let new: NewProbe = if turn.only_counts {
-            counted(turn.spec)
+            counted(&spec)
         } else {
-            new_probe(turn.spec)
+            new_probe(&spec)
         };
         live.engine
             .set_optimising(&live.control.pause_all(), turn.jumps)
@@ -154,11 +191,7 @@ fn drive(live: &Live<'_>, limit: Duration) -> Result<Vec<ProbeSummary>, String> 
         let next = format!("overhead: wait {next}");
         live.await_text(&next, limit)?;
         let summaries = live.engine.summaries();
-        ours.extend(
-            summaries
-                .into_iter()
-                .filter(|probe| probe.probe == turn.spec),
-        );
+        ours.extend(summaries.into_iter().filter(|probe| probe.probe == spec));
         live.engine
             .unregister(&live.control.pause_all(), &ids)
             .map_err(chain)?;

@@ -2,10 +2,10 @@
 //! by an `int3` where it is a short one; and of some of them the returns.
 
 use introspect::Gva;
-use introspect::insn::{decode, is_position_independent};
 use probes::Kernel;
 
 use super::super::counting::{Counted, function};
+use super::super::second::second;
 
 pub(super) const GETPID: &str = "__x64_sys_getpid";
 
@@ -28,10 +28,6 @@ const SYSCALLS: [(&str, Counted); 13] = [
 /// Of these, the returns.
 const RETURNS: [&str; 3] = ["do_sys_openat2", "ksys_read", "do_nanosleep"];
 
-/// `call rel32`, which is ftrace's at a function's entry.
-const CALL: u8 = 0xe8;
-const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-
 /// A probe, and what it must have counted.
 #[derive(Debug)]
 pub(super) struct Stays {
@@ -50,7 +46,7 @@ pub(super) fn all(kernel: &Kernel) -> Result<Vec<Stays>, String> {
         } else {
             "kprobe"
         };
-        let second = second(kernel.function_bytes(&symbol), function);
+        let second = second(kernel, &symbol);
         let second = second.map(|offset| format!("kprobe:{name}+{offset}"));
         let specs = [Some(format!("{kind}:{name}")), second];
         all.extend(specs.into_iter().flatten().map(|spec| Stays {
@@ -60,46 +56,4 @@ pub(super) fn all(kernel: &Kernel) -> Result<Vec<Stays>, String> {
         }));
     }
     Ok(all)
-}
-
-/// Where in the function the second instruction is, not counting the call of ftrace: each call comes by once.
-fn second(code: &[u8], function: Gva) -> Option<u64> {
-    let mut at = function;
-    let mut is_first = true;
-    loop {
-        let offset = at.0 - function.0;
-        let rest = code.get(usize::try_from(offset).ok()?..)?;
-        let decoded = decode(rest, at).ok()?;
-        let is_prologue = decoded.bytes() == ENDBR64 || decoded.bytes()[0] == CALL;
-        match (is_prologue, is_first) {
-            (true, _) => (),
-            (false, true) if is_position_independent(&decoded) => is_first = false,
-            (false, true) => return None,
-            (false, false) => return Some(offset),
-        }
-        if is_prologue && !is_first {
-            return None;
-        }
-        at = decoded.next();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_second_instruction_is_behind_one_that_goes_on() {
-        let call = [CALL, 1, 2, 3, 4];
-        let at = Gva(0xffff_ffff_8100_0000);
-        let second = |code: &[&[u8]]| second(&code.concat(), at);
-        let (push, jump, mov) = ([0x55], [0xeb, 0], [0x48, 0x89, 0xe5]);
-        assert_eq!(second(&[&call, &push, &mov]), Some(6));
-        assert_eq!(second(&[&ENDBR64, &call, &mov, &push]), Some(12));
-        assert_eq!(second(&[&push, &mov]), Some(1));
-        // A branch first; a call behind; nothing behind.
-        assert_eq!(second(&[&call, &jump, &push]), None);
-        assert_eq!(second(&[&push, &call, &push]), None);
-        assert_eq!(second(&[&call, &push]), None);
-    }
 }

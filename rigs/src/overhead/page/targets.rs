@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::super::arming::NUMBERS;
-use super::super::stock::{OWN_KPROBE, RECORDED};
+use super::super::stock::{BOTH_RECORDED, OWN_KPROBE, OWN_KRETPROBE, RECORDED};
 use super::super::{WAYS, Way};
 use super::{Found, Measured, as_float, number, or_empty, quantile};
 use crate::line::Backend;
@@ -15,7 +15,7 @@ struct Target {
     reached: fn(&Measured, Backend) -> Option<f64>,
 }
 
-fn wanted() -> [Target; 8] {
+fn wanted() -> [Target; 9] {
     let target = |title: &str, most, reached| Target {
         title: title.to_owned(),
         most,
@@ -55,6 +55,14 @@ fn wanted() -> [Target; 8] {
             |measured, backend| {
                 let ours = measured.added(backend, RECORDED)?;
                 Some(ours / measured.added(backend, OWN_KPROBE)?)
+            },
+        ),
+        target(
+            "ro, both sides recorded: less than the guest's own kretprobe event",
+            1.0,
+            |measured, backend| {
+                let ours = measured.added(backend, BOTH_RECORDED)?;
+                Some(ours / measured.added(backend, OWN_KRETPROBE)?)
             },
         ),
         target(
