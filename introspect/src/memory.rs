@@ -75,11 +75,19 @@ impl<M: PhysMemory + ?Sized> PhysMemory for &M {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         (**self).read(gpa, buf)
     }
+
+    fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
+        (**self).read_u64(gpa)
+    }
 }
 
 impl<M: PhysMemory + ?Sized> PhysMemory for std::sync::Arc<M> {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         (**self).read(gpa, buf)
+    }
+
+    fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
+        (**self).read_u64(gpa)
     }
 }
 

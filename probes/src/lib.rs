@@ -4,6 +4,9 @@
 
 mod addresses;
 mod applied;
+#[cfg(feature = "bench-internals")]
+#[doc(hidden)]
+pub mod bench;
 mod choices;
 mod detour;
 mod engine;

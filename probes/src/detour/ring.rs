@@ -122,7 +122,7 @@ struct Reader {
 
 impl Ring {
     /// In memory that is all zero, as the guest's kernel sees it at `base`. Detours find it full until it is opened.
-    pub(super) fn new(
+    pub(crate) fn new(
         memory: Arc<dyn GuestMemory>,
         gpa: Gpa,
         base: Gva,
@@ -270,6 +270,20 @@ impl Ring {
 }
 
 impl Record {
+    /// Leaves one as this number in a ring at guest-physical 0, as a detour does.
+    #[cfg(feature = "bench-internals")]
+    pub(crate) fn leave(memory: &dyn GuestMemory, number: u64) -> Result<(), GuestError> {
+        let mut slot = [0; SLOT_LEN];
+        slot[0] = 1;
+        let ring = Gpa(0);
+        memory.write(
+            ring.wrapping_add(FIRST + number % SLOTS * SLOT_BYTES),
+            &slot,
+        )?;
+        let head = (number + 1).to_le_bytes();
+        Ok(memory.write(ring.wrapping_add(HEAD), &head)?)
+    }
+
     fn read(slot: &[u8; SLOT_LEN]) -> Self {
         let bytes = |at: u64, len: usize| {
             let at = usize::try_from(at).unwrap_or(0);

@@ -27,6 +27,9 @@ pub(crate) struct KvmMemory(pub(crate) GuestMemoryMmap);
 impl KvmMemory {
     /// Eight bytes that are aligned.
     fn word(&self, gpa: Gpa) -> Option<&AtomicU64> {
+        if !gpa.0.is_multiple_of(8) {
+            return None;
+        }
         let (region, at) = self.0.to_region_addr(GuestAddress(gpa.0))?;
         let offset = usize::try_from(at.0).ok()?;
         region.get_atomic_ref(offset).ok()
@@ -36,20 +39,19 @@ impl KvmMemory {
 impl PhysMemory for KvmMemory {
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         let len = buf.len();
-        // What page tables and stacks are made of; a copy of any length costs several times as much.
-        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *buf)
-            && gpa.0.is_multiple_of(8)
-        {
-            *word = self
-                .word(gpa)
-                .ok_or(Unreadable { gpa, len })?
-                .load(Ordering::Relaxed)
-                .to_le_bytes();
-            return Ok(());
-        }
         self.0
             .read_slice(buf, GuestAddress(gpa.0))
             .map_err(|_| Unreadable { gpa, len })
+    }
+
+    /// What page tables and stacks are made of; a copy of any length costs several times as much.
+    fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
+        if let Some(word) = self.word(gpa) {
+            return Ok(word.load(Ordering::Relaxed));
+        }
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
     }
 }
 

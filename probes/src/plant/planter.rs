@@ -499,7 +499,10 @@ impl PhysMemory for Own<'_> {
             byte,
             ..
         } = self.planter;
-        memory.read(gpa, buf)?;
+        match <&mut [u8; 8]>::try_from(&mut *buf) {
+            Ok(word) => *word = memory.read_u64(gpa)?.to_le_bytes(),
+            Err(_) => memory.read(gpa, buf)?,
+        }
         loose.uncover(gpa, buf, byte.value());
         if self.pages.is_empty() {
             return Ok(());

@@ -114,10 +114,8 @@ pub(super) const READING: &str = "
 * **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the
   registers are handed back to KVM.
 * **r** is two k, a look at the stack for the return address, and the list of calls. The look is the difference between
-  the handler that reads the stack and the one that does not, and most of what r costs beyond two k. KVM is asked for the
-  system registers (`KVM_GET_SREGS`), and the guest's page tables are walked; which of the two costs how much has not been
-  measured. **b** does both too, to see that the copy is mapped.
-* k on **local** was 1.07 of the floor when the probed instruction had five bytes, and is more with the one of one byte that
-  is measured now. Why has not been looked into.
+  the handler that reads the stack and the one that does not: a walk of the kernel's own page tables (`docs/traps.md`), and
+  in the test guest, whose functions are in the lower half, a second one. Its stack in these loops is in the kernel's half, as a
+  kernel's is. **b** asks KVM for the system registers (`KVM_GET_SREGS`), to see that the copy is mapped and may be executed.
 * k told as an event hands it to a sink that drops it: what writing it costs is not in it.
 ";
