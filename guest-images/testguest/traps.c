@@ -18,6 +18,8 @@ void trap(struct frame *frame);
 void leave_user(u64 result);
 
 static struct gate gates[VECTORS] __attribute__((aligned(16)));
+/* int3 is handled as Linux does. */
+static int linux_int3;
 
 /* What the scenarios watch. */
 static volatile u64 breakpoints, breakpoint_rip, breakpoint_flags;
@@ -48,8 +50,9 @@ void load_table(void *base, u16 limit)
 void load_traps(void)
 {
 	for (unsigned vector = 0; vector < EXCEPTIONS; vector++)
-		gates[vector] = gate(trap_stubs[vector],
-				     vector == VECTOR_BP ? GATE_USER : GATE_KERNEL);
+		if (vector != VECTOR_BP)
+			gates[vector] = gate(trap_stubs[vector], GATE_KERNEL);
+	gates[VECTOR_BP] = gate(linux_int3 ? (u64)asm_exc_int3 : trap_stubs[VECTOR_BP], GATE_USER);
 	load_table(gates, sizeof gates - 1);
 }
 
@@ -121,7 +124,8 @@ void trap(struct frame *frame)
 int scenario_linuxint3(u64 argument)
 {
 	(void)argument;
-	gates[VECTOR_BP] = gate((u64)asm_exc_int3, GATE_USER);
+	linux_int3 = 1;
+	load_traps();
 	begin_ok("linuxint3");
 	end_line();
 	return 0;
