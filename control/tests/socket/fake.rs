@@ -92,6 +92,10 @@ impl Paused for Pause<'_> {
         unreachable!("only an engine asks for it")
     }
 
+    fn is_in_nmi(&self) -> bool {
+        unreachable!("only an engine asks for it")
+    }
+
     fn set_breakpoints(&self, _: vmm::HardwareBreakpoints) {}
 }
 

@@ -202,11 +202,10 @@ impl Switch {
             .map(|(at, frame)| (*at, *at, *frame, &[][..]));
         let code = self.code.stands.iter();
         let inside = code.map(|(at, stand)| (*at, stand.handler, stand.frame, stand.pops));
-        let moves = before.chain(inside).map(move |(at, handler, frame, pops)| {
+        before.chain(inside).map(move |(at, handler, frame, pops)| {
             let (rip, leaves) = (handler.0, leaves(frame, &to));
             (at.0, Destination { rip, pops, leaves })
-        });
-        moves
+        })
     }
 
     /// The second of the instructions under the jump that leads here: nobody may be at it when the jump comes.
