@@ -82,7 +82,7 @@ pub const FEATURES: &[Feature] = &[
         &["recorded-returns"],
     ),
     feature(
-        "where a jump has no room, at entries and where calls return to: no exit a hit, by way of the guest's own handler of int3",
+        "where a jump has no room, at entries and where calls return to: no exit a hit, by way of the guest's own handler of int3; where the host keeps that from the guest, it is said and hits exit",
         &["optimised-int3"],
     ),
     feature(
