@@ -91,14 +91,11 @@ impl Engine {
                     self.take_out_last_records(&ring);
                 }
             }
-            Err(DetourError::NotLeft) => {
-                self.leaving
-                    .lock()
-                    .get_or_insert(Tries::new(began))
-                    .add(began);
-                // The kernel's text is its own, whoever is in the region.
-                self.close_idle_int3(paused);
-            }
+            Err(DetourError::NotLeft) => self
+                .leaving
+                .lock()
+                .get_or_insert(Tries::new(began))
+                .add(began),
             Err(error) => self.note(None, format!("the detour region stays: {error}")),
         }
     }

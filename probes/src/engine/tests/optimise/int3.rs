@@ -353,28 +353,6 @@ fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
     }
 }
 
-/// Somebody is in a detour who has been counted: the region stays, and the handler is the kernel's own all the same.
-#[test]
-fn a_region_that_is_kept_gives_the_handler_back() {
-    let guest = Guest::counting();
-    let rig = &guest.rig;
-    let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
-    while rig.counted(0).0 < 2 {
-        assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
-    }
-    rig.stands(&[&vcpu]);
-    rig.engine.disarm_all(&rig.paused).expect("disarmed");
-    rig.stands(&[]);
-    assert!(rig.paused.detour().is_some());
-    assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
-    heed(rig, &mut vcpu);
-    rig.engine.set_armed(&rig.paused, true).expect("armed");
-    assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
-    assert_eq!((vcpu.regs.rax, rig.counted(0).0), (5, 2));
-    assert_eq!(rig.call(guest.probed, 1), 2);
-    assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
-}
-
 /// The entries that lead to the region change: the handler is the kernel's own again, and who is on the way is sent back.
 #[test]
 fn a_region_that_is_lost_gives_the_handler_back() {
