@@ -1,7 +1,7 @@
 //! An `int3` in the place of a plant: for what has no room for a jump. The guest's own handler leads it on.
 //!
 //! That handler has to be one that is known, and it has to be the one that processors go to. Then it is led to the switch
-//! (`detour/switch.rs`) by one jump, which stays as long as an `int3` of ours does. `docs/optimised.md` has the reasons.
+//! (`detour/switch.rs`) by one jump, which stays as long as the region does. `docs/optimised.md` has the reasons.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
