@@ -247,9 +247,8 @@ impl Detour {
         Ok(made)
     }
 
-    /// The `int3` at `site` is to lead to `to`, a detour that has been made; `int3` is how the kernel handles it. `open`, where
-    /// the kernel's handler does not lead to the region yet, puts the jump there; no vCPU is then between the instructions
-    /// under it.
+    /// The `int3` at `site` is to lead to `to`, a detour that has been made; `int3` is how the kernel handles it. The first
+    /// time, `open` puts the jump into the kernel's handler, between whose instructions under it no vCPU is then.
     ///
     /// # Errors
     ///
@@ -260,14 +259,14 @@ impl Detour {
         int3: &KernelInt3,
         site: Gva,
         to: Gva,
-        open: Option<impl FnOnce(Jump) -> Result<(), DetourError>>,
+        open: impl FnOnce(Gva, Jump) -> Result<(), DetourError>,
     ) -> Result<(), DetourError> {
         let mut state = self.write();
         let State::Laid(region) = &mut *state else {
             return Err(DetourError::NoPlace);
         };
-        let (_, jump) = region.lead(int3, site, to)?;
-        let Some(open) = open else {
+        let begun = region.lead(int3, site, to)?;
+        let Some((at, jump)) = begun else {
             return Ok(());
         };
         let middle = region.switch().map(Switch::middle);
@@ -275,26 +274,11 @@ impl Detour {
         let is_free =
             !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle) && !paused.is_in_nmi();
         let opened = if is_free {
-            open(jump)
+            open(at, jump)
         } else {
             Err(DetourError::NotLeft)
         };
-        opened.or_else(|error| region.end_lead(site).and(Err(error)))
-    }
-
-    /// Whether the kernel's handler of `int3` need not lead here any more: no `int3` of ours is left. vCPUs that have executed
-    /// one go back to where it was.
-    pub(crate) fn let_handler_go(&self, paused: &dyn Paused) -> bool {
-        let state = self.read();
-        let State::Laid(region) = &*state else {
-            return false;
-        };
-        let idle = region.switch().filter(|switch| switch.is_idle());
-        let Some(switch) = idle.filter(|_| paused.vcpus_have_moved() && !paused.is_in_nmi()) else {
-            return false;
-        };
-        paused.move_vcpus(switch.moves().collect());
-        true
+        opened.inspect_err(|_| region.drop_switch())
     }
 
     /// The `int3` at `site`, if one has led to a detour, does so no more.
@@ -419,12 +403,8 @@ impl Detour {
         let State::Laid(region) = &mut *state else {
             return Ok(None);
         };
-        if region.originals().any(needs) {
+        if region.originals().any(needs) || !paused.vcpus_have_moved() {
             return Ok(None);
-        }
-        if !paused.vcpus_have_moved() {
-            region.keepers = Vec::new();
-            return Err(DetourError::NotLeft);
         }
         if let Evacuated::Kept(keepers) = evacuate::evacuate(paused, memory, region, close)? {
             region.keepers = keepers;

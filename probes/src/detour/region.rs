@@ -192,26 +192,26 @@ impl Region {
         Ok(self.detours.keep(new, jumped, usage, cells))
     }
 
-    /// The `int3` at `site`, which `int3` says how the kernel handles, leads to `to` from now on. Returns how the handler is
-    /// to be led here.
+    /// The `int3` at `site`, which `int3` says how the kernel handles, leads to `to` from now on. Where there has been no
+    /// switch, how the handler is to be led there.
     pub(super) fn lead(
         &mut self,
         int3: &KernelInt3,
         site: Gva,
         to: Gva,
-    ) -> Result<(Gva, Jump), DetourError> {
-        let jump = match &self.switch {
-            Some(switch) => switch.jump()?,
+    ) -> Result<Option<(Gva, Jump)>, DetourError> {
+        let begun = match &self.switch {
+            Some(_) => None,
             None => {
                 let switch = Switch::new(self.base.wrapping_add(SWITCH as u64), int3)?;
                 let jump = switch.jump()?;
                 self.write(SWITCH, &switch.bytes())?;
                 self.switch = Some(switch);
-                jump
+                Some(jump)
             }
         };
         self.set_lead(site, Some(to))?;
-        Ok(jump)
+        Ok(begun)
     }
 
     /// It leads nowhere any more.
@@ -226,6 +226,11 @@ impl Region {
             self.write(SWITCH + place.offset, &place.bytes)?;
         }
         Ok(())
+    }
+
+    /// The switch could not be led to: there is none.
+    pub(super) fn drop_switch(&mut self) {
+        self.switch = None;
     }
 
     /// If an `int3` leads to a detour, or has done so.

@@ -73,9 +73,8 @@ pub(super) struct Switch {
 #[derive(Clone, Copy, Debug)]
 struct Site {
     place: usize,
-    /// The detour that it leads to, or has led to last.
+    /// Every detour that it has led to.
     detour: Option<Gva>,
-    leads: bool,
 }
 
 /// A place of the table, to be written: how far from the beginning of the switch, and what.
@@ -162,14 +161,11 @@ impl Switch {
                 free.next().ok_or(DetourError::NoMoreDetours)?
             }
         };
-        let leads = to.is_some();
-        let site = self.sites.entry(behind).or_insert(Site {
-            place,
-            detour: to,
-            leads,
-        });
+        let site = self
+            .sites
+            .entry(behind)
+            .or_insert(Site { place, detour: to });
         site.detour = to.or(site.detour);
-        site.leads = leads;
         self.taken[place] = true;
         let to = to.map_or(0, |to| to.0);
         let mut bytes = [0; PLACE_BYTES];
@@ -177,11 +173,6 @@ impl Switch {
         bytes[8..].copy_from_slice(&to.to_le_bytes());
         let offset = CODE_BYTES + place * PLACE_BYTES;
         Ok(Some(NewPlace { offset, bytes }))
-    }
-
-    /// Whether no `int3` leads anywhere.
-    pub(super) fn is_idle(&self) -> bool {
-        self.sites.values().all(|site| !site.leads)
     }
 
     /// The addresses of its instructions.

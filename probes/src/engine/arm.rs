@@ -241,10 +241,6 @@ impl Engine {
             }
         }
         self.optimise_all(paused, &places);
-        // When every plant goes, so does the region, and the handler with it.
-        if armed {
-            self.close_idle_int3(paused);
-        }
         Ok(())
     }
 

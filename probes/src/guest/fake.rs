@@ -170,11 +170,6 @@ impl FakePaused {
         self.moves.lock().expect("lock").clone()
     }
 
-    /// All vCPUs have heeded the last move.
-    pub(crate) fn forget_moves(&self) {
-        self.moves.lock().expect("lock").clear();
-    }
-
     /// One whose requests are counted with those of `memory`.
     pub(crate) fn beside(memory: &FakeMemory) -> Self {
         Self {

@@ -160,32 +160,16 @@ impl Engine {
         let handler = self.known_handler().ok_or(DetourError::NoPlace)?;
         let [first, second] = handler.int3.first.each_ref().map(Decoded::len);
         let (spot, len) = (handler.spot, first + second);
-        let open = |jump| {
-            self.planter.keep(paused, spot, len)?;
-            if let Err(error) = self.planter.set_jump(paused, spot.gpa, Some(jump)) {
-                self.planter.release(spot, len);
-                return Err(GuestError::from(error).into());
-            }
-            *self.opened() = Some(spot);
-            Ok(())
-        };
-        let is_open = self.opened().is_some();
-        let open = (!is_open).then_some(open);
-        self.detour.lead(paused, &handler.int3, site, to, open)
-    }
-
-    /// Gives the kernel its handler back when no `int3` of ours is left. Where somebody may be on the way, another time.
-    pub(in crate::engine) fn close_idle_int3(&self, paused: &dyn Paused) {
-        let is_open = self.opened().is_some();
-        if is_open
-            && self.detour.let_handler_go(paused)
-            && let Err(error) = self.close_int3(paused)
-        {
-            self.note(
-                None,
-                format!("the kernel's handler of int3 stays led away: {error}"),
-            );
-        }
+        self.detour
+            .lead(paused, &handler.int3, site, to, |_, jump| {
+                self.planter.keep(paused, spot, len)?;
+                if let Err(error) = self.planter.set_jump(paused, spot.gpa, Some(jump)) {
+                    self.planter.release(spot, len);
+                    return Err(GuestError::from(error).into());
+                }
+                *self.opened() = Some(spot);
+                Ok(())
+            })
     }
 
     fn opened(&self) -> std::sync::MutexGuard<'_, Option<Spot>> {
@@ -195,10 +179,9 @@ impl Engine {
 
     /// Gives the kernel its handler back. No site has an `int3` any more, and who has executed one is moved.
     pub(in crate::engine) fn close_int3(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        let opened = *self.opened();
+        let opened = self.opened().take();
         if let Some((spot, handler)) = opened.zip(self.known_handler()) {
             self.planter.set_jump(paused, spot.gpa, None)?;
-            *self.opened() = None;
             let [first, second] = handler.int3.first.each_ref().map(Decoded::len);
             self.planter.release(spot, first + second);
         }

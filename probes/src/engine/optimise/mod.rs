@@ -101,7 +101,6 @@ impl Engine {
             self.unoptimise(paused, plant)
                 .map_err(|error| ArmError(error.into()))?;
         }
-        self.close_idle_int3(paused);
         Ok(())
     }
 

@@ -160,38 +160,6 @@ fn neither_side_of_a_followed_call_exits() {
     assert_eq!(rest, expected.skip(4).collect::<Vec<_>>());
 }
 
-/// The handler is the kernel's own when no int3 is left, and led away again for the next one.
-#[test]
-fn the_handler_is_led_away_as_long_as_somebody_needs_it() {
-    let guest = Guest::counting();
-    let rig = &guest.rig;
-    let pushes = guest.handler.wrapping_add(11);
-    for _ in 0..3 {
-        assert_eq!(rig.shown::<1>(pushes), [0xe9]);
-        let id = rig.engine.ids()[0];
-        rig.engine
-            .unregister(&rig.paused, &[id])
-            .expect("unregistered");
-        assert_eq!(rig.shown::<4>(pushes), PUSH);
-        assert_eq!((rig.call(guest.probed, 4), guest.takes_its_own()), (5, 1));
-        rig.engine
-            .register(&rig.paused, &[count("probed")])
-            .expect("registered");
-        for n in 0..2 {
-            assert_eq!(rig.call(guest.probed, n), n + 1);
-        }
-        assert_eq!(rig.shown(guest.probed), INT3);
-        assert_eq!(rig.counted(0).0, 2);
-    }
-    // Not while somebody may be on the way who is not seen.
-    rig.paused.in_nmi.store(true, Ordering::Relaxed);
-    rig.engine.set_optimising(&rig.paused, false).expect("set");
-    assert_eq!(rig.shown::<1>(pushes), [0xe9]);
-    rig.paused.in_nmi.store(false, Ordering::Relaxed);
-    rig.engine.set_optimising(&rig.paused, false).expect("set");
-    assert_eq!(rig.shown::<4>(pushes), PUSH);
-}
-
 /// Wherever a vCPU is on its way, the plant comes back or everything goes: it is counted once, or not at all if it is
 /// sent back to where nothing is any more.
 #[test]
@@ -213,8 +181,6 @@ fn who_is_under_way_gets_there() {
             } else {
                 rig.engine.set_optimising(&rig.paused, false).expect("set");
                 assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
-                assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
-                heed(rig, &mut vcpu);
             }
             assert_eq!(
                 rig.run(&mut vcpu, 200),

@@ -220,10 +220,6 @@ proptest! {
                     constants[f] = value.into();
                 }
             }
-            for task in tasks.iter_mut().filter(|task| task.frame.is_none()) {
-                heed(&rig, &mut task.vcpu);
-            }
-            rig.paused.forget_moves();
         }
         for task in tasks.drain(..) {
             task.finish(&rig);
