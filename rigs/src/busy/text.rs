@@ -1,7 +1,9 @@
 //! The guest's text, before and after.
 
-use introspect::Gva;
-use probes::Kernel;
+use introspect::insn::Decoded;
+use introspect::int3::{HANDLER, HANDLER_BYTES};
+use introspect::{Gpa, Gva, KernelInt3};
+use probes::{At, Kernel};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::PausedGuard;
 
@@ -41,8 +43,32 @@ impl<'k> Text<'k> {
             .memory()
             .read_slice(&mut text, self.start)
             .map_err(chain)?;
+        if live.engine.has_detour_region() {
+            self.put_handler_back(live, &mut text)?;
+        }
         live.engine.set_armed(paused, true).map_err(chain)?;
         Ok(text)
+    }
+
+    /// As long as somebody is in the detour region, the kernel's handler of `int3` leads there.
+    fn put_handler_back(&self, live: &Live<'_>, text: &mut [u8]) -> Result<(), String> {
+        let Some(handler) = self.kernel.symbols().address_of(HANDLER) else {
+            return Ok(());
+        };
+        let offset = usize::try_from(handler.0 - self.linked.0).map_err(chain)?;
+        let mut own = [0; HANDLER_BYTES];
+        let at = Gpa(self.start.0 + offset as u64);
+        live.engine
+            .read(At::Physical(at), &mut own)
+            .map_err(chain)?;
+        if let Some(int3) = KernelInt3::find(&own, handler)
+            && let Some(shown) = text.get_mut(offset..offset + HANDLER_BYTES)
+        {
+            let pushes = usize::try_from(int3.pushes.0 - handler.0).map_err(chain)?;
+            let end = pushes + int3.first.iter().map(Decoded::len).sum::<usize>();
+            shown[pushes..end].copy_from_slice(&own[pushes..end]);
+        }
+        Ok(())
     }
 
     /// How many bytes the guest has patched; others must be as they were.
