@@ -19,7 +19,7 @@
 //! switch yet. It is sent back to the site, where by then the guest's own byte is, or a plant. Only if memory shows an
 //! `int3` there, that is the guest's own, and goes to its handler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use iced_x86::code_asm::{
@@ -70,11 +70,11 @@ pub(super) struct Switch {
     taken: Vec<bool>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Site {
     place: usize,
-    /// Every detour that it has led to.
-    detour: Option<Gva>,
+    /// Every detour that it has led to: a vCPU in the switch may have looked up an earlier one.
+    detours: BTreeSet<Gva>,
 }
 
 /// A place of the table, to be written: how far from the beginning of the switch, and what.
@@ -161,11 +161,11 @@ impl Switch {
                 free.next().ok_or(DetourError::NoMoreDetours)?
             }
         };
-        let site = self
-            .sites
-            .entry(behind)
-            .or_insert(Site { place, detour: to });
-        site.detour = to.or(site.detour);
+        let known = self.sites.entry(behind).or_insert(Site {
+            place,
+            detours: BTreeSet::new(),
+        });
+        known.detours.extend(to);
         self.taken[place] = true;
         let to = to.map_or(0, |to| to.0);
         let mut bytes = [0; PLACE_BYTES];
@@ -188,7 +188,7 @@ impl Switch {
             let at = behind.wrapping_sub(1);
             to.extend([(*behind, at), (at, at)]);
             // The switch may have put it into the frame.
-            to.extend(site.detour.map(|detour| (detour.0, at)));
+            to.extend(site.detours.iter().map(|detour| (detour.0, at)));
         }
         let to = Arc::new(to);
         let leaves = move |frame, to: &Arc<BTreeMap<u64, u64>>| {
