@@ -28,6 +28,7 @@ mod region;
 mod ring;
 mod switch;
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -41,7 +42,7 @@ use crate::guest::{GuestError, GuestMemory, Paused};
 use crate::plant::Jump;
 use evacuate::Evacuated;
 use region::Region;
-use switch::Switch;
+use switch::{LeadsTo, Switch};
 
 pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
@@ -121,6 +122,15 @@ pub(crate) struct KernelSpace {
     pub(crate) paging: PagingState,
     /// Its image, from the first byte to the last, as it runs.
     pub(crate) image: Range<Gva>,
+}
+
+/// Whether the guest's handler may be given an `int3` of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandedOn {
+    /// None is on its way there.
+    Nobody,
+    /// One may be.
+    Somebody,
 }
 
 #[derive(Debug, Default)]
@@ -288,9 +298,55 @@ impl Detour {
     /// When memory cannot be written.
     pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
         match &mut *self.write() {
-            State::Laid(region) => region.end_lead(site),
+            State::Laid(region) => region.set_lead(site, LeadsTo::Back),
             State::NotLaid | State::Refused | State::Lost(_) => Ok(()),
         }
+    }
+
+    /// Whether an `int3` of the guest's own at `site`, which memory does not show, would be taken for one of ours.
+    pub(crate) fn sends_back(&self, site: Gva) -> bool {
+        if self.code.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        match &*self.read() {
+            State::Laid(region) => region.switch().is_some_and(|it| it.sends_back(site)),
+            State::NotLaid | State::Refused | State::Lost(_) => false,
+        }
+    }
+
+    /// The `int3` at `site` is the guest's own from now on. Who has executed one of ours goes back to it first.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be written.
+    pub(crate) fn hand_on(&self, paused: &dyn Paused, site: Gva) -> Result<HandedOn, DetourError> {
+        let mut state = self.write();
+        let State::Laid(region) = &mut *state else {
+            return Ok(HandedOn::Nobody);
+        };
+        let known = region.switch().filter(|switch| switch.sends_back(site));
+        let Some(switch) = known else {
+            return Ok(HandedOn::Nobody);
+        };
+        // Who has not heeded the last move has not run since, and that is where he goes anyway.
+        if paused.vcpus_have_moved() {
+            let moves: BTreeMap<_, _> = switch.moves().collect();
+            if paused
+                .vcpu_rips()
+                .iter()
+                .any(|rip| moves.contains_key(&rip.0))
+            {
+                paused.move_vcpus(moves);
+            }
+        }
+        // An NMI may have come on the way.
+        let handed_on = if paused.is_in_nmi() {
+            HandedOn::Somebody
+        } else {
+            HandedOn::Nobody
+        };
+        region.set_lead(site, LeadsTo::Handler)?;
+        Ok(handed_on)
     }
 
     /// The ring, if a detour records. Nobody is waited for.
@@ -403,8 +459,12 @@ impl Detour {
         let State::Laid(region) = &mut *state else {
             return Ok(None);
         };
-        if region.originals().any(needs) || !paused.vcpus_have_moved() {
+        if region.originals().any(needs) {
             return Ok(None);
+        }
+        if !paused.vcpus_have_moved() {
+            region.keepers.clear();
+            return Err(DetourError::NotLeft);
         }
         if let Evacuated::Kept(keepers) = evacuate::evacuate(paused, memory, region, close)? {
             region.keepers = keepers;

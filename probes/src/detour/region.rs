@@ -13,7 +13,7 @@ use super::jumped::Jumped;
 use super::made::{Detours, Keeps, LeftAt, MadeDetour, Use};
 use super::place::{REGION_BYTES, candidates};
 use super::ring::Ring;
-use super::switch::{SWITCH_BYTES, Switch};
+use super::switch::{LeadsTo, SWITCH_BYTES, Switch};
 use super::{DetourError, KernelSpace, WayOut};
 use crate::guest::{GuestError, GuestMemory, Paused};
 use crate::plant::Jump;
@@ -210,16 +210,12 @@ impl Region {
                 Some(jump)
             }
         };
-        self.set_lead(site, Some(to))?;
+        self.set_lead(site, LeadsTo::Detour(to))?;
         Ok(begun)
     }
 
-    /// It leads nowhere any more.
-    pub(super) fn end_lead(&mut self, site: Gva) -> Result<(), DetourError> {
-        self.set_lead(site, None)
-    }
-
-    fn set_lead(&mut self, site: Gva, to: Option<Gva>) -> Result<(), DetourError> {
+    /// If an `int3` at `site` has led to a detour, it leads there instead.
+    pub(super) fn set_lead(&mut self, site: Gva, to: LeadsTo) -> Result<(), DetourError> {
         if let Some(switch) = &mut self.switch
             && let Some(place) = switch.lead(site, to)?
         {

@@ -15,9 +15,10 @@
 //! the site's detour in its place, and returns from the exception: everything is as it was, but for RIP. What is no site
 //! goes on in the kernel's handler.
 //!
-//! A site that goes stays in the table, leading nowhere: a processor may have executed its `int3` and not come to the
+//! A site that goes stays in the table, leading back: a processor may have executed its `int3` and not come to the
 //! switch yet. It is sent back to the site, where by then the guest's own byte is, or a plant. Only if memory shows an
-//! `int3` there, that is the guest's own, and goes to its handler.
+//! `int3` there, that is the guest's own, and goes to its handler. Where a plant lies over an `int3` of the guest's own, so
+//! that memory does not show it, the site leads to the handler from the first time that the guest is given it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,8 +43,12 @@ const PLACES: u32 = 8192;
 /// An address is multiplied by this, 32 bits, and the upper bits of what comes out are where it is looked for first.
 const FACTOR: u32 = 0x9e37_79b1;
 const SHIFT: u32 = u32::BITS - PLACES.ilog2();
-/// An address behind an `int3`, and where it leads on; 0 for nowhere.
+/// An address behind an `int3`, and where it leads on: a detour, or one of the following.
 const PLACE_BYTES: usize = 16;
+/// Back to the site.
+const BACK: u64 = 0;
+/// To the kernel's handler.
+const TO_HANDLER: u64 = 1;
 /// So many sites there are at the most: somebody who is not in the table is found out by a place that is empty.
 const MAX_SITES: usize = PLACES as usize / 4 * 3;
 
@@ -70,9 +75,21 @@ pub(super) struct Switch {
     taken: Vec<bool>,
 }
 
+/// Where an `int3` leads on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeadsTo {
+    /// To this detour.
+    Detour(Gva),
+    /// Back to where it was, unless memory shows one there, which goes to the handler: it is ours no more.
+    Back,
+    /// To the kernel's handler: it is the guest's own.
+    Handler,
+}
+
 #[derive(Clone, Debug)]
 struct Site {
     place: usize,
+    leads_to: LeadsTo,
     /// Every detour that it has led to: a vCPU in the switch may have looked up an earlier one.
     detours: BTreeSet<Gva>,
 }
@@ -100,6 +117,8 @@ struct Stand {
     frame: u64,
     /// Where the handler goes on, if it is not one of ours.
     handler: Gva,
+    /// The frame says where it goes on, no longer where it comes from.
+    is_decided: bool,
 }
 
 fn place_of(behind: u64) -> usize {
@@ -140,21 +159,21 @@ impl Switch {
         Ok((at, near_jump(at, self.entry)?))
     }
 
-    /// The `int3` at `site` leads to `to` from now on; `None`: nowhere.
+    /// The `int3` at `site` leads there from now on. One that has never led to a detour is the guest's anyway.
     pub(super) fn lead(
         &mut self,
         site: Gva,
-        to: Option<Gva>,
+        leads_to: LeadsTo,
     ) -> Result<Option<NewPlace>, DetourError> {
         let behind = site.wrapping_add(1).0;
         let known = self.sites.get(&behind).map(|known| known.place);
-        let place = match (known, to) {
+        let place = match (known, leads_to) {
             (Some(place), _) => place,
-            (None, None) => return Ok(None),
-            (None, Some(_)) if self.sites.len() >= MAX_SITES => {
+            (None, LeadsTo::Back | LeadsTo::Handler) => return Ok(None),
+            (None, LeadsTo::Detour(_)) if self.sites.len() >= MAX_SITES => {
                 return Err(DetourError::NoMoreDetours);
             }
-            (None, Some(_)) => {
+            (None, LeadsTo::Detour(_)) => {
                 let first = place_of(behind);
                 let places = (first..self.taken.len()).chain(0..first);
                 let mut free = places.filter(|place| !self.taken[*place]);
@@ -163,16 +182,30 @@ impl Switch {
         };
         let known = self.sites.entry(behind).or_insert(Site {
             place,
+            leads_to,
             detours: BTreeSet::new(),
         });
-        known.detours.extend(to);
+        known.leads_to = leads_to;
         self.taken[place] = true;
-        let to = to.map_or(0, |to| to.0);
+        let to = match leads_to {
+            LeadsTo::Detour(to) => {
+                known.detours.insert(to);
+                to.0
+            }
+            LeadsTo::Back => BACK,
+            LeadsTo::Handler => TO_HANDLER,
+        };
         let mut bytes = [0; PLACE_BYTES];
         bytes[..8].copy_from_slice(&behind.to_le_bytes());
         bytes[8..].copy_from_slice(&to.to_le_bytes());
         let offset = CODE_BYTES + place * PLACE_BYTES;
         Ok(Some(NewPlace { offset, bytes }))
+    }
+
+    /// Whether who comes from `site` is sent back there.
+    pub(super) fn sends_back(&self, site: Gva) -> bool {
+        let known = self.sites.get(&site.wrapping_add(1).0);
+        known.is_some_and(|known| known.leads_to == LeadsTo::Back)
     }
 
     /// The addresses of its instructions.
@@ -183,27 +216,26 @@ impl Switch {
     /// For each address between an `int3` and the end of the switch, where a vCPU goes on when there is no switch any
     /// more: at the site that it comes from, or, if it comes from none, in the kernel's handler.
     pub(super) fn moves(&self) -> impl Iterator<Item = (u64, Destination)> {
-        let mut to = BTreeMap::new();
+        // An address can be behind one site and at the next.
+        let (mut came, mut decided) = (BTreeMap::new(), BTreeMap::new());
         for (behind, site) in &self.sites {
             let at = behind.wrapping_sub(1);
-            to.extend([(*behind, at), (at, at)]);
-            // The switch may have put it into the frame.
-            to.extend(site.detours.iter().map(|detour| (detour.0, at)));
+            came.insert(*behind, at);
+            decided.insert(at, at);
+            decided.extend(site.detours.iter().map(|detour| (detour.0, at)));
         }
-        let to = Arc::new(to);
-        let leaves = move |frame, to: &Arc<BTreeMap<u64, u64>>| {
-            let to = Arc::clone(to);
-            Some(Leaves { frame, to })
-        };
-        let before = self
-            .int3
-            .before
-            .iter()
-            .map(|(at, frame)| (*at, *at, *frame, &[][..]));
-        let code = self.code.stands.iter();
-        let inside = code.map(|(at, stand)| (*at, stand.handler, stand.frame, stand.pops));
-        before.chain(inside).map(move |(at, handler, frame, pops)| {
-            let (rip, leaves) = (handler.0, leaves(frame, &to));
+        let (came, decided) = (Arc::new(came), Arc::new(decided));
+        let before = self.int3.before.iter().map({
+            let came = Arc::clone(&came);
+            move |(at, frame)| (*at, *at, &[][..], *frame, Arc::clone(&came))
+        });
+        let inside = self.code.stands.iter().map(move |(at, stand)| {
+            let to = if stand.is_decided { &decided } else { &came };
+            let (handler, pops, frame) = (stand.handler, stand.pops, stand.frame);
+            (*at, handler, pops, frame, Arc::clone(to))
+        });
+        before.chain(inside).map(|(at, handler, pops, frame, to)| {
+            let (rip, leaves) = (handler.0, Some(Leaves { frame, to }));
             (at.0, Destination { rip, pops, leaves })
         })
     }
@@ -219,6 +251,7 @@ struct Writer<'i> {
     int3: &'i KernelInt3,
     /// From which instruction on which is true.
     stands: Vec<(usize, Stand)>,
+    is_decided: bool,
 }
 
 impl<'i> Writer<'i> {
@@ -227,6 +260,7 @@ impl<'i> Writer<'i> {
             asm: CodeAssembler::new(64)?,
             int3,
             stands: Vec::new(),
+            is_decided: false,
         })
     }
 
@@ -238,6 +272,7 @@ impl<'i> Writer<'i> {
                 pops,
                 frame,
                 handler,
+                is_decided: self.is_decided,
             },
         ));
     }
@@ -257,11 +292,13 @@ impl<'i> Writer<'i> {
         self.asm.jmp(look)?;
         self.asm.set_label(&mut found)?;
         self.asm.mov(rcx, ptr(rdx + rcx * 8 + 8))?;
-        self.asm.test(rcx, rcx)?;
-        self.asm.je(gone)?;
+        self.asm
+            .cmp(rcx, i32::try_from(TO_HANDLER).unwrap_or(i32::MAX))?;
+        self.asm.jbe(gone)?;
         self.leave(&mut on)?;
         self.asm.set_label(&mut gone)?;
         self.stand(SAVED, FRAME, self.int3.pushes);
+        self.asm.je(miss)?;
         self.asm.dec(rax)?;
         self.asm.cmp(byte_ptr(rax), INT3)?;
         self.asm.je(miss)?;
@@ -306,9 +343,12 @@ impl<'i> Writer<'i> {
     fn leave(&mut self, on: &mut CodeLabel) -> Result<(), IcedError> {
         self.asm.set_label(on)?;
         self.asm.mov(ptr(rsp + SAVED_FRAME), rcx)?;
+        self.is_decided = true;
+        self.stand(SAVED, FRAME, self.int3.pushes);
         self.restore()?;
         self.asm.add(rsp, 8)?;
         self.stand(&[], 0, self.int3.pushes);
+        self.is_decided = false;
         self.asm.iretq()
     }
 

@@ -91,6 +91,8 @@ impl Engine {
         paused: &dyn Paused,
         event: ModuleEvent,
     ) -> Result<(), GuestError> {
+        // What has been recorded until now was at places that are about to go.
+        self.take_out_records();
         // By the convention for calls: where `ModuleEvent::module_register` says.
         let address = Gva(vcpu.regs()?.rdi);
         match event {

@@ -168,6 +168,9 @@ impl Engine {
         decoded: &Decoded,
     ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
+            if self.detour.sends_back(decoded.at()) {
+                return Ok(HitOutcome::NeedsPause);
+            }
             if self.planter.byte() == PlantByte::Port && self.abilities.int3_exits {
                 // VT-x injects #BP with the length of the last int3 that exited, so this one has to: it is let run in
                 // place, and given back to the guest from there.
@@ -315,6 +318,7 @@ impl Engine {
         run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         self.prepare_copy(vcpu, paused, plant, rip)?;
+        self.hand_on_int3(paused, plant, rip);
         if self.go_past(vcpu, plant, rip)? == HitOutcome::Resume {
             return Ok(());
         }

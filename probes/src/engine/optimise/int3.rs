@@ -11,11 +11,13 @@ use introspect::int3::{HANDLER, HANDLER_BYTES};
 use introspect::optimise::WhyNot;
 use introspect::{Gva, Idt, KernelInt3};
 
+use super::super::jumps::INT3;
 use super::Engine;
-use crate::detour::{DetourError, Jumped, KernelSpace};
+use crate::detour::{DetourError, HandedOn, Jumped, KernelSpace};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::plant::{PlantByte, Spot};
+use crate::registry::Missed;
 
 /// #BP.
 const VECTOR: u8 = 3;
@@ -170,6 +172,25 @@ impl Engine {
                 *self.opened() = Some(spot);
                 Ok(())
             })
+    }
+
+    /// If the guest has an `int3` of its own at `plant`, which is about to be executed, its handler gets it, though there
+    /// was one of ours.
+    pub(in crate::engine) fn hand_on_int3(&self, paused: &dyn Paused, plant: &Plant, rip: Gva) {
+        let displaced = plant.displaced(&self.planter, rip);
+        if displaced.is_none_or(|displaced| displaced.bytes() != [INT3]) {
+            return;
+        }
+        match self.detour.hand_on(paused, rip) {
+            Ok(HandedOn::Nobody) => (),
+            // It is not told of: the guest's handler goes on as if it was its own.
+            Ok(HandedOn::Somebody) => {
+                for (probe, _) in &plant.probes {
+                    probe.miss(Missed::Disarmed);
+                }
+            }
+            Err(error) => self.note(None, format!("an int3 at {rip} is led back: {error}")),
+        }
     }
 
     fn opened(&self) -> std::sync::MutexGuard<'_, Option<Spot>> {

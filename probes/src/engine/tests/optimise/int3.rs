@@ -217,27 +217,116 @@ fn the_guests_own_breakpoint_gets_to_its_handler() {
     }
 }
 
+impl Guest {
+    /// Lets the vCPU run to the instruction behind the first probed one, where the guest's handler goes on.
+    fn runs_behind(&self, vcpu: &mut FakeVcpu) {
+        for _ in 0..200 {
+            if vcpu.regs.rip == self.probed.0 + 1 {
+                return;
+            }
+            assert_eq!(self.rig.run(vcpu, 1), Stepped::On);
+        }
+        panic!("it is at {:#x}", vcpu.regs.rip);
+    }
+}
+
 /// It patches its text: an `int3` first, which its handler is told of.
 #[test]
 fn an_int3_that_the_guest_writes_is_its_own() {
     let guest = Guest::counting();
     let rig = &guest.rig;
-    rig.guest_writes(guest.probed, &[0xcc]);
-    let mut vcpu = rig.calling(guest.probed, 4, STACK);
-    // Its handler does not go back, but on behind it.
-    assert_eq!(rig.run(&mut vcpu, 3), Stepped::On);
+    rig.guest_writes(guest.probed, &INT3);
     assert_eq!(rig.own::<1>(guest.probed), INT3);
-    assert!(!vcpu.injected.is_empty(), "the plant gives it to the guest");
+    for hits in 2..5 {
+        let mut vcpu = rig.calling(guest.probed, 4, STACK);
+        guest.runs_behind(&mut vcpu);
+        assert_eq!((vcpu.regs.rbx, rig.counted(0).0), (1, hits));
+    }
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     let mut vcpu = rig.calling(guest.probed, 4, STACK);
-    while vcpu.regs.rip != guest.probed.0 + 1 {
-        assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
-    }
+    guest.runs_behind(&mut vcpu);
     assert_eq!(vcpu.regs.rbx, 1);
     // And back, the first byte last.
     rig.guest_writes(guest.probed, &[0x55]);
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     assert_eq!(rig.call(guest.probed, 4), 5);
+}
+
+/// The guest writes an `int3` where one of ours is, and executes it, while somebody is anywhere on his way from ours.
+#[test]
+fn ours_and_the_guests_own_are_told_apart() {
+    let mut returned = false;
+    let mut told = Vec::new();
+    for steps in 0.. {
+        let guest = Guest::counting();
+        let rig = &guest.rig;
+        let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
+        returned = rig.run(&mut vcpu, steps) == Stepped::Returned;
+        if returned {
+            break;
+        }
+        rig.guest_writes(guest.probed, &INT3);
+        rig.stands(&[&vcpu]);
+        let mut other = rig.calling(guest.probed, 4, STACK);
+        guest.runs_behind(&mut other);
+        assert_eq!((other.regs.rbx, rig.probe(0).missed.len()), (1, 0));
+        heed(rig, &mut vcpu);
+        // Who has been led to the detour is counted there, and others at the guest's own.
+        if rig.counted(0).0 < 3 {
+            guest.runs_behind(&mut vcpu);
+        }
+        assert_eq!(rig.counted(0).0, 3, "after {steps} steps");
+        told.push(vcpu.regs.rbx);
+    }
+    told.dedup();
+    assert_eq!(told, [1, 0]);
+    assert!(returned);
+}
+
+/// Who is under an NMI cannot be told apart: that is said.
+#[test]
+fn an_int3_under_an_nmi_counts_as_missed() {
+    let guest = Guest::counting();
+    let rig = &guest.rig;
+    rig.guest_writes(guest.probed, &INT3);
+    rig.paused.in_nmi.store(true, Ordering::Relaxed);
+    let mut vcpu = rig.calling(guest.probed, 4, STACK);
+    guest.runs_behind(&mut vcpu);
+    assert_eq!((vcpu.regs.rbx, rig.counted(0).0), (1, 2));
+    assert_eq!(rig.probe(0).missed.get("disarmed"), Some(&1));
+}
+
+/// What is behind one `int3` is the next: who has executed the first is not taken for one of the second.
+#[test]
+fn neighbours_are_told_apart() {
+    let mut returned = false;
+    for steps in 0.. {
+        let mut kernel = SyntheticKernel::new();
+        // push rbp; push rbx; lea eax, [rdi + 1]; pop rbx; pop rbp; ret
+        let code = [0x55, 0x53, 0x8d, 0x47, 1, 0x5b, 0x5d, 0xc3];
+        let probed = kernel.function("probed", &code);
+        handler(&mut kernel);
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        table(&rig);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let probes = [count("probed"), count("probed+1")];
+        rig.engine
+            .register(&rig.paused, &probes)
+            .expect("registered");
+        rig.call(probed, 1);
+        assert_eq!(rig.shown::<2>(probed), [0xcc; 2]);
+        let mut vcpu = rig.calling(probed, 4, STACK - 0x100);
+        returned = rig.run(&mut vcpu, steps) == Stepped::Returned;
+        if returned {
+            break;
+        }
+        rig.engine.disarm_all(&rig.paused).expect("disarmed");
+        heed(&rig, &mut vcpu);
+        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        let left = (vcpu.regs.rax, vcpu.regs.rsp);
+        assert_eq!(left, (5, STACK - 0x100), "after {steps} steps");
+    }
+    assert!(returned);
 }
 
 #[test]

@@ -242,3 +242,17 @@ fn what_fails_leaves_the_plant() {
     }
     assert!(fails >= 3, "mapping, linking and the jump can fail");
 }
+
+/// Moves that vCPUs have yet to heed keep the region for a moment, and it is tried again.
+#[test]
+fn a_region_is_not_left_before_vcpus_have_moved() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    rig.paused.moving.store(true, Ordering::Relaxed);
+    rig.engine.disarm_all(&rig.paused).expect("disarmed");
+    assert!(rig.paused.detour().is_some() && rig.notes().is_empty());
+    rig.paused.moving.store(false, Ordering::Relaxed);
+    rig.tries_to_leave();
+    assert!(rig.paused.detour().is_none());
+}

@@ -22,7 +22,7 @@ use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::fake::{FakeMemory, FakeVcpu};
+use crate::guest::fake::{FakeMemory, FakeVcpu, Injected};
 use crate::guest::{GuestMemory, Ran, Unwritable};
 use crate::hit::{Passed, pass};
 use crate::plant::{Planter, Written};
@@ -145,6 +145,10 @@ impl Rig {
                 HitOutcome::Resume => (),
                 HitOutcome::NeedsPause => self.engine_alone(vcpu, rip),
                 HitOutcome::NotOurs => panic!("no plant at {rip}"),
+            }
+            if let Some(injected) = vcpu.injected.pop() {
+                assert_eq!(injected, Injected::Breakpoint(rip));
+                self.take_breakpoint(vcpu);
             }
             return Stepped::On;
         }

@@ -50,6 +50,23 @@ fn a_record_tells_what_an_exit_would() {
     assert!(rig.notes().is_empty());
 }
 
+/// Where its place is, and what it is called, is known until then.
+#[test]
+fn what_was_recorded_in_a_module_is_told_before_that_goes() {
+    use introspect::ModuleEvent::{InitFreed, Unloading};
+
+    for (told, event) in [InitFreed, Unloading].into_iter().enumerate() {
+        let (rig, at) = recording();
+        rig.call(at, 7);
+        assert_eq!(rig.hits().len(), 2, "nobody has looked");
+        let mut vcpu = vcpu(at);
+        rig.engine
+            .on_module_event(&mut vcpu, &rig.paused, event)
+            .expect("handled");
+        assert_eq!(rig.hits().len(), 3, "{told}");
+    }
+}
+
 #[test]
 fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
     let (kernel, at) = roomy_on_3();
