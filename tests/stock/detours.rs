@@ -10,7 +10,7 @@ use crate::boot::{Boot, Stock, probe};
 /// More than one command line should name.
 const MAX_PROBES: usize = 600;
 /// Of one function. What computes with vector registers has hundreds, and boots that test it would take long.
-const PER_FUNCTION: usize = 6;
+const PER_FUNCTION: usize = 2;
 /// What kernels read their clocks with.
 const CLOCKS: [&str; 4] = [
     "read_tsc",
@@ -84,7 +84,7 @@ fn places(stock: &Stock) -> Vec<String> {
 fn check(image: &str, cpus: u8, boot: probes::Boot) {
     let stock = Stock::fetch(image);
     let places = places(&stock);
-    assert!(places.len() >= 150, "{image}: {} places", places.len());
+    assert!(places.len() >= 100, "{image}: {} places", places.len());
     // With one vCPU, the kernel's words do not come between those of the workload.
     let talks = cpus == 1;
     let workload = "opens=100 reads=50 getpids=20";
