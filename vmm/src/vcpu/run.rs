@@ -180,7 +180,7 @@ impl StoppedVcpu<'_> {
     }
 
     /// Goes on elsewhere if what this vCPU was executing has gone.
-    fn heed_moves(&mut self) -> Result<(), VcpuError> {
+    pub(super) fn heed_moves(&mut self) -> Result<(), VcpuError> {
         let shared = self.shared;
         if !shared.moves.is_pending(self.index) {
             return Ok(());
