@@ -114,7 +114,9 @@ impl<'a> Turns<'a> {
         };
         let paused = self.live.control.pause_all();
         self.knob(&paused)?;
-        if self.random.below(EVERYBODY_LEAVES) == 0 {
+        // A run of few turns has this in it, too.
+        let never_yet = self.did.region_gone == 0 && self.did.turns.is_multiple_of(2);
+        if self.random.below(EVERYBODY_LEAVES) == 0 || never_yet {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
             self.did.region_gone += usize::from(!self.live.engine.has_detour_region());
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
