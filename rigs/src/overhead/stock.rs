@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use introspect::Symbol;
+use introspect::insn::{Decoded, is_position_independent};
 use probes::{Kernel, NewProbe, ProbeSummary};
 
 use super::clock::Clock;
@@ -10,7 +12,6 @@ use super::ways::counted;
 use super::{Measured, Overhead};
 use crate::busy::counting::function;
 use crate::busy::guest::{Guest, Live};
-use crate::busy::second::second;
 use crate::chain::chain;
 use crate::contract::{Bench, new_probe};
 use crate::line::{Line, Timing};
@@ -30,6 +31,8 @@ struct Turn {
     jumps: bool,
 }
 
+/// A jump takes so many.
+const JUMP_BYTES: usize = 5;
 /// What is looked at.
 const CALL: &str = "__x64_sys_getppid";
 
@@ -37,8 +40,8 @@ const CALL: &str = "__x64_sys_getppid";
 #[derive(Clone, Copy)]
 enum Place {
     Entry,
-    /// The second instruction.
-    Second,
+    /// The first instruction that has no room for a jump, and that each call comes by.
+    Short,
     Return,
 }
 
@@ -47,14 +50,31 @@ impl Place {
         Ok(match self {
             Self::Entry => format!("kprobe:{CALL}"),
             Self::Return => format!("kretprobe:{CALL}"),
-            Self::Second => {
-                let offset = second(kernel, &function(kernel, CALL)?);
+            Self::Short => {
+                let offset = short(kernel, &function(kernel, CALL)?);
                 let offset =
-                    offset.ok_or_else(|| format!("{CALL} begins with no two instructions"))?;
+                    offset.ok_or_else(|| format!("{CALL} begins with no short instruction"))?;
                 format!("kprobe:{CALL}+{offset:#x}")
             }
         })
     }
+}
+
+/// See [`Place::Short`]: how far into the function.
+fn short(kernel: &Kernel, function: &Symbol) -> Option<u64> {
+    let decoded = kernel.instructions(function).map_while(Result::ok);
+    let is_passed = |decoded: &Decoded| is_position_independent(decoded) || is_call(decoded);
+    let mut straight = decoded.take_while(is_passed);
+    let found = straight.find(|decoded| {
+        let is_entry = decoded.at() == function.address;
+        !is_entry && decoded.len() < JUMP_BYTES && is_position_independent(decoded)
+    });
+    found?.at().offset_from(function.address)
+}
+
+/// `call rel32`.
+fn is_call(decoded: &Decoded) -> bool {
+    decoded.bytes()[0] == 0xe8
 }
 
 const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) -> Turn {
@@ -72,8 +92,8 @@ const OURS: [Turn; 7] = [
     turn("recorded", Place::Entry, false, true),
     turn("kretprobe", Place::Return, false, false),
     turn("both-recorded", Place::Return, false, true),
-    turn("counted-int3", Place::Second, true, true),
-    turn("recorded-int3", Place::Second, false, true),
+    turn("counted-int3", Place::Short, true, true),
+    turn("recorded-int3", Place::Short, false, true),
 ];
 
 /// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.

@@ -106,7 +106,7 @@ pub(super) const READING: &str = "
   time; how fast that is, is under Records. The ring has been around once before: the first use of each of its pages, which
   21 records share, is a fault of the guest's memory that KVM answers, an exit that no probe counts. In **ro** of the test guest the vCPU itself takes them
   out, at the return's exit: its handler of int3 is not Linux's, so that its returns exit.
-* **i**, in the stock guest only: the function's second instruction, which is too short for a jump. The int3, the kernel's
+* **i**, in the stock guest only: an instruction behind the function's entry that is too short for a jump. The int3, the kernel's
   handler up to where it is led away, and the switch are some 30 instructions and an exception more than a jump; in **ro** of the
   stock guest the return is such a one, too, and neither side exits.
 * Rows called k and r have functions without room for a jump, in the stock guest optimisation is off for them; a run in which
