@@ -27,12 +27,13 @@ use super::qemu::Qemu;
 
 /// For the kernel of the outer Linux.
 ///
+/// - it says what it does: it costs no time, and is what is known of a boot that comes to nothing.
 /// - panic: at once, and not a wait for nobody; `-no-reboot` turns the reset into QEMU's end.
 /// - no mitigations: TCG does not speculate.
 /// - the TSC is what TCG derives it from, so it need not be calibrated or watched.
 /// - the crypto self-tests and the policies of security modules only cost time here.
 /// - init, and so every guest, keeps off the first CPU, whose state QEMU's other CPUs damage (`docs/nested.md`).
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable no_timer_check \
+const COMMAND_LINE: &str = "console=ttyS0 panic=-1 mitigations=off tsc=reliable no_timer_check \
                             cryptomgr.notests=1 random.trust_cpu=on rcupdate.rcu_expedited=1 lsm= isolcpus=0";
 
 /// Variables that reach the hyprobe inside: the kernel hands what it does not know to init as its environment.

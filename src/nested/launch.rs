@@ -14,10 +14,11 @@ use control::mux::Outer;
 use probes::{EventSink, GuestEnd, GuestSummary, ProbeState, ProbeSummary, Summary};
 use thiserror::Error;
 
-use super::command::{self, Machine, Running, StartError};
+use super::boot::{self, BootError, Booting};
+use super::command::{Machine, Running, StartError};
 use super::lines::LineError;
 use super::outer::{self, OuterError};
-use super::phase::{Facts, Over, Progress, Verdict};
+use super::phase::{Facts, Over, Progress, TICK, Verdict};
 use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
 use super::qemu::Qemu;
@@ -25,8 +26,6 @@ use super::tail::Tail;
 use crate::config::RunConfig;
 use crate::stop::StopSignal;
 
-/// How often the wish to stop and QEMU's end are looked for; what comes out of the ports is noticed at once.
-const TICK: Duration = Duration::from_millis(50);
 /// As much of the outer Linux's last words as fits below an error.
 const TAIL_LINES: usize = 25;
 
@@ -54,9 +53,10 @@ pub(crate) enum LaunchError {
         said: LastWords,
     },
     /// The outer Linux did not come up.
-    #[error("the outer Linux has not started hyprobe after {} s; is this host overloaded?{said}", after.as_secs())]
+    #[error("the outer Linux has not started hyprobe after {} s, nor when it was booted before; is this host \
+             overloaded?{said}", after.as_secs())]
     NotBooted {
-        /// The time it had.
+        /// The time it had at last.
         after: Duration,
         /// What it said last.
         said: LastWords,
@@ -112,6 +112,11 @@ pub(crate) enum Step<'a> {
     Fetching(&'a guest_images::Progress<'a>),
     /// QEMU is started.
     Booting(&'a Qemu),
+    /// It is started again: nothing has come of it.
+    Again {
+        /// Since QEMU's start.
+        after: Duration,
+    },
     /// The run inside begins.
     Running {
         /// Since QEMU's start.
@@ -124,6 +129,11 @@ impl fmt::Display for Step<'_> {
         match self {
             Self::Fetching(progress) => progress.fmt(f),
             Self::Booting(qemu) => write!(f, "booting the outer Linux in {qemu}"),
+            Self::Again { after } => write!(
+                f,
+                "the outer Linux has not come up after {} s, and is booted again",
+                after.as_secs()
+            ),
             Self::Running { after } => {
                 write!(
                     f,
@@ -177,20 +187,28 @@ pub(crate) fn launch(
     let progress = outside.progress;
     let outer = outer::Outer::build(config, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
-    let began = Instant::now();
-    let running = command::start(
-        qemu,
-        &Machine {
-            kernel: &outer.kernel,
-            initramfs: &outer.initramfs,
-            cpus: outer.cpus,
-            memory_mib: outer.memory_mib,
-        },
-    )?;
+    let machine = Machine {
+        kernel: &outer.kernel,
+        initramfs: &outer.initramfs,
+        cpus: outer.cpus,
+        memory_mib: outer.memory_mib,
+    };
+    let again = |after| progress(&Step::Again { after });
+    let booting = boot::boot(qemu, &machine, &boot::LIMITS, &outside.stop, &again)?;
     drop(outer);
-    let mut watch = Watch::connect(running, outside)?;
+    let began = booting.began;
+    let mut watch = Watch::connect(booting, outside)?;
     let over = watch.until_over(began, config.timeout);
     watch.result(over, began, config)
+}
+
+impl From<BootError> for LaunchError {
+    fn from(error: BootError) -> Self {
+        match error {
+            BootError::Start(source) => Self::Start(source),
+            BootError::Thread(source) => Self::Thread(source),
+        }
+    }
 }
 
 /// A running QEMU with its threads.
@@ -222,26 +240,26 @@ impl fmt::Debug for Watched<'_> {
 }
 
 impl<'a> Watch<'a> {
-    fn connect(mut running: Running, outside: Outside<'a>) -> Result<Self, LaunchError> {
-        let inbox = Inbox::default();
-        let tail = Tail::default();
+    fn connect(booting: Booting, outside: Outside<'a>) -> Result<Self, LaunchError> {
+        let Booting {
+            mut running,
+            control,
+            inbox,
+            tail,
+            mut followers,
+            began: _,
+        } = booting;
         let start = || {
-            let control = running.take_port(Port::Control);
             let console = running.take_port(Port::Console);
             let typing = match outside.input {
                 Some(input) => Some(Typing::start(input, console.try_clone()?)?),
                 None => None,
             };
-            let (serial, errors) = (running.take_serial(), running.take_stderr());
-            let (serial_tail, errors_tail) = (tail.clone(), tail.clone());
-            let mut followers = vec![
-                ports::follow_control(control.try_clone()?, inbox.clone())?,
+            followers.extend([
                 ports::follow_events(running.take_port(Port::Events), inbox.clone(), outside.sink)?,
                 ports::follow_console(console, inbox.clone(), outside.console)?,
                 ports::follow_log(running.take_port(Port::Log))?,
-                ports::named("nested-serial", move || serial_tail.follow(serial))?,
-                ports::named("nested-stderr", move || errors_tail.follow(errors))?,
-            ];
+            ]);
             let clients = match outside.clients {
                 Some(incoming) => {
                     let port = running.take_port(Port::Clients);
@@ -252,9 +270,9 @@ impl<'a> Watch<'a> {
                 }
                 None => None,
             };
-            Ok((control, followers, typing, clients))
+            Ok((typing, clients))
         };
-        let (control, followers, typing, clients) = start().map_err(LaunchError::Thread)?;
+        let (typing, clients) = start().map_err(LaunchError::Thread)?;
         Ok(Self {
             running,
             outside: Watched {

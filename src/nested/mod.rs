@@ -9,13 +9,14 @@
 //! - `qemu`, `command`: which QEMU, and how it is started.
 //! - `outer`, `executable`: what the outer Linux consists of.
 //! - `protocol`, `lines`: what passes through the ports.
-//! - `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
+//! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
 //!
 //! Clients of the control socket come in through a port of their own: see [`control::mux`].
 //!
 //! `docs/nested.md` follows a byte from the guest to the terminal, and every failure to its message.
 
+mod boot;
 mod choice;
 mod command;
 mod executable;

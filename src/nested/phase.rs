@@ -18,8 +18,10 @@
 
 use std::time::{Duration, Instant};
 
-/// From QEMU's start to the run inside. Two seconds, if the host has nothing else to do.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
+/// How often the wish to stop and QEMU's end are looked for; what comes out of the ports is noticed at once.
+pub(super) const TICK: Duration = Duration::from_millis(50);
+/// From QEMU's last start to the run inside.
+pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// The run inside counts `--timeout` from the guest's first instruction; before that it reads the kernel's symbols.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
 /// A run that was asked to end pauses its vCPUs, removes its probes and sums up.

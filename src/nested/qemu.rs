@@ -102,7 +102,7 @@ impl Qemu {
         Self::at(search(|name| std::env::var_os(name)).ok_or(QemuError::Missing)?)
     }
 
-    fn at(path: PathBuf) -> Result<Self, QemuError> {
+    pub(super) fn at(path: PathBuf) -> Result<Self, QemuError> {
         let output = Command::new(&path)
             .arg("--version")
             .stdin(Stdio::null())

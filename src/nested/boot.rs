@@ -1,0 +1,172 @@
+//! The outer Linux, from QEMU's start until the run inside begins.
+//!
+//! Now and then it comes to nothing: it has been seen to say no word for two minutes, on a host on which the same boot takes
+//! three seconds. The guest has not run by then and nobody has been told anything, so QEMU is started again.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::command::{self, Machine, Running, StartError};
+use super::phase::{BOOT_LIMIT, Facts, TICK};
+use super::ports::{self, Inbox};
+use super::protocol::Port;
+use super::qemu::Qemu;
+use super::tail::Tail;
+use crate::stop::StopSignal;
+
+/// How long each start may take. Two seconds, if the host has nothing else to do.
+pub(super) const LIMITS: [Duration; 2] = [Duration::from_secs(60), BOOT_LIMIT];
+
+/// Why QEMU could not be started.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum BootError {
+    /// It could not be executed.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// This process is short of something.
+    #[error("cannot start a thread for a port of the outer Linux")]
+    Thread(#[source] io::Error),
+}
+
+/// A QEMU whose control port, serial line and standard error are followed. What comes out of the other ports waits there.
+#[derive(Debug)]
+pub(super) struct Booting {
+    pub(super) running: Running,
+    pub(super) control: UnixStream,
+    pub(super) inbox: Inbox,
+    pub(super) tail: Tail,
+    pub(super) followers: Vec<JoinHandle<()>>,
+    pub(super) began: Instant,
+}
+
+impl Booting {
+    fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Self, BootError> {
+        let began = Instant::now();
+        let mut running = command::start(qemu, machine)?;
+        let (inbox, tail) = (Inbox::default(), Tail::default());
+        let control = running.take_port(Port::Control);
+        let (serial, errors) = (running.take_serial(), running.take_stderr());
+        let (serial_tail, errors_tail) = (tail.clone(), tail.clone());
+        let follow = || {
+            Ok(vec![
+                ports::follow_control(control.try_clone()?, inbox.clone())?,
+                ports::named("nested-serial", move || serial_tail.follow(serial))?,
+                ports::named("nested-stderr", move || errors_tail.follow(errors))?,
+            ])
+        };
+        let followers = follow().map_err(BootError::Thread)?;
+        Ok(Self {
+            running,
+            control,
+            inbox,
+            tail,
+            followers,
+            began,
+        })
+    }
+
+    /// Waits until there is something else to do than to wait: `false` when nothing has come of it within `limit`.
+    fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> bool {
+        loop {
+            let ended = self.running.ended().is_some();
+            let received = self.inbox.lock();
+            let facts = Facts {
+                started: received.started.is_some(),
+                finished: received.finished.is_some(),
+                violation: received.violation.is_some(),
+                stop: stop.requested().is_some(),
+                ended,
+                ..Facts::default()
+            };
+            drop(received);
+            let Facts {
+                started, finished, ..
+            } = facts;
+            if started || finished || facts.violation || facts.stop || ended {
+                return true;
+            }
+            if self.began.elapsed() >= limit {
+                return false;
+            }
+            self.inbox.wait_for_news(&facts, TICK);
+        }
+    }
+
+    /// Ends QEMU and its threads.
+    fn give_up(mut self) {
+        self.running.kill();
+        for follower in self.followers {
+            // A follower that panicked has said so on standard error.
+            let _ = follower.join();
+        }
+    }
+}
+
+/// Starts QEMU, and again if the outer Linux does not come up within the first of `limits`, and so on. The last that is
+/// started is what comes out, be it up or not. `again` is told of each that was given up, with its time.
+///
+/// QEMU dies with the calling *thread*, which must therefore be the one that waits for the run.
+pub(super) fn boot(
+    qemu: &Qemu,
+    machine: &Machine<'_>,
+    limits: &[Duration],
+    stop: &StopSignal,
+    again: &dyn Fn(Duration),
+) -> Result<Booting, BootError> {
+    let mut limits = limits.iter().peekable();
+    loop {
+        let mut booting = Booting::start(qemu, machine)?;
+        let limit = limits.next().copied().unwrap_or(BOOT_LIMIT);
+        if booting.comes_up(limit, stop) || limits.peek().is_none() {
+            return Ok(booting);
+        }
+        let after = booting.began.elapsed();
+        tracing::warn!(?after, "the outer Linux does not come up; started again");
+        booting.give_up();
+        again(after);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Stands in for QEMU: hangs the first time, and then says what the outer Linux would.
+    const SCRIPT: &str = r#"#!/bin/bash
+case $1 in --version) echo "QEMU emulator version 10.0.0"; exit;; esac
+if [ ! -e "$0.tried" ]; then : >"$0.tried"; exec sleep 60; fi
+for word; do
+    case $word in *id=org.hyprobe.control,*) fd=${word##*fd=};; esac
+done
+echo '{"started":{"uptime_ms":7}}' >&"$fd"
+exec sleep 60
+"#;
+
+    #[test]
+    fn one_that_hangs_is_started_again() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("qemu");
+        std::fs::write(&path, SCRIPT).expect("written");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("executable");
+        let qemu = Qemu::at(path).expect("it says its version");
+        let machine = Machine {
+            kernel: b"kernel",
+            initramfs: b"initramfs",
+            cpus: 1,
+            memory_mib: 1,
+        };
+        let limits = [Duration::from_millis(300), Duration::from_secs(30)];
+        let given_up = RefCell::new(Vec::new());
+        let again = |after| given_up.borrow_mut().push(after);
+        let stop = StopSignal::default();
+        let booted = boot(&qemu, &machine, &limits, &stop, &again).expect("started");
+        assert_eq!(booted.inbox.lock().started, Some(7));
+        assert!(matches!(given_up.borrow()[..], [after] if after >= limits[0]));
+        booted.give_up();
+    }
+}
