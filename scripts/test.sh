@@ -53,7 +53,7 @@ fi
 
 # The engine's cases on VT-x and SVM, as many as there is time for; `make rig-intel rig-amd` runs all. A Bochs keeps one
 # processor busy. With one vCPU: two that wait for each other take it minutes, and longer than that on SVM.
-cases=recurse,calls/port/1,calls/int3/1,flags,selfpatch,ring3,exits,handlers/,raise,relocated/port/1,relocated/int3/1,recorded/,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1
+cases=recurse,calls/port/1,calls/int3/1,flags,own-int3/port/1,selfpatch,ring3,exits,handlers/,raise,relocated/port/1,relocated/int3/1,recorded/,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1
 readonly cases limit_s=900
 rigs=(intel amd)
 running=()

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use introspect::insn::{CpuidWords, Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
-use vmm::{Console, Control, End, Host, HostFacts, Machine, MachineConfig, TrapHandler};
+use vmm::{Console, Control, End, Host, HostFacts, Int3Exits, Machine, MachineConfig, TrapHandler};
 
 use crate::engine::{Abilities, ArmError, Engine, NewProbe};
 use crate::guest::KvmMemory;
@@ -117,11 +117,12 @@ impl Session {
         config: SessionConfig<'_>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, SessionError> {
+        let plant = choose(&facts, config.plant)?;
         let abilities = Abilities {
-            plant: choose(&facts, config.plant)?,
+            plant,
             debug_execute: facts.debug_execute,
             int3_exits: facts.int3.is_usable(),
-            int3_to_guest: facts.int3.reaches_guest(),
+            int3_to_guest: facts.int3_reaches_guest(),
             holds_interrupts: facts.holds_interrupts,
             features: features(host),
             cpuid: cpuid(host),
@@ -145,6 +146,10 @@ impl Session {
                 cpus: config.cpus,
                 console: config.console,
                 debug_exit: config.debug_exit,
+                int3: match plant {
+                    PlantByte::Port => Int3Exits::Alone,
+                    PlantByte::Int3 => Int3Exits::All,
+                },
             },
         )?;
         let memory = Arc::new(KvmMemory(machine.memory().clone()));

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hyprobe_vmm::boot::{BootMethod, KernelFile};
-use hyprobe_vmm::{Console, Host, Machine, MachineConfig, NoTraps, TrapHandler, self_test};
+use hyprobe_vmm::{
+    Console, Host, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler, self_test,
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut arguments = std::env::args().skip(1);
@@ -34,6 +36,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             input: None,
         },
         debug_exit: true,
+        int3: Int3Exits::Alone,
     };
     let (mut machine, _) = Machine::new(&host, facts, config)?;
     let handler: Arc<dyn TrapHandler> = Arc::new(NoTraps);

@@ -23,7 +23,7 @@ pub use kvm::{
 };
 pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
-    Console, Control, CreateError, End, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
+    Console, Control, CreateError, End, Int3Exits, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
 pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
 pub use selftest::{SelfTestError, self_test};

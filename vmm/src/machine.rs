@@ -25,7 +25,7 @@ mod event_loop;
 
 use event_loop::EventLoop;
 
-pub use create::{Console, CreateError, MSR_LSTAR, MachineConfig};
+pub use create::{Console, CreateError, Int3Exits, MSR_LSTAR, MachineConfig};
 pub(crate) use create::{disable_quirks, report_msr_writes};
 
 /// How a machine ended.
@@ -103,6 +103,7 @@ pub(crate) struct Shared {
     pub(crate) rips: Rips,
     pub(crate) gate: Gate,
     pub(crate) facts: HostFacts,
+    pub(crate) int3: Int3Exits,
     pub(crate) sync_regs: bool,
     pub(crate) platform: Platform,
     pub(crate) ending: Arc<Ending>,

@@ -36,7 +36,7 @@ mod tests;
 mod trap;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
@@ -124,6 +124,8 @@ pub struct Engine {
     detour: Detour,
     leaving: Leaving,
     optimised: Optimised,
+    /// See [`Engine::int3_exits`].
+    int3_exits: AtomicU64,
     records: Records,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
@@ -166,6 +168,7 @@ impl Engine {
             detour: Detour::default(),
             leaving: Leaving::default(),
             optimised: Optimised::default(),
+            int3_exits: AtomicU64::new(0),
             records: Records::default(),
             sink,
             started: OnceLock::new(),
@@ -194,6 +197,14 @@ impl Engine {
         if self.is_optimising() && probes.iter().any(|probe| probe.kept_by_detour().is_some()) {
             let _ = self.kernel.survey();
         }
+    }
+
+    /// How many `int3`s have left the guest that are not planted, to be given back: its own ones under a plant, and
+    /// those of a vCPU that runs alone. No probe counts them among its exits, and where `int3` is not what is planted,
+    /// there are no others.
+    #[must_use]
+    pub fn int3_exits(&self) -> u64 {
+        self.int3_exits.load(Ordering::Relaxed)
     }
 
     /// What has become of each probe, in the order in which they were asked for.

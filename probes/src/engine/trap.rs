@@ -1,6 +1,7 @@
 //! Traps, and what is done about each.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
 use introspect::insn::{Class, Decoded, Reason, classify};
@@ -437,6 +438,10 @@ impl Engine {
                 _,
             ) if self.located.get().is_none() => {
                 return Ok(TrapOutcome::Exclusive);
+            }
+            (Trap::Breakpoint { .. }, PlantByte::Port) => {
+                self.int3_exits.fetch_add(1, Ordering::Relaxed);
+                HitOutcome::NotOurs
             }
             _ => HitOutcome::NotOurs,
         };

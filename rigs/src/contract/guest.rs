@@ -179,6 +179,7 @@ impl Prepared<'_> {
     /// No thread can be started.
     #[must_use]
     pub fn run(self) -> Ran {
+        let engine = Arc::clone(self.session.engine());
         let summary = self
             .session
             .run(Some(self.timeout), "kvm")
@@ -191,6 +192,7 @@ impl Prepared<'_> {
             summary,
             outcome,
             observer: self.observer,
+            int3_exits: engine.int3_exits(),
         }
     }
 }
@@ -204,6 +206,8 @@ pub struct Ran {
     pub outcome: Outcome,
     /// What came out of it.
     pub observer: Observer,
+    /// As [`Engine::int3_exits`](probes::Engine::int3_exits).
+    pub int3_exits: u64,
 }
 
 impl Ran {

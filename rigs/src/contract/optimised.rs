@@ -146,7 +146,7 @@ fn led(here: &Here<'_>) {
     } else {
         "run=linuxint3,smp=200"
     };
-    let is_led = here.bench.facts().int3.reaches_guest();
+    let is_led = here.bench.facts().int3_reaches_guest();
     let probes = |kind: &str, action: Action| {
         let kind = kind.to_owned();
         SHORT.map(|function| NewProbe {
@@ -161,6 +161,7 @@ fn led(here: &Here<'_>) {
     ] {
         let ran = here.guest(cmdline).with(probes(kind, action)).run();
         ran.assert_good();
+        assert!(!is_led || ran.int3_exits == 0, "{}", ran.int3_exits);
         for function in SHORT {
             let probe = ran.probe(&format!("{kind}:{function}"));
             let counted = ran.counted(function);

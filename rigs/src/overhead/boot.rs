@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use probes::{GuestEnd, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
-use vmm::{Console, End, Machine, MachineConfig, NoTraps, TrapHandler};
+use vmm::{Console, End, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler};
 
 use super::{Measured, Overhead, nanos, stock};
 use crate::chain::chain;
@@ -111,6 +111,7 @@ impl Booted<'_> {
             cpus: 1,
             console: silent(),
             debug_exit: false,
+            int3: Int3Exits::Alone,
         };
         let (mut machine, _) =
             Machine::new(self.bench.host(), *self.bench.facts(), config).map_err(chain)?;

@@ -109,8 +109,8 @@ pub(super) const READING: &str = "
 * **i**, in the stock guest only: an instruction behind the function's entry that is too short for a jump. The int3, the kernel's
   handler up to where it is led away, and the switch are some 30 instructions and an exception more than a jump; in **ro** of the
   stock guest the return is such a one, too, and neither side exits.
-  On intel and amd each such int3 leaves the guest for the VMM, which gives it back: the exits of these rows are not
-  counted there, and their times say so (`docs/optimised.md`). On nested it does not leave.
+  On amd no int3 stands for a plant: Bochs's SVM would show the guest a wrong frame now and then (`docs/optimised.md`). There
+  these rows are exits.
 * Rows called k and r have functions without room for a jump, in the stock guest optimisation is off for them; a run in which
   a jump stands for one of them, or none for one of the others, fails.
 * **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the

@@ -23,12 +23,6 @@ impl Int3Delivery {
     pub fn is_usable(self) -> bool {
         matches!(self, Self::DebugExit | Self::EmulationFailure)
     }
-
-    /// Whether an `int3` goes to the guest's own handler, while nobody asks KVM for it.
-    #[must_use]
-    pub fn reaches_guest(self) -> bool {
-        matches!(self, Self::DebugExit | Self::ToGuest)
-    }
 }
 
 /// What becomes of `out dx, al` in ring 0.
@@ -152,6 +146,16 @@ impl HostFacts {
     pub fn runs_kernels(&self) -> bool {
         self.speed.mips() >= HARDWARE_SPEED_MIPS
     }
+
+    /// Whether an `int3` goes to the guest's own handler without an exit, while nobody asks KVM for it.
+    ///
+    /// A delivery that finds a page not mapped by KVM is begun again, by KVM. Where an injected #BP needs help to look
+    /// like one that was executed, so would this, and nobody could give it.
+    #[must_use]
+    pub fn int3_reaches_guest(&self) -> bool {
+        matches!(self.int3, Int3Delivery::DebugExit | Int3Delivery::ToGuest)
+            && self.breakpoint_injection == BreakpointInjection::AtInstruction
+    }
 }
 
 #[cfg(test)]
@@ -200,5 +204,35 @@ mod tests {
         assert_eq!(speed(49_999_999, 1_000_000_000), 49);
         // Faster than the clock.
         assert_eq!(speed(1000, 0), 1000);
+    }
+
+    #[test]
+    fn an_int3_is_the_guests_where_it_is_delivered_again_as_it_was() {
+        let reaches = |int3, breakpoint_injection| {
+            HostFacts {
+                int3,
+                int3_user: int3,
+                breakpoint_injection,
+                port: PortDelivery::AtInstruction,
+                holds_interrupts: true,
+                debug_execute: true,
+                debug_data: true,
+                read_only_slots: true,
+                msr_exits: true,
+                speed: Speed {
+                    instructions: 0,
+                    took: Duration::ZERO,
+                },
+                exit_ns: 0,
+            }
+            .int3_reaches_guest()
+        };
+        let (at, after) = (
+            BreakpointInjection::AtInstruction,
+            BreakpointInjection::AfterInstruction,
+        );
+        assert!(reaches(Int3Delivery::DebugExit, at) && reaches(Int3Delivery::ToGuest, at));
+        assert!(!reaches(Int3Delivery::DebugExit, after));
+        assert!(!reaches(Int3Delivery::EmulationFailure, at));
     }
 }

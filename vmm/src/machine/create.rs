@@ -68,6 +68,28 @@ pub struct MachineConfig<'a> {
     pub console: Console,
     /// Whether a test guest may end the run through port 0xf4.
     pub debug_exit: bool,
+    /// Which of the guest's `int3`s are asked of KVM.
+    pub int3: Int3Exits,
+}
+
+/// Which `int3`s leave the guest as [`Trap::Breakpoint`](crate::Trap::Breakpoint), where KVM can tell of them
+/// ([`HostFacts::int3`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int3Exits {
+    /// Each: it is what is planted.
+    All,
+    /// Those of a vCPU that runs alone. Else the guest gets its own, and there is no exit; but where it would not get
+    /// them right ([`HostFacts::int3_reaches_guest`]), they exit all the same.
+    Alone,
+}
+
+impl Int3Exits {
+    fn on(self, facts: &HostFacts) -> Self {
+        match self {
+            Self::Alone if facts.int3_reaches_guest() => Self::Alone,
+            Self::Alone | Self::All => Self::All,
+        }
+    }
 }
 
 /// Why a machine could not be built.
@@ -218,6 +240,7 @@ impl Machine {
             rips: Rips::new(usize::from(config.cpus)),
             gate: crate::vcpu::gate::Gate::default(),
             facts,
+            int3: config.int3.on(&facts),
             sync_regs: capabilities.sync_regs,
             platform,
             ending,

@@ -55,11 +55,7 @@ impl StoppedVcpu<'_> {
     ///
     /// When KVM refuses to tell.
     pub fn blocking(&mut self) -> Result<Blocking, VcpuError> {
-        let events = if self.shared.sync_regs {
-            self.fd.sync_regs_mut().events
-        } else {
-            self.events()?
-        };
+        let events = self.told_events()?;
         Ok(Blocking {
             shadow: Shadow::from_kvm(events.interrupt.shadow),
             nmis: events.nmi.masked != 0,
@@ -108,6 +104,15 @@ impl StoppedVcpu<'_> {
                 mp_state: KVM_MP_STATE_HALTED,
             })
             .map_err(self.failed("KVM_SET_MP_STATE"))
+    }
+
+    /// What KVM has told with the exit, where it does.
+    pub(super) fn told_events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {
+        if self.shared.sync_regs {
+            Ok(self.fd.sync_regs_mut().events)
+        } else {
+            self.events()
+        }
     }
 
     pub(super) fn events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {

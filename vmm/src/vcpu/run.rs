@@ -109,6 +109,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
         index,
         shared,
         port_write: None,
+        gives_breakpoint: false,
         debugging: Debugging::default(),
     };
     let end = vcpu.run_until_end(handler);
@@ -137,7 +138,7 @@ impl StoppedVcpu<'_> {
         }
         loop {
             let (shared, mut said) = (self.shared, Ok(()));
-            shared.gate.checkpoint(|| said = self.say_rip());
+            shared.gate.checkpoint(|| said = self.prepare_to_park());
             if let Err(error) = said {
                 return End::Failed(error.into());
             }
@@ -158,6 +159,9 @@ impl StoppedVcpu<'_> {
                 Err(error) => return End::Failed(error),
             };
             self.note_halt(&left);
+            if let Err(error) = self.note_breakpoint() {
+                return End::Failed(error.into());
+            }
             match left {
                 Left::Handled | Left::Interrupted => (),
                 Left::Ended(end) => return end,
@@ -169,6 +173,12 @@ impl StoppedVcpu<'_> {
                 },
             }
         }
+    }
+
+    /// What others change while this vCPU is parked, it must find when it goes on.
+    fn prepare_to_park(&mut self) -> Result<(), VcpuError> {
+        self.take_back_breakpoint()?;
+        self.say_rip()
     }
 
     /// Lets others know where this vCPU stands while it is parked.

@@ -8,7 +8,7 @@ use kvm_ioctls::VcpuFd;
 
 use super::debugging::{DR6_STEPPED, Debugging};
 use super::kick;
-use crate::machine::Shared;
+use crate::machine::{Int3Exits, Shared};
 
 /// A KVM request about one vCPU failed.
 #[derive(Debug, thiserror::Error)]
@@ -83,6 +83,8 @@ pub struct StoppedVcpu<'a> {
     /// RIP at the last exit, if that was for a port write that KVM has not completed: unless RIP is another when it next
     /// enters the guest, KVM takes the instruction there for executed.
     pub(super) port_write: Option<u64>,
+    /// It has been given a #BP, and is not known to have taken it.
+    pub(super) gives_breakpoint: bool,
     pub(super) debugging: Debugging,
 }
 
@@ -252,7 +254,37 @@ impl StoppedVcpu<'_> {
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
+        self.gives_breakpoint = exception.vector == BREAKPOINT;
         self.set_events(events)
+    }
+
+    /// If this vCPU has left the guest on its way from an `int3` to the handler, it executes anew what is at RIP then:
+    /// the `int3`, unless another has changed it.
+    ///
+    /// A delivery that finds a page not mapped by KVM (of the stack, or the IDT) is begun again by KVM at the next entry,
+    /// whatever has become of the `int3` meanwhile; but for SVM before Linux 6.0, where the instruction is executed again.
+    pub(super) fn take_back_breakpoint(&mut self) -> Result<(), VcpuError> {
+        if self.gives_breakpoint || !self.is_breakpoint_to_come()? {
+            return Ok(());
+        }
+        let mut events = self.events()?;
+        events.exception.injected = 0;
+        events.exception.pending = 0;
+        self.set_events(events)
+    }
+
+    /// After the guest was run: whether it has taken a #BP that it was given.
+    pub(super) fn note_breakpoint(&mut self) -> Result<(), VcpuError> {
+        if self.gives_breakpoint {
+            self.gives_breakpoint = self.is_breakpoint_to_come()?;
+        }
+        Ok(())
+    }
+
+    /// Whether KVM is to deliver a #BP at the next entry.
+    fn is_breakpoint_to_come(&mut self) -> Result<bool, VcpuError> {
+        let exception = self.told_events()?.exception;
+        Ok((exception.injected != 0 || exception.pending != 0) && exception.nr == BREAKPOINT)
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
@@ -375,7 +407,8 @@ impl StoppedVcpu<'_> {
             control: KVM_GUESTDBG_ENABLE,
             ..Default::default()
         };
-        if self.shared.facts.int3.is_usable() {
+        let int3 = alone || self.shared.int3 == Int3Exits::All;
+        if int3 && self.shared.facts.int3.is_usable() {
             debug.control |= KVM_GUESTDBG_USE_SW_BP;
         }
         if alone && self.shared.facts.holds_interrupts {
