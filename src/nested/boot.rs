@@ -81,10 +81,7 @@ impl Booting {
                 ..Facts::default()
             };
             drop(received);
-            let Facts {
-                started, finished, ..
-            } = facts;
-            if started || finished || facts.violation || facts.stop || ended {
+            if facts.started || facts.finished || facts.violation || facts.stop || facts.ended {
                 return true;
             }
             if self.began.elapsed() >= limit {

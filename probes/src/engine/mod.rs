@@ -199,9 +199,9 @@ impl Engine {
         }
     }
 
-    /// How many `int3`s have left the guest that are not planted, to be given back: its own ones under a plant, and
-    /// those of a vCPU that runs alone. No probe counts them among its exits, and where `int3` is not what is planted,
-    /// there are no others.
+    /// How many `int3`s have left the guest, where something else is planted, to be given back: the guest's own ones under
+    /// a plant, those of a vCPU that runs alone, and where KVM cannot leave them to the guest
+    /// ([`HostFacts::int3_reaches_guest`](vmm::HostFacts::int3_reaches_guest)), each. No probe counts them among its exits.
     #[must_use]
     pub fn int3_exits(&self) -> u64 {
         self.int3_exits.load(Ordering::Relaxed)
