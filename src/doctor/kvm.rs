@@ -110,6 +110,13 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
     });
     checks.extend([
         works(
+            "int3-to-guest",
+            "int3 left to the guest",
+            facts.int3_reaches_guest(),
+            Warn,
+            "every hit exits where a jump has no room, at returns above all",
+        ),
+        works(
             "read-only-slots",
             "read-only memory",
             facts.read_only_slots,

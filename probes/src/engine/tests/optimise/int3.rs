@@ -71,6 +71,16 @@ impl Guest {
         guest
     }
 
+    /// One after the other, with a vCPU that has called `probed` and has made so many steps, until it has returned.
+    fn under_way() -> impl Iterator<Item = (usize, Self, FakeVcpu)> {
+        (0..).map_while(|steps| {
+            let guest = Self::counting();
+            let mut vcpu = guest.rig.calling(guest.probed, 4, STACK - 0x100);
+            let has_returned = guest.rig.run(&mut vcpu, steps) == Stepped::Returned;
+            (!has_returned).then_some((steps, guest, vcpu))
+        })
+    }
+
     /// The guest takes an `int3` of its own: how often its handler has been told.
     fn takes_its_own(&self) -> u64 {
         let mut vcpu = self.rig.calling(self.own, 0, STACK);
@@ -165,15 +175,8 @@ fn neither_side_of_a_followed_call_exits() {
 #[test]
 fn who_is_under_way_gets_there() {
     for leaves in [false, true] {
-        let mut returned = false;
-        for steps in 0.. {
-            let guest = Guest::counting();
+        for (steps, guest, mut vcpu) in Guest::under_way() {
             let rig = &guest.rig;
-            let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
-            returned = rig.run(&mut vcpu, steps) == Stepped::Returned;
-            if returned {
-                break;
-            }
             if leaves {
                 rig.engine.disarm_all(&rig.paused).expect("disarmed");
                 assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
@@ -197,7 +200,6 @@ fn who_is_under_way_gets_there() {
             );
             assert_eq!(guest.takes_its_own(), 1);
         }
-        assert!(returned);
     }
 }
 
@@ -255,16 +257,9 @@ fn an_int3_that_the_guest_writes_is_its_own() {
 /// The guest writes an `int3` where one of ours is, and executes it, while somebody is anywhere on his way from ours.
 #[test]
 fn ours_and_the_guests_own_are_told_apart() {
-    let mut returned = false;
     let mut told = Vec::new();
-    for steps in 0.. {
-        let guest = Guest::counting();
+    for (steps, guest, mut vcpu) in Guest::under_way() {
         let rig = &guest.rig;
-        let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
-        returned = rig.run(&mut vcpu, steps) == Stepped::Returned;
-        if returned {
-            break;
-        }
         rig.guest_writes(guest.probed, &INT3);
         rig.stands(&[&vcpu]);
         let mut other = rig.calling(guest.probed, 4, STACK);
@@ -280,7 +275,6 @@ fn ours_and_the_guests_own_are_told_apart() {
     }
     told.dedup();
     assert_eq!(told, [1, 0]);
-    assert!(returned);
 }
 
 /// Who is under an NMI cannot be told apart: that is said.
