@@ -110,7 +110,7 @@ pub(super) const READING: &str = "
   handler up to where it is led away, and the switch are some 30 instructions and an exception more than a jump; in **ro** of the
   stock guest the return is such a one, too, and neither side exits.
   On amd no int3 stands for a plant: Bochs's SVM would show the guest a wrong frame now and then (`docs/optimised.md`). There
-  these rows are exits.
+  each hit of i is an exit, and each return of ro.
 * Rows called k and r have functions without room for a jump, in the stock guest optimisation is off for them; a run in which
   a jump stands for one of them, or none for one of the others, fails.
 * **k** is the floor and what the engine does: the hit is looked up and counted, the instruction emulated, and the
