@@ -109,7 +109,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
         index,
         shared,
         port_write: None,
-        gives_breakpoint: false,
+        given_breakpoint: None,
         debugging: Debugging::default(),
     };
     let end = vcpu.run_until_end(handler);

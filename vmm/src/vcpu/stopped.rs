@@ -83,8 +83,8 @@ pub struct StoppedVcpu<'a> {
     /// RIP at the last exit, if that was for a port write that KVM has not completed: unless RIP is another when it next
     /// enters the guest, KVM takes the instruction there for executed.
     pub(super) port_write: Option<u64>,
-    /// It has been given a #BP, and is not known to have taken it.
-    pub(super) gives_breakpoint: bool,
+    /// The RIP at which it has been given a #BP, unless it is known to have taken it.
+    pub(super) given_breakpoint: Option<u64>,
     pub(super) debugging: Debugging,
 }
 
@@ -254,7 +254,10 @@ impl StoppedVcpu<'_> {
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
-        self.gives_breakpoint = exception.vector == BREAKPOINT;
+        self.given_breakpoint = match exception.vector {
+            BREAKPOINT => Some(self.rip()?),
+            _ => None,
+        };
         self.set_events(events)
     }
 
@@ -264,7 +267,11 @@ impl StoppedVcpu<'_> {
     /// A delivery that finds a page not mapped by KVM (of the stack, or the IDT) is begun again by KVM at the next entry,
     /// whatever has become of the `int3` meanwhile; but for SVM before Linux 6.0, where the instruction is executed again.
     pub(super) fn take_back_breakpoint(&mut self) -> Result<(), VcpuError> {
-        if self.gives_breakpoint || !self.is_breakpoint_to_come()? {
+        // Where each int3 exits, the only #BP to come is one that it was given.
+        if self.shared.int3 == Int3Exits::All || !self.is_breakpoint_to_come()? {
+            return Ok(());
+        }
+        if self.given_breakpoint.is_some() {
             return Ok(());
         }
         let mut events = self.events()?;
@@ -273,10 +280,13 @@ impl StoppedVcpu<'_> {
         self.set_events(events)
     }
 
-    /// After the guest was run: whether it has taken a #BP that it was given.
+    /// After the guest was run: whether it has taken a #BP that it was given. It has not moved if it is the same that is
+    /// still to come.
     pub(super) fn note_breakpoint(&mut self) -> Result<(), VcpuError> {
-        if self.gives_breakpoint {
-            self.gives_breakpoint = self.is_breakpoint_to_come()?;
+        if let Some(at) = self.given_breakpoint
+            && !(self.is_breakpoint_to_come()? && self.rip()? == at)
+        {
+            self.given_breakpoint = None;
         }
         Ok(())
     }
