@@ -54,6 +54,17 @@ pub enum ImageKind {
     Program,
 }
 
+/// When an image is fetched.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fetched {
+    /// With all others, and by its name.
+    #[default]
+    WithAll,
+    /// By its name only: large, and no test boots it.
+    ByName,
+}
+
 /// One image of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -69,6 +80,9 @@ pub struct ImageEntry {
     pub suite: String,
     /// The package, or the meta package that depends on it.
     pub package: String,
+    /// When it is fetched.
+    #[serde(default)]
+    pub fetched: Fetched,
     /// For a program: where in the package the executable is.
     #[serde(default)]
     pub file: Option<String>,
@@ -187,6 +201,17 @@ mod tests {
             ImageKind::Program
         );
         assert_eq!(catalog.get("debian-2.2"), None);
+    }
+
+    #[test]
+    fn rt_kernels_are_fetched_by_name_only() {
+        let catalog = Catalog::builtin();
+        let by_name: Vec<&str> = catalog
+            .images()
+            .filter(|image| image.fetched == Fetched::ByName)
+            .map(|image| image.name.as_str())
+            .collect();
+        assert_eq!(by_name, ["debian-6.1-rt", "debian-6.12-rt"]);
     }
 
     #[test]

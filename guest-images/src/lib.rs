@@ -23,7 +23,7 @@ pub mod testguest;
 pub mod workload;
 
 pub use cache::{CacheError, Image, ImageRecord, PackageRecord, Store};
-pub use catalog::{Catalog, CatalogError, ImageEntry, ImageKind};
+pub use catalog::{Catalog, CatalogError, Fetched, ImageEntry, ImageKind};
 pub use fetch::{FetchError, Freshness, cached, fetch};
 pub use initramfs::{Initramfs, InitramfsError};
 pub use modules::{Module, ModuleError, ModuleTree, OUTER_MODULES};

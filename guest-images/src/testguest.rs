@@ -13,12 +13,14 @@
 //! | `int3` | `fn_int3`, the guest's own breakpoint, reaches the guest's handler |
 //! | `fault` | `fn_fault` reads a page that is not there; the handler maps it |
 //! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
+//! | `int1` | `user_int1` executes `int1` three times in ring 3, after `st_patched` was written to; each raises #DB |
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
 //! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
 //! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
 //! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled |
 //! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |
 //! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
+//! | `lstar` | `rs_wrmsr` writes MSR_LSTAR with an address that is not canonical, and raises #GP |
 //! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
 //! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
 //! | `steps` | `st_run` is executed step by step, `st_patched` is written to and called |

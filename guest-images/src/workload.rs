@@ -26,8 +26,13 @@ const OVERHEAD: Source = Source {
     text: include_str!("../workload/overhead.c"),
 };
 
+const GROUND: Source = Source {
+    name: "ground.c",
+    text: include_str!("../workload/ground.c"),
+};
+
 /// What all are made with.
-const HEADERS: [Source; 4] = [
+const HEADERS: [Source; 10] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
@@ -43,6 +48,30 @@ const HEADERS: [Source; 4] = [
     Source {
         name: "start.h",
         text: include_str!("../workload/start.h"),
+    },
+    Source {
+        name: "counted.h",
+        text: include_str!("../workload/counted.h"),
+    },
+    Source {
+        name: "ground-cpus.h",
+        text: include_str!("../workload/ground-cpus.h"),
+    },
+    Source {
+        name: "ground-modules.h",
+        text: include_str!("../workload/ground-modules.h"),
+    },
+    Source {
+        name: "ground-kernels.h",
+        text: include_str!("../workload/ground-kernels.h"),
+    },
+    Source {
+        name: "ground-tracing.h",
+        text: include_str!("../workload/ground-tracing.h"),
+    },
+    Source {
+        name: "ground-events.h",
+        text: include_str!("../workload/ground-events.h"),
     },
 ];
 
@@ -92,6 +121,16 @@ pub fn build_kprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_overhead(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "overhead", OVERHEAD)
+}
+
+/// Compiles an init that does to its kernel what moves the ground under probes into `out_dir/ground`. The head of
+/// `workload/ground.c` lists its parameters, and what it prints.
+///
+/// # Errors
+///
+/// gcc is missing or refuses, or the directory cannot be written.
+pub fn build_ground(out_dir: &Path) -> Result<PathBuf, BuildError> {
+    build(out_dir, "ground", GROUND)
 }
 
 fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildError> {
@@ -146,9 +185,15 @@ pub struct Counts {
 impl Counts {
     /// The total that the workload printed on its console; `None` if it did not get that far.
     pub fn from_console(console: &str) -> Option<Self> {
+        Self::labelled(console, "done")
+    }
+
+    /// The counts behind "workload: `label`"; `None` if it did not get that far.
+    pub fn labelled(console: &str, label: &str) -> Option<Self> {
+        let mark = format!("workload: {label} ");
         console
             .lines()
-            .find_map(|line| Self::parse(line.split_once("workload: done ")?.1))
+            .find_map(|line| Self::parse(line.split_once(&mark)?.1))
     }
 
     fn parse(fields: &str) -> Option<Self> {
@@ -207,7 +252,7 @@ mod tests {
     #[test]
     fn the_other_inits_compile() {
         let dir = tempfile::tempdir().expect("tempdir");
-        for build in [build_kprobes, build_overhead] {
+        for build in [build_kprobes, build_overhead, build_ground] {
             assert!(build(dir.path()).expect("build").exists());
         }
     }

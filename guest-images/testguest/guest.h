@@ -43,7 +43,7 @@
 #define CPUS_MAX 2
 #define FUNCTIONS_MAX 64
 #define LOOP_ITERATIONS 3
-#define USER_FUNCTIONS 7
+#define USER_FUNCTIONS 8
 #define REP_BYTES 16
 #define STACK_BYTES 0x4000
 #define TRAMPOLINE 0x8000
@@ -192,7 +192,9 @@ void set_interrupt_stack(unsigned number, u8 *top);
 int scenario_ring3(u64 rounds);
 int scenario_syscall(u64 rounds);
 int scenario_sysret(u64 rounds);
+int scenario_int1(u64 rounds);
 int user_breakpoint(const struct frame *frame);
+int user_debug_exception(const struct frame *frame);
 
 /* interrupts.c */
 int scenario_wait(u64 rounds);
@@ -203,10 +205,14 @@ int raised(struct frame *frame);
 int scenario_raise(u64 rounds);
 int scenario_ud(u64 rounds);
 int scenario_intn(u64 rounds);
+int scenario_lstar(u64 rounds);
 int scenario_syscall0(u64 rounds);
 
 /* steps.c */
 int stepped(const struct frame *frame);
+u64 take_causes(void);
+void call_rewritten(void);
+void rewrite_unexecuted(void);
 int scenario_steps(u64 rounds);
 
 /* smp.c */

@@ -22,6 +22,8 @@ RAISE rdmsr, rdmsr
 RAISE lods, rep lodsb
 RAISE int, int $31
 RAISE ud, ud2
+/* Only where the register is written with an address that is not canonical. */
+RAISE wrmsr, wrmsr
 
 /* Into ring 0 from ring 0, and back. */
 RAISE syscall, syscall

@@ -9,13 +9,14 @@
 #define MSR_SYSCALL_MASK 0xc0000084
 #define EFER_SCE 1ul
 #define NO_MSR 0x4d5ul
+#define NOT_CANONICAL 0x80000000ul /* in EDX, with 48 bits and with 57 */
 #define UD2 0x0b0f
 #define PRESENT 1ul
 #define LODS_BYTES 16ul
 #define LODS_DONE 6ul
 
-extern u8 rs_div[], rs_rdmsr[], rs_lods[], rs_int[], rs_ud[], rs_syscall[], rs_entry[];
-extern u8 rs_div_next[], rs_rdmsr_next[], rs_lods_next[], rs_int_next[], rs_ud_next[];
+extern u8 rs_div[], rs_rdmsr[], rs_lods[], rs_int[], rs_ud[], rs_wrmsr[], rs_syscall[], rs_entry[];
+extern u8 rs_div_next[], rs_rdmsr_next[], rs_lods_next[], rs_int_next[], rs_ud_next[], rs_wrmsr_next[];
 extern u64 rs_flags, rs_entered;
 
 static u8 two_pages[0x2000] __attribute__((aligned(0x1000)));
@@ -26,13 +27,15 @@ static const struct raise {
 	u64 vector, rcx, rsi;
 	u64 left; /* RCX at the exception */
 	int completes; /* the frame leads behind the instruction */
+	u64 rdx;
 } raises[] = {
-	{ "div", rs_div, rs_div_next, 0, 0, 0, 0, 0 },
-	{ "rdmsr", rs_rdmsr, rs_rdmsr_next, 13, NO_MSR, 0, NO_MSR, 0 },
+	{ "div", rs_div, rs_div_next, 0, 0, 0, 0, 0, 1 },
+	{ "rdmsr", rs_rdmsr, rs_rdmsr_next, 13, NO_MSR, 0, NO_MSR, 0, 0 },
 	{ "lods", rs_lods, rs_lods_next, 14, LODS_BYTES, (u64)two_pages + 0x1000 - LODS_DONE,
-	  LODS_BYTES - LODS_DONE, 0 },
-}, ud = { "ud", rs_ud, rs_ud_next, 6, 0, 0, 0, 0 },
-  intn = { "intn", rs_int, rs_int_next, 31, 0, 0, 0, 1 };
+	  LODS_BYTES - LODS_DONE, 0, 0 },
+}, ud = { "ud", rs_ud, rs_ud_next, 6, 0, 0, 0, 0, 0 },
+  intn = { "intn", rs_int, rs_int_next, 31, 0, 0, 0, 1, 0 },
+  lstar = { "lstar", rs_wrmsr, rs_wrmsr_next, 13, MSR_LSTAR, 0, MSR_LSTAR, 0, NOT_CANONICAL };
 
 static const struct raise *volatile awaited;
 static volatile u64 raised_count;
@@ -65,7 +68,7 @@ static int raise(const struct raise *r)
 
 	awaited = r;
 	raised_count = 0;
-	function(0, r->rsi, 1, r->rcx);
+	function(0, r->rsi, r->rdx, r->rcx);
 	if (awaited)
 		return fail(r->name, "nothing was raised");
 	return raised_count != (1ul << 32 | 1);
@@ -109,6 +112,20 @@ int scenario_ud(u64 rounds)
 int scenario_intn(u64 rounds)
 {
 	return raise_rounds(&intn, rounds);
+}
+
+/* The host sees each write of this register, and an address that is no address has to come back as #GP. */
+int scenario_lstar(u64 rounds)
+{
+	u64 before = read_msr(MSR_LSTAR);
+
+	if (raise_rounds(&lstar, rounds))
+		return 1;
+	if (read_msr(MSR_LSTAR) != before) {
+		fail_got("lstar", "value", read_msr(MSR_LSTAR), before);
+		return 1;
+	}
+	return 0;
 }
 
 int scenario_syscall0(u64 rounds)

@@ -11,10 +11,12 @@
 #define EFER_SCE 1ul
 #define SYSRET_BASE (USER_DATA - 8) /* USER_DATA is one entry on, USER_CODE two */
 #define FLAG_IF 0x200ul
+#define DR6_CAUSES 0xe00ful
 
 extern u64 gdt[], user_counts[], syscall_flags;
 extern u8 user_start[], user_end[], user_int3_next[];
-extern u8 user_main[], user_syscalls[], fn_syscall[], fn_sysret[];
+extern u8 user_main[], user_syscalls[], user_int1[], fn_syscall[], fn_sysret[];
+extern u8 user_int1_first[], user_int1_second[], user_int1_prefixed[];
 
 u64 enter_user(u64 argument, const u8 *entry);
 
@@ -30,6 +32,7 @@ static struct task_state task_state;
 static u8 trap_stack[STACK_BYTES] __attribute__((aligned(16)));
 static volatile u64 breakpoints;
 static volatile int saw_trap_flag;
+static volatile u64 debug_exceptions, debug_causes;
 
 void load_task_state(void)
 {
@@ -56,6 +59,18 @@ int user_breakpoint(const struct frame *frame)
 	breakpoints++;
 	if (frame->rflags & FLAG_TF)
 		saw_trap_flag = 1;
+	return 1;
+}
+
+/* That of an int1: the frame leads behind it, and DR6 tells no cause. */
+int user_debug_exception(const struct frame *frame)
+{
+	const u8 *behind[] = { user_int1_first, user_int1_second, user_int1_prefixed };
+
+	if (frame->rip != (u64)behind[debug_exceptions % 3])
+		return 0;
+	debug_exceptions++;
+	debug_causes |= take_causes() & DR6_CAUSES;
 	return 1;
 }
 
@@ -130,4 +145,33 @@ int scenario_syscall(u64 rounds)
 int scenario_sysret(u64 rounds)
 {
 	return make_calls("sysret", fn_sysret, rounds);
+}
+
+/* While the host uses a debug register for itself, it sees each debug exception, and these are the program's. */
+int scenario_int1(u64 rounds)
+{
+	u64 got;
+
+	open_user_pages();
+	take_causes();
+	debug_exceptions = debug_causes = 0;
+	rewrite_unexecuted();
+	got = enter_user(rounds, user_int1);
+	call_rewritten();
+	if (got != rounds) {
+		fail_got("int1", "rounds", got, rounds);
+		return 1;
+	}
+	if (debug_exceptions != 3 * rounds) {
+		fail_got("int1", "exceptions", debug_exceptions, 3 * rounds);
+		return 1;
+	}
+	if (debug_causes) {
+		fail_got("int1", "dr6", debug_causes, 0);
+		return 1;
+	}
+	begin_ok("int1");
+	put_field(" exceptions=", debug_exceptions);
+	end_line();
+	return 0;
 }

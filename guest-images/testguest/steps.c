@@ -21,7 +21,8 @@ static const u8 *const places[] = {
 static volatile int stepping;
 static u64 seen[STEPS_MAX], causes[STEPS_MAX], steps;
 
-static u64 take_causes(void)
+/* DR6, which is cleared for the next debug exception. */
+u64 take_causes(void)
 {
 	u64 dr6;
 
@@ -68,16 +69,24 @@ static int step_once(u64 number)
 	return 0;
 }
 
+/* Who watches this place has to do it otherwise until it is executed. */
+void rewrite_unexecuted(void)
+{
+	*(volatile u8 *)st_patched = NOP;
+}
+
+void call_rewritten(void)
+{
+	((void (*)(void))st_patched)();
+}
+
 int scenario_steps(u64 rounds)
 {
-	void (*patched)(void) = (void (*)(void))st_patched;
-
 	for (u64 round = 0; round < rounds; round++) {
-		/* Who watches this place has to do it otherwise until it is executed. */
-		*(volatile u8 *)st_patched = NOP;
+		rewrite_unexecuted();
 		if (step_once(round))
 			return 1;
-		patched();
+		call_rewritten();
 		if (step_once(round + 1))
 			return 1;
 	}

@@ -6,6 +6,7 @@
 #define VECTORS 0x21
 #define GATE_KERNEL 0x8e
 #define GATE_USER 0xee
+#define VECTOR_DB 1
 #define VECTOR_BP 3
 #define VECTOR_UD 6
 #define VECTOR_PF 14
@@ -101,6 +102,8 @@ void trap(struct frame *frame)
 		leave_user(frame->rdi);
 	if (frame->vector == VECTOR_BP &&
 	    (from_user ? user_breakpoint(frame) : kernel_breakpoint(frame)))
+		return;
+	if (frame->vector == VECTOR_DB && from_user && user_debug_exception(frame))
 		return;
 	if (frame->vector == VECTOR_PF && wanted_fault(frame))
 		return;

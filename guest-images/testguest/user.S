@@ -84,6 +84,27 @@ USER user_syscall, 6
 	ret
 	.size	user_syscall, . - user_syscall
 
+/* user_int1(rounds): the three of them that many times. */
+USER user_int1, 7
+	push	%rbx
+	mov	%rdi, %rbx
+	xor	%r12d, %r12d
+	incq	user_int1_count(%rip)
+1:	cmp	%rbx, %r12
+	je	2f
+	.byte	0xf1
+	.globl	user_int1_first, user_int1_second, user_int1_prefixed
+user_int1_first:
+	.byte	0xf1
+user_int1_second:
+	.byte	0x66, 0xf1
+user_int1_prefixed:
+	inc	%r12
+	jmp	1b
+2:	mov	%r12, %rdi
+	jmp	user_leave
+	.size	user_int1, . - user_int1
+
 	.section .user.data, "aw"
 	.balign 8
 	.globl	user_counts, user_stack_top
@@ -97,7 +118,7 @@ user_stack_top:
 	.globl	user_names
 	.balign 8
 user_names:
-	.quad	1f, 2f, 3f, 4f, 5f, 6f, 7f, 0
+	.quad	1f, 2f, 3f, 4f, 5f, 6f, 7f, 8f, 0
 1:	.asciz	"user_main"
 2:	.asciz	"user_nop"
 3:	.asciz	"user_push"
@@ -105,6 +126,7 @@ user_names:
 5:	.asciz	"user_int3"
 6:	.asciz	"user_syscalls"
 7:	.asciz	"user_syscall"
+8:	.asciz	"user_int1"
 
 /* u64 enter_user(u64 argument, const u8 *entry): runs entry in ring 3; returns what it left
  * with in rdi. */

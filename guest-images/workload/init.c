@@ -25,12 +25,9 @@
 #include "console.h"
 #include "parameters.h"
 #include "start.h"
+#include "counted.h"
 
-enum { PAGE_BYTES = 4096, PROCS_MAX = 64, ROUND_BYTES = 16, HOUR_MS = 3600000 };
-
-struct counts {
-	unsigned long openat, read, getpid, nap, children, failed;
-};
+enum { PAGE_BYTES = 4096, PROCS_MAX = 64, HOUR_MS = 3600000 };
 
 /* Shared between the parent and its children. */
 struct shared {
@@ -42,33 +39,6 @@ static const char *const existing = "/dev/zero";
 static const char *const missing = "/nonexistent";
 
 static struct counts setup;
-
-static void put_counts(const struct counts *counts)
-{
-	put_field(" openat=", counts->openat);
-	put_field(" read=", counts->read);
-	put_field(" getpid=", counts->getpid);
-	put_field(" nap=", counts->nap);
-	put_field(" children=", counts->children);
-	put_field(" failed=", counts->failed);
-	end_line();
-}
-
-/* The counted calls. Not inlined and with symbols, so that they can be probed too. */
-
-__attribute__((noinline)) long workload_open(struct counts *counts, const char *path)
-{
-	counts->openat++;
-	return syscall4(SYS_openat, AT_FDCWD, (long)path, O_RDONLY, 0);
-}
-
-__attribute__((noinline)) long workload_read(struct counts *counts, long file)
-{
-	char bytes[ROUND_BYTES];
-
-	counts->read++;
-	return syscall3(SYS_read, file, (long)bytes, sizeof bytes);
-}
 
 __attribute__((noinline)) void workload_nap(struct counts *counts, unsigned long milliseconds)
 {
@@ -124,26 +94,6 @@ static void work(struct counts *counts)
 		touch(counts, number("pages", 0));
 	if (file >= 0)
 		syscall1(SYS_close, file);
-}
-
-static void pin(unsigned cpu)
-{
-	unsigned long mask[16] = { 0 };
-
-	mask[cpu / 64] = 1ul << cpu % 64;
-	syscall3(SYS_sched_setaffinity, 0, sizeof mask, (long)mask);
-}
-
-static unsigned cpu_count(void)
-{
-	unsigned long mask[16] = { 0 };
-	unsigned count = 0;
-
-	if (syscall3(SYS_sched_getaffinity, 0, sizeof mask, (long)mask) <= 0)
-		return 1;
-	for (unsigned cpu = 0; cpu < 1024; cpu++)
-		count += mask[cpu / 64] >> cpu % 64 & 1;
-	return count;
 }
 
 /* What a child does. */

@@ -32,6 +32,7 @@ enum {
 enum {
 	AT_FDCWD = -100,
 	EILSEQ = 84,
+	EINVAL = 22,
 	ENOENT = 2,
 	MAP_ANONYMOUS = 0x20,
 	MAP_PRIVATE = 2,

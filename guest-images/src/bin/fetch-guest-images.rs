@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use hyprobe_guest_images::{Freshness, Store};
+use hyprobe_guest_images::{Fetched, Freshness, Store};
 
 const USAGE: &str = "usage: fetch-guest-images [--refresh] [--all | NAME…]";
 
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         names = store
             .catalog()
             .images()
+            .filter(|image| image.fetched == Fetched::WithAll)
             .map(|image| image.name.clone())
             .collect();
     }

@@ -1,0 +1,54 @@
+/* System calls in known numbers: what an init counts, and says at its end. */
+
+enum { ROUND_BYTES = 16 };
+
+struct counts {
+	unsigned long openat, read, getpid, nap, children, failed;
+};
+
+static void put_counts(const struct counts *counts)
+{
+	put_field(" openat=", counts->openat);
+	put_field(" read=", counts->read);
+	put_field(" getpid=", counts->getpid);
+	put_field(" nap=", counts->nap);
+	put_field(" children=", counts->children);
+	put_field(" failed=", counts->failed);
+	end_line();
+}
+
+/* The counted calls. Not inlined and with symbols, so that they can be probed too. */
+
+__attribute__((noinline)) long workload_open(struct counts *counts, const char *path)
+{
+	counts->openat++;
+	return syscall4(SYS_openat, AT_FDCWD, (long)path, O_RDONLY, 0);
+}
+
+__attribute__((noinline)) long workload_read(struct counts *counts, long file)
+{
+	char bytes[ROUND_BYTES];
+
+	counts->read++;
+	return syscall3(SYS_read, file, (long)bytes, sizeof bytes);
+}
+
+static void pin(unsigned cpu)
+{
+	unsigned long mask[16] = { 0 };
+
+	mask[cpu / 64] = 1ul << cpu % 64;
+	syscall3(SYS_sched_setaffinity, 0, sizeof mask, (long)mask);
+}
+
+static unsigned cpu_count(void)
+{
+	unsigned long mask[16] = { 0 };
+	unsigned count = 0;
+
+	if (syscall3(SYS_sched_getaffinity, 0, sizeof mask, (long)mask) <= 0)
+		return 1;
+	for (unsigned cpu = 0; cpu < 1024; cpu++)
+		count += mask[cpu / 64] >> cpu % 64 & 1;
+	return count;
+}

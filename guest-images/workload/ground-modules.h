@@ -1,0 +1,72 @@
+/* Modules that come and go, with a task asleep in one, and one that refuses to come. */
+
+enum { TUNSETIFF = 0x400454ca, IFF_TUN = 1, IFF_NO_PI = 0x1000, NAME_BYTES = 16, SYS_ioctl = 16 };
+
+struct interface {
+	char name[NAME_BYTES];
+	short flags;
+	char rest[22];
+};
+
+static long load(const char *path, const char *parameters)
+{
+	long file = open_as(path, O_RDONLY), result;
+
+	if (file < 0)
+		return file;
+	result = syscall3(SYS_finit_module, file, (long)parameters, 0);
+	syscall1(SYS_close, file);
+	return result;
+}
+
+static long unload(const char *name)
+{
+	return syscall2(SYS_delete_module, (long)name, O_NONBLOCK);
+}
+
+/* A child that waits in code of the module `tun` for a packet that never comes. */
+static long sleep_in_tun(void)
+{
+	long id = syscall5(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	struct interface interface = { .flags = IFF_TUN | IFF_NO_PI };
+	long file;
+	char byte;
+
+	if (id) {
+		setup.children++;
+		setup.openat++;
+		setup.read++;
+		return id;
+	}
+	file = syscall4(SYS_openat, AT_FDCWD, (long)"/dev/net/tun", 2, 0);
+	must("TUNSETIFF", syscall3(SYS_ioctl, file, TUNSETIFF, (long)&interface));
+	syscall3(SYS_read, file, (long)&byte, 1);
+	syscall1(SYS_exit_group, 1);
+	return 0;
+}
+
+static void modules(unsigned long rounds)
+{
+	for (; rounds; rounds--) {
+		long id;
+
+		must("load tun", load("/tun.ko", ""));
+		id = sleep_in_tun();
+		wait_milliseconds(200);
+		if (number("listen", 0)) {
+			put_field("workload: asleep=", rounds);
+			end_line();
+			read_line();
+		}
+		must("kill", syscall2(SYS_kill, id, SIGKILL));
+		if (syscall4(SYS_wait4, id, 0, 0, 0) != id)
+			report("wait", -1, 0);
+		must("unload tun", unload("tun"));
+		/* The kernel gives these the pages that it had. */
+		must("load dummy", load("/dummy.ko", ""));
+		if (load("/nbd.ko", "max_part=-1") != -EINVAL)
+			report("load nbd", 0, -EINVAL);
+		must("unload dummy", unload("dummy"));
+	}
+	report("modules", 0, 0);
+}
