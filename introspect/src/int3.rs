@@ -36,9 +36,8 @@ const CS_AT: u64 = 16;
 /// What an `int3` of ring 0 comes by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelInt3 {
-    /// From the handler's first instruction to the first push, with how many bytes lie there between the stack pointer and
-    /// the frame that the processor has pushed.
-    pub before: Vec<(Gva, u64)>,
+    /// Its instructions, from the first one to the first push.
+    pub before: Vec<Gva>,
     /// The first push: whoever comes here has executed an `int3` in ring 0. The frame is 8 bytes above the stack pointer.
     pub pushes: Gva,
     /// The first two pushes, as they are in memory: no call returns to the second, and only whoever executes it now can
@@ -54,7 +53,7 @@ impl KernelInt3 {
         let mut before = Vec::new();
         loop {
             let decoded = here.next()?;
-            before.push((decoded.at(), 0));
+            before.push(decoded.at());
             if is_push_of_minus_one(decoded.instruction()) {
                 break;
             }
@@ -65,7 +64,7 @@ impl KernelInt3 {
         let test = here.next().filter(|it| asks_for_ring(it.instruction()))?;
         let branch = here.next()?;
         let pushes = here.at;
-        before.extend([test.at(), branch.at(), pushes].map(|at| (at, 8)));
+        before.extend([test.at(), branch.at(), pushes]);
         let first = [here.push()?, here.push()?];
         for _ in first.len()..PUSHES {
             here.push()?;
@@ -158,13 +157,11 @@ mod tests {
             &[],
         ] {
             let found = KernelInt3::find(&handler(front), AT).expect("it is known");
-            assert_eq!(found.before[0].0, AT);
+            assert_eq!(found.before[0], AT);
             assert_eq!(found.pushes, AT.wrapping_add(front.len() as u64 + 9));
-            let last: Vec<_> = found.before.iter().rev().take(4).collect();
-            let distances = last
-                .iter()
-                .map(|(at, frame)| (found.pushes.0 - at.0, *frame));
-            assert!(distances.eq([(0, 8), (2, 8), (7, 8), (9, 0)]), "{found:?}");
+            let last = found.before.iter().rev().take(4);
+            let distances = last.map(|at| found.pushes.0 - at.0);
+            assert!(distances.eq([0, 2, 7, 9]), "{found:?}");
             let [first, second] = found.first.each_ref().map(Decoded::at);
             assert_eq!((first, second.0 - first.0), (found.pushes, 4));
         }

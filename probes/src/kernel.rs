@@ -24,7 +24,7 @@ pub enum KernelError {
 }
 
 /// Why the modules of a kernel cannot be probed.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum ModulesUnknown {
     /// It does not say how it describes them.
     #[error("the kernel has no type information (BTF): {0}")]
@@ -40,8 +40,8 @@ pub enum ModulesUnknown {
     },
 }
 
-/// The kernel at its link-time addresses.
-#[derive(Debug)]
+/// The kernel at its link-time addresses. A clone knows what the original has found out so far.
+#[derive(Clone, Debug)]
 pub struct Kernel {
     image: KernelImage,
     symbols: SymbolTable,

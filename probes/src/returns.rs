@@ -143,16 +143,16 @@ impl Calls {
         abandoned
     }
 
-    /// The plant at `at` has been executed with this stack pointer: the calls that have returned.
-    pub(crate) fn returned(&self, at: Gva, rsp: u64) -> Ended {
-        let slot = rsp.wrapping_sub(8);
+    /// A plant has been executed that shows returns to some addresses, with the stack pointer at or just above `slot`:
+    /// the calls that have returned.
+    pub(crate) fn returned(&self, slot: u64, shows: impl Fn(Gva) -> bool) -> Ended {
         let stack = stack_of(slot);
         let mut shard = self.shard(stack);
         let mut returned = Ended::default();
         let Some(calls) = shard.calls.get_mut(&stack) else {
             return returned;
         };
-        for call in calls.extract_if(.., |call| call.slot == slot && call.returns_to == at) {
+        for call in calls.extract_if(.., |call| call.slot == slot && shows(call.returns_to)) {
             returned.push(call);
         }
         shard.forget_if_empty(stack);

@@ -95,7 +95,7 @@ pub enum SessionError {
 
 /// How often a running guest is looked at from outside.
 const TICK: Duration = Duration::from_secs(1);
-/// A guest that has panicked and neither resets nor powers off is given so long to print.
+/// A guest that has panicked and neither resets, powers off nor starts another kernel is given so long to print.
 const PANIC_GRACE: Duration = Duration::from_secs(5);
 
 /// A guest that is ready to run.
@@ -229,7 +229,8 @@ impl Session {
             if self
                 .engine
                 .panicked()
-                .is_some_and(|panicked| panicked.at.elapsed() > PANIC_GRACE)
+                .and_then(|panicked| panicked.at)
+                .is_some_and(|at| at.elapsed() > PANIC_GRACE)
             {
                 return Some(End::Halted);
             }
@@ -284,10 +285,7 @@ impl Tending {
             while !told.load(Ordering::Acquire) {
                 let many = engine.take_out_records() >= MANY_RECORDS;
                 // Nobody waits here: there may be records meanwhile. And when the guest has ended, its memory goes.
-                if engine.region_needs_pause(Instant::now())
-                    && !control.is_paused()
-                    && !control.is_ending()
-                {
+                if engine.region_needs_pause() && !control.is_paused() && !control.is_ending() {
                     engine.tend_region(&control.pause_all());
                 }
                 let pace = if many { BUSY_TICK } else { RECORDS_TICK };

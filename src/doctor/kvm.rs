@@ -1,6 +1,9 @@
 //! What there is to say about this host's KVM.
 
-use vmm::{BreakpointInjection, Capabilities, HostFacts, Int3Delivery, OpenError, PortDelivery};
+use vmm::{
+    BreakpointInjection, Capabilities, HostFacts, Int1Delivery, Int3Delivery, OpenError,
+    PortDelivery,
+};
 
 use super::Verdict::{No, Warn};
 use super::{Check, Group, Verdict};
@@ -145,6 +148,13 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
             "no probes without a trace in memory",
         ),
         works(
+            "int1",
+            "debug exceptions of programs",
+            facts.int1 != Int1Delivery::Broken,
+            Warn,
+            "a program that executes int1 goes wrong while a debug register is in use",
+        ),
+        works(
             "debug-data",
             "debug registers: data",
             facts.debug_data,
@@ -198,7 +208,7 @@ fn speed(facts: &HostFacts) -> Check {
 mod tests {
     use std::time::Duration;
 
-    use vmm::Speed;
+    use vmm::{InterruptedInt3, Speed};
 
     use super::*;
     use crate::doctor::Verdict::Ok as Fine;
@@ -208,6 +218,8 @@ mod tests {
         int3_user: Int3Delivery::DebugExit,
         breakpoint_injection: BreakpointInjection::AtInstruction,
         port: PortDelivery::AtInstruction,
+        interrupted_int3: InterruptedInt3::Cancelled,
+        int1: Int1Delivery::AfterInstruction,
         holds_interrupts: true,
         debug_execute: true,
         debug_data: true,
@@ -268,6 +280,8 @@ mod tests {
             int3_user: Int3Delivery::ToGuest,
             breakpoint_injection: BreakpointInjection::Broken,
             port: PortDelivery::Broken,
+            interrupted_int3: InterruptedInt3::Kept,
+            int1: Int1Delivery::Broken,
             holds_interrupts: false,
             debug_execute: false,
             debug_data: false,

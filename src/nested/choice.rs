@@ -81,7 +81,9 @@ pub(crate) fn choose(
 mod tests {
     use std::time::Duration;
 
-    use vmm::{BreakpointInjection, Int3Delivery, PortDelivery, Speed};
+    use vmm::{
+        BreakpointInjection, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery, Speed,
+    };
 
     use super::*;
 
@@ -91,6 +93,8 @@ mod tests {
             int3_user: Int3Delivery::DebugExit,
             breakpoint_injection: BreakpointInjection::AtInstruction,
             port: PortDelivery::AtInstruction,
+            interrupted_int3: InterruptedInt3::Cancelled,
+            int1: Int1Delivery::AfterInstruction,
             holds_interrupts: true,
             debug_execute: true,
             debug_data: true,

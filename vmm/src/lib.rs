@@ -18,8 +18,8 @@ mod trap;
 mod vcpu;
 
 pub use kvm::{
-    BreakpointInjection, Capabilities, Host, HostFacts, Int3Delivery, OpenError, PortDelivery,
-    Speed, tsc_khz,
+    BreakpointInjection, Capabilities, Host, HostFacts, Int1Delivery, Int3Delivery,
+    InterruptedInt3, OpenError, PortDelivery, Speed, tsc_khz,
 };
 pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 pub use machine::{
@@ -29,6 +29,6 @@ pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, 
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
 pub use vcpu::{
-    Alone, AloneEnd, Blocking, Destination, Exception, HardwareBreakpoints, Leaves, Pop, RunError,
-    Shadow, StoppedVcpu, VcpuError,
+    Alone, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StoppedVcpu,
+    VcpuError,
 };

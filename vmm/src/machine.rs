@@ -1,6 +1,5 @@
 //! The machine: its memory, devices and vCPU threads, from boot to end.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +15,6 @@ use crate::trap::TrapHandler;
 use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;
-use crate::vcpu::moves::{Destination, Moves};
 use crate::vcpu::rips::Rips;
 use crate::vcpu::run::{self, RunError};
 
@@ -99,7 +97,6 @@ pub(crate) struct Shared {
     slots: Mutex<Slots>,
     /// What the machine keeps free for detour memory.
     detour_place: Option<PageRange>,
-    pub(crate) moves: Moves,
     pub(crate) rips: Rips,
     pub(crate) gate: Gate,
     pub(crate) facts: HostFacts,
@@ -170,6 +167,12 @@ impl PausedGuard<'_> {
         self.shared.memory.guest()
     }
 
+    /// Number of vCPUs, those included that have not been started.
+    #[must_use]
+    pub fn vcpus(&self) -> usize {
+        self.shared.ending.targets.len()
+    }
+
     /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
     ///
     /// # Errors
@@ -194,34 +197,12 @@ impl PausedGuard<'_> {
         }
         let place = self.shared.detour_place.ok_or(DetourMapError::NoPlace)?;
         let detour = DetourMemory::new(place.start, size)?;
-        slots.set_detour(&self.shared.vm, Some(detour.clone()))?;
+        slots.set_detour(&self.shared.vm, &detour)?;
         Ok(detour)
     }
 
-    /// Takes detour memory out of the guest's physical address space. KVM forgets all translations that led there.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses; the machine must not run on.
-    pub fn unmap_detour(&self) -> Result<(), SlotError> {
-        lock(&self.shared.slots).set_detour(&self.shared.vm, None)
-    }
-
-    /// A vCPU whose RIP is a key goes on at the value instead. Not to be called again before
-    /// [`vcpus_have_moved`](Self::vcpus_have_moved).
-    pub fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
-        self.shared.moves.publish(destinations);
-    }
-
-    /// Whether every vCPU has heeded the last [`move_vcpus`](Self::move_vcpus). Each does so before it next enters
-    /// the guest.
-    #[must_use]
-    pub fn vcpus_have_moved(&self) -> bool {
-        self.shared.moves.are_made()
-    }
-
     /// Where each vCPU stands that has been started: its RIP when it left the guest. One that waits for its turn to be
-    /// alone may have told of its trap, and go on elsewhere. Without the moves that are still to be heeded.
+    /// alone may have told of its trap, and go on elsewhere.
     #[must_use]
     pub fn vcpu_rips(&self) -> Vec<u64> {
         self.shared.rips.all()

@@ -68,24 +68,16 @@ impl Drop for Pause<'_> {
 }
 
 impl Paused for Pause<'_> {
+    fn vcpus(&self) -> usize {
+        unreachable!("only an engine asks for it")
+    }
+
     fn set_read_only(&self, _: &[vmm::PageRange]) -> Result<(), GuestError> {
         Ok(())
     }
 
     fn map_detour(&self, _: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
         unreachable!("only an engine asks for it")
-    }
-
-    fn unmap_detour(&self) -> Result<(), GuestError> {
-        unreachable!("only an engine asks for it")
-    }
-
-    fn move_vcpus(&self, _: BTreeMap<u64, vmm::Destination>) {
-        unreachable!("only an engine asks for it")
-    }
-
-    fn vcpus_have_moved(&self) -> bool {
-        true
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {

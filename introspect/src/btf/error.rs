@@ -5,7 +5,7 @@ use thiserror::Error;
 use crate::NotInImage;
 
 /// Why bytes are not BTF, or where none were found.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 pub enum BtfError {
     /// The file cannot be read as ELF.
     #[error("cannot look for types in this file")]

@@ -5,11 +5,40 @@
 
 use std::ops::Range;
 
-use iced_x86::FlowControl;
+use iced_x86::{FlowControl, Mnemonic};
 
 use super::boundary::boundaries;
-use super::decode::DecodeError;
+use super::decode::{DecodeError, Decoded};
 use crate::Gva;
+
+/// Where a vCPU goes from an instruction, as far as nothing but RIP and the stack pointer changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// To the next instruction: a nop, or an `endbr64`.
+    Next,
+    /// Directly to this address.
+    Jump(Gva),
+    /// Directly to this address, with the address of the next instruction pushed.
+    Call(Gva),
+    /// Something else changes, or it depends on something.
+    Other,
+}
+
+/// Where a vCPU goes from `decoded`.
+#[must_use]
+pub fn step(decoded: &Decoded) -> Step {
+    let insn = decoded.instruction();
+    match (
+        insn.mnemonic(),
+        insn.flow_control(),
+        decoded.branch_target(),
+    ) {
+        (Mnemonic::Nop | Mnemonic::Endbr64, ..) => Step::Next,
+        (_, FlowControl::UnconditionalBranch, Some(target)) => Step::Jump(target),
+        (_, FlowControl::Call, Some(target)) => Step::Call(target),
+        _ => Step::Other,
+    }
+}
 
 /// A direct branch found in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

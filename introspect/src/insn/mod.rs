@@ -33,7 +33,7 @@ pub use class::{Class, Reason, classify};
 pub use cpu::{Access, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
-pub use flow::{Branch, branch_into, has_indirect_jump, indirect_jump};
+pub use flow::{Branch, Step, branch_into, has_indirect_jump, indirect_jump, step};
 pub use next::{Next, next_places, tables_after};
 pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};

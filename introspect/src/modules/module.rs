@@ -80,6 +80,20 @@ pub struct Module {
 }
 
 impl Module {
+    /// A live module of which nothing is known but where its parts lie.
+    #[must_use]
+    pub fn with_regions(address: Gva, name: &str, regions: Vec<ModuleRegion>) -> Self {
+        Self {
+            address,
+            name: name.to_owned(),
+            state: ModuleState::Live,
+            regions,
+            symbols: Vec::new(),
+            sites: Vec::new(),
+            unread: Vec::new(),
+        }
+    }
+
     /// Where its `struct module` lies: what tells two modules apart, also of the same name.
     #[must_use]
     pub const fn address(&self) -> Gva {

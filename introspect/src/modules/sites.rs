@@ -34,13 +34,14 @@ pub(super) fn read(view: &View<'_>, layout: &ModuleLayout, bytes: &[u8], module:
     let mut sites = Vec::new();
     for (kind, what, table) in tables {
         let Some(table) = table else { continue };
-        match addresses(view, what, kind, *table, bytes) {
-            Ok(addresses) => {
-                let in_code = addresses.into_iter().filter(|&at| module.holds_code(at));
-                sites.extend(in_code.map(|address| PatchSite {
-                    address,
-                    len: len(view, kind, address),
+        match entries(view, what, kind, *table, bytes) {
+            Ok(entries) => {
+                let in_code = |entry: &Entry| module.holds_code(entry.address);
+                sites.extend(entries.into_iter().filter(in_code).map(|entry| PatchSite {
+                    address: entry.address,
+                    len: len(view, kind, entry.address),
                     kind,
+                    target: entry.target.filter(|&target| module.holds_code(target)),
                 }));
             }
             Err(error) => module.unread.push(error),
@@ -62,13 +63,20 @@ fn len(view: &View<'_>, kind: PatchKind, address: Gva) -> u8 {
         .unwrap_or(BRANCH_BYTES)
 }
 
-fn addresses(
+/// What an entry of a table says.
+struct Entry {
+    address: Gva,
+    /// Of a jump label.
+    target: Option<Gva>,
+}
+
+fn entries(
     view: &View<'_>,
     what: &'static str,
     kind: PatchKind,
     table: Table,
     module: &[u8],
-) -> Result<Vec<Gva>, ModulesError> {
+) -> Result<Vec<Entry>, ModulesError> {
     let count = table.count.read(module).unwrap_or_default();
     let start = Gva(table.start.read(module).unwrap_or_default());
     if count == 0 || start == Gva(0) {
@@ -79,15 +87,31 @@ fn addresses(
         .and_then(|len| len.checked_mul(table.stride))
         .ok_or(ModulesError::TooMany { what, count })?;
     let bytes = view.bytes(what, start, bytes)?;
-    let entries = bytes.chunks_exact(table.stride.max(1)).enumerate();
-    let address = |(number, entry): (usize, &[u8])| {
+    let chunks = bytes.chunks_exact(table.stride.max(1)).enumerate();
+    let entry = |(number, chunk): (usize, &[u8])| {
         if kind == PatchKind::Ftrace {
-            return Some(Gva(u64::from_le_bytes(entry.get(..8)?.try_into().ok()?)));
+            let address = Gva(u64::from_le_bytes(chunk.get(..8)?.try_into().ok()?));
+            return Some(Entry {
+                address,
+                target: None,
+            });
         }
-        // The distance from where it is stored.
-        let distance = i32::from_le_bytes(entry.get(..4)?.try_into().ok()?);
         let here = start.wrapping_add((number * table.stride) as u64);
-        Some(Gva(here.0.wrapping_add_signed(i64::from(distance))))
+        // The distance from where it is stored.
+        let relative = |offset: usize| {
+            let distance = chunk.get(offset..offset + 4)?.try_into().ok()?;
+            let from = here.wrapping_add(offset as u64);
+            let distance = i64::from(i32::from_le_bytes(distance));
+            Some(Gva(from.0.wrapping_add_signed(distance)))
+        };
+        let target = match kind {
+            PatchKind::JumpLabel => relative(4),
+            _ => None,
+        };
+        Some(Entry {
+            address: relative(0)?,
+            target,
+        })
     };
-    Ok(entries.filter_map(address).collect())
+    Ok(chunks.filter_map(entry).collect())
 }

@@ -303,6 +303,8 @@ impl Guest {
         let label = text.wrapping_add(0x20);
         self.put(label, &[0x66, 0x90]);
         self.put(jump, &distance(jump, label)[..4]);
+        let (to, target) = (jump.wrapping_add(4), text.wrapping_add(0x30));
+        self.put(to, &distance(to, target)[..4]);
         self.put64(module.wrapping_add(JUMP_LABELS), jump.0);
         self.put32(module.wrapping_add(JUMP_LABELS + 8), 1);
         let call = self.room(8, 8);

@@ -87,10 +87,14 @@ fn sites_join_the_kernels_own() {
         address: text.wrapping_add(offset),
         len,
         kind,
+        target: None,
     };
     let expected = [
         site(0, 5, PatchKind::Ftrace),
-        site(0x20, 2, PatchKind::JumpLabel),
+        PatchSite {
+            target: Some(text.wrapping_add(0x30)),
+            ..site(0x20, 2, PatchKind::JumpLabel)
+        },
         site(0x48, 5, PatchKind::StaticCall),
     ];
     assert_eq!(module.patch_sites(), expected);
@@ -98,6 +102,7 @@ fn sites_join_the_kernels_own() {
         address: Gva(0xffff_ffff_8100_0000),
         len: 1,
         kind: PatchKind::SmpLock,
+        target: None,
     };
     let sites: PatchSites = [own].into_iter().collect();
     let sites = sites.with_module(&module);

@@ -77,7 +77,12 @@ impl Kernel {
     }
 
     fn site(&mut self, address: Gva, len: u8, kind: PatchKind) {
-        self.sites.push(PatchSite { address, len, kind });
+        self.sites.push(PatchSite {
+            address,
+            len,
+            kind,
+            target: None,
+        });
     }
 
     fn image(&self) -> KernelImage {

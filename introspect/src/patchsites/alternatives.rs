@@ -67,6 +67,7 @@ fn read_as(tables: &Tables<'_>, table: &Table, layout: Layout) -> Option<Vec<Alt
                 address,
                 len,
                 kind: PatchKind::Alternative,
+                target: None,
             },
             replacement,
             replacement_len,

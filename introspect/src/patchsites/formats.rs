@@ -23,6 +23,9 @@ enum Length {
     Instruction(u8),
 }
 
+/// Where an entry of the jump labels' table has the target, behind the site.
+const JUMP_LABEL_TARGET: usize = 4;
+
 /// A table of signed 32-bit distances to the sites.
 struct RelativeTable {
     kind: PatchKind,
@@ -104,23 +107,26 @@ pub(super) fn read_all(tables: &Tables<'_>) -> Vec<PatchSite> {
 
 fn relative(tables: &Tables<'_>, format: &RelativeTable, sites: &mut Vec<PatchSite>) {
     let table = tables.between(format.start, format.end);
-    let addresses = table
-        .entries(format.stride, 4)
-        .filter_map(|at| table.relative(at));
+    let entries = table.entries(format.stride, 4);
+    let addresses = entries.filter_map(|at| Some((at, table.relative(at)?)));
     sites.extend(
         addresses
-            .filter(|&address| tables.holds_code(address))
-            .map(|address| {
+            .filter(|&(_, address)| tables.holds_code(address))
+            .map(|(at, address)| {
                 let len = match format.length {
                     Length::Fixed(len) => len,
                     Length::Instruction(default) => {
                         instruction_len(&tables.code(address), address).unwrap_or(default)
                     }
                 };
+                let target = (format.kind == PatchKind::JumpLabel)
+                    .then(|| table.relative(at + JUMP_LABEL_TARGET))
+                    .flatten();
                 PatchSite {
                     address,
                     len,
                     kind: format.kind,
+                    target: target.filter(|&target| tables.holds_code(target)),
                 }
             }),
     );
@@ -145,6 +151,7 @@ fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
         address: tables.unslid(stored),
         len: BRANCH_BYTES,
         kind: PatchKind::Ftrace,
+        target: None,
     };
     sites.extend(addresses.map(call));
 }
@@ -156,6 +163,7 @@ fn static_call_trampolines(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
         address: symbol.address,
         len: BRANCH_BYTES,
         kind: PatchKind::StaticCall,
+        target: None,
     }));
 }
 
@@ -168,6 +176,7 @@ fn paravirt(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
             address,
             len: table.u8(at + 9)?,
             kind: PatchKind::Paravirt,
+            target: None,
         })
     };
     sites.extend(table.entries(16, 10).filter_map(site));
@@ -181,6 +190,7 @@ fn cfi(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
         address: Gva(end.0.wrapping_sub(u64::from(CFI_CHECK_BYTES))),
         len: CFI_CHECK_BYTES,
         kind: PatchKind::Cfi,
+        target: None,
     }));
 }
 
@@ -202,6 +212,7 @@ fn runtime_constants(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
                 address,
                 len,
                 kind: PatchKind::RuntimeConst,
+                target: None,
             }));
         }
     }

@@ -12,6 +12,8 @@ pub struct PatchSite {
     pub len: u8,
     /// What for.
     pub kind: PatchKind,
+    /// The target of the jump that the kernel may write there: of a jump label.
+    pub target: Option<Gva>,
 }
 
 impl PatchSite {
@@ -95,6 +97,9 @@ impl PatchSites {
     pub fn rebased(&self, slide: i64) -> Self {
         let moved = |site: &PatchSite| PatchSite {
             address: Gva(site.address.0.wrapping_add_signed(slide)),
+            target: site
+                .target
+                .map(|target| Gva(target.0.wrapping_add_signed(slide))),
             ..*site
         };
         self.sites.iter().map(moved).collect()

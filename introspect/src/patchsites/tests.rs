@@ -70,6 +70,15 @@ const fn site(kind: PatchKind, offset: u64, len: u8) -> PatchSite {
         address: Gva(TEXT + offset),
         len,
         kind,
+        target: None,
+    }
+}
+
+/// A jump label with the target at `target`.
+const fn jump_label(offset: u64, len: u8, target: u64) -> PatchSite {
+    PatchSite {
+        target: Some(Gva(TEXT + target)),
+        ..site(PatchKind::JumpLabel, offset, len)
     }
 }
 
@@ -109,9 +118,11 @@ fn jump_labels_and_calls_are_as_long_as_their_instruction() {
     kernel.code(0x40, &[0x2e, 0xe8, 0, 0, 0, 0]);
     kernel.code(0x50, &[0x0f, 0x84, 0, 0, 0, 0]);
     kernel.table("__start___jump_table", "__stop___jump_table", |kernel| {
-        for site in [0x20, 0x30] {
+        // The target of the second is no code.
+        for (site, target) in [(0x20, 0x80), (0x30, TEXT_BYTES as u64)] {
             kernel.relative(site);
-            kernel.bytes.extend([0; 12]);
+            kernel.relative(target);
+            kernel.bytes.extend([0; 8]);
         }
     });
     kernel.table("__retpoline_sites", "__retpoline_sites_end", |kernel| {
@@ -129,13 +140,18 @@ fn jump_labels_and_calls_are_as_long_as_their_instruction() {
         .symbols
         .push(Gva(TEXT + 0x60), 't', "__SCT__might_resched");
     let expected = [
-        site(PatchKind::JumpLabel, 0x20, 2),
+        jump_label(0x20, 2, 0x80),
         site(PatchKind::JumpLabel, 0x30, 5),
         site(PatchKind::Retpoline, 0x40, 6),
         site(PatchKind::StaticCall, 0x50, 6),
         site(PatchKind::StaticCall, 0x60, 5),
     ];
-    assert_eq!(all(&kernel.sites()), expected);
+    let sites = kernel.sites();
+    assert_eq!(all(&sites), expected);
+    let moved = sites.rebased(SLIDE);
+    let there = |offset: u64| Gva((TEXT + offset).wrapping_add_signed(SLIDE));
+    let label = moved.overlapping(there(0x20), 1).expect("it has moved");
+    assert_eq!(label.target, Some(there(0x80)));
 }
 
 #[test]

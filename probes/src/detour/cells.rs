@@ -38,6 +38,16 @@ impl Words {
         self.gpa.wrapping_add(8 * index as u64)
     }
 
+    /// The first words of `memory`.
+    #[cfg(test)]
+    pub(crate) fn of(memory: Arc<dyn GuestMemory>) -> Self {
+        Self {
+            memory,
+            gpa: Gpa(0),
+            len: 1,
+        }
+    }
+
     /// What the first one says: how often its detour has counted.
     pub(crate) fn count(&self) -> u64 {
         self.memory.read_u64(self.gpa).unwrap_or(0)
@@ -64,43 +74,64 @@ impl Words {
     }
 }
 
-/// The memory that they lie in.
+/// What is free of the last page of words. Pages that are full are known to those who have words there.
+#[derive(Clone, Default)]
+pub(super) struct Cells(Option<Page>);
+
 #[derive(Clone)]
-pub(super) struct Cells {
-    pub(super) memory: Arc<dyn GuestMemory>,
+struct Page {
+    memory: Arc<dyn GuestMemory>,
     /// As the guest's kernel sees it.
-    pub(super) base: Gva,
-    pub(super) gpa: Gpa,
-    pub(super) bytes: u64,
+    base: Gva,
+    gpa: Gpa,
+    bytes: u64,
     /// How much has been given out.
-    pub(super) given: u64,
+    given: u64,
 }
 
 impl std::fmt::Debug for Cells {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Cells").field(&self.base).finish()
+        let base = self.0.as_ref().map(|page| page.base);
+        f.debug_tuple("Cells").field(&base).finish()
     }
 }
 
 impl Cells {
-    /// So many words that nobody has had: where the guest's kernel finds them, and how they are read. They are given
-    /// for good when [`keep`](Self::keep) is called.
-    pub(super) fn next(&self, len: usize) -> Result<(Gva, Words), DetourError> {
-        let end = self.given + 8 * len as u64;
-        if end > self.bytes {
-            return Err(DetourError::NoMoreDetours);
-        }
-        let words = Words {
-            memory: Arc::clone(&self.memory),
-            gpa: self.gpa.wrapping_add(self.given),
-            len,
-        };
-        Ok((self.base.wrapping_add(self.given), words))
+    /// On a page that is all zero.
+    pub(super) fn on(memory: Arc<dyn GuestMemory>, base: Gva, gpa: Gpa, bytes: u64) -> Self {
+        Self(Some(Page {
+            memory,
+            base,
+            gpa,
+            bytes,
+            given: 0,
+        }))
     }
 
-    /// The words that were given last are somebody's now.
+    /// Whether so many words are free.
+    pub(super) fn has_room(&self, len: usize) -> bool {
+        let page = self.0.as_ref();
+        page.is_some_and(|page| page.given + 8 * len as u64 <= page.bytes)
+    }
+
+    /// So many words that no detour has had: where the guest's kernel finds them, and how they are read. They are given
+    /// for good when [`keep`](Self::keep) is called.
+    pub(super) fn next(&self, len: usize) -> Result<(Gva, Words), DetourError> {
+        let page = self.0.as_ref().filter(|_| self.has_room(len));
+        let page = page.ok_or(DetourError::Full)?;
+        let words = Words {
+            memory: Arc::clone(&page.memory),
+            gpa: page.gpa.wrapping_add(page.given),
+            len,
+        };
+        Ok((page.base.wrapping_add(page.given), words))
+    }
+
+    /// The words that were given last are in use now.
     pub(super) fn keep(&mut self, words: &Words) {
-        let end = self.given + 8 * words.len as u64;
-        self.given = end.next_multiple_of(ALIGNMENT);
+        if let Some(page) = &mut self.0 {
+            let end = page.given + 8 * words.len as u64;
+            page.given = end.next_multiple_of(ALIGNMENT);
+        }
     }
 }

@@ -1,20 +1,17 @@
 //! The detours of a region: what the jumps of optimised probes lead to.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
+use std::collections::HashMap;
 
 use introspect::Gva;
 
+use super::DetourError;
 use super::cells::{Cells, Words};
 use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
 use super::jumped::{Jumped, Lead};
-use super::{DetourError, WayOut};
 use crate::WhenFull;
 use crate::plant::Jump;
 use crate::program::{Aggregate, Filter};
 
-/// Detours begin at multiples of this.
-const ALIGNMENT: usize = 16;
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
 const NEAR_BYTES: u64 = 5;
@@ -42,6 +39,8 @@ pub(crate) enum Keeps {
     Records,
     /// The same where followed calls return to.
     Returns,
+    /// The same at the entry of a function where returns to a static call show: with what is on top of the stack.
+    EntryReturns,
     /// The same of calls that are followed to their return.
     Calls,
     /// Nothing: it leaves the guest.
@@ -50,13 +49,21 @@ pub(crate) enum Keeps {
 
 impl Use {
     /// How many words it takes.
-    const fn words(&self) -> usize {
+    pub(super) const fn words(&self) -> usize {
         match (&self.keeps, self.when_full) {
             (Keeps::Count, _) | (Keeps::Records | Keeps::Calls, WhenFull::Drop) => 1,
             (Keeps::Aggregate(aggregate), _) => aggregate.words(),
             (Keeps::Records | Keeps::Calls, WhenFull::Exit)
-            | (Keeps::Returns | Keeps::Exits, _) => 0,
+            | (Keeps::Returns | Keeps::EntryReturns | Keeps::Exits, _) => 0,
         }
+    }
+
+    /// Whether it leaves records.
+    pub(super) const fn records(&self) -> bool {
+        matches!(
+            self.keeps,
+            Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns
+        )
     }
 }
 
@@ -100,33 +107,21 @@ pub(crate) struct LeftAt {
     pub(crate) on: Gva,
 }
 
-/// A detour to be written.
+/// A detour to be written at its entry.
 #[derive(Debug)]
 pub(super) struct NewDetour {
-    /// From the beginning of the region.
-    pub(super) offset: usize,
     pub(super) code: Code,
     pub(super) detour: MadeDetour,
 }
 
 type Key = (Gva, Vec<u8>, Use);
 
-/// The detours of a region. As with copies, one that has been made stays until the whole region is evacuated; the same
-/// jump finds it again, and its cell counts on.
-#[derive(Debug)]
+/// The detours of a region. A detour that has been made stays as long as the guest runs, since a thread may be in it at any
+/// time; the same jump finds it again, and its words count on.
+#[derive(Debug, Default)]
 pub(super) struct Detours {
-    base: Gva,
-    /// What is free of the region, from its beginning.
-    free: Range<usize>,
-    made: HashMap<Key, Made>,
-    exits: BTreeMap<Gva, LeftAt>,
-}
-
-#[derive(Debug)]
-struct Made {
-    detour: MadeDetour,
-    jump: Gva,
-    ways_out: Vec<(Gva, WayOut)>,
+    made: HashMap<Key, MadeDetour>,
+    exits: HashMap<Gva, LeftAt>,
 }
 
 fn key(jumped: &Jumped, usage: &Use) -> Key {
@@ -134,31 +129,8 @@ fn key(jumped: &Jumped, usage: &Use) -> Key {
 }
 
 impl Detours {
-    /// For a region that begins at `base`, in `room` of it.
-    pub(super) fn new(base: Gva, room: Range<usize>) -> Self {
-        Self {
-            base,
-            free: room,
-            made: HashMap::new(),
-            exits: BTreeMap::new(),
-        }
-    }
-
     pub(super) fn of(&self, jumped: &Jumped, usage: &Use) -> Option<MadeDetour> {
-        let made = self.made.get(&key(jumped, usage))?;
-        Some(made.detour.clone())
-    }
-
-    /// Where the jumps that lead to a detour are, or have been.
-    pub(super) fn originals(&self) -> impl Iterator<Item = Gva> {
-        self.made.values().map(|made| made.jump)
-    }
-
-    /// For each address at which a thread can be in a detour, where it would be without it.
-    pub(super) fn ways_out(&self) -> impl Iterator<Item = (Gva, WayOut)> {
-        self.made
-            .values()
-            .flat_map(|made| made.ways_out.iter().copied())
+        self.made.get(&key(jumped, usage)).cloned()
     }
 
     /// Whose exit is at `at`.
@@ -166,17 +138,16 @@ impl Detours {
         self.exits.get(&at).copied()
     }
 
-    /// Puts a detour together. It counts as made when [`keep`](Self::keep) is called.
+    /// Puts a detour together for `entry`. It counts as made when [`keep`](Self::keep) is called.
     pub(super) fn assemble(
         &self,
         jumped: &Jumped,
         usage: &Use,
+        entry: Gva,
         cells: &Cells,
         ring: Option<Gva>,
     ) -> Result<NewDetour, DetourError> {
-        let offset = self.free.start;
-        let entry = self.base.wrapping_add(offset as u64);
-        let who = u32::try_from(self.made.len() + 1).map_err(|_| DetourError::NoMoreDetours)?;
+        let who = u32::try_from(self.made.len() + 1).map_err(|_| DetourError::Full)?;
         let words = match usage.words() {
             0 => None,
             words => Some(cells.next(words)?),
@@ -185,13 +156,13 @@ impl Detours {
         let does = match &usage.keeps {
             Keeps::Count => Does::Count(at),
             Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, at),
-            Keeps::Records | Keeps::Calls | Keeps::Returns => Does::Record {
+            Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => Does::Record {
                 ring: ring.ok_or(DetourError::NoPlace)?,
                 who,
-                of: if usage.keeps == Keeps::Calls {
-                    Of::Call
-                } else {
-                    Of::Hit
+                of: match usage.keeps {
+                    Keeps::Calls => Of::Call,
+                    Keeps::EntryReturns => Of::Entry,
+                    _ => Of::Hit,
                 },
                 dropped: words.as_ref().map(|(at, _)| *at),
             },
@@ -204,20 +175,13 @@ impl Detours {
             plant: usage.plant,
         };
         let code = assemble(jumped, &work, entry)?;
-        if code.bytes.len() > self.free.len() {
-            return Err(DetourError::NoMoreDetours);
-        }
         let words = words.map(|(_, words)| words);
         let detour = MadeDetour { entry, who, words };
         // What cannot be jumped to is not made.
         if jumped.lead() == Lead::Jump {
             detour.jump_from(jumped.at())?;
         }
-        Ok(NewDetour {
-            offset,
-            code,
-            detour,
-        })
+        Ok(NewDetour { code, detour })
     }
 
     /// A detour has been written.
@@ -228,8 +192,6 @@ impl Detours {
         usage: &Use,
         cells: &mut Cells,
     ) -> MadeDetour {
-        let end = new.offset + new.code.bytes.len();
-        self.free.start = end.next_multiple_of(ALIGNMENT).min(self.free.end);
         if let Some(words) = &new.detour.words {
             cells.keep(words);
         }
@@ -237,14 +199,7 @@ impl Detours {
             let who = new.detour.who;
             self.exits.insert(at, LeftAt { who, on });
         }
-        self.made.insert(
-            key(jumped, usage),
-            Made {
-                detour: new.detour.clone(),
-                jump: jumped.at(),
-                ways_out: new.code.ways_out,
-            },
-        );
+        self.made.insert(key(jumped, usage), new.detour.clone());
         new.detour
     }
 }
@@ -255,13 +210,11 @@ mod tests {
 
     use introspect::Gpa;
     use introspect::insn::{Decoded, decode};
-    use vmm::Pop;
 
     use super::*;
-    use crate::detour::Leaves;
     use crate::guest::fake::FakeMemory;
 
-    const BASE: Gva = Gva(0xffff_ffff_9000_0000);
+    const ENTRY: Gva = Gva(0xffff_ffff_9000_0040);
     const DATA: Gva = Gva(0xffff_ffff_9020_0000);
     const RING: Gva = Gva(0xffff_ffff_9040_0000);
     const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
@@ -281,13 +234,8 @@ mod tests {
     }
 
     fn cells(bytes: u64) -> Cells {
-        Cells {
-            memory: Arc::new(FakeMemory::new(vec![0; 4096])),
-            base: DATA,
-            gpa: Gpa(0),
-            bytes,
-            given: 0,
-        }
+        let memory = Arc::new(FakeMemory::new(vec![0; 4096]));
+        Cells::on(memory, DATA, Gpa(0), bytes)
     }
 
     fn nop(at: Gva) -> Jumped {
@@ -314,15 +262,15 @@ mod tests {
     }
 
     #[test]
-    fn a_detour_counts_executes_what_was_there_and_jumps_back() {
-        let mut detours = Detours::new(BASE, 0x40..0x1000);
+    fn detour_counts_executes_displaced_instructions_and_jumps_back() {
+        let mut detours = Detours::default();
         let (jumped, mut cells) = (traced(), cells(4096));
         let [count, record] = [Keeps::Count, Keeps::Records].map(keeping);
         let new = detours
-            .assemble(&jumped, &count, &cells, None)
+            .assemble(&jumped, &count, ENTRY, &cells, None)
             .expect("there is room");
-        assert_eq!((new.offset, new.detour.entry), (0x40, Gva(BASE.0 + 0x40)));
-        let code = instructions(&new.code.bytes, new.detour.entry);
+        assert_eq!(new.detour.entry, ENTRY);
+        let code = instructions(&new.code.bytes, ENTRY);
         let texts: Vec<String> = code.iter().map(Decoded::text).collect();
         assert_eq!(
             texts[..],
@@ -338,107 +286,63 @@ mod tests {
         let jump = new.detour.jump_from(TEXT).expect("near enough");
         let jump = decode(jump.bytes(), TEXT).expect("a jump");
         assert_eq!(jump.branch_target(), Some(new.detour.entry));
-
-        // There is a way out from each of its instructions.
         assert!(detours.of(&jumped, &count).is_none());
         detours.keep(new, &jumped, &count, &mut cells);
         assert!(detours.of(&jumped, &count).is_some());
         assert!(detours.of(&jumped, &record).is_none());
-        let ways: Vec<_> = detours.ways_out().collect();
-        let places: Vec<_> = code.iter().map(Decoded::at).collect();
-        assert_eq!(ways.iter().map(|(at, _)| *at).collect::<Vec<_>>(), places);
-        let to: Vec<_> = ways
-            .iter()
-            .map(|(_, way)| (way.to.0 - TEXT.0, way.pops.len(), way.leaves))
-            .collect();
-        let (moved, on) = (Leaves::Moved, Leaves::RunningOn);
-        assert_eq!(to[..3], [(0, 0, moved), (0, 1, moved), (0, 1, on)]);
-        assert_eq!(to[3..], [(0, 0, on), (5, 0, on), (6, 0, moved)]);
     }
 
     #[test]
-    fn one_that_records_can_be_left_from_each_of_its_instructions() {
-        let mut detours = Detours::new(BASE, 0x40..0x1000);
+    fn recording_detour_balances_the_stack_and_exits_before_displaced_instructions() {
+        let mut detours = Detours::default();
         let (jumped, mut cells) = (traced(), cells(4096));
         let record = keeping(Keeps::Records);
         let new = detours
-            .assemble(&jumped, &record, &cells, Some(RING))
+            .assemble(&jumped, &record, ENTRY, &cells, Some(RING))
             .expect("there is room");
-        let code = instructions(&new.code.bytes, new.detour.entry);
+        let code = instructions(&new.code.bytes, ENTRY);
         let exit = new.code.exit.expect("it can be full");
         detours.keep(new, &jumped, &record, &mut cells);
-        let ways: BTreeMap<_, _> = detours.ways_out().collect();
-        assert_eq!(ways.len(), code.len());
-        // What is on the stack is what the instructions before have pushed.
-        let mut pushed = Vec::new();
-        let mut is_behind = false;
-        for decoded in &code {
-            let way = ways[&decoded.at()];
-            if !is_behind && way.to == TEXT {
-                let popped: Vec<Pop> = pushed.iter().rev().copied().collect();
-                assert_eq!(way.pops, popped, "{}", decoded.text());
-            }
-            match &decoded.text()[..] {
-                "pushfq" => pushed.push(Pop::Flags),
-                "push rax" => pushed.push(Pop::Rax),
-                "push rcx" => pushed.push(Pop::Rcx),
-                "push rdx" => pushed.push(Pop::Rdx),
-                "popfq" => drop(pushed.pop()),
-                text if text.starts_with("pop ") => drop(pushed.pop()),
-                // The other end follows, where all is pushed again.
-                text if text.starts_with("jmp") => is_behind = true,
-                _ => (),
-            }
+        // Two ends pop what one beginning has pushed.
+        let texts: Vec<String> = code.iter().map(Decoded::text).collect();
+        let count = |wanted: &str| texts.iter().filter(|text| *text == wanted).count();
+        for register in ["rax", "rcx", "rdx"] {
+            assert_eq!(count(&format!("push {register}")), 1);
+            assert_eq!(count(&format!("pop {register}")), 2);
         }
-        assert!(pushed.is_empty());
-        // Who is behind the record is not moved before what was there; nor is a vCPU whose hit is told at the exit.
-        let leaves = |decoded: &Decoded| ways[&decoded.at()].leaves;
-        let changes: Vec<_> = code
-            .windows(2)
-            .filter(|two| leaves(&two[0]) != leaves(&two[1]))
-            .map(|two| two[0].text())
-            .collect();
-        assert_eq!(leaves(&code[0]), Leaves::Moved);
-        assert_eq!(changes, ["mov [rcx], eax", "push rbp", "popfq"]);
+        assert_eq!((count("pushfq"), count("popfq")), (1, 2));
         let left = detours.left_at(exit.at).expect("it is known");
-        let counted = WayOut::plain(TEXT, Leaves::RunningOn);
-        assert_eq!((left.who, ways[&left.on]), (1, counted));
-        assert_eq!(ways[&exit.at], counted);
-        // As the target says: no more than 60 for a record, the jump and what was there included.
+        let on = code.iter().find(|decoded| decoded.at() == left.on);
+        assert_eq!(on.map(Decoded::bytes), Some(&NOP5[..]));
+        assert_eq!(left.who, 1);
+        // No more than 60 for a record, the jump and the displaced instructions included.
         let taken = code.iter().take_while(|decoded| decoded.at() != exit.at);
         let restores = 4;
         assert!(1 + taken.count() - restores <= 60);
     }
 
     #[test]
-    fn each_has_words_of_its_own_until_there_is_no_room() {
-        let mut detours = Detours::new(BASE, 0..0x1000);
-        let mut cells = cells(3 * ALIGNMENT as u64);
+    fn each_detour_has_words_of_its_own_until_there_is_no_room() {
+        let mut detours = Detours::default();
+        let mut cells = cells(3 * 16);
         let count = keeping(Keeps::Count);
         let mut seen = Vec::new();
         for i in 0..3 {
             let jumped = nop(TEXT.wrapping_add(64 * i));
+            assert!(cells.has_room(1));
             let new = detours
-                .assemble(&jumped, &count, &cells, None)
+                .assemble(&jumped, &count, ENTRY, &cells, None)
                 .expect("room");
-            let offset = new.offset;
             let made = detours.keep(new, &jumped, &count, &mut cells);
-            seen.push((made.words.expect("it counts"), made.who, offset));
+            seen.push((made.words.expect("it counts"), made.who));
         }
         let at = |index: usize| cells_of(&seen[index].0);
         assert_eq!([at(0), at(1), at(2)], [0, 16, 32]);
-        assert!(
-            seen.iter()
-                .map(|(_, who, offset)| (*who, *offset))
-                .eq([(1, 0), (2, 32), (3, 64)])
-        );
+        assert!(seen.iter().map(|(_, who)| *who).eq([1, 2, 3]));
         let jumped = nop(TEXT.wrapping_add(1000));
-        let full = detours.assemble(&jumped, &count, &cells, None);
-        assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
-
-        let detours = Detours::new(BASE, 0..8);
-        let full = detours.assemble(&nop(TEXT), &count, &self::cells(4096), None);
-        assert!(matches!(full, Err(DetourError::NoMoreDetours)), "{full:?}");
+        let full = detours.assemble(&jumped, &count, ENTRY, &cells, None);
+        assert!(matches!(full, Err(DetourError::Full)), "{full:?}");
+        assert!(!cells.has_room(1));
     }
 
     /// Where words are, from the beginning.
@@ -450,10 +354,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_far_or_too_short_is_not_jumped_over() {
-        let detours = Detours::new(BASE, 0..0x1000);
+    fn distant_or_short_instruction_is_not_jumped_over() {
+        let detours = Detours::default();
         let far = nop(Gva(0x10_0000_0000));
-        let far = detours.assemble(&far, &keeping(Keeps::Count), &cells(4096), None);
+        let far = detours.assemble(&far, &keeping(Keeps::Count), ENTRY, &cells(4096), None);
         assert!(matches!(far, Err(DetourError::TooFar)), "{far:?}");
         let push = decode(&[0x55], TEXT).expect("an instruction");
         assert_eq!(Jumped::new(push, None), None);

@@ -14,21 +14,23 @@
 //! Beside the copies lie the detours of optimised probes (`code`), which count in cells that the guest can write, or leave
 //! records in a ring there.
 //!
-//! Threads: a vCPU that stands at a plant looks a copy up under a read lock that nobody holds while he waits; what is
-//! laid and copied changes with the other vCPUs paused. `docs/detours.md` has the reasons.
+//! Threads: a vCPU that stands at a plant looks a copy up under a read lock that is never held while its holder waits; what
+//! is laid and copied changes with the other vCPUs paused. Whatever the guest may once have executed stays as it is until
+//! the guest ends. `docs/detours.md` has the reasons.
 
 mod cells;
+#[cfg(test)]
+mod churn;
 mod code;
 mod copies;
-mod evacuate;
 mod jumped;
 mod made;
+mod pages;
 mod place;
 mod region;
 mod ring;
 mod switch;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -36,19 +38,17 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, KernelInt3, PagingState};
-use vmm::Pop;
 
 use crate::guest::{GuestError, GuestMemory, Paused};
 use crate::plant::Jump;
-use evacuate::Evacuated;
 use region::Region;
-use switch::{LeadsTo, Switch};
+use switch::LeadsTo;
 
 pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::{Jumped, Lead};
 pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
-pub(crate) use region::ChangedEntry;
+pub(crate) use pages::ChangedEntry;
 #[cfg(test)]
 pub(crate) use ring::{
     FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
@@ -64,55 +64,32 @@ pub(crate) enum DetourError {
     /// The kernel's page tables cannot be followed.
     #[error("the kernel's text is not mapped")]
     NotMapped,
-    /// The region has as many copies as it holds.
-    #[error("the detour region holds no more than {0} copies")]
-    Full(usize),
-    /// The region has as many detours as it holds.
-    #[error("the detour region holds no more detours")]
-    NoMoreDetours,
+    /// The region has as many pages as it may have, and no room on them.
+    #[error(
+        "the detour region is full: a guest has at most {} pages of 2 MiB for detours",
+        pages::MAX_PAGES
+    )]
+    Full,
     /// The original is too far away to jump back to.
     #[error("the region is too far from the instruction")]
     TooFar,
     /// The kernel does not say where something is that a detour needs.
     #[error(transparent)]
     NotKept(NotKept),
-    /// A thread is in a detour and cannot be moved.
-    #[error("a thread of the guest may be in it")]
-    NotLeft,
-    /// A vCPU has not yet left the region that was there before.
-    #[error("the last region is still being left")]
-    BeingLeft,
+    /// The jump in the kernel's handler of `int3` would change the instruction that a vCPU executes next.
+    #[error(
+        "a vCPU may be between the instructions where the kernel's handler of int3 is to be led on"
+    )]
+    HandlerInUse,
     /// The guest has changed its page tables.
     #[error("the guest has changed an entry of its page tables that leads to the detour region")]
     Lost,
+    /// Another kernel runs now.
+    #[error("the kernel that the detour region was made for has handed over to another one")]
+    HandedOver,
     /// The machine.
     #[error(transparent)]
     Guest(#[from] GuestError),
-}
-
-/// Where a thread goes on that is in code of the region's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct WayOut {
-    to: Gva,
-    /// What it has pushed.
-    pops: &'static [Pop],
-    leaves: Leaves,
-}
-
-impl WayOut {
-    const fn plain(to: Gva, leaves: Leaves) -> Self {
-        let pops = &[];
-        Self { to, pops, leaves }
-    }
-}
-
-/// How a thread gets out of the region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Leaves {
-    /// It is moved: it has not been counted, or all that it is there for is done.
-    Moved,
-    /// It runs on. It may have been counted, and would be again at its way out, where a plant can be when it comes there.
-    RunningOn,
 }
 
 /// Where the guest's kernel is.
@@ -124,13 +101,13 @@ pub(crate) struct KernelSpace {
     pub(crate) image: Range<Gva>,
 }
 
-/// Whether the guest's handler may be given an `int3` of ours.
+/// Whether a vCPU may be on its way from an `int3` of ours to the guest's own handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandedOn {
-    /// None is on its way there.
-    Nobody,
-    /// One may be.
-    Somebody,
+    /// None is.
+    No,
+    /// One may be: its hit has not been counted.
+    Maybe,
 }
 
 #[derive(Debug, Default)]
@@ -141,9 +118,11 @@ enum State {
     Laid(Box<Region>),
     /// This guest has no place for it.
     Refused,
-    /// The guest has changed an entry that leads there. Whoever is in it runs on, as far as he gets; nobody is sent there
-    /// any more, and it stays as it is.
+    /// The guest has changed an entry that leads there. No jump leads there any more; it stays as it is, for the threads
+    /// that are in it.
     Lost(Box<Region>),
+    /// The kernel has handed over to another one: no entry leads there.
+    HandedOver,
 }
 
 impl State {
@@ -155,9 +134,6 @@ impl State {
         kernel: &KernelSpace,
     ) -> Result<Option<&mut Region>, DetourError> {
         if let Self::NotLaid = self {
-            if !paused.vcpus_have_moved() {
-                return Err(DetourError::BeingLeft);
-            }
             *self = match Region::lay(paused, memory, kernel) {
                 Ok(region) => Self::Laid(Box::new(region)),
                 Err(error) => {
@@ -170,7 +146,23 @@ impl State {
             Self::Laid(region) => Some(region),
             Self::NotLaid | Self::Refused => None,
             Self::Lost(_) => return Err(DetourError::Lost),
+            Self::HandedOver => return Err(DetourError::HandedOver),
         })
+    }
+
+    /// The region, if threads of the guest may be in it.
+    fn region(&self) -> Option<&Region> {
+        match self {
+            Self::Laid(region) | Self::Lost(region) => Some(region),
+            Self::NotLaid | Self::Refused | Self::HandedOver => None,
+        }
+    }
+
+    fn region_mut(&mut self) -> Option<&mut Region> {
+        match self {
+            Self::Laid(region) | Self::Lost(region) => Some(region),
+            Self::NotLaid | Self::Refused | Self::HandedOver => None,
+        }
     }
 }
 
@@ -183,10 +175,8 @@ pub(crate) struct Detour {
     writes: AtomicU64,
     /// That of the region, for those who must not wait.
     ring: ArcSwapOption<Ring>,
-    /// The kernel's page tables, while there are detours; for those who must not wait.
+    /// The kernel's page tables, once there are detours; for those who must not wait.
     paging: ArcSwapOption<PagingState>,
-    /// Where the region begins for the guest's kernel once there are detours; 0 before.
-    code: AtomicU64,
 }
 
 impl Detour {
@@ -209,8 +199,8 @@ impl Detour {
         let State::Laid(region) = &*state else {
             return None;
         };
-        let copy = region.copies.of(decoded)?;
-        region.is_reached(memory, paging).then_some(copy)
+        let copy = region.copy_of(decoded)?;
+        region.is_reached(memory, paging, copy).then_some(copy)
     }
 
     /// Makes a copy of `decoded`, and lays the region for it if need be.
@@ -226,7 +216,7 @@ impl Detour {
         decoded: &Decoded,
     ) -> Result<(), DetourError> {
         match self.write().laid(paused, memory, kernel)? {
-            Some(region) => region.copy(decoded),
+            Some(region) => region.copy(memory, decoded),
             None => Ok(()),
         }
     }
@@ -247,13 +237,9 @@ impl Detour {
         let mut state = self.write();
         let region = state.laid(paused, memory, kernel)?;
         let region = region.ok_or(DetourError::NoPlace)?;
-        if !region.is_reached(memory, &kernel.paging) {
-            return Err(DetourError::NotMapped);
-        }
-        let made = region.make(memory, kernel, jumped, usage)?;
+        let made = region.make(memory, jumped, usage)?;
         self.ring.store(region.ring());
-        self.paging.store(Some(Arc::new(region.kernel.paging)));
-        self.code.store(region.code().start, Ordering::Release);
+        self.paging.store(Some(Arc::new(region.kernel().paging)));
         Ok(made)
     }
 
@@ -262,10 +248,11 @@ impl Detour {
     ///
     /// # Errors
     ///
-    /// When there is no room, or the handler cannot be led here; then nothing has changed.
+    /// When there is no room, or the handler cannot be led here; then nothing has changed that the guest could see.
     pub(crate) fn lead(
         &self,
         paused: &dyn Paused,
+        memory: &dyn GuestMemory,
         int3: &KernelInt3,
         site: Gva,
         to: Gva,
@@ -275,78 +262,59 @@ impl Detour {
         let State::Laid(region) = &mut *state else {
             return Err(DetourError::NoPlace);
         };
-        let begun = region.lead(int3, site, to)?;
-        let Some((at, jump)) = begun else {
-            return Ok(());
-        };
-        let middle = region.switch().map(Switch::middle);
-        // An NMI may have come there, too.
-        let is_free =
-            !paused.vcpu_rips().iter().any(|rip| Some(*rip) == middle) && !paused.is_in_nmi();
-        let opened = if is_free {
+        // The second of the instructions under the jump; an NMI may have come there, too.
+        let middle = int3.first[1].at();
+        region.lead(memory, int3, site, to, |at, jump| {
+            if paused.is_in_nmi() || paused.vcpu_rips().contains(&middle) {
+                return Err(DetourError::HandlerInUse);
+            }
             open(at, jump)
-        } else {
-            Err(DetourError::NotLeft)
-        };
-        opened.inspect_err(|_| region.drop_switch())
+        })
     }
 
-    /// The `int3` at `site`, if one has led to a detour, does so no more.
+    /// The `int3` at `site`, if one has led to a detour, does so no more: a vCPU that has executed it goes back there.
     ///
     /// # Errors
     ///
     /// When memory cannot be written.
     pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
-        match &mut *self.write() {
-            State::Laid(region) => region.set_lead(site, LeadsTo::Back),
-            State::NotLaid | State::Refused | State::Lost(_) => Ok(()),
+        match self.write().region_mut() {
+            Some(region) => region.set_lead(site, LeadsTo::Back),
+            None => Ok(()),
         }
     }
 
     /// Whether an `int3` of the guest's own at `site`, which memory does not show, would be taken for one of ours.
     pub(crate) fn sends_back(&self, site: Gva) -> bool {
-        if self.code.load(Ordering::Acquire) == 0 {
-            return false;
-        }
-        match &*self.read() {
-            State::Laid(region) => region.switch().is_some_and(|it| it.sends_back(site)),
-            State::NotLaid | State::Refused | State::Lost(_) => false,
-        }
+        let state = self.read();
+        let switch = state.region().and_then(Region::switch);
+        switch.is_some_and(|switch| switch.sends_back(site))
     }
 
-    /// The `int3` at `site` is the guest's own from now on. Who has executed one of ours goes back to it first.
+    /// The `int3` at `site` is the guest's own from now on. A vCPU that has executed one of ours, and is still on its way to
+    /// the table, is taken for one that has executed the guest's.
     ///
     /// # Errors
     ///
     /// When memory cannot be written.
     pub(crate) fn hand_on(&self, paused: &dyn Paused, site: Gva) -> Result<HandedOn, DetourError> {
         let mut state = self.write();
-        let State::Laid(region) = &mut *state else {
-            return Ok(HandedOn::Nobody);
+        let Some(region) = state.region_mut() else {
+            return Ok(HandedOn::No);
         };
         let known = region.switch().filter(|switch| switch.sends_back(site));
         let Some(switch) = known else {
-            return Ok(HandedOn::Nobody);
+            return Ok(HandedOn::No);
         };
-        // Who has not heeded the last move has not run since, and that is where he goes anyway.
-        if paused.vcpus_have_moved() {
-            let moves: BTreeMap<_, _> = switch.moves().collect();
-            if paused
-                .vcpu_rips()
-                .iter()
-                .any(|rip| moves.contains_key(&rip.0))
-            {
-                paused.move_vcpus(moves);
-            }
-        }
         // An NMI may have come on the way.
-        let handed_on = if paused.is_in_nmi() {
-            HandedOn::Somebody
-        } else {
-            HandedOn::Nobody
-        };
+        let is_under_way = |rip: &Gva| switch.is_before_lookup(*rip);
+        let may_be = paused.is_in_nmi() || paused.vcpu_rips().iter().any(is_under_way);
         region.set_lead(site, LeadsTo::Handler)?;
-        Ok(handed_on)
+        Ok(if may_be {
+            HandedOn::Maybe
+        } else {
+            HandedOn::No
+        })
     }
 
     /// The ring, if a detour records. Nobody is waited for.
@@ -354,41 +322,30 @@ impl Detour {
         self.ring.load()
     }
 
-    /// The kernel's page tables, while there are detours. Nobody is waited for.
+    /// The kernel's page tables, once there are detours. Nobody is waited for.
     pub(crate) fn paging(&self) -> Option<PagingState> {
         self.paging.load().as_deref().copied()
     }
 
     /// Where a vCPU belongs that has executed a plant's byte in a detour.
     pub(crate) fn left_at(&self, rip: Gva) -> Option<LeftAt> {
-        let code = self.code.load(Ordering::Acquire);
-        if code == 0 || !region::holds(code, rip) {
-            return None;
-        }
-        match &*self.read() {
-            State::Laid(region) | State::Lost(region) => region.left_at(rip),
-            State::NotLaid | State::Refused => None,
-        }
+        self.read().region()?.left_at(rip)
     }
 
     /// Where the kernel was when the region was laid, if it is.
     pub(crate) fn kernel(&self) -> Option<KernelSpace> {
-        match &*self.read() {
-            State::Laid(region) | State::Lost(region) => Some(region.kernel.clone()),
-            State::NotLaid | State::Refused => None,
-        }
+        self.read().region().map(|region| region.kernel().clone())
     }
 
     /// Whether it is worth telling the user of this error: once for each kind.
     pub(crate) fn is_news(&self, error: &DetourError) -> bool {
         match error {
-            DetourError::Full(_) => !self.told_full.swap(true, Ordering::Relaxed),
+            DetourError::Full => !self.told_full.swap(true, Ordering::Relaxed),
             DetourError::TooFar
-            | DetourError::BeingLeft
-            | DetourError::NoMoreDetours
             | DetourError::NotKept(_)
-            | DetourError::NotLeft
-            | DetourError::Lost => false,
+            | DetourError::HandlerInUse
+            | DetourError::Lost
+            | DetourError::HandedOver => false,
             // The region is refused for good.
             DetourError::NoPlace | DetourError::NotMapped | DetourError::Guest(_) => true,
         }
@@ -396,12 +353,9 @@ impl Detour {
 
     /// The guest writes to this address: how often it has written to the region, if it is in there.
     pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
-        match &*self.read() {
-            State::Laid(region) | State::Lost(region) if region.holds(gpa) => {
-                Some(self.writes.fetch_add(1, Ordering::Relaxed) + 1)
-            }
-            _ => None,
-        }
+        let state = self.read();
+        let is_there = state.region().is_some_and(|region| region.holds(gpa));
+        is_there.then(|| self.writes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// Whether the region is laid.
@@ -409,70 +363,40 @@ impl Detour {
         matches!(&*self.read(), State::Laid(_))
     }
 
-    /// After [`give_back`](Self::give_back) has failed with [`DetourError::NotLeft`]: whether it is worth another try, as
-    /// far as can be seen while the guest runs.
-    pub(crate) fn may_have_been_left(&self, memory: &dyn GuestMemory) -> bool {
-        match &*self.read() {
-            State::Laid(region) => !region.keepers.iter().any(|it| it.is_there(memory)),
-            State::NotLaid | State::Refused | State::Lost(_) => false,
-        }
-    }
-
     /// The entry that leads to the region and says something else than was written there, if one does.
     pub(crate) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
         match &*self.read() {
             State::Laid(region) => region.changed_entry(memory),
-            State::NotLaid | State::Refused | State::Lost(_) => None,
+            State::NotLaid | State::Refused | State::Lost(_) | State::HandedOver => None,
         }
     }
 
-    /// The region is used no more, and not given back. Who has executed an `int3` and not come there goes back to it.
-    pub(crate) fn lose(&self, paused: &dyn Paused) {
+    /// No jump is to lead to the region any more. Says whether the kernel's handler of `int3` may be led to the switch
+    /// still.
+    pub(crate) fn lose(&self, memory: &dyn GuestMemory) -> bool {
         let mut state = self.write();
-        if let State::Laid(region) = &*state
-            && let Some(switch) = region.switch()
-            && paused.vcpus_have_moved()
-        {
-            paused.move_vcpus(switch.moves().collect());
-        }
         *state = match std::mem::take(&mut *state) {
             State::Laid(region) => State::Lost(region),
             other => other,
         };
+        let region = state.region();
+        region.is_some_and(|region| region.is_switch_reached(memory))
     }
 
-    /// Takes the region away if nobody needs any of its copies: `needs` says whether the instruction at an address is
-    /// probed. The guest's memory is then what it would be had there been none. What is left in the ring, if there was
-    /// one, is still to be taken out. `close` takes the jump out of the kernel's handler of `int3`, if there is one.
+    /// The kernel hands over to another one: its page tables are again what they were, and no vCPU gets to the region. No
+    /// other region is laid.
     ///
     /// # Errors
     ///
-    /// When somebody is in it who cannot be moved, or the machine refuses.
-    pub(crate) fn give_back(
-        &self,
-        paused: &dyn Paused,
-        memory: &dyn GuestMemory,
-        needs: impl Fn(Gva) -> bool,
-        close: impl FnOnce() -> Result<(), GuestError>,
-    ) -> Result<Option<Arc<Ring>>, DetourError> {
+    /// When memory cannot be written.
+    pub(crate) fn hand_over(&self, memory: &dyn GuestMemory) -> Result<(), DetourError> {
         let mut state = self.write();
-        let State::Laid(region) = &mut *state else {
-            return Ok(None);
-        };
-        if region.originals().any(needs) {
-            return Ok(None);
+        if let Some(region) = state.region_mut() {
+            region.unmap(memory)?;
         }
-        if !paused.vcpus_have_moved() {
-            region.keepers.clear();
-            return Err(DetourError::NotLeft);
-        }
-        if let Evacuated::Kept(keepers) = evacuate::evacuate(paused, memory, region, close)? {
-            region.keepers = keepers;
-            return Err(DetourError::NotLeft);
-        }
-        *state = State::NotLaid;
-        self.code.store(0, Ordering::Release);
+        *state = State::HandedOver;
+        self.ring.store(None);
         self.paging.store(None);
-        Ok(self.ring.swap(None))
+        Ok(())
     }
 }

@@ -19,9 +19,10 @@
 //! switch yet. It is sent back to the site, where by then the guest's own byte is, or a plant. Only if memory shows an
 //! `int3` there, that is the guest's own, and goes to its handler. Where a plant lies over an `int3` of the guest's own, so
 //! that memory does not show it, the site leads to the handler from the first time that the guest is given it.
+//!
+//! Code and table stay as long as the guest runs, and so does the jump in the kernel's handler.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, eax, ecx, ptr, qword_ptr, rax, rcx, rdx, rsp,
@@ -31,7 +32,6 @@ use iced_x86::{
 };
 use introspect::insn::Decoded;
 use introspect::{Gva, KernelInt3};
-use vmm::{Destination, Leaves, Pop};
 
 use super::DetourError;
 use super::code::Unwritten;
@@ -39,7 +39,7 @@ use super::made::near_jump;
 use crate::plant::Jump;
 
 /// How many places the table has; a power of two.
-const PLACES: u32 = 8192;
+const PLACES: u32 = 1 << 17;
 /// An address is multiplied by this, 32 bits, and the upper bits of what comes out are where it is looked for first.
 const FACTOR: u32 = 0x9e37_79b1;
 const SHIFT: u32 = u32::BITS - PLACES.ilog2();
@@ -49,19 +49,14 @@ const PLACE_BYTES: usize = 16;
 const BACK: u64 = 0;
 /// To the kernel's handler.
 const TO_HANDLER: u64 = 1;
-/// So many sites there are at the most: somebody who is not in the table is found out by a place that is empty.
+/// So many sites there are at the most: the search for an address that is not in the table ends at an empty place.
 const MAX_SITES: usize = PLACES as usize / 4 * 3;
 
-/// What the code lies in.
-const CODE_BYTES: usize = 256;
-/// What all of it takes.
-pub(super) const SWITCH_BYTES: usize = CODE_BYTES + PLACES as usize * PLACE_BYTES;
+const _: () = assert!(PLACES as u64 * PLACE_BYTES as u64 <= super::place::REGION_BYTES);
 
 const INT3: i32 = 0xcc;
-/// Above the stack pointer, in the code: the frame, with nothing saved and with three registers saved.
-const FRAME: u64 = 8;
+/// Above the stack pointer, in the code: the frame, with three registers saved.
 const SAVED_FRAME: i32 = 32;
-const SAVED: &[Pop] = &[Pop::Rdx, Pop::Rcx, Pop::Rax];
 
 /// See the module's text.
 #[derive(Debug)]
@@ -86,15 +81,13 @@ pub(super) enum LeadsTo {
     Handler,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Site {
     place: usize,
     leads_to: LeadsTo,
-    /// Every detour that it has led to: a vCPU in the switch may have looked up an earlier one.
-    detours: BTreeSet<Gva>,
 }
 
-/// A place of the table, to be written: how far from the beginning of the switch, and what.
+/// A place of the table, to be written: how far from its beginning, and what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NewPlace {
     pub(super) offset: usize,
@@ -104,21 +97,8 @@ pub(super) struct NewPlace {
 #[derive(Clone, Debug)]
 struct Code {
     bytes: Vec<u8>,
-    /// For each of its instructions.
-    stands: Vec<(Gva, Stand)>,
-}
-
-/// How far who is at an instruction of the switch has come.
-#[derive(Clone, Copy, Debug)]
-struct Stand {
-    /// What it has saved.
-    pops: &'static [Pop],
-    /// How far above the stack pointer the frame is then.
-    frame: u64,
-    /// Where the handler goes on, if it is not one of ours.
-    handler: Gva,
-    /// The frame says where it goes on, no longer where it comes from.
-    is_decided: bool,
+    /// Behind the instruction that reads from the table where a site leads.
+    decided: Gva,
 }
 
 fn place_of(behind: u64) -> usize {
@@ -128,14 +108,16 @@ fn place_of(behind: u64) -> usize {
 }
 
 impl Switch {
-    /// To be written at `at`.
-    pub(super) fn new(at: Gva, int3: &KernelInt3) -> Result<Self, DetourError> {
-        let table = at.wrapping_add(CODE_BYTES as u64);
+    /// Its code has no more bytes than this.
+    pub(super) const CODE_BYTES: usize = 256;
+
+    /// To be written at `at`; its table is at `table`, and all zero.
+    pub(super) fn new(at: Gva, table: Gva, int3: &KernelInt3) -> Result<Self, DetourError> {
         let code = Writer::new(int3)
             .and_then(|writer| writer.assemble(at, table))
             .map_err(|_| Unwritten::TooFar)?;
-        if code.bytes.len() > CODE_BYTES {
-            return Err(DetourError::NoMoreDetours);
+        if code.bytes.len() > Self::CODE_BYTES {
+            return Err(DetourError::Full);
         }
         Ok(Self {
             int3: int3.clone(),
@@ -147,10 +129,13 @@ impl Switch {
     }
 
     /// What is to be in memory before anything leads to it.
-    pub(super) fn bytes(&self) -> Vec<u8> {
-        let mut bytes = self.code.bytes.clone();
-        bytes.resize(SWITCH_BYTES, 0);
-        bytes
+    pub(super) fn code(&self) -> &[u8] {
+        &self.code.bytes
+    }
+
+    /// Its first instruction.
+    pub(super) fn entry(&self) -> Gva {
+        self.entry
     }
 
     /// Where the kernel's handler is led here, and by which jump.
@@ -171,116 +156,59 @@ impl Switch {
             (Some(place), _) => place,
             (None, LeadsTo::Back | LeadsTo::Handler) => return Ok(None),
             (None, LeadsTo::Detour(_)) if self.sites.len() >= MAX_SITES => {
-                return Err(DetourError::NoMoreDetours);
+                return Err(DetourError::Full);
             }
             (None, LeadsTo::Detour(_)) => {
                 let first = place_of(behind);
                 let places = (first..self.taken.len()).chain(0..first);
                 let mut free = places.filter(|place| !self.taken[*place]);
-                free.next().ok_or(DetourError::NoMoreDetours)?
+                free.next().ok_or(DetourError::Full)?
             }
         };
-        let known = self.sites.entry(behind).or_insert(Site {
-            place,
-            leads_to,
-            detours: BTreeSet::new(),
-        });
-        known.leads_to = leads_to;
+        self.sites.insert(behind, Site { place, leads_to });
         self.taken[place] = true;
         let to = match leads_to {
-            LeadsTo::Detour(to) => {
-                known.detours.insert(to);
-                to.0
-            }
+            LeadsTo::Detour(to) => to.0,
             LeadsTo::Back => BACK,
             LeadsTo::Handler => TO_HANDLER,
         };
         let mut bytes = [0; PLACE_BYTES];
         bytes[..8].copy_from_slice(&behind.to_le_bytes());
         bytes[8..].copy_from_slice(&to.to_le_bytes());
-        let offset = CODE_BYTES + place * PLACE_BYTES;
+        let offset = place * PLACE_BYTES;
         Ok(Some(NewPlace { offset, bytes }))
     }
 
-    /// Whether who comes from `site` is sent back there.
+    /// Whether a vCPU that comes from `site` is sent back there.
     pub(super) fn sends_back(&self, site: Gva) -> bool {
         let known = self.sites.get(&site.wrapping_add(1).0);
         known.is_some_and(|known| known.leads_to == LeadsTo::Back)
     }
 
-    /// The addresses of its instructions.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = Gva> {
-        self.code.stands.iter().map(|(at, _)| *at)
-    }
-
-    /// For each address between an `int3` and the end of the switch, where a vCPU goes on when there is no switch any
-    /// more: at the site that it comes from, or, if it comes from none, in the kernel's handler.
-    pub(super) fn moves(&self) -> impl Iterator<Item = (u64, Destination)> {
-        // An address can be behind one site and at the next.
-        let (mut came, mut decided) = (BTreeMap::new(), BTreeMap::new());
-        for (behind, site) in &self.sites {
-            let at = behind.wrapping_sub(1);
-            came.insert(*behind, at);
-            decided.insert(at, at);
-            decided.extend(site.detours.iter().map(|detour| (detour.0, at)));
-        }
-        let (came, decided) = (Arc::new(came), Arc::new(decided));
-        let before = self.int3.before.iter().map({
-            let came = Arc::clone(&came);
-            move |(at, frame)| (*at, *at, &[][..], *frame, Arc::clone(&came))
-        });
-        let inside = self.code.stands.iter().map(move |(at, stand)| {
-            let to = if stand.is_decided { &decided } else { &came };
-            let (handler, pops, frame) = (stand.handler, stand.pops, stand.frame);
-            (*at, handler, pops, frame, Arc::clone(to))
-        });
-        before.chain(inside).map(|(at, handler, pops, frame, to)| {
-            let (rip, leaves) = (handler.0, Some(Leaves { frame, to }));
-            (at.0, Destination { rip, pops, leaves })
-        })
-    }
-
-    /// The second of the instructions under the jump that leads here: nobody may be at it when the jump comes.
-    pub(super) fn middle(&self) -> Gva {
-        self.int3.first[1].at()
+    /// Whether a vCPU at `rip` may have executed an `int3` whose site it has not looked up yet.
+    pub(super) fn is_before_lookup(&self, rip: Gva) -> bool {
+        let mut before = self.int3.before.iter();
+        before.any(|at| *at == rip) || (self.entry.0..self.code.decided.0).contains(&rip.0)
     }
 }
 
 struct Writer<'i> {
     asm: CodeAssembler,
     int3: &'i KernelInt3,
-    /// From which instruction on which is true.
-    stands: Vec<(usize, Stand)>,
-    is_decided: bool,
 }
 
 impl<'i> Writer<'i> {
     fn new(int3: &'i KernelInt3) -> Result<Self, IcedError> {
-        Ok(Self {
-            asm: CodeAssembler::new(64)?,
-            int3,
-            stands: Vec::new(),
-            is_decided: false,
-        })
-    }
-
-    fn stand(&mut self, pops: &'static [Pop], frame: u64, handler: Gva) {
-        let index = self.asm.instructions().len();
-        self.stands.push((
-            index,
-            Stand {
-                pops,
-                frame,
-                handler,
-                is_decided: self.is_decided,
-            },
-        ));
+        let asm = CodeAssembler::new(64)?;
+        Ok(Self { asm, int3 })
     }
 
     fn assemble(mut self, at: Gva, table: Gva) -> Result<Code, IcedError> {
-        let [mut look, mut found, mut on, mut gone, mut miss] =
+        let [mut look, mut found, mut decided, mut on, mut gone, mut miss] =
             std::array::from_fn(|_| self.asm.create_label());
-        self.save()?;
+        for register in [rax, rcx, rdx] {
+            self.asm.push(register)?;
+        }
         self.index(table)?;
         self.asm.set_label(&mut look)?;
         self.asm.cmp(ptr(rdx + rcx * 8), rax)?;
@@ -292,12 +220,12 @@ impl<'i> Writer<'i> {
         self.asm.jmp(look)?;
         self.asm.set_label(&mut found)?;
         self.asm.mov(rcx, ptr(rdx + rcx * 8 + 8))?;
+        self.asm.set_label(&mut decided)?;
         self.asm
             .cmp(rcx, i32::try_from(TO_HANDLER).unwrap_or(i32::MAX))?;
         self.asm.jbe(gone)?;
         self.leave(&mut on)?;
         self.asm.set_label(&mut gone)?;
-        self.stand(SAVED, FRAME, self.int3.pushes);
         self.asm.je(miss)?;
         self.asm.dec(rax)?;
         self.asm.cmp(byte_ptr(rax), INT3)?;
@@ -306,17 +234,12 @@ impl<'i> Writer<'i> {
         self.asm.jmp(on)?;
         self.asm.set_label(&mut miss)?;
         self.hand_on()?;
-        self.finish(at)
-    }
-
-    fn save(&mut self) -> Result<(), IcedError> {
-        let handler = self.int3.pushes;
-        self.stand(&[], FRAME, handler);
-        for (register, saved) in [rax, rcx, rdx].into_iter().zip(1..) {
-            self.asm.push(register)?;
-            self.stand(&SAVED[SAVED.len() - saved..], FRAME, handler);
-        }
-        Ok(())
+        let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let assembled = self.asm.assemble_options(at.0, wanted)?;
+        Ok(Code {
+            decided: Gva(assembled.label_ip(&decided)?),
+            bytes: assembled.inner.code_buffer,
+        })
     }
 
     /// Where the table begins comes to RDX, where to look to RCX, and what for to RAX.
@@ -331,10 +254,8 @@ impl<'i> Writer<'i> {
     }
 
     fn restore(&mut self) -> Result<(), IcedError> {
-        let handler = self.int3.pushes;
-        for (register, restored) in [rdx, rcx, rax].into_iter().zip(1..) {
+        for register in [rdx, rcx, rax] {
             self.asm.pop(register)?;
-            self.stand(&SAVED[restored..], FRAME, handler);
         }
         Ok(())
     }
@@ -343,39 +264,18 @@ impl<'i> Writer<'i> {
     fn leave(&mut self, on: &mut CodeLabel) -> Result<(), IcedError> {
         self.asm.set_label(on)?;
         self.asm.mov(ptr(rsp + SAVED_FRAME), rcx)?;
-        self.is_decided = true;
-        self.stand(SAVED, FRAME, self.int3.pushes);
         self.restore()?;
         self.asm.add(rsp, 8)?;
-        self.stand(&[], 0, self.int3.pushes);
-        self.is_decided = false;
         self.asm.iretq()
     }
 
     /// It is none of ours: on in the kernel's handler, behind what was jumped over.
     fn hand_on(&mut self) -> Result<(), IcedError> {
-        self.stand(SAVED, FRAME, self.int3.pushes);
         self.restore()?;
-        for (push, frame) in self.int3.first.clone().iter().zip([16, 24]) {
+        for push in &self.int3.first {
             self.asm.db(push.bytes())?;
-            self.stand(&[], frame, push.next());
         }
         let [_, last]: &[Decoded; 2] = &self.int3.first;
         self.asm.jmp(last.next().0)
-    }
-
-    fn finish(mut self, at: Gva) -> Result<Code, IcedError> {
-        let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-        let assembled = self.asm.assemble_options(at.0, wanted)?;
-        let offsets = assembled.inner.new_instruction_offsets.iter().zip(0..);
-        let stands = offsets.filter_map(|(offset, index)| {
-            let known = self.stands.partition_point(|(from, _)| *from <= index);
-            let (_, stand) = self.stands[known.checked_sub(1)?];
-            Some((at.wrapping_add(u64::from(*offset)), stand))
-        });
-        Ok(Code {
-            stands: stands.collect(),
-            bytes: assembled.inner.code_buffer,
-        })
     }
 }

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use arc_swap::ArcSwapOption;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::kaslr::kaslr_slide;
-use introspect::{Gpa, Gva, PatchTime, walk};
+use introspect::{Gpa, Gva, PatchSite, PatchTime, walk};
 use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
 
 use super::Engine;
 use super::edits::{Change, Edits, Sites};
+use super::interest::Interest;
 use super::jumps::{ELSEWHERE, INT3};
 use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
@@ -48,13 +50,35 @@ impl Located {
     }
 }
 
+/// Where the kernel runs, once that is known; not any more when another one takes over.
+#[derive(Debug, Default)]
+pub(crate) struct Whereabouts {
+    located: ArcSwapOption<Located>,
+    /// A guest may give any number of addresses that say nothing: one note is enough.
+    is_doubt_noted: AtomicBool,
+}
+
+impl Whereabouts {
+    pub(super) fn get(&self) -> Option<Located> {
+        self.located.load().as_deref().copied()
+    }
+
+    pub(super) fn set(&self, located: Option<Located>) {
+        self.located.store(located.map(Arc::new));
+    }
+
+    fn is_first_doubt(&self) -> bool {
+        !self.is_doubt_noted.swap(true, Ordering::Relaxed)
+    }
+}
+
 /// Whether the kernel has patched itself for this machine.
 #[derive(Debug, Default)]
 pub(crate) struct BootPatched(AtomicBool);
 
 impl BootPatched {
-    pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Release);
+    pub(crate) fn set(&self, patched: bool) {
+        self.0.store(patched, Ordering::Release);
     }
 
     pub(super) fn get(&self) -> bool {
@@ -62,18 +86,8 @@ impl BootPatched {
     }
 }
 
-/// Which milestones are of interest.
-#[derive(Clone, Copy, Debug, Default)]
-struct Interest {
-    /// Some probe follows calls to their return.
-    calls: bool,
-    /// Some probe is in a module.
-    modules: bool,
-    /// There may be plants that the kernel must not read.
-    plants: bool,
-    /// Some probe has to be told of a return while it happens.
-    exits_at_returns: bool,
-}
+/// Why a probe that comes late cannot be on the pushes of the #BP handler.
+const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
 
 /// What a probe comes to when it is to be armed.
 enum Arming {
@@ -91,6 +105,20 @@ enum Arming {
     Refused(String),
 }
 
+/// An instruction that a call may return to, with where it lies; as far as one is there.
+pub(super) enum CallSite {
+    /// The kernel does not patch it any more.
+    Free(Option<(Gpa, Decoded)>),
+    /// The kernel may still rewrite it while it boots.
+    PatchedAtBoot(Option<(Gpa, Decoded)>),
+    /// The kernel patches it at run time.
+    Patched {
+        /// At the addresses where it runs.
+        site: PatchSite,
+        code: Option<(Gpa, Decoded)>,
+    },
+}
+
 impl Engine {
     /// The kernel has been loaded where it was linked: arms what can be armed before its first instruction.
     ///
@@ -98,10 +126,10 @@ impl Engine {
     ///
     /// When a plant cannot be placed; no byte has been changed then.
     pub fn arm_loaded(&self, paused: &dyn Paused) -> Result<(), ArmError> {
-        self.located.get_or_init(|| Located {
+        self.located.set(Some(Located {
             slide: 0,
             physical: None,
-        });
+        }));
         self.reconcile(paused)
     }
 
@@ -130,16 +158,21 @@ impl Engine {
         let slide = match kaslr_slide(lstar, self.kernel.symbols()) {
             Ok(slide) => slide,
             Err(error) => {
-                self.note(None, format!("the kernel cannot be located yet: {error}"));
+                if !self.turns_away_successor() && self.located.is_first_doubt() {
+                    self.note(None, format!("the kernel cannot be located yet: {error}"));
+                }
                 return Ok(());
             }
         };
         let linked = Gva(lstar.0.wrapping_sub(slide.cast_unsigned()));
         let state = vcpu.system_state()?;
+        if !self.takes_over(&state.paging, slide) {
+            return Ok(());
+        }
         match walk(&self.memory.as_ref(), &state.paging, lstar) {
             Ok(found) => {
                 let physical = Some(found.gpa.0.wrapping_sub(linked.0));
-                self.located.get_or_init(|| Located { slide, physical });
+                self.located.set(Some(Located { slide, physical }));
                 self.note(
                     None,
                     format!("the kernel runs at {slide:+#x} from where it was linked"),
@@ -148,7 +181,10 @@ impl Engine {
                     self.refuse_pending(&error);
                 }
             }
-            Err(error) => self.note(None, format!("the kernel cannot be located yet: {error}")),
+            Err(error) if self.located.is_first_doubt() => {
+                self.note(None, format!("the kernel cannot be located yet: {error}"));
+            }
+            Err(_) => (),
         }
         Ok(())
     }
@@ -169,7 +205,7 @@ impl Engine {
     /// transaction, with the other vCPUs paused. The state of each probe says afterwards whether it is armed, and if
     /// not, why.
     pub(super) fn change(&self, paused: &dyn Paused, change: Change<'_>) -> Result<(), ArmError> {
-        let Some(located) = self.located.get().copied() else {
+        let Some(located) = self.located.get() else {
             return Ok(());
         };
         // What has been recorded is told while its probe is there.
@@ -180,6 +216,10 @@ impl Engine {
         for probe in looked_at().chain(change.dropped) {
             edits.leave(probe);
         }
+        let registered = || change.probes.iter();
+        registered().for_each(|probe| self.count_interest(probe));
+        let dropped = change.dropped.iter();
+        dropped.for_each(|probe| self.forget_interest(probe));
         let interest = self.interest();
         if self.return_sites.set_must_exit(interest.exits_at_returns) {
             for plant in table.plants().filter(|plant| plant.returns) {
@@ -240,6 +280,8 @@ impl Engine {
                 NewState::AsItIs => (),
             }
         }
+        // Some have been refused.
+        registered().for_each(|probe| self.count_interest(probe));
         self.optimise_all(paused, &places);
         Ok(())
     }
@@ -254,6 +296,7 @@ impl Engine {
     ) -> NewState {
         let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
+            Purpose::Milestone(Milestone::CpuOnline | Milestone::CpuOffline) => !self.has_int3(),
             Purpose::Milestone(Milestone::TaskEnded | Milestone::TaskLeft) => !interest.calls,
             Purpose::Milestone(Milestone::Module(_)) => !interest.modules,
             Purpose::Milestone(Milestone::Reader(_)) => !interest.plants,
@@ -283,28 +326,9 @@ impl Engine {
         }
     }
 
-    /// What the probes make of interest: in one look at all of them, for the guest stands meanwhile.
-    fn interest(&self) -> Interest {
-        let hides = self.boot_patched.get();
-        let mut interest = Interest::default();
-        for probe in self.probes.load().iter() {
-            if let Purpose::Return(purpose) = &probe.purpose {
-                interest.calls = true;
-                interest.exits_at_returns |= purpose.action.needs_exit()
-                    && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
-            }
-            interest.modules |= probe.in_module.is_some();
-            interest.plants = interest.plants
-                || hides
-                    && probe.is_enabled()
-                    && !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
-        }
-        interest
-    }
-
     /// Whether a plant can be put where a call returns to.
     pub(super) fn can_return_to(&self, site: Gva) -> bool {
-        let Some(located) = self.located.get().copied() else {
+        let Some(located) = self.located.get() else {
             return false;
         };
         let Arming::Plant { spot, .. } = self.arming_return_site(site, located) else {
@@ -314,6 +338,37 @@ impl Engine {
         // the middle of an instruction would change it.
         let linked = located.linked(site);
         !self.kernel.holds_code(linked) || self.boundary_in_memory(linked, spot.gpa).is_some()
+    }
+
+    /// What is at `at`, where a call may return to.
+    pub(super) fn call_site(&self, at: Gva) -> CallSite {
+        let Some(located) = self.located.get() else {
+            return CallSite::Free(None);
+        };
+        let linked = located.linked(at);
+        let (site, spot) = if self.kernel.holds_code(linked) {
+            let running = |linked: Gva| linked.wrapping_add(located.slide.cast_unsigned());
+            let site = self.kernel.sites().overlapping(linked, 1);
+            let site = site.map(|site| PatchSite {
+                address: running(site.address),
+                target: site.target.map(running),
+                ..site
+            });
+            (site, self.gpa_of(linked, located).map(Spot::contiguous))
+        } else if let Some(module) = self.modules.holding(at) {
+            (module.patched(at, 1), module.spot(at))
+        } else {
+            (None, None)
+        };
+        let code =
+            spot.and_then(|spot| Some((spot.gpa, own_instruction(&self.planter, spot, at)?)));
+        match site {
+            Some(site) if site.kind.when() == PatchTime::Runtime => {
+                CallSite::Patched { site, code }
+            }
+            Some(_) if !self.boot_patched.get() => CallSite::PatchedAtBoot(code),
+            _ => CallSite::Free(code),
+        }
     }
 
     fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
@@ -367,8 +422,8 @@ impl Engine {
             .get()
             .zip(self.kernel.text())
             .and_then(|(located, text)| {
-                let start = self.gpa_of(text.start, *located)?;
-                let last = self.gpa_of(Gva(text.end.0.checked_sub(1)?), *located)?;
+                let start = self.gpa_of(text.start, located)?;
+                let last = self.gpa_of(Gva(text.end.0.checked_sub(1)?), located)?;
                 Some(PageRange::covering(
                     GuestAddress(start.0),
                     GuestAddress(last.0 + 1),
@@ -407,6 +462,9 @@ impl Engine {
             ),
             // It was looked at when it was planted; by now the guest's own kprobes may have put something there.
             Via::Plant { len, .. } if self.has_plant(at, spot) => Arming::Plant { at, spot, len },
+            Via::Plant { .. } if self.is_redirected(spot.gpa) => {
+                Arming::Refused(REDIRECTED.to_owned())
+            }
             Via::Plant { .. }
                 if place.module.is_none()
                     && self.boot_patched.get()
@@ -487,6 +545,7 @@ impl Engine {
     pub(super) fn refuse(&self, probe: &Probe, reason: String) {
         self.note(Some(probe), format!("cannot be armed: {reason}"));
         probe.set_state(ProbeState::Refused, Some(reason));
+        self.count_interest(probe);
     }
 
     /// Arming failed while the guest runs: it goes on without the probes that are not armed.

@@ -33,11 +33,12 @@ impl Engine {
         };
         self.note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-        panicked.get_or_insert(Panicked {
+        let first = panicked.get_or_insert(Panicked {
             message,
             crash,
-            at: Instant::now(),
+            at: None,
         });
+        first.at.get_or_insert_with(Instant::now);
         Ok(())
     }
 

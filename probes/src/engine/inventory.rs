@@ -140,7 +140,7 @@ impl Engine {
                     let gpa = self
                         .located
                         .get()
-                        .and_then(|located| self.gpa_of(located.linked(at), *located));
+                        .and_then(|located| self.gpa_of(located.linked(at), located));
                     let gpa = gpa.ok_or(ReadError::TooEarly { at })?;
                     let read = self.planter.read(gpa, buf);
                     read.map_err(|_| ReadError::TooEarly { at })

@@ -57,7 +57,9 @@ impl Engine {
             match milestone {
                 Milestone::BootPatched => {
                     self.keep_page_tables(vcpu)?;
-                    self.boot_patched.set();
+                    self.boot_patched.set(true);
+                    self.return_sites.allow(|_| true);
+                    self.return_sites.landings.forget_read();
                     self.protect_text(paused);
                     if let Err(error) = self.reconcile(paused) {
                         self.refuse_pending(&error);
@@ -65,6 +67,8 @@ impl Engine {
                 }
                 Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
+                Milestone::NextKernel => self.hand_over(paused),
+                Milestone::CpuOnline | Milestone::CpuOffline => self.look_at_cpus(paused)?,
                 Milestone::TaskEnded => self.end_task(vcpu)?,
                 Milestone::TaskLeft => self.leave_task(vcpu.index()),
                 Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
@@ -85,8 +89,7 @@ impl Engine {
             }
         }
         if let Some(located) = self.located.get() {
-            self.return_sites
-                .retain(|site| !self.kernel.is_init(located.linked(site)));
+            self.lose_return_sites(|site| !self.kernel.is_init(located.linked(site)));
         }
         if let Err(error) = self.reconcile(paused) {
             self.note(None, format!("plants in the init text stay: {error}"));

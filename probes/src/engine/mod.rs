@@ -16,15 +16,18 @@ mod arm;
 mod crash;
 mod edits;
 mod entries;
+mod handover;
 mod in_place;
 mod inject;
+mod interest;
 mod inventory;
 mod jumps;
-mod leaving;
+mod landings;
 mod milestones;
 mod modules;
 mod optimise;
 mod programs;
+mod reader_copy;
 mod readers;
 mod records;
 mod register;
@@ -55,9 +58,9 @@ use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
-use arm::{BootPatched, Located};
+use arm::{BootPatched, Whereabouts};
+use handover::Successor;
 pub use inventory::{At, ProbeRecord, ReadError};
-use leaving::Leaving;
 use modules::Watched;
 use optimise::Optimised;
 use records::Records;
@@ -70,7 +73,8 @@ pub(crate) struct Panicked {
     /// The format of its message.
     pub(crate) message: String,
     pub(crate) crash: Crash,
-    pub(crate) at: Instant,
+    /// When, unless another kernel runs since.
+    pub(crate) at: Option<Instant>,
 }
 
 /// What the host does for the engine, and the processor that it gives the guest.
@@ -102,6 +106,8 @@ pub struct Engine {
     table: ArcSwap<Table>,
     /// In the order in which they were asked for. Replaced with the vCPUs paused.
     probes: ArcSwap<Vec<Arc<Probe>>>,
+    /// For what they are counted.
+    counted: interest::Counted,
     next_id: AtomicU64,
     /// The knob: off takes every plant away and leaves each probe's own state.
     armed: AtomicBool,
@@ -115,14 +121,14 @@ pub struct Engine {
     resuming: Mutex<BTreeSet<usize>>,
     /// See [`Engine::let_be_read`].
     unwatched: Mutex<Vec<Gva>>,
-    /// Where the kernel runs, once that is known.
-    located: OnceLock<Located>,
+    /// Where the kernel runs, once that is known. Unset when another kernel takes over.
+    located: Whereabouts,
     boot_patched: BootPatched,
+    successor: Successor,
     /// A reader has not returned in time, and that has been told.
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
-    leaving: Leaving,
     optimised: Optimised,
     /// See [`Engine::int3_exits`].
     int3_exits: AtomicU64,
@@ -153,6 +159,7 @@ impl Engine {
             abilities,
             table: ArcSwap::default(),
             probes: ArcSwap::default(),
+            counted: interest::Counted::default(),
             next_id: AtomicU64::new(1),
             armed: AtomicBool::new(true),
             milestones,
@@ -161,12 +168,12 @@ impl Engine {
             dying: Mutex::default(),
             resuming: Mutex::default(),
             unwatched: Mutex::default(),
-            located: OnceLock::new(),
+            located: Whereabouts::default(),
             boot_patched: BootPatched::default(),
+            successor: Successor::default(),
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),
             detour: Detour::default(),
-            leaving: Leaving::default(),
             optimised: Optimised::default(),
             int3_exits: AtomicU64::new(0),
             records: Records::default(),
@@ -175,6 +182,9 @@ impl Engine {
             panicked: Mutex::new(None),
         };
         let resolved = engine.resolve_all(probes, None)?;
+        resolved
+            .iter()
+            .for_each(|probe| engine.count_interest(probe));
         engine.probes.store(Arc::new(resolved));
         Ok(engine)
     }

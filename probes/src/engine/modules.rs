@@ -8,17 +8,19 @@
 //! ```
 //!
 //! The modules are read from the guest's memory through the kernel's own page tables, as they were when the first task
-//! was about to run. They are watched only while there is a probe in one: the list is read anew when the first comes.
+//! was about to run. They are watched only while there is a probe in one, or a place that followed calls return to: the
+//! list is read anew when the first probe comes.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwapOption;
 use introspect::{Gva, Module, ModuleEvent, ModuleState, Modules, ModulesError, PagingState};
 
 use super::Engine;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::module::{LoadedModule, ModuleText};
-use crate::registry::Probe;
+use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Refusal, ResolveError, Resolved, in_module};
 use crate::{ProbeState, resolve::Place};
 
@@ -26,7 +28,7 @@ use crate::{ProbeState, resolve::Place};
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     /// The kernel's page tables.
-    paging: OnceLock<PagingState>,
+    paging: ArcSwapOption<PagingState>,
     /// By the addresses of their `struct module`.
     loaded: Mutex<BTreeMap<Gva, Arc<LoadedModule>>>,
 }
@@ -36,17 +38,28 @@ impl Watched {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether any is known.
+    fn is_kept(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// Nobody watches them any more.
     pub(super) fn forget(&self) {
         self.lock().clear();
     }
 
-    /// The kernel's page tables, once they are known.
-    pub(super) fn paging(&self) -> Option<PagingState> {
-        self.paging.get().copied()
+    /// The kernel does not run any more.
+    pub(super) fn forget_all(&self) {
+        self.forget();
+        self.paging.store(None);
     }
 
-    fn keep(&self, module: Arc<LoadedModule>) {
+    /// The kernel's page tables, once they are known.
+    pub(super) fn paging(&self) -> Option<PagingState> {
+        self.paging.load().as_deref().copied()
+    }
+
+    pub(super) fn keep(&self, module: Arc<LoadedModule>) {
         self.lock().insert(module.address(), module);
     }
 
@@ -69,18 +82,33 @@ fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
 }
 
 impl Engine {
-    /// Whether any probe is in a module.
-    pub(super) fn watches_modules(&self) -> bool {
-        self.probes
-            .load()
-            .iter()
-            .any(|probe| probe.in_module.is_some())
+    /// Whether followed calls return to a module.
+    pub(super) fn returns_to_modules(&self) -> bool {
+        self.located.get().is_some_and(|located| {
+            let (image, slide) = (self.kernel.image(), located.slide.cast_unsigned());
+            let running = image.start.wrapping_add(slide)..image.end.wrapping_add(slide);
+            self.return_sites.has_outside(&running)
+        })
+    }
+
+    /// Ends the watch if no plant can be in a module any more.
+    pub(super) fn forget_unwatched_modules(&self, paused: &dyn Paused) {
+        if self.watches_modules() || !self.modules.is_kept() {
+            return;
+        }
+        self.modules.forget();
+        // The functions that say that modules come and go are of no interest any more.
+        if let Err(error) = self.change_sites(paused, &[]) {
+            self.note(None, format!("modules are still watched: {error}"));
+        }
     }
 
     /// The first task is about to run: the page tables of this vCPU are the kernel's own.
     pub(super) fn keep_page_tables(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let paging = vcpu.system_state()?.paging;
-        self.modules.paging.get_or_init(|| paging);
+        if self.modules.paging().is_none() {
+            self.modules.paging.store(Some(Arc::new(paging)));
+        }
         Ok(())
     }
 
@@ -139,6 +167,10 @@ impl Engine {
             }
             Err(error) => self.note(None, format!("the modules cannot be read: {error}")),
         }
+        // Where a module is about to go, or cannot be read, nothing says when its text is freed.
+        self.lose_return_sites(|site| {
+            self.kernel.holds_code(located.linked(site)) || self.modules.holding(site).is_some()
+        });
     }
 
     /// `None` while no module can have been loaded yet.
@@ -146,31 +178,38 @@ impl Engine {
         &self,
         read: impl FnOnce(&Modules, &PagingState) -> Result<T, ModulesError>,
     ) -> Result<Option<T>, ModulesError> {
-        match (self.kernel.modules(), self.modules.paging.get()) {
-            (Ok(modules), Some(paging)) => read(modules, paging).map(Some),
+        match (self.kernel.modules(), self.modules.paging()) {
+            (Ok(modules), Some(paging)) => read(modules, &paging).map(Some),
             _ => Ok(None),
         }
     }
 
     fn module_is_loaded(&self, module: &Module) {
         let text = module.regions().to_vec();
-        self.return_sites
-            .allow(|site| text.iter().any(|region| region.range.contains(&site)));
+        let is_new = |site| text.iter().any(|region| region.range.contains(&site));
+        self.return_sites.allow(is_new);
+        self.forget_landings(|at| !is_new(at));
         self.bind(module);
     }
 
     /// Finds the places of the probes in `module`.
     fn bind(&self, module: &Module) {
-        let Some(paging) = self.modules.paging.get() else {
+        let Some(paging) = self.modules.paging() else {
             return;
         };
-        let module = Arc::new(LoadedModule::new(module.clone(), &self.planter, paging));
+        let module = Arc::new(LoadedModule::new(module.clone(), &self.planter, &paging));
         self.modules.keep(Arc::clone(&module));
         let text = ModuleText {
             module: &module,
             planter: &self.planter,
         };
         let before = self.probes.load_full();
+        // Which matches of each glob are known.
+        let known: BTreeSet<(ProbeId, &str)> = before
+            .iter()
+            .filter(|probe| probe.in_module.is_some())
+            .map(|probe| (probe.id, &*probe.name))
+            .collect();
         let is_meant = |probe: &Probe| {
             let spec = probe.in_module.as_ref();
             spec.and_then(|spec| spec.module.as_deref()) == Some(module.name())
@@ -195,11 +234,7 @@ impl Engine {
                     self.refuse(probe, ResolveError { spec, problem }.to_string());
                 }
                 Ok(found) if probe.is_glob() => {
-                    let missing = |found: &Resolved| {
-                        !before
-                            .iter()
-                            .any(|known| known.id == probe.id && known.name == found.name)
-                    };
+                    let missing = |found: &Resolved| !known.contains(&(probe.id, &*found.name));
                     for found in found.into_iter().filter(missing) {
                         let Ok(spec) = found.name.parse() else {
                             continue;
@@ -216,6 +251,7 @@ impl Engine {
                 }
             }
         }
+        drop(known);
         if after.len() != before.len() {
             self.probes.store(Arc::new(after));
         }
@@ -246,9 +282,9 @@ impl Engine {
             if matches!(&state, Ok(Some(now)) if now.state() == ModuleState::Coming) {
                 continue;
             }
-            if let (Ok(Some(now)), Some(paging)) = (state, self.modules.paging.get()) {
+            if let (Ok(Some(now)), Some(paging)) = (state, self.modules.paging()) {
                 // Others may come to lie where its init text was.
-                let now = LoadedModule::new(now, &self.planter, paging);
+                let now = LoadedModule::new(now, &self.planter, &paging);
                 self.modules.keep(Arc::new(now));
             }
             for probe in self.probes.load().iter() {
@@ -257,7 +293,7 @@ impl Engine {
                     self.lose_place(probe);
                 }
             }
-            self.return_sites.retain(|site| !module.is_init(site));
+            self.lose_return_sites(|site| !module.is_init(site));
         }
     }
 
@@ -271,6 +307,6 @@ impl Engine {
                 self.lose_place(probe);
             }
         }
-        self.return_sites.retain(|site| !module.holds_code(site));
+        self.lose_return_sites(|site| !module.holds_code(site));
     }
 }

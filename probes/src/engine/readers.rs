@@ -3,7 +3,8 @@
 //! Its kprobes decode and copy instructions, its debuggers print them. The few functions by which it does that are
 //! milestones (`Reader`): a vCPU that enters one to read a stretch with plants in it runs that function *alone*, with
 //! the guest's own bytes to be seen there, until it returns. Nobody else runs meanwhile, so no hit is missed. None of
-//! the functions waits for another processor or takes a lock.
+//! the functions waits for another processor or takes a lock. A copy is made in its stead where that can be
+//! (`reader_copy`).
 
 use std::sync::atomic::Ordering;
 
@@ -17,7 +18,7 @@ use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose, Reader};
 
 /// What is read is looked at so far and no further. The kernel's own copies are of a page at the most.
-const MAX_READ_BYTES: u64 = 64 << 10;
+pub(super) const MAX_READ_BYTES: u64 = 64 << 10;
 const PAGE_BYTES: u64 = 4096;
 
 /// What a reader needs at its entry.
@@ -29,6 +30,8 @@ pub(super) enum ReaderNeeds {
     Pause,
     /// To return this at once.
     Answer(i64),
+    /// A copy, made in its stead or by itself alone.
+    Copy,
 }
 
 /// A reader at its entry, which is to run alone.
@@ -109,8 +112,11 @@ impl Engine {
         Ok(match (reader, self.stretch(&paging, reader, regs)) {
             (Reader::WriteJumps, _) => ReaderNeeds::Pause,
             (Reader::CheckJump, _) => self.may_jump(&paging, Gva(regs.rdi)),
-            (_, Some((at, len))) if !self.plants_in(&paging, at, len).is_empty() => {
-                ReaderNeeds::Pause
+            (reader, Some((at, len))) if !self.plants_in(&paging, at, len).is_empty() => {
+                match reader {
+                    Reader::Copy => ReaderNeeds::Copy,
+                    _ => ReaderNeeds::Pause,
+                }
             }
             _ => ReaderNeeds::Nothing,
         })

@@ -4,7 +4,7 @@
 //! about to tell something, so that what is told is in order; so does whoever asks for numbers. One at a time does, and
 //! nobody who does waits for a vCPU. `docs/optimised.md` has the rest.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -13,7 +13,7 @@ use introspect::Gva;
 use super::Engine;
 use super::trap::HitOutcome;
 use crate::WhenFull;
-use crate::detour::{LeftAt, Record, Ring};
+use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Probe, Purpose};
@@ -45,8 +45,10 @@ enum Owner {
         /// What the probe is about.
         ip: Gva,
     },
-    /// Whoever has called what returns here.
+    /// The calls that return here.
     Returns(Gva),
+    /// A probe that has been removed. The guest may have been in its detour then: what is left later is dropped.
+    Gone,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,9 +88,16 @@ impl Records {
         self.owners().insert(who, Owner::Returns(site));
     }
 
-    /// There is no detour any more.
-    pub(super) fn forget_owners(&self) {
-        self.owners().clear();
+    /// These probes have been removed.
+    fn forget_owners(&self, gone: &[Arc<Probe>]) {
+        let gone: BTreeSet<_> = gone.iter().map(Arc::as_ptr).collect();
+        for owner in self.owners().values_mut() {
+            if let Owner::Probe { probe, .. } = owner
+                && gone.contains(&Arc::as_ptr(probe))
+            {
+                *owner = Owner::Gone;
+            }
+        }
     }
 
     /// Finds out how fast time stamp counters count, if that is not known: in some 20 ms.
@@ -147,10 +156,11 @@ impl Engine {
         taken
     }
 
-    /// The same when the region is gone: nobody is in a detour any more.
-    pub(super) fn take_out_last_records(&self, ring: &Ring) {
-        self.heed(ring.take_out(|record| self.tell_record(&record)));
-        self.records.forget_owners();
+    /// These probes have been removed: the hits that they have recorded are told, and none that a thread, which is in one
+    /// of their detours, may record later.
+    pub(super) fn forget_owners(&self, gone: &[Arc<Probe>]) {
+        self.take_out_records();
+        self.records.forget_owners(gone);
     }
 
     fn heed(&self, done: Result<(), GuestError>) {
@@ -173,9 +183,10 @@ impl Engine {
         let (probe, ip) = match owner {
             Owner::Probe { probe, ip } => (probe, ip),
             Owner::Returns(site) => {
-                self.leave_recorded_calls(site, ts_ns, vcpu, &record.regs);
+                self.leave_recorded_calls(site, ts_ns, vcpu, record);
                 return;
             }
+            Owner::Gone => return,
         };
         probe.count_recorded();
         match &probe.purpose {
@@ -217,7 +228,7 @@ impl Engine {
                 hit.regs.rip = site.0;
                 self.leave_calls(&mut hit, site)?;
             }
-            Some(Owner::Probe { .. }) | None => (),
+            Some(Owner::Probe { .. } | Owner::Gone) | None => (),
         }
         if needs_pause {
             return Ok(HitOutcome::NeedsPause);

@@ -235,6 +235,7 @@ impl Engine {
         let mut after = before.as_ref().clone();
         after.extend(added.iter().cloned());
         self.probes.store(Arc::new(after));
+        added.iter().for_each(|probe| self.count_interest(probe));
         let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
             // This finds the places of all probes in modules anew.
             self.look_for_modules();
@@ -244,6 +245,7 @@ impl Engine {
         };
         if let Err(error) = armed {
             self.probes.store(before);
+            added.iter().for_each(|probe| self.forget_interest(probe));
             return Err(error.into());
         }
         Ok(ids)
@@ -262,19 +264,16 @@ impl Engine {
             .cloned()
             .partition(|probe| ids.contains(&probe.id));
         self.probes.store(Arc::new(stay));
-        let unwatched = !self.watches_modules();
-        if unwatched {
-            self.modules.forget();
-        }
+        gone.iter().for_each(|probe| self.forget_interest(probe));
         if let Err(error) = self.change_probes(paused, &[], &gone) {
             self.probes.store(before);
-            if unwatched {
-                self.look_for_modules();
-            }
+            gone.iter().for_each(|probe| self.count_interest(probe));
             return Err(error);
         }
         self.forget_calls(&gone);
         self.prune_return_sites(paused);
+        self.forget_owners(&gone);
+        self.forget_unwatched_modules(paused);
         Ok(gone.len())
     }
 
@@ -299,6 +298,7 @@ impl Engine {
         set(enabled);
         if let Err(error) = self.change_probes(paused, &probes, &[]) {
             set(before);
+            probes.iter().for_each(|probe| self.count_interest(probe));
             return Err(error);
         }
         if !enabled {
@@ -326,9 +326,6 @@ impl Engine {
         if !armed {
             self.forget_calls(&self.probes.load());
             self.prune_return_sites(paused);
-            self.give_detour_back(paused);
-        } else {
-            self.keep_detour();
         }
         Ok(())
     }
@@ -341,7 +338,8 @@ impl Engine {
         ids
     }
 
-    /// Takes every plant away: the guest's memory is its own again, byte for byte.
+    /// Takes every plant away: the guest's text is its own again, byte for byte, but for the jump in the kernel's handler of
+    /// `int3`, if one was needed, which stays as the detours do.
     ///
     /// # Errors
     ///

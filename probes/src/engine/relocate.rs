@@ -119,7 +119,7 @@ impl Engine {
         } else {
             state.paging
         };
-        Some(self.kernel_space_with(paging, *located))
+        Some(self.kernel_space_with(paging, located))
     }
 
     pub(super) fn kernel_space_with(&self, paging: PagingState, located: Located) -> KernelSpace {

@@ -1,6 +1,8 @@
-//! The places that followed calls return to: planted when the first call that returns there is entered.
+//! The places that followed calls return to: planted when the first call that returns there is entered. Where the kernel
+//! patches that instruction, what follows it is planted (`landings`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,13 +10,14 @@ use arc_swap::ArcSwap;
 use introspect::Gva;
 
 use super::edits::{Change, Sites};
+use super::landings::{Landing, Landings, NoLandings, Stack};
 use super::{ArmError, Engine};
 use crate::detour::Record;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::hit::{Plant, Table};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
-use crate::returns::Instance;
+use crate::returns::{Ended, Instance};
 
 /// So many places where nothing can be planted are remembered; further ones cost a pause each time. The addresses are
 /// the guest's, which may make up any number of them.
@@ -27,8 +30,10 @@ const MAX_PLANTED_SITES: usize = 1 << 16;
 pub(super) struct ReturnSites {
     /// Planted, or to be: read whenever plants are reconciled.
     sites: Mutex<BTreeSet<Gva>>,
-    /// Those of them that have been asked for since plants were last looked at.
+    /// Return addresses of calls that have been entered since plants were last looked at.
     asked: Mutex<BTreeSet<Gva>>,
+    /// Where returns to addresses show at which no plant can be.
+    pub(super) landings: Landings,
     /// Where nothing can be planted; read at every entry of a followed call.
     impossible: ArcSwap<BTreeSet<Gva>>,
     /// Somebody is to be told of returns who cannot be told by a record.
@@ -58,19 +63,34 @@ impl ReturnSites {
         self.lock().contains(&site)
     }
 
-    fn ask(&self, site: Gva) {
-        self.lock().insert(site);
-        self.asked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(site);
+    /// Whether there are any outside of `range`.
+    pub(super) fn has_outside(&self, range: &Range<Gva>) -> bool {
+        let sites = self.lock();
+        sites.range(..range.start).next().is_some() || sites.range(range.end..).next().is_some()
+    }
+
+    fn ask(&self, returns_to: Gva) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.insert(returns_to);
     }
 
     fn take_asked(&self) -> BTreeSet<Gva> {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What was impossible at these sites is so no longer: other code lies there now.
+    /// Calls that return to `returns_to` are missed from now on.
+    fn rule_out(&self, returns_to: Gva) {
+        self.lock().remove(&returns_to);
+        self.impossible.rcu(|known| {
+            let mut known = known.as_ref().clone();
+            if known.len() < MAX_REMEMBERED_SITES {
+                known.insert(returns_to);
+            }
+            known
+        });
+    }
+
+    /// What was impossible at these sites may be so no longer: the kernel has changed the code there.
     pub(super) fn allow(&self, changed: impl Fn(Gva) -> bool) {
         self.impossible.rcu(|known| {
             let mut known = known.as_ref().clone();
@@ -105,13 +125,12 @@ impl Engine {
             probe.lose_call(Missed::ReturnSite);
             return false;
         };
-        let is_full = || {
-            let sites = self.return_sites.lock();
-            sites.len() >= MAX_PLANTED_SITES && !sites.contains(&returns_to)
+        let is_full = || self.return_sites.lock().len() >= MAX_PLANTED_SITES;
+        let is_planted = self.shows_returns_to(returns_to, &self.table.load());
+        let is_impossible = || {
+            self.return_sites.impossible.load().contains(&returns_to)
+                || self.return_sites.landings.are_none(returns_to)
         };
-        let table = self.table.load();
-        let is_planted = table.at(returns_to).is_some_and(|plant| plant.returns);
-        let is_impossible = || self.return_sites.impossible.load().contains(&returns_to);
         // No lock where the site is planted already.
         if !is_planted && (is_impossible() || is_full()) {
             probe.lose_call(Missed::ReturnSite);
@@ -171,8 +190,7 @@ impl Engine {
             return;
         }
         let returns_to = record.returns_to;
-        let table = self.table.load();
-        if !table.at(returns_to).is_some_and(|plant| plant.returns) {
+        if !self.shows_returns_to(returns_to, &self.table.load()) {
             // It went after the detour had looked; the call may be over.
             probe.lose_call(Missed::ReturnSite);
             return;
@@ -186,11 +204,17 @@ impl Engine {
         });
     }
 
-    /// Calls that return to `site`, where a plant is, need not leave the guest when they are entered. On the thread of a
-    /// vCPU: nobody takes the plant away meanwhile.
-    fn may_be_recorded(&self, site: Gva) {
+    /// Whether each place that shows a return to `returns_to` has a plant in `table`.
+    fn shows_returns_to(&self, returns_to: Gva, table: &Table) -> bool {
+        let is_planted = |at| table.at(at).is_some_and(|plant| plant.returns);
+        self.return_sites.landings.are(is_planted, returns_to)
+    }
+
+    /// Calls that return to `returns_to`, where plants show it, need not leave the guest when they are entered. On the
+    /// thread of a vCPU: no other thread takes the plants away meanwhile.
+    fn may_be_recorded(&self, returns_to: Gva) {
         if let Some(ring) = self.detour.ring().as_ref()
-            && let Err(error) = ring.allow(site)
+            && let Err(error) = ring.allow(returns_to)
         {
             self.note(None, format!("calls are not recorded: {error}"));
         }
@@ -212,6 +236,9 @@ impl Engine {
         for at in places {
             if returns(before, *at) && !returns(&table, *at) {
                 ring.forbid(*at)?;
+                for returns_to in self.return_sites.landings.shown_by(*at) {
+                    ring.forbid(returns_to)?;
+                }
             }
         }
         Ok(())
@@ -232,26 +259,53 @@ impl Engine {
     /// Plants the return sites that have been asked for.
     pub(super) fn plant_asked_sites(&self, paused: &dyn Paused) {
         let table = self.table.load_full();
-        let is_planted = |site: Gva| table.at(site).is_some_and(|plant| plant.returns);
-        let asked = self.return_sites.take_asked();
-        let asked = asked.into_iter().filter(|site| !is_planted(*site));
-        let (possible, impossible): (Vec<_>, Vec<_>) =
-            asked.partition(|site| self.can_return_to(*site));
-        for site in &impossible {
-            self.give_up_return_site(*site);
-        }
-        if possible.is_empty() {
+        let mut asked = self.return_sites.take_asked();
+        asked.retain(|returns_to| !self.shows_returns_to(*returns_to, &table));
+        let mut wanted = BTreeSet::new();
+        let entries = self.return_sites.landings.entries();
+        asked.retain(|returns_to| match self.find_landings(*returns_to) {
+            Ok(landings) => {
+                wanted.extend(landings);
+                true
+            }
+            Err(NoLandings) => {
+                if !self.return_sites.landings.are_none(*returns_to) {
+                    self.return_sites.rule_out(*returns_to);
+                }
+                self.lose_calls_to(*returns_to);
+                false
+            }
+        });
+        if wanted.is_empty() {
             return;
         }
-        if let Err(error) = self.change_sites(paused, &possible) {
+        self.unoptimise_new_entries(paused, &entries);
+        self.return_sites.lock().extend(&wanted);
+        let wanted: Vec<Gva> = wanted.into_iter().collect();
+        if let Err(error) = self.change_sites(paused, &wanted) {
             self.note(None, format!("a return site cannot be planted: {error}"));
-            for site in possible {
-                self.give_up_return_site(site);
+            for returns_to in asked {
+                self.return_sites.rule_out(returns_to);
+                self.lose_calls_to(returns_to);
             }
         }
     }
 
-    fn change_sites(&self, paused: &dyn Paused, sites: &[Gva]) -> Result<(), ArmError> {
+    /// A detour at a function that has become a landing of a static call does not record the top of the stack yet.
+    fn unoptimise_new_entries(&self, paused: &dyn Paused, before: &BTreeSet<Gva>) {
+        let table = self.table.load_full();
+        let entries = self.return_sites.landings.entries();
+        for plant in entries.difference(before).filter_map(|at| table.at(*at)) {
+            if let Err(error) = self.unoptimise(paused, plant) {
+                self.note(
+                    None,
+                    format!("returns to {} may be missed: {error}", plant.at),
+                );
+            }
+        }
+    }
+
+    pub(super) fn change_sites(&self, paused: &dyn Paused, sites: &[Gva]) -> Result<(), ArmError> {
         let change = Change {
             probes: &[],
             dropped: &[],
@@ -264,7 +318,9 @@ impl Engine {
     /// site again.
     pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
         self.take_out_records();
-        let wanted = self.calls.return_sites();
+        let landings = |returns_to: Gva| self.return_sites.landings.of(returns_to);
+        let returns = self.calls.return_sites();
+        let wanted: BTreeSet<Gva> = returns.into_iter().flat_map(landings).collect();
         let left = self.return_sites.retain(|site| wanted.contains(&site));
         if left.is_empty() {
             return;
@@ -274,16 +330,39 @@ impl Engine {
         }
     }
 
-    fn give_up_return_site(&self, site: Gva) {
-        self.return_sites.lock().remove(&site);
-        self.return_sites.impossible.rcu(|known| {
-            let mut known = known.as_ref().clone();
-            if known.len() < MAX_REMEMBERED_SITES {
-                known.insert(site);
-            }
-            known
-        });
-        for call in self.calls.returning_to(site) {
+    /// The text at the return sites that do not stay is about to be freed: no call returns there any more.
+    pub(super) fn lose_return_sites(&self, stays: impl Fn(Gva) -> bool) {
+        self.return_sites.retain(&stays);
+        let landings = &self.return_sites.landings;
+        let is_lost = |returns_to: Gva| {
+            !stays(returns_to) || landings.of(returns_to).iter().any(|at| !stays(*at))
+        };
+        for returns_to in self
+            .calls
+            .return_sites()
+            .into_iter()
+            .filter(|at| is_lost(*at))
+        {
+            self.lose_calls_to(returns_to);
+        }
+        self.forget_landings(stays);
+    }
+
+    /// Where returns show is found anew for the addresses that do not stay.
+    pub(super) fn forget_landings(&self, stays: impl Fn(Gva) -> bool) {
+        let ring = self.detour.ring();
+        let forgotten = self.return_sites.landings.forget(ring.as_deref(), stays);
+        if let Err(error) = forgotten {
+            self.note(
+                None,
+                format!("calls are recorded that return to text that has been freed: {error}"),
+            );
+        }
+    }
+
+    /// No plant can show returns to `returns_to`.
+    fn lose_calls_to(&self, returns_to: Gva) {
+        for call in self.calls.returning_to(returns_to) {
             call.probe.lose_call(Missed::ReturnSite);
         }
     }
@@ -295,13 +374,15 @@ impl Engine {
         site: Gva,
     ) -> Result<(), GuestError> {
         self.take_out_records();
-        let returned = self.calls.returned(site, hit.regs.rsp);
-        for call in returned.last_entered_first() {
+        let rsp = hit.regs.rsp;
+        let returned = self.returned(site, rsp, &mut || hit.read_u64(Gva(rsp)).ok().map(Gva));
+        for call in returned {
             call.probe.count_exit();
             call.probe.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;
             };
+            hit.regs.rip = call.returns_to.0;
             match &purpose.action {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
                 ReturnAction::Trace => self.tell_return(&call, hit.vcpu(), &hit.regs),
@@ -312,16 +393,40 @@ impl Engine {
         Ok(())
     }
 
-    /// A detour has recorded that a vCPU came to `site`, where calls return to.
-    pub(super) fn leave_recorded_calls(
+    /// The calls that a plant at `site` shows to have returned, with this stack pointer and that on `top` of the stack; the
+    /// one that was entered last comes first.
+    fn returned(
         &self,
         site: Gva,
-        ts_ns: u64,
-        vcpu: usize,
-        regs: &vmm::kvm_regs,
-    ) {
-        let returned = self.calls.returned(site, regs.rsp);
-        for call in returned.last_entered_first() {
+        rsp: u64,
+        top: &mut dyn FnMut() -> Option<Gva>,
+    ) -> impl Iterator<Item = Instance> + use<> {
+        let landings = &self.return_sites.landings;
+        let at = |stack, slot| {
+            let landing = Landing { at: site, stack };
+            self.calls
+                .returned(slot, |returns_to| landings.shows(landing, returns_to))
+        };
+        let pushed = if landings.may_be_at_slot(site) {
+            top()
+        } else {
+            None
+        };
+        let at_slot = match pushed {
+            Some(pushed) => at(Stack::AtSlot { pushed }, rsp),
+            None => Ended::default(),
+        };
+        let above = at(Stack::AboveSlot, rsp.wrapping_sub(8));
+        at_slot
+            .last_entered_first()
+            .chain(above.last_entered_first())
+    }
+
+    /// A detour has recorded that a vCPU came to `site`, where calls return to.
+    pub(super) fn leave_recorded_calls(&self, site: Gva, ts_ns: u64, vcpu: usize, record: &Record) {
+        let regs = &record.regs;
+        let returned = self.returned(site, regs.rsp, &mut || Some(record.returns_to));
+        for call in returned {
             call.probe.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;
@@ -357,7 +462,7 @@ impl Engine {
     }
 
     /// The stacks, a pointer into each, of tasks that have ended and are still on their vCPU.
-    fn dying(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
+    pub(super) fn dying(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
         self.dying.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -12,15 +12,22 @@
 //! to tell a warning from a bug, and would take a plant for neither. So a plant on such an instruction withdraws when
 //! it is first executed, and the debug register stays. Without a free one the plant withdraws all the same, since the
 //! guest must not be harmed: the probe misses what comes, and says so, until a register is free.
+//!
+//! The same goes for an `int3` that the kernel was built with. Linux's handler of #BP asks its kprobes first, by the
+//! address; then it reads the byte, and if that is no `int3` it takes the breakpoint for one that has just gone, and
+//! returns to the instruction, for ever. An `int3` that the guest has written is known to it by its address. It is read
+//! at once, so that the plant returns when the register is needed elsewhere.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva};
 
 use super::Engine;
-use super::trap::is_read_when_executed;
+use super::jumps::INT3;
 use crate::guest::{GuestError, Paused};
 use crate::hit::{DebugUse, Plant, Table};
+use crate::plant::PlantByte;
 use crate::registry::Missed;
 
 impl Engine {
@@ -72,8 +79,22 @@ impl Engine {
         };
         let is_read = plant
             .displaced(&self.planter, plant.at)
-            .is_none_or(|decoded| is_read_when_executed(&decoded));
+            .is_none_or(|decoded| is_undefined(&decoded));
         !is_read && !covered.iter().any(|other| other.at == plant.at)
+    }
+
+    /// Whether the guest's exception handler looks at the instruction that has raised the exception.
+    pub(super) fn is_read_when_executed(&self, plant: &Plant, decoded: &Decoded) -> bool {
+        is_undefined(decoded) || (decoded.bytes() == [INT3] && self.is_built_in(plant))
+    }
+
+    /// Whether the kernel was built with an `int3` at `plant`, which does not look like one.
+    fn is_built_in(&self, plant: &Plant) -> bool {
+        let filed = self.located.get().and_then(|located| {
+            let linked = located.linked(plant.at);
+            self.kernel.bytes_at(linked, 1)
+        });
+        filed == Some(&[INT3]) && self.planter.byte() != PlantByte::Int3
     }
 
     /// The guest is about to execute the instruction at `plant` and then to read it: withdraws the plant.
@@ -142,4 +163,8 @@ impl Engine {
         self.replace_table(paused, table);
         Ok(true)
     }
+}
+
+fn is_undefined(decoded: &Decoded) -> bool {
+    classify(decoded) == Class::MustStep(Reason::Undefined)
 }

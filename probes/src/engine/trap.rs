@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
-use introspect::insn::{Class, Decoded, Reason, classify};
+use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, walk};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
@@ -60,6 +60,20 @@ impl Engine {
 
     /// A vCPU has executed a plant's byte at `rip`.
     pub(crate) fn on_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
+        let outcome = self.handle_hit(vcpu, rip)?;
+        Ok(self.pause_if_rewritten(vcpu, outcome))
+    }
+
+    /// A handler may have written to an instruction that a jump lies over: the jump goes before the vCPU runs on.
+    fn pause_if_rewritten(&self, vcpu: &dyn Vcpu, outcome: HitOutcome) -> HitOutcome {
+        if outcome == HitOutcome::Resume && self.planter.has_rewritten_jumps() {
+            self.resuming().insert(vcpu.index());
+            return HitOutcome::NeedsPause;
+        }
+        outcome
+    }
+
+    fn handle_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
         let plant = self.plant_at(vcpu, rip)?;
         // The byte of an open plant is the guest's own, which it executes alone.
         let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
@@ -69,7 +83,9 @@ impl Engine {
             };
         };
         match self.tell(vcpu, &plant, rip)? {
-            Told::GoOn if self.may_optimise(&plant) => Ok(HitOutcome::NeedsPause),
+            Told::GoOn if self.may_optimise(&plant) || self.may_look_at_int3(vcpu.index()) => {
+                Ok(HitOutcome::NeedsPause)
+            }
             Told::GoOn => self.go_past(vcpu, &plant, rip),
             Told::NeedsPause => Ok(HitOutcome::NeedsPause),
             Told::Resume => Ok(HitOutcome::Resume),
@@ -94,7 +110,7 @@ impl Engine {
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         hit.kernel = KernelTables::for_hit(self, plant, at);
         let (mut needs_pause, mut resumes) = (false, false);
-        let mut answer = None;
+        let (mut answer, mut copies) = (None, false);
         if plant.returns {
             hit.regs.rip = plant.at.0;
             self.leave_calls(&mut hit, plant.at)?;
@@ -121,12 +137,21 @@ impl Engine {
                         ReaderNeeds::Nothing => (),
                         ReaderNeeds::Pause => needs_pause = true,
                         ReaderNeeds::Answer(value) => answer = Some(value),
+                        ReaderNeeds::Copy => copies = true,
                     }
                 }
                 Purpose::Milestone(_) => needs_pause = true,
             }
             if resumes {
                 break;
+            }
+        }
+        // With the arguments that handlers have left.
+        if copies && !resumes {
+            if self.make_copy(&mut hit, plant)? {
+                answer = Some(0);
+            } else {
+                needs_pause = true;
             }
         }
         if let Some(value) = answer.filter(|_| !resumes) {
@@ -169,7 +194,7 @@ impl Engine {
         decoded: &Decoded,
     ) -> Result<HitOutcome, GuestError> {
         if decoded.bytes() == [INT3] {
-            if self.detour.sends_back(decoded.at()) {
+            if self.detour.sends_back(decoded.at()) || self.is_read_when_executed(plant, decoded) {
                 return Ok(HitOutcome::NeedsPause);
             }
             if self.planter.byte() == PlantByte::Port && self.abilities.int3_exits {
@@ -242,6 +267,20 @@ impl Engine {
         vcpu: &mut V,
         paused: &dyn Paused,
         rip: Gva,
+        run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
+    ) -> Result<HitOutcome, GuestError> {
+        self.remove_rewritten_jumps(paused)?;
+        let outcome = self.handle_paused_hit(vcpu, paused, rip, run)?;
+        // Those that a post-handler has written to.
+        self.remove_rewritten_jumps(paused)?;
+        Ok(outcome)
+    }
+
+    fn handle_paused_hit<V: Vcpu>(
+        &self,
+        vcpu: &mut V,
+        paused: &dyn Paused,
+        rip: Gva,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
@@ -259,7 +298,7 @@ impl Engine {
             regs.rip = rip.0;
             vcpu.set_regs(&regs)?;
         }
-        self.look_at_int3(vcpu)?;
+        self.look_at_int3(vcpu, paused)?;
         if let Some(plant) = self.plant_at(vcpu, rip)? {
             self.reach_milestones(vcpu, paused, &plant)?;
             self.plant_return_sites(paused, &plant);
@@ -324,7 +363,7 @@ impl Engine {
             return Ok(());
         }
         let decoded = plant.displaced(&self.planter, rip);
-        if decoded.is_none_or(|decoded| is_read_when_executed(&decoded)) {
+        if decoded.is_none_or(|decoded| self.is_read_when_executed(plant, &decoded)) {
             self.let_be_read(paused, plant)?;
         }
         self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
@@ -347,17 +386,20 @@ impl Engine {
             None => Ok(HitOutcome::NotOurs),
             // The plant returns, and is hit.
             Some(DebugUse::StandIn(_)) => Ok(HitOutcome::NeedsPause),
-            Some(DebugUse::Only(plant)) => match self.tell(vcpu, plant, rip)? {
-                Told::Resume => Ok(HitOutcome::Resume),
-                Told::NeedsPause => Ok(HitOutcome::NeedsPause),
-                Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
-                    // Behind a debug register, KVM does not know for certain how long the int3 is.
-                    Some(decoded) if decoded.bytes() != [INT3] => {
-                        self.emulate(vcpu, plant, &decoded)
-                    }
-                    _ => Ok(HitOutcome::NeedsPause),
-                },
-            },
+            Some(DebugUse::Only(plant)) => {
+                let outcome = match self.tell(vcpu, plant, rip)? {
+                    Told::Resume => HitOutcome::Resume,
+                    Told::NeedsPause => HitOutcome::NeedsPause,
+                    Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
+                        // Behind a debug register, KVM does not know for certain how long the int3 is.
+                        Some(decoded) if decoded.bytes() != [INT3] => {
+                            self.emulate(vcpu, plant, &decoded)?
+                        }
+                        _ => HitOutcome::NeedsPause,
+                    },
+                };
+                Ok(self.pause_if_rewritten(vcpu, outcome))
+            }
         }
     }
 
@@ -369,6 +411,7 @@ impl Engine {
         rip: Gva,
         mut run: impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
+        self.remove_rewritten_jumps(paused)?;
         clear_resume_flag(vcpu)?;
         if self.end_stand_in(paused, rip)? {
             return Ok(());
@@ -389,7 +432,8 @@ impl Engine {
             // Debug registers are off while a vCPU executes one instruction alone.
             Some(plant) if !resumes => {
                 let decoded = own_instruction(&self.planter, plant.spot, rip);
-                self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, &mut run)
+                self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, &mut run)?;
+                self.remove_rewritten_jumps(paused)
             }
             _ => Ok(()),
         }
@@ -404,6 +448,10 @@ impl Engine {
                 plant.refresh(&self.planter);
             }
             self.reopen(&table, gpa, data.len());
+            let ring = self.detour.ring();
+            self.return_sites
+                .landings
+                .guest_has_written(ring.as_deref(), gpa, data.len())?;
         }
         Ok(written)
     }
@@ -436,7 +484,7 @@ impl Engine {
                     index: MSR_LSTAR, ..
                 },
                 _,
-            ) if self.located.get().is_none() => {
+            ) if self.awaits_kernel() => {
                 return Ok(TrapOutcome::Exclusive);
             }
             (Trap::Breakpoint { .. }, PlantByte::Port) => {
@@ -503,11 +551,6 @@ fn clear_resume_flag(vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         vcpu.set_regs(&regs)?;
     }
     Ok(())
-}
-
-/// Whether the guest's exception handler looks at the instruction that has raised the exception.
-pub(super) fn is_read_when_executed(decoded: &Decoded) -> bool {
-    classify(decoded) == Class::MustStep(Reason::Undefined)
 }
 
 /// What was being handled, for the error.

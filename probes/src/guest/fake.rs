@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use introspect::insn::Segments;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
-use vmm::{Destination, DetourSize, HardwareBreakpoints, PageRange};
+use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
 use crate::handler::InstructionFault;
@@ -149,13 +149,12 @@ pub(crate) struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
-    moves: Mutex<BTreeMap<u64, Destination>>,
+    /// So many vCPUs beside the first.
+    pub(crate) further_vcpus: usize,
     /// Where vCPUs stand.
     pub(crate) rips: Mutex<Vec<Gva>>,
     /// One of them handles an NMI.
     pub(crate) in_nmi: AtomicBool,
-    /// vCPUs have yet to heed the last move.
-    pub(crate) moving: AtomicBool,
     pub(crate) requests: Requests,
 }
 
@@ -163,11 +162,6 @@ impl FakePaused {
     /// The detour memory, if there is any.
     pub(crate) fn detour(&self) -> Option<Arc<FakeMemory>> {
         self.detour.lock().expect("lock").clone()
-    }
-
-    /// The last move.
-    pub(crate) fn moves(&self) -> BTreeMap<u64, Destination> {
-        self.moves.lock().expect("lock").clone()
     }
 
     /// One whose requests are counted with those of `memory`.
@@ -193,6 +187,10 @@ impl FakePaused {
 }
 
 impl Paused for FakePaused {
+    fn vcpus(&self) -> usize {
+        1 + self.further_vcpus
+    }
+
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         self.requests.make()?;
         *self.read_only.lock().expect("lock") = ranges.to_vec();
@@ -205,20 +203,6 @@ impl Paused for FakePaused {
         let memory = Arc::new(FakeMemory::based(DETOUR_GPA, vec![0; bytes]));
         *self.detour.lock().expect("lock") = Some(Arc::clone(&memory));
         Ok((Gpa(DETOUR_GPA), memory))
-    }
-
-    fn unmap_detour(&self) -> Result<(), GuestError> {
-        self.requests.make()?;
-        *self.detour.lock().expect("lock") = None;
-        Ok(())
-    }
-
-    fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
-        *self.moves.lock().expect("lock") = destinations;
-    }
-
-    fn vcpus_have_moved(&self) -> bool {
-        !self.moving.load(Ordering::Relaxed)
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {

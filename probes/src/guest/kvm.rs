@@ -1,6 +1,5 @@
 //! A live machine behind the engine's traits.
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -13,8 +12,8 @@ use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
 };
 use vmm::{
-    Alone, AloneEnd, Destination, DetourSize, Exception, HardwareBreakpoints, PageRange,
-    PausedGuard, StoppedVcpu, TrapHandler,
+    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
+    StoppedVcpu, TrapHandler,
 };
 
 use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
@@ -313,6 +312,10 @@ impl Vcpu for KvmVcpu<'_, '_> {
 }
 
 impl Paused for PausedGuard<'_> {
+    fn vcpus(&self) -> usize {
+        PausedGuard::vcpus(self)
+    }
+
     fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
         Ok(PausedGuard::set_read_only(self, ranges)?)
     }
@@ -321,18 +324,6 @@ impl Paused for PausedGuard<'_> {
         let detour = PausedGuard::map_detour(self, size)?;
         let memory = Arc::new(KvmMemory(detour.memory().clone()));
         Ok((Gpa(detour.gpa().0), memory))
-    }
-
-    fn unmap_detour(&self) -> Result<(), GuestError> {
-        Ok(PausedGuard::unmap_detour(self)?)
-    }
-
-    fn move_vcpus(&self, destinations: BTreeMap<u64, Destination>) {
-        PausedGuard::move_vcpus(self, destinations);
-    }
-
-    fn vcpus_have_moved(&self) -> bool {
-        PausedGuard::vcpus_have_moved(self)
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {

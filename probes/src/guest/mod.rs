@@ -7,7 +7,6 @@
 pub(crate) mod fake;
 mod kvm;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -237,6 +236,9 @@ pub(crate) trait Vcpu {
 
 /// A machine none of whose vCPUs runs, except the one on whose thread this is used.
 pub trait Paused {
+    /// How many vCPUs the machine has, those included that have not been started.
+    fn vcpus(&self) -> usize;
+
     /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
     ///
     /// # Errors
@@ -251,19 +253,6 @@ pub trait Paused {
     ///
     /// When it cannot be done.
     fn map_detour(&self, size: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError>;
-
-    /// Takes it away.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be done.
-    fn unmap_detour(&self) -> Result<(), GuestError>;
-
-    /// vCPUs whose RIP is a key go on at the value. Not again before they all have.
-    fn move_vcpus(&self, destinations: BTreeMap<u64, vmm::Destination>);
-
-    /// Whether all have.
-    fn vcpus_have_moved(&self) -> bool;
 
     /// Where each vCPU stands that has been started: its RIP, as it left the guest. A trap that it has yet to be
     /// answered may send it elsewhere.

@@ -1,7 +1,7 @@
 //! All plants of a guest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, Guard};
@@ -54,6 +54,10 @@ pub(crate) struct Planter {
     pages: ArcSwap<Pages>,
     /// Locked by whoever changes plants.
     plants: Mutex<Plants>,
+    /// Jumps over instructions that handlers have written to.
+    rewritten: Mutex<BTreeSet<Gpa>>,
+    /// There are some.
+    has_rewritten: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -135,6 +139,8 @@ impl Planter {
             open: AtomicUsize::new(0),
             pages: ArcSwap::default(),
             plants: Mutex::default(),
+            rewritten: Mutex::default(),
+            has_rewritten: AtomicBool::new(false),
         }
     }
 
@@ -440,12 +446,35 @@ impl Planter {
         Ok(Written::Merged)
     }
 
-    /// Writes on behalf of the guest, at most 8 bytes within a page: merged where there are plants.
+    /// Writes for a handler, at most 8 bytes within a page: merged where there are plants. Jumps over the bytes are to go
+    /// before the vCPU runs on: [`take_rewritten_jumps`](Self::take_rewritten_jumps).
     pub(crate) fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
+        if self.overwrites_jump(gpa, data) {
+            self.rewritten().extend(self.jumps(gpa, data.len()));
+            self.has_rewritten.store(true, Ordering::Release);
+        }
         match self.guest_write(gpa, data)? {
             Written::Merged => Ok(()),
             Written::NotOurs => self.memory.write(gpa, data),
         }
+    }
+
+    fn rewritten(&self) -> MutexGuard<'_, BTreeSet<Gpa>> {
+        self.rewritten
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether handlers have written to instructions that jumps lie over.
+    pub(crate) fn has_rewritten_jumps(&self) -> bool {
+        self.has_rewritten.load(Ordering::Acquire)
+    }
+
+    /// Those jumps. With the other vCPUs paused.
+    pub(crate) fn take_rewritten_jumps(&self) -> BTreeSet<Gpa> {
+        let mut rewritten = self.rewritten();
+        self.has_rewritten.store(false, Ordering::Release);
+        std::mem::take(&mut *rewritten)
     }
 
     /// Makes these pages read-only whether they have plants or not, so that more plants there need no change of slots.
@@ -468,6 +497,20 @@ impl Planter {
             Err(_) => plants.protected = before,
         }
         set
+    }
+
+    /// Ends what [`protect`](Self::protect) began: only pages with plants stay read-only.
+    ///
+    /// # Errors
+    ///
+    /// When the machine refuses; then nothing has changed.
+    pub(crate) fn unprotect(&self, paused: &dyn Paused) -> Result<(), GuestError> {
+        let mut plants = self.lock();
+        let singly: BTreeSet<u64> = plants.uses.keys().copied().collect();
+        paused.set_read_only(&ranges(singly.iter().copied(), None))?;
+        plants.singly = singly;
+        plants.protected = None;
+        Ok(())
     }
 
     /// Reads the guest's own bytes.

@@ -6,7 +6,7 @@ mod purpose;
 
 pub(crate) use missed::Missed;
 pub(crate) use probe::Probe;
-pub(crate) use purpose::{Milestone, Purpose, Reader, ReturnAction, ReturnPurpose};
+pub(crate) use purpose::{Interests, Milestone, Purpose, Reader, ReturnAction, ReturnPurpose};
 
 /// A probe's name within its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

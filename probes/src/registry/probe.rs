@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use introspect::Gva;
 
-use super::{Missed, ProbeId, Purpose, ReturnAction};
+use super::{Interests, Missed, ProbeId, Purpose, ReturnAction};
 use crate::applied::Filtered;
 use crate::detour::{Keeps, Words};
 use crate::guest::GuestError;
@@ -39,13 +39,15 @@ pub(crate) struct Probe {
     /// A jump stands for its plant.
     optimised: AtomicBool,
     status: Mutex<Status>,
+    /// For what the engine counts it.
+    interests: Mutex<Interests>,
     /// Where a detour counts for it.
     counted: Mutex<Option<Words>>,
 }
 
-/// What a detour has counted.
+/// What a detour has counted, or what it and exits have.
 #[derive(Clone, Copy, Debug, Default)]
-struct InDetour {
+struct Counts {
     hits: u64,
     /// Records that there was no room for.
     dropped: u64,
@@ -89,6 +91,7 @@ impl Probe {
             tier: AtomicU8::new(TIER_NONE),
             optimised: AtomicBool::new(false),
             counted: Mutex::default(),
+            interests: Mutex::default(),
             status: Mutex::new(Status {
                 state: ProbeState::Pending,
                 reason: None,
@@ -119,6 +122,15 @@ impl Probe {
             in_module: Some(spec),
             ..self
         }
+    }
+
+    /// For what the engine counts it from now on. Returns for what it did.
+    pub(crate) fn replace_interests(&self, now: Interests) -> Interests {
+        let mut interests = self
+            .interests
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *interests, now)
     }
 
     pub(crate) fn place(&self) -> Option<Arc<Place>> {
@@ -220,7 +232,7 @@ impl Probe {
     }
 
     /// What the words of a detour say.
-    fn in_detour(&self, words: &Words) -> InDetour {
+    fn in_detour(&self, words: &Words) -> Counts {
         let count = words.count();
         let (hits, dropped) = match &self.purpose {
             Purpose::Trace => (0, count),
@@ -228,13 +240,29 @@ impl Probe {
             Purpose::Return(_) => (count, count),
             _ => (count, 0),
         };
-        InDetour { hits, dropped }
+        Counts { hits, dropped }
     }
 
-    fn in_detour_now(&self) -> InDetour {
+    /// Hits, and records that there was no room for: those that were handled, and those that a detour has counted. Both
+    /// are read under the lock, so that what [`end_counting`](Self::end_counting) moves is in one of them.
+    fn counts(&self) -> Counts {
         let counted = self.counted();
         let in_detour = counted.as_ref().map(|words| self.in_detour(words));
-        in_detour.unwrap_or_default()
+        let in_detour = in_detour.unwrap_or_default();
+        Counts {
+            hits: self
+                .hits
+                .load(Ordering::Relaxed)
+                .wrapping_add(in_detour.hits),
+            dropped: self
+                .missed_for(Missed::RingFull)
+                .wrapping_add(in_detour.dropped),
+        }
+    }
+
+    fn missed_for(&self, why: Missed) -> u64 {
+        let index = Missed::ALL.iter().position(|(known, _)| *known == why);
+        index.map_or(0, |index| self.missed[index].load(Ordering::Relaxed))
     }
 
     /// What has become of the values, those included that a detour has added.
@@ -245,14 +273,6 @@ impl Probe {
             .as_ref()
             .filter(|_| matches!(self.purpose, Purpose::Aggregate(_)));
         Some(aggregated.result(values.map(Words::read).as_deref()))
-    }
-
-    /// Hits that were handled, and those that a detour has counted.
-    fn hits(&self) -> u64 {
-        let in_detour = self.in_detour_now();
-        self.hits
-            .load(Ordering::Relaxed)
-            .wrapping_add(in_detour.hits)
     }
 
     /// A hit has been taken from a record that a detour left: no exit.
@@ -375,20 +395,19 @@ impl Probe {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .clone();
-        let dropped = self.in_detour_now().dropped;
-        let missed = Missed::ALL
-            .iter()
-            .zip(&self.missed)
-            .filter_map(|((why, name), count)| {
-                let here = if *why == Missed::RingFull { dropped } else { 0 };
-                let count = count.load(Ordering::Relaxed).wrapping_add(here);
-                (count > 0).then(|| ((*name).to_owned(), count))
-            });
+        let counts = self.counts();
+        let missed = Missed::ALL.iter().filter_map(|(why, name)| {
+            let count = match why {
+                Missed::RingFull => counts.dropped,
+                why => self.missed_for(*why),
+            };
+            (count > 0).then(|| ((*name).to_owned(), count))
+        });
         let follows = matches!(self.purpose, Purpose::Return(_));
         ProbeSummary {
             probe: self.name.to_string(),
             ip: status.ip,
-            hits: self.hits(),
+            hits: counts.hits,
             missed: missed.collect::<BTreeMap<_, _>>(),
             tier: self.tier(),
             exits: self.exits.load(Ordering::Relaxed),
@@ -403,5 +422,40 @@ impl Probe {
                 .map(|filtered| filtered.filter.to_string()),
             result: self.result(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::fake::FakeMemory;
+
+    /// One thread reads while another moves what a detour has counted to what exits have.
+    #[test]
+    fn hits_never_go_back_while_a_detour_stops_counting() {
+        const ROUNDS: u64 = 20_000;
+        let words = Words::of(Arc::new(FakeMemory::new(vec![0; 16])));
+        let probe = Probe::new(ProbeId(1), "probe".into(), Purpose::Count, None, true);
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut last = 0;
+                while !is_done.load(Ordering::Acquire) {
+                    let hits = probe.summary().hits;
+                    assert!(hits >= last, "{hits} after {last}");
+                    last = hits;
+                }
+            });
+            for _ in 0..ROUNDS {
+                probe.count_in(words.clone()).expect("written");
+                words.write(&[7]).expect("written");
+                probe.count_in_none();
+                if reader.is_finished() {
+                    break;
+                }
+            }
+            is_done.store(true, Ordering::Release);
+        });
+        assert_eq!(probe.summary().hits, 7 * ROUNDS);
     }
 }

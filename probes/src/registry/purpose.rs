@@ -61,6 +61,19 @@ pub(crate) struct ReturnPurpose {
     pub(crate) maxactive: usize,
 }
 
+/// What a probe makes of interest to the engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Interests {
+    /// Calls are followed to their return.
+    pub(crate) calls: bool,
+    /// Returns have to be told while they happen.
+    pub(crate) exits_at_returns: bool,
+    /// Modules that come and go.
+    pub(crate) modules: bool,
+    /// Plants that the kernel must not read.
+    pub(crate) plants: bool,
+}
+
 impl Purpose {
     /// What values are added to, if they are.
     pub(crate) fn aggregated(&self) -> Option<&Arc<Aggregated>> {
@@ -99,6 +112,12 @@ pub(crate) enum Milestone {
     InitFreed,
     /// The kernel panics.
     Panic,
+    /// The kernel is about to start another one in its place: nothing of ours may stay in memory.
+    NextKernel,
+    /// A CPU has been brought up: it uses the kernel's interrupt table.
+    CpuOnline,
+    /// A CPU that the kernel has taken offline is about to wait until it is started anew, without an interrupt table.
+    CpuOffline,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
     /// A processor has switched from a task that has ended to another one, or a task is released.
@@ -140,10 +159,13 @@ impl Reader {
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 14] = [
+    pub(crate) const ALL: [Self; 17] = [
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
+        Self::NextKernel,
+        Self::CpuOnline,
+        Self::CpuOffline,
         Self::TaskEnded,
         Self::TaskLeft,
         Self::Module(ModuleEvent::Loaded),
@@ -164,6 +186,10 @@ impl Milestone {
             Self::BootPatched => "rest_init",
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
+            // kexec and a crash kernel come by there, with the other processors stopped.
+            Self::NextKernel => "machine_kexec",
+            Self::CpuOnline => "cpu_startup_entry",
+            Self::CpuOffline => "arch_cpu_idle_dead",
             Self::TaskEnded => "do_task_dead",
             Self::TaskLeft => "put_task_struct_rcu_user",
             Self::Module(event) => event.function(),

@@ -65,6 +65,12 @@ impl SyntheticKernel {
         at
     }
 
+    /// Other code in the place of that of a function that stays.
+    pub(crate) fn rewrite(&mut self, function: Gva, code: &[u8]) {
+        let at = usize::try_from(function.0 - TEXT.0).expect("small");
+        self.text[at..at + code.len()].copy_from_slice(code);
+    }
+
     /// A function that is freed after boot.
     pub(crate) fn init_function(&mut self, name: &str, code: &[u8]) -> Gva {
         let at = append(&mut self.init, TEXT.wrapping_add(INIT), code);
@@ -99,12 +105,29 @@ impl SyntheticKernel {
 
     /// Jumps that static keys patch.
     pub(crate) fn jump_labels(&mut self, jumps: &[Gva]) {
+        let jumps: Vec<_> = jumps.iter().map(|jump| (*jump, *jump)).collect();
+        self.jump_labels_to(&jumps);
+    }
+
+    /// The same, each with its target.
+    pub(crate) fn jump_labels_to(&mut self, jumps: &[(Gva, Gva)]) {
         self.label("__start___jump_table", self.data_end());
-        for jump in jumps {
+        for (jump, target) in jumps {
             self.relative(*jump);
-            self.data.extend([0; 12]);
+            self.relative(*target);
+            self.data.extend([0; 8]);
         }
         self.label("__stop___jump_table", self.data_end());
+    }
+
+    /// Calls that the kernel redirects.
+    pub(crate) fn static_calls(&mut self, calls: &[Gva]) {
+        self.label("__start_static_call_sites", self.data_end());
+        for call in calls {
+            self.relative(*call);
+            self.data.extend([0; 4]);
+        }
+        self.label("__stop_static_call_sites", self.data_end());
     }
 
     /// Jumps to the return thunk, which are patched while the kernel boots.

@@ -81,6 +81,31 @@ impl BreakpointInjection {
     }
 }
 
+/// What becomes of the #BP of an `int3` that nobody intercepts, if the vCPU leaves the guest while it is delivered, and
+/// events are set as KVM reports them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterruptedInt3 {
+    /// It is forgotten, and the vCPU executes what is at the `int3` by then. All of Linux's KVM, by its source.
+    Cancelled,
+    /// KVM reports it, or delivers it whatever has become of the `int3`.
+    Kept,
+    /// The self-test did not bring it about.
+    NotSeen,
+}
+
+/// What becomes of an `int1` that a program executes while debug registers of ours are in force.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int1Delivery {
+    /// A debug exit with RIP at the instruction: VT-x.
+    AtInstruction,
+    /// A debug exit with RIP behind the instruction: SVM.
+    AfterInstruction,
+    /// #DB in the guest, without an exit.
+    ToGuest,
+    /// Something else.
+    Broken,
+}
+
 /// How fast ring 0 runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Speed {
@@ -119,8 +144,12 @@ pub struct HostFacts {
     pub int3_user: Int3Delivery,
     /// How a #BP is given to the guest.
     pub breakpoint_injection: BreakpointInjection,
+    /// An `int3` on its way to the guest's handler can be cancelled.
+    pub interrupted_int3: InterruptedInt3,
     /// `out dx, al` in ring 0.
     pub port: PortDelivery,
+    /// `int1` in ring 3.
+    pub int1: Int1Delivery,
     /// `KVM_GUESTDBG_BLOCKIRQ` holds interrupts back, and they come when it is taken off.
     pub holds_interrupts: bool,
     /// Execution breakpoints in debug registers fire in ring 0.
@@ -150,11 +179,13 @@ impl HostFacts {
     /// Whether an `int3` goes to the guest's own handler without an exit, while nobody asks KVM for it.
     ///
     /// A delivery that finds a page not mapped by KVM is begun again, by KVM. Where an injected #BP needs help to look
-    /// like one that was executed, so would this, and nobody could give it.
+    /// like one that was executed, so would this, and nobody could give it. And a plant must not go while its #BP is on
+    /// its way, unless that can be cancelled.
     #[must_use]
     pub fn int3_reaches_guest(&self) -> bool {
         matches!(self.int3, Int3Delivery::DebugExit | Int3Delivery::ToGuest)
             && self.breakpoint_injection == BreakpointInjection::AtInstruction
+            && self.interrupted_int3 != InterruptedInt3::Kept
     }
 }
 
@@ -208,12 +239,14 @@ mod tests {
 
     #[test]
     fn an_int3_is_the_guests_where_it_is_delivered_again_as_it_was() {
-        let reaches = |int3, breakpoint_injection| {
+        let reaches = |int3, breakpoint_injection, interrupted_int3| {
             HostFacts {
                 int3,
                 int3_user: int3,
                 breakpoint_injection,
+                interrupted_int3,
                 port: PortDelivery::AtInstruction,
+                int1: Int1Delivery::ToGuest,
                 holds_interrupts: true,
                 debug_execute: true,
                 debug_data: true,
@@ -231,8 +264,12 @@ mod tests {
             BreakpointInjection::AtInstruction,
             BreakpointInjection::AfterInstruction,
         );
-        assert!(reaches(Int3Delivery::DebugExit, at) && reaches(Int3Delivery::ToGuest, at));
-        assert!(!reaches(Int3Delivery::DebugExit, after));
-        assert!(!reaches(Int3Delivery::EmulationFailure, at));
+        for cancelled in [InterruptedInt3::Cancelled, InterruptedInt3::NotSeen] {
+            assert!(reaches(Int3Delivery::DebugExit, at, cancelled));
+            assert!(reaches(Int3Delivery::ToGuest, at, cancelled));
+            assert!(!reaches(Int3Delivery::DebugExit, after, cancelled));
+            assert!(!reaches(Int3Delivery::EmulationFailure, at, cancelled));
+        }
+        assert!(!reaches(Int3Delivery::DebugExit, at, InterruptedInt3::Kept));
     }
 }

@@ -4,7 +4,10 @@ mod facts;
 mod host;
 mod tsc;
 
-pub use facts::{BreakpointInjection, HostFacts, Int3Delivery, PortDelivery, Speed};
+pub use facts::{
+    BreakpointInjection, HostFacts, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery,
+    Speed,
+};
 pub(crate) use host::CAP_EXIT_ON_EMULATION_FAILURE;
 pub use host::{Capabilities, Host, OpenError};
 pub use tsc::tsc_khz;

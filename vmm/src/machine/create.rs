@@ -17,14 +17,15 @@ use crate::devices::{
 };
 use crate::kvm::{CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts};
 use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
-use crate::vcpu::moves::Moves;
 use crate::vcpu::rips::Rips;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
 /// The register that a 64-bit kernel points at its system-call entry: its write tells where the kernel is.
 pub const MSR_LSTAR: u32 = 0xc000_0082;
 
-/// KVM_CAP_DISABLE_QUIRKS2.
+/// KVM_CAP_DISABLE_QUIRKS: KVM_CHECK_EXTENSION returns 1, and KVM ignores the bits that it does not know.
+const CAP_DISABLE_QUIRKS: u32 = 116;
+/// KVM_CAP_DISABLE_QUIRKS2, from Linux 5.18 on: KVM_CHECK_EXTENSION returns the quirks that KVM knows.
 const CAP_DISABLE_QUIRKS2: u32 = 213;
 /// `out 0x7e, al` moves RIP before it exits.
 const QUIRK_OUT_7E_INC_RIP: u64 = 1 << 3;
@@ -236,7 +237,6 @@ impl Machine {
             memory,
             slots: Mutex::new(slots),
             detour_place: detour_place(ram_end, host.guest_physical_bits()),
-            moves: Moves::new(usize::from(config.cpus)),
             rips: Rips::new(usize::from(config.cpus)),
             gate: crate::vcpu::gate::Gate::default(),
             facts,
@@ -279,19 +279,36 @@ fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
     Ok(vm)
 }
 
-/// Turns off the quirks that we would rather not have, as far as this KVM knows of them.
+/// Turns off the quirks that get in the way, as far as this KVM knows them.
 pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-    let known = u64::try_from(vm.check_extension_raw(u64::from(CAP_DISABLE_QUIRKS2))).unwrap_or(0);
-    let unwanted = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
-    if unwanted == 0 {
+    let extension = |capability: u32| vm.check_extension_raw(u64::from(capability));
+    let chosen = unwanted_quirks(
+        extension(CAP_DISABLE_QUIRKS2),
+        extension(CAP_DISABLE_QUIRKS),
+    );
+    let Some((capability, quirks)) = chosen else {
         return Ok(());
-    }
+    };
     let mut cap = kvm_enable_cap {
-        cap: CAP_DISABLE_QUIRKS2,
+        cap: capability,
         ..Default::default()
     };
-    cap.args[0] = unwanted;
+    cap.args[0] = quirks;
     vm.enable_cap(&cap)
+}
+
+/// The capability that turns quirks off, and the quirks, from what KVM_CHECK_EXTENSION returns for
+/// KVM_CAP_DISABLE_QUIRKS2 and for KVM_CAP_DISABLE_QUIRKS. Either capability replaces the whole set, so only one is
+/// enabled.
+fn unwanted_quirks(known: i32, old: i32) -> Option<(u32, u64)> {
+    match (u64::try_from(known).unwrap_or(0), old) {
+        (0, ..=0) => None,
+        (0, _) => Some((CAP_DISABLE_QUIRKS, QUIRK_OUT_7E_INC_RIP)),
+        (known, _) => {
+            let quirks = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
+            (quirks != 0).then_some((CAP_DISABLE_QUIRKS2, quirks))
+        }
+    }
 }
 
 fn enable(vm: &VmFd, capability: u32, argument: u64) -> Result<(), CreateError> {
@@ -338,4 +355,27 @@ fn create_vcpus(host: &Host, vm: &VmFd, cpus: u8) -> Result<Vec<VcpuFd>, CreateE
             Ok(fd)
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quirks_are_disabled_by_the_newest_capability_that_kvm_has() {
+        // Linux 6.13 and later; 5.18 to 6.12; before 5.18; a KVM with neither capability.
+        assert_eq!(
+            unwanted_quirks(0xff, 1),
+            Some((CAP_DISABLE_QUIRKS2, 0b1000_1000))
+        );
+        assert_eq!(
+            unwanted_quirks(0x1f, 1),
+            Some((CAP_DISABLE_QUIRKS2, 0b1000))
+        );
+        assert_eq!(unwanted_quirks(0, 1), Some((CAP_DISABLE_QUIRKS, 0b1000)));
+        assert_eq!(unwanted_quirks(0, 0), None);
+        // An error is no capability; and no quirk that is in the way leaves nothing to turn off.
+        assert_eq!(unwanted_quirks(-1, -1), None);
+        assert_eq!(unwanted_quirks(0b111, 1), None);
+    }
 }

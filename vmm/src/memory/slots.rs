@@ -110,24 +110,16 @@ impl Slots {
         Ok(())
     }
 
-    /// Puts detour memory beside the RAM, or takes it away. Called with every vCPU paused.
-    pub(crate) fn set_detour(
-        &mut self,
-        vm: &VmFd,
-        detour: Option<DetourMemory>,
-    ) -> Result<(), SlotError> {
+    /// Puts detour memory beside the RAM, for as long as the machine exists. Called with every vCPU paused.
+    pub(crate) fn set_detour(&mut self, vm: &VmFd, detour: &DetourMemory) -> Result<(), SlotError> {
         let read_only = self.read_only.clone();
-        match self.put_in_force(vm, &read_only, detour.as_ref()) {
-            Ok(()) => {
-                self.detour = detour;
-                Ok(())
-            }
-            Err(error) => {
-                // KVM may have taken one of its slots: what is mapped for it must not become anything else.
-                std::mem::forget(detour);
-                Err(error)
-            }
+        let put = self.put_in_force(vm, &read_only, Some(detour));
+        match put {
+            Ok(()) => self.detour = Some(detour.clone()),
+            // KVM may have taken one of its slots: the mapping behind that slot must not become anything else.
+            Err(_) => std::mem::forget(detour.clone()),
         }
+        put
     }
 
     pub(crate) fn detour(&self) -> Option<&DetourMemory> {

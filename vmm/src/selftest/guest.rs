@@ -1,10 +1,11 @@
 //! The machine of the self-test.
+#![expect(unsafe_code, reason = "makes KVM forget what it has mapped")]
 
 use std::time::Duration;
 
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_GUESTDBG_ENABLE, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
-    kvm_guest_debug, kvm_msi, kvm_regs, kvm_segment, kvm_sregs,
+    kvm_guest_debug, kvm_msi, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -194,9 +195,14 @@ impl TinyGuest {
         Ok(())
     }
 
+    /// Puts `code` in place and leaves the vCPU alone.
+    pub(super) fn replace_code(&self, code: &[u8]) -> Result<(), SelfTestError> {
+        Ok(self.memory.guest().write_slice(code, GuestAddress(CODE))?)
+    }
+
     /// Puts `code` in place and the vCPU at its start.
     pub(super) fn load(&mut self, code: &[u8], ring: Ring) -> Result<(), SelfTestError> {
-        self.memory.guest().write_slice(code, GuestAddress(CODE))?;
+        self.replace_code(code)?;
         let (code_selector, data_selector, dpl, rsp) = match ring {
             Ring::Kernel => (0x10, 0x18, 0, KERNEL_STACK),
             Ring::User => (0x3b, 0x33, 3, USER_STACK),
@@ -243,14 +249,10 @@ impl TinyGuest {
             ..Default::default()
         };
         self.fd.set_regs(&regs).map_err(refused("KVM_SET_REGS"))?;
-        let mut events = self
-            .fd
-            .get_vcpu_events()
-            .map_err(refused("KVM_GET_VCPU_EVENTS"))?;
+        let mut events = self.events()?;
         events.exception = Default::default();
-        self.fd
-            .set_vcpu_events(&events)
-            .map_err(refused("KVM_SET_VCPU_EVENTS"))?;
+        events.interrupt = Default::default();
+        self.set_events(&events)?;
         self.debug(&kvm_guest_debug::default())
     }
 
@@ -303,6 +305,48 @@ impl TinyGuest {
 
     pub(super) fn read(&self, at: u64) -> Result<u64, SelfTestError> {
         Ok(self.memory.guest().read_obj(GuestAddress(at))?)
+    }
+
+    pub(super) fn events(&self) -> Result<kvm_vcpu_events, SelfTestError> {
+        self.fd
+            .get_vcpu_events()
+            .map_err(refused("KVM_GET_VCPU_EVENTS"))
+    }
+
+    pub(super) fn set_events(&mut self, events: &kvm_vcpu_events) -> Result<(), SelfTestError> {
+        self.fd
+            .set_vcpu_events(events)
+            .map_err(refused("KVM_SET_VCPU_EVENTS"))
+    }
+
+    /// Makes KVM forget all that it has mapped: the guest's next access to each page leaves the guest, and KVM maps it.
+    pub(super) fn forget_mappings(&self) {
+        for region in self.memory.regions() {
+            let (Ok(host), Ok(bytes)) =
+                (usize::try_from(region.host), usize::try_from(region.bytes))
+            else {
+                continue;
+            };
+            let host = host as *mut libc::c_void;
+            for access in [libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE] {
+                // SAFETY: the mapping is this value's, of just that size, and nobody accesses it between the two calls:
+                // the vCPU is this thread's and does not run.
+                unsafe { libc::mprotect(host, bytes, access) };
+            }
+        }
+    }
+
+    /// Runs until the next exit, but for no longer than this time. Returns whether the time was over first.
+    pub(super) fn is_interrupted_after(&mut self, time: Duration) -> bool {
+        let target = KickTarget::default();
+        let registration = kick::Registration::new(&mut self.fd, &target);
+        let watchdog = Watchdog::once(time);
+        let ran = self.fd.run();
+        let interrupted = matches!(ran, Err(error) if error.errno() == libc::EINTR);
+        drop(watchdog);
+        drop(registration);
+        kick::clear(&mut self.fd);
+        interrupted
     }
 
     /// Runs until the next exit, or until patience ends. Any failure to run is [`Exit::Other`].

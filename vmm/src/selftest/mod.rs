@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use guest::TinyGuest;
 
-use crate::kvm::{Host, HostFacts};
+use crate::kvm::{Host, HostFacts, Int3Delivery, InterruptedInt3};
 
 /// The self-test could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -42,18 +42,28 @@ pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
     let started = Instant::now();
     let mut guest = TinyGuest::new(host)?;
     let int3 = questions::int3(&mut guest, guest::Ring::Kernel)?;
+    let exit_ns = questions::exit_ns(&mut guest)?;
+    let interrupted_int3 = match int3 {
+        Int3Delivery::DebugExit | Int3Delivery::ToGuest => {
+            questions::interrupted_int3(&mut guest, exit_ns)?
+        }
+        // The guest never takes one by itself.
+        Int3Delivery::EmulationFailure | Int3Delivery::Broken => InterruptedInt3::NotSeen,
+    };
     let facts = HostFacts {
         int3,
         int3_user: questions::int3(&mut guest, guest::Ring::User)?,
         breakpoint_injection: questions::breakpoint_injection(&mut guest)?,
+        interrupted_int3,
         port: questions::port(&mut guest)?,
+        int1: questions::int1(&mut guest)?,
         holds_interrupts: questions::holds_interrupts(&mut guest, host)?,
         debug_execute: questions::debug_execute(&mut guest)?,
         debug_data: questions::debug_data(&mut guest)?,
         read_only_slots: questions::read_only_slots(&mut guest)?,
         msr_exits: questions::msr_exits(&mut guest, host)?,
         speed: questions::speed(&mut guest)?,
-        exit_ns: questions::exit_ns(&mut guest)?,
+        exit_ns,
     };
     tracing::debug!(?facts, took = ?started.elapsed(), "host self-test");
     Ok(facts)

@@ -1,6 +1,6 @@
 //! What is asked of the host, one function a question.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP, kvm_guest_debug,
@@ -8,11 +8,16 @@ use kvm_bindings::{
 
 use super::SelfTestError;
 use super::guest::{CODE, DATA, END_PORT, Exit, INTERRUPT_TOLD, READ_ONLY, Ring, TinyGuest};
-use crate::kvm::{BreakpointInjection, Host, Int3Delivery, PortDelivery, Speed};
+use crate::kvm::{
+    BreakpointInjection, Host, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery, Speed,
+};
 
 /// `out END_PORT, al; hlt`
 const END: [u8; 3] = [0xe6, END_PORT, 0xf4];
 const NOP: u8 = 0x90;
+/// Vector of #BP.
+const BREAKPOINT: u8 = 3;
+const INT1: u8 = 0xf1;
 const INT3: u8 = 0xcc;
 
 fn with_end(code: &[u8]) -> Vec<u8> {
@@ -56,27 +61,51 @@ pub(super) fn breakpoint_injection(
             return Ok(BreakpointInjection::AtInstruction);
         }
         guest.set_rip(rip)?;
-        let mut events = guest
-            .fd
-            .get_vcpu_events()
-            .map_err(|source| SelfTestError::Request {
-                request: "KVM_GET_VCPU_EVENTS",
-                source,
-            })?;
+        let mut events = guest.events()?;
         events.exception.injected = 1;
-        events.exception.nr = 3;
-        guest
-            .fd
-            .set_vcpu_events(&events)
-            .map_err(|source| SelfTestError::Request {
-                request: "KVM_SET_VCPU_EVENTS",
-                source,
-            })?;
+        events.exception.nr = BREAKPOINT;
+        guest.set_events(&events)?;
         if guest.run() == Exit::Vector(3) && guest.read(guest.regs()?.rsp)? == CODE + 1 {
             return Ok(answer);
         }
     }
     Ok(BreakpointInjection::Broken)
+}
+
+/// What becomes of the #BP of an `int3` whose delivery was interrupted, if events are set as KVM reports them and the
+/// `int3` goes?
+///
+/// The delivery finds pages that KVM has not mapped, and a signal comes while KVM maps one. When it has to come for that
+/// nobody knows: attempts differ in it.
+pub(super) fn interrupted_int3(
+    guest: &mut TinyGuest,
+    exit_ns: u64,
+) -> Result<InterruptedInt3, SelfTestError> {
+    const ATTEMPTS: u64 = 96;
+    const DELAYS: u64 = 24;
+    for attempt in 0..ATTEMPTS {
+        guest.load(&with_end(&[INT3]), Ring::Kernel)?;
+        guest.forget_mappings();
+        let delay = Duration::from_nanos(exit_ns * (attempt % DELAYS + 1) / 2);
+        if !guest.is_interrupted_after(delay) || guest.rip()? != CODE {
+            continue;
+        }
+        let events = guest.events()?;
+        if events.exception.nr != BREAKPOINT && events.interrupt.nr != BREAKPOINT {
+            // Not even the int3 was executed.
+            continue;
+        }
+        if events.exception.injected | events.exception.pending | events.interrupt.injected != 0 {
+            return Ok(InterruptedInt3::Kept);
+        }
+        guest.set_events(&events)?;
+        guest.replace_code(&with_end(&[NOP]))?;
+        return Ok(match guest.run() {
+            Exit::End => InterruptedInt3::Cancelled,
+            _ => InterruptedInt3::Kept,
+        });
+    }
+    Ok(InterruptedInt3::NotSeen)
 }
 
 /// Does `out dx, al` exit whatever DX holds, and with which RIP?
@@ -109,6 +138,22 @@ pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError>
         }
     }
     Ok(found.unwrap_or(PortDelivery::Broken))
+}
+
+/// What becomes of an `int1` in ring 3 while a debug register is in force?
+pub(super) fn int1(guest: &mut TinyGuest) -> Result<Int1Delivery, SelfTestError> {
+    guest.load(&with_end(&[INT1, NOP]), Ring::User)?;
+    let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
+    control.arch.debugreg[0] = DATA.into();
+    control.arch.debugreg[7] = 0x402;
+    guest.debug(&control)?;
+    let exit = guest.run();
+    Ok(match (exit, guest.rip()?.wrapping_sub(CODE)) {
+        (Exit::Debug { exception: 1, .. }, 0) => Int1Delivery::AtInstruction,
+        (Exit::Debug { exception: 1, .. }, 1) => Int1Delivery::AfterInstruction,
+        (Exit::Vector(1), _) => Int1Delivery::ToGuest,
+        _ => Int1Delivery::Broken,
+    })
 }
 
 /// Can an interrupt be held back, and does it come afterwards?

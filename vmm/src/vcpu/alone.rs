@@ -55,8 +55,6 @@ impl StoppedVcpu<'_> {
         alone: &Alone<'_>,
     ) -> Result<AloneEnd, RunError> {
         self.abandon_port_write()?;
-        // Where it comes to in the end, it has come by itself.
-        self.heed_moves()?;
         let before = self.debugging;
         let breakpoints = if alone.breakpoints {
             before.breakpoints

@@ -2,10 +2,18 @@
 
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS,
-    KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_vcpu_events,
+    KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1,
 };
 
-use super::stopped::{StoppedVcpu, VcpuError};
+use super::stopped::{BREAKPOINT, StoppedVcpu, VcpuError};
+
+const KVM_INJECTED_BREAKPOINT: kvm_vcpu_events__bindgen_ty_1 = kvm_vcpu_events__bindgen_ty_1 {
+    injected: 1,
+    nr: BREAKPOINT,
+    has_error_code: 0,
+    pending: 0,
+    error_code: 0,
+};
 
 /// The interrupt shadow: whether the instruction at RIP is protected by the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -125,6 +133,10 @@ impl StoppedVcpu<'_> {
     /// they are: others may have sent some meanwhile, which would be lost.
     pub(super) fn set_events(&mut self, mut events: kvm_vcpu_events) -> Result<(), VcpuError> {
         events.flags = KVM_VCPUEVENT_VALID_SHADOW;
+        if self.injected_breakpoint.is_some() {
+            // KVM does not report it, and would forget it.
+            events.exception = KVM_INJECTED_BREAKPOINT;
+        }
         self.fd
             .set_vcpu_events(&events)
             .map_err(self.failed("KVM_SET_VCPU_EVENTS"))?;

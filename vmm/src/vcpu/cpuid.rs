@@ -25,6 +25,13 @@ const FRED: u32 = 1 << 17;
 /// processors of family 15h, before it can say so.
 const CACHES: u32 = 0x8000_0005;
 
+/// Leaf 1 ECX: VT-x. Leaf 0x8000_0001 ECX: SVM. A guest with a guest of its own needs KVM to see each store to the inner
+/// guest's page tables, and the stores that hyprobe's emulator makes go past KVM.
+const VTX: u32 = 1 << 5;
+const SVM: u32 = 1 << 2;
+/// What SVM can do.
+const SVM_FEATURES: u32 = 0x8000_000a;
+
 const fn is_empty(entry: &kvm_cpuid_entry2) -> bool {
     entry.eax | entry.ebx | entry.ecx | entry.edx == 0
 }
@@ -39,11 +46,18 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
             vcpu: index as usize,
             source,
         })?;
+    adapt(cpuid.as_mut_slice(), index, count);
+    Ok(cpuid)
+}
+
+/// Makes of what KVM supports what vCPU `index` of `count` shows.
+fn adapt(entries: &mut [kvm_cpuid_entry2], index: u32, count: u32) {
     let id_bits = u32::BITS - count.saturating_sub(1).leading_zeros();
-    for entry in cpuid.as_mut_slice() {
+    for entry in entries {
         match entry.function {
             1 => {
                 entry.ecx |= TSC_DEADLINE | X2APIC | HYPERVISOR;
+                entry.ecx &= !VTX;
                 entry.ebx = (entry.ebx & 0xffff) | (index << 24) | (count.min(255) << 16);
                 // HTT: EBX[23:16] counts.
                 entry.edx = if count > 1 {
@@ -66,6 +80,8 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
                     level => (0, 0, level),
                 };
             }
+            0x8000_0001 => entry.ecx &= !SVM,
+            SVM_FEATURES => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
             CACHES if is_empty(entry) => {
                 let host = __cpuid(CACHES);
                 (entry.eax, entry.ebx) = (host.eax, host.ebx);
@@ -80,5 +96,41 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
             _ => (),
         }
     }
-    Ok(cpuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A KVM that supports every feature in `function`.
+    fn everything(function: u32) -> kvm_cpuid_entry2 {
+        let (eax, ebx, ecx, edx) = (u32::MAX, u32::MAX, u32::MAX, u32::MAX);
+        kvm_cpuid_entry2 {
+            function,
+            eax,
+            ebx,
+            ecx,
+            edx,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn guest_is_shown_no_virtualisation() {
+        let mut entries = [1, 0x8000_0001, SVM_FEATURES].map(everything);
+        adapt(&mut entries, 0, 2);
+        let [basic, extended, svm] = entries;
+        assert_eq!(basic.ecx, !VTX);
+        assert_eq!((extended.ecx, extended.edx), (!SVM, u32::MAX));
+        assert!(is_empty(&svm), "{svm:?}");
+    }
+
+    #[test]
+    fn each_vcpu_has_its_own_place() {
+        let mut entries = [1, 0xb].map(everything);
+        adapt(&mut entries, 1, 2);
+        let [basic, topology] = entries;
+        assert_eq!(basic.ebx >> 16, 0x0102);
+        assert_eq!((topology.edx, topology.eax), (1, 0));
+    }
 }

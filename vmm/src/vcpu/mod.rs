@@ -2,19 +2,20 @@
 
 mod alone;
 mod blocking;
+mod breakpoint;
 mod cpuid;
 mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
-pub(crate) mod moves;
+mod msrs;
 pub(crate) mod rips;
 pub(crate) mod run;
+mod stall;
 pub(crate) mod stopped;
 pub(crate) mod watchdog;
 
 pub use alone::{Alone, AloneEnd};
 pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
-pub use moves::{Destination, Leaves, Pop};
 pub use run::RunError;
 pub use stopped::{Exception, HardwareBreakpoints, StoppedVcpu, VcpuError};

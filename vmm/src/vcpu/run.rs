@@ -10,6 +10,7 @@ use vm_memory::{Bytes, GuestAddress};
 use super::debugging::{DebugCause, Debugging};
 use super::kick;
 use super::rips::Stand;
+use super::stall::LeftAt;
 use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
 use crate::machine::{End, PausedGuard, Shared};
@@ -109,7 +110,8 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
         index,
         shared,
         port_write: None,
-        given_breakpoint: None,
+        injected_breakpoint: None,
+        left_at: None,
         debugging: Debugging::default(),
     };
     let end = vcpu.run_until_end(handler);
@@ -151,17 +153,11 @@ impl StoppedVcpu<'_> {
                     return End::Failed(error.into());
                 }
             }
-            if let Err(error) = self.heed_moves() {
-                return End::Failed(error.into());
-            }
             let left = match self.enter() {
                 Ok(left) => left,
                 Err(error) => return End::Failed(error),
             };
             self.note_halt(&left);
-            if let Err(error) = self.note_breakpoint() {
-                return End::Failed(error.into());
-            }
             match left {
                 Left::Handled | Left::Interrupted => (),
                 Left::Ended(end) => return end,
@@ -177,7 +173,7 @@ impl StoppedVcpu<'_> {
 
     /// What others change while this vCPU is parked, it must find when it goes on.
     fn prepare_to_park(&mut self) -> Result<(), VcpuError> {
-        self.take_back_breakpoint()?;
+        self.cancel_interrupted_int3()?;
         self.say_rip()
     }
 
@@ -186,27 +182,6 @@ impl StoppedVcpu<'_> {
         let rip = self.regs()?.rip;
         let in_nmi = self.blocking()?.nmis;
         self.shared.rips.say(self.index, Stand { rip, in_nmi });
-        Ok(())
-    }
-
-    /// Goes on elsewhere if what this vCPU was executing has gone.
-    pub(super) fn heed_moves(&mut self) -> Result<(), VcpuError> {
-        let shared = self.shared;
-        if !shared.moves.is_pending(self.index) {
-            return Ok(());
-        }
-        let regs = self.regs()?;
-        if let Some(destination) = shared.moves.heed(self.index, regs.rip) {
-            let (fd, memory) = (&mut self.fd, &self.shared.memory);
-            let regs = destination.registers(regs, |at| {
-                let found = fd.translate_gva(at).ok().filter(|found| found.valid != 0)?;
-                let at = GuestAddress(found.physical_address);
-                memory.guest().read_obj::<u64>(at).ok()
-            });
-            self.set_regs(&regs)?;
-            // It may be sent back to where it left the guest by a port write, and is to execute what lies there now.
-            self.settle_port_write()?;
-        }
         Ok(())
     }
 
@@ -270,7 +245,9 @@ impl StoppedVcpu<'_> {
                 .memory()
                 .write_slice(&bytes[..len.min(8)], gpa)
                 .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
-            (Otherwise::Msr, Trap::MsrWrite { index, value }) => self.write_msr(index, value)?,
+            (Otherwise::Msr, Trap::MsrWrite { index, value }) => {
+                self.complete_msr_write(index, value)?;
+            }
             (Otherwise::Fail, _) => {
                 let rip = self.regs()?.rip;
                 return Err(RunError::EmulationFailure {
@@ -287,10 +264,15 @@ impl StoppedVcpu<'_> {
     pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
         let shared = self.shared;
         self.port_write = None;
-        let exit = match self.fd.run() {
+        let injected = self.injected_breakpoint.take();
+        self.report_stall();
+        let entered = self.fd.run();
+        self.left_at = Some(LeftAt::now());
+        let exit = match entered {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                 kick::clear(self.fd);
+                self.keep_injected_breakpoint(injected)?;
                 return Ok(Left::Interrupted);
             }
             Err(source) => {
@@ -360,11 +342,10 @@ impl StoppedVcpu<'_> {
                         },
                         Otherwise::Continue,
                     ),
-                    DebugCause::GuestStep => {
-                        self.reinject_step()?;
+                    DebugCause::Guest => {
+                        self.reinject_debug(debug.dr6, debug.pc)?;
                         Left::Handled
                     }
-                    DebugCause::Unknown => Left::Handled,
                 },
             }),
             VcpuExit::X86Wrmsr(write) => {
@@ -377,10 +358,14 @@ impl StoppedVcpu<'_> {
             }
             VcpuExit::IoapicEoi(vector) => {
                 shared.platform.ioapic.end_of_interrupt(vector);
+                self.keep_injected_breakpoint(injected)?;
                 Ok(Left::Handled)
             }
             VcpuExit::Shutdown => Ok(Left::Ended(End::TripleFault)),
-            VcpuExit::Intr => Ok(Left::Interrupted),
+            VcpuExit::Intr => {
+                self.keep_injected_breakpoint(injected)?;
+                Ok(Left::Interrupted)
+            }
             VcpuExit::FailEntry(reason, _) => Err(RunError::FailEntry {
                 vcpu: self.index,
                 reason,

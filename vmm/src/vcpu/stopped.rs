@@ -2,12 +2,13 @@
 
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
-    KVM_SYNC_X86_REGS, Msrs, kvm_guest_debug, kvm_msr_entry, kvm_regs, kvm_sregs,
+    KVM_SYNC_X86_REGS, kvm_guest_debug, kvm_regs, kvm_sregs,
 };
 use kvm_ioctls::VcpuFd;
 
-use super::debugging::{DR6_STEPPED, Debugging};
+use super::debugging::Debugging;
 use super::kick;
+use super::stall::LeftAt;
 use crate::machine::{Int3Exits, Shared};
 
 /// A KVM request about one vCPU failed.
@@ -35,6 +36,19 @@ pub struct Exception {
 }
 
 impl Exception {
+    /// #BP, as an `int3` raises it.
+    const BREAKPOINT: Self = Self::without_code(BREAKPOINT);
+    /// #DB.
+    pub(super) const DEBUG: Self = Self::without_code(DEBUG);
+
+    const fn without_code(vector: u8) -> Self {
+        Self {
+            vector,
+            error_code: None,
+            fault_address: None,
+        }
+    }
+
     /// Whether it is raised before its instruction, which is executed again afterwards.
     fn is_fault(&self) -> bool {
         !matches!(
@@ -46,13 +60,13 @@ impl Exception {
 
 const DEBUG: u8 = 1;
 const NMI: u8 = 2;
-const BREAKPOINT: u8 = 3;
+pub(super) const BREAKPOINT: u8 = 3;
 const OVERFLOW: u8 = 4;
 const DOUBLE_FAULT: u8 = 8;
 const MACHINE_CHECK: u8 = 18;
 
 /// Suppresses breakpoints on the next instruction.
-const RFLAGS_RF: u64 = 1 << 16;
+pub(super) const RFLAGS_RF: u64 = 1 << 16;
 
 /// What the debug registers 0–3 trap on, for all privilege levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -83,8 +97,10 @@ pub struct StoppedVcpu<'a> {
     /// RIP at the last exit, if that was for a port write that KVM has not completed: unless RIP is another when it next
     /// enters the guest, KVM takes the instruction there for executed.
     pub(super) port_write: Option<u64>,
-    /// The RIP at which it has been given a #BP, unless it is known to have taken it.
-    pub(super) given_breakpoint: Option<u64>,
+    /// The RIP at which a #BP was injected that the guest has not taken.
+    pub(super) injected_breakpoint: Option<u64>,
+    /// When it last left the guest.
+    pub(super) left_at: Option<LeftAt>,
     pub(super) debugging: Debugging,
 }
 
@@ -209,8 +225,8 @@ impl StoppedVcpu<'_> {
         if let Some(error) = refused {
             return Err(self.failed("KVM_RUN")(error));
         }
-        // The kick that this clears may have been a real one: whoever sent it has closed the gate or ended the
-        // machine first, which is looked at before the guest is entered.
+        // The flag that was cleared may have been set by a kick. The kicker has published its reason before, and the vCPU
+        // loop looks for one before it enters the guest.
         self.set_regs(&regs)
     }
 
@@ -254,47 +270,11 @@ impl StoppedVcpu<'_> {
         events.exception.nr = exception.vector;
         events.exception.has_error_code = u8::from(exception.error_code.is_some());
         events.exception.error_code = exception.error_code.unwrap_or(0);
-        self.given_breakpoint = match exception.vector {
+        self.injected_breakpoint = match exception.vector {
             BREAKPOINT => Some(self.rip()?),
             _ => None,
         };
         self.set_events(events)
-    }
-
-    /// If this vCPU has left the guest on its way from an `int3` to the handler, it executes anew what is at RIP then:
-    /// the `int3`, unless another has changed it.
-    ///
-    /// A delivery that finds a page not mapped by KVM (of the stack, or the IDT) is begun again by KVM at the next entry,
-    /// whatever has become of the `int3` meanwhile; but for SVM before Linux 6.0, where the instruction is executed again.
-    pub(super) fn take_back_breakpoint(&mut self) -> Result<(), VcpuError> {
-        // Where each int3 exits, the only #BP to come is one that it was given.
-        if self.shared.int3 == Int3Exits::All || !self.is_breakpoint_to_come()? {
-            return Ok(());
-        }
-        if self.given_breakpoint.is_some() {
-            return Ok(());
-        }
-        let mut events = self.events()?;
-        events.exception.injected = 0;
-        events.exception.pending = 0;
-        self.set_events(events)
-    }
-
-    /// After the guest was run: whether it has taken a #BP that it was given. It has not moved if it is the same that is
-    /// still to come.
-    pub(super) fn note_breakpoint(&mut self) -> Result<(), VcpuError> {
-        if let Some(at) = self.given_breakpoint
-            && !(self.is_breakpoint_to_come()? && self.rip()? == at)
-        {
-            self.given_breakpoint = None;
-        }
-        Ok(())
-    }
-
-    /// Whether KVM is to deliver a #BP at the next entry.
-    fn is_breakpoint_to_come(&mut self) -> Result<bool, VcpuError> {
-        let exception = self.told_events()?.exception;
-        Ok((exception.injected != 0 || exception.pending != 0) && exception.nr == BREAKPOINT)
     }
 
     /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
@@ -309,29 +289,7 @@ impl StoppedVcpu<'_> {
         regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
         regs.rflags &= !RFLAGS_RF;
         self.set_regs(&regs)?;
-        self.inject(Exception {
-            vector: BREAKPOINT,
-            error_code: None,
-            fault_address: None,
-        })
-    }
-
-    /// Gives the guest the debug exception of its own single step, which KVM has told us instead: while it stops vCPUs
-    /// for debug registers of ours, it hands every debug exception to us.
-    pub(super) fn reinject_step(&mut self) -> Result<(), VcpuError> {
-        let mut registers = self
-            .fd
-            .get_debug_regs()
-            .map_err(self.failed("KVM_GET_DEBUGREGS"))?;
-        registers.dr6 |= DR6_STEPPED;
-        self.fd
-            .set_debug_regs(&registers)
-            .map_err(self.failed("KVM_SET_DEBUGREGS"))?;
-        self.inject(Exception {
-            vector: DEBUG,
-            error_code: None,
-            fault_address: None,
-        })
+        self.inject(Exception::BREAKPOINT)
     }
 
     /// Writes `data` to a port, as the guest's `out` would have.
@@ -342,69 +300,6 @@ impl StoppedVcpu<'_> {
     /// Reads a port, as the guest's `in` would have.
     pub fn read_port(&mut self, port: u16, data: &mut [u8]) {
         self.shared.platform.ports.read(port, data.len(), data);
-    }
-
-    /// Writes a model-specific register as the guest would have.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    pub fn write_msr(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
-        self.write_msrs(&[(index, value)])
-    }
-
-    /// Writes model-specific registers, given as index and value, in that order.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses one; those before it are written.
-    pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
-        let entries: Vec<_> = registers
-            .iter()
-            .map(|&(index, data)| kvm_msr_entry {
-                index,
-                data,
-                ..Default::default()
-            })
-            .collect();
-        let refused = |errno| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(errno));
-        let msrs = Msrs::from_entries(&entries).map_err(|_| refused(libc::ENOMEM))?;
-        let written = self
-            .fd
-            .set_msrs(&msrs)
-            .map_err(self.failed("KVM_SET_MSRS"))?;
-        if written == entries.len() {
-            Ok(())
-        } else {
-            Err(refused(libc::EINVAL))
-        }
-    }
-
-    /// Reads a model-specific register.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    pub fn read_msr(&mut self, index: u32) -> Result<u64, VcpuError> {
-        let entry = kvm_msr_entry {
-            index,
-            ..Default::default()
-        };
-        let mut msrs = Msrs::from_entries(&[entry]).map_err(|_| VcpuError {
-            request: "KVM_GET_MSRS",
-            vcpu: self.index,
-            source: kvm_ioctls::Error::new(libc::ENOMEM),
-        })?;
-        match self
-            .fd
-            .get_msrs(&mut msrs)
-            .map_err(self.failed("KVM_GET_MSRS"))?
-        {
-            1 => Ok(msrs.as_slice()[0].data),
-            _ => Err(self.failed("KVM_GET_MSRS")(kvm_ioctls::Error::new(
-                libc::EINVAL,
-            ))),
-        }
     }
 
     /// Sets what KVM intercepts for debugging on this vCPU, and whether it holds interrupts back.

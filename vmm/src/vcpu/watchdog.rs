@@ -12,6 +12,15 @@ pub(crate) struct Watchdog(Option<libc::timer_t>);
 impl Watchdog {
     /// Starts the timer. Without timers to be had, nobody is kicked.
     pub(crate) fn every(period: Duration) -> Self {
+        Self::start(period, period)
+    }
+
+    /// The same for a single kick. A period that is shorter than a kick takes would leave the thread no time.
+    pub(crate) fn once(after: Duration) -> Self {
+        Self::start(after, Duration::ZERO)
+    }
+
+    fn start(first: Duration, period: Duration) -> Self {
         // SAFETY: an all-zero sigevent is valid; the fields that SIGEV_THREAD_ID needs are set, and the pointers are
         // to locals that outlive the calls.
         unsafe {
@@ -23,15 +32,14 @@ impl Watchdog {
             if libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) != 0 {
                 return Self(None);
             }
-            // A period of zero would stop the timer.
-            let period = period.max(Duration::from_micros(1));
-            let period = libc::timespec {
-                tv_sec: libc::time_t::try_from(period.as_secs()).unwrap_or(libc::time_t::MAX),
-                tv_nsec: libc::c_long::from(period.subsec_nanos().cast_signed()),
+            let spec = |time: Duration| libc::timespec {
+                tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+                tv_nsec: libc::c_long::from(time.subsec_nanos().cast_signed()),
             };
             let every = libc::itimerspec {
-                it_interval: period,
-                it_value: period,
+                it_interval: spec(period),
+                // Zero would stop the timer.
+                it_value: spec(first.max(Duration::from_micros(1))),
             };
             libc::timer_settime(timer, 0, &raw const every, std::ptr::null_mut());
             Self(Some(timer))

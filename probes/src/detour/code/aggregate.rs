@@ -5,7 +5,6 @@ use iced_x86::{Code as Opcode, IcedError, Instruction, MemoryOperand, Register};
 use introspect::Gva;
 
 use super::{Unwritten, Writer, at};
-use crate::detour::Leaves;
 use crate::program::{Aggregate, Linear};
 
 /// Which of two values is kept.
@@ -42,12 +41,10 @@ impl Writer<'_> {
         self.take_in(add)
     }
 
-    /// Changes what the words say: from here on it must not be done again.
+    /// Changes what the words say.
     fn take_in(&mut self, mut change: Instruction) -> Result<(), IcedError> {
         change.set_has_lock_prefix(true);
-        self.asm.add_instruction(change)?;
-        self.stand_counted(Leaves::RunningOn);
-        Ok(())
+        self.asm.add_instruction(change)
     }
 
     /// As long as RAX is better than what is there, it is put there.

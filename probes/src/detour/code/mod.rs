@@ -15,8 +15,7 @@
 //! ```
 //!
 //! What is pushed lies where the kernel's own interrupts push: the kernel is built without a red zone. While a slot is
-//! being filled interrupts are off, so that a task is never interrupted there; what can be interrupted anywhere are the
-//! first two instructions, and those behind `popfq`.
+//! being filled interrupts are off, so that the task that has taken it never sleeps before it is filled.
 
 mod aggregate;
 mod condition;
@@ -30,11 +29,10 @@ use iced_x86::{
 };
 use introspect::Gva;
 use introspect::insn::is_position_independent;
-use vmm::Pop;
 
+use super::DetourError;
 use super::jumped::Jumped;
 use super::ring::CLOSED;
-use super::{DetourError, Leaves, WayOut};
 use crate::program::{Aggregate, Filter};
 
 /// What a detour does before it executes what was jumped over.
@@ -74,6 +72,8 @@ pub(super) enum Of {
     Hit,
     /// That a function has been called, where it is known who is told of its return; else it leaves the guest.
     Call,
+    /// That a function is entered to which a call may have returned: with what is on top of the stack.
+    Entry,
 }
 
 /// What the kernel keeps for each processor, counted from `gs`; `None` where it does not say.
@@ -90,8 +90,6 @@ pub(crate) struct Processor {
 pub(super) struct Code {
     pub(super) bytes: Vec<u8>,
     pub(super) exit: Option<Exit>,
-    /// For each of its instructions: where a thread goes on that is at it and has to leave.
-    pub(super) ways_out: Vec<(Gva, WayOut)>,
 }
 
 /// Where a detour leaves the guest.
@@ -103,8 +101,6 @@ pub(super) struct Exit {
     pub(super) on: Gva,
 }
 
-const FLAGS_PUSHED: &[Pop] = &[Pop::Flags];
-const SAVED: &[Pop] = &[Pop::Rdx, Pop::Rcx, Pop::Rax, Pop::Flags];
 /// Beside the flags, the first one first.
 const SAVED_REGISTERS: [AsmRegister64; 3] = [rax, rcx, rdx];
 /// Where they are then, from the stack pointer.
@@ -168,10 +164,6 @@ struct Writer<'w> {
     asm: CodeAssembler,
     jumped: &'w Jumped,
     work: &'w Work<'w>,
-    /// From which instruction on there is which way out.
-    stands: Vec<(usize, WayOut)>,
-    /// How who is at the next instruction leaves.
-    leaves: Leaves,
     instructions: CodeLabel,
     /// Where it exits, if it does.
     exit: Option<CodeLabel>,
@@ -201,33 +193,14 @@ impl<'w> Writer<'w> {
             asm,
             jumped,
             work,
-            stands: Vec::new(),
-            leaves: Leaves::Moved,
             exit: None,
         })
     }
 
-    /// Who is at the next instruction, or at one behind it, has this pushed and not executed what was jumped over.
-    fn stand(&mut self, pops: &'static [Pop]) {
-        let (to, leaves) = (self.jumped.at(), self.leaves);
-        let index = self.asm.instructions().len();
-        self.stands.push((index, WayOut { to, pops, leaves }));
-    }
-
-    /// Who is at the next instruction has been counted, perhaps, or has not.
-    fn stand_counted(&mut self, leaves: Leaves) {
-        self.leaves = leaves;
-        let pops = self.stands.last().map_or(&[][..], |(_, way)| way.pops);
-        self.stand(pops);
-    }
-
     /// With no register, and interrupts as they are.
     fn count_only(&mut self, cell: Gva) -> Result<(), IcedError> {
-        self.stand(&[]);
         self.asm.pushfq()?;
-        self.stand(FLAGS_PUSHED);
         self.add_one(cell)?;
-        self.stand_counted(Leaves::RunningOn);
         self.asm.popfq()?;
         self.instructions()
     }
@@ -261,7 +234,6 @@ impl<'w> Writer<'w> {
                 self.record(ring, who, of, full.unwrap_or(leave))?;
                 if let (Some(mut full), Some(dropped)) = (full, dropped) {
                     self.asm.jmp(done)?;
-                    self.stand_counted(Leaves::Moved);
                     self.asm.set_label(&mut full)?;
                     // Nobody opens the ring but who leaves the guest.
                     let closed = at(ring.wrapping_add(CLOSED));
@@ -277,18 +249,13 @@ impl<'w> Writer<'w> {
                 true
             }
         };
-        self.leaves = Leaves::RunningOn;
         self.asm.set_label(&mut done)?;
         self.restore()?;
         self.instructions()?;
         if exits {
             let mut exit = self.asm.create_label();
-            self.leaves = Leaves::Moved;
             self.asm.set_label(&mut leave)?;
             self.restore()?;
-            // A vCPU that has left the guest here may have told of its hit, and wait for its turn.
-            self.leaves = Leaves::RunningOn;
-            self.stand(&[]);
             self.asm.set_label(&mut exit)?;
             self.asm.db(&[self.work.plant])?;
             // The VMM sets RIP. Where nobody is there to do it, the detour goes on.
@@ -300,23 +267,18 @@ impl<'w> Writer<'w> {
 
     /// Flags and registers go to the stack, and interrupts off.
     fn save(&mut self) -> Result<(), IcedError> {
-        self.stand(&[]);
         self.asm.pushfq()?;
-        self.stand(FLAGS_PUSHED);
         self.asm.cli()?;
-        for (register, pushed) in SAVED_REGISTERS.into_iter().zip(1..) {
+        for register in SAVED_REGISTERS {
             self.asm.push(register)?;
-            self.stand(&SAVED[SAVED_REGISTERS.len() - pushed..]);
         }
         Ok(())
     }
 
     fn restore(&mut self) -> Result<(), IcedError> {
-        for (register, popped) in SAVED_REGISTERS.into_iter().rev().zip(0..) {
-            self.stand(&SAVED[popped..]);
+        for register in SAVED_REGISTERS.into_iter().rev() {
             self.asm.pop(register)?;
         }
-        self.stand(FLAGS_PUSHED);
         self.asm.popfq()
     }
 
@@ -342,9 +304,6 @@ impl<'w> Writer<'w> {
     fn instructions(&mut self) -> Result<(), IcedError> {
         self.asm.set_label(&mut self.instructions)?;
         for decoded in self.jumped.instructions() {
-            let index = self.asm.instructions().len();
-            let way = WayOut::plain(decoded.at(), Leaves::RunningOn);
-            self.stands.push((index, way));
             if is_position_independent(decoded) {
                 self.asm.db(decoded.bytes())?;
             } else {
@@ -352,11 +311,7 @@ impl<'w> Writer<'w> {
                 self.asm.add_instruction(*decoded.instruction())?;
             }
         }
-        let next = self.jumped.next();
-        let index = self.asm.instructions().len();
-        let way = WayOut::plain(next, Leaves::Moved);
-        self.stands.push((index, way));
-        self.asm.jmp(next.0)
+        self.asm.jmp(self.jumped.next().0)
     }
 
     fn finish(mut self, at: Gva) -> Result<Code, Unwritten> {
@@ -365,19 +320,14 @@ impl<'w> Writer<'w> {
         let on = Gva(assembled.label_ip(&self.instructions)?);
         let exit = self.exit.map(|exit| assembled.label_ip(&exit));
         let exit = exit.transpose()?.map(|at| Exit { at: Gva(at), on });
-        let mut ways_out = Vec::new();
-        for (offset, index) in assembled.inner.new_instruction_offsets.iter().zip(0..) {
-            if *offset == u32::MAX {
-                return Err(Unwritten::TooFar);
-            }
-            let known = self.stands.partition_point(|(from, _)| *from <= index);
-            let stand = known.checked_sub(1).map(|last| self.stands[last].1);
-            ways_out.extend(stand.map(|way| (at.wrapping_add(u64::from(*offset)), way)));
+        let offsets = &assembled.inner.new_instruction_offsets;
+        if offsets.contains(&u32::MAX) {
+            // An instruction had to be made anew as several: what it is relative to is too far away.
+            return Err(Unwritten::TooFar);
         }
         Ok(Code {
             bytes: assembled.inner.code_buffer,
             exit,
-            ways_out,
         })
     }
 }

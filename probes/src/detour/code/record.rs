@@ -11,7 +11,6 @@ use super::{
     NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
     from_gs, small,
 };
-use crate::detour::Leaves;
 use crate::detour::ring::{
     CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
     TAIL, TOP, TSC, WHO,
@@ -36,14 +35,13 @@ impl Writer<'_> {
         let load = Instruction::with2(Opcode::Mov_r32_rm32, Register::EAX, from_gs(number))?;
         asm.add_instruction(load)?;
         asm.mov(ptr(rcx + small(CPU)), eax)?;
-        if of == Of::Call {
+        if matches!(of, Of::Call | Of::Entry) {
             asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
             asm.mov(ptr(rcx + small(TOP)), rax)?;
         }
         // The record is there.
         asm.mov(eax, who)?;
         asm.mov(ptr(rcx + small(WHO)), eax)?;
-        self.stand_counted(Leaves::RunningOn);
         Ok(())
     }
 

@@ -1,18 +1,18 @@
 //! An `int3` in the place of a plant: for what has no room for a jump. The guest's own handler leads it on.
 //!
 //! That handler has to be one that is known, and it has to be the one that processors go to. Then it is led to the switch
-//! (`detour/switch.rs`) by one jump, which stays as long as the region does. `docs/optimised.md` has the reasons.
+//! (`detour/switch.rs`) by one jump, which stays as long as the guest runs. `docs/optimised.md` has the reasons.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use introspect::insn::{Decoded, is_plain};
 use introspect::int3::{HANDLER, HANDLER_BYTES};
 use introspect::optimise::WhyNot;
-use introspect::{Gva, Idt, KernelInt3};
+use introspect::{Gpa, Gva, Idt, KernelInt3};
 
 use super::super::jumps::INT3;
 use super::Engine;
+use super::vcpus::VcpuSet;
 use crate::detour::{DetourError, HandedOn, Jumped, KernelSpace};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
@@ -27,8 +27,10 @@ const CR4_FRED: u64 = 1 << 32;
 /// The way that an `int3` takes.
 #[derive(Debug, Default)]
 pub(super) struct Int3Way {
-    /// A processor has been seen that goes to the kernel's handler.
-    is_taken: AtomicBool,
+    /// The vCPUs that have been looked at.
+    looked_at: VcpuSet,
+    /// Those of them that go to the kernel's handler.
+    pub(super) users: VcpuSet,
     found: OnceLock<Option<Handler>>,
     /// Where the handler is led to the switch.
     opened: Mutex<Option<Spot>>,
@@ -42,6 +44,13 @@ struct Handler {
     spot: Spot,
 }
 
+impl Handler {
+    /// Bytes of the pushes that the redirection replaces.
+    fn len(&self) -> usize {
+        self.int3.first.iter().map(Decoded::len).sum()
+    }
+}
+
 /// Why no `int3` can stand for a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoInt3 {
@@ -51,9 +60,14 @@ pub(super) enum NoInt3 {
     /// The kernel's handler is not what is known.
     #[error("the kernel's handler of int3 is not of a known kind")]
     Handler,
-    /// Nobody knows yet that it would be gone to.
-    #[error("no processor has been seen to use the kernel's handler of int3")]
-    NotSeen,
+    /// A probe is where the handler would be redirected.
+    #[error("another probe is on the kernel's handler of int3, where hyprobe would redirect it")]
+    HandlerProbed,
+    /// This vCPU may have another interrupt table, or none.
+    #[error(
+        "vCPU {0} is not known to use the kernel's handler of int3: it has not started, or is offline"
+    )]
+    Vcpu(usize),
     /// The kernel's exceptions do not go through the interrupt table.
     #[error("the kernel uses FRED")]
     Fred,
@@ -66,11 +80,25 @@ pub(super) enum NoInt3 {
 }
 
 impl Engine {
-    /// Takes note of where the vCPU goes when it executes an `int3`.
-    pub(in crate::engine) fn look_at_int3(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        if self.optimised.int3.is_taken.load(Ordering::Relaxed) || !self.has_int3() {
+    /// Whether it is worth a pause to find out where the vCPU goes when it executes an `int3`. Asked at every hit.
+    pub(in crate::engine) fn may_look_at_int3(&self, vcpu: usize) -> bool {
+        self.is_optimising() && self.has_int3() && !self.optimised.int3.looked_at.contains(vcpu)
+    }
+
+    /// Takes note of where the vCPU goes when it executes an `int3`. If it was the last that was not known to go to the
+    /// kernel's handler, `int3`s come to stand for plants.
+    pub(in crate::engine) fn look_at_int3(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+    ) -> Result<(), GuestError> {
+        let Int3Way {
+            looked_at, users, ..
+        } = &self.optimised.int3;
+        if users.contains(vcpu.index()) || !self.has_int3() {
             return Ok(());
         }
+        looked_at.insert(vcpu.index());
         let Some(handler) = self.int3_handler() else {
             return Ok(());
         };
@@ -81,19 +109,16 @@ impl Engine {
         };
         let paging = vcpu.system_state()?.paging;
         if idt.target(self.memory.as_ref(), &paging, VECTOR) == Some(handler) {
-            self.optimised.int3.is_taken.store(true, Ordering::Relaxed);
-            // Who was turned away for want of this is looked at again, at its next hit.
-            for plant in self.table.load().plants() {
-                if plant.optimising.jump().is_none() {
-                    plant.optimising.reopen();
-                }
+            users.insert(vcpu.index());
+            if self.vcpu_without_handler(paused).is_none() {
+                self.look_at_cpus(paused)?;
             }
         }
         Ok(())
     }
 
     /// Whether the guest gets an `int3` that it executes, and we do not.
-    fn has_int3(&self) -> bool {
+    pub(in crate::engine) fn has_int3(&self) -> bool {
         self.abilities.int3_to_guest && self.planter.byte() == PlantByte::Port
     }
 
@@ -108,7 +133,7 @@ impl Engine {
     fn known_handler(&self) -> Option<&Handler> {
         let find = || {
             let (running, located) = (self.int3_handler()?, self.located.get()?);
-            let gpa = self.gpa_of(located.linked(running), *located)?;
+            let gpa = self.gpa_of(located.linked(running), located)?;
             let mut code = [0; HANDLER_BYTES];
             self.planter.read_own(gpa, &mut code).ok()?;
             let int3 = KernelInt3::find(&code, running)?;
@@ -121,6 +146,7 @@ impl Engine {
     /// The instruction at `plant` with an `int3` on it, if one can stand there.
     pub(super) fn by_int3(
         &self,
+        paused: &dyn Paused,
         plant: &Plant,
         planted: Decoded,
         kernel: &KernelSpace,
@@ -131,11 +157,19 @@ impl Engine {
         if kernel.paging.cr4 & CR4_FRED != 0 {
             return Err(NoInt3::Fred);
         }
-        if self.known_handler().is_none() {
+        let Some(handler) = self.known_handler() else {
             return Err(NoInt3::Handler);
+        };
+        if self.opened().is_none()
+            && !self
+                .planter
+                .planted(handler.spot.gpa, handler.len())
+                .is_empty()
+        {
+            return Err(NoInt3::HandlerProbed);
         }
-        if !self.optimised.int3.is_taken.load(Ordering::Relaxed) {
-            return Err(NoInt3::NotSeen);
+        if let Some(vcpu) = self.vcpu_without_handler(paused) {
+            return Err(NoInt3::Vcpu(vcpu));
         }
         if self.modules.holding(plant.at).is_some() {
             let is_free = is_plain(&planted);
@@ -160,10 +194,10 @@ impl Engine {
         to: Gva,
     ) -> Result<(), DetourError> {
         let handler = self.known_handler().ok_or(DetourError::NoPlace)?;
-        let [first, second] = handler.int3.first.each_ref().map(Decoded::len);
-        let (spot, len) = (handler.spot, first + second);
+        let (spot, len) = (handler.spot, handler.len());
+        let memory = self.memory.as_ref();
         self.detour
-            .lead(paused, &handler.int3, site, to, |_, jump| {
+            .lead(paused, memory, &handler.int3, site, to, |_, jump| {
                 self.planter.keep(paused, spot, len)?;
                 if let Err(error) = self.planter.set_jump(paused, spot.gpa, Some(jump)) {
                     self.planter.release(spot, len);
@@ -182,9 +216,9 @@ impl Engine {
             return;
         }
         match self.detour.hand_on(paused, rip) {
-            Ok(HandedOn::Nobody) => (),
-            // It is not told of: the guest's handler goes on as if it was its own.
-            Ok(HandedOn::Somebody) => {
+            Ok(HandedOn::No) => (),
+            // Its hit is not counted: the guest's handler goes on as if the int3 was the guest's own.
+            Ok(HandedOn::Maybe) => {
                 for (probe, _) in &plant.probes {
                     probe.miss(Missed::Disarmed);
                 }
@@ -193,18 +227,27 @@ impl Engine {
         }
     }
 
+    /// Whether the kernel's handler is redirected at `gpa`: the instruction there is executed elsewhere.
+    pub(in crate::engine) fn is_redirected(&self, gpa: Gpa) -> bool {
+        let opened = *self.opened();
+        opened
+            .zip(self.known_handler())
+            .is_some_and(|(spot, handler)| spot.holds(gpa, handler.len()))
+    }
+
     fn opened(&self) -> std::sync::MutexGuard<'_, Option<Spot>> {
         let opened = self.optimised.int3.opened.lock();
         opened.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the kernel its handler back. No site has an `int3` any more, and who has executed one is moved.
+    /// Gives the kernel its handler back. No site has an `int3` any more. A vCPU that has executed one of ours, and has not
+    /// come to the jump yet, goes on in the handler, which finds no `int3` at the site, as it does where a kprobe of the
+    /// kernel's own has just gone.
     pub(in crate::engine) fn close_int3(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         let opened = self.opened().take();
         if let Some((spot, handler)) = opened.zip(self.known_handler()) {
             self.planter.set_jump(paused, spot.gpa, None)?;
-            let [first, second] = handler.int3.first.each_ref().map(Decoded::len);
-            self.planter.release(spot, first + second);
+            self.planter.release(spot, handler.len());
         }
         Ok(())
     }

@@ -15,6 +15,7 @@
 //! `docs/optimised.md` has the reasons.
 
 mod int3;
+mod vcpus;
 mod verdict;
 
 use std::collections::BTreeMap;
@@ -42,8 +43,8 @@ const JUMP_BYTES: u64 = 5;
 pub(super) struct Optimised {
     /// The knob.
     wanted: AtomicBool,
-    /// Where jumps are, with the address of the plant that each stands for. Changed with the vCPUs paused.
-    jumps: Mutex<BTreeMap<Gpa, Gva>>,
+    /// Where jumps are, and what stands there for which plant. Changed with the vCPUs paused.
+    jumps: Mutex<BTreeMap<Gpa, Led>>,
     int3: Int3Way,
 }
 
@@ -57,8 +58,16 @@ impl Default for Optimised {
     }
 }
 
+/// What stands for a plant.
+#[derive(Clone, Copy, Debug)]
+struct Led {
+    /// The plant's address.
+    plant: Gva,
+    lead: Lead,
+}
+
 impl Optimised {
-    fn jumps(&self) -> MutexGuard<'_, BTreeMap<Gpa, Gva>> {
+    fn jumps(&self) -> MutexGuard<'_, BTreeMap<Gpa, Led>> {
         self.jumps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,7 +78,7 @@ enum Served<'p> {
     /// The only probe there, with what it is about.
     Probe(&'p Arc<Probe>, Gva),
     /// The calls that return there.
-    Returns,
+    Returns(Gva),
 }
 
 impl Served<'_> {
@@ -129,7 +138,9 @@ impl Engine {
             [(probe, ip)] if !plant.returns && probe.kept_by_detour().is_some() => {
                 Some(Served::Probe(probe, *ip))
             }
-            [] if plant.returns && !self.return_sites.must_exit() => Some(Served::Returns),
+            [] if plant.returns && !self.return_sites.must_exit() => {
+                Some(Served::Returns(plant.at))
+            }
             _ => None,
         }
     }
@@ -163,7 +174,7 @@ impl Engine {
         self.detour.kernel().or_else(|| {
             let paging = self.modules.paging()?;
             let located = self.located.get()?;
-            Some(self.kernel_space_with(paging, *located))
+            Some(self.kernel_space_with(paging, located))
         })
     }
 
@@ -178,7 +189,7 @@ impl Engine {
         plant: &Plant,
         kernel: &KernelSpace,
     ) -> Result<(), GuestError> {
-        self.lose_changed_region(paused);
+        self.tend_region(paused);
         // What is planted may have changed since it was looked up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);
@@ -193,7 +204,7 @@ impl Engine {
         let Some(usage) = self.usage(served) else {
             return Ok(());
         };
-        let (jumped, gpa) = match self.verdict(plant, usage.keeps, kernel) {
+        let (jumped, gpa) = match self.verdict(paused, plant, usage.keeps, kernel) {
             Ok(found) => found,
             Err(why) => {
                 if why == NotOptimised::Withdrawn {
@@ -219,14 +230,14 @@ impl Engine {
         let (jump, made) = match jump {
             Ok(found) => found,
             Err(error) => {
-                if matches!(error, DetourError::BeingLeft | DetourError::NotLeft) {
+                if matches!(error, DetourError::HandlerInUse) {
                     plant.optimising.reopen();
                 }
                 served.set_unoptimised(Some(error.to_string()));
                 return Ok(());
             }
         };
-        // Those records that are there may be another's, who had the detour before.
+        // The records that are there may be another probe's, which had the detour before.
         self.take_out_records();
         match served {
             Served::Probe(probe, ip) => {
@@ -239,12 +250,19 @@ impl Engine {
                     probe.count_in(words)?;
                 }
             }
-            Served::Returns => self.records.set_returns(made.who, plant.at),
+            Served::Returns(at) => self.records.set_returns(made.who, at),
         }
-        self.planter.set_jump(paused, gpa, Some(jump))?;
+        if let Err(error) = self.planter.set_jump(paused, gpa, Some(jump)) {
+            self.end_lead(plant.at);
+            return Err(error.into());
+        }
         served.set_unoptimised(None);
         plant.optimising.set_jump(Some(gpa));
-        self.optimised.jumps().insert(gpa, plant.at);
+        let led = Led {
+            plant: plant.at,
+            lead: jumped.lead(),
+        };
+        self.optimised.jumps().insert(gpa, led);
         Ok(())
     }
 
@@ -255,7 +273,10 @@ impl Engine {
         let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
         let (filter, keeps) = match served {
             Served::Probe(probe, _) => (probe.filter.as_ref(), probe.kept_by_detour()?),
-            Served::Returns => (None, Keeps::Returns),
+            Served::Returns(at) if self.return_sites.landings.may_be_at_slot(at) => {
+                (None, Keeps::EntryReturns)
+            }
+            Served::Returns(_) => (None, Keeps::Returns),
         };
         Some(Use {
             filter: filter.map(|filtered| filtered.filter.clone()),
@@ -277,12 +298,7 @@ impl Engine {
     pub(super) fn unoptimise(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if let Some(gpa) = plant.optimising.jump() {
             self.planter.set_jump(paused, gpa, None)?;
-            if let Err(error) = self.detour.end_lead(plant.at) {
-                self.note(
-                    None,
-                    format!("an int3 at {} is still led on: {error}", plant.at),
-                );
-            }
+            self.end_lead(plant.at);
             self.optimised.jumps().remove(&gpa);
             plant.optimising.set_jump(None);
             for (probe, _) in &plant.probes {
@@ -295,6 +311,22 @@ impl Engine {
         }
         plant.optimising.reopen();
         Ok(())
+    }
+
+    /// What stands at `gpa` for a plant.
+    fn leads(&self, gpa: Gpa) -> Option<Lead> {
+        self.optimised.jumps().get(&gpa).map(|led| led.lead)
+    }
+
+    /// The address of the plant for which something stands at `gpa`.
+    fn plant_led_from(&self, gpa: Gpa) -> Option<Gva> {
+        self.optimised.jumps().get(&gpa).map(|led| led.plant)
+    }
+
+    fn end_lead(&self, site: Gva) {
+        if let Err(error) = self.detour.end_lead(site) {
+            self.note(None, format!("an int3 at {site} is still led on: {error}"));
+        }
     }
 
     /// Somebody is about to be planted at these places: jumps that lie over one of them, and stand for another plant,
@@ -311,7 +343,7 @@ impl Engine {
         let table = self.table.load_full();
         for spot in spots {
             for jump in self.planter.jumps(spot.gpa, 1) {
-                let at = self.optimised.jumps().get(&jump).copied();
+                let at = self.plant_led_from(jump);
                 if let Some(plant) = at.and_then(|at| table.at(at))
                     && plant.spot != spot
                 {
@@ -332,9 +364,29 @@ impl Engine {
         if !self.planter.overwrites_jump(gpa, data) {
             return Ok(());
         }
+        self.remove_jumps(paused, self.planter.jumps(gpa, data.len()))
+    }
+
+    /// Handlers have written to instructions that jumps lie over: these go.
+    ///
+    /// # Errors
+    ///
+    /// When memory cannot be written.
+    pub(super) fn remove_rewritten_jumps(&self, paused: &dyn Paused) -> Result<(), GuestError> {
+        if !self.planter.has_rewritten_jumps() {
+            return Ok(());
+        }
+        self.remove_jumps(paused, self.planter.take_rewritten_jumps())
+    }
+
+    fn remove_jumps(
+        &self,
+        paused: &dyn Paused,
+        jumps: impl IntoIterator<Item = Gpa>,
+    ) -> Result<(), GuestError> {
         let table = self.table.load_full();
-        for jump in self.planter.jumps(gpa, data.len()) {
-            let at = self.optimised.jumps().get(&jump).copied();
+        for jump in jumps {
+            let at = self.plant_led_from(jump);
             if let Some(plant) = at.and_then(|at| table.at(at)) {
                 self.unoptimise(paused, plant)?;
             }

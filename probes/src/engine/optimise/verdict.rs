@@ -12,6 +12,7 @@ use super::int3::NoInt3;
 use crate::detour::{Jumped, Keeps, KernelSpace};
 use crate::engine::Engine;
 use crate::engine::arm::Located;
+use crate::guest::Paused;
 use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
 use crate::registry::{Milestone, Purpose, Reader};
@@ -70,6 +71,7 @@ impl Engine {
     /// What a jump can replace in the place of `plant`, and where it would be.
     pub(super) fn verdict(
         &self,
+        paused: &dyn Paused,
         plant: &Plant,
         keeps: Keeps,
         kernel: &KernelSpace,
@@ -81,7 +83,8 @@ impl Engine {
                 if let Some(kind) = self.patched_at_run_time(plant, &planted) {
                     return Err(NotOptimised::Patched(kind));
                 }
-                let jumped = self.by_int3(plant, planted, kernel).map_err(|int3| {
+                let jumped = self.by_int3(paused, plant, planted, kernel);
+                let jumped = jumped.map_err(|int3| {
                     let jump = Box::new(jump);
                     NotOptimised::Neither { jump, int3 }
                 })?;
@@ -110,7 +113,7 @@ impl Engine {
             return Err(NotOptimised::Bound(planted.text()));
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
-            self.surveyed(&jumped, *located)?;
+            self.surveyed(&jumped, located)?;
             return self.alone(plant, gpa).map(|()| (jumped, gpa));
         }
         if let Some(kind) = self.patched_at_run_time(plant, &planted) {
@@ -121,7 +124,7 @@ impl Engine {
         if plant.spot.room() < planted.len() {
             return Err(NotOptimised::AcrossPages);
         }
-        self.surveyed(&jumped, *located)?;
+        self.surveyed(&jumped, located)?;
         self.alone(plant, plant.spot.gpa)?;
         Ok((jumped, plant.spot.gpa))
     }

@@ -1,7 +1,6 @@
 //! Copies of instructions in the detour region.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use introspect::insn::CpuidWords;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
@@ -129,7 +128,7 @@ fn a_place_that_is_taken_is_passed_over() {
         assert_eq!(hit(&rig, &mut vcpu, at), (true, true), "stepped");
     }
     assert_eq!(rig.notes().len(), 1, "it is told once");
-    assert!(rig.paused.detour().is_none());
+    assert!(!rig.engine.has_detour_region());
 }
 
 /// Pre-handlers only, or not.
@@ -187,8 +186,6 @@ fn what_the_processor_notes_in_the_entries_does_not_matter() {
     rig.memory
         .put(ENTRY, &(rig.word(ENTRY) | dirty).to_le_bytes());
     assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
-    rig.engine.disarm_all(&rig.paused).expect("disarmed");
-    assert_eq!(rig.word(ENTRY), 0);
 }
 
 #[test]
@@ -255,10 +252,10 @@ fn a_rewritten_instruction_has_a_copy_of_its_own() {
         .on_guest_write(Gpa(gpa(at)), &[0x0f, 0xa2])
         .expect("written");
     assert_eq!(hit(&rig, &mut vcpu, at), (true, false));
-    assert_eq!(vcpu.regs.rip, REGION.0 + 64);
+    assert_eq!(vcpu.regs.rip, REGION.0 + 16);
     let mut bytes = [0; 2];
     both(&rig)
-        .read(Gpa(DETOUR_GPA + 64), &mut bytes)
+        .read(Gpa(DETOUR_GPA + 16), &mut bytes)
         .expect("memory");
     assert_eq!(bytes, [0x0f, 0xa2]);
 }
@@ -280,99 +277,34 @@ fn guest_writes_to_copies_are_dropped_and_told_of_now_and_then() {
     assert_ne!(byte, [0xff]);
 }
 
+/// A vCPU or task in a copy has been counted, and runs on there when plants go and come back.
 #[test]
-fn the_knob_takes_the_region_along_and_nobody_is_left_in_it() {
-    let mut kernel = SyntheticKernel::new();
-    let at = kernel.function("probed", &RDTSC);
-    kernel.function("other", &PLAIN);
-    let rig = Rig::with(&kernel, &["kprobe:probed", "kprobe:other"], COPIES);
-    // On the stack of a task that is interrupted in the copy: first at the instruction, then behind it. And something
-    // that is not an address where anybody can be.
-    let frames = [(STACK, at.0), (STACK + 0x100, at.0 + 2)];
-    let noise = (STACK + 0x200, REGION.0 + 1);
-    let before = {
-        for (place, original) in frames {
-            rig.memory.put(place, &original.to_le_bytes());
-        }
-        rig.memory.put(noise.0, &noise.1.to_le_bytes());
-        rig.engine.disarm_all(&rig.paused).expect("disarmed");
-        let before = rig.memory.bytes();
-        rig.engine.set_armed(&rig.paused, true).expect("armed");
-        before
+fn copies_stay_when_plants_go() {
+    let (rig, at) = rig(&RDTSC);
+    let mut vcpu = vcpu(at);
+    hit(&rig, &mut vcpu, at);
+    assert_eq!(vcpu.regs.rip, REGION.0);
+    rig.memory.put(STACK, &REGION.0.to_le_bytes());
+    let copy = || {
+        let mut bytes = [0; 7];
+        both(&rig)
+            .read(Gpa(DETOUR_GPA), &mut bytes)
+            .expect("memory");
+        bytes
     };
-    hit(&rig, &mut vcpu(at), at);
-    for (place, original) in frames {
-        let copy = REGION.0 + (original - at.0);
-        rig.memory.put(place, &copy.to_le_bytes());
-    }
-    let ids = rig.engine.ids();
-    rig.engine
-        .set_enabled(&rig.paused, ids[1], false)
-        .expect("disabled");
-    assert!(rig.paused.detour().is_some(), "the other one has no copy");
+    let before = copy();
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
-    assert!(rig.paused.detour().is_none());
-    assert!(rig.memory.bytes() == before, "as if it had not been there");
-    let moves = rig.paused.moves().into_iter().collect::<Vec<_>>();
-    let to = |rip| vmm::Destination {
-        rip,
-        pops: &[],
-        leaves: None,
-    };
-    let behind = (REGION.0 + 2, to(at.0 + 2));
-    assert_eq!(moves, [(REGION.0, to(at.0)), behind]);
-
-    // Until the vCPUs have moved, nothing is laid where they may still be.
+    assert_eq!((rig.word(STACK), copy()), (REGION.0, before));
     rig.engine.set_armed(&rig.paused, true).expect("armed");
-    rig.paused.moving.store(true, Ordering::Relaxed);
-    assert_eq!(hit(&rig, &mut vcpu(at), at), (true, true));
-    assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
-    rig.paused.moving.store(false, Ordering::Relaxed);
-    assert_eq!(hit(&rig, &mut vcpu(at), at), (true, false));
+    assert_eq!((rig.word(STACK), copy()), (REGION.0, before));
+    assert_eq!(rig.probe(0).hits, 1);
+    assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
+    assert_eq!((vcpu.regs.rip, rig.probe(0).hits), (REGION.0, 2));
+    assert!(rig.notes().is_empty());
 }
 
-/// Who is about to execute a copy has been counted: he is waited for, and then everybody leaves.
 #[test]
-fn who_is_at_a_copy_is_not_counted_twice() {
-    for interrupted in [false, true] {
-        let (rig, at) = rig(&RDTSC);
-        let mut vcpu = vcpu(at);
-        hit(&rig, &mut vcpu, at);
-        assert_eq!(vcpu.regs.rip, REGION.0);
-        let words = [REGION.0, 0x10, 0x202, STACK, 0x18];
-        if interrupted {
-            for (index, word) in (0..).zip(words) {
-                rig.memory
-                    .put(STACK - 0x28 + 8 * index, &word.to_le_bytes());
-            }
-        } else {
-            *rig.paused.rips.lock().expect("lock") = vec![REGION];
-        }
-        rig.engine.disarm_all(&rig.paused).expect("disarmed");
-        rig.engine.set_armed(&rig.paused, true).expect("armed");
-        assert!(rig.paused.detour().is_some() && rig.notes().is_empty());
-        if interrupted {
-            assert_eq!(rig.word(STACK - 0x28), REGION.0, "where he is");
-        }
-        // Behind it.
-        let behind = REGION.wrapping_add(2);
-        if interrupted {
-            rig.memory.put(STACK - 0x28, &behind.0.to_le_bytes());
-        } else {
-            *rig.paused.rips.lock().expect("lock") = vec![behind];
-        }
-        rig.engine.disarm_all(&rig.paused).expect("disarmed");
-        assert!(rig.paused.detour().is_none());
-        if interrupted {
-            assert_eq!(rig.word(STACK - 0x28), at.0 + 2);
-        }
-        assert_eq!(rig.probe(0).hits, 1);
-    }
-}
-
-/// Giving it back takes long, and one probe may come and go all the time.
-#[test]
-fn the_region_stays_when_its_last_probe_goes() {
+fn probe_that_comes_back_finds_its_copy() {
     let (rig, at) = rig(&RDTSC);
     hit(&rig, &mut vcpu(at), at);
     let new = NewProbe::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"));
@@ -380,20 +312,13 @@ fn the_region_stays_when_its_last_probe_goes() {
         .unregister(&rig.paused, &rig.engine.ids())
         .expect("removed");
     for _ in 0..5000 {
-        assert!(rig.paused.detour().is_some());
         let ids = rig
             .engine
             .register(&rig.paused, std::slice::from_ref(&new))
             .expect("registered");
-        assert_eq!(
-            hit(&rig, &mut vcpu(at), at),
-            (false, false),
-            "with the copy that there is"
-        );
+        assert_eq!(hit(&rig, &mut vcpu(at), at), (false, false));
         rig.engine.unregister(&rig.paused, &ids).expect("removed");
     }
-    rig.engine.disarm_all(&rig.paused).expect("disarmed");
-    assert!(rig.paused.detour().is_none());
 }
 
 /// Each request fails in turn: the instruction is stepped, and the guest's page tables are its own.

@@ -1,12 +1,13 @@
 //! Whose hit it is, and who is told.
 
-use introspect::Gva;
+use introspect::{Gpa, Gva};
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::fake::Injected;
+use crate::guest::fake::{FakeVcpu, Injected};
 use crate::guest::{GuestError, Ran};
+use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
 use crate::{Abilities, Hex, PlantByte, ProbeSpec, Tier};
 
@@ -131,13 +132,23 @@ fn another_mapping_of_the_plant_is_a_hit_too() {
     );
 }
 
+/// `nop; ret`, and then the guest puts an `int3` over the `nop`.
+fn with_written_breakpoint(abilities: Abilities) -> (Rig, Gva) {
+    let (kernel, at) = one("breaks", &[0x90, 0xc3]);
+    let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
+    let written = rig.engine.on_guest_write(Gpa(gpa(at)), &[0xcc]);
+    assert_eq!(written.expect("written"), Written::Merged);
+    (rig, at)
+}
+
 #[test]
-fn a_breakpoint_of_the_guests_own_under_the_plant_is_given_to_it() {
-    let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
-    let mut abilities = super::ABILITIES;
+fn breakpoint_that_the_guest_has_written_under_a_plant_is_injected() {
     for plant in [PlantByte::Port, PlantByte::Int3] {
-        abilities.plant = plant;
-        let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
+        let abilities = Abilities {
+            plant,
+            ..super::ABILITIES
+        };
+        let (rig, at) = with_written_breakpoint(abilities);
         let mut vcpu = vcpu(at);
         vcpu.regs.rflags |= RESUME_FLAG;
         assert_eq!(
@@ -153,30 +164,103 @@ fn a_breakpoint_of_the_guests_own_under_the_plant_is_given_to_it() {
 
 /// Where an int3 exits, the guest's own has to: VT-x injects #BP with the length that it remembers from there.
 #[test]
-fn a_breakpoint_that_exits_is_executed_in_place() {
+fn breakpoint_that_exits_is_executed_in_place() {
+    let (rig, at) = with_written_breakpoint(Abilities {
+        int3_exits: true,
+        ..super::ABILITIES
+    });
+    let mut vcpu = vcpu(at);
+    assert_eq!(runs_in_place(&rig, &mut vcpu, at), 0xcc);
+    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xee));
+}
+
+/// What memory shows at the hit at `at`, while the vCPU executes what is there.
+fn runs_in_place(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> u8 {
+    assert_eq!(
+        rig.engine.on_hit(vcpu, at).expect("handled"),
+        HitOutcome::NeedsPause
+    );
+    let mut shown = 0;
+    let outcome = rig.engine.on_paused_hit(vcpu, &rig.paused, at, |_, _| {
+        shown = rig.seen(at);
+        Ok(Ran::Nowhere)
+    });
+    assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
+    assert!(vcpu.injected.is_empty());
+    shown
+}
+
+/// Linux's handler of #BP reads the byte at the `int3` that raised it, and if that is another one, returns to it: with
+/// the plant there, for ever.
+#[test]
+fn breakpoint_that_the_kernel_was_built_with_shows_until_it_is_executed_again() {
+    for int3_exits in [false, true] {
+        let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
+        let abilities = Abilities {
+            int3_exits,
+            ..super::ABILITIES
+        };
+        let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
+        for hits in 1..4 {
+            let mut vcpu = vcpu(at);
+            assert_eq!(rig.seen(at), 0xee);
+            assert_eq!(runs_in_place(&rig, &mut vcpu, at), 0xcc);
+            assert_eq!((rig.probe(0).hits, rig.seen(at)), (hits, 0xcc));
+            assert_eq!(rig.paused.breakpoints()[0], Some(at.0));
+            // The next execution of it: the plant returns, and is hit.
+            let on = rig.engine.on_debug_hit(&mut vcpu, 1, at);
+            assert_eq!(on.expect("handled"), HitOutcome::NeedsPause);
+            rig.engine
+                .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("it is hit"))
+                .expect("handled");
+        }
+        assert_eq!(rig.probe(0).missed.len(), 0);
+    }
+}
+
+/// Its plant returns when a debug register is needed elsewhere, since it has been read.
+#[test]
+fn five_built_in_breakpoints_share_four_debug_registers() {
+    let (kernel, at) = one("breaks", &[0xcc; 6]);
+    let names = [0, 1, 2, 3, 4].map(|offset| format!("kprobe:breaks+{offset}"));
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let rig = Rig::new(&kernel, &names);
+    for offset in 0..5 {
+        let at = at.wrapping_add(offset);
+        assert_eq!(runs_in_place(&rig, &mut vcpu(at), at), 0xcc);
+    }
+    let shown = [0, 1, 2, 3, 4].map(|offset| rig.seen(at.wrapping_add(offset)));
+    assert_eq!(shown, [0xee, 0xcc, 0xcc, 0xcc, 0xcc]);
+    assert!((0..5).all(|index| rig.probe(index).missed.is_empty()));
+}
+
+/// Where debug registers do not work, the guest still gets on, and the probe says what it does not see.
+#[test]
+fn built_in_breakpoint_without_a_debug_register_counts_as_missed() {
     let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
     let abilities = Abilities {
-        int3_exits: true,
+        debug_execute: false,
+        ..super::ABILITIES
+    };
+    let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
+    assert_eq!(runs_in_place(&rig, &mut vcpu(at), at), 0xcc);
+    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xcc));
+    assert_eq!(rig.probe(0).missed.get("unwatched"), Some(&1));
+}
+
+/// A plant that is an `int3` itself looks like the kernel's own.
+#[test]
+fn built_in_breakpoint_under_an_int3_plant_is_injected() {
+    let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
+    let abilities = Abilities {
+        plant: PlantByte::Int3,
         ..super::ABILITIES
     };
     let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
     let mut vcpu = vcpu(at);
-    assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
-        HitOutcome::NeedsPause
-    );
-    let mut shown = 0;
-    let outcome = rig
-        .engine
-        .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
-            shown = rig.seen(at);
-            Ok(Ran::Nowhere)
-        });
-    assert_eq!(
-        (outcome.expect("handled"), shown),
-        (HitOutcome::Resume, 0xcc)
-    );
-    assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xee));
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!(outcome, HitOutcome::Resume);
+    assert_eq!(vcpu.injected, [Injected::Breakpoint(at)]);
 }
 
 /// Another thread has disarmed the probe while the vCPU waited for its turn.

@@ -3,10 +3,13 @@
 mod arming;
 mod changes;
 mod detours;
+mod handover;
 mod hits;
 mod in_place;
 mod inject;
 mod kernel_half;
+mod landings;
+mod modules;
 mod optimise;
 mod passing;
 mod programs;

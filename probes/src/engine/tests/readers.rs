@@ -2,11 +2,11 @@
 
 use introspect::{Gpa, Gva, OptimisedLayout};
 
-use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, gpa, memory_of, vcpu};
+use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_TABLE, gpa, memory_of, vcpu};
 use crate::engine::trap::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::guest::{GuestError, Ran, To};
-use crate::resolve::synthetic::{SyntheticKernel, TEXT_GPA};
+use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 use crate::{PlantByte, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
@@ -381,4 +381,101 @@ fn nothing_is_planted_in_a_jump() {
         let planted = guest.rig.seen(at) == PORT;
         assert_eq!(planted, expected == ProbeState::Armed);
     }
+}
+
+/// A page of the kernel's half that the guest may write, with what lies there.
+const TARGET: u64 = TEXT.0 + 0xc000;
+const TARGET_GPA: u64 = DATA + 0x1000;
+/// Present, writable, accessed, dirty.
+const WRITABLE_PAGE: u64 = 0x63;
+
+/// A guest in which `TARGET` is mapped by this entry, and the page behind it like it.
+fn with_target(probes: &[&str], entry: u64) -> Guest {
+    let guest = Guest::new(probes);
+    for page in 0..2 {
+        let at = TEXT_TABLE + 8 * ((TARGET - TEXT.0) / 0x1000 + page);
+        let mapped = (TARGET_GPA + 0x1000 * page) | entry;
+        guest.rig.memory.put(at, &mapped.to_le_bytes());
+    }
+    guest
+}
+
+/// What lies at an offset into the target.
+fn copied(guest: &Guest, offset: u64) -> Vec<u8> {
+    (0..8)
+        .map(|at| guest.rig.byte(TARGET_GPA + offset + at))
+        .collect()
+}
+
+#[test]
+fn copy_is_made_without_a_pause() {
+    let probes = [&EVERYWHERE[..], &["kprobe:copy_from_kernel_nofault"]].concat();
+    for offset in [0, 3, 0xffc] {
+        let guest = with_target(&probes, WRITABLE_PAGE);
+        let arguments = [TARGET + offset, guest.kernel_read.0, 8];
+        let mut vcpu = guest.calls(guest.copy, arguments);
+        vcpu.regs.rax = 5;
+        assert_eq!(guest.hit(&mut vcpu), HitOutcome::Resume);
+        assert_eq!(copied(&guest, offset), READ, "at {offset:#x}");
+        let regs = vcpu.regs;
+        assert_eq!(
+            (regs.rip, regs.rsp, regs.rax),
+            (guest.caller.0, STACK + 8, 0)
+        );
+        assert_eq!(guest.shown()[..4], [PORT; 4]);
+        assert_eq!(guest.rig.probe(4).hits, 1, "its own probe");
+    }
+}
+
+#[test]
+fn copy_that_may_fault_or_that_somebody_watches_is_left_to_the_guest() {
+    let read_only = WRITABLE_PAGE & !2;
+    let not_dirty = WRITABLE_PAGE & !0x40;
+    for (entry, probe) in [
+        (0, "kprobe:read"),
+        (read_only, "kprobe:read"),
+        (not_dirty, "kprobe:read"),
+        (WRITABLE_PAGE, "kprobe:copy_from_kernel_nofault+0x1"),
+    ] {
+        let probes = ["kprobe:read+0x1", "kprobe:read+0x2", probe];
+        let guest = with_target(&probes, entry);
+        let arguments = [TARGET, guest.kernel_read.0, 8];
+        let mut vcpu = guest.calls(guest.copy, arguments);
+        assert_eq!(
+            guest.hit(&mut vcpu),
+            HitOutcome::NeedsPause,
+            "{entry:#x} {probe}"
+        );
+        assert_eq!(copied(&guest, 0), [0; 8]);
+    }
+    // The target is text with plants.
+    let guest = with_target(&EVERYWHERE, WRITABLE_PAGE);
+    let text = guest.kernel_read.0;
+    let mut vcpu = guest.calls(guest.copy, [text + 0x100, text, 8]);
+    assert_eq!(guest.hit(&mut vcpu), HitOutcome::NeedsPause);
+}
+
+#[test]
+fn return_probe_sees_the_return_of_a_copy() {
+    let probes = [&EVERYWHERE[..], &["kretprobe:copy_from_kernel_nofault"]].concat();
+    let guest = with_target(&probes, WRITABLE_PAGE);
+    let arguments = [TARGET, guest.kernel_read.0, 8];
+    let mut vcpu = guest.calls(guest.copy, arguments);
+    // Its return site is planted first.
+    assert_eq!(guest.hit(&mut vcpu), HitOutcome::NeedsPause);
+    let engine = &guest.rig.engine;
+    engine
+        .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.copy, |_, _| {
+            panic!("nothing to run")
+        })
+        .expect("handled");
+    assert_eq!(vcpu.regs.rip, guest.caller.0);
+    assert_eq!(copied(&guest, 0), READ);
+    assert_eq!(guest.rig.seen(guest.caller), PORT);
+    assert_eq!(guest.hit(&mut vcpu), HitOutcome::Resume);
+    let told = guest.rig.probe(4);
+    assert_eq!(
+        (told.hits, told.returns, told.in_flight),
+        (1, Some(1), Some(0))
+    );
 }

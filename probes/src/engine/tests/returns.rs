@@ -8,13 +8,13 @@ use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Within two stacks of 16 KiB.
-const STACK: u64 = super::STACK + 0x1000;
+pub(super) const STACK: u64 = super::STACK + 0x1000;
 const OTHER_STACK: u64 = STACK + 0x1_0000;
 
 /// Functions of the guest's, and a place to return to.
-struct Guest {
-    rig: Rig,
-    return_site: Gva,
+pub(super) struct Guest {
+    pub(super) rig: Rig,
+    pub(super) return_site: Gva,
 }
 
 impl Guest {
@@ -31,7 +31,7 @@ impl Guest {
     }
 
     /// A vCPU executes the plant at `at`, with the stack pointer at `rsp`.
-    fn reach(&self, at: Gva, rsp: u64) -> FakeVcpu {
+    pub(super) fn reach(&self, at: Gva, rsp: u64) -> FakeVcpu {
         let mut vcpu = vcpu(at);
         vcpu.regs.rsp = rsp;
         let engine = &self.rig.engine;
@@ -46,13 +46,13 @@ impl Guest {
         vcpu
     }
 
-    fn call(&self, function: Gva, rsp: u64) {
+    pub(super) fn call(&self, function: Gva, rsp: u64) {
         self.rig.memory.put(rsp, &self.return_site.0.to_le_bytes());
         self.reach(function, rsp);
     }
 
     /// Calls in flight, returned, and given up because they never return.
-    fn accounted(&self) -> (u64, u64, u64) {
+    pub(super) fn accounted(&self) -> (u64, u64, u64) {
         let probe = self.rig.probe(0);
         let abandoned = probe.missed.get("abandoned").copied().unwrap_or(0);
         let (in_flight, returns) = (probe.in_flight.expect("followed"), probe.returns);

@@ -108,9 +108,47 @@ fn a_short_instruction_is_counted_without_an_exit() {
         [0x90, 0xfc, 0x6a, 0xff, 0xf6, 0x44]
     );
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
-    assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
-    assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+    assert!(rig.notes().is_empty());
+    // The jump in the handler stays, and what comes by there gets where it belongs.
+    assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
     assert_eq!((rig.call(guest.probed, 4), guest.takes_its_own()), (5, 1));
+}
+
+/// The offset of the handler's first two pushes.
+const PUSHES: [u64; 2] = [11, 15];
+
+#[test]
+fn probe_on_the_pushes_of_the_handler_keeps_it_from_being_redirected() {
+    for offset in PUSHES {
+        let on_push = count(&format!("{HANDLER}+{offset:#x}"));
+        let guest = Guest::with(&[on_push, count("probed")]);
+        let rig = &guest.rig;
+        for n in 0..5 {
+            assert_eq!(rig.call(guest.probed, n), n + 1);
+        }
+        assert_eq!(rig.counted(1), (5, 5, Some(Tier::Emulated)));
+        let why = rig.probe(1).unoptimised.expect("it exits");
+        assert!(why.contains("handler of int3"), "{why}");
+        assert_eq!(guest.takes_its_own(), 1);
+        assert_eq!(rig.counted(0).0, 1, "the guest's own int3");
+    }
+}
+
+#[test]
+fn late_probe_on_the_pushes_of_the_redirected_handler_is_refused() {
+    for offset in PUSHES {
+        let guest = Guest::counting();
+        let rig = &guest.rig;
+        let on_push = count(&format!("{HANDLER}+{offset:#x}"));
+        rig.engine.register(&rig.paused, &[on_push]).expect("done");
+        let late = rig.probe(1);
+        assert_eq!(late.state, crate::ProbeState::Refused);
+        let why = late.reason.expect("there is one");
+        assert!(why.contains("redirects"), "{why}");
+        assert_eq!(guest.takes_its_own(), 1);
+        assert_eq!(rig.call(guest.probed, 4), 5);
+        assert_eq!(rig.counted(0).0, 2);
+    }
 }
 
 #[test]
@@ -173,14 +211,13 @@ fn neither_side_of_a_followed_call_exits() {
 /// Wherever a vCPU is on its way, the plant comes back or everything goes: it is counted once, or not at all if it is
 /// sent back to where nothing is any more.
 #[test]
-fn who_is_under_way_gets_there() {
+fn vcpu_on_its_way_from_an_int3_gets_there() {
     for leaves in [false, true] {
         for (steps, guest, mut vcpu) in Guest::under_way() {
             let rig = &guest.rig;
             if leaves {
                 rig.engine.disarm_all(&rig.paused).expect("disarmed");
-                assert!(rig.paused.detour().is_none() && rig.notes().is_empty());
-                heed(rig, &mut vcpu);
+                assert_eq!(rig.shown::<2>(guest.probed), [0x55, 0x8d]);
             } else {
                 rig.engine.set_optimising(&rig.paused, false).expect("set");
                 assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
@@ -212,7 +249,6 @@ fn the_guests_own_breakpoint_gets_to_its_handler() {
         let mut vcpu = rig.calling(guest.own, 4, STACK - 0x100);
         rig.run(&mut vcpu, steps);
         rig.engine.disarm_all(&rig.paused).expect("disarmed");
-        heed(rig, &mut vcpu);
         assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
         let left = (vcpu.regs.rbx, vcpu.regs.rflags, vcpu.regs.rsp);
         assert_eq!(left, (1, FLAGS, STACK - 0x100), "after {steps} steps");
@@ -254,9 +290,10 @@ fn an_int3_that_the_guest_writes_is_its_own() {
     assert_eq!(rig.call(guest.probed, 4), 5);
 }
 
-/// The guest writes an `int3` where one of ours is, and executes it, while somebody is anywhere on his way from ours.
+/// The guest writes an `int3` where one of ours is, and executes it, while another vCPU is anywhere on its way from ours. A
+/// vCPU that has not been looked up by then is taken for one that has executed the guest's, and counts as missed.
 #[test]
-fn ours_and_the_guests_own_are_told_apart() {
+fn vcpu_on_its_way_to_the_guests_own_int3_counts_as_missed() {
     let mut told = Vec::new();
     for (steps, guest, mut vcpu) in Guest::under_way() {
         let rig = &guest.rig;
@@ -264,20 +301,21 @@ fn ours_and_the_guests_own_are_told_apart() {
         rig.stands(&[&vcpu]);
         let mut other = rig.calling(guest.probed, 4, STACK);
         guest.runs_behind(&mut other);
-        assert_eq!((other.regs.rbx, rig.probe(0).missed.len()), (1, 0));
-        heed(rig, &mut vcpu);
-        // Who has been led to the detour is counted there, and others at the guest's own.
-        if rig.counted(0).0 < 3 {
-            guest.runs_behind(&mut vcpu);
-        }
-        assert_eq!(rig.counted(0).0, 3, "after {steps} steps");
-        told.push(vcpu.regs.rbx);
+        let missed = rig.probe(0).missed.get("disarmed").copied();
+        let missed = missed.unwrap_or_default();
+        assert_eq!(other.regs.rbx, 1);
+        rig.stands(&[]);
+        let came_to_handler = rig.run(&mut vcpu, 200) == Stepped::On || vcpu.regs.rbx > 0;
+        assert_eq!(rig.counted(0).0 + missed, 3, "after {steps} steps");
+        told.push((came_to_handler, missed));
     }
     told.dedup();
-    assert_eq!(told, [1, 0]);
+    // At the site: it executes the plant. On its way; and in the detour.
+    let handler = [(true, 0), (true, 1), (false, 0)];
+    assert_eq!(told, handler);
 }
 
-/// Who is under an NMI cannot be told apart: that is said.
+/// Where a vCPU was when an NMI came cannot be seen.
 #[test]
 fn an_int3_under_an_nmi_counts_as_missed() {
     let guest = Guest::counting();
@@ -290,7 +328,7 @@ fn an_int3_under_an_nmi_counts_as_missed() {
     assert_eq!(rig.probe(0).missed.get("disarmed"), Some(&1));
 }
 
-/// What is behind one `int3` is the next: who has executed the first is not taken for one of the second.
+/// The address behind one `int3` is that of the next: a vCPU that has executed the first goes back to the first.
 #[test]
 fn neighbours_are_told_apart() {
     let mut returned = false;
@@ -315,7 +353,6 @@ fn neighbours_are_told_apart() {
             break;
         }
         rig.engine.disarm_all(&rig.paused).expect("disarmed");
-        heed(&rig, &mut vcpu);
         assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
         let left = (vcpu.regs.rax, vcpu.regs.rsp);
         assert_eq!(left, (5, STACK - 0x100), "after {steps} steps");
@@ -357,7 +394,7 @@ fn why_no_int3_stands_there_is_told() {
     let mut vcpu = guest.rig.calling(guest.probed, 0, STACK);
     vcpu.sregs.idt.base += 16;
     assert_eq!(guest.rig.run(&mut vcpu, 100), Stepped::Returned);
-    let unseen = "no processor has been seen to use the kernel's handler of int3";
+    let unseen = "vCPU 0 is not known to use the kernel's handler of int3: it has not started, or is offline";
     assert_eq!(why(&guest), format!("{none}{unseen}"));
     // It is not looked for at each hit, but whenever the vCPUs are paused for one.
     assert_eq!(guest.rig.call(guest.probed, 0), 1);
@@ -402,27 +439,52 @@ fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
     }
 }
 
-/// The entries that lead to the region change: the handler is the kernel's own again, and who is on the way is sent back.
+/// The entry for the switch changes: the handler is the kernel's own again. A vCPU on its way in it goes on as behind an
+/// `int3` that the kernel does not know, which looks at the site and finds none.
 #[test]
-fn a_region_that_is_lost_gives_the_handler_back() {
-    for steps in 0..8 {
-        let guest = Guest::counting();
+fn lost_switch_gives_the_handler_back() {
+    let guest = Guest::counting();
+    let rig = &guest.rig;
+    rig.memory.put(CODE_ENTRY, &[0; 8]);
+    rig.engine.tend_region(&rig.paused);
+    assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+    assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
+    for hits in 2..5 {
+        assert_eq!((rig.call(guest.probed, 4), rig.counted(0).0), (5, hits));
+        assert_eq!(guest.takes_its_own(), 1);
+    }
+}
+
+/// Another entry changes: the switch goes on sending back vCPUs that have executed an `int3` of ours.
+#[test]
+fn lost_words_leave_the_switch() {
+    for (steps, guest, mut vcpu) in Guest::under_way() {
         let rig = &guest.rig;
-        let mut vcpu = rig.calling(guest.probed, 4, STACK - 0x100);
-        rig.run(&mut vcpu, steps);
-        let entry = rig.word(CODE_ENTRY);
-        rig.memory.put(CODE_ENTRY, &0u64.to_le_bytes());
+        let entry = rig.word(DATA_ENTRY);
+        rig.memory.put(DATA_ENTRY, &[0; 8]);
         rig.engine.tend_region(&rig.paused);
-        heed(rig, &mut vcpu);
-        assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
-        // Who has come to the region is where the guest has taken it away.
-        rig.memory.put(CODE_ENTRY, &entry.to_le_bytes());
+        assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
+        assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
+        // A vCPU that has come to the detour is where the guest has taken the words away.
+        rig.memory.put(DATA_ENTRY, &entry.to_le_bytes());
         assert_eq!(rig.run(&mut vcpu, 1000), Stepped::Returned);
-        assert_eq!(
-            (vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags),
-            (5, 0, FLAGS)
-        );
+        let left = (vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags);
+        assert_eq!(left, (5, 0, FLAGS));
         assert_eq!(rig.counted(0).0, 2, "after {steps} steps");
         assert_eq!(guest.takes_its_own(), 1);
     }
+}
+
+/// With the switch in place the kernel hands over: its handler is its own.
+#[test]
+fn handing_over_gives_the_handler_back() {
+    let guest = Guest::counting();
+    let rig = &guest.rig;
+    rig.engine
+        .hand_over_region(&rig.paused)
+        .expect("handed over");
+    assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
+    let entries = [0, 8, 16].map(|offset| rig.word(CODE_ENTRY + offset));
+    assert_eq!(entries, [0; 3]);
+    assert_eq!((rig.call(guest.probed, 4), guest.takes_its_own()), (5, 1));
 }

@@ -3,14 +3,15 @@
 //! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
 //! ours, detours. A plant is a hit.
 
+mod cpus;
 mod entries;
 mod int3;
 mod jumps;
-mod leaving;
 mod programs;
 mod random;
 mod records;
 mod returns;
+mod staying;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -314,11 +315,4 @@ fn return_from(rig: &Rig, at: u64, vcpu: &mut FakeVcpu) {
     vcpu.regs.rip = rig.word(at);
     vcpu.regs.rflags = rig.word(at + 16);
     vcpu.regs.rsp = rig.word(at + 24);
-}
-
-/// What the vCPU itself does when it heeds a move.
-fn heed(rig: &Rig, vcpu: &mut FakeVcpu) {
-    if let Some(destination) = rig.paused.moves().get(&vcpu.regs.rip) {
-        vcpu.regs = destination.registers(vcpu.regs, |at| Some(rig.word(at)));
-    }
 }

@@ -130,3 +130,59 @@ fn a_handler_says_where_the_guest_goes_on() {
     );
     assert_eq!(rig.counted(0), (1, 2, Some(Tier::Optimised)));
 }
+
+/// Writes four bytes behind the opcode of the instruction at an address.
+struct Rewrites {
+    at: Gva,
+    in_post: bool,
+}
+
+impl Rewrites {
+    fn rewrite(&self, hit: &mut HitContext<'_>) {
+        let operand = self.at.wrapping_add(2);
+        hit.write(operand, &[7]).expect("it is memory");
+    }
+}
+
+impl Handler for Rewrites {
+    fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
+        if !self.in_post {
+            self.rewrite(hit);
+        }
+        PreOutcome::Continue
+    }
+
+    fn post(&self, hit: &mut HitContext<'_>) {
+        if self.in_post {
+            self.rewrite(hit);
+        }
+    }
+}
+
+#[test]
+fn write_of_a_handler_to_an_instruction_under_a_jump_is_executed() {
+    for in_post in [false, true] {
+        let mut kernel = SyntheticKernel::new();
+        // lea eax, [rdi + 1], in seven bytes; ret
+        let lea = [0x8d, 0x87, 1, 0, 0, 0, 0xc3];
+        let probed = kernel.function("probed", &lea);
+        let other = kernel.function("other", &PLAIN);
+        let rig = Rig::counting(&kernel, &["probed"]);
+        assert_eq!(rig.call(probed, 4), 5);
+        assert_eq!(rig.shown::<1>(probed), [0xe9]);
+        let rewrites = Rewrites {
+            at: probed,
+            in_post,
+        };
+        let handled = NewProbe {
+            action: Action::Handle(Arc::new(rewrites)),
+            ..new("other")
+        };
+        rig.engine.register(&rig.paused, &[handled]).expect("done");
+        rig.call(other, 0);
+        assert_eq!(rig.own::<3>(probed), [0x8d, 0x87, 7]);
+        assert_eq!(rig.call(probed, 4), 11, "in a post-handler: {in_post}");
+        assert_eq!(rig.call(probed, 4), 11);
+        assert_eq!(rig.counted(0).0, 3);
+    }
+}

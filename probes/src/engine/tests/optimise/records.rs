@@ -7,7 +7,7 @@ use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
 use crate::{Hit, WhenFull};
 
 /// Where the ring is, guest-physical.
-const RING: u64 = crate::guest::fake::DETOUR_GPA + (4 << 20);
+const RING: u64 = crate::guest::fake::DETOUR_GPA + (64 << 20);
 
 /// The kernel has a place where it is told, and the ring is open.
 fn recording() -> (Rig, Gva) {
@@ -124,7 +124,9 @@ fn a_full_ring_drops_and_counts_where_that_is_wanted() {
         }
         assert_eq!(before.exits, 2, "at the plant, and until the ring is open");
         let detour = rig.paused.detour().expect("it is laid");
-        detour.put(RING + RING_HEAD, &(2 * RING_LIMIT).to_le_bytes());
+        // Words for what is dropped were given before the ring.
+        let ring = RING + (2 << 20);
+        detour.put(ring + RING_HEAD, &(2 * RING_LIMIT).to_le_bytes());
         for n in 0..7 {
             assert_eq!(rig.call(at, n), n + 1);
         }
@@ -181,13 +183,12 @@ fn a_guest_that_writes_to_the_ring_harms_itself() {
     assert_eq!(rig.notes().len(), 1);
 }
 
-/// From wherever in the detour: the call returns what it would have, and is told at most once. Once, if plants come back
-/// in the same pause.
+/// From wherever in the detour: the call returns what it would have, and is told once if it came by the jump.
 #[test]
-fn who_is_in_a_detour_that_records_is_moved_out() {
+fn call_in_a_recording_detour_is_told_once_when_plants_go() {
     let (kernel, at) = roomy_on_3();
     for comes_back in [false, true] {
-        let (mut told, mut stayed) = (Vec::new(), Vec::new());
+        let mut told = Vec::new();
         for steps in 0..60 {
             let rig = Rig::recording(&kernel, &["probed"]);
             rig.call(at, 5);
@@ -197,35 +198,22 @@ fn who_is_in_a_detour_that_records_is_moved_out() {
             if rig.run(&mut vcpu, steps) == Stepped::Returned {
                 break;
             }
-            rig.stands(&[&vcpu]);
             rig.engine.disarm_all(&rig.paused).expect("disarmed");
-            let stays = rig.paused.detour().is_some();
             if comes_back {
                 rig.engine.set_armed(&rig.paused, true).expect("armed");
-            }
-            if !stays {
-                heed(&rig, &mut vcpu);
             }
             assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
             let regs = vcpu.regs;
             let left = (regs.rax, regs.rcx, regs.rdx, regs.rflags, regs.rsp);
             assert_eq!(left, (5, 0x22, 0x33, FLAGS, STACK - 0x100), "{steps}");
             told.push(rig.counted(0).0 - 2);
-            stayed.push(stays);
             assert_eq!(rig.hits().len() as u64, rig.counted(0).0);
             assert!(rig.notes().is_empty());
         }
         assert!(told.len() > 50, "each instruction of it");
-        if comes_back {
-            assert!(told.iter().all(|told| *told == 1), "{told:?}");
-            continue;
-        }
-        assert!(told.is_sorted() && told.first() == Some(&0) && told.last() == Some(&1));
-        // Behind the record, up to the jump back.
-        let committed = told.iter().position(|told| *told == 1);
-        assert_eq!(stayed.iter().position(|stays| *stays), committed);
-        let kept = stayed.iter().filter(|stays| **stays).count();
-        assert_eq!(kept, 5, "three registers, the flags, and what was there");
+        let (at_site, in_detour) = told.split_at(1);
+        assert_eq!(at_site, [u64::from(comes_back)]);
+        assert!(in_detour.iter().all(|told| *told == 1), "{told:?}");
     }
 }
 

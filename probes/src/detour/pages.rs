@@ -1,0 +1,224 @@
+//! The pages of the detour region: 2 MiB of detour memory each, and the entry of the kernel's page directory that maps it.
+//!
+//! ```text
+//!  guest-physical, above RAM                         page directory of the kernel's image
+//!  ┌──────────────────────────┐ read-only slot       ┌───────┐
+//!  │ code │ table │ code │ …  │ ◀────────────────────│ entry │ present, executable, not writable
+//!  ├──────────────────────────┤ writable slot        │ entry │ present, writable, not executable
+//!  │ words │ ring │ words │ … │ ◀────────────────────│ …     │
+//!  └──────────────────────────┘                      └───────┘
+//! ```
+//!
+//! Detour memory is mapped once, with room for all pages that there may ever be; the host gives memory to a page when
+//! something is written there. A page is added when the last one of its kind is full, with the vCPUs paused, and none is
+//! ever removed: a thread of the guest may be in it.
+
+use std::sync::Arc;
+
+use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
+use vmm::DetourSize;
+
+use super::place::{REGION_BYTES as PAGE_BYTES, candidates};
+use super::{DetourError, KernelSpace};
+use crate::guest::{GuestError, GuestMemory, Paused};
+
+/// So many pages of each kind there are at the most.
+pub(super) const MAX_PAGES: usize = 32;
+
+const PRESENT: u64 = 1;
+const WRITABLE: u64 = 1 << 1;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+/// The entry maps 2 MiB itself.
+const LARGE: u64 = 1 << 7;
+const GLOBAL: u64 = 1 << 8;
+const NO_EXECUTE: u64 = 1 << 63;
+/// EFER.NXE: the processor knows of [`NO_EXECUTE`].
+const EFER_NXE: u64 = 1 << 11;
+
+/// Whether two entries say the same. What the processor, or a KVM that emulates it, notes in them does not count: a
+/// write that CR0.WP lets through makes a page dirty that is not writable.
+const fn is_same(one: u64, other: u64) -> bool {
+    (one ^ other) & !(ACCESSED | DIRTY) == 0
+}
+
+/// What the guest may do with a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PageKind {
+    /// Read and execute.
+    Code,
+    /// Read and write.
+    Data,
+}
+
+/// A page of the region.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Page {
+    /// Where the guest's kernel finds it.
+    pub(super) base: Gva,
+    pub(super) gpa: Gpa,
+    kind: PageKind,
+    /// The entry that maps it, as it was written.
+    entry: EntryAt,
+}
+
+impl Page {
+    fn holds(&self, at: Gva) -> bool {
+        at.0.wrapping_sub(self.base.0) < PAGE_BYTES
+    }
+}
+
+/// An entry of the kernel's page directory that maps a page, and that the guest has changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ChangedEntry {
+    pub(crate) gpa: Gpa,
+    /// What was written there.
+    pub(crate) was: u64,
+    pub(crate) is: u64,
+}
+
+/// All pages of the region.
+#[derive(Debug)]
+pub(super) struct Pages {
+    /// Where detour memory begins.
+    gpa: Gpa,
+    pub(super) memory: Arc<dyn GuestMemory>,
+    pub(super) kernel: KernelSpace,
+    /// As the kernel has its own text: with KPTI, what is global stays in the TLB while programs run.
+    global: u64,
+    mapped: Vec<Page>,
+}
+
+impl Pages {
+    /// Detour memory, without any page.
+    pub(super) fn new(
+        paused: &dyn Paused,
+        memory: &dyn GuestMemory,
+        kernel: &KernelSpace,
+    ) -> Result<Self, DetourError> {
+        let text = walk(memory, &kernel.paging, kernel.image.start);
+        let text = text.map_err(|_| DetourError::NotMapped)?;
+        let bytes = MAX_PAGES as u64 * PAGE_BYTES;
+        let (gpa, detour) = paused.map_detour(DetourSize {
+            read_only: bytes,
+            writable: bytes,
+        })?;
+        Ok(Self {
+            gpa,
+            memory: detour,
+            kernel: kernel.clone(),
+            global: if text.global { GLOBAL } else { 0 },
+            mapped: Vec::new(),
+        })
+    }
+
+    fn flags(&self, kind: PageKind) -> u64 {
+        // Accessed already, and dirty where that can be: nothing is left for the processor to write.
+        let common = PRESENT | ACCESSED | LARGE | self.global;
+        match kind {
+            PageKind::Code => common,
+            PageKind::Data if self.kernel.paging.efer & EFER_NXE != 0 => {
+                common | WRITABLE | DIRTY | NO_EXECUTE
+            }
+            PageKind::Data => common | WRITABLE | DIRTY,
+        }
+    }
+
+    /// Maps one more page, which begins with `contents`; the rest of it is zero.
+    ///
+    /// # Errors
+    ///
+    /// When there are as many as there may be, no entry is free, or memory cannot be written; then nothing has changed
+    /// that the guest could see.
+    pub(super) fn map(
+        &mut self,
+        memory: &dyn GuestMemory,
+        kind: PageKind,
+        contents: &[u8],
+    ) -> Result<Page, DetourError> {
+        let index = self.mapped.iter().filter(|page| page.kind == kind).count();
+        if index >= MAX_PAGES {
+            return Err(DetourError::Full);
+        }
+        let first = match kind {
+            PageKind::Code => 0,
+            PageKind::Data => MAX_PAGES,
+        };
+        let gpa = self.gpa.wrapping_add((first + index) as u64 * PAGE_BYTES);
+        let (base, place) = self.free_place(memory).ok_or(DetourError::NoPlace)?;
+        let entry = EntryAt {
+            gpa: place,
+            value: gpa.0 | self.flags(kind),
+        };
+        self.memory.write(gpa, contents).map_err(GuestError::from)?;
+        let is_free = memory.compare_exchange(place, &[0; 8], &entry.value.to_le_bytes());
+        if !is_free.map_err(GuestError::from)? {
+            return Err(DetourError::NoPlace);
+        }
+        let page = Page {
+            base,
+            gpa,
+            kind,
+            entry,
+        };
+        self.mapped.push(page);
+        Ok(page)
+    }
+
+    /// The first address where nothing is mapped, and its entry of the page directory.
+    fn free_place(&self, memory: &dyn GuestMemory) -> Option<(Gva, Gpa)> {
+        let KernelSpace { paging, image } = &self.kernel;
+        candidates(image).find_map(|at| {
+            let entry = entry_at(memory, paging, at, Level::Pd).ok()?;
+            (entry.value == 0).then_some((at, entry.gpa))
+        })
+    }
+
+    /// Whether a vCPU that translates addresses by `paging` finds our code at `at`. The guest may have changed its
+    /// tables, or run on others: those of programs do not lead here where the kernel hides from them.
+    pub(super) fn is_reached(
+        &self,
+        memory: &dyn GuestMemory,
+        paging: &PagingState,
+        at: Gva,
+    ) -> bool {
+        let Some(page) = self.mapped.iter().find(|page| page.holds(at)) else {
+            return false;
+        };
+        entry_at(memory, paging, page.base, Level::Pd).is_ok_and(|found| {
+            found.gpa == page.entry.gpa && is_same(found.value, page.entry.value)
+        })
+    }
+
+    /// The first entry that says something else than was written.
+    pub(super) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+        self.mapped.iter().find_map(|page| {
+            let EntryAt { gpa, value: was } = page.entry;
+            let is = memory.read_u64(gpa).ok()?;
+            (!is_same(is, was)).then_some(ChangedEntry { gpa, was, is })
+        })
+    }
+
+    /// Makes every entry zero again that is still as it was written.
+    pub(super) fn unmap(&mut self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
+        while let Some(page) = self.mapped.last() {
+            let value = memory.read_u64(page.entry.gpa)?;
+            if is_same(value, page.entry.value) {
+                memory.compare_exchange(page.entry.gpa, &value.to_le_bytes(), &[0; 8])?;
+            }
+            self.mapped.pop();
+        }
+        Ok(())
+    }
+
+    /// Whether the guest may only read this guest-physical address, which is in detour memory.
+    pub(super) fn is_read_only(&self, gpa: Gpa) -> bool {
+        gpa.0.wrapping_sub(self.gpa.0) < MAX_PAGES as u64 * PAGE_BYTES
+    }
+
+    /// Writes to a page.
+    pub(super) fn write(&self, page: Page, offset: usize, bytes: &[u8]) -> Result<(), GuestError> {
+        let at = page.gpa.wrapping_add(offset as u64);
+        Ok(self.memory.write(at, bytes)?)
+    }
+}

@@ -1,0 +1,340 @@
+//! Where a return is seen if the kernel patches the instruction at the return address.
+//!
+//! ```text
+//!   call f                               the kernel writes a nop or a jump here, compares before, and would find a plant
+//!   R:  nop  or  jmp target  ──┐
+//!   plant: behind the nop      │         [rsp - 8] is the slot in both places: nothing was pushed or popped,
+//!   …                          ▼         and no register has changed
+//!   target:                    plant
+//!
+//!   call f
+//!   R:  call g  (a static call)          g's entry: the stack pointer is at the slot itself, which holds the address
+//!                                        behind R by now (a tail call of f's to g leaves R there), and no other register
+//!                                        has changed
+//! ```
+//!
+//! A jump label and the call of ftrace leave every register and the stack as they are, so each of their successors shows
+//! a return as the return address itself would. Between the return address and a landing the vCPU executes nothing else:
+//! the first plant that it meets with this stack pointer is that of a landing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use introspect::insn::{Decoded, MAX_LENGTH_BYTES, Step, step};
+use introspect::{Gpa, Gva, PatchKind};
+
+use super::Engine;
+use super::arm::CallSite;
+use crate::detour::Ring;
+use crate::guest::GuestError;
+
+/// A return address is followed through so many instructions.
+const MAX_STEPS: usize = 16;
+/// So many return addresses with landings elsewhere are remembered; the calls of further ones are missed.
+const MAX_REMEMBERED: usize = 1 << 16;
+/// The lengths of a nop that the kernel writes in the place of a jump.
+const JUMP_LENGTHS: [u8; 2] = [2, 5];
+
+/// Where the stack pointer is at a landing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stack {
+    /// Just above the slot, as behind the call.
+    AboveSlot,
+    /// At the slot, where a static call has pushed its own return address, which is `pushed`. A tail call comes to the same
+    /// function with the stack pointer there, too, but the call that it is part of has not returned.
+    AtSlot {
+        /// On top of the stack.
+        pushed: Gva,
+    },
+}
+
+/// A place that shows a return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Landing {
+    pub(super) at: Gva,
+    pub(super) stack: Stack,
+}
+
+/// The landings of one return address; none if no plant can show a return to it.
+#[derive(Clone, Debug)]
+struct Found {
+    landings: Arc<[Landing]>,
+    /// The instructions whose bytes say so: static calls, and what the kernel may rewrite while it boots.
+    read: Vec<Gpa>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Known {
+    by_return_address: BTreeMap<Gva, Found>,
+    /// Landings at which the stack pointer may be at the slot.
+    at_slot: BTreeSet<Gva>,
+    /// The instructions whose bytes have been read.
+    read: BTreeSet<u64>,
+}
+
+impl Known {
+    fn of(by_return_address: BTreeMap<Gva, Found>) -> Self {
+        let found = || by_return_address.values();
+        let landings = found().flat_map(|found| found.landings.iter());
+        let at_slot = landings.filter(|landing| landing.stack != Stack::AboveSlot);
+        Self {
+            at_slot: at_slot.map(|landing| landing.at).collect(),
+            read: found()
+                .flat_map(|found| &found.read)
+                .map(|gpa| gpa.0)
+                .collect(),
+            by_return_address,
+        }
+    }
+}
+
+/// No plant can show a return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoLandings;
+
+/// The plants that show the returns to addresses where no plant can be.
+#[derive(Debug, Default)]
+pub(super) struct Landings {
+    /// Read at every entry and return of a followed call.
+    known: ArcSwap<Known>,
+}
+
+impl Landings {
+    /// The places that show a return to `returns_to`: the return address itself, if nothing else is known.
+    pub(super) fn of(&self, returns_to: Gva) -> Vec<Gva> {
+        match self.known.load().by_return_address.get(&returns_to) {
+            Some(found) => found.landings.iter().map(|landing| landing.at).collect(),
+            None => vec![returns_to],
+        }
+    }
+
+    /// Whether each of these places is one of those that `is_planted` names.
+    pub(super) fn are(&self, is_planted: impl Fn(Gva) -> bool, returns_to: Gva) -> bool {
+        match self.known.load().by_return_address.get(&returns_to) {
+            Some(found) => {
+                let mut landings = found.landings.iter();
+                !found.landings.is_empty() && landings.all(|landing| is_planted(landing.at))
+            }
+            None => is_planted(returns_to),
+        }
+    }
+
+    /// Whether it is known that no plant can show a return to `returns_to`, as long as the instructions stay that lie on the
+    /// way.
+    pub(super) fn are_none(&self, returns_to: Gva) -> bool {
+        let known = self.known.load();
+        let found = known.by_return_address.get(&returns_to);
+        found.is_some_and(|found| found.landings.is_empty())
+    }
+
+    /// Whether a plant at `landing` shows a return to `returns_to`.
+    pub(super) fn shows(&self, landing: Landing, returns_to: Gva) -> bool {
+        if landing.at == returns_to && landing.stack == Stack::AboveSlot {
+            return true;
+        }
+        let known = self.known.load();
+        let found = known.by_return_address.get(&returns_to);
+        found.is_some_and(|found| found.landings.contains(&landing))
+    }
+
+    /// Whether the stack pointer may be at the slot of a call whose return a plant at `site` shows.
+    pub(super) fn may_be_at_slot(&self, site: Gva) -> bool {
+        self.known.load().at_slot.contains(&site)
+    }
+
+    /// The functions at whose entries returns to static calls show.
+    pub(super) fn entries(&self) -> BTreeSet<Gva> {
+        self.known.load().at_slot.clone()
+    }
+
+    /// The return addresses whose returns a plant at `site` shows, other than `site`.
+    pub(super) fn shown_by(&self, site: Gva) -> Vec<Gva> {
+        let known = self.known.load();
+        let shows = |found: &Found| found.landings.iter().any(|landing| landing.at == site);
+        let shown = known.by_return_address.iter();
+        let shown = shown.filter(|(_, found)| shows(found));
+        shown.map(|(returns_to, _)| *returns_to).collect()
+    }
+
+    /// Remembers where returns to `returns_to` show, if there is room.
+    fn remember(&self, returns_to: Gva, found: &Found) -> Result<(), NoLandings> {
+        let mut has_room = false;
+        self.known.rcu(|known| {
+            let mut all = known.by_return_address.clone();
+            has_room = all.len() < MAX_REMEMBERED;
+            if has_room {
+                all.insert(returns_to, found.clone());
+            }
+            Known::of(all)
+        });
+        if has_room { Ok(()) } else { Err(NoLandings) }
+    }
+
+    /// Forgets the return addresses that do not stay, or one of whose landings does not: other code will lie there. Calls that
+    /// return there leave the guest at their entry.
+    pub(super) fn forget(
+        &self,
+        ring: Option<&Ring>,
+        stays: impl Fn(Gva) -> bool,
+    ) -> Result<(), GuestError> {
+        let all_stay = |returns_to: Gva, found: &Found| {
+            stays(returns_to) && found.landings.iter().all(|landing| stays(landing.at))
+        };
+        let known = self.known.load();
+        let all = known.by_return_address.iter();
+        for (returns_to, _) in all.filter(|(at, found)| !all_stay(**at, found)) {
+            if let Some(ring) = ring {
+                ring.forbid(*returns_to)?;
+            }
+        }
+        self.retain(all_stay);
+        Ok(())
+    }
+
+    /// Forgets what was found by bytes that the kernel may have rewritten while it booted.
+    pub(super) fn forget_read(&self) {
+        self.retain(|_, found| found.read.is_empty());
+    }
+
+    fn retain(&self, stays: impl Fn(Gva, &Found) -> bool) {
+        self.known.rcu(|known| {
+            let mut all = known.by_return_address.clone();
+            all.retain(|returns_to, found| stays(*returns_to, found));
+            Known::of(all)
+        });
+    }
+
+    /// The guest has written `len` bytes at `gpa`: forgets what was found by the bytes there, and has calls that return
+    /// there leave the guest at their entry.
+    pub(super) fn guest_has_written(
+        &self,
+        ring: Option<&Ring>,
+        gpa: Gpa,
+        len: usize,
+    ) -> Result<(), GuestError> {
+        let longest = MAX_LENGTH_BYTES as u64 - 1;
+        let touched = gpa.0.saturating_sub(longest)..gpa.0.saturating_add(len as u64);
+        let known = self.known.load();
+        if known.read.range(touched.clone()).next().is_none() {
+            return Ok(());
+        }
+        let is_touched = |found: &Found| found.read.iter().any(|gpa| touched.contains(&gpa.0));
+        let all = known.by_return_address.iter();
+        for (returns_to, _) in all.filter(|(_, found)| is_touched(found)) {
+            if let Some(ring) = ring {
+                ring.forbid(*returns_to)?;
+            }
+        }
+        self.retain(|_, found| !is_touched(found));
+        Ok(())
+    }
+}
+
+/// The way from a return address to its landings.
+#[derive(Debug, Default)]
+struct Walk {
+    open: Vec<Landing>,
+    passed: Vec<Landing>,
+    landings: Vec<Landing>,
+    read: Vec<Gpa>,
+}
+
+impl Engine {
+    /// Finds the places that show a return to `returns_to`, and remembers them; or, if instructions on the way may become
+    /// others, that there are none until then. The other vCPUs are paused.
+    pub(super) fn find_landings(&self, returns_to: Gva) -> Result<Vec<Gva>, NoLandings> {
+        let start = Landing {
+            at: returns_to,
+            stack: Stack::AboveSlot,
+        };
+        let mut walk = Walk {
+            open: vec![start],
+            ..Walk::default()
+        };
+        let walked = self.walk_to_landings(&mut walk);
+        if walked.is_err() {
+            walk.landings.clear();
+        }
+        if walk.landings == [start] {
+            return Ok(vec![returns_to]);
+        }
+        let found = Found {
+            landings: walk.landings.into(),
+            read: walk.read,
+        };
+        if walked.is_ok() || !found.read.is_empty() {
+            self.return_sites.landings.remember(returns_to, &found)?;
+        }
+        walked?;
+        Ok(found.landings.iter().map(|landing| landing.at).collect())
+    }
+
+    fn walk_to_landings(&self, walk: &mut Walk) -> Result<(), NoLandings> {
+        while let Some(landing) = walk.open.pop() {
+            if walk.landings.contains(&landing) || walk.passed.contains(&landing) {
+                continue;
+            }
+            if walk.passed.len() == MAX_STEPS {
+                return Err(NoLandings);
+            }
+            let on = |at| Landing { at, ..landing };
+            match self.call_site(landing.at) {
+                // A function's first instruction is that behind an `endbr64`.
+                CallSite::Free(Some((_, decoded)))
+                    if landing.stack != Stack::AboveSlot && step(&decoded) == Step::Next =>
+                {
+                    walk.open.push(on(decoded.next()));
+                }
+                CallSite::Free(_) if self.can_return_to(landing.at) => {
+                    walk.landings.push(landing);
+                    continue;
+                }
+                CallSite::Free(_) => return Err(NoLandings),
+                CallSite::PatchedAtBoot(code) => {
+                    let (gpa, decoded) = code.ok_or(NoLandings)?;
+                    walk.read.push(gpa);
+                    if step(&decoded) != Step::Next {
+                        return Err(NoLandings);
+                    }
+                    walk.open.push(on(decoded.next()));
+                }
+                CallSite::Patched { site, .. } if site.address != landing.at => {
+                    return Err(NoLandings);
+                }
+                CallSite::Patched { site, code } => match (site.kind, site.target) {
+                    (PatchKind::JumpLabel, Some(target)) if JUMP_LENGTHS.contains(&site.len) => {
+                        walk.open.extend([site.end(), target].map(on));
+                    }
+                    (PatchKind::Ftrace, _) => walk.open.push(on(site.end())),
+                    (PatchKind::StaticCall, _) => {
+                        let (gpa, decoded) = code.ok_or(NoLandings)?;
+                        walk.read.push(gpa);
+                        walk.open.push(behind_static_call(landing, &decoded)?);
+                    }
+                    _ => return Err(NoLandings),
+                },
+            }
+            walk.passed.push(landing);
+        }
+        if walk.landings.is_empty() {
+            return Err(NoLandings);
+        }
+        Ok(())
+    }
+}
+
+/// Where a vCPU at `landing` goes from there, where a static call is.
+fn behind_static_call(landing: Landing, decoded: &Decoded) -> Result<Landing, NoLandings> {
+    let (at, stack) = match (step(decoded), landing.stack) {
+        (Step::Next, stack) => (decoded.next(), stack),
+        (Step::Jump(target), stack) => (target, stack),
+        (Step::Call(target), Stack::AboveSlot) => {
+            let pushed = decoded.next();
+            (target, Stack::AtSlot { pushed })
+        }
+        // It changes RAX, or goes where nobody knows.
+        (Step::Call(_), Stack::AtSlot { .. }) | (Step::Other, _) => return Err(NoLandings),
+    };
+    Ok(Landing { at, stack })
+}

@@ -1,0 +1,146 @@
+//! The guest's kernel copies its own text, and the copy is made here, of its own bytes.
+//!
+//! `copy_from_kernel_nofault` is the function by which ftrace compares what it patches, and by which oops messages and
+//! `/proc/kcore` read text. It copies and returns 0, or returns an error. What is copied without a fault is copied at its
+//! entry, while the other vCPUs run, and the vCPU goes on where the function returns to: a return probe on the function
+//! sees that return. All else is left to the function itself, which runs alone then.
+
+use introspect::{Gpa, Gva, PagingState, walk};
+
+use super::Engine;
+use super::readers::MAX_READ_BYTES;
+use crate::guest::GuestError;
+use crate::handler::HitContext;
+use crate::hit::{DebugUse, Plant};
+use crate::registry::{Purpose, Reader};
+
+const PAGE_BYTES: u64 = 4096;
+/// Its functions: a probe in one of them sees each execution, so that none may be left out.
+const FUNCTIONS: [&str; 2] = [Reader::Copy.function(), "copy_from_kernel_nofault_allowed"];
+
+/// What an access may need from the hardware or the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Read,
+    Write,
+}
+
+impl Engine {
+    /// Makes the copy that the call at whose entry the vCPU is asks for, of the guest's own bytes. Says whether it has
+    /// been made; if not, the function is to run, and may find part of it made.
+    pub(super) fn make_copy(
+        &self,
+        hit: &mut HitContext<'_>,
+        plant: &Plant,
+    ) -> Result<bool, GuestError> {
+        if self.must_execute_copy(plant) {
+            return Ok(false);
+        }
+        let state = hit.vcpu.system_state()?;
+        let (to, from, len) = (Gva(hit.regs.rdi), Gva(hit.regs.rsi), hit.regs.rdx);
+        if state.privilege != 0 || len == 0 || len > MAX_READ_BYTES {
+            return Ok(false);
+        }
+        let source = self.kernel_pages(&state.paging, from, len, Access::Read);
+        let target = self.kernel_pages(&state.paging, to, len, Access::Write);
+        let (Some(source), Some(target)) = (source, target) else {
+            return Ok(false);
+        };
+        if target
+            .iter()
+            .any(|page| source.contains(page) || self.planter.keeps(*page))
+        {
+            return Ok(false);
+        }
+        Ok(self.copy_pages((from, &source), (to, &target), len))
+    }
+
+    /// Whether somebody wants to see an instruction executed that would not be.
+    fn must_execute_copy(&self, entry: &Plant) -> bool {
+        let wants_post =
+            |purpose: &Purpose| matches!(purpose, Purpose::Handle(handler) if handler.0.has_post());
+        let mut probes = entry.probes.iter();
+        if probes.any(|(probe, _)| wants_post(&probe.purpose)) {
+            return true;
+        }
+        let Some(located) = self.located.get() else {
+            return true;
+        };
+        let table = self.table.load();
+        FUNCTIONS.iter().any(|function| {
+            let Some(symbol) = self.kernel.symbols().lookup(function) else {
+                return false;
+            };
+            let (start, end) = (symbol.address, symbol.address.wrapping_add(symbol.size));
+            let is_within = |at: Gva| (start..end).contains(&located.linked(at)) && at != entry.at;
+            let mut watched = table.debug.iter().flatten().map(DebugUse::plant);
+            if watched.any(|plant| is_within(plant.at)) {
+                return true;
+            }
+            let Some(gpa) = self.gpa_of(start, located) else {
+                return true;
+            };
+            let entry = entry.spot.gpa;
+            (0..symbol.size).any(|offset| {
+                let gpa = gpa.wrapping_add(offset);
+                gpa != entry && table.at_gpa(gpa).is_some()
+            })
+        })
+    }
+
+    /// The pages of `len` bytes of the kernel's half from `at` on, if they can be accessed without a fault and without
+    /// anything for the hardware to note.
+    fn kernel_pages(
+        &self,
+        paging: &PagingState,
+        at: Gva,
+        len: u64,
+        access: Access,
+    ) -> Option<Vec<Gpa>> {
+        let last = at.checked_add(len.checked_sub(1)?)?;
+        if at.0 >> 63 == 0 {
+            return None;
+        }
+        let mut pages = Vec::new();
+        let mut page = at.page();
+        loop {
+            let found = walk(&self.planter, paging, page).ok()?;
+            let is_writable = found.writable && found.dirty;
+            if found.user || !found.accessed || (access == Access::Write && !is_writable) {
+                return None;
+            }
+            pages.push(found.gpa);
+            if page == last.page() {
+                return Some(pages);
+            }
+            page = page.checked_add(PAGE_BYTES)?;
+        }
+    }
+
+    /// Copies word by word, as the kernel does, so that a word that another vCPU writes is copied whole. Says whether all
+    /// of it is memory.
+    fn copy_pages(&self, from: (Gva, &[Gpa]), to: (Gva, &[Gpa]), len: u64) -> bool {
+        let place = |(start, pages): (Gva, &[Gpa]), done: u64| {
+            let offset = start.page_offset() + done;
+            let page = pages.get(usize::try_from(offset / PAGE_BYTES).ok()?)?;
+            Some(page.wrapping_add(offset % PAGE_BYTES))
+        };
+        let mut done = 0;
+        while done < len {
+            let (Some(source), Some(target)) = (place(from, done), place(to, done)) else {
+                return false;
+            };
+            let room = PAGE_BYTES - target.page_offset();
+            let here = (8 - source.0 % 8).min(room).min(len - done);
+            let mut bytes = [0; 8];
+            let bytes = &mut bytes[..usize::try_from(here).unwrap_or(8)];
+            if self.planter.read_own(source, bytes).is_err()
+                || self.memory.write(target, bytes).is_err()
+            {
+                return false;
+            }
+            done += here;
+        }
+        true
+    }
+}

@@ -1,0 +1,119 @@
+//! Return sites in modules.
+
+use std::sync::Arc;
+
+use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
+
+use super::{DATA, PLAIN, ROOT, Rig, STACK, vcpu};
+use crate::ProbeSpec;
+use crate::engine::trap::HitOutcome;
+use crate::module::LoadedModule;
+use crate::registry::{Probe, ProbeId, Purpose};
+use crate::resolve::synthetic::SyntheticKernel;
+
+const MODULE: Gva = Gva(0x7000);
+const IN_MODULE: ProbeId = ProbeId(99);
+/// Behind the first instruction of the module's code.
+const SITE: Gva = Gva(DATA + 1);
+
+/// A kernel whose function is called by a module that is loaded.
+struct Guest {
+    rig: Rig,
+    probed: Gva,
+    unloads: Gva,
+}
+
+impl Guest {
+    fn new() -> Self {
+        let mut kernel = SyntheticKernel::new();
+        let probed = kernel.function("probed", &PLAIN);
+        let unloads = kernel.function("free_module", &PLAIN);
+        let rig = Rig::new(&kernel, &["kretprobe:probed"]);
+        rig.memory.put(DATA, &PLAIN);
+        let text = ModuleRegion {
+            range: Gva(DATA)..Gva(DATA + 0x1000),
+            kind: RegionKind::Text,
+        };
+        let module = Module::with_regions(MODULE, "m", vec![text]);
+        let paging = PagingState::four_level(ROOT);
+        let module = LoadedModule::new(module, &rig.engine.planter, &paging);
+        rig.engine.modules.keep(Arc::new(module));
+        // No kernel without types resolves it.
+        let spec = "kprobe:m:f".parse::<ProbeSpec>().expect("a probe");
+        let probe = Probe::new(IN_MODULE, "kprobe:m:f".into(), Purpose::Count, None, true);
+        let mut probes = rig.engine.probes.load().as_ref().clone();
+        probes.push(Arc::new(probe.awaiting(spec)));
+        rig.engine.probes.store(Arc::new(probes));
+        let added = rig.engine.probes.load().last().cloned();
+        rig.engine.count_interest(&added.expect("pushed"));
+        rig.engine.reconcile(&rig.paused).expect("armed");
+        Self {
+            rig,
+            probed,
+            unloads,
+        }
+    }
+
+    fn reach(&self, at: Gva, rdi: u64) {
+        let mut vcpu = vcpu(at);
+        vcpu.regs.rdi = rdi;
+        let engine = &self.rig.engine;
+        let outcome = engine.on_hit(&mut vcpu, at).expect("handled");
+        if outcome == HitOutcome::NeedsPause {
+            let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to step");
+            engine
+                .on_paused_hit(&mut vcpu, &self.rig.paused, at, run)
+                .expect("handled");
+        }
+    }
+
+    /// The module calls the function, which has not returned yet.
+    fn call(&self) {
+        self.rig.memory.put(STACK, &SITE.0.to_le_bytes());
+        self.reach(self.probed, 0);
+    }
+
+    fn remove_module_probe(&self) {
+        let removed = self.rig.engine.unregister(&self.rig.paused, &[IN_MODULE]);
+        assert_eq!(removed.expect("removed"), 1);
+    }
+
+    fn is_planted(&self) -> bool {
+        self.rig.byte(SITE.0) != PLAIN[1]
+    }
+}
+
+#[test]
+fn return_site_leaves_the_module_that_is_unloaded_behind_its_last_probe() {
+    let guest = Guest::new();
+    guest.call();
+    assert!(guest.is_planted());
+    guest.remove_module_probe();
+    assert!(guest.is_planted(), "a call is in flight");
+    guest.reach(guest.unloads, MODULE.0);
+    assert!(!guest.is_planted(), "its memory is another's");
+    let probe = guest.rig.probe(0);
+    let missed = probe.missed.get("return-site").copied();
+    assert_eq!((probe.hits, probe.in_flight, missed), (1, Some(0), Some(1)));
+    assert!(!guest.rig.engine.watches_modules());
+}
+
+#[test]
+fn watch_of_modules_ends_with_the_last_probe_if_no_call_returns_to_one() {
+    let guest = Guest::new();
+    let is_watched = || guest.rig.seen(guest.unloads) != PLAIN[0];
+    assert!(is_watched());
+    guest.remove_module_probe();
+    assert!(!is_watched());
+}
+
+#[test]
+fn return_site_in_a_module_that_goes_while_the_probe_stays_is_forgotten_with_its_calls() {
+    let guest = Guest::new();
+    guest.call();
+    guest.reach(guest.unloads, MODULE.0);
+    assert!(!guest.is_planted());
+    let probe = guest.rig.probe(0);
+    assert_eq!((probe.hits, probe.in_flight), (1, Some(0)));
+    assert_eq!(probe.missed.get("return-site"), Some(&1));
+}

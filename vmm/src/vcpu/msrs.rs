@@ -1,0 +1,72 @@
+//! The model-specific registers of a stopped vCPU.
+
+use kvm_bindings::{Msrs, kvm_msr_entry};
+
+use super::stopped::{StoppedVcpu, VcpuError};
+
+impl StoppedVcpu<'_> {
+    /// Writes model-specific registers, given as index and value, in that order.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses one; those before it are written.
+    pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
+        if self.set_msrs(registers)? == registers.len() {
+            Ok(())
+        } else {
+            Err(self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(
+                libc::EINVAL,
+            )))
+        }
+    }
+
+    /// Carries out the MSR write that the vCPU has exited for. If KVM refuses the value, the guest takes #GP at its
+    /// `wrmsr`: KVM checks what the host writes as it checks what a guest writes, addresses for being canonical with 48 or
+    /// 57 bits among it.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request itself.
+    pub(super) fn complete_msr_write(&mut self, index: u32, value: u64) -> Result<(), VcpuError> {
+        let is_refused = self.set_msrs(&[(index, value)])? == 0;
+        self.fd.get_kvm_run().__bindgen_anon_1.msr.error = u8::from(is_refused);
+        Ok(())
+    }
+
+    /// Returns how many of the registers KVM has written: up to the first that it refuses.
+    fn set_msrs(&mut self, registers: &[(u32, u64)]) -> Result<usize, VcpuError> {
+        let entries: Vec<_> = registers
+            .iter()
+            .map(|&(index, data)| kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            })
+            .collect();
+        let msrs = Msrs::from_entries(&entries)
+            .map_err(|_| self.failed("KVM_SET_MSRS")(kvm_ioctls::Error::new(libc::ENOMEM)))?;
+        self.fd.set_msrs(&msrs).map_err(self.failed("KVM_SET_MSRS"))
+    }
+
+    /// Reads a model-specific register.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn read_msr(&mut self, index: u32) -> Result<u64, VcpuError> {
+        let failed = |errno| self.failed("KVM_GET_MSRS")(kvm_ioctls::Error::new(errno));
+        let entry = kvm_msr_entry {
+            index,
+            ..Default::default()
+        };
+        let mut msrs = Msrs::from_entries(&[entry]).map_err(|_| failed(libc::ENOMEM))?;
+        let read = self
+            .fd
+            .get_msrs(&mut msrs)
+            .map_err(self.failed("KVM_GET_MSRS"))?;
+        match read {
+            1 => Ok(msrs.as_slice()[0].data),
+            _ => Err(failed(libc::EINVAL)),
+        }
+    }
+}
