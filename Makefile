@@ -15,6 +15,7 @@ help:
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
 	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
+	@echo 'make sweep     every function of a stock kernel is probed, in every mode: KERNEL=debian-6.1 MODES=return,live SEED=1 CPUS=2, docs/sweep.md'
 	@echo 'make bench     what probes cost, measured here and nested: docs/overhead.md; BENCH_ON="intel amd" for Bochs'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
@@ -63,6 +64,19 @@ stress:
 	$(dir $(HYPROBE))rig busy --on $(BUSY_ON) --timeout $$(($(SECONDS) + 2400)) $(RIG_ARGS) -- --only hot --seed $(SEED) \
 		$(if $(filter intel amd,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
 
+# Every function of a kernel, probed in each mode; docs/sweep.md is written anew. Hours for all modes: MODES chooses.
+# SWEEP_ARGS=--resume goes on where the last run ended; SWEEP_ARGS='--on intel --sample 200' runs a sample on VT-x.
+KERNEL ?= debian-6.1
+MODES ?=
+CPUS ?=
+SWEEP_SECONDS ?= 86400
+# Without a seed from the command line, each run has a new one.
+sweep: SWEEP_SEED = $(if $(filter command line environment,$(origin SEED)),--seed $(SEED))
+sweep:
+	$(CARGO) build --release --locked -p hyprobe-rigs
+	$(dir $(HYPROBE))rig sweep --image $(KERNEL) $(if $(MODES),--modes $(MODES)) $(SWEEP_SEED) $(if $(CPUS),--cpus $(CPUS)) \
+		--timeout $(SWEEP_SECONDS) --write $(SWEEP_ARGS)
+
 # What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
 BENCH_ON ?= local nested
 bench:
@@ -78,4 +92,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress clean
+.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep clean

@@ -51,6 +51,20 @@ else
     "$cargo" test "${selection[@]}" --tests
 fi
 
+# Other functions of a stock kernel each time, and those that once harmed a guest: the guest must not notice their probes.
+once_harmful=start_secondary,cr4_init,cr4_set_bits,cr4_update_irqsoff,native_load_tr_desc,cpu_init_exception_handling,set_bringup_idt_handler.constprop.0,memset,memset_erms,int3_selftest_ip
+seed=$(date +%s)
+readonly once_harmful seed
+say "sweep: seed $seed (rig sweep --modes entry-counted,boundary --sample 300 --with $once_harmful --seed $seed)"
+if ! "$programs/rig" sweep --modes entry-counted,boundary --sample 300 --with "$once_harmful" --seed "$seed" \
+    --results "$target/rigs" --timeout 600 >"$target/rig-sweep.log" 2>&1; then
+    sed -n '/HARMED/p; /^FOUND/p; /^rig: error: /,$p' "$target/rig-sweep.log" >&2
+    say "sweep: a function harms the guest, or the sweep did not come to its end, see $target/rig-sweep.log"
+    exit 1
+fi
+sed -n '/^FOUND/p' "$target/rig-sweep.log" >&2
+say "sweep: $(grep -c '^batch' "$target/rig-sweep.log") batches, no function harmed"
+
 # The engine's cases on VT-x and SVM, as many as there is time for; `make rig-intel rig-amd` runs all. A Bochs keeps one
 # processor busy. With one vCPU: two that wait for each other take it minutes, and longer than that on SVM.
 cases=recurse,calls/port/1,calls/int3/1,flags,own-int3/port/1,selfpatch,ring3,exits,handlers/,raise,relocated/port/1,relocated/int3/1,recorded/,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1

@@ -1,22 +1,24 @@
 //! The same tests of the probe engine on every kind of KVM.
 //!
 //! ```text
-//!  rig intel|amd|nested|local|busy       contract, busy
+//!  rig intel|amd|nested|local|busy|ground contract, busy, ground
 //!  ─ builds an initramfs ──────────────▶ ─ as pid 1: makes a Linux with KVM around itself
 //!  ─ starts Bochs or QEMU                ─ runs a guest under the engine, case by case
 //!  ◀───────────── lines of JSON on COM1 ─┘
 //!  ─ prints a table, keeps the lines
 //! ```
 //!
-//! [`contract`], with the test guest, and [`busy`], with a stock kernel, are what runs beside KVM, [`launch`] what brings
-//! it there; [`mod@line`] is what they agree on.
+//! [`contract`], with the test guest, and [`busy`], [`ground`] and [`sweep`], with a stock kernel, are what runs beside KVM,
+//! [`launch`] what brings it there; [`mod@line`] is what they agree on.
 
 pub mod busy;
 pub mod chain;
 pub mod contract;
 pub mod generated;
+pub mod ground;
 pub mod launch;
 pub mod line;
 pub mod outer;
 pub mod overhead;
+pub mod sweep;
 pub mod table;

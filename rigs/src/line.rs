@@ -6,6 +6,8 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sweep::Step;
+
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
@@ -38,6 +40,8 @@ pub enum Line {
     Arming(Arming),
     /// A stock guest was started and powered off at once, time after time.
     Boot(Boot),
+    /// A sweep goes on.
+    Sweep(Step),
     /// All cases have ended: the last line.
     End {
         /// On which kind of KVM.

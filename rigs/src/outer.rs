@@ -17,6 +17,10 @@ pub const MODULES_PATH: &str = "/rig/modules";
 pub const GUEST_PATH: &str = "/rig/guest";
 /// Its initramfs.
 pub const INITRD_PATH: &str = "/rig/initrd";
+/// The guest's kernel as its package has it.
+pub const PACKED_PATH: &str = "/rig/packed";
+/// The lines of earlier launches.
+pub const KNOWN_PATH: &str = "/rig/known";
 /// The stock guest's kernel, unpacked.
 pub const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
 /// Its initramfs.

@@ -38,6 +38,11 @@ fn every_call_of_a_function_that_many_tasks_sleep_in_is_accounted_for_in_debian_
 }
 
 #[test]
+fn long_pauses_are_no_lockups() {
+    check("debian-6.1", &["--only", "pauses"]);
+}
+
+#[test]
 fn probes_come_and_go_and_no_hit_is_lost() {
     check("debian-6.1", &["--only", "soak", "--seconds", "20"]);
 }

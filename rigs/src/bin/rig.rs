@@ -1,6 +1,8 @@
 //! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy --on BACKEND [-- BUSY ARGUMENTS]`
-//! those with a busy stock guest; `rig table` puts what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]`
-//! measures what probes cost there, and `rig overhead` makes the table of it.
+//! those with a busy stock guest, `rig ground` those in which a stock guest moves the ground under probes; `rig table` puts
+//! what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]` measures what probes cost there, and `rig overhead`
+//! makes the table of it. `rig sweep` probes every function of a stock kernel, and `rig sweep-page` makes the page of what was
+//! found.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -10,6 +12,8 @@ use clap::{Parser, ValueEnum};
 use hyprobe_rigs::launch::{self, Launch, LaunchError, Program};
 use hyprobe_rigs::line::{Backend, Line};
 use hyprobe_rigs::overhead::page;
+use hyprobe_rigs::sweep::campaign::Campaign;
+use hyprobe_rigs::sweep::{self, Options, Step};
 use hyprobe_rigs::table;
 
 /// The stock kernel of a busy guest, if nothing else is said.
@@ -20,7 +24,7 @@ const KERNEL: &str = "debian-6.1";
 struct Arguments {
     /// Where to run them; `table` prints what the last runs found, as Markdown, `overhead` what the last ones of `bench`.
     what: What,
-    /// With `bench`, `busy`: where; `local` and `nested` if nothing is said.
+    /// With `bench`, `busy`, `ground`, `sweep`: where; `local` and `nested` if nothing is said.
     #[arg(long, value_parser = backend)]
     on: Option<Backend>,
     /// Where results are kept.
@@ -32,12 +36,15 @@ struct Arguments {
     /// Boots a stock kernel, too; with `bench`, on Bochs: elsewhere it does so anyway.
     #[arg(long)]
     stock: bool,
-    /// With `table`, `overhead`: writes it to docs/contract.md, docs/overhead.md instead of printing it.
+    /// With `table`, `overhead`, `sweep-page`: writes it to docs/contract.md, docs/overhead.md, docs/sweep.md instead of
+    /// printing it. With `sweep`: writes docs/sweep.md at the end.
     #[arg(long)]
     write: bool,
-    /// The stock kernel of a busy guest, in the catalog of images.
+    /// The stock kernel of `busy`, `ground` and `sweep`, in the catalog of images.
     #[arg(long, default_value = KERNEL)]
     image: String,
+    #[command(flatten)]
+    sweep: Options,
     /// For the program that is run, e.g. `--only calls`.
     #[arg(last = true)]
     arguments: Vec<String>,
@@ -55,12 +62,18 @@ enum What {
     Local,
     /// A busy stock guest.
     Busy,
+    /// A stock guest that moves the ground under probes.
+    Ground,
     /// The table.
     Table,
     /// What probes cost.
     Bench,
     /// The table of that.
     Overhead,
+    /// Every function of a stock kernel is probed.
+    Sweep,
+    /// The page of that.
+    SweepPage,
 }
 
 fn backend(word: &str) -> Result<Backend, String> {
@@ -74,13 +87,17 @@ fn main() -> ExitCode {
         What::Amd => Backend::Amd,
         What::Nested => Backend::Nested,
         What::Local => Backend::Local,
-        What::Busy => arguments.on.unwrap_or(Backend::Nested),
+        What::Busy | What::Ground | What::Sweep => arguments.on.unwrap_or(Backend::Nested),
         What::Bench => arguments.on.unwrap_or(Backend::Local),
         What::Table => return report(table(&arguments)),
         What::Overhead => return report(overhead(&arguments)),
+        What::SweepPage => return report(sweep_page(&arguments)),
     };
     let program = match arguments.what {
         What::Busy => Program::Busy {
+            image: &arguments.image,
+        },
+        What::Ground => Program::Ground {
             image: &arguments.image,
         },
         What::Bench => Program::Bench {
@@ -99,10 +116,14 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let programs = own.parent().unwrap_or(&own);
+    if arguments.what == What::Sweep {
+        return sweep(&arguments, backend, programs);
+    }
     let launch = Launch {
         backend,
         program,
-        programs: own.parent().unwrap_or(&own),
+        programs,
         results: &arguments.results,
         timeout: Duration::from_secs(arguments.timeout),
         arguments: &arguments.arguments,
@@ -146,6 +167,41 @@ fn overhead(arguments: &Arguments) -> Result<String, LaunchError> {
     Ok(format!("written to {}\n", page::PAGE))
 }
 
+fn sweep_page(arguments: &Arguments) -> Result<String, LaunchError> {
+    let page = sweep::page::from_results(&arguments.results)?;
+    if !arguments.write {
+        return Ok(page);
+    }
+    launch::write(Path::new(sweep::page::PAGE), &page)?;
+    Ok(format!("written to {}\n", sweep::page::PAGE))
+}
+
+/// The exit code is 1 when a function was harmed.
+fn sweep(arguments: &Arguments, backend: Backend, programs: &Path) -> ExitCode {
+    let campaign = Campaign {
+        backend,
+        image: &arguments.image,
+        options: &arguments.sweep,
+        programs,
+        results: &arguments.results,
+        timeout: Duration::from_secs(arguments.timeout),
+    };
+    let cells = match campaign.run(&|line| show(line)) {
+        Ok(cells) => cells,
+        Err(error) => return report(Err(error)),
+    };
+    if arguments.write {
+        let written = report(sweep_page(arguments));
+        if written != ExitCode::SUCCESS {
+            return written;
+        }
+    }
+    match cells.iter().any(|cell| cell.has_harm()) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    }
+}
+
 fn show(line: &Line) {
     match line {
         Line::Host { backend, facts, .. } => println!("{backend}: {facts}"),
@@ -160,6 +216,8 @@ fn show(line: &Line) {
                 case.case, case.took_ms, case.detail
             );
         }
+        Line::Sweep(Step::Booting { .. }) => {}
+        Line::Sweep(step) => println!("{step}"),
         Line::Run { .. } | Line::Timing(_) | Line::Arming(_) | Line::Boot(_) | Line::End { .. } => {
         }
     }

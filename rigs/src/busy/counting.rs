@@ -34,7 +34,7 @@ pub(super) fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
     (!counts || !is_accounted(probe)).then(|| format!("{made} expected: {probe:?}"))
 }
 
-pub(super) fn is_accounted(probe: &ProbeSummary) -> bool {
+pub(crate) fn is_accounted(probe: &ProbeSummary) -> bool {
     let missed: u64 = probe.missed.values().sum();
     match (probe.returns, probe.in_flight) {
         (Some(returns), Some(in_flight)) => probe.hits == returns + in_flight + missed,
@@ -57,10 +57,10 @@ pub(crate) fn function(kernel: &Kernel, name: &str) -> Result<Symbol, String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    pub(in crate::busy) fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
+    pub(crate) fn counted(hits: u64, returns: Option<u64>) -> ProbeSummary {
         ProbeSummary {
             probe: "kprobe:f".to_owned(),
             ip: None,

@@ -17,9 +17,12 @@ use vmm::{Console, Control, End, Host, HostFacts};
 
 use crate::chain::chain;
 
-const MEMORY_BYTES: u64 = 256 << 20;
+/// RAM of a guest that only works.
+pub(crate) const MEMORY_BYTES: u64 = 256 << 20;
 /// The crypto self-tests only cost time: in Bochs, minutes.
-const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4 cryptomgr.notests=1 random.trust_cpu=on";
+const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=5 cryptomgr.notests=1 random.trust_cpu=on";
+/// The workload's last line begins so.
+const DONE: &str = "workload: done";
 /// What a console never says of a guest that is well.
 const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
 /// What it says when it has been given too little time: that depends on what else the host does. A guest that hangs does
@@ -153,6 +156,42 @@ pub(crate) struct Guest<'a> {
     pub(crate) vmlinux: &'a [u8],
     pub(crate) initrd: &'a [u8],
     pub(crate) cpus: u8,
+    pub(crate) memory_bytes: u64,
+}
+
+/// A run as it was seen, before anything is made of it.
+#[derive(Debug)]
+pub(crate) struct Observed {
+    pub(crate) summary: Summary,
+    pub(crate) console: String,
+    /// Returns that were told as events.
+    pub(crate) returns: BTreeMap<Arc<str>, u64>,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Observed {
+    /// The lines of the console by which the guest complains that it has been given too little time, and the others.
+    fn by_slowness(&self) -> (Vec<&str>, Vec<&str>) {
+        let is_slow = |line: &&str| SLOW.iter().any(|word| line.contains(word));
+        self.console.lines().partition(is_slow)
+    }
+
+    /// What the guest complains of.
+    pub(crate) fn complaints(&self) -> Vec<&str> {
+        let (_, others) = self.by_slowness();
+        let complains = |line: &&str| {
+            COMPLAINTS.iter().any(|word| line.contains(word)) && !line.contains(OF_THE_PROCESSOR)
+        };
+        others.into_iter().filter(complains).collect()
+    }
+
+    /// `what` is wrong, with the end of the run.
+    pub(crate) fn wrong(&self, what: &str) -> String {
+        let lines: Vec<&str> = self.console.lines().collect();
+        let last = lines[lines.len().saturating_sub(LAST_WORDS)..].join(" | ");
+        let guest = &self.summary.guest;
+        format!("{what}; its end: {guest:?}; it said last: {last}")
+    }
 }
 
 impl Guest<'_> {
@@ -169,6 +208,42 @@ impl Guest<'_> {
         limit: Duration,
         drive: impl FnOnce(&Live<'_>) -> Result<T, String> + Send,
     ) -> Result<(Ran, T), String> {
+        let (observed, driven) = self.observe(workload, probes, limit, DONE, drive)?;
+        let driven = driven.map_err(|error| observed.wrong(&error))?;
+        if let Some(complaint) = observed.complaints().first() {
+            return Err(observed.wrong(&format!("the guest says: {complaint}")));
+        }
+        let counts = Counts::from_console(&observed.console)
+            .filter(|counts| observed.summary.guest.end == GuestEnd::Poweroff && counts.failed == 0)
+            .ok_or_else(|| observed.wrong("the guest did not come to a good end"))?;
+        let slow = observed.by_slowness().0.len();
+        let Observed {
+            summary,
+            console,
+            returns,
+            notes,
+        } = observed;
+        let ran = Ran {
+            counts,
+            returns,
+            notes,
+            slow,
+            console,
+            summary,
+        };
+        Ok((ran, driven))
+    }
+
+    /// Boots it with `probes` while `drive` has a thread of its own, until `last` is on its console and the machine ends,
+    /// or `limit` is over. Nothing is made of what the guest says.
+    pub(crate) fn observe<T: Send>(
+        &self,
+        workload: &str,
+        probes: &[NewProbe],
+        limit: Duration,
+        last: &str,
+        drive: impl FnOnce(&Live<'_>) -> Result<T, String> + Send,
+    ) -> Result<(Observed, Result<T, String>), String> {
         let seen = Seen::default();
         let (input, theirs) = UnixStream::pair().map_err(chain)?;
         let cmdline = format!("{CMDLINE} {workload}");
@@ -179,7 +254,7 @@ impl Guest<'_> {
             method: BootMethod::Direct,
             initrd: Some(self.initrd),
             cmdline: &cmdline,
-            memory_bytes: MEMORY_BYTES,
+            memory_bytes: self.memory_bytes,
             cpus: self.cpus,
             probes,
             plant: None,
@@ -206,8 +281,7 @@ impl Guest<'_> {
                 let began = Instant::now();
                 let driven = drive(&live);
                 let left = limit.saturating_sub(began.elapsed());
-                let driven = driven
-                    .and_then(|driven| live.await_text("workload: done", left).map(|()| driven));
+                let driven = driven.and_then(|driven| live.await_text(last, left).map(|()| driven));
                 if driven.is_err() {
                     control.end(End::Stopped);
                 }
@@ -222,34 +296,12 @@ impl Guest<'_> {
         });
         let summary = summary.map_err(chain)?;
         let told = std::mem::take(&mut *seen.lock());
-        let console = String::from_utf8_lossy(&told.console);
-        let driven = driven.map_err(|error| wrong(&error, &summary, &console))?;
-        let is_slow = |line: &&str| SLOW.iter().any(|word| line.contains(word));
-        let (slow, others): (Vec<&str>, Vec<&str>) = console.lines().partition(is_slow);
-        let complains = |line: &&&str| {
-            COMPLAINTS.iter().any(|word| line.contains(word)) && !line.contains(OF_THE_PROCESSOR)
-        };
-        if let Some(complaint) = others.iter().find(complains) {
-            let what = format!("the guest says: {complaint}");
-            return Err(wrong(&what, &summary, &console));
-        }
-        let counts = Counts::from_console(&console)
-            .filter(|counts| summary.guest.end == GuestEnd::Poweroff && counts.failed == 0)
-            .ok_or_else(|| wrong("the guest did not come to a good end", &summary, &console))?;
-        let ran = Ran {
-            counts,
+        let observed = Observed {
+            summary,
+            console: String::from_utf8_lossy(&told.console).into_owned(),
             returns: told.returns,
             notes: told.notes,
-            slow: slow.len(),
-            console: console.into_owned(),
-            summary,
         };
-        Ok((ran, driven))
+        Ok((observed, driven))
     }
-}
-
-fn wrong(what: &str, summary: &Summary, console: &str) -> String {
-    let lines: Vec<&str> = console.lines().collect();
-    let last = lines[lines.len().saturating_sub(LAST_WORDS)..].join(" | ");
-    format!("{what}; its end: {:?}; it said last: {last}", summary.guest)
 }

@@ -6,7 +6,8 @@
 pub(crate) mod counting;
 pub(crate) mod guest;
 mod hot;
-mod random;
+mod pauses;
+pub(crate) mod random;
 mod returns;
 pub(crate) mod second;
 mod soak;
@@ -90,15 +91,17 @@ impl Busy<'_> {
             vmlinux: &vmlinux,
             initrd: &initrd,
             cpus: self.cpus,
+            memory_bytes: guest::MEMORY_BYTES,
         };
         let (mut cases, mut failed) = (0, 0);
-        for name in ["returns", "soak", "hot"] {
+        for name in ["returns", "pauses", "soak", "hot"] {
             if !name.contains(self.only) {
                 continue;
             }
             let began = Instant::now();
             let result = match name {
                 "returns" => returns::run(&guest),
+                "pauses" => pauses::run(&guest),
                 "soak" => soak::run(&guest, self.soak),
                 _ => hot::run(&guest, self.heat),
             };

@@ -6,16 +6,16 @@ use probes::{Action, Kernel, NewProbe, ProbeSpec};
 
 /// xorshift: repeatable, and good enough to choose addresses.
 #[derive(Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         // Zero is the one state that it does not leave.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1))
     }
 
     /// A number below `limit`; 0 if there is none.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -34,8 +34,8 @@ const REGISTERED_AT_ONCE: usize = 50;
 const REMOVED_AT_ONCE: usize = 40;
 /// The knob of optimisation is off behind one operation of so many.
 const KNOB_TURNED_OFF: usize = 12;
-/// Before one operation of so many, the region with the detours is given back while tasks are in it.
-const EVERYBODY_LEAVES: usize = 60;
+/// Before one operation of so many, every plant goes and comes back while tasks are in detours.
+const ALL_GO: usize = 60;
 const BETWEEN_OPERATIONS: Duration = Duration::from_millis(5);
 /// The guest boots before, and ends after.
 const MARGIN: Duration = Duration::from_secs(600);
@@ -72,7 +72,7 @@ struct Did {
     unexited: u64,
     is_optimising: bool,
     knob_turned: usize,
-    everybody_left: usize,
+    rearmed: usize,
     /// Probes for which a jump stood at the end, and those of them that stayed.
     optimised: usize,
     stayed_optimised: usize,
@@ -107,7 +107,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     Ok(format!(
         "seed {} for {} s: {} probes armed, {} at once at the most, {} enabled or disabled, {} removed, {} hits of the \
          last ones, {} of them without an exit; {} of the last ones and {} that stayed were optimised at the \
-         end, the knob was turned {} times, everybody left {} times; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
+         end, the knob was turned {} times, every plant went and came back {} times; {} probes stayed and counted {stayed} hits, none lost; longest operation {:?}; the text is the \
          guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         soak.seed,
         soak.seconds,
@@ -120,7 +120,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
         did.optimised - did.stayed_optimised,
         did.stayed_optimised,
         did.knob_turned,
-        did.everybody_left,
+        did.rearmed,
         probes.len(),
         did.longest,
         did.patched_by_guest,
@@ -241,7 +241,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
     Ok(did)
 }
 
-/// The knob of optimisation is on most of the time; now and then everybody has to leave the detours.
+/// The knob of optimisation is on most of the time; now and then every plant goes and comes back.
 fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Result<(), String> {
     let wanted = random.below(KNOB_TURNED_OFF) > 0;
     if wanted != did.is_optimising {
@@ -250,11 +250,11 @@ fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Resul
         did.is_optimising = wanted;
         did.knob_turned += 1;
     }
-    if random.below(EVERYBODY_LEAVES) == 0 {
+    if random.below(ALL_GO) == 0 {
         let paused = live.control.pause_all();
         live.engine.disarm_all(&paused).map_err(chain)?;
         live.engine.set_armed(&paused, true).map_err(chain)?;
-        did.everybody_left += 1;
+        did.rearmed += 1;
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ impl<'k> Text<'k> {
         Ok(text)
     }
 
-    /// As long as somebody is in the detour region, the kernel's handler of `int3` leads there.
+    /// Once an `int3` has led to a detour, the kernel's handler of `int3` leads to the detour region.
     fn put_handler_back(&self, live: &Live<'_>, text: &mut [u8]) -> Result<(), String> {
         let Some(handler) = self.kernel.symbols().address_of(HANDLER) else {
             return Ok(());

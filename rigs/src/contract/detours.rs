@@ -96,7 +96,7 @@ impl Handler for Pre {
     }
 }
 
-/// The knob, turned while the guest calls: whoever is in a copy leaves it, and the region comes and goes.
+/// The knob, turned while the guest calls: a vCPU in a copy runs on there.
 fn comes_and_goes(here: &Here<'_>) {
     let handled = NewProbe {
         action: Action::Handle(std::sync::Arc::new(Pre)),

@@ -45,6 +45,7 @@ pub const FEATURES: &[Feature] = &[
             "recurse",
             "fault",
             "msr",
+            "lstar",
             "all",
             "raise",
             "intn",
@@ -204,6 +205,10 @@ pub const FEATURES: &[Feature] = &[
     feature(
         "a guest that steps itself is told of each step, also through probes",
         &["own-steps", "steps"],
+    ),
+    feature(
+        "a debug exception of the guest's own reaches it while a debug register of hyprobe's is in use",
+        &["int1"],
     ),
 ];
 

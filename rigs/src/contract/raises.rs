@@ -10,7 +10,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::handlers::handled;
 
-pub(super) const CASES: [Case; 8] = [
+pub(super) const CASES: [Case; 10] = [
     Case::new("raise", Plants::Each, &[1], frames),
     Case::new("intn", Plants::Each, &[1], |here| {
         let ran = in_place(here, "intn");
@@ -26,6 +26,22 @@ pub(super) const CASES: [Case; 8] = [
         let ran = in_place(here, "syscall0");
         assert_eq!(ran.hits("rs_syscall"), ROUNDS);
         assert_eq!(ran.hits("rs_entry"), ROUNDS);
+    }),
+    Case::new("lstar", Plants::Each, &[1], |here| {
+        let ran = in_place(here, "lstar");
+        assert_eq!(ran.hits("rs_wrmsr"), ROUNDS);
+        // The exit of the write itself, without a plant in the way.
+        let guest = here.guest(&format!("run=lstar={ROUNDS}"));
+        guest.probes(["kprobe:fn_nop"]).run().assert_good();
+    }),
+    Case::new("int1", Plants::Each, &[1], |here| {
+        // A debug register is in use while the program runs.
+        let ran = here
+            .guest(&format!("run=int1={ROUNDS}"))
+            .probes(["kprobe:st_patched"])
+            .run();
+        ran.assert_good();
+        assert_eq!(ran.hits("st_patched"), 1);
     }),
     Case::new("own-steps", Plants::Nothing, &[1], |here| {
         here.guest("run=steps").with([]).run().assert_good();

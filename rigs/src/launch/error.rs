@@ -86,6 +86,14 @@ pub enum LaunchError {
         /// The end of what came out of the serial line.
         said: String,
     },
+    /// No line came for longer than the program had announced.
+    #[error("no line for {after_s} s; the last words:\n{said}")]
+    Silent {
+        /// So long was waited.
+        after_s: u64,
+        /// The end of what came out of the serial line.
+        said: String,
+    },
     /// There was an end, but not to the cases.
     #[error("the lines have no end")]
     NoEnd,
@@ -95,6 +103,13 @@ pub enum LaunchError {
         /// The directory.
         path: PathBuf,
     },
+}
+
+impl LaunchError {
+    /// Whether the machine, or the program, died or hangs.
+    pub(crate) const fn is_death(&self) -> bool {
+        matches!(self, Self::Ended { .. } | Self::Silent { .. })
+    }
 }
 
 /// For `map_err`.

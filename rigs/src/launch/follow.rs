@@ -1,5 +1,6 @@
 //! Waiting for lines.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
@@ -21,7 +22,8 @@ pub(super) trait Follow {
     fn output(&mut self) -> Result<Vec<u8>, LaunchError>;
 }
 
-/// Gives every line to `take` as it comes, until the last one.
+/// Gives every line to `take` as it comes, until the last one. `silence` is the time within which the next line must come,
+/// which `take` may change.
 ///
 /// # Errors
 ///
@@ -29,10 +31,11 @@ pub(super) trait Follow {
 pub(super) fn until_end(
     running: &mut dyn Follow,
     deadline: Instant,
+    silence: &Cell<Duration>,
     take: &mut dyn FnMut(Line) -> Result<(), LaunchError>,
 ) -> Result<(), LaunchError> {
     let began = Instant::now();
-    let mut taken = 0;
+    let (mut taken, mut heard) = (0, began);
     loop {
         // The order matters: what came out before the end is there after it.
         let ended = ended(running.child());
@@ -43,6 +46,7 @@ pub(super) fn until_end(
             .map_or(0, |at| at + 1);
         for text in String::from_utf8_lossy(&output[taken.min(complete)..complete]).lines() {
             if let Some(line) = Line::find(text) {
+                heard = Instant::now();
                 let last = matches!(line, Line::End { .. });
                 take(line)?;
                 if last {
@@ -55,6 +59,12 @@ pub(super) fn until_end(
         if let Some(status) = ended {
             return Err(LaunchError::Ended {
                 status,
+                said: said(),
+            });
+        }
+        if heard.elapsed() > silence.get() {
+            return Err(LaunchError::Silent {
+                after_s: heard.elapsed().as_secs(),
                 said: said(),
             });
         }

@@ -4,6 +4,7 @@ mod about;
 mod bochs;
 mod error;
 mod follow;
+mod ground;
 mod image;
 mod iso;
 mod local;
@@ -11,17 +12,23 @@ mod payload;
 mod qemu;
 mod stock;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::line::{Backend, Line};
+use crate::sweep::Step;
 
 pub use error::LaunchError;
+pub(crate) use error::file as file_error;
 pub use payload::Program;
 
 use follow::Follow;
+
+/// A sweep starts, lists functions and boots without probes within this time, or does not come to it.
+const BEFORE_THE_FIRST_BOOT: Duration = Duration::from_secs(1500);
 
 /// What to run, and where.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +40,7 @@ pub struct Launch<'a> {
     /// The directory with the programs of this package.
     pub programs: &'a Path,
     /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
-    /// name of a program other than `contract`: `busy-<backend>`, `bench-<backend>`.
+    /// name of a program other than `contract`: `busy-<backend>`, `bench-<backend>`; a sweep has a name of its own.
     pub results: &'a Path,
     /// The last line must be there after this time.
     pub timeout: Duration,
@@ -45,9 +52,10 @@ impl Launch<'_> {
     fn name(&self) -> String {
         match self.program {
             Program::Contract { .. } => self.backend.word().to_owned(),
-            Program::Bench { .. } | Program::Busy { .. } => {
+            Program::Bench { .. } | Program::Busy { .. } | Program::Ground { .. } => {
                 format!("{}-{}", self.program.name(), self.backend)
             }
+            Program::Sweep { name, .. } => name.to_owned(),
         }
     }
 }
@@ -89,10 +97,16 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
     };
     let path = launch.results.join(format!("{}.jsonl", launch.name()));
     // What is known of other cases stays when only some are run.
-    let some = launch
-        .arguments
-        .iter()
-        .any(|word| word.starts_with("--only"));
+    let some = match launch.program {
+        Program::Sweep { .. } => true,
+        Program::Contract { .. }
+        | Program::Bench { .. }
+        | Program::Busy { .. }
+        | Program::Ground { .. } => launch
+            .arguments
+            .iter()
+            .any(|word| word.starts_with("--only")),
+    };
     let mut file = File::options()
         .create(true)
         .write(true)
@@ -101,8 +115,21 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         .open(&path)
         .map_err(error::file("create", &path))?;
     let mut end = None;
+    let silence = Cell::new(match launch.program {
+        Program::Sweep { .. } => BEFORE_THE_FIRST_BOOT,
+        Program::Contract { .. }
+        | Program::Bench { .. }
+        | Program::Busy { .. }
+        | Program::Ground { .. } => launch.timeout,
+    });
     let mut keep = |line: Line| {
         tell(&line);
+        if let Line::Sweep(step) = &line {
+            silence.set(match step {
+                Step::Booting { limit_ms, .. } => Duration::from_millis(*limit_ms),
+                _ => BEFORE_THE_FIRST_BOOT,
+            });
+        }
         if let Line::End { cases, failed, .. } = line {
             end = Some((cases, failed));
         }
@@ -111,7 +138,8 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
     };
     let release = outer.as_ref().map(|outer| &*outer.release);
     keep(about::about(launch.backend, release)?)?;
-    follow::until_end(running.as_mut(), began + launch.timeout, &mut keep)?;
+    let deadline = began + launch.timeout;
+    follow::until_end(running.as_mut(), deadline, &silence, &mut keep)?;
     let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
     Ok(Launched {
         cases,
@@ -119,6 +147,14 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         took: began.elapsed(),
         path,
     })
+}
+
+/// Adds a line to those that are kept.
+pub(crate) fn keep(path: &Path, line: &Line) -> Result<(), LaunchError> {
+    let json = serde_json::to_string(line).unwrap_or_default();
+    let file = File::options().append(true).open(path);
+    file.and_then(|mut file| writeln!(file, "{json}"))
+        .map_err(error::file("write", path))
 }
 
 /// Writes a file.

@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 use guest_images::{Progress, workload};
 use vmm::boot::KernelFile;
 
-use super::{Launch, LaunchError, error, stock};
+use super::{Launch, LaunchError, error, ground, stock};
 use crate::line::Backend;
-use crate::outer::{GUEST_PATH, INITRD_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH};
+use crate::outer::{
+    GUEST_PATH, INITRD_PATH, KNOWN_PATH, PACKED_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
+};
 
 /// A program of this package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,18 @@ pub enum Program<'a> {
         /// The kernel, in the catalog of images.
         image: &'a str,
     },
+    /// [`sweep`](crate::sweep), with a stock kernel.
+    Sweep {
+        /// The kernel, in the catalog of images.
+        image: &'a str,
+        /// The name of the lines' file; the lines of earlier launches are in it.
+        name: &'a str,
+    },
+    /// [`ground`](crate::ground), with a stock kernel.
+    Ground {
+        /// The kernel, in the catalog of images.
+        image: &'a str,
+    },
 }
 
 impl Program<'_> {
@@ -37,6 +51,8 @@ impl Program<'_> {
             Self::Contract { .. } => "contract",
             Self::Bench { .. } => "bench",
             Self::Busy { .. } => "busy",
+            Self::Sweep { .. } => "sweep",
+            Self::Ground { .. } => "ground",
         }
     }
 }
@@ -117,6 +133,38 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let cpus = stock::cpus(launch.backend);
             options.extend(["--cpus".to_owned(), cpus.to_string()]);
             (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
+        }
+        Program::Sweep { image, name } => {
+            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
+                eprintln!("rig: {progress}")
+            })?;
+            let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
+            let initrd = dir.join("initrd");
+            std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
+            let kernel = dir.join("vmlinux");
+            let packed = KernelFile::open(&image.path())?;
+            std::fs::write(&kernel, packed.vmlinux()?).map_err(error::file("write", &kernel))?;
+            // The launch writes to the file while the program reads.
+            let known = dir.join("known");
+            let lines = launch.results.join(format!("{name}.jsonl"));
+            std::fs::copy(&lines, &known).map_err(error::file("read", &lines))?;
+            let files = vec![
+                given("--kernel", GUEST_PATH, kernel),
+                given("--packed", PACKED_PATH, image.path()),
+                given("--initrd", INITRD_PATH, initrd),
+                given("--known", KNOWN_PATH, known),
+            ];
+            (files, 1792)
+        }
+        Program::Ground { image } => {
+            let files = ground::build(dir, image)?;
+            let cpus = stock::cpus(launch.backend);
+            options.extend(["--cpus".to_owned(), cpus.to_string()]);
+            let kernel = given("--kernel", GUEST_PATH, files.kernel);
+            (
+                vec![kernel, given("--initrd", INITRD_PATH, files.initrd)],
+                1792,
+            )
         }
     };
     let program = launch.programs.join(launch.program.name());

@@ -11,7 +11,7 @@ use super::test_guest::{ONCE_AROUND, is_optimised};
 use super::ways::counted;
 use super::{Measured, Overhead};
 use crate::busy::counting::function;
-use crate::busy::guest::{Guest, Live};
+use crate::busy::guest::{Guest, Live, MEMORY_BYTES};
 use crate::chain::chain;
 use crate::contract::{Bench, new_probe};
 use crate::line::{Line, Timing};
@@ -141,6 +141,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         vmlinux: &vmlinux,
         initrd: &initrd,
         cpus: 1,
+        memory_bytes: MEMORY_BYTES,
     };
     let kernel = guest.kernel()?;
     let clock = Clock::default();

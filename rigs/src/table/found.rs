@@ -43,6 +43,7 @@ impl Found {
                     | Line::Timing(_)
                     | Line::Arming(_)
                     | Line::Boot(_)
+                    | Line::Sweep(_)
                     | Line::End { .. } => (),
                 }
             }

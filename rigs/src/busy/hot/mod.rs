@@ -91,9 +91,6 @@ pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
     if !wrong.is_empty() {
         return Err(wrong.join("; "));
     }
-    if driven.did.region_gone == 0 {
-        return Err("nobody has ever left the detours".to_owned());
-    }
     Ok(told(heat, &ran, &driven, stays.len()))
 }
 
@@ -109,8 +106,8 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
     let calls = &ran.counts;
     format!(
         "seed {}: {hot} hot probes of {} candidates, all optimised: {}; {} of {hits} hits by jumps; {} turns: {} \
-         enabled or disabled, {} removed, {} put beside, the knob turned {} times, everybody was to leave {} times and \
-         had left at once {} times, longest {:?}; {} probes stayed, and {} of them were switched between jump and plant: {} openat, {} read, \
+         enabled or disabled, {} removed, {} put beside, the knob turned {} times, every plant went and came \
+         back {} times, longest {:?}; {} probes stayed, and {} of them were switched between jump and plant: {} openat, {} read, \
          {} getpid, {} naps, {} processes counted by {} of them, none lost, none twice; {} looks at {}; the \
          text is the guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
         heat.seed,
@@ -122,8 +119,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
         did.removed,
         did.beside,
         did.knob_turned,
-        did.everybody_left,
-        did.region_gone,
+        did.rearmed,
         driven.longest,
         driven.stayed,
         driven.optimised,

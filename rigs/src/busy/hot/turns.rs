@@ -17,8 +17,8 @@ const GROUP: usize = 32;
 const BESIDE: usize = 24;
 /// The knob of optimisation is off behind one turn of so many.
 const KNOB_TURNED_OFF: usize = 6;
-/// In one turn of so many everybody has to leave the detours.
-const EVERYBODY_LEAVES: usize = 12;
+/// In one turn of so many every plant goes and comes back.
+const ALL_GO: usize = 12;
 
 /// A probe on a function that is hot.
 #[derive(Debug)]
@@ -71,9 +71,8 @@ pub(super) struct Did {
     pub(super) removed: usize,
     pub(super) beside: usize,
     pub(super) knob_turned: usize,
-    pub(super) everybody_left: usize,
-    /// Those times when nobody had to be waited for.
-    pub(super) region_gone: usize,
+    /// Every plant went and came back.
+    pub(super) rearmed: usize,
 }
 
 /// The probes, and what is beside them.
@@ -115,12 +114,10 @@ impl<'a> Turns<'a> {
         let paused = self.live.control.pause_all();
         self.knob(&paused)?;
         // A run of few turns has this in it, too.
-        let never_yet = self.did.region_gone == 0 && self.did.turns.is_multiple_of(2);
-        if self.random.below(EVERYBODY_LEAVES) == 0 || never_yet {
+        if self.random.below(ALL_GO) == 0 || self.did.rearmed == 0 {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
-            self.did.region_gone += usize::from(!self.live.engine.has_detour_region());
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
-            self.did.everybody_left += 1;
+            self.did.rearmed += 1;
         }
         match (which, beside) {
             (_, Some(new)) => {

@@ -82,7 +82,7 @@ impl Measured {
                 Line::Boot(boot) => {
                     measured.boots.insert(boot.engine, boot);
                 }
-                Line::Host { .. } | Line::Case(_) | Line::End { .. } => (),
+                Line::Host { .. } | Line::Case(_) | Line::Sweep(_) | Line::End { .. } => (),
             }
         }
         measured

@@ -1,0 +1,77 @@
+//! Drives the engine on this machine's KVM with a stock guest that moves the ground under probes, and prints a JSON
+//! object a line. As pid 1 of a rig's Linux it gets its arguments from a file and switches the machine off at the end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use hyprobe_rigs::chain::chain;
+use hyprobe_rigs::ground::Ground;
+use hyprobe_rigs::line::Backend;
+use hyprobe_rigs::outer;
+
+/// Drives the engine with a stock guest that moves the ground under probes.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What the lines say of where this is.
+    #[arg(long, default_value = "local", value_parser = backend)]
+    backend: Backend,
+    /// The guest's kernel.
+    #[arg(long)]
+    kernel: PathBuf,
+    /// Its initramfs, whose init is `ground`.
+    #[arg(long)]
+    initrd: PathBuf,
+    /// Only cases whose name contains this.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// vCPUs of the guest.
+    #[arg(long, default_value_t = 2)]
+    cpus: u8,
+    /// Every hit exits.
+    #[arg(long)]
+    no_optimise: bool,
+    /// More for the guest's command line.
+    #[arg(long, default_value = "")]
+    parameters: String,
+}
+
+fn backend(word: &str) -> Result<Backend, String> {
+    Backend::from_word(word).ok_or_else(|| "one of intel, amd, nested, local".to_owned())
+}
+
+fn main() -> ExitCode {
+    if !outer::is_pid_1() {
+        return run(Arguments::parse());
+    }
+    match outer::set_up() {
+        Ok(arguments) => match Arguments::try_parse_from(arguments) {
+            Ok(arguments) => {
+                run(arguments);
+            }
+            Err(error) => eprintln!("ground: {error}"),
+        },
+        Err(error) => eprintln!("ground: {}", chain(error)),
+    }
+    outer::power_off();
+}
+
+fn run(arguments: Arguments) -> ExitCode {
+    let ground = Ground {
+        backend: arguments.backend,
+        kernel: &arguments.kernel,
+        initrd: &arguments.initrd,
+        only: &arguments.only,
+        cpus: arguments.cpus,
+        optimise: !arguments.no_optimise,
+        parameters: &arguments.parameters,
+    };
+    match ground.run(&mut std::io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("ground: {}", chain(error));
+            ExitCode::from(2)
+        }
+    }
+}

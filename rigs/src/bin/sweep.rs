@@ -1,0 +1,97 @@
+//! Probes every function of a stock guest on this machine's KVM, boot after boot, and prints a JSON object a line. As pid 1
+//! of a rig's Linux it gets its arguments from a file and switches the machine off at the end.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use hyprobe_rigs::chain::chain;
+use hyprobe_rigs::line::Backend;
+use hyprobe_rigs::outer;
+use hyprobe_rigs::sweep::{Mode, Sweep};
+
+/// Probes every function of a stock guest.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Named in the lines.
+    #[arg(long, default_value = "local", value_parser = backend)]
+    backend: Backend,
+    /// The guest's kernel, unpacked.
+    #[arg(long)]
+    kernel: PathBuf,
+    /// The guest's kernel as it is packed.
+    #[arg(long)]
+    packed: Option<PathBuf>,
+    /// The guest's initramfs, whose init is the workload.
+    #[arg(long)]
+    initrd: PathBuf,
+    /// The lines of earlier launches.
+    #[arg(long)]
+    known: Option<PathBuf>,
+    /// How the functions are probed.
+    #[arg(long)]
+    mode: Mode,
+    /// vCPUs of the guest; the mode's own without.
+    #[arg(long)]
+    cpus: Option<u8>,
+    /// Shuffles the functions, and chooses instructions.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Functions of a batch, at most.
+    #[arg(long, default_value_t = 5000)]
+    batch: usize,
+    /// So many functions only.
+    #[arg(long)]
+    sample: Option<usize>,
+    /// Functions that are swept first, where the kernel has them.
+    #[arg(long, value_delimiter = ',')]
+    with: Vec<String>,
+    /// No functions but those of `--with`.
+    #[arg(long)]
+    only_with: bool,
+}
+
+fn backend(word: &str) -> Result<Backend, String> {
+    Backend::from_word(word).ok_or_else(|| "one of intel, amd, nested, local".to_owned())
+}
+
+fn main() -> ExitCode {
+    if !outer::is_pid_1() {
+        return run(&Arguments::parse());
+    }
+    match outer::set_up() {
+        Ok(arguments) => match Arguments::try_parse_from(arguments) {
+            Ok(arguments) => {
+                run(&arguments);
+            }
+            Err(error) => eprintln!("sweep: {error}"),
+        },
+        Err(error) => eprintln!("sweep: {}", chain(error)),
+    }
+    outer::power_off();
+}
+
+fn run(arguments: &Arguments) -> ExitCode {
+    let sweep = Sweep {
+        backend: arguments.backend,
+        kernel: &arguments.kernel,
+        packed: arguments.packed.as_deref(),
+        initrd: &arguments.initrd,
+        known: arguments.known.as_deref(),
+        mode: arguments.mode,
+        cpus: arguments.cpus,
+        seed: arguments.seed,
+        batch: arguments.batch,
+        sample: arguments.sample,
+        with: &arguments.with,
+        only_with: arguments.only_with,
+    };
+    match sweep.run(&mut std::io::stdout().lock()) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("sweep: {}", chain(error));
+            ExitCode::from(2)
+        }
+    }
+}

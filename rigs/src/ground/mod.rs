@@ -1,0 +1,188 @@
+//! The engine with a stock guest that does to its own kernel what moves the ground under probes: processors and modules
+//! come and go, another kernel takes over, the kernel traces and patches itself.
+//!
+//! Each case boots the guest twice, without probes and with probes on the code that does it. Both runs must come to the
+//! same: how they end, what the guest reports of the event, what it complains of. The probes on system calls must have
+//! counted what the guest counts, and each followed call must be accounted for.
+
+mod drive;
+mod events;
+mod judge;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use probes::{Action, Kernel, NewProbe, ProbeSpec};
+use vmm::Host;
+use vmm::boot::KernelFile;
+
+use crate::busy::BusyError;
+use crate::busy::guest::{Guest, Observed};
+use crate::chain::chain;
+use crate::line::{Backend, Case, Line, millis, print};
+
+use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
+
+/// Room for a crash kernel beside the guest's own.
+const MEMORY_BYTES: u64 = 512 << 20;
+const LIMIT: Duration = Duration::from_secs(240);
+/// Calls of a return probe that are followed at once: every task may be asleep in one.
+const MAXACTIVE: usize = 4096;
+
+/// Probes whose hits the guest counts, with a name for what it counts.
+const COUNTED: [(&str, judge::Counted); 3] = [
+    ("kprobe:__x64_sys_openat", |counts| counts.openat),
+    ("kretprobe:__x64_sys_read", |counts| counts.read),
+    ("kprobe:__x64_sys_getpid", |counts| counts.getpid),
+];
+
+/// What to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Ground<'a> {
+    /// What the lines say of where this is.
+    pub backend: Backend,
+    /// The guest's kernel, unpacked.
+    pub kernel: &'a Path,
+    /// Its initramfs, whose init is `ground`.
+    pub initrd: &'a Path,
+    /// Only cases whose name contains this.
+    pub only: &'a str,
+    /// vCPUs of the guest.
+    pub cpus: u8,
+    /// Jumps stand for probes that only count, where they can.
+    pub optimise: bool,
+    /// More for the kernel's command line.
+    pub parameters: &'a str,
+}
+
+impl Ground<'_> {
+    /// Runs the cases and prints a line for each. Returns how many failed.
+    ///
+    /// # Errors
+    ///
+    /// See [`BusyError`]; a case that fails is none.
+    pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
+        let backend = self.backend;
+        let began = Instant::now();
+        let host = Host::open()?;
+        let facts = vmm::self_test(&host)?;
+        let host_line = Line::Host {
+            backend,
+            facts: format!("{facts:?}"),
+            took_ms: millis(began),
+        };
+        print(output, &host_line)?;
+        let file = KernelFile::open(self.kernel)?;
+        let vmlinux = file.vmlinux()?;
+        let initrd = std::fs::read(self.initrd)?;
+        let guest = Guest {
+            host: &host,
+            facts,
+            file: &file,
+            vmlinux: &vmlinux,
+            initrd: &initrd,
+            cpus: self.cpus,
+            memory_bytes: MEMORY_BYTES,
+        };
+        let (mut cases, mut failed) = (0, 0);
+        for event in EVENTS.iter().filter(|event| event.name.contains(self.only)) {
+            let began = Instant::now();
+            let result = self.check(&guest, event);
+            cases += 1;
+            failed += usize::from(result.is_err());
+            let (ok, detail) = match result {
+                Ok(detail) => (true, detail),
+                Err(detail) => (false, detail),
+            };
+            let case = Case {
+                backend,
+                case: event.name.to_owned(),
+                ok: Some(ok),
+                detail,
+                took_ms: millis(began),
+            };
+            print(output, &Line::Case(case))?;
+        }
+        let end = Line::End {
+            backend,
+            cases,
+            failed,
+        };
+        print(output, &end)?;
+        Ok(failed)
+    }
+
+    fn check(&self, guest: &Guest<'_>, event: &GroundEvent) -> Result<String, String> {
+        let probes = probes(&guest.kernel()?, event)?;
+        let unprobed = self.observe(guest, event, &[])?;
+        let probed = self.observe(guest, event, &probes)?;
+        judge::judge(event, &unprobed, &probed)
+    }
+
+    fn observe(
+        &self,
+        guest: &Guest<'_>,
+        event: &GroundEvent,
+        probes: &[NewProbe],
+    ) -> Result<Observed, String> {
+        let workload = format!(
+            "event={} {} {}",
+            event.name, event.parameters, self.parameters
+        );
+        let last = match event.ending {
+            Ending::PowersOff | Ending::HandsOver => "workload: done",
+            Ending::Resets => "ground: panic",
+        };
+        let (observed, driven) = guest.observe(&workload, probes, LIMIT, last, |live| {
+            if !self.optimise {
+                let paused = live.control.pause_all();
+                live.engine.set_optimising(&paused, false).map_err(chain)?;
+            }
+            drive::drive(live, event, !probes.is_empty())
+        })?;
+        match driven {
+            Ok(()) => Ok(observed),
+            Err(error) => Err(observed.wrong(&error)),
+        }
+    }
+}
+
+/// What is probed while `event` takes place, in what this kernel has of it.
+fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<NewProbe>, String> {
+    let mut specs: Vec<String> = COUNTED.iter().map(|(spec, _)| (*spec).to_owned()).collect();
+    let mut seen: BTreeSet<String> = specs.iter().cloned().collect();
+    for (kind, patterns) in [
+        ("kprobe", [event.entered, ALWAYS]),
+        ("kretprobe", [event.returned, ALWAYS_RETURNED]),
+    ] {
+        for pattern in patterns
+            .iter()
+            .flat_map(|list| list.split_ascii_whitespace())
+        {
+            for symbol in kernel.symbols().matching(pattern) {
+                let is_code = symbol.is_text()
+                    && symbol.size > 0
+                    && kernel.holds_code(symbol.address)
+                    && !kernel.is_init(symbol.address)
+                    && !symbol.name.contains(".cold");
+                let is_alone = || kernel.symbols().lookup_all(&symbol.name).len() == 1;
+                let spec = format!("{kind}:{}", symbol.name);
+                if is_code && is_alone() && seen.insert(spec.clone()) {
+                    specs.push(spec);
+                }
+            }
+        }
+    }
+    specs.extend(event.in_modules.iter().map(|spec| (*spec).to_owned()));
+    specs.iter().map(|spec| new_probe(spec)).collect()
+}
+
+fn new_probe(spec: &str) -> Result<NewProbe, String> {
+    Ok(NewProbe {
+        action: Action::Count,
+        maxactive: Some(MAXACTIVE),
+        ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
+    })
+}

@@ -1,0 +1,371 @@
+//! One boot of the guest.
+//!
+//! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread
+//! of the boot ends a guest that falls silent; and, where probes come later than the first instruction, another one adds
+//! and removes them ([`super::lifecycle`]). Both end when the session has ended, which [`Watch::finish`] tells them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use probes::{
+    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig,
+    WhenFull,
+};
+use vmm::boot::KernelFile;
+use vmm::{Console, End, Host, HostFacts};
+
+use super::console::is_little_time;
+use super::lifecycle::{self, Live};
+use super::mode::{Configuration, Lifetime, Optimisation};
+use crate::chain::chain;
+
+const MEMORY_BYTES: u64 = 256 << 20;
+/// Every line of the kernel: the last one shows where a guest died, and each shows that a guest goes on.
+const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=7 cryptomgr.notests=1 random.trust_cpu=on";
+/// Both vCPUs make system calls, sleep, and start and end processes.
+const WORKLOAD: &str = "procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
+const ROUNDS: &str = "repeat=2";
+/// The guest works until it gets a line of input.
+const ROUNDS_WITHOUT_END: &str = "repeat=1000000 pause=5 listen=1";
+const LOOK: Duration = Duration::from_secs(2);
+/// So many hits of one probe while the console is silent are a livelock: several times the pages of the guest.
+const WITHOUT_END: u64 = 300_000;
+
+/// What comes out of a running guest. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watch(Arc<(Mutex<Watched>, Condvar)>);
+
+#[derive(Debug, Default)]
+struct Watched {
+    console: Vec<u8>,
+    /// Where the line begins that is not whole yet.
+    line_start: usize,
+    last_progress: Option<Instant>,
+    longest_silence: Duration,
+    events: HashMap<Arc<str>, u64>,
+    finished: bool,
+}
+
+impl Watch {
+    fn lock(&self) -> MutexGuard<'_, Watched> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The session has ended.
+    fn finish(&self) {
+        self.lock().finished = true;
+        self.0.1.notify_all();
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.lock().finished
+    }
+
+    fn silence(&self) -> Duration {
+        self.lock()
+            .last_progress
+            .map_or(Duration::ZERO, |at| at.elapsed())
+    }
+
+    /// Waits until the console shows `text`; `false` if the session ends before.
+    pub(super) fn await_text(&self, text: &str) -> bool {
+        let shows = |watched: &Watched| {
+            let mut parts = watched.console.windows(text.len());
+            parts.any(|part| part == text.as_bytes())
+        };
+        let missing = |watched: &mut Watched| !watched.finished && !shows(watched);
+        let watched = self.0.1.wait_while(self.lock(), missing);
+        shows(&watched.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Waits so long, or until the session has ended.
+    fn wait(&self, time: Duration) -> bool {
+        let waited = self
+            .0
+            .1
+            .wait_timeout_while(self.lock(), time, |watched| !watched.finished);
+        waited.unwrap_or_else(PoisonError::into_inner).0.finished
+    }
+}
+
+impl Write for Watch {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut watched = self.lock();
+        watched.console.extend_from_slice(bytes);
+        if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
+            let end = watched.console.len() - bytes.len() + end + 1;
+            let lines = String::from_utf8_lossy(&watched.console[watched.line_start..end]);
+            let progress = lines.lines().any(|line| !is_little_time(line));
+            watched.line_start = end;
+            if progress {
+                let silence = watched
+                    .last_progress
+                    .map_or(Duration::ZERO, |at| at.elapsed());
+                watched.longest_silence = watched.longest_silence.max(silence);
+                watched.last_progress = Some(Instant::now());
+            }
+            self.0.1.notify_all();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl EventSink for Watch {
+    fn event(&self, event: Event) {
+        let probe = match event {
+            Event::Hit(hit) => hit.probe,
+            Event::Return(returned) => returned.probe,
+            Event::Note(_) | Event::Summary(_) => return,
+        };
+        *self.lock().events.entry(probe).or_default() += 1;
+    }
+}
+
+/// How long a boot may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// In all.
+    pub(super) total: Duration,
+    /// Without a line on the console.
+    pub(super) silence: Duration,
+}
+
+/// How a boot ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The guest ended by itself.
+    Guest {
+        end: GuestEnd,
+        detail: Option<String>,
+    },
+    /// No line came for this long.
+    Silent(Duration),
+    /// Lines came, but not the end.
+    OverLimit(Duration),
+    /// The session could not be set up, or panicked.
+    Broken(String),
+}
+
+/// What a boot came to.
+#[derive(Clone, Debug)]
+pub(super) struct Ran {
+    pub(super) ended: Ended,
+    /// In the order of the probes; empty if the session could not be set up.
+    pub(super) probes: Vec<ProbeSummary>,
+    /// Events of each probe, by name.
+    pub(super) events: HashMap<Arc<str>, u64>,
+    pub(super) console: String,
+    pub(super) longest_silence: Duration,
+    /// From building the machine to its end.
+    pub(super) took: Duration,
+    /// From the guest's first instruction to its end.
+    pub(super) in_guest: Duration,
+    /// What adding and removing came to.
+    pub(super) lifecycle: Result<(), String>,
+}
+
+/// The guest and where it runs.
+#[derive(Debug)]
+pub(super) struct Guest<'a> {
+    pub(super) host: &'a Host,
+    pub(super) facts: HostFacts,
+    pub(super) file: &'a KernelFile,
+    pub(super) vmlinux: &'a [u8],
+    /// What is known of it, looked through once for all boots.
+    pub(super) kernel: &'a Kernel,
+    pub(super) initrd: &'a [u8],
+    pub(super) configuration: Configuration,
+}
+
+impl Guest<'_> {
+    /// Boots with these probes, whenever the configuration adds them.
+    pub(super) fn boot(&self, probes: &[NewProbe], limits: Limits) -> Ran {
+        let began = Instant::now();
+        let watch = Watch::default();
+        watch.lock().last_progress = Some(began);
+        // A panic of the engine costs this boot only.
+        let session = AssertUnwindSafe(|| self.session(&watch, probes, limits));
+        let ran = match catch_unwind(session) {
+            Ok(Ok(ran)) => ran,
+            Ok(Err(error)) => RanSession::broken(error),
+            Err(_) => RanSession::broken("the engine panicked".to_owned()),
+        };
+        watch.finish();
+        let watched = std::mem::take(&mut *watch.lock());
+        Ran {
+            ended: ran.ended,
+            probes: ran.probes,
+            events: watched.events,
+            console: String::from_utf8_lossy(&watched.console).into_owned(),
+            longest_silence: watched.longest_silence,
+            took: began.elapsed(),
+            in_guest: ran.in_guest,
+            lifecycle: ran.lifecycle,
+        }
+    }
+
+    fn session(
+        &self,
+        watch: &Watch,
+        probes: &[NewProbe],
+        limits: Limits,
+    ) -> Result<RanSession, String> {
+        let (input, theirs) = UnixStream::pair().map_err(chain)?;
+        let lifetime = self.configuration.lifetime;
+        let rounds = match lifetime {
+            Lifetime::WholeBoot => ROUNDS,
+            Lifetime::AddedLater | Lifetime::Rearmed => ROUNDS_WITHOUT_END,
+        };
+        let cmdline = format!("{CMDLINE} {WORKLOAD} {rounds}");
+        let at_start = match lifetime {
+            Lifetime::WholeBoot | Lifetime::Rearmed => probes,
+            Lifetime::AddedLater => &[],
+        };
+        let config = SessionConfig {
+            file: self.file,
+            vmlinux: self.vmlinux,
+            kernel: self.kernel.clone(),
+            method: self.configuration.method,
+            initrd: Some(self.initrd),
+            cmdline: &cmdline,
+            memory_bytes: MEMORY_BYTES,
+            cpus: self.configuration.cpus,
+            probes: at_start,
+            plant: self.configuration.plant,
+            optimise: self.configuration.optimisation == Optimisation::On,
+            when_full: WhenFull::default(),
+            console: Console {
+                output: Box::new(watch.clone()),
+                input: Some(File::from(OwnedFd::from(theirs))),
+            },
+            debug_exit: false,
+        };
+        let session = Session::new(self.host, self.facts, config, Arc::new(watch.clone()));
+        let session = session.map_err(chain)?;
+        // Looking up thousands of probes is not the guest's silence.
+        watch.lock().last_progress = Some(Instant::now());
+        let (engine, control) = (session.engine().clone(), session.control());
+        let (summary, silent, lifecycle) = std::thread::scope(|scope| {
+            let silence =
+                scope.spawn(|| end_silent_guest(watch, &control, &engine, limits.silence));
+            let lifecycle = scope.spawn(|| {
+                let live = Live {
+                    engine: &engine,
+                    control: &control,
+                    watch,
+                    input: &input,
+                };
+                lifecycle::drive(lifetime, &live, probes)
+            });
+            let summary = session.run(Some(limits.total), "kvm");
+            watch.finish();
+            let lifecycle = lifecycle.join();
+            let lifecycle = lifecycle
+                .unwrap_or_else(|_| Err("the thread that adds probes panicked".to_owned()));
+            (summary, silence.join().unwrap_or(false), lifecycle)
+        });
+        let summary = summary.map_err(chain)?;
+        let ended = match summary.guest.end {
+            _ if silent => Ended::Silent(limits.silence),
+            GuestEnd::Timeout if watch.silence() > limits.silence => Ended::Silent(limits.total),
+            GuestEnd::Timeout => Ended::OverLimit(limits.total),
+            end => Ended::Guest {
+                end,
+                detail: summary.guest.detail,
+            },
+        };
+        Ok(RanSession {
+            ended,
+            probes: summary.probes,
+            in_guest: Duration::from_nanos(summary.ran_ns),
+            lifecycle,
+        })
+    }
+}
+
+/// What a session came to.
+#[derive(Debug)]
+struct RanSession {
+    ended: Ended,
+    probes: Vec<ProbeSummary>,
+    in_guest: Duration,
+    lifecycle: Result<(), String>,
+}
+
+impl RanSession {
+    fn broken(why: String) -> Self {
+        Self {
+            ended: Ended::Broken(why),
+            probes: Vec::new(),
+            in_guest: Duration::ZERO,
+            lifecycle: Ok(()),
+        }
+    }
+}
+
+/// Ends a guest whose console shows nothing for `limit`, if no probe is hit any more, or one is hit without end. A guest that
+/// is silent because its probes exit is given more time: before its console works, a kernel calls some functions for
+/// each page. Returns whether the guest was ended.
+fn end_silent_guest(
+    watch: &Watch,
+    control: &vmm::Control,
+    engine: &Engine,
+    limit: Duration,
+) -> bool {
+    let mut since: Option<(Vec<u64>, Vec<u64>)> = None;
+    loop {
+        if watch.wait(LOOK) {
+            return false;
+        }
+        if watch.silence() <= limit {
+            since = None;
+            continue;
+        }
+        let probes = engine.summaries();
+        let now: Vec<u64> = probes.iter().map(|probe| probe.hits).collect();
+        let hangs = since
+            .as_ref()
+            .is_some_and(|(first, last)| hangs(first, last, &now));
+        if hangs {
+            control.end(End::Stopped);
+            return true;
+        }
+        since = Some(match since {
+            Some((first, _)) => (first, now),
+            None => (now.clone(), now),
+        });
+    }
+}
+
+/// Whether a silent guest hangs, by the hits when it was first looked at, the last time, and now.
+fn hangs(first: &[u64], last: &[u64], now: &[u64]) -> bool {
+    let more = first
+        .iter()
+        .zip(now)
+        .map(|(first, now)| now.saturating_sub(*first));
+    last == now || more.max() > Some(WITHOUT_END)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_guest_hangs_if_no_probe_is_hit_or_one_without_end() {
+        assert!(hangs(&[], &[], &[]));
+        assert!(hangs(&[1, 2], &[5, 2], &[5, 2]));
+        assert!(!hangs(&[1, 2], &[5, 2], &[6, 2]));
+        assert!(!hangs(&[900_000, 0], &[900_000, 100], &[900_000, 65_536]));
+        assert!(hangs(&[7, 0], &[900_000, 0], &[7 + WITHOUT_END + 1, 0]));
+    }
+}

@@ -1,0 +1,179 @@
+//! What a guest's console says about the guest's health.
+
+use std::collections::BTreeSet;
+
+/// Words of a line that reports damage.
+const DAMAGE: [&str; 9] = [
+    "WARNING:",
+    "BUG:",
+    "kernel BUG",
+    "Oops",
+    "Call Trace",
+    "general protection fault",
+    "invalid opcode",
+    "unhandled signal",
+    "Kernel panic",
+];
+/// Words of a line that reports too little time: the cause may be a busy host.
+const LITTLE_TIME: [&str; 4] = [
+    "soft lockup",
+    "rcu: INFO",
+    "INFO: task",
+    "blocked for more than",
+];
+/// The lines that follow a report of too little time belong to the report, up to this many.
+const REPORT_LINES: usize = 80;
+/// So many lines are quoted of a guest that did not end well.
+const LAST_LINES: usize = 4;
+const LAST_BYTES: usize = 300;
+
+/// The reports in a console's text, without what differs from boot to boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reports {
+    /// Lines that report damage.
+    pub(super) damage: BTreeSet<String>,
+    /// The first line that reports too little time.
+    pub(super) little_time: Option<String>,
+}
+
+impl Reports {
+    /// All reports in `console`.
+    pub(super) fn of(console: &str) -> Self {
+        let mut reports = Self::default();
+        let mut belongs_to_report = 0_usize;
+        for line in console.lines() {
+            if LITTLE_TIME.iter().any(|word| line.contains(word)) {
+                reports
+                    .little_time
+                    .get_or_insert_with(|| without_time(line).to_owned());
+                belongs_to_report = REPORT_LINES;
+            } else if DAMAGE.iter().any(|word| line.contains(word)) {
+                let is_trace = line.contains("Call Trace");
+                if !(is_trace && belongs_to_report > 0) {
+                    reports.damage.insert(comparable(line));
+                }
+            }
+            belongs_to_report = belongs_to_report.saturating_sub(1);
+        }
+        reports
+    }
+
+    /// A report of damage that `baseline` does not have.
+    pub(super) fn beyond<'s>(&'s self, baseline: &'s Self) -> Option<&'s str> {
+        self.damage
+            .difference(&baseline.damage)
+            .next()
+            .map(String::as_str)
+    }
+}
+
+/// Whether a line says nothing of progress: a guest that hangs prints such lines for ever.
+pub(super) fn is_little_time(line: &str) -> bool {
+    LITTLE_TIME.iter().any(|word| line.contains(word))
+}
+
+/// Without the time stamp, and with `#` for each number.
+fn comparable(line: &str) -> String {
+    let mut text = String::new();
+    let mut word = String::new();
+    let flush = |word: &mut String, text: &mut String| {
+        let is_number = word.chars().any(|c| c.is_ascii_digit())
+            && word.chars().all(|c| c.is_ascii_hexdigit() || c == 'x');
+        text.push_str(if is_number { "#" } else { word });
+        word.clear();
+    };
+    for c in without_time(line).chars() {
+        if c.is_ascii_alphanumeric() || c == '_' {
+            word.push(c);
+        } else {
+            flush(&mut word, &mut text);
+            text.push(c);
+        }
+    }
+    flush(&mut word, &mut text);
+    text
+}
+
+fn without_time(line: &str) -> &str {
+    let line = line.trim();
+    let stamped = line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once("] "));
+    match stamped {
+        Some((stamp, rest))
+            if stamp
+                .trim()
+                .bytes()
+                .all(|c| c.is_ascii_digit() || c == b'.') =>
+        {
+            rest
+        }
+        _ => line,
+    }
+}
+
+/// The end of a console's text, in one line.
+pub(super) fn last_words(console: &str) -> String {
+    let lines: Vec<&str> = console
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let words = lines[lines.len().saturating_sub(LAST_LINES)..].join(" | ");
+    let skipped = words.len().saturating_sub(LAST_BYTES);
+    match (skipped..words.len()).find(|at| words.is_char_boundary(*at)) {
+        Some(start) => words[start..].to_owned(),
+        None => "nothing".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn report_of_the_baseline_is_no_damage_and_another_is() {
+        let baseline = Reports::of(
+            "[    0.1] RETBleed: WARNING: Spectre v2 mitigation leaves CPU vulnerable\n",
+        );
+        let same = Reports::of(
+            "[   12.7] RETBleed: WARNING: Spectre v2 mitigation leaves CPU vulnerable\r\n",
+        );
+        assert_eq!(same.beyond(&baseline), None);
+        let other = Reports::of("[    3.1] WARNING: CPU: 1 PID: 17 at mm/slub.c:100 f+0x1/0x2\n");
+        assert_eq!(
+            other.beyond(&baseline),
+            Some("WARNING: CPU: # PID: # at mm/slub.c:# f+#/#")
+        );
+    }
+
+    #[test]
+    fn numbers_do_not_make_two_reports_of_one() {
+        let first = Reports::of("[ 0.1] WARNING: CPU: 0 PID: 1 at a.c:7 do_x2+0x1f/0xff0\n");
+        let second = Reports::of("[ 9.1] WARNING: CPU: 1 PID: 203 at a.c:7 do_x2+0x1f/0xff0\n");
+        assert_eq!(second.beyond(&first), None);
+        assert!(
+            first.damage.iter().all(|line| line.contains("do_x2")),
+            "{first:?}"
+        );
+    }
+
+    #[test]
+    fn trace_of_a_soft_lockup_is_about_time_and_any_other_trace_is_damage() {
+        let lockup = "watchdog: BUG: soft lockup - CPU#0 stuck for 26s! [init:1]\nModules linked in:\nCall Trace:\n <TASK>\n";
+        let reports = Reports::of(lockup);
+        assert!(reports.damage.is_empty(), "{reports:?}");
+        assert!(reports.little_time.is_some());
+        let oops = Reports::of("Oops: 0000 [#1]\nCall Trace:\n");
+        assert_eq!(oops.damage.len(), 2);
+        assert_eq!(oops.little_time, None);
+    }
+
+    #[test]
+    fn last_words_are_short_and_whole_characters() {
+        assert_eq!(last_words(""), "nothing");
+        assert_eq!(last_words("a\r\n\r\nb\r\n"), "a | b");
+        let long = "é".repeat(1000);
+        assert!(last_words(&long).len() <= LAST_BYTES);
+    }
+}

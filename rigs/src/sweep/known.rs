@@ -1,0 +1,117 @@
+//! Boots whose outcome is known: a sweep that goes on asks the same questions in the same order, and gets these answers.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use super::boot::{Guest, Limits};
+use super::function::Functions;
+use super::judge::{Baseline, Judged};
+use super::outcome::{FunctionId, Outcome};
+use super::search::Boots;
+use super::step::{BootKey, Step};
+use crate::line::{Line, print};
+
+/// Beyond a boot's limit, the machine is built, the probes are looked up, and vCPUs are stopped.
+const SET_UP: Duration = Duration::from_secs(90);
+
+/// The outcomes of earlier boots.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Known {
+    outcomes: HashMap<BootKey, Outcome>,
+    pub(super) boots: usize,
+    pub(super) repeats: usize,
+    pub(super) restarts: usize,
+}
+
+impl Known {
+    /// From the lines of a sweep.
+    pub(super) fn from_lines(text: &str) -> Self {
+        let mut known = Self::default();
+        for line in text.lines().filter_map(Line::find) {
+            if let Line::Sweep(Step::Booted {
+                key,
+                outcome,
+                killed_outer,
+                ..
+            }) = line
+            {
+                known.add(key, outcome, killed_outer);
+            }
+        }
+        known
+    }
+
+    fn add(&mut self, key: BootKey, outcome: Outcome, killed_outer: bool) {
+        if self.outcomes.insert(key, outcome).is_none() {
+            self.boots += 1;
+            self.repeats += usize::from(key.attempt > 0);
+            self.restarts += usize::from(killed_outer);
+        }
+    }
+}
+
+/// Boots, and prints each.
+pub(super) struct Printing<'a> {
+    pub(super) guest: &'a Guest<'a>,
+    pub(super) functions: &'a Functions,
+    pub(super) baseline: &'a Baseline,
+    pub(super) known: Known,
+    pub(super) output: &'a mut dyn Write,
+}
+
+impl Printing<'_> {
+    fn outcome(&mut self, key: BootKey, set: &[FunctionId]) -> io::Result<Outcome> {
+        if let Some(outcome) = self.known.outcomes.get(&key) {
+            return Ok(outcome.clone());
+        }
+        let limits: Limits = self.baseline.limits;
+        let booting = Step::Booting {
+            key,
+            functions: set.len(),
+            limit_ms: millis(limits.total + SET_UP),
+        };
+        print(self.output, &Line::Sweep(booting))?;
+        let configuration = self.guest.configuration;
+        let probes = self.functions.probes(set, configuration.action);
+        let ran = self.guest.boot(&probes, limits);
+        let outcome = self.baseline.judge(&Judged {
+            functions: self.functions,
+            configuration,
+            set,
+            ran: &ran,
+        });
+        let booted = Step::Booted {
+            key,
+            functions: set.len(),
+            took_ms: millis(ran.took),
+            outcome: outcome.clone(),
+            killed_outer: false,
+        };
+        print(self.output, &Line::Sweep(booted))?;
+        self.known.add(key, outcome.clone(), false);
+        Ok(outcome)
+    }
+}
+
+impl Boots for Printing<'_> {
+    type Error = io::Error;
+
+    /// A boot that is only slow is repeated once: the host may have been busy. The second outcome counts, and the repeat is
+    /// in the sum. A batch that ran out of time is not repeated: its halves are booted anyway.
+    fn boot(&mut self, set: &[FunctionId]) -> io::Result<Outcome> {
+        let key = BootKey::of(set);
+        match self.outcome(key, set)? {
+            Outcome::Slow { .. } if set.len() == 1 => self.outcome(key.again(), set),
+            outcome => Ok(outcome),
+        }
+    }
+
+    fn boot_again(&mut self, set: &[FunctionId]) -> io::Result<Outcome> {
+        self.outcome(BootKey::of(set).again(), set)
+    }
+}
+
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

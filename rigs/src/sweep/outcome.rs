@@ -1,0 +1,111 @@
+//! What a boot with probes came to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A function, by its position in the order of the sweep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct FunctionId(pub u32);
+
+/// What became of the probes of a boot that went well.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tally {
+    /// Functions whose probe was armed.
+    pub probed: u64,
+    /// Functions whose probe was not armed, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Hits of all probes.
+    pub hits: u64,
+    /// VM exits that the hits took.
+    pub exits: u64,
+    /// Hits that were not reported and calls that were not followed, by reason.
+    pub missed: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    /// Adds another boot's tally, of other functions.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.probed += other.probed;
+        self.hits += other.hits;
+        self.exits += other.exits;
+        for (sums, counts) in [
+            (&mut self.refused, &other.refused),
+            (&mut self.missed, &other.missed),
+        ] {
+            for (reason, count) in counts {
+                *sums.entry(reason.clone()).or_default() += count;
+            }
+        }
+    }
+}
+
+/// The verdict on a boot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "kebab-case")]
+pub enum Outcome {
+    /// The guest did not notice the probes, and every count is exact.
+    Well(Tally),
+    /// The guest or a count suffered.
+    Harmed {
+        /// How the guest ended, or which count is wrong.
+        reason: String,
+        /// Functions that the search tries first: those that were hit, or the one that was hit without end.
+        suspects: Vec<FunctionId>,
+    },
+    /// The boot ran out of time but went on, or the guest complained of too little time. A busy host looks the same.
+    Slow {
+        /// What happened.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Well(tally) => write!(
+                f,
+                "well, {} probed, {} hits, {} exits",
+                tally.probed, tally.hits, tally.exits
+            ),
+            Self::Harmed { reason, .. } => write!(f, "HARMED: {reason}"),
+            Self::Slow { reason } => write!(f, "slow: {reason}"),
+        }
+    }
+}
+
+/// Functions that harm the guest, or make it too slow to judge.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// What was found.
+    pub kind: FindingKind,
+    /// The functions' names.
+    pub functions: Vec<String>,
+    /// The reason of the smallest failing boot.
+    pub reason: String,
+}
+
+/// What was found of some functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FindingKind {
+    /// A boot with this function alone fails.
+    Harmful,
+    /// A boot with these functions fails, and with neither of them alone.
+    HarmfulTogether,
+    /// A boot with these functions failed, and a second boot with the same functions did not; or the smallest failing
+    /// set is larger than the search goes.
+    HarmfulAtTimes,
+    /// A boot with this function alone does not end in time.
+    TooSlow,
+}
+
+impl FindingKind {
+    /// Whether the guest was harmed.
+    #[must_use]
+    pub const fn is_harm(self) -> bool {
+        !matches!(self, Self::TooSlow)
+    }
+}

@@ -1,0 +1,238 @@
+//! A sweep of one kernel in one mode, beside KVM.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use probes::{Kernel, PlantByte};
+use thiserror::Error;
+use vmm::boot::{BootMethod, KernelError, KernelFile};
+use vmm::{Host, HostFacts};
+
+use super::batches;
+use super::boot::{Guest, Limits};
+use super::function::{Functions, Selection};
+use super::judge::{self, Baseline};
+use super::known::{Known, Printing, millis};
+use super::mode::{Configuration, Mode};
+use super::outcome::Finding;
+use super::step::{Plan, Step, Sum};
+use crate::line::{self, Backend, Line, print};
+
+/// The boot without probes has this time, wherever it runs.
+const BASELINE: Limits = Limits {
+    total: Duration::from_secs(1200),
+    silence: Duration::from_secs(600),
+};
+
+/// Why there is nothing to say about any function.
+#[derive(Debug, Error)]
+pub enum SweepError {
+    /// No KVM.
+    #[error(transparent)]
+    Open(#[from] vmm::OpenError),
+    /// A KVM that refuses what every KVM must do.
+    #[error(transparent)]
+    SelfTest(#[from] vmm::SelfTestError),
+    /// The kernel's file cannot be used.
+    #[error(transparent)]
+    File(#[from] KernelError),
+    /// The kernel cannot be understood.
+    #[error(transparent)]
+    Kernel(#[from] probes::KernelError),
+    /// A file cannot be read, or a line cannot be printed.
+    #[error("cannot read a file of the sweep, or print a line")]
+    Io(#[from] io::Error),
+    /// The guest fails without probes, so that nothing can be said of a boot with probes.
+    #[error("no baseline: {0}")]
+    Baseline(String),
+    /// No function can be found.
+    #[error("cannot list the kernel's functions: {0}")]
+    Functions(String),
+}
+
+/// What to sweep.
+#[derive(Clone, Copy, Debug)]
+pub struct Sweep<'a> {
+    /// Named in the lines.
+    pub backend: Backend,
+    /// The guest's kernel, unpacked.
+    pub kernel: &'a Path,
+    /// The guest's kernel as it is packed, for a guest that unpacks itself.
+    pub packed: Option<&'a Path>,
+    /// The guest's initramfs, whose init is the workload.
+    pub initrd: &'a Path,
+    /// The lines of an earlier launch.
+    pub known: Option<&'a Path>,
+    /// How the functions are probed.
+    pub mode: Mode,
+    /// vCPUs of the guest; the mode's without.
+    pub cpus: Option<u8>,
+    /// Shuffles the functions, and chooses instructions.
+    pub seed: u64,
+    /// Functions of a batch, at most.
+    pub batch: usize,
+    /// So many functions only.
+    pub sample: Option<usize>,
+    /// Functions that are swept first.
+    pub with: &'a [String],
+    /// Only these.
+    pub only_with: bool,
+}
+
+impl Sweep<'_> {
+    /// Sweeps, and prints each step. Returns the number of findings that are harm.
+    ///
+    /// # Errors
+    ///
+    /// See [`SweepError`]; a guest that is harmed is none.
+    pub fn run(&self, output: &mut dyn Write) -> Result<usize, SweepError> {
+        let backend = self.backend;
+        let began = Instant::now();
+        let host = Host::open()?;
+        let facts = vmm::self_test(&host)?;
+        let host_line = Line::Host {
+            backend,
+            facts: format!("{facts:?}"),
+            took_ms: line::millis(began),
+        };
+        print(output, &host_line)?;
+        let configuration = Configuration {
+            cpus: self.cpus.unwrap_or(self.mode.cpus()),
+            ..self.mode.configuration()
+        };
+        let path = match (configuration.method, self.packed) {
+            (BootMethod::BzImage, Some(packed)) => packed,
+            _ => self.kernel,
+        };
+        let file = KernelFile::open(path)?;
+        let vmlinux = std::fs::read(self.kernel)?;
+        let initrd = std::fs::read(self.initrd)?;
+        let selection = Selection {
+            seed: self.seed,
+            sample: self.sample,
+            with: self.with,
+            only_with: self.only_with,
+        };
+        let kernel = Kernel::from_vmlinux(&vmlinux)?;
+        let functions = Functions::of(&kernel, configuration, &selection);
+        let functions = functions.map_err(SweepError::Functions)?;
+        // Each boot gets a copy: reading the tables costs as much as a boot, under emulation.
+        let _ = kernel.survey();
+        let batches = functions.batches(self.batch);
+        let plan = Plan {
+            mode: self.mode,
+            cpus: configuration.cpus,
+            seed: self.seed,
+            batch: self.batch,
+            functions: functions.len(),
+            of: functions.of,
+            batches: batches.len(),
+            refused: functions.refused.clone(),
+        };
+        print(output, &Line::Sweep(Step::Plan(plan)))?;
+        let guest = Guest {
+            host: &host,
+            facts,
+            file: &file,
+            vmlinux: &vmlinux,
+            kernel: &kernel,
+            initrd: &initrd,
+            configuration,
+        };
+        let (cases, failed) = match cannot(configuration, &facts) {
+            Some(reason) => {
+                print(output, &Line::Sweep(Step::Cannot { reason }))?;
+                (0, 0)
+            }
+            None => {
+                let ran = guest.boot(&[], BASELINE);
+                let baseline = Baseline::of(&ran).map_err(SweepError::Baseline)?;
+                let step = Step::Baseline {
+                    took_ms: millis(ran.took),
+                    limit_ms: millis(baseline.limits.total),
+                    silence_ms: millis(baseline.limits.silence),
+                };
+                print(output, &Line::Sweep(step))?;
+                let known = match self.known {
+                    Some(path) => Known::from_lines(&std::fs::read_to_string(path)?),
+                    None => Known::default(),
+                };
+                let mut boots = Printing {
+                    guest: &guest,
+                    functions: &functions,
+                    baseline: &baseline,
+                    known,
+                    output: &mut *output,
+                };
+                let sum = sweep_all(&mut boots, &batches)?;
+                let harms = sum
+                    .findings
+                    .iter()
+                    .filter(|found| found.kind.is_harm())
+                    .count();
+                print(output, &Line::Sweep(Step::Sum(sum)))?;
+                (batches.len(), harms)
+            }
+        };
+        let end = Line::End {
+            backend,
+            cases,
+            failed,
+        };
+        print(output, &end)?;
+        Ok(failed)
+    }
+}
+
+/// Why this KVM cannot run the mode, if it cannot.
+fn cannot(configuration: Configuration, facts: &HostFacts) -> Option<String> {
+    let delivers = match configuration.plant {
+        Some(PlantByte::Int3) => facts.int3.is_usable(),
+        Some(PlantByte::Port) => facts.port.is_usable(),
+        None => true,
+    };
+    if !delivers {
+        return Some("this KVM does not report the guest's int3 to the host".to_owned());
+    }
+    let moves = configuration.method == BootMethod::BzImage;
+    (moves && !facts.msr_exits).then(|| {
+        "this KVM does not report MSR writes, so that a kernel that moves is not found".to_owned()
+    })
+}
+
+fn sweep_all(
+    boots: &mut Printing<'_>,
+    batches: &[Vec<super::outcome::FunctionId>],
+) -> io::Result<Sum> {
+    let mut sum = Sum {
+        tally: judge::refused(&boots.functions.refused),
+        ..Sum::default()
+    };
+    for (index, batch) in batches.iter().enumerate() {
+        let swept = batches::sweep(boots, batch)?;
+        sum.tally.add(&swept.tally);
+        for culprit in swept.culprits {
+            let found = Finding {
+                kind: culprit.kind,
+                functions: culprit
+                    .functions
+                    .iter()
+                    .map(|id| boots.functions.name(*id))
+                    .collect(),
+                reason: culprit.reason,
+            };
+            print(boots.output, &Line::Sweep(Step::Found(found.clone())))?;
+            sum.findings.push(found);
+        }
+        let step = Step::Batch {
+            number: index + 1,
+            of: batches.len(),
+        };
+        print(boots.output, &Line::Sweep(step))?;
+    }
+    sum.boots = boots.known.boots;
+    sum.repeats = boots.known.repeats;
+    sum.restarts = boots.known.restarts;
+    Ok(sum)
+}
