@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use guest_images::ModuleTree;
 use guest_images::workload::{self, Counts};
+use guest_images::{Initramfs, ModuleTree};
 use probes::{Event, Hit, Kernel, ProbeSummary, Return, Summary};
 use tempfile::TempDir;
 use vmm::boot::KernelFile;
@@ -45,6 +45,11 @@ impl Stock {
         }
     }
 
+    pub(crate) fn is_function(&self, name: &str) -> bool {
+        let found = self.kernel.symbols().lookup(name);
+        found.is_some_and(|symbol| symbol.is_text())
+    }
+
     pub(crate) fn has(&self, function: &str) -> bool {
         self.kernel.symbols().lookup(function).is_some()
     }
@@ -57,6 +62,8 @@ enum Init {
     Workload,
     /// The guest's own kprobes.
     Kprobes,
+    /// Busybox's shell runs `/init`.
+    Script,
 }
 
 /// What the command is told.
@@ -67,6 +74,7 @@ pub(crate) struct Boot<'a> {
     workload: &'a str,
     cpus: u8,
     probes: Vec<String>,
+    counted: Vec<String>,
     options: Vec<&'a str>,
     modules: &'a [&'a str],
 }
@@ -80,6 +88,7 @@ impl<'a> Boot<'a> {
             workload,
             cpus: 1,
             probes: Vec::new(),
+            counted: Vec::new(),
             options: Vec::new(),
             modules: &[],
         }
@@ -93,6 +102,14 @@ impl<'a> Boot<'a> {
         }
     }
 
+    /// `script` is run by busybox's shell, as `/init`.
+    pub(crate) fn with_script(stock: &'a Stock, script: &'a str) -> Self {
+        Self {
+            init: Init::Script,
+            ..Self::new(stock, script)
+        }
+    }
+
     pub(crate) fn cpus(mut self, cpus: u8) -> Self {
         self.cpus = cpus;
         self
@@ -100,6 +117,12 @@ impl<'a> Boot<'a> {
 
     pub(crate) fn probe(mut self, spec: &str) -> Self {
         self.probes.push(spec.to_owned());
+        self
+    }
+
+    /// A probe whose hits are counted, and no more.
+    pub(crate) fn counted(mut self, spec: &str) -> Self {
+        self.counted.push(spec.to_owned());
         self
     }
 
@@ -125,15 +148,22 @@ impl<'a> Boot<'a> {
         self.start().finish()
     }
 
+    /// What the guest begins with, and the parameters of its init.
+    fn initramfs(&self, folder: &Path) -> (Initramfs, &str) {
+        let init = match self.init {
+            Init::Workload => workload::build_workload(folder),
+            Init::Kprobes => workload::build_kprobes(folder),
+            Init::Script => return (script(self.workload), ""),
+        };
+        let init = init.expect("what the guest runs compiles");
+        let initramfs = workload::initramfs(&init).expect("the workload can be read");
+        (initramfs, self.workload)
+    }
+
     /// Starts the command.
     pub(crate) fn start(self) -> Running {
         let files = tempfile::tempdir().expect("tempdir");
-        let init = match self.init {
-            Init::Workload => workload::build_workload(files.path()),
-            Init::Kprobes => workload::build_kprobes(files.path()),
-        };
-        let init = init.expect("what the guest runs compiles");
-        let mut initramfs = workload::initramfs(&init).expect("the workload can be read");
+        let (mut initramfs, parameters) = self.initramfs(files.path());
         let modules = self.stock.modules.load_order(self.modules);
         let load = workload::add_modules(&mut initramfs, &modules.expect("the kernel has them"));
         let load = load.expect("the modules can be read");
@@ -141,11 +171,16 @@ impl<'a> Boot<'a> {
         std::fs::write(&initrd, initramfs.build().expect("initramfs")).expect("write");
         let (events, console) = (files.path().join("events"), files.path().join("console"));
         // The kernel's messages come between the workload's words: only what is wrong is to be said.
-        let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {} {load}", self.workload);
+        let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {parameters} {load}");
+        let manifest = files.path().join("counted.toml");
+        let counted = |spec: &String| format!("[[probe]]\nat = \"{spec}\"\naction = \"count\"\n");
+        let counted: Vec<String> = self.counted.iter().map(counted).collect();
+        std::fs::write(&manifest, counted.concat()).expect("write");
 
         let turn = Turn::take();
         let child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
             .args(["run", "--accel", "nested", "--format", "json"])
+            .args((!self.counted.is_empty()).then_some(&manifest))
             .args(["--cmdline", &cmdline, "--cpus", &self.cpus.to_string()])
             .arg("--kernel")
             .arg(&self.stock.path)
@@ -169,6 +204,19 @@ impl<'a> Boot<'a> {
             _turn: turn,
         }
     }
+}
+
+/// An initramfs with busybox, whose shell runs `script`.
+fn script(script: &str) -> Initramfs {
+    let busybox = guest_images::fetch("busybox-static", &|step| println!("{step}"))
+        .expect("the feature `test-nested` promises a network or a filled image cache");
+    let mut initramfs = Initramfs::with_devices();
+    initramfs
+        .host_file("bin/busybox", 0o755, &busybox.path())
+        .expect("busybox can be read")
+        .file("init", 0o755, script)
+        .directory("sys", 0o755);
+    initramfs
 }
 
 /// A command that goes on.

@@ -6,6 +6,7 @@
 
 mod boot;
 mod counts;
+mod cpus;
 mod detours;
 mod ends;
 mod judged;
@@ -14,5 +15,6 @@ mod many;
 mod modules;
 mod own_kprobes;
 mod remote;
+mod returns;
 mod turns;
 mod warns;

@@ -19,8 +19,9 @@ const MARK: &str = "kprobe:__x64_sys_getppid";
 /// With an event at each instruction; with some, optimised; unoptimised; optimised again; with none.
 const ROUNDS: usize = 5;
 /// The outer machine's processor is QEMU's, which sets RF in the frame of an interrupt, too. An interrupt just before a
-/// place that a debug register stands in for has it executed unseen: so often at most in each round, of some thousand.
-const UNSEEN: u64 = 10;
+/// place that a debug register stands in for has it executed unseen: at most one in so many hits of a round, and how
+/// many there are depends on how often the timer ticks in it, which is the host's speed.
+const ONE_UNSEEN_IN: u64 = 50;
 
 /// What the guest says of itself, and must say with probes as without.
 fn transcript(ran: &Ran) -> Vec<&str> {
@@ -162,15 +163,24 @@ fn check(image: &str, cpus: u8) {
         .collect();
     let hits = |round: &BTreeMap<String, u64>, ours: &str| round.get(ours).copied().unwrap_or(0);
     for (number, round) in rounds.iter().enumerate() {
-        let mut unseen = 0;
+        let (mut unseen, mut all) = (0, 0);
         for (ours, theirs) in &ours {
             let most = rounds.iter().map(|round| hits(round, ours)).max();
             let expected = own.get(theirs.as_str()).copied().or(most).unwrap_or(0);
             let seen = hits(round, ours);
             assert!(seen <= expected, "{ours} in round {number}");
+            // Interrupts are spread over all places: one that loses half of its hits is lost for another reason.
+            assert!(
+                expected - seen <= (expected / 2).max(1),
+                "{ours} in round {number}: {seen} of {expected}"
+            );
             unseen += expected - seen;
+            all += expected;
         }
-        assert!(unseen <= UNSEEN, "{unseen} unseen in round {number}");
+        assert!(
+            unseen * ONE_UNSEEN_IN <= all,
+            "{unseen} of {all} unseen in round {number}"
+        );
     }
     let [first, off, again] = optimised(&beside)[..] else {
         panic!("the optimiser was not asked\n{}", beside.told());
