@@ -17,10 +17,11 @@
 //! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
 //! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
 //! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
-//! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled |
+//! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled, after `st_patched` was written to |
 //! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |
 //! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
 //! | `lstar` | `rs_wrmsr` writes MSR_LSTAR with an address that is not canonical, and raises #GP |
+//! | `outs` | `pt_outs` writes a byte to a port by `outsb`, right in front of `pt_behind` |
 //! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
 //! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
 //! | `steps` | `st_run` is executed step by step, `st_patched` is written to and called |
@@ -60,10 +61,10 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 28] = sources! {
+const SOURCES: [Source; 30] = sources! {
     "bench.S" "bench.c" "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
-    "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "raises.S" "raises.c" "ring3.c"
-    "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
+    "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
+    "ring3.c" "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
 const FLAGS: [&str; 20] = [

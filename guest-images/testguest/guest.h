@@ -200,6 +200,9 @@ int user_debug_exception(const struct frame *frame);
 int scenario_wait(u64 rounds);
 int scenario_nmi(u64 rounds);
 
+/* ports.c */
+int scenario_outs(u64 rounds);
+
 /* raises.c */
 int raised(struct frame *frame);
 int scenario_raise(u64 rounds);

@@ -40,6 +40,7 @@ static const struct scenario scenarios[] = {
 	{ "intn", scenario_intn, 3 },
 	{ "lstar", scenario_lstar, 3 },
 	{ "syscall0", scenario_syscall0, 3 },
+	{ "outs", scenario_outs, 4 },
 	{ "steps", scenario_steps, 3 },
 	{ "smp", scenario_smp, 10 },
 	{ "vector", scenario_vector, 10 },

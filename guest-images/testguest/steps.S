@@ -1,5 +1,5 @@
 /*
- * Executed with the trap flag set, from st_0 to the popfq at st_10: after each of these instructions the handler is
+ * Executed with the trap flag set, from st_0 to the popfq at st_12: after each of these instructions the handler is
  * told where the next one is.
  */
 #define TRAP_FLAG 0x100
@@ -27,9 +27,11 @@ STEP 4, lea 1(%rax), %rax
 STEP 5, pop %rbx
 STEP 6, call st_callee
 STEP 7, add %rdi, %rax
-STEP 8, pushfq
-STEP 9, andq $~TRAP_FLAG, (%rsp)
-STEP 10, popfq
+STEP 8, sti
+STEP 9, cli
+STEP 10, pushfq
+STEP 11, andq $~TRAP_FLAG, (%rsp)
+STEP 12, popfq
 	.globl	st_end
 st_end:
 	ret

@@ -7,13 +7,14 @@
 #define NOP 0x90
 #define STEPS_MAX 16
 
-extern u8 st_0[], st_1[], st_2[], st_3[], st_4[], st_5[], st_6[], st_7[], st_8[], st_9[], st_10[], st_end[];
+extern u8 st_0[], st_1[], st_2[], st_3[], st_4[], st_5[], st_6[], st_7[], st_8[], st_9[], st_10[], st_11[];
+extern u8 st_12[], st_end[];
 extern u8 st_callee[], st_patched[];
 extern u64 st_run(u64 number);
 
 /* Where the vCPU is after each step. */
 static const u8 *const places[] = {
-	st_1, st_2, st_3, st_4, st_5, st_6, st_callee, st_7, st_8, st_9, st_10, st_end,
+	st_1, st_2, st_3, st_4, st_5, st_6, st_callee, st_7, st_8, st_9, st_10, st_11, st_12, st_end,
 };
 
 #define PLACES (sizeof places / sizeof *places)

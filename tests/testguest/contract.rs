@@ -92,6 +92,8 @@ tests! {
     optimised_int3 = "optimised-int3",
     instructions_wait = "instructions-wait",
     instructions_nmi = "instructions-nmi",
+    nmi_watched = "nmi-watched",
+    outs = "outs",
     instructions = "instructions",
     instructions_smp = "instructions-smp",
     writers = "writers",

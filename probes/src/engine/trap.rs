@@ -18,6 +18,9 @@ use crate::hit::{DebugUse, KernelTables, Passed, Plant, RFLAGS_RF, own_instructi
 use crate::plant::{PlantByte, Spot, Written};
 use crate::registry::{Milestone, Purpose};
 
+/// The opcode of `outs` with bytes, which ends the instruction.
+const OUTSB: u8 = 0x6e;
+
 /// What the handlers of a hit want.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
@@ -82,6 +85,9 @@ impl Engine {
                 None => Ok(HitOutcome::NotOurs),
             };
         };
+        if self.may_be_behind_outs(plant.spot.gpa) && vcpu.is_behind_outs()? {
+            return Ok(HitOutcome::NotOurs);
+        }
         match self.tell(vcpu, &plant, rip)? {
             Told::GoOn if self.may_optimise(&plant) || self.may_look_at_int3(vcpu.index()) => {
                 Ok(HitOutcome::NeedsPause)
@@ -90,6 +96,16 @@ impl Engine {
             Told::NeedsPause => Ok(HitOutcome::NeedsPause),
             Told::Resume => Ok(HitOutcome::Resume),
         }
+    }
+
+    /// Whether a vCPU that left the guest at `plant` for a port write may have done it by an `outs` in front of the plant. One
+    /// that is probed itself is executed alone.
+    fn may_be_behind_outs(&self, plant: Gpa) -> bool {
+        let mut before = [0];
+        self.planter.byte() == PlantByte::Port
+            && plant.0 > 0
+            && self.memory.read(Gpa(plant.0 - 1), &mut before).is_ok()
+            && before == [OUTSB]
     }
 
     /// The vCPUs whose handlers have decided where they go on, but that need the others paused first.

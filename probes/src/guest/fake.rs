@@ -239,6 +239,8 @@ pub(crate) struct FakeVcpu {
     pub(crate) injected: Vec<Injected>,
     /// What was written to which port.
     pub(crate) ports: Vec<(u16, Vec<u8>)>,
+    /// It has left the guest by an `outs` in front of RIP.
+    pub(crate) behind_outs: bool,
     pub(crate) blocking: vmm::Blocking,
     pub(crate) halted: bool,
     pub(crate) requests: Requests,
@@ -302,6 +304,11 @@ impl Vcpu for FakeVcpu {
 
     fn write_port(&mut self, port: u16, data: &[u8]) {
         self.ports.push((port, data.to_vec()));
+    }
+
+    fn is_behind_outs(&mut self) -> Result<bool, GuestError> {
+        self.requests.make()?;
+        Ok(self.behind_outs)
     }
 
     fn read_port(&mut self, port: u16, data: &mut [u8]) {

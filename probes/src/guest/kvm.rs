@@ -290,6 +290,10 @@ impl Vcpu for KvmVcpu<'_, '_> {
         self.0.read_port(port, data);
     }
 
+    fn is_behind_outs(&mut self) -> Result<bool, GuestError> {
+        Ok(self.0.is_behind_outs()?)
+    }
+
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
         Ok(self.0.reinject_breakpoint(at.0)?)
     }

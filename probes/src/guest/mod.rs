@@ -202,6 +202,14 @@ pub(crate) trait Vcpu {
     /// Writes `data` to a port, as the guest's `out` would have.
     fn write_port(&mut self, port: u16, data: &[u8]);
 
+    /// Whether the port write that the vCPU has left the guest for is that of an `outs` in front of RIP, and not of the
+    /// instruction at RIP.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be found out.
+    fn is_behind_outs(&mut self) -> Result<bool, GuestError>;
+
     /// Reads a port, as the guest's `in` would have.
     fn read_port(&mut self, port: u16, data: &mut [u8]);
 

@@ -30,14 +30,14 @@ pub(crate) struct Plant {
 #[derive(Debug, Default)]
 pub(crate) struct Optimising {
     decided: AtomicBool,
-    decisions: AtomicUsize,
+    /// How often the guest has rewritten the place.
+    rewrites: AtomicUsize,
     /// Where the jump is, guest-physical.
     jump: Mutex<Option<Gpa>>,
 }
 
-/// So often it is looked at whether a jump may stand for a plant; a guest that rewrites the place more often keeps
-/// the plant.
-const MAX_DECISIONS: usize = 1000;
+/// A guest that rewrites a place so often keeps the plant: each look at it is a pause.
+const MAX_REWRITES: usize = 10_000;
 
 impl Optimising {
     /// Nobody has looked, or something has changed since.
@@ -48,14 +48,28 @@ impl Optimising {
     /// Somebody has looked.
     pub(crate) fn decide(&self) {
         self.decided.store(true, Ordering::Relaxed);
-        self.decisions.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Something has changed.
+    /// Something has changed that is no rewriting of the guest's.
     pub(crate) fn reopen(&self) {
-        if self.decisions.load(Ordering::Relaxed) < MAX_DECISIONS {
+        if !self.is_rewritten_too_often() {
             self.decided.store(false, Ordering::Relaxed);
         }
+    }
+
+    /// The guest has rewritten the place.
+    pub(crate) fn reopen_rewritten(&self) {
+        self.rewrites.fetch_add(1, Ordering::Relaxed);
+        if self.is_rewritten_too_often() {
+            self.decide();
+        } else {
+            self.decided.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether the place keeps its plant for that reason.
+    pub(crate) fn is_rewritten_too_often(&self) -> bool {
+        self.rewrites.load(Ordering::Relaxed) >= MAX_REWRITES
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Gpa>> {

@@ -10,7 +10,7 @@ use super::case::{Case, Plants};
 use super::flow;
 use super::guest::Ran;
 
-pub(super) const CASES: [Case; 6] = [
+pub(super) const CASES: [Case; 7] = [
     Case::new("instructions", Plants::Each, &[1], |here| {
         let scenarios = "calls=10,recurse=20,flags,int3=4";
         each_instruction(here, scenarios, &[("fn_int3_next", 4)]);
@@ -26,6 +26,13 @@ pub(super) const CASES: [Case; 6] = [
     }),
     Case::new("instructions-nmi", Plants::Each, &[1], |here| {
         waits(here, "nmi=20");
+    }),
+    Case::new("nmi-watched", Plants::Each, &[1], |here| {
+        // A debug register is in use while NMIs wait for each other.
+        let guest = here.guest("run=nmi=20").probes(["kprobe:st_patched"]);
+        let ran = guest.run();
+        ran.assert_good();
+        assert_eq!(ran.hits("st_patched"), 1);
     }),
     Case::new("writers", Plants::Each, &[1], writers),
 ];

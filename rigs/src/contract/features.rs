@@ -49,6 +49,7 @@ pub const FEATURES: &[Feature] = &[
             "all",
             "raise",
             "intn",
+            "outs",
             "ud",
             "instructions-ring3",
         ],
@@ -59,7 +60,7 @@ pub const FEATURES: &[Feature] = &[
     ),
     feature(
         "no interrupt, wake-up or NMI is lost where each instruction is probed",
-        &["instructions-wait", "instructions-nmi"],
+        &["instructions-wait", "instructions-nmi", "nmi-watched"],
     ),
     feature(
         "one exit a hit, where emulated or relocated",

@@ -10,7 +10,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::handlers::handled;
 
-pub(super) const CASES: [Case; 10] = [
+pub(super) const CASES: [Case; 11] = [
     Case::new("raise", Plants::Each, &[1], frames),
     Case::new("intn", Plants::Each, &[1], |here| {
         let ran = in_place(here, "intn");
@@ -34,6 +34,20 @@ pub(super) const CASES: [Case; 10] = [
         let guest = here.guest(&format!("run=lstar={ROUNDS}"));
         guest.probes(["kprobe:fn_nop"]).run().assert_good();
     }),
+    Case::new("outs", Plants::Each, &[1], |here| {
+        // A KVM that emulates it exits where the next plant is, which has not been executed.
+        for probes in [
+            ["kprobe:pt_behind"].as_slice(),
+            &["kprobe:pt_outs", "kprobe:pt_behind"],
+        ] {
+            let guest = here.guest(&format!("run=outs={ROUNDS}"));
+            let ran = guest.without_jumps().probes(probes).run();
+            ran.assert_good();
+            for probe in &ran.summary.probes {
+                assert_eq!(probe.hits, ROUNDS, "{}", probe.probe);
+            }
+        }
+    }),
     Case::new("int1", Plants::Each, &[1], |here| {
         // A debug register is in use while the program runs.
         let ran = here
@@ -54,7 +68,7 @@ pub(super) const CASES: [Case; 10] = [
             .probes(["kprobe:st_*"])
             .run();
         ran.assert_good();
-        for step in 0..=10 {
+        for step in 0..=12 {
             let step = format!("st_{step}");
             assert_eq!(ran.hits(&step), 2 * ROUNDS, "{step}");
         }

@@ -97,9 +97,14 @@ impl StoppedVcpu<'_> {
                         return Ok(AloneEnd::TimedOut);
                     }
                 }
-                Left::Trapped(Trap::PortWrite { at } | Trap::Breakpoint { at }, _)
-                    if alone.stops.contains(&at) =>
-                {
+                Left::Trapped(
+                    trap @ (Trap::PortWrite { at } | Trap::Breakpoint { at }),
+                    otherwise,
+                ) if alone.stops.contains(&at) => {
+                    // Or the vCPU has come there by an `outs`, and what it wrote is not done.
+                    if self.is_behind_outs()? {
+                        self.otherwise(trap, otherwise)?;
+                    }
                     let regs = self.regs()?;
                     self.set_regs(&kvm_regs { rip: at, ..regs })?;
                     return Ok(AloneEnd::At(at));

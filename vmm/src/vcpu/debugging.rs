@@ -20,6 +20,7 @@ const DR6_OWN_CAUSES: u64 = DR6_ACCESS | DR6_STEPPED | DR6_TASK;
 const DR6_CLEAR_CAUSES: u64 = 1 << 11 | 1 << 16;
 /// DR7: any access to a debug register raises a debug exception. Cleared when one is delivered.
 const DR7_GD: u64 = 1 << 13;
+const RFLAGS_TF: u64 = 1 << 8;
 
 /// No instruction is longer.
 const INSTRUCTION_BYTES: usize = 15;
@@ -93,18 +94,24 @@ impl StoppedVcpu<'_> {
     /// Injects a debug exception that KVM has reported with `dr6` at the linear address `pc`, and that is the guest's own.
     ///
     /// VT-x exits at an `int1`, and the exception's frame leads behind it; SVM exits behind it. On VT-x the cause of a
-    /// locked bus is lost on the way: an exit without a cause that is not at an `int1` is dropped.
+    /// locked bus is lost on the way: an exit without a cause that is not at an `int1` is dropped. Where the self-test could not
+    /// tell which it is, the bytes do: a guest that is given the exception in front of its `int1` executes it for ever.
     pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
-        let exits_at_int1 = self.shared.facts.int1 == Int1Delivery::AtInstruction;
-        if exits_at_int1 && dr6 & DR6_OWN_CAUSES == 0 {
+        if dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
+            return Ok(());
+        }
+        if dr6 & DR6_OWN_CAUSES == 0 && self.shared.facts.int1 != Int1Delivery::AfterInstruction {
             let (bytes, read) = self.instruction_bytes(pc);
-            let Some(length) = int1_length(&bytes[..read]) else {
-                return Ok(());
-            };
-            let mut regs = self.regs()?;
-            regs.rip = regs.rip.wrapping_add(length);
-            regs.rflags &= !RFLAGS_RF;
-            self.set_regs(&regs)?;
+            match int1_length(&bytes[..read]) {
+                Some(length) => {
+                    let mut regs = self.regs()?;
+                    regs.rip = regs.rip.wrapping_add(length);
+                    regs.rflags &= !RFLAGS_RF;
+                    self.set_regs(&regs)?;
+                }
+                None if self.shared.facts.int1 == Int1Delivery::AtInstruction => return Ok(()),
+                None => (),
+            }
         }
         // The delivery ends the shadow; VT-x refuses to enter a guest that steps itself with one over the exception.
         self.end_shadow()?;
@@ -118,6 +125,13 @@ impl StoppedVcpu<'_> {
             .set_debug_regs(&registers)
             .map_err(self.failed("KVM_SET_DEBUGREGS"))?;
         self.inject(Exception::DEBUG)
+    }
+
+    /// Whether KVM itself has made the vCPU step: an SVM without virtual NMIs does so over what keeps it from injecting one,
+    /// an `iret` for example, and reports the step as if it were the guest's. It has put the guest's own TF back by then.
+    fn is_step_of_kvm(&mut self) -> Result<bool, VcpuError> {
+        let steps_itself = self.regs()?.rflags & RFLAGS_TF != 0;
+        Ok(!steps_itself && self.told_events()?.nmi.pending != 0)
     }
 
     /// The bytes at a linear address, and how many of them could be read.

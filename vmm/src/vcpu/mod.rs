@@ -8,6 +8,7 @@ mod debugging;
 pub(crate) mod gate;
 pub(crate) mod kick;
 mod msrs;
+mod port_write;
 pub(crate) mod rips;
 pub(crate) mod run;
 mod stall;

@@ -7,7 +7,6 @@ use kvm_bindings::{
 use kvm_ioctls::VcpuFd;
 
 use super::debugging::Debugging;
-use super::kick;
 use super::stall::LeftAt;
 use crate::machine::{Int3Exits, Shared};
 
@@ -199,49 +198,6 @@ impl StoppedVcpu<'_> {
         let known = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
         let found = known.into_iter().find(|xcr| xcr.xcr == 0);
         Ok(found.map_or(0, |xcr| xcr.value))
-    }
-
-    /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
-    /// its RIP moved on. To be called before anything that needs the instruction at RIP to be still to come.
-    pub(super) fn abandon_port_write(&mut self) -> Result<(), VcpuError> {
-        let Some(stopped_at) = self.port_write.take() else {
-            return Ok(());
-        };
-        let regs = self.regs()?;
-        // KVM completes the write at the next entry, and does so only if RIP has not moved: move it, let KVM look,
-        // and put it back. No instruction of the guest's is executed.
-        self.set_regs(&kvm_regs {
-            rip: !stopped_at,
-            ..regs
-        })?;
-        kick::request(self.fd);
-        let entered = self.fd.run();
-        let refused = match entered {
-            Err(error) if error.errno() == libc::EINTR => None,
-            Err(error) => Some(error),
-            Ok(_) => Some(kvm_ioctls::Error::new(libc::EPROTO)),
-        };
-        kick::clear(self.fd);
-        if let Some(error) = refused {
-            return Err(self.failed("KVM_RUN")(error));
-        }
-        // The flag that was cleared may have been set by a kick. The kicker has published its reason before, and the vCPU
-        // loop looks for one before it enters the guest.
-        self.set_regs(&regs)
-    }
-
-    /// The vCPU is about to run on after a trap was handled. If it is to execute the instruction at RIP, KVM must not
-    /// take it for the port write that has been handled.
-    pub(super) fn settle_port_write(&mut self) -> Result<(), VcpuError> {
-        match self.port_write {
-            None => Ok(()),
-            Some(stopped_at) => {
-                if self.rip()? == stopped_at {
-                    self.abandon_port_write()?;
-                }
-                Ok(())
-            }
-        }
     }
 
     /// Makes the guest take an exception at its present RIP when it runs on.

@@ -404,8 +404,14 @@ impl Engine {
             .0
             .saturating_sub(introspect::insn::MAX_LENGTH_BYTES as u64 - 1);
         for plant in (first..end).filter_map(|at| table.at_gpa(Gpa(at))) {
-            if plant.optimising.jump().is_none() {
-                plant.optimising.reopen();
+            if plant.optimising.jump().is_some() {
+                continue;
+            }
+            plant.optimising.reopen_rewritten();
+            if plant.optimising.is_rewritten_too_often()
+                && let Some(served) = self.served(plant)
+            {
+                served.set_unoptimised(Some(NotOptimised::RewrittenTooOften.to_string()));
             }
         }
     }

@@ -83,8 +83,14 @@ impl Engine {
     fn is_planted(&self, milestone: Milestone) -> bool {
         let is_it =
             |purpose: &Purpose| matches!(purpose, Purpose::Milestone(it) if *it == milestone);
+        let table = self.table.load();
         let mut milestones = self.milestones.iter();
-        milestones.any(|probe| is_it(&probe.purpose) && probe.planted_at().is_some())
+        milestones.any(|probe| {
+            let plant = || table.at(probe.planted_at()?);
+            // One that a guest write has made withdraw tells of nothing.
+            is_it(&probe.purpose)
+                && plant().is_some_and(|plant| !self.planter.is_withdrawn(plant.spot.gpa))
+        })
     }
 
     /// Whether the kernel counts the CPU of that number among those that are online. The order of the vCPUs does not

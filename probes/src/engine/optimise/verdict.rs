@@ -23,6 +23,9 @@ pub(super) enum NotOptimised {
     /// A guest write has made the plant withdraw.
     #[error("the guest has just rewritten the instruction")]
     Withdrawn,
+    /// Each look at it is a pause.
+    #[error("the guest has rewritten the instruction ten thousand times")]
+    RewrittenTooOften,
     /// Its bytes are none.
     #[error("no instruction is there")]
     NoInstruction,

@@ -345,3 +345,21 @@ fn plants_are_where_the_kernel_is() {
     assert_eq!(at, TEXT);
     assert_eq!(rig.paused.read_only(), [(TEXT_GPA, TEXT_GPA + 0x1000)]);
 }
+
+/// KVM exits for an `outs` with RIP behind it, and for an `out` with RIP at it.
+#[test]
+fn outs_in_front_of_a_plant_is_no_hit() {
+    let mut kernel = SyntheticKernel::new();
+    let mut code = vec![0x6e];
+    code.extend(PLAIN);
+    let at = kernel.function("written", &code).wrapping_add(1);
+    let rig = Rig::new(&kernel, &["kprobe:written+0x1"]);
+    let mut vcpu = vcpu(at);
+    vcpu.behind_outs = true;
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::NotOurs, at.0));
+    assert_eq!(rig.probe(0).hits, 0);
+    vcpu.behind_outs = false;
+    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    assert_eq!((outcome, rig.probe(0).hits), (HitOutcome::Resume, 1));
+}

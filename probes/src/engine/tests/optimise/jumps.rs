@@ -253,3 +253,36 @@ fn who_is_in_a_detour_when_the_jump_goes_is_counted() {
         assert_eq!(rig.counted(0).0, 2, "after {steps} steps");
     }
 }
+
+#[test]
+fn jump_that_was_switched_a_thousand_times_still_comes() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    for _ in 0..2000 {
+        for wanted in [false, true] {
+            rig.engine
+                .set_optimising(&rig.paused, wanted)
+                .expect("switched");
+        }
+    }
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    assert_eq!(rig.counted(0), (1, 1, Some(Tier::Optimised)));
+}
+
+#[test]
+fn place_that_is_rewritten_again_and_again_keeps_its_plant_and_says_so() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    for number in 0..10_000_u32 {
+        // mov eax, 0, or 1
+        rig.guest_writes(at.wrapping_add(1), &[(number % 2) as u8]);
+    }
+    for n in 0..3 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    assert_eq!(rig.shown::<1>(at), [0xee]);
+    assert_eq!(rig.counted(0).1, 3);
+    let why = rig.probe(0).unoptimised.expect("a reason");
+    assert!(why.contains("ten thousand times"), "{why}");
+}
