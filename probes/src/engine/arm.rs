@@ -72,13 +72,13 @@ impl Whereabouts {
     }
 }
 
-/// Whether the kernel has patched itself for this machine.
+/// Whether the kernel has come by something that it comes by once.
 #[derive(Debug, Default)]
-pub(crate) struct BootPatched(AtomicBool);
+pub(crate) struct Reached(AtomicBool);
 
-impl BootPatched {
-    pub(crate) fn set(&self, patched: bool) {
-        self.0.store(patched, Ordering::Release);
+impl Reached {
+    pub(crate) fn set(&self, reached: bool) {
+        self.0.store(reached, Ordering::Release);
     }
 
     pub(super) fn get(&self) -> bool {
@@ -276,6 +276,7 @@ impl Engine {
                     probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
                 }
                 NewState::Disabled => probe.set_state(ProbeState::Disabled, None),
+                NewState::Gone => probe.set_state(ProbeState::Gone, None),
                 NewState::Refused(reason) => self.refuse(probe, reason),
                 NewState::AsItIs => (),
             }
@@ -305,7 +306,11 @@ impl Engine {
         let Some(place) = probe.place().filter(|_| !gone && !idle) else {
             return NewState::AsItIs;
         };
-        if !self.armed.load(Ordering::Acquire) || !probe.is_enabled() {
+        if place.init && place.module.is_none() && self.init_freed.get() {
+            return NewState::Gone;
+        }
+        let is_armed = self.armed.load(Ordering::Acquire) || self.stays_while_disarmed(probe);
+        if !is_armed || !probe.is_enabled() {
             return NewState::Disabled;
         }
         let ip = located.running_at(&place, place.ip);
@@ -323,6 +328,17 @@ impl Engine {
             ),
             Arming::Later(reason) => NewState::Pending(reason),
             Arming::Refused(reason) => NewState::Refused(reason),
+        }
+    }
+
+    /// Whether the probe keeps its plant while the knob takes all others away: one that tells what nobody can find out
+    /// later, that memory which plants would come back to has become something else.
+    fn stays_while_disarmed(&self, probe: &Probe) -> bool {
+        match probe.purpose {
+            Purpose::Milestone(Milestone::BootPatched) => !self.boot_patched.get(),
+            Purpose::Milestone(Milestone::InitFreed) => !self.init_freed.get(),
+            Purpose::Milestone(Milestone::NextKernel) => true,
+            _ => false,
         }
     }
 
@@ -374,6 +390,9 @@ impl Engine {
     fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
         let linked = located.linked(site);
         let (patched, spot) = if self.kernel.holds_code(linked) {
+            if self.init_freed.get() && self.kernel.is_init(linked) {
+                return Arming::Refused("its code was freed when the kernel had booted".to_owned());
+            }
             let patched = self.kernel.sites().overlapping(linked, 1);
             (patched, self.gpa_of(linked, located).map(Spot::contiguous))
         } else if let Some(module) = self.modules.holding(site) {
@@ -578,5 +597,7 @@ enum NewState {
     AsItIs,
     Pending(&'static str),
     Disabled,
+    /// Its code has been freed.
+    Gone,
     Refused(String),
 }

@@ -33,12 +33,14 @@ impl Engine {
         };
         self.note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = panicked.get_or_insert(Panicked {
-            message,
-            crash,
-            at: None,
-        });
-        first.at.get_or_insert_with(Instant::now);
+        // The first one counts, unless another kernel has started since.
+        if panicked.as_ref().is_none_or(|first| first.at.is_none()) {
+            *panicked = Some(Panicked {
+                message,
+                crash,
+                at: Some(Instant::now()),
+            });
+        }
         Ok(())
     }
 

@@ -88,6 +88,7 @@ impl Engine {
     fn forget_kernel(&self) {
         self.located.set(None);
         self.boot_patched.set(false);
+        self.init_freed.set(false);
         self.modules.forget_all();
         self.dying().clear();
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +133,9 @@ impl Engine {
         }
         self.successor.set(Successor::SAME);
         for probe in self.all_probes() {
-            if probe.state() == ProbeState::Gone && probe.place().is_some() {
+            // What was refused may be possible there: the guest's own probes and patches are gone.
+            let is_over = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+            if is_over && probe.place().is_some() {
                 probe.set_state(ProbeState::Pending, None);
             }
         }

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use super::Engine;
-use crate::ProbeState;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
-use crate::resolve::{Place, Resolved, Via, resolve};
+use crate::resolve::{Resolved, Via, resolve};
 
 /// The milestones that there are in this kernel.
 pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
@@ -82,12 +81,7 @@ impl Engine {
 
     /// The init text is about to be freed: nothing may stay planted there.
     fn retire_init(&self, paused: &dyn Paused) {
-        for probe in self.probes.load().iter().chain(&self.milestones) {
-            let is_here = |place: Arc<Place>| place.init && place.module.is_none();
-            if probe.place().is_some_and(is_here) {
-                probe.set_state(ProbeState::Gone, None);
-            }
-        }
+        self.init_freed.set(true);
         if let Some(located) = self.located.get() {
             self.lose_return_sites(|site| !self.kernel.is_init(located.linked(site)));
         }

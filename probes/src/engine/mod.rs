@@ -58,7 +58,7 @@ use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
-use arm::{BootPatched, Whereabouts};
+use arm::{Reached, Whereabouts};
 use handover::Successor;
 pub use inventory::{At, ProbeRecord, ReadError};
 use modules::Watched;
@@ -123,7 +123,9 @@ pub struct Engine {
     unwatched: Mutex<Vec<Gva>>,
     /// Where the kernel runs, once that is known. Unset when another kernel takes over.
     located: Whereabouts,
-    boot_patched: BootPatched,
+    boot_patched: Reached,
+    /// The kernel has freed its init text.
+    init_freed: Reached,
     successor: Successor,
     /// A reader has not returned in time, and that has been told.
     readers_lost: AtomicBool,
@@ -169,7 +171,8 @@ impl Engine {
             resuming: Mutex::default(),
             unwatched: Mutex::default(),
             located: Whereabouts::default(),
-            boot_patched: BootPatched::default(),
+            boot_patched: Reached::default(),
+            init_freed: Reached::default(),
             successor: Successor::default(),
             readers_lost: AtomicBool::new(false),
             modules: Watched::default(),

@@ -383,11 +383,19 @@ impl Engine {
                 continue;
             };
             hit.regs.rip = call.returns_to.0;
+            let is_at_slot = rsp == call.slot;
+            if is_at_slot {
+                // A static call has pushed its return address since.
+                hit.regs.rsp = rsp.wrapping_add(8);
+            }
             match &purpose.action {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
                 ReturnAction::Trace => self.tell_return(&call, hit.vcpu(), &hit.regs),
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => self.add_value(hit, aggregated),
+            }
+            if is_at_slot {
+                hit.regs.rsp = rsp;
             }
         }
         Ok(())
@@ -424,10 +432,13 @@ impl Engine {
 
     /// A detour has recorded that a vCPU came to `site`, where calls return to.
     pub(super) fn leave_recorded_calls(&self, site: Gva, ts_ns: u64, vcpu: usize, record: &Record) {
-        let regs = &record.regs;
-        let returned = self.returned(site, regs.rsp, &mut || Some(record.returns_to));
+        let returned = self.returned(site, record.regs.rsp, &mut || Some(record.returns_to));
         for call in returned {
             call.probe.end_call();
+            let regs = &vmm::kvm_regs {
+                rsp: call.slot.wrapping_add(8),
+                ..record.regs
+            };
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;
             };

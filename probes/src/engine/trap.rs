@@ -18,6 +18,7 @@ use crate::hit::{DebugUse, KernelTables, Passed, Plant, RFLAGS_RF, own_instructi
 use crate::plant::{PlantByte, Spot, Written};
 use crate::registry::{Milestone, Purpose};
 
+const PAGE_BYTES: u64 = 4096;
 /// The opcode of `outs` with bytes, which ends the instruction.
 const OUTSB: u8 = 0x6e;
 
@@ -85,7 +86,7 @@ impl Engine {
                 None => Ok(HitOutcome::NotOurs),
             };
         };
-        if self.may_be_behind_outs(plant.spot.gpa) && vcpu.is_behind_outs()? {
+        if self.may_be_behind_outs(&plant) && vcpu.is_behind_outs()? {
             return Ok(HitOutcome::NotOurs);
         }
         match self.tell(vcpu, &plant, rip)? {
@@ -100,11 +101,20 @@ impl Engine {
 
     /// Whether a vCPU that left the guest at `plant` for a port write may have done it by an `outs` in front of the plant. One
     /// that is probed itself is executed alone.
-    fn may_be_behind_outs(&self, plant: Gpa) -> bool {
+    fn may_be_behind_outs(&self, plant: &Plant) -> bool {
+        if self.planter.byte() != PlantByte::Port {
+            return false;
+        }
+        let gpa = plant.spot.gpa.0;
+        if gpa.is_multiple_of(PAGE_BYTES) && self.modules.holding(plant.at).is_some() {
+            // The pages of a module lie anywhere.
+            return true;
+        }
         let mut before = [0];
-        self.planter.byte() == PlantByte::Port
-            && plant.0 > 0
-            && self.memory.read(Gpa(plant.0 - 1), &mut before).is_ok()
+        let read = |at| self.memory.read(Gpa(at), &mut before);
+        gpa.checked_sub(1)
+            .map(read)
+            .is_some_and(|read| read.is_ok())
             && before == [OUTSB]
     }
 

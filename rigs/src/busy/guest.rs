@@ -24,7 +24,16 @@ const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=5 cryptomgr.notests=1 ran
 /// The workload's last line begins so.
 const DONE: &str = "workload: done";
 /// What a console never says of a guest that is well.
-const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
+const COMPLAINTS: [&str; 8] = [
+    "WARNING:",
+    "BUG:",
+    "kernel BUG",
+    "Oops",
+    "Call Trace",
+    "general protection fault",
+    "segfault at",
+    "traps: ",
+];
 /// What it says when it has been given too little time: that depends on what else the host does. A guest that hangs does
 /// not come to its end.
 const SLOW: [&str; 3] = ["soft lockup", "rcu: INFO", "INFO: task"];

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use guest_images::workload::Counts;
-use probes::{ProbeState, ProbeSummary};
+use probes::{GuestEnd, ProbeState, ProbeSummary};
 
 use super::COUNTED;
 use super::events::{Ending, GroundEvent};
@@ -25,6 +25,9 @@ pub(super) fn judge(
             "the unprobed run ends with {:?}, the probed one with {:?}",
             before.end, after.end
         ));
+    }
+    if before.end == GuestEnd::Timeout {
+        wrong.push("the unprobed run comes to no end".to_owned());
     }
     if reports(unprobed) != reports(probed) {
         wrong.push(format!(

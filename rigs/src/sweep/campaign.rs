@@ -100,7 +100,8 @@ impl Campaign<'_> {
         ]
         .concat();
         let began = Instant::now();
-        for _ in 0..=RESTARTS_MAX {
+        let mut deaths = 0;
+        loop {
             let launch = Launch {
                 backend: self.backend,
                 program: Program::Sweep {
@@ -114,7 +115,8 @@ impl Campaign<'_> {
             };
             match launch::run(&launch, tell) {
                 Ok(_) => break,
-                Err(error) if error.is_death() => {
+                Err(error) if error.is_death() && deaths < RESTARTS_MAX => {
+                    deaths += 1;
                     let text = fs::read_to_string(&path).map_err(file_error("read", &path))?;
                     let Some(death) = death(&text, &error) else {
                         return Err(error);
@@ -149,11 +151,13 @@ fn last_plan(text: &str) -> Option<Plan> {
 }
 
 fn last_sum(text: &str) -> Option<Sum> {
-    let lines = text.lines().rev().filter_map(Line::find);
-    lines.into_iter().find_map(|line| match line {
-        Line::Sweep(Step::Sum(sum)) => Some(sum),
+    let mut lines = text.lines().rev().filter_map(Line::find);
+    // That of an earlier launch is not this one's.
+    lines.find_map(|line| match line {
+        Line::Sweep(Step::Sum(sum)) => Some(Some(sum)),
+        Line::Sweep(Step::Plan(_)) => Some(None),
         _ => None,
-    })
+    })?
 }
 
 /// The line that says of the boot under way that the Linux around the guest died at it; `None` if no boot was under way, so

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 /// Words of a line that reports damage.
-const DAMAGE: [&str; 9] = [
+const DAMAGE: [&str; 11] = [
     "WARNING:",
     "BUG:",
     "kernel BUG",
@@ -12,6 +12,8 @@ const DAMAGE: [&str; 9] = [
     "general protection fault",
     "invalid opcode",
     "unhandled signal",
+    "segfault at",
+    "traps: ",
     "Kernel panic",
 ];
 /// Words of a line that reports too little time: the cause may be a busy host.

@@ -83,6 +83,12 @@ impl Baseline {
     pub(super) fn judge(&self, judged: &Judged<'_>) -> Outcome {
         let ran = judged.ran;
         if let Ended::OverLimit(limit) = ran.ended {
+            if let Some(report) = Reports::of(&ran.console).beyond(&self.reports) {
+                return Outcome::Harmed {
+                    reason: format!("the guest reports, and comes to no end: {report}"),
+                    suspects: suspects(judged),
+                };
+            }
             return Outcome::Slow {
                 reason: format!(
                     "no end after {} s, but the console goes on{}; last words: {}",

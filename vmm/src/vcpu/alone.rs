@@ -1,6 +1,6 @@
 //! One vCPU, run alone: the others are paused, and it runs until it is about to execute one of a few places.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 
@@ -10,8 +10,11 @@ use super::watchdog::Watchdog;
 use crate::PausedGuard;
 use crate::trap::{Trap, TrapHandler};
 
-/// A vCPU that is still where it began when its time is over is given it so many times: it was the host that had no time
-/// for it, or it executes one long instruction, a repeated one perhaps, which can be left half-way.
+/// A vCPU that has moved is kicked so many times, one limit after the other, before its time is over. Kicks are counted, not
+/// time: a thread that the host has no processor for finds one kick, however many were due.
+const KICKS: u32 = 3;
+/// The same for a vCPU that is still where it began: it executes one long instruction, a repeated one perhaps, which can be
+/// left half-way.
 const PATIENCE: u32 = 100;
 
 /// How a vCPU is run alone, and how far.
@@ -20,7 +23,7 @@ pub struct Alone<'a> {
     /// Linear addresses. Before any of these is executed, the run ends. The caller has put something there that leaves
     /// the guest: the byte of a one-byte port write, where those are usable, or of an `int3`.
     pub stops: &'a [u64],
-    /// The run ends at the latest after this time, counted from when the vCPU has moved.
+    /// So often the vCPU is kicked; the run ends with the third kick, or, if it has not moved, with the hundredth.
     pub limit: Duration,
     /// Whether the debug registers set by [`PausedGuard::set_breakpoints`] stay in force.
     pub breakpoints: bool,
@@ -75,7 +78,7 @@ impl StoppedVcpu<'_> {
         alone: &Alone<'_>,
     ) -> Result<AloneEnd, RunError> {
         let start = self.regs()?.rip;
-        let began = Instant::now();
+        let mut kicks = 0;
         let _watchdog = Watchdog::every(alone.limit);
         loop {
             match self.enter()? {
@@ -92,8 +95,9 @@ impl StoppedVcpu<'_> {
                     if alone.stops.contains(&now.rip) {
                         return Ok(AloneEnd::At(now.rip));
                     }
-                    let times = if now.rip == start { PATIENCE } else { 1 };
-                    if began.elapsed() >= alone.limit * times {
+                    kicks += 1;
+                    let has_moved = now.rip != start;
+                    if kicks >= if has_moved { KICKS } else { PATIENCE } {
                         return Ok(AloneEnd::TimedOut);
                     }
                 }

@@ -97,7 +97,8 @@ impl StoppedVcpu<'_> {
     /// locked bus is lost on the way: an exit without a cause that is not at an `int1` is dropped. Where the self-test could not
     /// tell which it is, the bytes do: a guest that is given the exception in front of its `int1` executes it for ever.
     pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
-        if dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
+        let may_step = self.shared.facts.int1 != Int1Delivery::AtInstruction;
+        if may_step && dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
             return Ok(());
         }
         if dr6 & DR6_OWN_CAUSES == 0 && self.shared.facts.int1 != Int1Delivery::AfterInstruction {
@@ -128,7 +129,9 @@ impl StoppedVcpu<'_> {
     }
 
     /// Whether KVM itself has made the vCPU step: an SVM without virtual NMIs does so over what keeps it from injecting one,
-    /// an `iret` for example, and reports the step as if it were the guest's. It has put the guest's own TF back by then.
+    /// an `iret` for example, and reports the step as if it were the guest's. It has put the guest's own TF back by then. (A
+    /// guest's `popf` that ends its own stepping looks the same, if an NMI comes just then: its last step is not told.) VT-x
+    /// needs no such step.
     fn is_step_of_kvm(&mut self) -> Result<bool, VcpuError> {
         let steps_itself = self.regs()?.rflags & RFLAGS_TF != 0;
         Ok(!steps_itself && self.told_events()?.nmi.pending != 0)

@@ -227,6 +227,27 @@ fn plants_in_init_text_go_before_it_is_freed() {
     assert_eq!(rig.hits().len(), 1, "milestones are not told");
 }
 
+/// Somebody else's data lies there by then.
+#[test]
+fn probe_on_init_text_that_was_freed_is_gone() {
+    for is_watched in [true, false] {
+        let mut kernel = SyntheticKernel::new();
+        let free_initmem = kernel.function("free_initmem", &PLAIN);
+        let goes = kernel.init_function("goes", &PLAIN);
+        let rig = Rig::new(&kernel, &["kprobe:goes"]);
+        let (engine, paused) = (&rig.engine, &rig.paused);
+        engine.set_armed(paused, is_watched).expect("set");
+        reach(&rig, free_initmem);
+        engine.set_armed(paused, true).expect("armed");
+        let spec: crate::ProbeSpec = "kretprobe:goes".parse().expect("a probe");
+        engine.register(paused, &[spec.into()]).expect("registered");
+        assert_eq!(rig.states(), [ProbeState::Gone; 2], "watched: {is_watched}");
+        assert_eq!(rig.seen(goes), PLAIN[0]);
+        // Nor is anything planted there that a call seems to return to.
+        assert!(!engine.can_return_to(goes.wrapping_add(1)));
+    }
+}
+
 #[test]
 fn a_panic_is_noted_with_its_message() {
     let (kernel, panic) = one("panic", &PLAIN);

@@ -123,6 +123,22 @@ fn probes_registered_between_two_kernels_are_not_planted() {
     assert_eq!(states, [ProbeState::Armed; 2]);
 }
 
+/// The knob was off when it was started.
+#[test]
+fn kernel_that_was_started_unwatched_is_left_alone() {
+    let guest = Guest::new(&["kprobe:probed"]);
+    let (engine, paused) = (&guest.rig.engine, &guest.rig.paused);
+    engine.set_armed(paused, false).expect("disarmed");
+    assert_eq!(guest.rig.seen(guest.probed), PLAIN[0]);
+    reach(&guest.rig, guest.leaves, STACK);
+    assert_eq!(guest.rig.memory.bytes(), guest.before);
+    assert_eq!(paused.read_only(), []);
+    engine.set_armed(paused, true).expect("armed");
+    assert_eq!(guest.rig.memory.bytes(), guest.before);
+    guest.starts_next();
+    assert_eq!(guest.rig.states(), [ProbeState::Armed]);
+}
+
 #[test]
 fn same_kernel_at_another_place_is_probed_again() {
     let guest = Guest::new(&["kprobe:probed"]);
