@@ -308,7 +308,8 @@ impl Engine {
         Ok(true)
     }
 
-    /// The knob: `false` takes every plant away and leaves each probe's own state, `true` brings them back.
+    /// The knob: `false` takes every plant away and leaves each probe's own state, `true` brings them back. Milestones stay that
+    /// tell when memory becomes something else: where plants would be brought back to.
     ///
     /// # Errors
     ///
@@ -338,8 +339,9 @@ impl Engine {
         ids
     }
 
-    /// Takes every plant away: the guest's text is its own again, byte for byte, but for the jump in the kernel's handler of
-    /// `int3`, if one was needed, which stays as the detours do.
+    /// Takes every plant away: the guest's text is its own again, byte for byte, but for the milestones of
+    /// [`set_armed`](Self::set_armed), and the jump in the kernel's handler of `int3`, if one was needed, which stays as the
+    /// detours do.
     ///
     /// # Errors
     ///
