@@ -53,6 +53,7 @@ fn usage(filter: Option<&str>, keeps: Keeps) -> Use {
             task: None,
         },
         plant: 0xee,
+        index: 0,
     }
 }
 
@@ -83,9 +84,13 @@ impl Churned {
     }
 
     fn make(&self, index: u64, usage: &Use) -> Result<MadeDetour, DetourError> {
+        self.make_shared(index, std::slice::from_ref(usage))
+    }
+
+    fn make_shared(&self, index: u64, uses: &[Use]) -> Result<MadeDetour, DetourError> {
         let jumped = function(index);
         self.detour
-            .make(&self.paused, &self.memory, &self.kernel, &jumped, usage)
+            .make(&self.paused, &self.memory, &self.kernel, &jumped, uses)
     }
 
     /// How many entries of the page directory lead to pages of each kind: code, and words or the ring.
@@ -126,7 +131,10 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
         for index in (0..10_000).step_by(7) {
             let again = churned.make(index, usage).expect("it is there");
             let before = &made[usize::try_from(index).expect("small")];
-            assert_eq!((again.entry, again.who), (before.entry, before.who));
+            assert_eq!(
+                (again.entry, again.parts[0].who),
+                (before.entry, before.parts[0].who)
+            );
         }
         assert_eq!(churned.pages(), told.last().expect("told").2);
     }
@@ -142,6 +150,44 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
     );
 }
 
+/// What is shared is made of the parts that each has alone; however often sets of probes come and go, each has one detour.
+#[test]
+fn shared_detours_have_the_parts_of_their_site() {
+    let churned = Churned::new();
+    let [count, record, call] =
+        [Keeps::Count, Keeps::Records, Keeps::Calls].map(|it| usage(None, it));
+    let alone: Vec<_> = [&count, &record, &call]
+        .map(|usage| churned.make(0, usage).expect("there is room"))
+        .into();
+    let sets = [
+        vec![count.clone(), record.clone(), call.clone()],
+        vec![count.clone(), record.clone()],
+        vec![record.clone(), count.clone()],
+        vec![
+            Use {
+                index: 1,
+                ..count.clone()
+            },
+            count.clone(),
+        ],
+    ];
+    let make = |set: &Vec<Use>| churned.make_shared(0, set).expect("there is room");
+    let made: Vec<_> = sets.iter().map(make).collect();
+    let entries: BTreeSet<_> = alone.iter().chain(&made).map(|made| made.entry).collect();
+    assert_eq!(entries.len(), alone.len() + made.len());
+    let whos = |made: &MadeDetour| made.parts.iter().map(|part| part.who).collect::<Vec<_>>();
+    assert_eq!(
+        made.iter().map(whos).collect::<Vec<_>>(),
+        [vec![1, 2, 3], vec![1, 2], vec![2, 1], vec![4, 1]]
+    );
+    let words = |made: &MadeDetour| made.parts[0].words.clone();
+    assert_eq!(words(&made[0]), words(&alone[0]));
+    assert_ne!(words(&made[3]), words(&alone[0]));
+    for (set, made) in sets.iter().zip(&made) {
+        assert_eq!(make(set).entry, made.entry);
+    }
+}
+
 /// A detour on a second page is whole there, is reached, and its exit is known.
 #[test]
 fn code_does_not_cross_the_end_of_a_page() {
@@ -154,7 +200,10 @@ fn code_does_not_cross_the_end_of_a_page() {
         assert_eq!(made.entry.0 / REGION_BYTES, end / REGION_BYTES);
         bases.insert(made.entry.0 / REGION_BYTES);
         let exits = (made.entry.0..end).filter_map(|at| churned.detour.left_at(Gva(at)));
-        assert_eq!(exits.map(|left| left.who).collect::<Vec<_>>(), [made.who]);
+        assert_eq!(
+            exits.map(|left| left.who).collect::<Vec<_>>(),
+            [made.parts[0].who]
+        );
     }
     assert_eq!(bases.len(), 2);
 }

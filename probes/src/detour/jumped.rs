@@ -69,9 +69,19 @@ impl Jumped {
         std::iter::once(&self.first).chain(&self.then)
     }
 
+    /// The last of them, at which the plant is.
+    fn last(&self) -> &Decoded {
+        self.then.as_ref().unwrap_or(&self.first)
+    }
+
+    /// Where the plant is.
+    pub(super) fn site(&self) -> Gva {
+        self.last().at()
+    }
+
     /// Where the detour jumps back to.
     pub(super) fn next(&self) -> Gva {
-        self.then.unwrap_or(self.first).next()
+        self.last().next()
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {

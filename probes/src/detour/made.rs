@@ -16,7 +16,7 @@ use crate::program::{Aggregate, Filter};
 const JUMP: u8 = 0xe9;
 const NEAR_BYTES: u64 = 5;
 
-/// What a detour is for.
+/// What a part of a detour is for: one probe, or the calls that return to its site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Use {
     /// Only hits for which this holds.
@@ -26,6 +26,8 @@ pub(crate) struct Use {
     pub(crate) processor: Processor,
     /// What leaves the guest.
     pub(crate) plant: u8,
+    /// Which it is of several at one site that are alike in the rest.
+    pub(crate) index: usize,
 }
 
 /// What a detour keeps of a hit.
@@ -58,6 +60,31 @@ impl Use {
         }
     }
 
+    /// What `part`, which is for it, does.
+    fn work(&self, part: &Part, ring: Option<Gva>) -> Result<Work<'_>, DetourError> {
+        let does = match &self.keeps {
+            Keeps::Count => Does::Count(part.words_at),
+            Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, part.words_at),
+            Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => Does::Record {
+                ring: ring.ok_or(DetourError::NoPlace)?,
+                who: part.who,
+                of: match self.keeps {
+                    Keeps::Calls => Of::Call,
+                    Keeps::EntryReturns => Of::Entry,
+                    _ => Of::Hit,
+                },
+                dropped: part.words.as_ref().map(|_| part.words_at),
+            },
+            Keeps::Exits => Does::Exit,
+        };
+        Ok(Work {
+            filter: self.filter.as_ref(),
+            does,
+            processor: self.processor,
+            plant: self.plant,
+        })
+    }
+
     /// Whether it leaves records.
     pub(super) const fn records(&self) -> bool {
         matches!(
@@ -67,15 +94,25 @@ impl Use {
     }
 }
 
+/// A part of detours: what they do for one probe, or for the calls that return to their site. All detours of a site that have
+/// a part for the same use have the same part.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    /// Its number: records, and exits, say it.
+    pub(crate) who: u32,
+    /// Where it counts, if it does: hits, or records that it had no room for.
+    pub(crate) words: Option<Words>,
+    /// Where the guest's kernel finds these.
+    words_at: Gva,
+}
+
 /// A detour.
 #[derive(Clone, Debug)]
 pub(crate) struct MadeDetour {
     /// Its first instruction.
     pub(crate) entry: Gva,
-    /// Its number: records, and exits, say it.
-    pub(crate) who: u32,
-    /// Where it counts, if it does: hits, or records that it had no room for.
-    pub(crate) words: Option<Words>,
+    /// In the order in which they are executed.
+    pub(crate) parts: Vec<Part>,
 }
 
 impl MadeDetour {
@@ -101,9 +138,9 @@ pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
 /// Where a vCPU that has left the guest in a detour belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftAt {
-    /// The number of the detour.
+    /// The number of the part whose exit it is.
     pub(crate) who: u32,
-    /// Where it goes on.
+    /// Where it goes on: with the next part, or the displaced instructions.
     pub(crate) on: Gva,
 }
 
@@ -114,23 +151,28 @@ pub(super) struct NewDetour {
     pub(super) detour: MadeDetour,
 }
 
-type Key = (Gva, Vec<u8>, Use);
+/// Where the jump is, what it displaces, and what is done there, in order.
+type Key = (Gva, Vec<u8>, Vec<Use>);
 
 /// The detours of a region. A detour that has been made stays as long as the guest runs, since a thread may be in it at any
-/// time; the same jump finds it again, and its words count on.
+/// time; the same jump for the same uses finds it again.
+///
+/// A part belongs to its site, not to one detour: when probes come to a site and go, another detour takes over, and a thread
+/// that is still in the one before counts and records for the same probes.
 #[derive(Debug, Default)]
 pub(super) struct Detours {
+    parts: HashMap<(Gva, Use), Part>,
     made: HashMap<Key, MadeDetour>,
     exits: HashMap<Gva, LeftAt>,
 }
 
-fn key(jumped: &Jumped, usage: &Use) -> Key {
-    (jumped.at(), jumped.bytes(), usage.clone())
+fn key(jumped: &Jumped, uses: &[Use]) -> Key {
+    (jumped.at(), jumped.bytes(), uses.to_vec())
 }
 
 impl Detours {
-    pub(super) fn of(&self, jumped: &Jumped, usage: &Use) -> Option<MadeDetour> {
-        self.made.get(&key(jumped, usage)).cloned()
+    pub(super) fn of(&self, jumped: &Jumped, uses: &[Use]) -> Option<MadeDetour> {
+        self.made.get(&key(jumped, uses)).cloned()
     }
 
     /// Whose exit is at `at`.
@@ -138,45 +180,53 @@ impl Detours {
         self.exits.get(&at).copied()
     }
 
-    /// Puts a detour together for `entry`. It counts as made when [`keep`](Self::keep) is called.
-    pub(super) fn assemble(
-        &self,
-        jumped: &Jumped,
+    /// The part for `usage` at `site`, if it has been made.
+    pub(super) fn part(&self, site: Gva, usage: &Use) -> Option<&Part> {
+        self.parts.get(&(site, usage.clone()))
+    }
+
+    /// The part for `usage` at `site`, which is made if there is none yet.
+    pub(super) fn make_part(
+        &mut self,
+        site: Gva,
         usage: &Use,
+        cells: &mut Cells,
+    ) -> Result<Part, DetourError> {
+        if let Some(part) = self.part(site, usage) {
+            return Ok(part.clone());
+        }
+        let who = u32::try_from(self.parts.len() + 1).map_err(|_| DetourError::Full)?;
+        let (words_at, words) = match usage.words() {
+            0 => (Gva(0), None),
+            words => {
+                let (at, words) = cells.next(words)?;
+                cells.keep(&words);
+                (at, Some(words))
+            }
+        };
+        let part = Part {
+            who,
+            words,
+            words_at,
+        };
+        self.parts.insert((site, usage.clone()), part.clone());
+        Ok(part)
+    }
+
+    /// Puts a detour together for `entry`, of `parts`, which are for `uses`. It counts as made when [`keep`](Self::keep) is
+    /// called.
+    pub(super) fn assemble(
+        jumped: &Jumped,
+        uses: &[Use],
+        parts: Vec<Part>,
         entry: Gva,
-        cells: &Cells,
         ring: Option<Gva>,
     ) -> Result<NewDetour, DetourError> {
-        let who = u32::try_from(self.made.len() + 1).map_err(|_| DetourError::Full)?;
-        let words = match usage.words() {
-            0 => None,
-            words => Some(cells.next(words)?),
-        };
-        let at = words.as_ref().map_or(Gva(0), |(at, _)| *at);
-        let does = match &usage.keeps {
-            Keeps::Count => Does::Count(at),
-            Keeps::Aggregate(aggregate) => Does::Aggregate(aggregate, at),
-            Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => Does::Record {
-                ring: ring.ok_or(DetourError::NoPlace)?,
-                who,
-                of: match usage.keeps {
-                    Keeps::Calls => Of::Call,
-                    Keeps::EntryReturns => Of::Entry,
-                    _ => Of::Hit,
-                },
-                dropped: words.as_ref().map(|(at, _)| *at),
-            },
-            Keeps::Exits => Does::Exit,
-        };
-        let work = Work {
-            filter: usage.filter.as_ref(),
-            does,
-            processor: usage.processor,
-            plant: usage.plant,
-        };
-        let code = assemble(jumped, &work, entry)?;
-        let words = words.map(|(_, words)| words);
-        let detour = MadeDetour { entry, who, words };
+        let works = uses.iter().zip(&parts);
+        let works = works.map(|(usage, part)| usage.work(part, ring));
+        let works = works.collect::<Result<Vec<_>, _>>()?;
+        let code = assemble(jumped, &works, entry)?;
+        let detour = MadeDetour { entry, parts };
         // What cannot be jumped to is not made.
         if jumped.lead() == Lead::Jump {
             detour.jump_from(jumped.at())?;
@@ -185,21 +235,14 @@ impl Detours {
     }
 
     /// A detour has been written.
-    pub(super) fn keep(
-        &mut self,
-        new: NewDetour,
-        jumped: &Jumped,
-        usage: &Use,
-        cells: &mut Cells,
-    ) -> MadeDetour {
-        if let Some(words) = &new.detour.words {
-            cells.keep(words);
+    pub(super) fn keep(&mut self, new: NewDetour, jumped: &Jumped, uses: &[Use]) -> MadeDetour {
+        for (exit, part) in new.code.exits.iter().zip(&new.detour.parts) {
+            if let Some(Exit { at, on }) = *exit {
+                let who = part.who;
+                self.exits.insert(at, LeftAt { who, on });
+            }
         }
-        if let Some(Exit { at, on }) = new.code.exit {
-            let who = new.detour.who;
-            self.exits.insert(at, LeftAt { who, on });
-        }
-        self.made.insert(key(jumped, usage), new.detour.clone());
+        self.made.insert(key(jumped, uses), new.detour.clone());
         new.detour
     }
 }
@@ -230,6 +273,7 @@ mod tests {
                 task: None,
             },
             plant: 0xee,
+            index: 0,
         }
     }
 
@@ -261,13 +305,29 @@ mod tests {
         found
     }
 
+    impl Detours {
+        /// With parts that are made if there are none yet.
+        fn new_at(
+            &mut self,
+            jumped: &Jumped,
+            uses: &[Use],
+            cells: &mut Cells,
+            ring: Option<Gva>,
+        ) -> Result<NewDetour, DetourError> {
+            let site = jumped.site();
+            let parts = uses.iter().map(|usage| self.make_part(site, usage, cells));
+            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            Self::assemble(jumped, uses, parts, ENTRY, ring)
+        }
+    }
+
     #[test]
     fn detour_counts_executes_displaced_instructions_and_jumps_back() {
         let mut detours = Detours::default();
         let (jumped, mut cells) = (traced(), cells(4096));
-        let [count, record] = [Keeps::Count, Keeps::Records].map(keeping);
+        let [count, record] = [Keeps::Count, Keeps::Records].map(|keeps| [keeping(keeps)]);
         let new = detours
-            .assemble(&jumped, &count, ENTRY, &cells, None)
+            .new_at(&jumped, &count, &mut cells, None)
             .expect("there is room");
         assert_eq!(new.detour.entry, ENTRY);
         let code = instructions(&new.code.bytes, ENTRY);
@@ -287,7 +347,7 @@ mod tests {
         let jump = decode(jump.bytes(), TEXT).expect("a jump");
         assert_eq!(jump.branch_target(), Some(new.detour.entry));
         assert!(detours.of(&jumped, &count).is_none());
-        detours.keep(new, &jumped, &count, &mut cells);
+        detours.keep(new, &jumped, &count);
         assert!(detours.of(&jumped, &count).is_some());
         assert!(detours.of(&jumped, &record).is_none());
     }
@@ -296,13 +356,13 @@ mod tests {
     fn recording_detour_balances_the_stack_and_exits_before_displaced_instructions() {
         let mut detours = Detours::default();
         let (jumped, mut cells) = (traced(), cells(4096));
-        let record = keeping(Keeps::Records);
+        let record = [keeping(Keeps::Records)];
         let new = detours
-            .assemble(&jumped, &record, ENTRY, &cells, Some(RING))
+            .new_at(&jumped, &record, &mut cells, Some(RING))
             .expect("there is room");
         let code = instructions(&new.code.bytes, ENTRY);
-        let exit = new.code.exit.expect("it can be full");
-        detours.keep(new, &jumped, &record, &mut cells);
+        let exit = new.code.exits[0].expect("it can be full");
+        detours.keep(new, &jumped, &record);
         // Two ends pop what one beginning has pushed.
         let texts: Vec<String> = code.iter().map(Decoded::text).collect();
         let count = |wanted: &str| texts.iter().filter(|text| *text == wanted).count();
@@ -325,22 +385,24 @@ mod tests {
     fn each_detour_has_words_of_its_own_until_there_is_no_room() {
         let mut detours = Detours::default();
         let mut cells = cells(3 * 16);
-        let count = keeping(Keeps::Count);
+        let count = [keeping(Keeps::Count)];
         let mut seen = Vec::new();
         for i in 0..3 {
             let jumped = nop(TEXT.wrapping_add(64 * i));
             assert!(cells.has_room(1));
             let new = detours
-                .assemble(&jumped, &count, ENTRY, &cells, None)
+                .new_at(&jumped, &count, &mut cells, None)
                 .expect("room");
-            let made = detours.keep(new, &jumped, &count, &mut cells);
-            seen.push((made.words.expect("it counts"), made.who));
+            let [part] = &detours.keep(new, &jumped, &count).parts[..] else {
+                panic!("one part");
+            };
+            seen.push((part.words.clone().expect("it counts"), part.who));
         }
         let at = |index: usize| cells_of(&seen[index].0);
         assert_eq!([at(0), at(1), at(2)], [0, 16, 32]);
         assert!(seen.iter().map(|(_, who)| *who).eq([1, 2, 3]));
         let jumped = nop(TEXT.wrapping_add(1000));
-        let full = detours.assemble(&jumped, &count, ENTRY, &cells, None);
+        let full = detours.new_at(&jumped, &count, &mut cells, None);
         assert!(matches!(full, Err(DetourError::Full)), "{full:?}");
         assert!(!cells.has_room(1));
     }
@@ -355,9 +417,9 @@ mod tests {
 
     #[test]
     fn distant_or_short_instruction_is_not_jumped_over() {
-        let detours = Detours::default();
+        let mut detours = Detours::default();
         let far = nop(Gva(0x10_0000_0000));
-        let far = detours.assemble(&far, &keeping(Keeps::Count), ENTRY, &cells(4096), None);
+        let far = detours.new_at(&far, &[keeping(Keeps::Count)], &mut cells(4096), None);
         assert!(matches!(far, Err(DetourError::TooFar)), "{far:?}");
         let push = decode(&[0x55], TEXT).expect("an instruction");
         assert_eq!(Jumped::new(push, None), None);

@@ -47,7 +47,7 @@ use switch::LeadsTo;
 pub(crate) use cells::Words;
 pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::{Jumped, Lead};
-pub(crate) use made::{Keeps, LeftAt, MadeDetour, Use};
+pub(crate) use made::{Keeps, LeftAt, MadeDetour, Part, Use};
 pub(crate) use pages::ChangedEntry;
 #[cfg(test)]
 pub(crate) use ring::{
@@ -221,7 +221,13 @@ impl Detour {
         }
     }
 
-    /// A detour, for a jump in the place of instructions; it is made if there is none yet.
+    /// The number of the part for `usage` that detours at `site` have, if it has been made.
+    pub(crate) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
+        self.read().region()?.part(site, usage)
+    }
+
+    /// A detour for a jump in the place of instructions, with a part for each of `uses`, in order; it is made if there is none
+    /// yet.
     ///
     /// # Errors
     ///
@@ -232,12 +238,12 @@ impl Detour {
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
         jumped: &Jumped,
-        usage: &Use,
+        uses: &[Use],
     ) -> Result<MadeDetour, DetourError> {
         let mut state = self.write();
         let region = state.laid(paused, memory, kernel)?;
         let region = region.ok_or(DetourError::NoPlace)?;
-        let made = region.make(memory, jumped, usage)?;
+        let made = region.make(memory, jumped, uses)?;
         self.ring.store(region.ring());
         self.paging.store(Some(Arc::new(region.kernel().paging)));
         Ok(made)

@@ -98,6 +98,9 @@ impl Region {
 
     /// Where so many bytes of code can be; on a new page, if the last one is full.
     fn room_for(&mut self, memory: &dyn GuestMemory, bytes: usize) -> Result<Gva, DetourError> {
+        if bytes > page_bytes() {
+            return Err(DetourError::Full);
+        }
         if !self.code.has_room(bytes) {
             self.code = FreeCode::on(Self::map_code(&mut self.pages, memory)?);
         }
@@ -149,36 +152,44 @@ impl Region {
         Ok(())
     }
 
-    /// The detour for `jumped`, which is made if there is none yet.
+    /// The number of the part for `usage` at `site`, if it has been made.
+    pub(super) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
+        self.detours.part(site, usage).map(|part| part.who)
+    }
+
+    /// The detour for `jumped` and `uses`, which is made if there is none yet.
     pub(super) fn make(
         &mut self,
         memory: &dyn GuestMemory,
         jumped: &Jumped,
-        usage: &Use,
+        uses: &[Use],
     ) -> Result<MadeDetour, DetourError> {
-        if let Some(detour) = self.detours.of(jumped, usage) {
+        if let Some(detour) = self.detours.of(jumped, uses) {
             return Ok(detour);
         }
         if !self.is_reached(memory, &self.pages.kernel.paging, self.code.page.base) {
             return Err(DetourError::NotMapped);
         }
-        self.make_room_for_words(memory, usage.words())?;
-        if usage.records() {
-            self.map_ring(memory)?;
+        let site = jumped.site();
+        let mut parts = Vec::new();
+        for usage in uses {
+            if self.part(site, usage).is_none() {
+                self.make_room_for_words(memory, usage.words())?;
+            }
+            parts.push(self.detours.make_part(site, usage, &mut self.cells)?);
+            if usage.records() {
+                self.map_ring(memory)?;
+            }
         }
         let ring = self.ring.as_ref().map(|ring| ring.base);
-        let mut new = self
-            .detours
-            .assemble(jumped, usage, self.code.at(), &self.cells, ring)?;
+        let mut new = Detours::assemble(jumped, uses, parts, self.code.at(), ring)?;
         let at = self.room_for(memory, new.code.bytes.len())?;
         if at != new.detour.entry {
             // It is on a new page.
-            new = self
-                .detours
-                .assemble(jumped, usage, at, &self.cells, ring)?;
+            new = Detours::assemble(jumped, uses, new.detour.parts, at, ring)?;
         }
         self.write_code(&new.code.bytes)?;
-        Ok(self.detours.keep(new, jumped, usage, &mut self.cells))
+        Ok(self.detours.keep(new, jumped, uses))
     }
 
     /// There is room for so many words, on a new page if need be.

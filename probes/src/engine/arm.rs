@@ -225,6 +225,7 @@ impl Engine {
             for plant in table.plants().filter(|plant| plant.returns) {
                 self.unoptimise(paused, plant)
                     .map_err(|error| ArmError(error.into()))?;
+                self.report_hindrance(plant);
             }
         }
         let states: Vec<_> = looked_at()

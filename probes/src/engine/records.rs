@@ -12,11 +12,11 @@ use introspect::Gva;
 
 use super::Engine;
 use super::trap::HitOutcome;
-use crate::WhenFull;
 use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Probe, Purpose};
+use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;
@@ -37,7 +37,7 @@ pub(super) struct Records {
     drops: AtomicBool,
 }
 
-/// Who is told of a detour's hits.
+/// Who is told of the hits of a part of detours.
 #[derive(Clone, Debug)]
 enum Owner {
     Probe {
@@ -70,7 +70,24 @@ impl Records {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The detour of this number records for `probe`, which is about `ip`. The other vCPUs are paused. Returns the other
+    /// Whether the part of this number is `probe`'s.
+    pub(super) fn is_owner(&self, who: u32, probe: &Arc<Probe>) -> bool {
+        let owners = self.owners();
+        matches!(owners.get(&who), Some(Owner::Probe { probe: owner, .. }) if Arc::ptr_eq(owner, probe))
+    }
+
+    /// Whether the part of this number is that of no probe that is armed or may be armed again.
+    pub(super) fn has_no_owner(&self, who: u32) -> bool {
+        match self.owners().get(&who) {
+            Some(Owner::Probe { probe, .. }) => {
+                matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
+            }
+            Some(Owner::Returns(_)) => false,
+            Some(Owner::Gone) | None => true,
+        }
+    }
+
+    /// The part of this number works for `probe`, which is about `ip`. The other vCPUs are paused. Returns the other
     /// probe that it did so for.
     pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
         let owner = Owner::Probe {
@@ -83,7 +100,7 @@ impl Records {
         }
     }
 
-    /// The detour of this number records that calls return to `site`. The other vCPUs are paused.
+    /// The part of this number records that calls return to `site`. The other vCPUs are paused.
     pub(super) fn set_returns(&self, who: u32, site: Gva) {
         self.owners().insert(who, Owner::Returns(site));
     }
@@ -195,8 +212,8 @@ impl Engine {
         }
     }
 
-    /// A vCPU has left the guest in a detour: it records and has found no room, or a handler is to be called. What is in
-    /// the ring is told, and then this hit.
+    /// A vCPU has left the guest in a part of a detour: it records and has found no room, or a handler is to be called. What is
+    /// in the ring is told, and then this hit of this part's probe; those of the parts behind it are told when these are executed.
     pub(super) fn on_left(
         &self,
         vcpu: &mut dyn Vcpu,

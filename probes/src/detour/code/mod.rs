@@ -14,6 +14,10 @@
 //!                                  └──────────────────────────────────────┘
 //! ```
 //!
+//! A detour that several probes share has one part for each, one behind the other; the last one goes on with the instructions.
+//! Each part begins and ends with the registers, the flags and the stack of the guest, so that it does not matter which others
+//! there are. A part that exits has an exit of its own, which says whose hit it is; behind it the next part begins.
+//!
 //! What is pushed lies where the kernel's own interrupts push: the kernel is built without a red zone. While a slot is
 //! being filled interrupts are off, so that the task that has taken it never sleeps before it is filled.
 
@@ -35,7 +39,8 @@ use super::jumped::Jumped;
 use super::ring::CLOSED;
 use crate::program::{Aggregate, Filter};
 
-/// What a detour does before it executes what was jumped over.
+/// What a detour does for one probe, or for the calls that return to its site, before it executes the displaced
+/// instructions: a part of the detour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work<'a> {
     /// Only where this holds.
@@ -89,15 +94,16 @@ pub(crate) struct Processor {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Code {
     pub(super) bytes: Vec<u8>,
-    pub(super) exit: Option<Exit>,
+    /// Of each part, if it has one.
+    pub(super) exits: Vec<Option<Exit>>,
 }
 
-/// Where a detour leaves the guest.
+/// Where a part of a detour exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
     /// The plant's byte.
     pub(super) at: Gva,
-    /// Where the detour goes on.
+    /// Where the detour goes on: with the next part, or behind the last one with the displaced instructions.
     pub(super) on: Gva,
 }
 
@@ -146,27 +152,41 @@ impl From<Unwritten> for DetourError {
     }
 }
 
-/// Assembles a detour that begins at `at`.
+/// Assembles a detour that begins at `at` and does this, in order.
 ///
 /// # Errors
 ///
 /// When something that it has to reach is too far away, or the kernel does not say where it is.
-pub(super) fn assemble(jumped: &Jumped, work: &Work<'_>, at: Gva) -> Result<Code, DetourError> {
-    let mut writer = Writer::new(jumped, work).map_err(Unwritten::from)?;
-    match (work.filter, work.does) {
-        (None, Does::Count(cell)) => writer.count_only(cell).map_err(Unwritten::from)?,
-        _ => writer.program()?,
+pub(super) fn assemble(jumped: &Jumped, parts: &[Work<'_>], at: Gva) -> Result<Code, DetourError> {
+    let mut asm = CodeAssembler::new(64).map_err(Unwritten::from)?;
+    let mut ends = Vec::new();
+    for work in parts {
+        let asm = &mut asm;
+        ends.push((work, Writer { asm, work }.part()?));
     }
-    Ok(writer.finish(at)?)
+    instructions(&mut asm, jumped).map_err(Unwritten::from)?;
+    let mut exits = Vec::new();
+    for (work, end) in ends {
+        let asm = &mut asm;
+        let exit = Writer { asm, work }.exit(end).map_err(Unwritten::from)?;
+        exits.push(exit.map(|exit| (exit, end.next)));
+    }
+    Ok(placed(&mut asm, &exits, at)?)
 }
 
+/// Where a part ends.
+#[derive(Clone, Copy)]
+struct End {
+    /// The beginning of the next part, or of the displaced instructions.
+    next: CodeLabel,
+    /// Where it goes to exit, with its registers on the stack; `None` for one that does not exit.
+    leave: Option<CodeLabel>,
+}
+
+/// Writes one part.
 struct Writer<'w> {
-    asm: CodeAssembler,
-    jumped: &'w Jumped,
+    asm: &'w mut CodeAssembler,
     work: &'w Work<'w>,
-    instructions: CodeLabel,
-    /// Where it exits, if it does.
-    exit: Option<CodeLabel>,
 }
 
 /// What is at an address, for an instruction of any place.
@@ -185,29 +205,90 @@ fn small(value: u64) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
 
-impl<'w> Writer<'w> {
-    fn new(jumped: &'w Jumped, work: &'w Work<'w>) -> Result<Self, IcedError> {
-        let mut asm = CodeAssembler::new(64)?;
-        Ok(Self {
-            instructions: asm.create_label(),
-            asm,
-            jumped,
-            work,
-            exit: None,
-        })
+/// The displaced instructions, and the jump back.
+fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedError> {
+    for decoded in jumped.instructions() {
+        if is_position_independent(decoded) {
+            asm.db(decoded.bytes())?;
+        } else {
+            // Encoded anew for its place: it goes, or reaches, where it did.
+            asm.add_instruction(*decoded.instruction())?;
+        }
+    }
+    asm.jmp(jumped.next().0)
+}
+
+/// The code at its address, with its exits: where each is, and where it goes on.
+fn placed(
+    asm: &mut CodeAssembler,
+    exits: &[Option<(CodeLabel, CodeLabel)>],
+    at: Gva,
+) -> Result<Code, Unwritten> {
+    let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+    let assembled = asm.assemble_options(at.0, wanted)?;
+    let offsets = &assembled.inner.new_instruction_offsets;
+    if offsets.contains(&u32::MAX) {
+        // An instruction had to be made anew as several: what it is relative to is too far away.
+        return Err(Unwritten::TooFar);
+    }
+    let ip = |label| assembled.label_ip(label).map(Gva);
+    let mut placed = Vec::new();
+    for exit in exits {
+        placed.push(match exit {
+            Some((at, on)) => Some(Exit {
+                at: ip(at)?,
+                on: ip(on)?,
+            }),
+            None => None,
+        });
+    }
+    Ok(Code {
+        exits: placed,
+        bytes: assembled.inner.code_buffer,
+    })
+}
+
+impl Writer<'_> {
+    fn part(&mut self) -> Result<End, Unwritten> {
+        let leave = match (self.work.filter, self.work.does) {
+            (None, Does::Count(cell)) => {
+                self.count_only(cell)?;
+                None
+            }
+            _ => self.program()?,
+        };
+        // The next instruction that is written.
+        let mut next = self.asm.create_label();
+        self.asm.set_label(&mut next)?;
+        Ok(End { next, leave })
     }
 
     /// With no register, and interrupts as they are.
     fn count_only(&mut self, cell: Gva) -> Result<(), IcedError> {
         self.asm.pushfq()?;
         self.add_one(cell)?;
-        self.asm.popfq()?;
-        self.instructions()
+        self.asm.popfq()
     }
 
-    fn program(&mut self) -> Result<(), Unwritten> {
+    /// The exit of a part that has ended so, if it has one.
+    fn exit(&mut self, end: End) -> Result<Option<CodeLabel>, IcedError> {
+        let Some(mut leave) = end.leave else {
+            return Ok(None);
+        };
+        let mut exit = self.asm.create_label();
+        self.asm.set_label(&mut leave)?;
+        self.restore()?;
+        self.asm.set_label(&mut exit)?;
+        self.asm.db(&[self.work.plant])?;
+        // The VMM sets RIP. Where nobody is there to do it, the detour goes on.
+        self.asm.jmp(end.next)?;
+        Ok(Some(exit))
+    }
+
+    /// Returns where it goes to exit, if it does.
+    fn program(&mut self) -> Result<Option<CodeLabel>, Unwritten> {
         let mut done = self.asm.create_label();
-        let mut leave = self.asm.create_label();
+        let leave = self.asm.create_label();
         self.save()?;
         if let Some(filter) = self.work.filter {
             self.filter(filter, done)?;
@@ -251,18 +332,7 @@ impl<'w> Writer<'w> {
         };
         self.asm.set_label(&mut done)?;
         self.restore()?;
-        self.instructions()?;
-        if exits {
-            let mut exit = self.asm.create_label();
-            self.asm.set_label(&mut leave)?;
-            self.restore()?;
-            self.asm.set_label(&mut exit)?;
-            self.asm.db(&[self.work.plant])?;
-            // The VMM sets RIP. Where nobody is there to do it, the detour goes on.
-            self.asm.jmp(self.instructions)?;
-            self.exit = Some(exit);
-        }
-        Ok(())
+        Ok(exits.then_some(leave))
     }
 
     /// Flags and registers go to the stack, and interrupts off.
@@ -298,36 +368,5 @@ impl<'w> Writer<'w> {
     ) -> Result<(), IcedError> {
         let with = Instruction::with2(opcode, register, at(address))?;
         self.asm.add_instruction(with)
-    }
-
-    /// What was jumped over, and the jump back.
-    fn instructions(&mut self) -> Result<(), IcedError> {
-        self.asm.set_label(&mut self.instructions)?;
-        for decoded in self.jumped.instructions() {
-            if is_position_independent(decoded) {
-                self.asm.db(decoded.bytes())?;
-            } else {
-                // Encoded anew for its place: it goes, or reaches, where it did.
-                self.asm.add_instruction(*decoded.instruction())?;
-            }
-        }
-        self.asm.jmp(self.jumped.next().0)
-    }
-
-    fn finish(mut self, at: Gva) -> Result<Code, Unwritten> {
-        let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
-        let assembled = self.asm.assemble_options(at.0, wanted)?;
-        let on = Gva(assembled.label_ip(&self.instructions)?);
-        let exit = self.exit.map(|exit| assembled.label_ip(&exit));
-        let exit = exit.transpose()?.map(|at| Exit { at: Gva(at), on });
-        let offsets = &assembled.inner.new_instruction_offsets;
-        if offsets.contains(&u32::MAX) {
-            // An instruction had to be made anew as several: what it is relative to is too far away.
-            return Err(Unwritten::TooFar);
-        }
-        Ok(Code {
-            bytes: assembled.inner.code_buffer,
-            exit,
-        })
     }
 }

@@ -71,10 +71,15 @@ impl Machine {
 
     /// The same, and how many instructions that took.
     fn executed(&mut self, stops: &[Gva]) -> (Gva, u64) {
+        self.executed_from(DETOUR, stops)
+    }
+
+    /// The same from another instruction on.
+    fn executed_from(&mut self, from: Gva, stops: &[Gva]) -> (Gva, u64) {
         let memory: Arc<dyn GuestMemory> = self.memory.clone();
         let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
-        self.vcpu.regs.rip = DETOUR.0;
-        for number in 0..500 {
+        self.vcpu.regs.rip = from.0;
+        for number in 0..1000 {
             let rip = Gva(self.vcpu.regs.rip);
             if stops.contains(&rip) {
                 return (rip, number);
@@ -102,9 +107,17 @@ impl Machine {
 }
 
 fn assembled(filter: Option<&Filter>, does: Does<'_>) -> Code {
+    assembled_of(&[work(filter, does)])
+}
+
+fn assembled_of(parts: &[Work<'_>]) -> Code {
     let nop = decode(&NOP5, TEXT).expect("an instruction");
     let jumped = Jumped::new(nop, None).expect("room");
-    let work = Work {
+    assemble(&jumped, parts, DETOUR).expect("it can be assembled")
+}
+
+fn work<'w>(filter: Option<&'w Filter>, does: Does<'w>) -> Work<'w> {
+    Work {
         filter,
         does,
         processor: Processor {
@@ -112,8 +125,7 @@ fn assembled(filter: Option<&Filter>, does: Does<'_>) -> Code {
             task: Some(TASK.cast_signed()),
         },
         plant: PlantByte::Port.value(),
-    };
-    assemble(&jumped, &work, DETOUR).expect("it can be assembled")
+    }
 }
 
 /// What an operand holds at the instruction that was jumped over.
@@ -289,13 +301,54 @@ proptest! {
     #[test]
     fn what_a_filter_lets_by_leaves(filter in filter(), regs in registers()) {
         let code = assembled(Some(&filter), Does::Exit);
-        let exit = code.exit.expect("it leaves");
+        let exit = code.exits[0].expect("it leaves");
         let mut machine = Machine::with(&code);
         machine.vcpu.regs = regs;
         let at = machine.run(&[exit.at, exit.on]);
         let holds = filter.holds(&mut |operand| value(&regs, operand));
         prop_assert_eq!(at, if holds { exit.at } else { exit.on });
         prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
+    }
+
+    /// Each part does what it does alone, whichever are beside it, and an exit of one leads to the next.
+    #[test]
+    fn parts_do_what_they_do_alone(
+        parts in prop::collection::vec((proptest::option::of(filter()), 0..3_usize), 1..5),
+        regs in registers(),
+    ) {
+        let sum = "sum(rdi)".parse::<Aggregate>().expect("an aggregate");
+        let words = |number: usize| WORDS.wrapping_add(64 * number as u64);
+        let works: Vec<_> = parts.iter().enumerate().map(|(number, (filter, does))| {
+            let does = match does {
+                0 => Does::Count(words(number)),
+                1 => Does::Aggregate(&sum, words(number)),
+                _ => Does::Exit,
+            };
+            work(filter.as_ref(), does)
+        }).collect();
+        let code = assembled_of(&works);
+        let mut machine = Machine::with(&code);
+        machine.vcpu.regs = regs;
+        let behind = TEXT.wrapping_add(5);
+        let (mut from, mut expected) = (DETOUR, Vec::new());
+        for (number, (work, exit)) in works.iter().zip(&code.exits).enumerate() {
+            let holds = work.filter.is_none_or(|filter| filter.holds(&mut |operand| value(&regs, operand)));
+            prop_assert_eq!(exit.is_some(), work.does == Does::Exit);
+            if let Some(exit) = exit && holds {
+                prop_assert_eq!(machine.executed_from(from, &[exit.at, behind]).0, exit.at);
+                prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: exit.at.0, ..regs });
+                from = exit.on;
+            }
+            if let Does::Count(at) | Does::Aggregate(_, at) = work.does {
+                let at = usize::try_from(at.0 - WORDS.0).expect("small") / 8;
+                expected.push((at, u64::from(holds), number));
+            }
+        }
+        prop_assert_eq!(machine.executed_from(from, &[behind]).0, behind);
+        prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: behind.0, ..regs });
+        for (at, count, number) in expected {
+            prop_assert_eq!(machine.word(at), count, "part {}", number);
+        }
     }
 
     #[test]

@@ -15,24 +15,26 @@
 //! `docs/optimised.md` has the reasons.
 
 mod int3;
+mod sharing;
 mod vcpus;
 mod verdict;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use introspect::{Gpa, Gva, PerCpu};
+use introspect::{Gpa, Gva};
 
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, Keeps, KernelSpace, Lead, Processor, Use};
+use crate::detour::{DetourError, KernelSpace, Lead};
 use crate::guest::{GuestError, Paused};
 use crate::hit::{Plant, Table};
 use crate::plant::{Jump, Spot};
-use crate::registry::{Milestone, Probe, Purpose};
+use crate::registry::{Milestone, Purpose};
 use int3::Int3Way;
+use sharing::set_unoptimised;
 use verdict::NotOptimised;
 
 /// Bytes of a jump.
@@ -69,25 +71,6 @@ struct Led {
 impl Optimised {
     fn jumps(&self) -> MutexGuard<'_, BTreeMap<Gpa, Led>> {
         self.jumps.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whom a detour works for in the place of a plant.
-#[derive(Clone, Copy, Debug)]
-enum Served<'p> {
-    /// The only probe there, with what it is about.
-    Probe(&'p Arc<Probe>, Gva),
-    /// The calls that return there.
-    Returns(Gva),
-}
-
-impl Served<'_> {
-    /// Why its hits exit; `None`: they do not.
-    fn set_unoptimised(&self, why: Option<String>) {
-        if let Self::Probe(probe, _) = self {
-            probe.set_optimised(why.is_none());
-            probe.set_unoptimised(why);
-        }
     }
 }
 
@@ -128,21 +111,8 @@ impl Engine {
     pub(super) fn may_optimise(&self, plant: &Plant) -> bool {
         plant.optimising.is_open()
             && self.is_optimising()
-            && self.served(plant).is_some()
+            && self.hindrance(plant).is_none()
             && self.kernel_is_settled()
-    }
-
-    /// Whom a detour can work for in the place of `plant`, if there is nobody else.
-    fn served<'p>(&self, plant: &'p Plant) -> Option<Served<'p>> {
-        match &plant.probes[..] {
-            [(probe, ip)] if !plant.returns && probe.kept_by_detour().is_some() => {
-                Some(Served::Probe(probe, *ip))
-            }
-            [] if plant.returns && !self.return_sites.must_exit() => {
-                Some(Served::Returns(plant.at))
-            }
-            _ => None,
-        }
     }
 
     /// Whether the kernel's page tables and its text stay as they are, but for what it patches now and then.
@@ -156,13 +126,16 @@ impl Engine {
 
     /// Optimises what can be of the plants at `places`. What fails keeps its plant.
     pub(super) fn optimise_all(&self, paused: &dyn Paused, places: &[Gva]) {
-        let Some(kernel) = self.known_kernel_space() else {
+        if !self.is_optimising() {
             return;
-        };
+        }
+        let kernel = self.known_kernel_space();
         let table = self.table.load_full();
         for plant in places.iter().filter_map(|at| table.at(*at)) {
+            self.report_hindrance(plant);
             if self.may_optimise(plant)
-                && let Err(error) = self.optimise(paused, plant, &kernel)
+                && let Some(kernel) = &kernel
+                && let Err(error) = self.optimise(paused, plant, kernel)
             {
                 self.note(None, format!("{} is not optimised: {error}", plant.at));
             }
@@ -193,30 +166,27 @@ impl Engine {
         // What is planted may have changed since it was looked up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);
-        let found = current.and_then(|plant| Some((plant, self.served(plant)?)));
-        let Some((plant, served)) = found else {
+        let Some(plant) = current.filter(|plant| self.hindrance(plant).is_none()) else {
             return Ok(());
         };
         if plant.optimising.jump().is_some() {
             return Ok(());
         }
         plant.optimising.decide();
-        let Some(usage) = self.usage(served) else {
-            return Ok(());
-        };
-        let (jumped, gpa) = match self.verdict(paused, plant, usage.keeps, kernel) {
+        let (served, uses) = self.served(plant);
+        let (jumped, gpa) = match self.verdict(paused, plant, &uses, kernel) {
             Ok(found) => found,
             Err(why) => {
                 if why == NotOptimised::Withdrawn {
                     plant.optimising.reopen();
                 }
-                served.set_unoptimised(Some(why.to_string()));
+                set_unoptimised(plant, Some(&why.to_string()));
                 return Ok(());
             }
         };
         let made = self
             .detour
-            .make(paused, self.memory.as_ref(), kernel, &jumped, &usage);
+            .make(paused, self.memory.as_ref(), kernel, &jumped, &uses);
         let jump = made.and_then(|made| {
             let jump = match jumped.lead() {
                 Lead::Jump => made.jump_from(jumped.at())?,
@@ -233,30 +203,20 @@ impl Engine {
                 if matches!(error, DetourError::HandlerInUse) {
                     plant.optimising.reopen();
                 }
-                served.set_unoptimised(Some(error.to_string()));
+                set_unoptimised(plant, Some(&error.to_string()));
                 return Ok(());
             }
         };
         // The records that are there may be another probe's, which had the detour before.
         self.take_out_records();
-        match served {
-            Served::Probe(probe, ip) => {
-                let before = self.records.set_owner(made.who, probe, ip);
-                if let Some(words) = made.words {
-                    // Whoever had the detour before counts in it no more.
-                    if let Some(before) = before {
-                        before.stop_counting_in(&words);
-                    }
-                    probe.count_in(words)?;
-                }
-            }
-            Served::Returns(at) => self.records.set_returns(made.who, at),
+        for (served, part) in served.into_iter().zip(made.parts) {
+            self.serve(served, part)?;
         }
         if let Err(error) = self.planter.set_jump(paused, gpa, Some(jump)) {
             self.end_lead(plant.at);
             return Err(error.into());
         }
-        served.set_unoptimised(None);
+        set_unoptimised(plant, None);
         plant.optimising.set_jump(Some(gpa));
         let led = Led {
             plant: plant.at,
@@ -264,30 +224,6 @@ impl Engine {
         };
         self.optimised.jumps().insert(gpa, led);
         Ok(())
-    }
-
-    /// What a detour does for whom it serves.
-    fn usage(&self, served: Served<'_>) -> Option<Use> {
-        let slide = self.slide().unwrap_or(0);
-        let kept = self.kernel.processors();
-        let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
-        let (filter, keeps) = match served {
-            Served::Probe(probe, _) => (probe.filter.as_ref(), probe.kept_by_detour()?),
-            Served::Returns(at) if self.return_sites.landings.may_be_at_slot(at) => {
-                (None, Keeps::EntryReturns)
-            }
-            Served::Returns(_) => (None, Keeps::Returns),
-        };
-        Some(Use {
-            filter: filter.map(|filtered| filtered.filter.clone()),
-            keeps,
-            when_full: self.records.when_full(),
-            processor: Processor {
-                number: from_gs(kept.number),
-                task: from_gs(kept.task),
-            },
-            plant: self.planter.byte().value(),
-        })
     }
 
     /// Takes the jump away that stands for `plant`, if one does. Its probe goes on counting whoever is in the detour.

@@ -9,7 +9,7 @@ use introspect::{Gpa, PatchKind, PatchTime};
 
 use super::JUMP_BYTES;
 use super::int3::NoInt3;
-use crate::detour::{Jumped, Keeps, KernelSpace};
+use crate::detour::{Jumped, Keeps, KernelSpace, Use};
 use crate::engine::Engine;
 use crate::engine::arm::Located;
 use crate::guest::Paused;
@@ -76,7 +76,7 @@ impl Engine {
         &self,
         paused: &dyn Paused,
         plant: &Plant,
-        keeps: Keeps,
+        uses: &[Use],
         kernel: &KernelSpace,
     ) -> Result<(Jumped, Gpa), NotOptimised> {
         let (jumped, gpa) = match self.jump_for(plant) {
@@ -96,7 +96,7 @@ impl Engine {
             found => found?,
         };
         // A handler is offered the faults of the instruction.
-        if keeps == Keeps::Exits
+        if uses.iter().any(|usage| usage.keeps == Keeps::Exits)
             && let Some(decoded) = jumped.instructions().find(|decoded| !is_plain(decoded))
         {
             return Err(NotOptimised::MayFault(decoded.text()));
@@ -166,13 +166,9 @@ impl Engine {
         if !self.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
             return None;
         }
-        let [(_, ip)] = &plant.probes[..] else {
-            return None;
-        };
-        // The probe is about the call, and the plant is behind it.
-        if ip.wrapping_add(JUMP_BYTES) != plant.at {
-            return None;
-        }
+        // A probe is about the call, and the plant is behind it. Others may be about the planted instruction.
+        let mut about = plant.probes.iter().map(|(_, ip)| ip);
+        let ip = about.find(|ip| ip.wrapping_add(JUMP_BYTES) == plant.at)?;
         let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
         let call = own_instruction(&self.planter, Spot::contiguous(gpa), *ip)?;
         let is_off = call.len() as u64 == JUMP_BYTES && is_plain(&call);

@@ -1,5 +1,6 @@
 //! When jumps come and go.
 
+use super::sharing::{Looks, followed, handled};
 use super::*;
 
 #[test]
@@ -128,9 +129,9 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
     type Change = fn(&Rig);
     let changes: [(&str, Change, Change); 4] = [
         (
-            "a probe beside it",
+            "a probe beside it that needs an exit",
             |rig| {
-                let beside = [new("probed")];
+                let beside = [handled("probed")];
                 rig.engine.register(&rig.paused, &beside).expect("done");
             },
             |rig| {
@@ -139,12 +140,10 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
             },
         ),
         (
-            "a return probe beside it",
+            "a return probe beside it that has a handler",
             |rig| {
-                let spec: ProbeSpec = "kretprobe:probed".parse().expect("a probe");
-                rig.engine
-                    .register(&rig.paused, &[spec.into()])
-                    .expect("done");
+                let follows = followed("probed", Action::HandleReturn(Arc::new(Looks::default())));
+                rig.engine.register(&rig.paused, &[follows]).expect("done");
             },
             |rig| {
                 let last = rig.engine.ids()[1];
@@ -178,6 +177,11 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
         begin(&rig);
         assert_eq!(rig.shown(at), [0xee, 1, 0, 0, 0], "{name}");
         assert_eq!(rig.probe(0).tier, Some(Tier::Emulated), "{name}");
+        let why = rig.probe(0).unoptimised;
+        assert_eq!(name.contains("beside"), why.is_some(), "{name}: {why:?}");
+        assert!(why.is_none_or(
+            |why| why.contains("`kprobe:probed`") || why.contains("`kretprobe:probed`")
+        ));
         if !name.contains("return") {
             assert_eq!(rig.call(at, 2), 3);
             assert_eq!(rig.counted(0).0, 3, "{name}");
@@ -188,6 +192,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
         assert_eq!(rig.call(at, 3), 4);
         let after = (before.0 + 1, before.1, Some(Tier::Optimised));
         assert_eq!(rig.counted(0), after, "{name}");
+        assert_eq!(rig.probe(0).unoptimised, None, "{name}");
     }
 }
 

@@ -11,6 +11,7 @@ mod programs;
 mod random;
 mod records;
 mod returns;
+mod sharing;
 mod staying;
 
 use std::ops::Range;

@@ -1,8 +1,14 @@
-//! Jumps that come and go at random, with tasks that are interrupted anywhere and vCPUs that stand anywhere.
+//! Jumps and probes that come and go at random, several at one site, with tasks that are interrupted anywhere and vCPUs that
+//! stand anywhere.
+
+use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 
+use super::sharing::{Looks, caller_of, filtered, followed, handled, sum};
 use super::*;
+use crate::program::AggregateResult;
+use crate::registry::ProbeId;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -12,8 +18,10 @@ enum Op {
     /// The task that was stopped first goes on.
     Finish,
     Optimise(bool),
-    /// A probe that tells its hits, beside the one that is there; or away again.
-    Beside(usize, bool),
+    /// Another probe at a site.
+    Add(usize, Kind),
+    /// The probe of that number goes, or is disabled or enabled.
+    Remove(usize),
     Enable(usize, bool),
     /// The knob, off and on again, with no time between.
     Knob,
@@ -23,7 +31,78 @@ enum Op {
     Write(usize, u8),
 }
 
+/// What is done at the hits of a probe.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Count,
+    CountSmall,
+    Record,
+    RecordSmall,
+    Sum,
+    Follow,
+    FollowSmall,
+    /// A handler for which the filter accepts.
+    HandleSmall,
+    /// No detour can do what these want.
+    Handle,
+    FollowHandled,
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Count,
+    Kind::CountSmall,
+    Kind::Record,
+    Kind::RecordSmall,
+    Kind::Sum,
+    Kind::Follow,
+    Kind::FollowSmall,
+    Kind::HandleSmall,
+    Kind::Handle,
+    Kind::FollowHandled,
+];
+
+impl Kind {
+    /// Whether its filter accepts calls with this argument.
+    fn accepts(self, argument: u64) -> bool {
+        let is_filtered = matches!(
+            self,
+            Self::CountSmall | Self::RecordSmall | Self::FollowSmall | Self::HandleSmall
+        );
+        !is_filtered || argument < 4
+    }
+
+    fn follows(self) -> bool {
+        matches!(self, Self::Follow | Self::FollowSmall | Self::FollowHandled)
+    }
+
+    fn new_probe(self, site: &str, looks: &Arc<Looks>) -> NewProbe {
+        let small = |new| filtered("arg0 < 4", new);
+        match self {
+            Self::Count => count(site),
+            Self::CountSmall => small(count(site)),
+            Self::Record => new(site),
+            Self::RecordSmall => small(new(site)),
+            Self::Sum => sum(site),
+            Self::Follow => followed(site, Action::Trace),
+            Self::FollowSmall => small(followed(site, Action::Count)),
+            Self::HandleSmall => small(NewProbe {
+                action: Action::Handle(Arc::clone(looks) as _),
+                ..new(site)
+            }),
+            Self::Handle => handled(site),
+            Self::FollowHandled => followed(site, Action::HandleReturn(Arc::clone(looks) as _)),
+        }
+    }
+}
+
 const FUNCTIONS: usize = 4;
+/// Beside the functions: where the call of the first one returns to.
+const SITES: usize = FUNCTIONS + 1;
+const RETURN_SITE: usize = FUNCTIONS;
+/// Tasks at once, each on a stack of its own.
+const TASKS: u64 = 4;
+const STACK_BYTES: u64 = 0x4000;
+const STACKS: u64 = 0x8_0000;
 
 /// Every other one has no room for a jump where it begins: `push rbp; mov eax, 1; lea eax, [rax + rdi]; pop rbp; ret`
 fn code(f: usize) -> Vec<u8> {
@@ -46,38 +125,31 @@ fn constant_at(f: usize) -> u64 {
 
 fn op() -> impl Strategy<Value = Op> {
     let function = 0..FUNCTIONS;
+    let kind = prop::sample::select(&KINDS[..]);
     prop_oneof![
         6 => (function.clone(), 0..9_u64).prop_map(|(f, n)| Op::Call(f, n)),
-        4 => (function.clone(), 0..9_u64, 0..70_usize, any::<bool>())
+        4 => (function.clone(), 0..9_u64, 0..300_usize, any::<bool>())
             .prop_map(|(f, n, steps, stands)| Op::Begin(f, n, steps, stands)),
         4 => Just(Op::Finish),
-        3 => any::<bool>().prop_map(Op::Optimise),
-        2 => (function.clone(), any::<bool>()).prop_map(|(f, on)| Op::Beside(f, on)),
-        2 => (function.clone(), any::<bool>()).prop_map(|(f, on)| Op::Enable(f, on)),
+        2 => any::<bool>().prop_map(Op::Optimise),
+        6 => (0..SITES, kind).prop_map(|(site, kind)| Op::Add(site, kind)),
+        4 => any::<usize>().prop_map(Op::Remove),
+        2 => (any::<usize>(), any::<bool>()).prop_map(|(n, on)| Op::Enable(n, on)),
         2 => Just(Op::Knob),
         1 => Just(Op::KnobAndFinish),
         2 => (function, any::<u8>()).prop_map(|(f, value)| Op::Write(f, value)),
     ]
 }
 
-/// The first ones have probes that count, the others such as tell their hits.
-fn probe(f: usize) -> NewProbe {
-    let name = format!("roomy{f}");
-    if f < FUNCTIONS / 2 {
-        count(&name)
-    } else {
-        new(&name)
-    }
-}
-
-/// A task that has been stopped: its registers, its frame if it was interrupted, what it will return, and of which
-/// function.
+/// A task that has been stopped: its registers, its frame if it was interrupted, what it will return, and the call that it is
+/// in.
 struct Task {
     vcpu: FakeVcpu,
     frame: Option<u64>,
     stack: u64,
     returns: u64,
     function: usize,
+    argument: u64,
 }
 
 impl Task {
@@ -88,7 +160,7 @@ impl Task {
         if let Some(frame) = frame {
             return_from(rig, frame, &mut vcpu);
         }
-        assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+        assert_eq!(rig.run(&mut vcpu, 5000), Stepped::Returned);
         assert_eq!((vcpu.regs.rax, vcpu.regs.rflags), (self.returns, FLAGS));
     }
 }
@@ -101,126 +173,340 @@ fn knob_off(rig: &Rig, tasks: &[Task]) {
     rig.stands(&[]);
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+/// Calls of a function that come by a site.
+fn comes_by(function: usize, site: usize) -> bool {
+    function == site || (function, site) == (0, RETURN_SITE)
+}
 
-    /// Jumps come and go: the guest computes what it would without, and each call is counted once while its probe is
-    /// enabled.
-    #[test]
-    fn optimising_changes_neither_results_nor_counts(ops in prop::collection::vec(op(), 1..60)) {
+/// Hits, and the sum of their arguments.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    hits: u64,
+    sum: u64,
+}
+
+impl Counted {
+    fn add(&mut self, argument: u64) {
+        self.hits += 1;
+        self.sum += argument;
+    }
+
+    fn take(&mut self, argument: u64) {
+        self.hits -= 1;
+        self.sum -= argument;
+    }
+}
+
+/// A probe, and what it has to count: a call that is under way when the probe comes or goes may be counted or not, every other
+/// one is.
+struct Probed {
+    id: ProbeId,
+    site: usize,
+    kind: Kind,
+    enabled: bool,
+    least: Counted,
+    most: Counted,
+    looks: Arc<Looks>,
+}
+
+impl Probed {
+    fn wants(&self, function: usize, argument: u64) -> bool {
+        comes_by(function, self.site) && self.kind.accepts(argument)
+    }
+
+    fn called(&mut self, function: usize, argument: u64) {
+        if self.enabled && self.wants(function, argument) {
+            self.least.add(argument);
+            self.most.add(argument);
+        }
+    }
+
+    /// It goes, or is disabled: calls that are under way may be counted no more.
+    fn goes(&mut self, tasks: &[Task]) {
+        if self.enabled {
+            for task in tasks {
+                self.may_miss(task);
+            }
+        }
+        self.enabled = false;
+    }
+
+    fn may_miss(&mut self, task: &Task) {
+        // It may have been there before the probe was.
+        if self.wants(task.function, task.argument) && self.least.hits > 0 {
+            self.least.take(task.argument.min(self.least.sum));
+        }
+    }
+
+    /// It comes, or is enabled: calls that are under way may be counted.
+    fn comes(&mut self, tasks: &[Task]) {
+        if !self.enabled {
+            for task in tasks {
+                if self.wants(task.function, task.argument) {
+                    self.most.add(task.argument);
+                }
+            }
+        }
+        self.enabled = true;
+    }
+
+    /// Looks at what has been counted. Returns how many events there have to be.
+    fn check(&self, rig: &Rig) -> u64 {
+        let told = rig.engine.summaries();
+        let ids = rig.engine.ids();
+        let index = ids
+            .iter()
+            .position(|id| *id == self.id)
+            .expect("registered");
+        let told = &told[index];
+        let (least, most) = (self.least, self.most);
+        let what = || {
+            format!(
+                "{least:?} to {most:?} expected at {}: {:?}, {told:?}",
+                self.site, self.kind
+            )
+        };
+        assert!((least.hits..=most.hits).contains(&told.hits), "{}", what());
+        if let Some(AggregateResult::Sum { count, value, .. }) = &told.result {
+            let value = value.cast_unsigned();
+            assert!((least.sum..=most.sum).contains(&value), "{}", what());
+            assert_eq!(*count, told.hits, "{}", what());
+        }
+        if let (Some(returns), Some(in_flight)) = (told.returns, told.in_flight) {
+            let missed: u64 = told.missed.values().sum();
+            assert_eq!(told.hits, returns + in_flight + missed, "{}", what());
+            let other = told.missed.keys().find(|why| *why != "disarmed");
+            assert_eq!(other, None, "{}", what());
+        } else {
+            assert!(told.missed.is_empty(), "{}", what());
+        }
+        if self.kind == Kind::HandleSmall {
+            assert_eq!(
+                self.looks.0.load(Ordering::Relaxed),
+                told.hits,
+                "{}",
+                what()
+            );
+        }
+        match self.kind {
+            Kind::Record | Kind::RecordSmall => told.hits,
+            _ => 0,
+        }
+    }
+}
+
+struct World {
+    rig: Rig,
+    /// Functions, those that call them, and the names of the sites.
+    at: Vec<Gva>,
+    callers: Vec<Gva>,
+    names: Vec<String>,
+    probes: Vec<Probed>,
+    tasks: Vec<Task>,
+    constants: [u64; FUNCTIONS],
+    /// Of probes that have gone.
+    events: u64,
+}
+
+impl World {
+    fn new() -> Self {
         let mut kernel = SyntheticKernel::new();
         let at: Vec<Gva> = (0..FUNCTIONS)
             .map(|n| kernel.function(&format!("roomy{n}"), &code(n)))
+            .collect();
+        let callers = at.iter().enumerate();
+        let callers = callers
+            .map(|(n, at)| kernel.function(&format!("caller{n}"), &caller_of(*at)))
             .collect();
         int3::handler(&mut kernel);
         kernel.function("cpu_number", &[0; 4]);
         let rig = Rig::with(&kernel, &[], ABILITIES);
         int3::table(&rig);
         rig.engine.set_optimising(&rig.paused, true).expect("set");
-        let probes: Vec<_> = (0..FUNCTIONS).map(probe).collect();
-        let ids = rig.engine.register(&rig.paused, &probes).expect("registered");
-        rig.call(at[0], 0);
-        rig.call(at[1], 0);
-        prop_assert_eq!(rig.shown::<1>(at[0]), [0xe9]);
-        prop_assert_eq!(rig.shown::<1>(at[1]), INT3);
-        let mut constants = [1_u64; FUNCTIONS];
-        let (mut least, mut most) = ([1, 1, 0, 0], [1, 1, 0, 0]);
-        let mut enabled = [true; FUNCTIONS];
-        let mut beside = [None; FUNCTIONS];
-        let mut tasks: Vec<Task> = Vec::new();
+        let names = (0..FUNCTIONS).map(|n| format!("roomy{n}"));
+        let names = names.chain(["caller0+0x9".to_owned()]).collect();
+        let mut world = Self {
+            rig,
+            at,
+            callers,
+            names,
+            probes: Vec::new(),
+            tasks: Vec::new(),
+            constants: [1; FUNCTIONS],
+            events: 0,
+        };
+        // The first ones have probes that count, the others such as tell their hits.
+        for site in 0..FUNCTIONS {
+            let kind = if site < FUNCTIONS / 2 {
+                Kind::Count
+            } else {
+                Kind::Record
+            };
+            world.add(site, kind);
+        }
+        for f in [0, 1] {
+            world.call(f, 0);
+        }
+        assert_eq!(world.rig.shown::<1>(world.at[0]), [0xe9]);
+        assert_eq!(world.rig.shown::<1>(world.at[1]), INT3);
+        world
+    }
+
+    fn add(&mut self, site: usize, kind: Kind) {
+        let looks = Arc::default();
+        let new = kind.new_probe(&self.names[site], &looks);
+        let ids = self.rig.engine.register(&self.rig.paused, &[new]);
+        let mut probed = Probed {
+            id: ids.expect("registered")[0],
+            site,
+            kind,
+            enabled: false,
+            least: Counted::default(),
+            most: Counted::default(),
+            looks,
+        };
+        probed.comes(&self.tasks);
+        self.probes.push(probed);
+    }
+
+    fn remove(&mut self, number: usize) {
+        let mut probed = self.probes.remove(number);
+        probed.goes(&self.tasks);
+        self.events += probed.check(&self.rig);
+        let removed = self.rig.engine.unregister(&self.rig.paused, &[probed.id]);
+        removed.expect("removed");
+    }
+
+    fn called(&mut self, f: usize, n: u64) {
+        for probed in &mut self.probes {
+            probed.called(f, n);
+        }
+    }
+
+    fn call(&mut self, f: usize, n: u64) {
+        let rig = &self.rig;
+        let mut vcpu = rig.calling(self.callers[f], n, STACK);
+        assert_eq!(rig.run(&mut vcpu, 5000), Stepped::Returned);
+        assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+        assert_eq!(vcpu.regs.rax, n + self.constants[f]);
+        self.called(f, n);
+    }
+
+    fn begin(&mut self, f: usize, n: u64, steps: usize, stands: bool) {
+        let rig = &self.rig;
+        let is_free = |stack: &u64| self.tasks.iter().all(|task| task.stack != *stack);
+        let mut stacks = (1..=TASKS).map(|number| STACKS + number * STACK_BYTES - 0x400);
+        let Some(stack) = stacks.find(is_free) else {
+            return;
+        };
+        let mut vcpu = rig.calling(self.callers[f], n, stack);
+        let mut is_there = rig.run(&mut vcpu, steps) == Stepped::On;
+        while is_there && !stands && vcpu.regs.rflags & INTERRUPTS == 0 {
+            is_there = rig.run(&mut vcpu, 1) == Stepped::On;
+        }
+        if is_there {
+            let frame = (!stands).then(|| frame(rig, &vcpu));
+            self.tasks.push(Task {
+                vcpu,
+                frame,
+                stack,
+                returns: n + self.constants[f],
+                function: f,
+                argument: n,
+            });
+        }
+        self.called(f, n);
+    }
+
+    fn perform(&mut self, op: Op) {
+        match op {
+            Op::Call(f, n) => self.call(f, n),
+            Op::Begin(f, n, steps, stands) => self.begin(f, n, steps, stands),
+            Op::Finish if self.tasks.is_empty() => (),
+            Op::Finish => self.tasks.remove(0).finish(&self.rig),
+            Op::Optimise(on) => {
+                let rig = &self.rig;
+                rig.engine.set_optimising(&rig.paused, on).expect("set");
+            }
+            // Nothing is called there.
+            Op::Add(RETURN_SITE, kind) if kind.follows() => (),
+            Op::Add(site, kind) => self.add(site, kind),
+            Op::Remove(_) | Op::Enable(..) if self.probes.is_empty() => (),
+            Op::Remove(number) => self.remove(number % self.probes.len()),
+            Op::Enable(number, on) => {
+                let number = number % self.probes.len();
+                let probed = &mut self.probes[number];
+                if on {
+                    probed.comes(&self.tasks);
+                } else {
+                    probed.goes(&self.tasks);
+                }
+                let rig = &self.rig;
+                let set = rig.engine.set_enabled(&rig.paused, probed.id, on);
+                set.expect("set");
+            }
+            Op::Knob => {
+                knob_off(&self.rig, &self.tasks);
+                for (f, at) in self.at.iter().enumerate() {
+                    let constant = self.rig.shown::<1>(at.wrapping_add(constant_at(f)))[0];
+                    assert_eq!(u64::from(constant), self.constants[f]);
+                }
+                assert_eq!(self.rig.shown::<1>(self.at[0]), [ROOMY[0]]);
+                let rig = &self.rig;
+                rig.engine.set_armed(&rig.paused, true).expect("armed");
+            }
+            Op::KnobAndFinish => {
+                knob_off(&self.rig, &self.tasks);
+                if !self.tasks.is_empty() {
+                    let task = self.tasks.remove(0);
+                    // A task that comes to the instruction while nothing is planted is not counted.
+                    for probed in &mut self.probes {
+                        probed.may_miss(&task);
+                    }
+                    task.finish(&self.rig);
+                }
+                let rig = &self.rig;
+                rig.engine.set_armed(&rig.paused, true).expect("armed");
+            }
+            Op::Write(f, value) => {
+                self.finish_all();
+                let at = self.at[f].wrapping_add(constant_at(f));
+                self.rig.guest_writes(at, &[value]);
+                self.constants[f] = value.into();
+            }
+        }
+    }
+
+    fn finish_all(&mut self) {
+        for task in self.tasks.drain(..) {
+            task.finish(&self.rig);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// Jumps come and go: the guest computes what it would without, and each call is counted once by each probe that is
+    /// enabled, however many are at its site.
+    #[test]
+    fn optimising_changes_neither_results_nor_counts(ops in prop::collection::vec(op(), 1..60)) {
+        let mut world = World::new();
         for op in ops.into_iter().chain([Op::Knob]) {
-            match op {
-                Op::Call(f, n) => {
-                    prop_assert_eq!(rig.call(at[f], n), n + constants[f]);
-                    least[f] += u64::from(enabled[f]);
-                    most[f] += u64::from(enabled[f]);
-                }
-                Op::Begin(f, n, steps, stands) if tasks.len() < 4 => {
-                    let stack = STACK - 0x400 * (1 + tasks.len() as u64);
-                    let stack = (0..4)
-                        .map(|i| stack - 0x2000 * i)
-                        .find(|stack| tasks.iter().all(|task| task.stack.abs_diff(*stack) > 0x200))
-                        .expect("a free stack");
-                    let mut vcpu = rig.calling(at[f], n, stack);
-                    let mut is_there = rig.run(&mut vcpu, steps) == Stepped::On;
-                    while is_there && !stands && vcpu.regs.rflags & INTERRUPTS == 0 {
-                        is_there = rig.run(&mut vcpu, 1) == Stepped::On;
-                    }
-                    if is_there {
-                        let frame = (!stands).then(|| frame(&rig, &vcpu));
-                        let returns = n + constants[f];
-                        tasks.push(Task { vcpu, frame, stack, returns, function: f });
-                    }
-                    least[f] += u64::from(enabled[f]);
-                    most[f] += u64::from(enabled[f]);
-                }
-                Op::Begin(..) => (),
-                Op::Finish if tasks.is_empty() => (),
-                Op::Finish => tasks.remove(0).finish(&rig),
-                Op::Optimise(on) => rig.engine.set_optimising(&rig.paused, on).expect("set"),
-                Op::Beside(f, true) if beside[f].is_none() => {
-                    let new = [new(&format!("roomy{f}"))];
-                    let ids = rig.engine.register(&rig.paused, &new).expect("registered");
-                    beside[f] = Some(ids[0]);
-                }
-                Op::Beside(f, _) => {
-                    if let Some(id) = beside[f].take() {
-                        rig.engine.unregister(&rig.paused, &[id]).expect("removed");
-                    }
-                }
-                Op::Enable(f, on) => {
-                    // A call that is under way may be counted at either side of it.
-                    let under_way = tasks.iter().filter(|task| task.function == f).count() as u64;
-                    least[f] = least[f].saturating_sub(under_way);
-                    most[f] += under_way;
-                    rig.engine.set_enabled(&rig.paused, ids[f], on).expect("set");
-                    enabled[f] = on;
-                }
-                Op::Knob => {
-                    knob_off(&rig, &tasks);
-                    for (f, at) in at.iter().enumerate() {
-                        let constant = rig.shown::<1>(at.wrapping_add(constant_at(f)))[0];
-                        prop_assert_eq!(u64::from(constant), constants[f]);
-                    }
-                    prop_assert_eq!(rig.shown::<1>(at[0]), [ROOMY[0]]);
-                    rig.engine.set_armed(&rig.paused, true).expect("armed");
-                }
-                Op::KnobAndFinish => {
-                    knob_off(&rig, &tasks);
-                    if !tasks.is_empty() {
-                        let task = tasks.remove(0);
-                        // Who comes to the instruction while nothing is planted is not counted.
-                        least[task.function] = least[task.function].saturating_sub(1);
-                        task.finish(&rig);
-                    }
-                    rig.engine.set_armed(&rig.paused, true).expect("armed");
-                }
-                Op::Write(f, value) => {
-                    for task in tasks.drain(..) {
-                        task.finish(&rig);
-                    }
-                    rig.guest_writes(at[f].wrapping_add(constant_at(f)), &[value]);
-                    constants[f] = value.into();
-                }
+            world.perform(op);
+            for probed in &world.probes {
+                // Those under way have yet to be counted.
+                let mut now = Probed { looks: Arc::clone(&probed.looks), ..*probed };
+                now.goes(&world.tasks);
+                now.check(&world.rig);
             }
         }
-        for task in tasks.drain(..) {
-            task.finish(&rig);
-        }
-        let summaries = rig.engine.summaries();
-        prop_assert!(rig.notes().is_empty());
-        let mut told = [0; FUNCTIONS];
-        for hit in rig.hits() {
-            let f = at.iter().position(|at| at.0 == hit.ip.0).expect("one of them");
-            told[f] += u64::from(hit.probe == summaries[f].probe.as_str().into());
-        }
-        for f in 0..FUNCTIONS {
-            let hits = summaries[f].hits;
-            prop_assert!((least[f]..=most[f]).contains(&hits), "{}: {} of {}..={}", f, hits, least[f], most[f]);
-            if f >= FUNCTIONS / 2 {
-                // Those of probes that came and went beside it are called the same.
-                prop_assert!(told[f] >= hits, "{}: {} told of {}", f, told[f], hits);
-            }
+        world.finish_all();
+        let events: u64 = world.probes.iter().map(|probed| probed.check(&world.rig)).sum();
+        prop_assert_eq!(world.rig.hits().len() as u64, events + world.events);
+        prop_assert!(world.rig.notes().is_empty());
+        for told in world.rig.engine.summaries() {
+            prop_assert_eq!(told.in_flight.unwrap_or(0), 0, "{:?}", told);
         }
     }
 }
