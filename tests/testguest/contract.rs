@@ -90,6 +90,7 @@ tests! {
     recorded_returns = "recorded-returns",
     programs = "programs",
     optimised_int3 = "optimised-int3",
+    optimised_shared = "optimised-shared",
     instructions_wait = "instructions-wait",
     instructions_nmi = "instructions-nmi",
     nmi_watched = "nmi-watched",

@@ -11,7 +11,7 @@ use super::case::{Case, Plants};
 use super::guest::{Ran, new};
 use super::text::{own_sum, sums};
 
-pub(super) const CASES: [Case; 9] = [
+pub(super) const CASES: [Case; 10] = [
     Case::new("optimised", Plants::Each, &[1], |here| {
         no_exits(here, "run=calls=200");
     }),
@@ -29,6 +29,7 @@ pub(super) const CASES: [Case; 9] = [
     Case::new("recorded-returns", Plants::Each, &[1, 2], returns),
     Case::new("programs", Plants::Each, &[1, 2], programs),
     Case::new("optimised-int3", Plants::Chosen, &[1, 2], led),
+    Case::new("optimised-shared", Plants::Chosen, &[1, 2], shared),
 ];
 
 /// What begins with an instruction that has room for a jump, and does the same in a detour.
@@ -182,6 +183,67 @@ fn led(here: &Here<'_>) {
     }
 }
 
+/// Probes of every kind at one function: one detour counts, records, filters, aggregates and follows, and none of their hits
+/// exits. Returns exit where no `int3` of ours can stand.
+fn shared(here: &Here<'_>) {
+    let cmdline = if here.cpus == 1 {
+        "run=linuxint3,calls=200"
+    } else {
+        "run=linuxint3,smp=200"
+    };
+    let is_led = here.bench.facts().int3_reaches_guest();
+    let at = |function: &str| {
+        let kprobe = new(&format!("kprobe:{function}"));
+        let returns = new(&format!("kretprobe:{function}"));
+        let aggregate = "hist(cpu)".parse().expect("an aggregate");
+        [
+            kprobe.clone(),
+            returns,
+            counts(function),
+            NewProbe {
+                filter: "cpu == 0".parse().ok(),
+                ..counts(function)
+            },
+            NewProbe {
+                action: Action::Aggregate(aggregate),
+                ..kprobe.clone()
+            },
+            kprobe,
+        ]
+    };
+    const KINDS: usize = 6;
+    let ran = here
+        .guest(cmdline)
+        .with(ROOMY.iter().flat_map(|function| at(function)))
+        .run();
+    ran.assert_good();
+    let told = ran.summary.probes.chunks_exact(KINDS);
+    assert_eq!(told.len(), ROOMY.len());
+    for (function, told) in ROOMY.iter().zip(told) {
+        let counted = ran.counted(function);
+        assert!(counted >= 200, "{function} is called {counted} times");
+        for (number, probe) in told.iter().enumerate() {
+            let is_filtered = number == 3;
+            let share = if is_filtered { here.cpus } else { 1 };
+            assert_eq!(probe.hits * u64::from(share), counted, "{probe:?}");
+            assert!(
+                probe.returns.is_none_or(|returns| returns == counted),
+                "{probe:?}"
+            );
+            assert!(probe.missed.is_empty(), "{probe:?}");
+            assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
+            let returns = probe.returns.filter(|_| !is_led).unwrap_or(0);
+            // To find the jump's place, until the ring is open, to find where calls return to, and when the ring is full.
+            let most = returns + 16 * u64::from(here.cpus);
+            assert!(probe.exits <= most, "{probe:?}");
+        }
+        let name = format!("kprobe:{function}");
+        let hits = ran.observer.hits();
+        let hits = hits.iter().filter(|hit| *hit.probe == *name);
+        assert_eq!(hits.count() as u64, 2 * counted, "{name}");
+    }
+}
+
 /// Filters and aggregates come to the same in a detour as at exits. The guest calls with the same registers each time.
 fn programs(here: &Here<'_>) {
     let cmdline = if here.cpus == 1 {
@@ -252,8 +314,8 @@ fn rewritten(here: &Here<'_>) {
     assert_eq!(ran.hits("fn_patched"), ran.counted("fn_patched"));
 }
 
-/// Jumps come and go while the guest calls: with the knob, and with a probe that tells its hits beside. Not a call is
-/// lost, and in the end the text is the file's.
+/// Jumps come and go while the guest calls: with the knob, and with a probe of each kind beside, which shares the detour. Not a
+/// call is lost, and in the end the text is the file's.
 fn toggled(here: &Here<'_>) {
     let guest = here
         .guest("run=smp=250,checksum")
@@ -270,7 +332,12 @@ fn toggled(here: &Here<'_>) {
                     .set_optimising(&pause(), turns % 2 == 1)
                     .expect("set");
                 thread::sleep(TURN);
-                let beside = [new(&format!("kprobe:{}", ROOMY[turns % ROOMY.len()]))];
+                let function = ROOMY[turns % ROOMY.len()];
+                let beside = [match turns / ROOMY.len() % 3 {
+                    0 => new(&format!("kprobe:{function}")),
+                    1 => counts(function),
+                    _ => new(&format!("kretprobe:{function}")),
+                }];
                 let ids = engine.register(&pause(), &beside).expect("registered");
                 thread::sleep(TURN);
                 engine.unregister(&pause(), &ids).expect("removed");
