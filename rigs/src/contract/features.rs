@@ -211,6 +211,10 @@ pub const FEATURES: &[Feature] = &[
         "a debug exception of the guest's own reaches it while a debug register of hyprobe's is in use",
         &["int1"],
     ),
+    feature(
+        "probes of every kind that share a place: no exit a hit, and each has its own counts",
+        &["optimised-shared"],
+    ),
 ];
 
 #[cfg(test)]

@@ -344,10 +344,8 @@ impl Engine {
                 continue;
             }
             plant.optimising.reopen_rewritten();
-            if plant.optimising.is_rewritten_too_often()
-                && let Some(served) = self.served(plant)
-            {
-                served.set_unoptimised(Some(NotOptimised::RewrittenTooOften.to_string()));
+            if plant.optimising.is_rewritten_too_often() {
+                set_unoptimised(plant, Some(&NotOptimised::RewrittenTooOften.to_string()));
             }
         }
     }
