@@ -1,6 +1,6 @@
 /* Modules that come and go, with a task asleep in one, and one that refuses to come. */
 
-enum { TUNSETIFF = 0x400454ca, IFF_TUN = 1, IFF_NO_PI = 0x1000, NAME_BYTES = 16, SYS_ioctl = 16 };
+enum { TUNSETIFF = 0x400454ca, IFF_TUN = 1, IFF_NO_PI = 0x1000, NAME_BYTES = 16 };
 
 struct interface {
 	char name[NAME_BYTES];

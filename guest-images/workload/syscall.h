@@ -8,6 +8,7 @@ enum {
 	SYS_lseek = 8,
 	SYS_mmap = 9,
 	SYS_munmap = 11,
+	SYS_ioctl = 16,
 	SYS_readv = 19,
 	SYS_sched_yield = 24,
 	SYS_pause = 34,

@@ -154,6 +154,10 @@ pub(super) struct NewDetour {
 /// Where the jump is, what it displaces, and what is done there, in order.
 type Key = (Gva, Vec<u8>, Vec<Use>);
 
+/// So many detours are made at one site while a guest runs. Each order of probes there has its own, and so has each
+/// filter: a client that changes them without end must not use up what other sites need.
+const MAX_DETOURS_OF_A_SITE: usize = 1024;
+
 /// The detours of a region. A detour that has been made stays as long as the guest runs, since a thread may be in it at any
 /// time; the same jump for the same uses finds it again.
 ///
@@ -163,6 +167,8 @@ type Key = (Gva, Vec<u8>, Vec<Use>);
 pub(super) struct Detours {
     parts: HashMap<(Gva, Use), Part>,
     made: HashMap<Key, MadeDetour>,
+    /// How many there are at each site.
+    made_at: HashMap<Gva, usize>,
     exits: HashMap<Gva, LeftAt>,
 }
 
@@ -185,17 +191,16 @@ impl Detours {
         self.parts.get(&(site, usage.clone()))
     }
 
-    /// The part for `usage` at `site`, which is made if there is none yet.
-    pub(super) fn make_part(
-        &mut self,
-        site: Gva,
+    /// Another part for `usage`, with words of `cells`; `ahead` are made with it and not kept yet. It counts as made when a
+    /// detour is kept that has it.
+    pub(super) fn new_part(
+        &self,
         usage: &Use,
+        ahead: usize,
         cells: &mut Cells,
     ) -> Result<Part, DetourError> {
-        if let Some(part) = self.part(site, usage) {
-            return Ok(part.clone());
-        }
-        let who = u32::try_from(self.parts.len() + 1).map_err(|_| DetourError::Full)?;
+        let who = self.parts.len() + ahead + 1;
+        let who = u32::try_from(who).map_err(|_| DetourError::Full)?;
         let (words_at, words) = match usage.words() {
             0 => (Gva(0), None),
             words => {
@@ -204,13 +209,17 @@ impl Detours {
                 (at, Some(words))
             }
         };
-        let part = Part {
+        Ok(Part {
             who,
             words,
             words_at,
-        };
-        self.parts.insert((site, usage.clone()), part.clone());
-        Ok(part)
+        })
+    }
+
+    /// Whether another detour may be made at `site`.
+    pub(super) fn has_room_at(&self, site: Gva) -> bool {
+        let made = self.made_at.get(&site).copied().unwrap_or(0);
+        made < MAX_DETOURS_OF_A_SITE
     }
 
     /// Puts a detour together for `entry`, of `parts`, which are for `uses`. It counts as made when [`keep`](Self::keep) is
@@ -242,6 +251,12 @@ impl Detours {
                 self.exits.insert(at, LeftAt { who, on });
             }
         }
+        let site = jumped.site();
+        for (usage, part) in uses.iter().zip(&new.detour.parts) {
+            let part = || part.clone();
+            self.parts.entry((site, usage.clone())).or_insert_with(part);
+        }
+        *self.made_at.entry(site).or_default() += 1;
         self.made.insert(key(jumped, uses), new.detour.clone());
         new.detour
     }
@@ -315,8 +330,16 @@ mod tests {
             ring: Option<Gva>,
         ) -> Result<NewDetour, DetourError> {
             let site = jumped.site();
-            let parts = uses.iter().map(|usage| self.make_part(site, usage, cells));
-            let parts = parts.collect::<Result<Vec<_>, _>>()?;
+            let (mut parts, mut ahead) = (Vec::new(), 0);
+            for usage in uses {
+                parts.push(match self.part(site, usage) {
+                    Some(part) => part.clone(),
+                    None => {
+                        ahead += 1;
+                        self.new_part(usage, ahead - 1, cells)?
+                    }
+                });
+            }
             Self::assemble(jumped, uses, parts, ENTRY, ring)
         }
     }

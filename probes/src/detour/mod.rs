@@ -70,6 +70,11 @@ pub(crate) enum DetourError {
         pages::MAX_PAGES
     )]
     Full,
+    /// Probes, or their filters, have changed there again and again.
+    #[error(
+        "as many detours as one place may have were made here, and they stay until the guest ends"
+    )]
+    TooManyHere,
     /// The original is too far away to jump back to.
     #[error("the region is too far from the instruction")]
     TooFar,
@@ -348,6 +353,7 @@ impl Detour {
         match error {
             DetourError::Full => !self.told_full.swap(true, Ordering::Relaxed),
             DetourError::TooFar
+            | DetourError::TooManyHere
             | DetourError::NotKept(_)
             | DetourError::HandlerInUse
             | DetourError::Lost

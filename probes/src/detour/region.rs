@@ -171,12 +171,23 @@ impl Region {
             return Err(DetourError::NotMapped);
         }
         let site = jumped.site();
-        let mut parts = Vec::new();
+        if !self.detours.has_room_at(site) {
+            return Err(DetourError::TooManyHere);
+        }
+        // Nothing is given away for good before the detour has been written.
+        let (mut parts, mut ahead, mut cells) = (Vec::new(), 0, self.cells.clone());
         for usage in uses {
-            if self.part(site, usage).is_none() {
-                self.make_room_for_words(memory, usage.words())?;
-            }
-            parts.push(self.detours.make_part(site, usage, &mut self.cells)?);
+            parts.push(match self.detours.part(site, usage) {
+                Some(part) => part.clone(),
+                None => {
+                    if usage.words() > 0 && !cells.has_room(usage.words()) {
+                        self.cells = self.new_cells(memory)?;
+                        cells = self.cells.clone();
+                    }
+                    ahead += 1;
+                    self.detours.new_part(usage, ahead - 1, &mut cells)?
+                }
+            });
             if usage.records() {
                 self.map_ring(memory)?;
             }
@@ -189,21 +200,15 @@ impl Region {
             new = Detours::assemble(jumped, uses, new.detour.parts, at, ring)?;
         }
         self.write_code(&new.code.bytes)?;
+        self.cells = cells;
         Ok(self.detours.keep(new, jumped, uses))
     }
 
-    /// There is room for so many words, on a new page if need be.
-    fn make_room_for_words(
-        &mut self,
-        memory: &dyn GuestMemory,
-        words: usize,
-    ) -> Result<(), DetourError> {
-        if words > 0 && !self.cells.has_room(words) {
-            let page = self.pages.map(memory, PageKind::Data, &[])?;
-            let detour = Arc::clone(&self.pages.memory);
-            self.cells = Cells::on(detour, page.base, page.gpa, PAGE_BYTES);
-        }
-        Ok(())
+    /// A new page for words.
+    fn new_cells(&mut self, memory: &dyn GuestMemory) -> Result<Cells, DetourError> {
+        let page = self.pages.map(memory, PageKind::Data, &[])?;
+        let detour = Arc::clone(&self.pages.memory);
+        Ok(Cells::on(detour, page.base, page.gpa, PAGE_BYTES))
     }
 
     fn map_ring(&mut self, memory: &dyn GuestMemory) -> Result<(), DetourError> {

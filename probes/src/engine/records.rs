@@ -15,7 +15,7 @@ use super::trap::HitOutcome;
 use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
-use crate::registry::{Probe, Purpose};
+use crate::registry::{Missed, Probe, Purpose};
 use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
@@ -220,12 +220,12 @@ impl Engine {
         left: LeftAt,
     ) -> Result<HitOutcome, GuestError> {
         self.open_ring(vcpu)?;
+        self.take_out_records();
         let regs = vcpu.regs()?;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
         let owner = self.records.owners().get(&left.who).cloned();
         let (mut resumes, mut needs_pause) = (false, false);
         match owner {
-            // A probe that has gone meanwhile is told no more: the jump is gone, too.
             Some(Owner::Probe { probe, ip }) if probe.planted_at().is_some() => {
                 probe.count_hit();
                 hit.regs.rip = ip.0;
@@ -245,7 +245,10 @@ impl Engine {
                 hit.regs.rip = site.0;
                 self.leave_calls(&mut hit, site)?;
             }
-            Some(Owner::Probe { .. } | Owner::Gone) | None => (),
+            // It was disabled while the vCPU was on its way here.
+            Some(Owner::Probe { probe, .. }) => probe.miss(Missed::Disarmed),
+            // One that was removed meanwhile is told no more.
+            Some(Owner::Gone) | None => (),
         }
         if needs_pause {
             return Ok(HitOutcome::NeedsPause);

@@ -46,7 +46,13 @@ pub(super) enum Hindrance<'p> {
     /// Returns are to be reported to a handler.
     #[error("calls that are followed return to the same place, and a handler is called at returns")]
     Returns,
+    /// More probes than one detour serves.
+    #[error("{0} probes are at the same place: a detour serves {MAX_SERVED} at the most")]
+    TooMany(usize),
 }
+
+/// What is done for each probe is chosen and written with all vCPUs paused.
+const MAX_SERVED: usize = 16;
 
 /// Why the hits of the probes at `plant` exit that a detour could serve; `None`: they do not.
 pub(super) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
@@ -63,6 +69,9 @@ impl Engine {
     pub(super) fn hindrance<'p>(&self, plant: &'p Plant) -> Option<Hindrance<'p>> {
         if plant.returns && self.return_sites.must_exit() {
             return Some(Hindrance::Returns);
+        }
+        if plant.probes.len() > MAX_SERVED {
+            return Some(Hindrance::TooMany(plant.probes.len()));
         }
         let mut probes = plant.probes.iter().map(|(probe, _)| probe);
         let probe = probes.find(|probe| probe.kept_by_detour().is_none())?;
@@ -137,7 +146,7 @@ impl Engine {
             };
             (self.detour.part(site, &usage), usage)
         };
-        let mut without = Vec::new();
+        let (mut decided, mut without) = (Vec::new(), Vec::new());
         for (number, served) in served.iter().enumerate() {
             let Served::Probe(probe, _) = served else {
                 continue;
@@ -147,20 +156,24 @@ impl Engine {
                 Some((part?, usage))
             });
             match made.find(|(part, _)| self.records.is_owner(*part, probe)) {
-                Some((_, usage)) => uses[number] = usage,
+                Some((_, usage)) => {
+                    uses[number] = usage;
+                    decided.push(number);
+                }
                 None => without.push(number),
             }
         }
-        for (done, number) in without.iter().enumerate() {
+        for number in without {
             let free = (0..)
-                .map(|index| of(&uses[*number], index))
+                .map(|index| of(&uses[number], index))
                 .find(|(part, usage)| {
-                    let is_taken = without[..done].iter().any(|other| uses[*other] == *usage);
+                    let is_taken = decided.iter().any(|other| uses[*other] == *usage);
                     !is_taken && part.is_none_or(|part| self.records.has_no_owner(part))
                 });
             if let Some((_, usage)) = free {
-                uses[*number] = usage;
+                uses[number] = usage;
             }
+            decided.push(number);
         }
     }
 

@@ -387,3 +387,47 @@ fn probes_at_an_ftrace_call_and_behind_it_share_the_jump_over_the_call() {
         assert_eq!(rig.counted(index), (11, 1, Some(Tier::Optimised)));
     }
 }
+
+/// What is chosen for each probe is chosen while all vCPUs stand still.
+#[test]
+fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"; 17]);
+    for n in 0..3 {
+        assert_eq!(rig.call(at, n), n + 1);
+    }
+    assert_eq!(rig.shown::<1>(at), [0xee]);
+    assert_eq!(rig.counted(16).0, 3);
+    let why = rig.probe(0).unoptimised.expect("a reason");
+    assert!(why.contains("17 probes"), "{why}");
+    let last = rig.engine.ids()[16];
+    rig.engine.unregister(&rig.paused, &[last]).expect("done");
+    rig.call(at, 0);
+    assert_eq!(rig.shown::<1>(at), [0xe9]);
+    assert_eq!(rig.counted(15).0, 4);
+}
+
+/// A client that changes filters without end does not use up what other places need.
+#[test]
+fn place_has_so_many_detours_and_no_more() {
+    let (kernel, at) = one_roomy();
+    let rig = Rig::counting(&kernel, &["probed"]);
+    rig.call(at, 0);
+    let (engine, paused) = (&rig.engine, &rig.paused);
+    let mut full = 0;
+    for value in 0..1100 {
+        let before = engine.ids();
+        engine.unregister(paused, &before).expect("done");
+        let new = [filtered(&format!("arg0 == {value}"), count("probed"))];
+        engine.register(paused, &new).expect("registered");
+        assert_eq!(rig.call(at, value), value + 1);
+        let probe = rig.probe(0);
+        assert_eq!(probe.hits, 1, "{value}");
+        full += usize::from(
+            probe
+                .unoptimised
+                .is_some_and(|why| why.contains("one place")),
+        );
+    }
+    assert_eq!(full, 1100 - 1023);
+}
