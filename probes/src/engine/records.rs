@@ -15,7 +15,7 @@ use super::trap::HitOutcome;
 use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
-use crate::registry::{Missed, Probe, Purpose};
+use crate::registry::{Probe, Purpose};
 use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
@@ -245,10 +245,8 @@ impl Engine {
                 hit.regs.rip = site.0;
                 self.leave_calls(&mut hit, site)?;
             }
-            // It was disabled while the vCPU was on its way here.
-            Some(Owner::Probe { probe, .. }) => probe.miss(Missed::Disarmed),
-            // One that was removed meanwhile is told no more.
-            Some(Owner::Gone) | None => (),
+            // A probe that was disabled or removed meanwhile is told no more: the jump is gone, too.
+            Some(Owner::Probe { .. } | Owner::Gone) | None => (),
         }
         if needs_pause {
             return Ok(HitOutcome::NeedsPause);
