@@ -43,6 +43,33 @@ __attribute__((noinline)) long workload_read(struct counts *counts, long file)
 	return syscall3(SYS_read, file, (long)bytes, sizeof bytes);
 }
 
+/* Whether a process sleeps; needs /proc. What it opens and reads is counted. */
+static int is_asleep(struct counts *counts, long id)
+{
+	char path[32] = "/proc/", status[TEXT_MAX];
+	unsigned long used = 0;
+	long file, got;
+
+	put_number(id);
+	for (; used < text_used; used++)
+		path[6 + used] = text[used];
+	text_used = 0;
+	for (const char *from = "/stat"; *from; from++)
+		path[6 + used++] = *from;
+	path[6 + used] = 0;
+	file = workload_open(counts, path);
+	if (file < 0)
+		return counts->failed++, 1;
+	counts->read++;
+	got = syscall3(SYS_read, file, (long)status, sizeof status);
+	syscall1(SYS_close, file);
+	/* The state follows the name: "12 (init) S 1 ..." */
+	for (long at = 2; at < got; at++)
+		if (status[at - 2] == ')')
+			return status[at] == 'S';
+	return counts->failed++, 1;
+}
+
 static void pin(unsigned cpu)
 {
 	unsigned long mask[16] = { 0 };

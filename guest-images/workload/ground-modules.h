@@ -24,25 +24,42 @@ static long unload(const char *name)
 	return syscall2(SYS_delete_module, (long)name, O_NONBLOCK);
 }
 
-/* A child that waits in code of the module `tun` for a packet that never comes. */
-static long sleep_in_tun(void)
+/* Waits in code of the module `tun` for a packet that never comes. */
+static void read_from_tun(void)
 {
-	long id = syscall5(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	struct interface interface = { .flags = IFF_TUN | IFF_NO_PI };
-	long file;
+	long file = syscall4(SYS_openat, AT_FDCWD, (long)"/dev/net/tun", 2, 0);
 	char byte;
 
-	if (id) {
-		setup.children++;
-		setup.openat++;
-		setup.read++;
-		return id;
-	}
-	file = syscall4(SYS_openat, AT_FDCWD, (long)"/dev/net/tun", 2, 0);
 	must("TUNSETIFF", syscall3(SYS_ioctl, file, TUNSETIFF, (long)&interface));
+	__atomic_store_n(&shared->is_reading, 1, __ATOMIC_SEQ_CST);
 	syscall3(SYS_read, file, (long)&byte, 1);
 	syscall1(SYS_exit_group, 1);
-	return 0;
+}
+
+/* Waits until `child` sleeps in its read. A signal before that ends the child without the read that is counted. */
+static void await_sleep(long child)
+{
+	while (!__atomic_load_n(&shared->is_reading, __ATOMIC_SEQ_CST))
+		wait_milliseconds(5);
+	while (!is_asleep(&setup, child))
+		wait_milliseconds(5);
+}
+
+/* A child that sleeps in code of the module `tun`. */
+static long sleep_in_tun(void)
+{
+	long id;
+
+	shared->is_reading = 0;
+	id = syscall5(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+	if (id == 0)
+		read_from_tun();
+	setup.children++;
+	setup.openat++;
+	setup.read++;
+	await_sleep(id);
+	return id;
 }
 
 static void modules(unsigned long rounds)
@@ -52,7 +69,6 @@ static void modules(unsigned long rounds)
 
 		must("load tun", load("/tun.ko", ""));
 		id = sleep_in_tun();
-		wait_milliseconds(200);
 		if (number("listen", 0)) {
 			put_field("workload: asleep=", rounds);
 			end_line();

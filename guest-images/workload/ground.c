@@ -24,6 +24,8 @@ enum { WORKERS_MAX = 16 };
 struct shared {
 	struct counts counts[WORKERS_MAX];
 	unsigned long stop;
+	/* A child that is to sleep in module code has come to its read. */
+	unsigned long is_reading;
 };
 
 static struct counts setup;

@@ -149,33 +149,6 @@ static void round_of(struct shared *shared, unsigned procs, unsigned cpus,
 	await(procs, ids);
 }
 
-/* Whether a process sleeps; needs /proc. */
-static int is_asleep(long id)
-{
-	char path[32] = "/proc/", status[TEXT_MAX];
-	unsigned long used = 0;
-	long file, got;
-
-	put_number(id);
-	for (; used < text_used; used++)
-		path[6 + used] = text[used];
-	text_used = 0;
-	for (const char *from = "/stat"; *from; from++)
-		path[6 + used++] = *from;
-	path[6 + used] = 0;
-	file = workload_open(&setup, path);
-	if (file < 0)
-		return setup.failed++, 1;
-	setup.read++;
-	got = syscall3(SYS_read, file, (long)status, sizeof status);
-	syscall1(SYS_close, file);
-	/* The state follows the name: "12 (init) S 1 ..." */
-	for (long at = 2; at < got; at++)
-		if (status[at - 2] == ')')
-			return status[at] == 'S';
-	return setup.failed++, 1;
-}
-
 static void wait_milliseconds(unsigned long milliseconds)
 {
 	/* Not a nap: those are counted, and may be probed. */
@@ -214,7 +187,7 @@ static void kill_sleepers(struct shared *shared, unsigned procs, unsigned cpus)
 		wait_milliseconds(1);
 	/* Past that point they sleep nowhere else. */
 	for (unsigned child = 0; child < procs; child++)
-		while (ids[child] > 0 && !is_asleep(ids[child]))
+		while (ids[child] > 0 && !is_asleep(&setup, ids[child]))
 			wait_milliseconds(1);
 	put_field("workload: asleep=", procs);
 	end_line();
