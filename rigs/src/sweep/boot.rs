@@ -1,7 +1,7 @@
 //! One boot of the guest.
 //!
 //! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread
-//! of the boot ends a guest that falls silent; and, where probes come later than the first instruction, another one adds
+//! of the boot ends a guest that hangs ([`super::deadline`]); and, where probes come later than the first instruction, another one adds
 //! and removes them ([`super::lifecycle`]). Both end when the session has ended, which [`Watch::finish`] tells them.
 
 use std::collections::HashMap;
@@ -14,28 +14,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use probes::{
-    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig,
-    WhenFull,
+    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig, WhenFull,
 };
 use vmm::boot::KernelFile;
-use vmm::{Console, End, Host, HostFacts};
+use vmm::{Console, Host, HostFacts};
 
 use super::console::is_little_time;
+use super::deadline::Deadline;
 use super::lifecycle::{self, Live};
 use super::mode::{Configuration, Lifetime, Optimisation};
 use crate::chain::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Every line of the kernel: the last one shows where a guest died, and each shows that a guest goes on.
-const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=7 cryptomgr.notests=1 random.trust_cpu=on";
+/// Every line of the kernel, from the first on: the last one shows where a guest died, and each shows that a guest goes on.
+const CMDLINE: &str = "earlyprintk=serial,ttyS0,115200 console=ttyS0 panic=-1 loglevel=7 cryptomgr.notests=1 \
+                       random.trust_cpu=on";
 /// Both vCPUs make system calls, sleep, and start and end processes.
 const WORKLOAD: &str = "procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
 const ROUNDS: &str = "repeat=2";
 /// The guest works until it gets a line of input.
 const ROUNDS_WITHOUT_END: &str = "repeat=1000000 pause=5 listen=1";
-const LOOK: Duration = Duration::from_secs(2);
-/// So many hits of one probe while the console is silent are a livelock: several times the pages of the guest.
-const WITHOUT_END: u64 = 300_000;
 
 /// What comes out of a running guest. Cloning shares it.
 #[derive(Clone, Debug, Default)]
@@ -67,7 +65,7 @@ impl Watch {
         self.lock().finished
     }
 
-    fn silence(&self) -> Duration {
+    pub(super) fn silence(&self) -> Duration {
         self.lock()
             .last_progress
             .map_or(Duration::ZERO, |at| at.elapsed())
@@ -85,7 +83,7 @@ impl Watch {
     }
 
     /// Waits so long, or until the session has ended.
-    fn wait(&self, time: Duration) -> bool {
+    pub(super) fn wait(&self, time: Duration) -> bool {
         let waited = self
             .0
             .1
@@ -134,9 +132,9 @@ impl EventSink for Watch {
 /// How long a boot may take.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// In all.
+    /// In all, without what the guest's exits take.
     pub(super) total: Duration,
-    /// Without a line on the console.
+    /// Without a line on the console and without a hit.
     pub(super) silence: Duration,
 }
 
@@ -148,9 +146,11 @@ pub(super) enum Ended {
         end: GuestEnd,
         detail: Option<String>,
     },
-    /// No line came for this long.
+    /// Neither a line nor a hit came for this long.
     Silent(Duration),
-    /// Lines came, but not the end.
+    /// One probe had so many hits, and no line came.
+    Livelock(u64),
+    /// Lines or hits came, but not the end.
     OverLimit(Duration),
     /// The session could not be set up, or panicked.
     Broken(String),
@@ -255,9 +255,12 @@ impl Guest<'_> {
         // Looking up thousands of probes is not the guest's silence.
         watch.lock().last_progress = Some(Instant::now());
         let (engine, control) = (session.engine().clone(), session.control());
-        let (summary, silent, lifecycle) = std::thread::scope(|scope| {
-            let silence =
-                scope.spawn(|| end_silent_guest(watch, &control, &engine, limits.silence));
+        let deadline = Deadline {
+            limits,
+            exit: Duration::from_nanos(self.facts.exit_ns),
+        };
+        let (summary, stuck, lifecycle) = std::thread::scope(|scope| {
+            let stuck = scope.spawn(|| deadline.end_stuck_guest(watch, &control, &engine));
             let lifecycle = scope.spawn(|| {
                 let live = Live {
                     engine: &engine,
@@ -267,23 +270,24 @@ impl Guest<'_> {
                 };
                 lifecycle::drive(lifetime, &live, probes)
             });
-            let summary = session.run(Some(limits.total), "kvm");
+            let summary = session.run(None, "kvm");
             watch.finish();
             let lifecycle = lifecycle.join();
             let lifecycle = lifecycle
                 .unwrap_or_else(|_| Err("the thread that adds probes panicked".to_owned()));
-            (summary, silence.join().unwrap_or(false), lifecycle)
+            let stuck = stuck.join();
+            let stuck = stuck.unwrap_or_else(|_| {
+                Some(Ended::Broken(
+                    "the thread that watches the guest panicked".to_owned(),
+                ))
+            });
+            (summary, stuck, lifecycle)
         });
         let summary = summary.map_err(chain)?;
-        let ended = match summary.guest.end {
-            _ if silent => Ended::Silent(limits.silence),
-            GuestEnd::Timeout if watch.silence() > limits.silence => Ended::Silent(limits.total),
-            GuestEnd::Timeout => Ended::OverLimit(limits.total),
-            end => Ended::Guest {
-                end,
-                detail: summary.guest.detail,
-            },
-        };
+        let ended = stuck.unwrap_or(Ended::Guest {
+            end: summary.guest.end,
+            detail: summary.guest.detail,
+        });
         Ok(RanSession {
             ended,
             probes: summary.probes,
@@ -310,62 +314,5 @@ impl RanSession {
             in_guest: Duration::ZERO,
             lifecycle: Ok(()),
         }
-    }
-}
-
-/// Ends a guest whose console shows nothing for `limit`, if no probe is hit any more, or one is hit without end. A guest that
-/// is silent because its probes exit is given more time: before its console works, a kernel calls some functions for
-/// each page. Returns whether the guest was ended.
-fn end_silent_guest(
-    watch: &Watch,
-    control: &vmm::Control,
-    engine: &Engine,
-    limit: Duration,
-) -> bool {
-    let mut since: Option<(Vec<u64>, Vec<u64>)> = None;
-    loop {
-        if watch.wait(LOOK) {
-            return false;
-        }
-        if watch.silence() <= limit {
-            since = None;
-            continue;
-        }
-        let probes = engine.summaries();
-        let now: Vec<u64> = probes.iter().map(|probe| probe.hits).collect();
-        let hangs = since
-            .as_ref()
-            .is_some_and(|(first, last)| hangs(first, last, &now));
-        if hangs {
-            control.end(End::Stopped);
-            return true;
-        }
-        since = Some(match since {
-            Some((first, _)) => (first, now),
-            None => (now.clone(), now),
-        });
-    }
-}
-
-/// Whether a silent guest hangs, by the hits when it was first looked at, the last time, and now.
-fn hangs(first: &[u64], last: &[u64], now: &[u64]) -> bool {
-    let more = first
-        .iter()
-        .zip(now)
-        .map(|(first, now)| now.saturating_sub(*first));
-    last == now || more.max() > Some(WITHOUT_END)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn silent_guest_hangs_if_no_probe_is_hit_or_one_without_end() {
-        assert!(hangs(&[], &[], &[]));
-        assert!(hangs(&[1, 2], &[5, 2], &[5, 2]));
-        assert!(!hangs(&[1, 2], &[5, 2], &[6, 2]));
-        assert!(!hangs(&[900_000, 0], &[900_000, 100], &[900_000, 65_536]));
-        assert!(hangs(&[7, 0], &[900_000, 0], &[7 + WITHOUT_END + 1, 0]));
     }
 }

@@ -175,7 +175,8 @@ fn describe(ended: &Ended) -> String {
                 .to_owned();
             format!("{word}{detail}")
         }
-        Ended::Silent(limit) => format!("no line for {} s", limit.as_secs()),
+        Ended::Silent(time) => format!("no line and no hit for {} s", time.as_secs()),
+        Ended::Livelock(hits) => format!("{hits} hits of one probe without a line"),
         Ended::OverLimit(limit) => format!("no end for {} s", limit.as_secs()),
         Ended::Broken(why) => format!("no boot: {why}"),
     }
@@ -248,7 +249,7 @@ fn suspects(judged: &Judged<'_>) -> Vec<FunctionId> {
     let probes = &judged.ran.probes;
     let all: u64 = probes.iter().map(|probe| probe.hits).sum();
     let most = probes.iter().map(|probe| probe.hits).max().unwrap_or(0);
-    if matches!(judged.ran.ended, Ended::Silent(_))
+    if matches!(judged.ran.ended, Ended::Silent(_) | Ended::Livelock(_))
         && most > LIVELOCK_HITS
         && most * LIVELOCK_PART > all
     {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use super::boot::{Guest, Limits};
+use super::deadline::EXITS_MAX;
 use super::function::Functions;
 use super::judge::{Baseline, Judged};
 use super::outcome::{FunctionId, Outcome};
@@ -69,7 +70,7 @@ impl Printing<'_> {
         let booting = Step::Booting {
             key,
             functions: set.len(),
-            limit_ms: millis(limits.total + SET_UP),
+            limit_ms: millis(limits.total + EXITS_MAX + SET_UP),
         };
         print(self.output, &Line::Sweep(booting))?;
         let configuration = self.guest.configuration;

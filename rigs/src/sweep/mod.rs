@@ -17,6 +17,7 @@ mod batches;
 mod boot;
 pub mod campaign;
 mod console;
+mod deadline;
 mod function;
 mod judge;
 mod known;
