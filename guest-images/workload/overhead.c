@@ -125,6 +125,7 @@ static void turns(void)
 	others_turn("both-recorded", 0);
 	others_turn("counted-int3", 0);
 	others_turn("recorded-int3", 0);
+	others_turn("shared", 0);
 	others_turn("nothing", 0);
 }
 

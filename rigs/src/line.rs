@@ -159,12 +159,32 @@ pub struct Boot {
     pub backend: Backend,
     /// Which guest.
     pub guest: String,
-    /// Whether there was an engine, without a probe; or nobody who handles traps.
-    pub engine: bool,
+    /// What there was beside the guest.
+    pub kind: BootKind,
     /// From the kernel's file to a machine that is ready to run, nanoseconds.
     pub set_up_ns: Vec<u64>,
     /// From the first instruction to the end, nanoseconds.
     pub ran_ns: Vec<u64>,
+    /// Probes that were armed, in the last of the boots.
+    pub probes: u64,
+    /// Their hits.
+    pub hits: u64,
+    /// Hits and calls that they missed.
+    pub missed: u64,
+    /// VM exits that the hits took.
+    pub exits: u64,
+}
+
+/// What there is beside a guest that boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootKind {
+    /// No handler of traps.
+    NoEngine,
+    /// An engine without a probe.
+    Engine,
+    /// An engine with a counted probe at every function, `kprobe:*`.
+    AllProbed,
 }
 
 impl Line {

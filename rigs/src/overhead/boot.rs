@@ -1,21 +1,23 @@
-//! How long a stock guest takes to boot with an engine that has no probe, and without an engine.
+//! How long a stock guest takes to boot without an engine, with an engine that has no probe, and with all functions probed.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use probes::{GuestEnd, Kernel, Session, SessionConfig};
+use probes::{GuestEnd, Kernel, NewProbe, ProbeState, ProbeSummary, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, End, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler};
 
+use super::ways::counted;
 use super::{Measured, Overhead, nanos, stock};
 use crate::chain::chain;
 use crate::contract::{Bench, Observer};
-use crate::line::{Boot, Line};
+use crate::line::{Boot, BootKind, Line};
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4 boot=1";
-/// Boots of each kind, in turns.
+/// Boots of each kind, in turns. With all functions probed a boot takes minutes where exits are slow: there is one.
 const ROUNDS: usize = 7;
+const ALL_FUNCTIONS: &str = "kprobe:*";
 
 /// A guest to be booted time after time.
 struct Booted<'a> {
@@ -25,8 +27,18 @@ struct Booted<'a> {
     initrd: Vec<u8>,
 }
 
-/// From the kernel's file to a machine that is ready to run, and from there to its end, nanoseconds.
-type Took = (u64, u64);
+/// What a boot took, and what its probes counted.
+#[derive(Clone, Copy, Debug, Default)]
+struct Took {
+    /// From the kernel's file to a machine that is ready to run, nanoseconds.
+    set_up_ns: u64,
+    /// From there to the guest's end, nanoseconds.
+    ran_ns: u64,
+    probes: u64,
+    hits: u64,
+    missed: u64,
+    exits: u64,
+}
 
 pub(super) fn boot(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let files = overhead.stock.ok_or("no stock kernel")?;
@@ -36,22 +48,30 @@ pub(super) fn boot(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         file: KernelFile::open(files.kernel).map_err(chain)?,
         initrd: std::fs::read(files.initrd).map_err(chain)?,
     };
-    let line = |engine| Boot {
+    let line = |kind| Boot {
         backend: overhead.backend,
         guest: stock::NAME.to_owned(),
-        engine,
+        kind,
         set_up_ns: Vec::new(),
         ran_ns: Vec::new(),
+        probes: 0,
+        hits: 0,
+        missed: 0,
+        exits: 0,
     };
-    let mut lines = [line(false), line(true)];
-    for _ in 0..ROUNDS {
+    let mut lines = [BootKind::NoEngine, BootKind::Engine, BootKind::AllProbed].map(line);
+    for round in 0..ROUNDS {
         for line in &mut lines {
-            let (set_up, ran) = match line.engine {
-                true => booted.with_engine()?,
-                false => booted.without()?,
+            let took = match line.kind {
+                BootKind::NoEngine => booted.without()?,
+                BootKind::Engine => booted.with_engine(&[])?,
+                BootKind::AllProbed if round > 0 => continue,
+                BootKind::AllProbed => booted.with_engine(&[counted(ALL_FUNCTIONS)])?,
             };
-            line.set_up_ns.push(set_up);
-            line.ran_ns.push(ran);
+            line.set_up_ns.push(took.set_up_ns);
+            line.ran_ns.push(took.ran_ns);
+            (line.probes, line.hits) = (took.probes, took.hits);
+            (line.missed, line.exits) = (took.missed, took.exits);
         }
     }
     Ok(lines.map(Line::Boot).into())
@@ -65,7 +85,7 @@ fn silent() -> Console {
 }
 
 impl Booted<'_> {
-    fn with_engine(&self) -> Result<Took, String> {
+    fn with_engine(&self, probes: &[NewProbe]) -> Result<Took, String> {
         let began = Instant::now();
         let vmlinux = self.file.vmlinux().map_err(chain)?;
         let config = SessionConfig {
@@ -77,7 +97,7 @@ impl Booted<'_> {
             cmdline: CMDLINE,
             memory_bytes: MEMORY_BYTES,
             cpus: 1,
-            probes: &[],
+            probes,
             plant: None,
             optimise: true,
             when_full: probes::WhenFull::default(),
@@ -92,10 +112,28 @@ impl Booted<'_> {
         let ran = session
             .run(Some(self.overhead.timeout), "kvm")
             .map_err(chain)?;
-        match ran.guest.end {
-            GuestEnd::Poweroff => Ok((set_up, nanos(began.elapsed()))),
-            _ => Err(format!("it did not come to its end: {:?}", ran.guest)),
+        let ran_ns = nanos(began.elapsed());
+        let exits = ran.probes.iter().map(|probe| probe.exits).sum();
+        if ran.guest.end != GuestEnd::Poweroff {
+            return Err(format!(
+                "it did not come to its end: {:?} after {exits} exits",
+                ran.guest
+            ));
         }
+        let armed =
+            |probe: &&ProbeSummary| matches!(probe.state, ProbeState::Armed | ProbeState::Gone);
+        Ok(Took {
+            set_up_ns: set_up,
+            ran_ns,
+            probes: ran.probes.iter().filter(armed).count() as u64,
+            hits: ran.probes.iter().map(|probe| probe.hits).sum(),
+            missed: ran
+                .probes
+                .iter()
+                .flat_map(|probe| probe.missed.values())
+                .sum(),
+            exits,
+        })
     }
 
     fn without(&self) -> Result<Took, String> {
@@ -122,7 +160,11 @@ impl Booted<'_> {
         let end = machine.wait(Some(self.overhead.timeout));
         machine.stop();
         match end {
-            Some(End::PowerOff) => Ok((set_up, nanos(began.elapsed()))),
+            Some(End::PowerOff) => Ok(Took {
+                set_up_ns: set_up,
+                ran_ns: nanos(began.elapsed()),
+                ..Took::default()
+            }),
             end => Err(format!("it did not come to its end: {end:?}")),
         }
     }

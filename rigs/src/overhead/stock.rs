@@ -8,7 +8,7 @@ use probes::{Kernel, NewProbe, ProbeSummary};
 
 use super::clock::Clock;
 use super::test_guest::{ONCE_AROUND, is_optimised};
-use super::ways::counted;
+use super::ways::{counted, histogram};
 use super::{Measured, Overhead};
 use crate::busy::counting::function;
 use crate::busy::guest::{Guest, Live, MEMORY_BYTES};
@@ -43,18 +43,29 @@ enum Place {
     /// The first instruction that has no room for a jump, and that each call comes by.
     Short,
     Return,
+    /// The entry and the return: one probe that counts, one that is told as an event, a histogram, and a return probe.
+    Shared,
 }
 
 impl Place {
-    fn spec(self, kernel: &Kernel) -> Result<String, String> {
+    fn probes(self, kernel: &Kernel, only_counts: bool) -> Result<Vec<NewProbe>, String> {
+        let new = if only_counts { counted } else { new_probe };
+        let entry = format!("kprobe:{CALL}");
+        let of_return = format!("kretprobe:{CALL}");
         Ok(match self {
-            Self::Entry => format!("kprobe:{CALL}"),
-            Self::Return => format!("kretprobe:{CALL}"),
+            Self::Entry => vec![new(&entry)],
+            Self::Return => vec![new(&of_return)],
+            Self::Shared => vec![
+                counted(&entry),
+                new_probe(&entry),
+                histogram(&entry),
+                new_probe(&of_return),
+            ],
             Self::Short => {
                 let offset = short(kernel, &function(kernel, CALL)?);
                 let offset =
                     offset.ok_or_else(|| format!("{CALL} begins with no short instruction"))?;
-                format!("kprobe:{CALL}+{offset:#x}")
+                vec![new(&format!("kprobe:{CALL}+{offset:#x}"))]
             }
         })
     }
@@ -93,7 +104,7 @@ const fn turn(word: &'static str, place: Place, only_counts: bool, jumps: bool) 
     }
 }
 
-const OURS: [Turn; 7] = [
+const OURS: [Turn; 8] = [
     turn("kprobe", Place::Entry, false, false),
     turn("counted", Place::Entry, true, true),
     turn("recorded", Place::Entry, false, true),
@@ -101,10 +112,11 @@ const OURS: [Turn; 7] = [
     turn("both-recorded", Place::Return, false, true),
     turn("counted-int3", Place::Short, true, true),
     turn("recorded-int3", Place::Short, false, true),
+    turn("shared", Place::Shared, false, true),
 ];
 
 /// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.
-pub(super) const TURNS: [(&str, &str); 11] = [
+pub(super) const TURNS: [(&str, &str); 12] = [
     ("stock-none", "no probe"),
     (OWN_KPROBE, "the guest's own kprobe event"),
     (OWN_KRETPROBE, "the guest's own kretprobe event"),
@@ -121,6 +133,10 @@ pub(super) const TURNS: [(&str, &str); 11] = [
         "stock-recorded-int3",
         "i: ours, told as an event, by an int3",
     ),
+    (
+        SHARED,
+        "o+ro: four of ours at once: counted, told as an event, a histogram, both sides recorded",
+    ),
     ("stock-none-again", "no probe, again"),
 ];
 /// Compared with each other.
@@ -128,6 +144,7 @@ pub(super) const OWN_KPROBE: &str = "stock-own-kprobe";
 pub(super) const OWN_KRETPROBE: &str = "stock-own-kretprobe";
 pub(super) const BOTH_RECORDED: &str = "stock-both-recorded";
 pub(super) const RECORDED: &str = "stock-recorded";
+pub(super) const SHARED: &str = "stock-shared";
 
 pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let files = overhead.stock.ok_or("no stock kernel")?;
@@ -173,15 +190,18 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         .map(|((way, _), marks)| {
             let mut own = OURS.iter().zip(&ours);
             let own = own.find(|(turn, _)| way.strip_prefix("stock-") == Some(turn.word));
-            let is_wrong = |(turn, probe): &(&Turn, &ProbeSummary)| {
-                let warm = if *way == RECORDED { ONCE_AROUND } else { 0 };
-                probe.hits != made + warm || is_optimised(probe) != turn.is_optimised(has_int3)
-            };
-            if let Some((turn, probe)) = own.filter(is_wrong) {
+            if let Some((turn, probes)) = own {
                 let jumps = turn.is_optimised(has_int3);
-                return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
+                let warm = if *way == RECORDED { ONCE_AROUND } else { 0 };
+                let is_wrong = |probe: &&ProbeSummary| {
+                    probe.hits != made + warm || is_optimised(probe) != jumps
+                };
+                if let Some(probe) = probes.iter().find(is_wrong) {
+                    return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
+                }
             }
-            let probe = own.map(|(_, probe)| probe);
+            // Several probes at a place share its exits.
+            let probes = own.map_or(&[][..], |(_, probes)| probes);
             Ok(Line::Timing(Timing {
                 backend: overhead.backend,
                 guest: NAME.to_owned(),
@@ -189,29 +209,28 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
                 cpus: 1,
                 calls: overhead.calls,
                 rounds_ns: super::clock::spans(marks, 1),
-                hits: probe.map_or(0, |probe| probe.hits),
-                exits: probe.map_or(0, |probe| probe.exits),
+                hits: probes.iter().map(|probe| probe.hits).max().unwrap_or(0),
+                exits: probes.iter().map(|probe| probe.exits).max().unwrap_or(0),
             }))
         })
         .collect()
 }
 
-/// Adds each of our probes for its turn, and takes it away behind it; gives what they counted.
-fn drive(live: &Live<'_>, kernel: &Kernel, limit: Duration) -> Result<Vec<ProbeSummary>, String> {
+/// Adds our probes of each turn, and takes them away behind it; gives what they counted.
+fn drive(
+    live: &Live<'_>,
+    kernel: &Kernel,
+    limit: Duration,
+) -> Result<Vec<Vec<ProbeSummary>>, String> {
     let mut ours = Vec::new();
     let words = OURS.iter().map(|turn| turn.word).chain(["nothing"]);
     for (turn, next) in OURS.iter().zip(words.skip(1)) {
         live.await_text(&format!("overhead: wait {}", turn.word), limit)?;
-        let spec = turn.place.spec(kernel)?;
-        let new: NewProbe = if turn.only_counts {
-            counted(&spec)
-        } else {
-            new_probe(&spec)
-        };
+        let new = turn.place.probes(kernel, turn.only_counts)?;
         live.engine
             .set_optimising(&live.control.pause_all(), turn.jumps)
             .map_err(chain)?;
-        let prepared = live.engine.prepare(&[new]).map_err(chain)?;
+        let prepared = live.engine.prepare(&new).map_err(chain)?;
         let ids = live
             .engine
             .register_prepared(&live.control.pause_all(), prepared)
@@ -219,8 +238,8 @@ fn drive(live: &Live<'_>, kernel: &Kernel, limit: Duration) -> Result<Vec<ProbeS
         live.type_line()?;
         let next = format!("overhead: wait {next}");
         live.await_text(&next, limit)?;
-        let summaries = live.engine.summaries();
-        ours.extend(summaries.into_iter().filter(|probe| probe.probe == spec));
+        // The first is the clock's.
+        ours.push(live.engine.summaries().split_off(1));
         live.engine
             .unregister(&live.control.pause_all(), &ids)
             .map_err(chain)?;

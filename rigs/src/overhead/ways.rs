@@ -134,10 +134,7 @@ pub const WAYS: [Way; 18] = [
         || vec![new_probe("kprobe:bm_recorded")],
     ),
     jump("hist", "o: histogram of an argument by a jump", 20, || {
-        vec![NewProbe {
-            action: Action::Aggregate(parsed::<Aggregate>("hist(arg0)")),
-            ..new_probe("kprobe:bm_hist")
-        }]
+        vec![histogram("kprobe:bm_hist")]
     }),
     jump(
         "filtered",
@@ -191,6 +188,13 @@ impl Way {
 pub(super) fn counted(spec: &str) -> NewProbe {
     NewProbe {
         action: Action::Count,
+        ..new_probe(spec)
+    }
+}
+
+pub(super) fn histogram(spec: &str) -> NewProbe {
+    NewProbe {
+        action: Action::Aggregate(parsed::<Aggregate>("hist(arg0)")),
         ..new_probe(spec)
     }
 }

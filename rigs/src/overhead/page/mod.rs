@@ -13,7 +13,7 @@ use super::stock::TURNS;
 use super::words::{ARMING, BOOTS, GDBSTUB, HITS, INTRODUCTION, RATES, READING, RECORDS, STOCK};
 use super::{SPEED, WAYS, Way};
 use crate::launch::LaunchError;
-use crate::line::{Arming, Backend, Boot, Line, Timing};
+use crate::line::{Arming, Backend, Boot, BootKind, Line, Timing};
 use tables::{armings, boots, gdbstub, hits, in_stock, rates, records};
 use targets::targets;
 
@@ -30,8 +30,7 @@ struct Measured {
     about: Vec<String>,
     timings: BTreeMap<(String, u8), Timing>,
     armings: BTreeMap<usize, Arming>,
-    /// By whether there was an engine.
-    boots: BTreeMap<bool, Boot>,
+    boots: BTreeMap<BootKind, Boot>,
 }
 
 type Found = BTreeMap<Backend, Measured>;
@@ -80,7 +79,7 @@ impl Measured {
                     measured.armings.insert(arming.probes, arming);
                 }
                 Line::Boot(boot) => {
-                    measured.boots.insert(boot.engine, boot);
+                    measured.boots.insert(boot.kind, boot);
                 }
                 Line::Host { .. } | Line::Case(_) | Line::Sweep(_) | Line::End { .. } => (),
             }
@@ -92,6 +91,12 @@ impl Measured {
         self.timings
             .get(&(way.to_owned(), 1))
             .filter(|timing| !timing.rounds_ns.is_empty())
+    }
+
+    /// A boot that was measured.
+    fn boot(&self, kind: BootKind) -> Option<&Boot> {
+        let boot = self.boots.get(&kind);
+        boot.filter(|boot| !boot.ran_ns.is_empty())
     }
 
     /// Nanoseconds that a hit adds to a call: by the median of the rounds, and by their quartiles.

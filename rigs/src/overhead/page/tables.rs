@@ -7,7 +7,7 @@ use super::super::gdbstub::WAY as GDBSTUB;
 use super::super::stock::{self, TURNS};
 use super::super::test_guest::TAKEN_OUT;
 use super::targets::largest;
-use super::{Found, as_float, number, or_empty, quantile};
+use super::{BootKind, Found, as_float, number, or_empty, quantile};
 
 pub(super) fn hits(found: &Found) -> String {
     let mut text = String::from("| |");
@@ -137,11 +137,12 @@ pub(super) fn gdbstub(found: &Found) -> String {
 
 /// A stock guest that boots and powers off.
 pub(super) fn boots(found: &Found) -> String {
-    let mut text =
-        String::from("| | | set up, ms | boot, ms | × without |\n|---|---|---:|---:|---:|\n");
+    let mut text = String::from(
+        "| | | set up, ms | boot, ms | × without | probes | hits | missed | exits |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n",
+    );
     for (backend, measured) in found {
-        let without = measured.boots.get(&false);
-        for (engine, boot) in &measured.boots {
+        let without = measured.boot(BootKind::NoEngine);
+        for (kind, boot) in &measured.boots {
             let cell = |values: &[u64]| {
                 let [median, low, high] =
                     [0.5, 0.25, 0.75].map(|part| number(quantile(values, part) / 1e6));
@@ -151,17 +152,24 @@ pub(super) fn boots(found: &Found) -> String {
                 let [with, without] = [boot, without].map(|boot| quantile(&boot.ran_ns, 0.5));
                 format!("{:.3}", with / without)
             });
+            let counts = [boot.probes, boot.hits, boot.missed, boot.exits];
+            let counts = match kind {
+                BootKind::AllProbed => counts.map(|count| number(as_float(count))),
+                BootKind::NoEngine | BootKind::Engine => Default::default(),
+            };
             let _ = writeln!(
                 text,
-                "| {backend}, {} | {} | {} | {} | {} |",
+                "| {backend}, {} | {} | {} | {} | {} | {} |",
                 boot.guest,
-                match engine {
-                    true => "engine, no probe",
-                    false => "no engine",
+                match kind {
+                    BootKind::NoEngine => "no engine",
+                    BootKind::Engine => "engine, no probe",
+                    BootKind::AllProbed => "engine, `kprobe:*`, counted",
                 },
                 cell(&boot.set_up_ns),
                 cell(&boot.ran_ns),
-                or_empty(ratio.filter(|_| *engine)),
+                or_empty(ratio.filter(|_| *kind != BootKind::NoEngine)),
+                counts.join(" | "),
             );
         }
     }

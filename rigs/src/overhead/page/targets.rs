@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use super::super::arming::NUMBERS;
-use super::super::stock::{BOTH_RECORDED, OWN_KPROBE, OWN_KRETPROBE, RECORDED};
+use super::super::stock::{BOTH_RECORDED, OWN_KPROBE, OWN_KRETPROBE, RECORDED, SHARED};
 use super::super::{WAYS, Way};
 use super::{Found, Measured, as_float, number, or_empty, quantile};
-use crate::line::Backend;
+use crate::line::{Backend, BootKind};
 
 /// What is to be at most so much.
 struct Target {
@@ -15,7 +15,7 @@ struct Target {
     reached: fn(&Measured, Backend) -> Option<f64>,
 }
 
-fn wanted() -> [Target; 9] {
+fn wanted() -> [Target; 12] {
     let target = |title: &str, most, reached| Target {
         title: title.to_owned(),
         most,
@@ -64,6 +64,28 @@ fn wanted() -> [Target; 9] {
                 let ours = measured.added(backend, BOTH_RECORDED)?;
                 Some(ours / measured.added(backend, OWN_KRETPROBE)?)
             },
+        ),
+        target(
+            "o+ro, four probes at a function: no exits (in 100 calls)",
+            0.0,
+            |measured, _| {
+                let timing = measured.timing(SHARED)?;
+                Some((as_float(timing.exits) * 100.0 / as_float(timing.hits)).round())
+            },
+        ),
+        target(
+            "`kprobe:*`: powers off within 3 × the boot without an engine",
+            3.0,
+            |measured, _| {
+                let probed = measured.boot(BootKind::AllProbed)?;
+                let bare = measured.boot(BootKind::NoEngine)?;
+                Some(quantile(&probed.ran_ns, 0.5) / quantile(&bare.ran_ns, 0.5))
+            },
+        ),
+        target(
+            "`kprobe:*`: at most 100 000 exits",
+            100_000.0,
+            |measured, _| Some(as_float(measured.boot(BootKind::AllProbed)?.exits)),
         ),
         target(
             &format!("{many} probes planted in less than 1 s"),

@@ -53,13 +53,17 @@ fn what_a_call_takes_without_the_probe_is_taken_off() {
 
 #[test]
 fn what_was_to_be_reached_is_compared() {
-    let boot = |engine, ran_ns| {
+    let boot = |kind, ran_ns| {
         let boot = Line::Boot(Boot {
             backend: Backend::Local,
             guest: "stock".to_owned(),
-            engine,
+            kind,
             set_up_ns: vec![1_000_000],
             ran_ns: vec![ran_ns],
+            probes: 4,
+            hits: 9,
+            missed: 0,
+            exits: 5,
         });
         serde_json::to_string(&boot).expect("json")
     };
@@ -73,8 +77,10 @@ fn what_was_to_be_reached_is_compared() {
         line("stock-recorded", &[20_000], 10, 0),
         line("records", &[1_000_000], 2000, 4),
         line("taken-out", &[1230], 0, 0),
-        boot(false, 2_000_000_000),
-        boot(true, 3_000_000_000),
+        line("stock-shared", &[20_000], 100, 3),
+        boot(BootKind::NoEngine, 2_000_000_000),
+        boot(BootKind::Engine, 3_000_000_000),
+        boot(BootKind::AllProbed, 8_000_000_000),
     ];
     let text: Vec<_> = jumps.chain(others).collect();
     let page = page(&Found::from([(
@@ -84,7 +90,12 @@ fn what_was_to_be_reached_is_compared() {
     assert_eq!(cells(&page, "o: no exits")[2], "**no**: 30.00");
     assert_eq!(cells(&page, "o: a count")[2], "yes: 6.00");
     assert_eq!(cells(&page, "o, a record")[2], "yes: 0.50");
-    assert_eq!(cells(&page, "local, stock | engine")[5], "1.500");
+    assert_eq!(cells(&page, "local, stock | engine, no")[5], "1.500");
+    let all = cells(&page, "local, stock | engine, `kprobe:*`");
+    assert_eq!(all[5..10], ["4.000", "4", "9", "0", "5"]);
+    assert_eq!(cells(&page, "o+ro, four")[2], "**no**: 3.00");
+    assert_eq!(cells(&page, "`kprobe:*`: powers off")[2], "**no**: 4.00");
+    assert_eq!(cells(&page, "`kprobe:*`: at most")[2], "yes: 5.00");
     let records = "| local | 10 000 | 2.00 |  |  | 123 |";
     assert!(page.contains(records), "{page}");
 }
