@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use introspect::insn::{CpuidWords, Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
-use vmm::{Console, Control, End, Host, HostFacts, Int3Exits, Machine, MachineConfig, TrapHandler};
+use vmm::{
+    Console, Control, End, Host, HostFacts, HostObstacle, Int3Exits, Machine, MachineConfig,
+    TrapHandler,
+};
 
 use crate::engine::{Abilities, ArmError, Engine, NewProbe};
 use crate::guest::KvmMemory;
@@ -62,6 +65,9 @@ pub enum SessionError {
     /// The probes could not be planted.
     #[error(transparent)]
     Arm(#[from] ArmError),
+    /// This KVM would harm the guest.
+    #[error("{0}; or run with --accel nested")]
+    Host(HostObstacle),
     /// This KVM delivers no trap that can be planted.
     #[error(
         "this KVM delivers neither port writes nor int3 of the guest's kernel, so that nothing can be planted: run with --accel nested"
@@ -117,6 +123,9 @@ impl Session {
         config: SessionConfig<'_>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, SessionError> {
+        if let Some(obstacle) = facts.obstacle() {
+            return Err(SessionError::Host(obstacle));
+        }
         let plant = choose(&facts, config.plant)?;
         let abilities = Abilities {
             plant,

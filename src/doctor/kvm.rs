@@ -127,6 +127,13 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
             "plants would be lost when the guest patches its text",
         ),
         works(
+            "table-writes",
+            "page tables of the guest",
+            facts.table_writes_seen,
+            No,
+            "KVM keeps shadow page tables: load kvm_intel with ept=1, or kvm_amd with npt=1",
+        ),
+        works(
             "msr-exits",
             "MSR write exits",
             facts.msr_exits,
@@ -224,6 +231,7 @@ mod tests {
         debug_execute: true,
         debug_data: true,
         read_only_slots: true,
+        table_writes_seen: true,
         msr_exits: true,
         speed: Speed {
             instructions: 1_000_000,
@@ -286,6 +294,7 @@ mod tests {
             debug_execute: false,
             debug_data: false,
             read_only_slots: false,
+            table_writes_seen: false,
             msr_exits: false,
             speed: Speed {
                 instructions: 1000,

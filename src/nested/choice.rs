@@ -53,18 +53,20 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Takes KVM when it opens and its ring 0 runs at hardware speed, else nested. `qemu` is asked only then.
+/// Takes KVM when it opens, harms no guest and its ring 0 runs at hardware speed, else nested. `qemu` is asked only then.
 pub(crate) fn choose(
     kvm: &Result<HostFacts, Unusable>,
     qemu: impl FnOnce() -> Result<Qemu, QemuError>,
 ) -> Choice {
-    let reason = match kvm {
-        Ok(facts) if facts.runs_kernels() => {
+    let looked_at = kvm.as_ref().map(|facts| (facts, facts.obstacle()));
+    let reason = match looked_at {
+        Ok((_, Some(obstacle))) => obstacle.to_string(),
+        Ok((facts, None)) if facts.runs_kernels() => {
             return Choice::Kvm {
                 reason: format!("its ring 0 executes {}", facts.speed.in_words()),
             };
         }
-        Ok(facts) => format!(
+        Ok((facts, None)) => format!(
             "this host's KVM has no hardware virtualisation behind it ({} in ring 0: a stock \
              kernel would take minutes to boot)",
             facts.speed.in_words()
@@ -99,6 +101,7 @@ mod tests {
             debug_execute: true,
             debug_data: true,
             read_only_slots: true,
+            table_writes_seen: true,
             msr_exits: true,
             speed: Speed {
                 instructions,
@@ -113,6 +116,17 @@ mod tests {
         let choice = choose(&Ok(facts(2_000_000)), || panic!("QEMU is not needed"));
         assert!(matches!(choice, Choice::Kvm { .. }));
         assert!(choice.to_string().contains("2000 million"), "{choice}");
+    }
+
+    #[test]
+    fn kvm_that_would_harm_a_guest_is_not_taken() {
+        let shadow = HostFacts {
+            table_writes_seen: false,
+            ..facts(2_000_000)
+        };
+        let choice = choose(&Ok(shadow), || Err(QemuError::Missing));
+        assert!(matches!(choice, Choice::Neither { .. }));
+        assert!(choice.to_string().contains("npt=1"), "{choice}");
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod trap;
 mod vcpu;
 
 pub use kvm::{
-    BreakpointInjection, Capabilities, Host, HostFacts, Int1Delivery, Int3Delivery,
+    BreakpointInjection, Capabilities, Host, HostFacts, HostObstacle, Int1Delivery, Int3Delivery,
     InterruptedInt3, OpenError, PortDelivery, Speed, tsc_khz,
 };
 pub use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};

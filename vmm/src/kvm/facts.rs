@@ -158,6 +158,9 @@ pub struct HostFacts {
     pub debug_data: bool,
     /// A guest write to a read-only slot exits; a read does not.
     pub read_only_slots: bool,
+    /// The guest's processor sees what the VMM writes to the guest's page tables. It does not where KVM keeps shadow
+    /// tables, without EPT or NPT.
+    pub table_writes_seen: bool,
     /// A write of a filtered MSR exits.
     pub msr_exits: bool,
     /// Ring-0 speed.
@@ -169,7 +172,32 @@ pub struct HostFacts {
 /// Below this, a stock kernel takes minutes to boot: the guest's ring 0 is interpreted.
 const HARDWARE_SPEED_MIPS: u64 = 50;
 
+/// Why no guest may be probed on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HostObstacle {
+    /// See [`HostFacts::table_writes_seen`].
+    #[error(
+        "this KVM keeps shadow page tables (no EPT or NPT), so that the guest would not see what an emulated instruction writes to its page tables: load kvm_intel with ept=1, or kvm_amd with npt=1"
+    )]
+    ShadowPaging,
+    /// See [`HostFacts::read_only_slots`].
+    #[error(
+        "this KVM does not report writes to read-only memory, so that plants would be lost when the guest patches its text"
+    )]
+    WritesUnseen,
+}
+
 impl HostFacts {
+    /// What would harm a guest that is probed on this host.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<HostObstacle> {
+        match (self.table_writes_seen, self.read_only_slots) {
+            (false, _) => Some(HostObstacle::ShadowPaging),
+            (true, false) => Some(HostObstacle::WritesUnseen),
+            (true, true) => None,
+        }
+    }
+
     /// Whether ring 0 runs at a speed at which a stock kernel boots in seconds.
     #[must_use]
     pub fn runs_kernels(&self) -> bool {
@@ -251,6 +279,7 @@ mod tests {
                 debug_execute: true,
                 debug_data: true,
                 read_only_slots: true,
+                table_writes_seen: true,
                 msr_exits: true,
                 speed: Speed {
                     instructions: 0,

@@ -5,8 +5,8 @@ mod host;
 mod tsc;
 
 pub use facts::{
-    BreakpointInjection, HostFacts, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery,
-    Speed,
+    BreakpointInjection, HostFacts, HostObstacle, Int1Delivery, Int3Delivery, InterruptedInt3,
+    PortDelivery, Speed,
 };
 pub(crate) use host::CAP_EXIT_ON_EMULATION_FAILURE;
 pub use host::{Capabilities, Host, OpenError};

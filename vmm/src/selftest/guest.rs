@@ -22,6 +22,11 @@ const IDT: u64 = 0x2000;
 const PML4: u64 = 0x3000;
 const PDPT: u64 = 0x4000;
 const PD: u64 = 0x5000;
+/// The second entry of [`PD`], and the address that it maps.
+const ALIAS_ENTRY: u64 = PD + 8;
+pub(super) const ALIAS: u32 = 0x20_0000;
+/// Present, writable, user, accessed, dirty, a page of 2 MiB.
+const ALIAS_MAPPED: u64 = 0xe7;
 const TSS: u64 = 0x6000;
 const KERNEL_STACK: u64 = 0x9000;
 const USER_STACK: u64 = 0xb000;
@@ -281,6 +286,13 @@ impl TinyGuest {
             ..self.regs()?
         };
         self.fd.set_regs(&regs).map_err(refused("KVM_SET_REGS"))
+    }
+
+    /// Maps all memory a second time at [`ALIAS`], or takes that mapping away, in the tables in memory.
+    pub(super) fn map_alias(&self, is_mapped: bool) -> Result<(), SelfTestError> {
+        let entry = if is_mapped { ALIAS_MAPPED } else { 0 };
+        let memory = self.memory.guest();
+        Ok(memory.write_obj(entry, GuestAddress(ALIAS_ENTRY))?)
     }
 
     /// Switches interrupts on and sends one, which is taken before the next instruction if nothing holds it back.

@@ -61,6 +61,7 @@ pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
         debug_execute: questions::debug_execute(&mut guest)?,
         debug_data: questions::debug_data(&mut guest)?,
         read_only_slots: questions::read_only_slots(&mut guest)?,
+        table_writes_seen: questions::table_writes_seen(&mut guest)?,
         msr_exits: questions::msr_exits(&mut guest, host)?,
         speed: questions::speed(&mut guest)?,
         exit_ns,

@@ -7,7 +7,7 @@ use kvm_bindings::{
 };
 
 use super::SelfTestError;
-use super::guest::{CODE, DATA, END_PORT, Exit, INTERRUPT_TOLD, READ_ONLY, Ring, TinyGuest};
+use super::guest::{ALIAS, CODE, DATA, END_PORT, Exit, INTERRUPT_TOLD, READ_ONLY, Ring, TinyGuest};
 use crate::kvm::{
     BreakpointInjection, Host, Int1Delivery, Int3Delivery, InterruptedInt3, PortDelivery, Speed,
 };
@@ -17,6 +17,8 @@ const END: [u8; 3] = [0xe6, END_PORT, 0xf4];
 const NOP: u8 = 0x90;
 /// Vector of #BP.
 const BREAKPOINT: u8 = 3;
+/// Vector of #PF.
+const PAGE_FAULT: u8 = 14;
 const INT1: u8 = 0xf1;
 const INT3: u8 = 0xcc;
 
@@ -212,6 +214,23 @@ pub(super) fn read_only_slots(guest: &mut TinyGuest) -> Result<bool, SelfTestErr
             gpa: READ_ONLY.into(),
         })
         && guest.run() == Exit::End)
+}
+
+/// Does a guest that loads CR3 again see what the VMM has written to its page tables?
+///
+/// A KVM without EPT or NPT keeps shadow tables. It follows the guest's writes to its own tables, not the VMM's.
+pub(super) fn table_writes_seen(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
+    // mov al, [ALIAS + DATA]
+    let mut read = vec![0x8a, 0x04, 0x25];
+    read.extend((ALIAS + DATA).to_le_bytes());
+    // mov rax, cr3; mov cr3, rax
+    const LOAD_CR3: [u8; 6] = [0x0f, 0x20, 0xd8, 0x0f, 0x22, 0xd8];
+    let code = [&read, &END[..2], &LOAD_CR3, &read, &END].concat();
+    guest.map_alias(true)?;
+    guest.load(&code, Ring::Kernel)?;
+    let is_mapped = guest.run() == Exit::End;
+    guest.map_alias(false)?;
+    Ok(is_mapped && guest.run() == Exit::Vector(PAGE_FAULT))
 }
 
 /// The register through which a kernel says where its system-call entry is.
