@@ -7,6 +7,7 @@ use probes::{GuestEnd, ProbeState, ProbeSummary};
 
 use super::COUNTED;
 use super::events::{Ending, GroundEvent};
+use crate::busy::counting::is_accounted;
 use crate::busy::guest::Observed;
 
 /// What the guest counts for a probe.
@@ -107,12 +108,7 @@ fn miscounted(event: &GroundEvent, probed: &Observed) -> Vec<String> {
 
 /// Entries are returns, calls in flight and those that were missed.
 fn unbalanced(probe: &ProbeSummary) -> Option<String> {
-    let missed: u64 = probe.missed.values().sum();
-    let accounted = match (probe.returns, probe.in_flight) {
-        (Some(returns), Some(in_flight)) => probe.hits == returns + in_flight + missed,
-        _ => missed == 0,
-    };
-    (!accounted).then(|| format!("{probe:?}"))
+    (!is_accounted(probe)).then(|| format!("{probe:?}"))
 }
 
 fn told(probed: &Observed) -> String {

@@ -11,7 +11,7 @@ use super::console::{Reports, last_words};
 use super::function::{Functions, reason};
 use super::mode::{Configuration, HitAction, Lifetime, Site};
 use super::outcome::{FunctionId, Outcome, Tally};
-use crate::busy::counting::is_accounted;
+use crate::busy::counting::{is_accounted, missed_hits};
 
 /// How many calls of a function the workload made.
 type Calls = fn(&Counts) -> u64;
@@ -197,7 +197,7 @@ fn miscounted(
     if configuration.site == Site::Return && !is_accounted(probe) {
         return Some(format!("entries are not accounted for: {probe:?}"));
     }
-    let missed: u64 = probe.missed.values().sum();
+    let missed = missed_hits(probe);
     let events = judged.ran.events.get(&*probe.probe).copied().unwrap_or(0);
     let reported = match configuration.site {
         Site::Return => probe.returns.unwrap_or(0),
@@ -437,6 +437,16 @@ mod tests {
             verdict(Mode::EntryRecorded, &boot),
             Outcome::Well(_)
         ));
+    }
+
+    #[test]
+    fn plant_that_was_withdrawn_unwatched_is_no_missed_hit() {
+        let mut boot = ran(poweroff(), DONE, &[]);
+        boot.probes = vec![counted(10, None)];
+        boot.probes[0].missed.insert("unwatched".to_owned(), 1);
+        boot.events.insert("kprobe:f".into(), 10);
+        let verdict = verdict(Mode::EntryRecorded, &boot);
+        assert!(matches!(verdict, Outcome::Well(_)), "{verdict:?}");
     }
 
     #[test]
