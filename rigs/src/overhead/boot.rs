@@ -15,7 +15,7 @@ use crate::line::{Boot, BootKind, Line};
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4 boot=1";
-/// Boots of each kind, in turns. With all functions probed a boot takes minutes where exits are slow: there is one.
+/// Boots of each kind, in turns. With all functions probed there is one: it takes minutes where exits are slow.
 const ROUNDS: usize = 7;
 const ALL_FUNCTIONS: &str = "kprobe:*";
 
@@ -40,41 +40,37 @@ struct Took {
     exits: u64,
 }
 
+/// Boots without an engine and with one that has no probe.
 pub(super) fn boot(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
-    let files = overhead.stock.ok_or("no stock kernel")?;
-    let booted = Booted {
-        overhead,
-        bench,
-        file: KernelFile::open(files.kernel).map_err(chain)?,
-        initrd: std::fs::read(files.initrd).map_err(chain)?,
-    };
-    let line = |kind| Boot {
-        backend: overhead.backend,
-        guest: stock::NAME.to_owned(),
-        kind,
-        set_up_ns: Vec::new(),
-        ran_ns: Vec::new(),
-        probes: 0,
-        hits: 0,
-        missed: 0,
-        exits: 0,
-    };
-    let mut lines = [BootKind::NoEngine, BootKind::Engine, BootKind::AllProbed].map(line);
-    for round in 0..ROUNDS {
+    let booted = Booted::new(overhead, bench)?;
+    let mut lines = [BootKind::NoEngine, BootKind::Engine].map(|kind| booted.line(kind));
+    for _ in 0..ROUNDS {
         for line in &mut lines {
-            let took = match line.kind {
-                BootKind::NoEngine => booted.without()?,
-                BootKind::Engine => booted.with_engine(&[])?,
-                BootKind::AllProbed if round > 0 => continue,
-                BootKind::AllProbed => booted.with_engine(&[counted(ALL_FUNCTIONS)])?,
-            };
-            line.set_up_ns.push(took.set_up_ns);
-            line.ran_ns.push(took.ran_ns);
-            (line.probes, line.hits) = (took.probes, took.hits);
-            (line.missed, line.exits) = (took.missed, took.exits);
+            add(
+                line,
+                match line.kind {
+                    BootKind::NoEngine => booted.without()?,
+                    BootKind::Engine | BootKind::AllProbed => booted.with_engine(&[])?,
+                },
+            );
         }
     }
     Ok(lines.map(Line::Boot).into())
+}
+
+/// A boot with all functions probed.
+pub(super) fn all_probed(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
+    let booted = Booted::new(overhead, bench)?;
+    let mut line = booted.line(BootKind::AllProbed);
+    add(&mut line, booted.with_engine(&[counted(ALL_FUNCTIONS)])?);
+    Ok(vec![Line::Boot(line)])
+}
+
+fn add(line: &mut Boot, took: Took) {
+    line.set_up_ns.push(took.set_up_ns);
+    line.ran_ns.push(took.ran_ns);
+    (line.probes, line.hits) = (took.probes, took.hits);
+    (line.missed, line.exits) = (took.missed, took.exits);
 }
 
 fn silent() -> Console {
@@ -84,7 +80,31 @@ fn silent() -> Console {
     }
 }
 
-impl Booted<'_> {
+impl<'a> Booted<'a> {
+    fn new(overhead: &'a Overhead<'a>, bench: &'a Bench) -> Result<Self, String> {
+        let files = overhead.stock.ok_or("no stock kernel")?;
+        Ok(Self {
+            overhead,
+            bench,
+            file: KernelFile::open(files.kernel).map_err(chain)?,
+            initrd: std::fs::read(files.initrd).map_err(chain)?,
+        })
+    }
+
+    fn line(&self, kind: BootKind) -> Boot {
+        Boot {
+            backend: self.overhead.backend,
+            guest: stock::NAME.to_owned(),
+            kind,
+            set_up_ns: Vec::new(),
+            ran_ns: Vec::new(),
+            probes: 0,
+            hits: 0,
+            missed: 0,
+            exits: 0,
+        }
+    }
+
     fn with_engine(&self, probes: &[NewProbe]) -> Result<Took, String> {
         let began = Instant::now();
         let vmlinux = self.file.vmlinux().map_err(chain)?;

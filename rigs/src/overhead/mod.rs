@@ -93,7 +93,7 @@ impl Overhead<'_> {
         // A clock that Bochs or QEMU makes says nothing of how long it takes.
         let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
         let is_fast = !matches!(backend, Backend::Intel | Backend::Amd);
-        let measurements: [(&str, bool, &dyn Fn() -> Measured); 9] = [
+        let measurements: [(&str, bool, &dyn Fn() -> Measured); 10] = [
             ("ways", true, &|| test_guest::ways(self, &bench)),
             ("rate/1", true, &|| test_guest::rate(self, &bench, 1)),
             ("rate/2", true, &|| test_guest::rate(self, &bench, 2)),
@@ -101,6 +101,9 @@ impl Overhead<'_> {
             ("records/2", true, &|| test_guest::records(self, &bench, 2)),
             ("stock", runs_stock, &|| stock::stock(self, &bench)),
             ("boot", runs_stock && is_fast, &|| boot::boot(self, &bench)),
+            ("all-probed", runs_stock && is_fast, &|| {
+                boot::all_probed(self, &bench)
+            }),
             ("gdbstub", has_image, &|| gdbstub::gdbstub(self)),
             // Bochs would take minutes to look up so many probes.
             ("arming", has_stock && is_fast, &|| {
