@@ -20,7 +20,7 @@ use introspect::{Gva, Symbol, glob_matches};
 
 use crate::kernel::Kernel;
 use crate::module::LoadedModule;
-use crate::{Location, ProbeSpec};
+use crate::{Location, ProbeKind, ProbeSpec};
 
 pub use error::{ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
@@ -49,6 +49,23 @@ pub struct Resolved {
 /// When the specification cannot be meant: there is no such symbol, or the offset is inside an instruction. A place
 /// that can be meant but not planted is a [`Refusal`] in the answer.
 pub fn resolve(
+    kernel: &Kernel,
+    spec: &ProbeSpec,
+    slide: i64,
+) -> Result<Vec<Resolved>, ResolveError> {
+    let mut found = resolve_sites(kernel, spec, slide)?;
+    if spec.kind == ProbeKind::Kretprobe {
+        for resolved in &mut found {
+            let is_entry = |place: &Place| kernel.is_entry(place.ip);
+            if resolved.place.as_ref().is_ok_and(is_entry) {
+                resolved.place = Err(Refusal::NoReturnAddress);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn resolve_sites(
     kernel: &Kernel,
     spec: &ProbeSpec,
     slide: i64,

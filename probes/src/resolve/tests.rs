@@ -3,7 +3,9 @@ use introspect::insn::NotABoundary;
 use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
-use super::{Place, ResolveError, ResolveProblem, Resolved, Via, When, functions, resolve};
+use super::{
+    Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions, resolve,
+};
 use crate::Kernel;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
@@ -175,6 +177,24 @@ fn init_text_is_known_to_go() {
     let goes = place(&kernel, "kprobe:goes");
     assert!(goes.init);
     assert_eq!(goes.ip, at);
+}
+
+#[test]
+fn return_probe_on_entry_code_is_refused() {
+    let mut kernel = SyntheticKernel::new();
+    let function = kernel.function("asm_exc_page_fault", &[0x55, 0xc3]);
+    let behind = kernel.function("exc_page_fault", &[0x55, 0xc3]);
+    kernel.symbol("__entry_text_start", function);
+    kernel.symbol("__entry_text_end", behind);
+    let kernel = kernel.kernel();
+    for spec in ["kretprobe:asm_exc_page_fault", "kretprobe:*exc_page_fault"] {
+        let found = try_resolve(&kernel, spec).expect(spec);
+        assert_eq!(found[0].place, Err(Refusal::NoReturnAddress), "{spec}");
+        assert!(found.iter().skip(1).all(|found| found.place.is_ok()));
+    }
+    for spec in ["kprobe:asm_exc_page_fault", "kretprobe:exc_page_fault"] {
+        assert!(try_resolve(&kernel, spec).expect(spec)[0].place.is_ok());
+    }
 }
 
 #[test]
