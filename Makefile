@@ -64,7 +64,7 @@ stress:
 	$(dir $(HYPROBE))rig busy --on $(BUSY_ON) --timeout $$(($(SECONDS) + 2400)) $(RIG_ARGS) -- --only hot --seed $(SEED) \
 		$(if $(filter intel amd,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
 
-# Every function of a kernel, probed in each mode; docs/sweep.md is written anew. Hours for all modes: MODES chooses.
+# Every function of a kernel, probed in each mode; docs/sweep.md is written anew, from docs/sweep/. Hours for all modes: MODES chooses.
 # SWEEP_ARGS=--resume goes on where the last run ended; SWEEP_ARGS='--on intel --sample 200' runs a sample on VT-x.
 KERNEL ?= debian-6.1
 MODES ?=
@@ -75,7 +75,7 @@ sweep: SWEEP_SEED = $(if $(filter command line environment,$(origin SEED)),--see
 sweep:
 	$(CARGO) build --release --locked -p hyprobe-rigs
 	$(dir $(HYPROBE))rig sweep --image $(KERNEL) $(if $(MODES),--modes $(MODES)) $(SWEEP_SEED) $(if $(CPUS),--cpus $(CPUS)) \
-		--timeout $(SWEEP_SECONDS) --write $(SWEEP_ARGS)
+		--timeout $(SWEEP_SECONDS) $(SWEEP_ARGS); code=$$?; scripts/sweep-page.sh $(dir $(HYPROBE))rig && exit $$code
 
 # What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
 BENCH_ON ?= local nested
