@@ -60,13 +60,13 @@ pub(crate) fn choose(
 ) -> Choice {
     let looked_at = kvm.as_ref().map(|facts| (facts, facts.obstacle()));
     let reason = match looked_at {
-        Ok((_, Some(obstacle))) => obstacle.to_string(),
+        Ok((facts, Some(obstacle))) if facts.runs_kernels() => obstacle.to_string(),
         Ok((facts, None)) if facts.runs_kernels() => {
             return Choice::Kvm {
                 reason: format!("its ring 0 executes {}", facts.speed.in_words()),
             };
         }
-        Ok((facts, None)) => format!(
+        Ok((facts, _)) => format!(
             "this host's KVM has no hardware virtualisation behind it ({} in ring 0: a stock \
              kernel would take minutes to boot)",
             facts.speed.in_words()

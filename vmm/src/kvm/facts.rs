@@ -177,7 +177,7 @@ const HARDWARE_SPEED_MIPS: u64 = 50;
 pub enum HostObstacle {
     /// See [`HostFacts::table_writes_seen`].
     #[error(
-        "this KVM keeps shadow page tables (no EPT or NPT), so that the guest would not see what an emulated instruction writes to its page tables: load kvm_intel with ept=1, or kvm_amd with npt=1"
+        "this KVM keeps shadow page tables (no EPT or NPT), so that the guest would not see what an emulated instruction writes to its page tables: load kvm_intel with ept=1 or kvm_amd with npt=1, if the processor (or the hypervisor around this machine) offers them"
     )]
     ShadowPaging,
     /// See [`HostFacts::read_only_slots`].
