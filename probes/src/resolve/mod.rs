@@ -29,6 +29,15 @@ pub(crate) use text::Text;
 
 /// A glob stands for at most so many probes.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
+/// Functions that lie among the entry code, and return with the stack as they found it.
+const CALLED_ENTRY_CODE: [&str; 6] = [
+    "asm_load_gs_index",
+    "asm_call_on_stack",
+    "asm_call_sysvec_on_stack",
+    "asm_call_irq_on_stack",
+    "entry_ibpb",
+    "write_ibpb",
+];
 /// So many near names are told for one that does not exist.
 const NEAR_NAMES: usize = 5;
 
@@ -56,13 +65,19 @@ pub fn resolve(
     let mut found = resolve_sites(kernel, spec, slide)?;
     if spec.kind == ProbeKind::Kretprobe {
         for resolved in &mut found {
-            let is_entry = |place: &Place| kernel.is_entry(place.ip);
+            let is_entry = |place: &Place| kernel.is_entry(place.ip) && !is_called(&place.symbol);
             if resolved.place.as_ref().is_ok_and(is_entry) {
                 resolved.place = Err(Refusal::NoReturnAddress);
             }
         }
     }
     Ok(found)
+}
+
+/// Whether `symbol`, of the entry code, is called as a function is.
+fn is_called(symbol: &str) -> bool {
+    let (name, _) = symbol.split_once('+').unwrap_or((symbol, ""));
+    CALLED_ENTRY_CODE.contains(&name)
 }
 
 fn resolve_sites(

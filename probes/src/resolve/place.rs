@@ -65,7 +65,7 @@ pub enum Refusal {
     /// A return probe in the code by which the kernel is entered. What an interrupt leaves on the stack there is the address
     /// of the interrupted instruction, and nothing returns to it with the stack pointer above that.
     #[error(
-        "it is entry code of the kernel, which interrupts and exceptions do not call: no return address is on the stack there; probe its entry, or the return of the C function that it calls"
+        "it is entry code of the kernel, which is not called: no return address is on the stack there; probe its entry, or the return of the C function that it calls"
     )]
     NoReturnAddress,
     /// The function has no instruction that could be probed.

@@ -183,6 +183,7 @@ fn init_text_is_known_to_go() {
 fn return_probe_on_entry_code_is_refused() {
     let mut kernel = SyntheticKernel::new();
     let function = kernel.function("asm_exc_page_fault", &[0x55, 0xc3]);
+    kernel.function("asm_load_gs_index", &[0x55, 0xc3]);
     let behind = kernel.function("exc_page_fault", &[0x55, 0xc3]);
     kernel.symbol("__entry_text_start", function);
     kernel.symbol("__entry_text_end", behind);
@@ -192,7 +193,11 @@ fn return_probe_on_entry_code_is_refused() {
         assert_eq!(found[0].place, Err(Refusal::NoReturnAddress), "{spec}");
         assert!(found.iter().skip(1).all(|found| found.place.is_ok()));
     }
-    for spec in ["kprobe:asm_exc_page_fault", "kretprobe:exc_page_fault"] {
+    for spec in [
+        "kprobe:asm_exc_page_fault",
+        "kretprobe:asm_load_gs_index",
+        "kretprobe:exc_page_fault",
+    ] {
         assert!(try_resolve(&kernel, spec).expect(spec)[0].place.is_ok());
     }
 }
