@@ -7,10 +7,16 @@ rig=$(realpath "$1")
 readonly rig
 cd "$(dirname "$0")/.."
 
+# When the last run of the sweep in a file began; nothing if there is none.
+began() { grep -so '"type":"run",.*"date":"[^"]*"' "$1" | tail -n 1 | sed 's/.*"date":"\([^"]*\)"/\1/'; }
+# A sweep that goes on has a new plan behind the sum of the one before.
+has_ended() { [ "$(grep -so '"step":"\(plan\|sum\)"' "$1" | tail -n 1)" = '"step":"sum"' ]; }
+
 mkdir -p docs/sweep
 for lines in target/rigs/sweep-*.jsonl; do
-    if grep -qs '"step":"sum"' "$lines"; then
-        grep -v '"step":"\(booting\|booted\|batch\)"' "$lines" >"docs/sweep/${lines##*/}"
+    kept=docs/sweep/${lines##*/}
+    if has_ended "$lines" && [[ "$(began "$lines")" > "$(began "$kept" || true)" ]]; then
+        grep -v '"step":"\(booting\|booted\|batch\)"' "$lines" >"$kept"
     fi
 done
 "$rig" sweep-page --results docs/sweep --write

@@ -57,7 +57,7 @@ seed=$(date +%s)
 readonly once_harmful seed
 say "sweep: seed $seed (rig sweep --modes entry-counted,boundary --sample 300 --with $once_harmful --seed $seed)"
 if ! "$programs/rig" sweep --modes entry-counted,boundary --sample 300 --with "$once_harmful" --seed "$seed" \
-    --results "$target/rigs" --timeout 600 >"$target/rig-sweep.log" 2>&1; then
+    --results "$target/rigs" --timeout 1200 >"$target/rig-sweep.log" 2>&1; then
     sed -n '/HARMED/p; /^FOUND/p; /^rig: error: /,$p' "$target/rig-sweep.log" >&2
     say "sweep: a function harms the guest, or the sweep did not come to its end, see $target/rig-sweep.log"
     exit 1

@@ -28,9 +28,6 @@ impl Counted {
     }
 }
 
-/// How often the plant of a probe had to go without a debug register in its place: nobody knows of how many hits.
-const UNWATCHED: &str = "unwatched";
-
 /// A probe that stayed must have counted what the guest did.
 pub(super) fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
     let counts = probe.state == ProbeState::Armed && made > 0 && probe.hits == made;
@@ -38,17 +35,11 @@ pub(super) fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
 }
 
 pub(crate) fn is_accounted(probe: &ProbeSummary) -> bool {
-    let missed = missed_hits(probe);
+    let missed: u64 = probe.missed.values().sum();
     match (probe.returns, probe.in_flight) {
         (Some(returns), Some(in_flight)) => probe.hits == returns + in_flight + missed,
         _ => missed == 0,
     }
-}
-
-/// Hits that were not reported, or whose calls were not followed.
-pub(crate) fn missed_hits(probe: &ProbeSummary) -> u64 {
-    let of_hits = probe.missed.iter().filter(|(why, _)| *why != UNWATCHED);
-    of_hits.map(|(_, count)| count).sum()
 }
 
 pub(super) fn only_counts(spec: &str) -> Result<NewProbe, String> {

@@ -20,7 +20,7 @@ use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 
 use super::console::is_little_time;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, EXITS_MAX};
 use super::lifecycle::{self, Live};
 use super::mode::{Configuration, Lifetime, Optimisation};
 use crate::chain::chain;
@@ -33,6 +33,8 @@ const CMDLINE: &str = "earlyprintk=serial,ttyS0,115200 console=ttyS0 panic=-1 lo
 const WORKLOAD: &str = "procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
 const ROUNDS: &str = "repeat=2";
 /// The guest works until it gets a line of input.
+/// A guest that is over all its limits is ended so much later, whatever holds up the thread that should have done so.
+const BEYOND: Duration = Duration::from_secs(30);
 const ROUNDS_WITHOUT_END: &str = "repeat=1000000 pause=5 listen=1";
 
 /// What comes out of a running guest. Cloning shares it.
@@ -44,6 +46,7 @@ struct Watched {
     console: Vec<u8>,
     /// Where the line begins that is not whole yet.
     line_start: usize,
+    lines: u64,
     last_progress: Option<Instant>,
     longest_silence: Duration,
     events: HashMap<Arc<str>, u64>,
@@ -65,10 +68,14 @@ impl Watch {
         self.lock().finished
     }
 
-    pub(super) fn silence(&self) -> Duration {
-        self.lock()
-            .last_progress
-            .map_or(Duration::ZERO, |at| at.elapsed())
+    /// Writes that ended a line and said something of progress, and the time since the last one.
+    pub(super) fn progress(&self) -> (u64, Duration) {
+        let watched = self.lock();
+        let silence = watched.last_progress;
+        (
+            watched.lines,
+            silence.map_or(Duration::ZERO, |at| at.elapsed()),
+        )
     }
 
     /// Waits until the console shows `text`; `false` if the session ends before.
@@ -107,6 +114,7 @@ impl Write for Watch {
                     .map_or(Duration::ZERO, |at| at.elapsed());
                 watched.longest_silence = watched.longest_silence.max(silence);
                 watched.last_progress = Some(Instant::now());
+                watched.lines += 1;
             }
             self.0.1.notify_all();
         }
@@ -134,7 +142,7 @@ impl EventSink for Watch {
 pub(super) struct Limits {
     /// In all, without what the guest's exits take.
     pub(super) total: Duration,
-    /// Without a line on the console and without a hit.
+    /// Without a line on the console, without what the exits since the last one take.
     pub(super) silence: Duration,
 }
 
@@ -146,11 +154,9 @@ pub(super) enum Ended {
         end: GuestEnd,
         detail: Option<String>,
     },
-    /// Neither a line nor a hit came for this long.
+    /// No line came for this long.
     Silent(Duration),
-    /// One probe had so many hits, and no line came.
-    Livelock(u64),
-    /// Lines or hits came, but not the end.
+    /// Lines came, but not the end.
     OverLimit(Duration),
     /// The session could not be set up, or panicked.
     Broken(String),
@@ -270,24 +276,26 @@ impl Guest<'_> {
                 };
                 lifecycle::drive(lifetime, &live, probes)
             });
-            let summary = session.run(None, "kvm");
+            // The thread that watches comes first, unless the engine holds it up.
+            let last = limits.total + EXITS_MAX + BEYOND;
+            let summary = session.run(Some(last), "kvm");
             watch.finish();
             let lifecycle = lifecycle.join();
             let lifecycle = lifecycle
                 .unwrap_or_else(|_| Err("the thread that adds probes panicked".to_owned()));
-            let stuck = stuck.join();
-            let stuck = stuck.unwrap_or_else(|_| {
-                Some(Ended::Broken(
-                    "the thread that watches the guest panicked".to_owned(),
-                ))
-            });
-            (summary, stuck, lifecycle)
+            (summary, stuck.join().unwrap_or(None), lifecycle)
         });
         let summary = summary.map_err(chain)?;
-        let ended = stuck.unwrap_or(Ended::Guest {
-            end: summary.guest.end,
-            detail: summary.guest.detail,
-        });
+        let ended = match (stuck, summary.guest.end) {
+            (Some(ended), _) => ended,
+            (None, GuestEnd::Timeout) => {
+                Ended::Broken("nobody ended a guest that was over all its limits".to_owned())
+            }
+            (None, end) => Ended::Guest {
+                end,
+                detail: summary.guest.detail,
+            },
+        };
         Ok(RanSession {
             ended,
             probes: summary.probes,
