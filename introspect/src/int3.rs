@@ -1,4 +1,4 @@
-//! Where Linux handles an `int3` of its own: code that nothing else comes by.
+//! Linux's handler of its own `int3`s: code that only an `int3` reaches.
 //!
 //! ```text
 //!  asm_exc_int3:  endbr64; clac; cld       (nops, where the processor lacks it)
@@ -9,8 +9,8 @@
 //!  program:       …
 //! ```
 //!
-//! Behind the `jne`, interrupts are off, the page tables are the kernel's, and the stack is the one that the `int3` was
-//! executed on (it has no stack of its own since Linux 5.2, which also brought the pushes).
+//! Behind the `jne`, interrupts are off, the page tables are the kernel's, and the stack is that of the interrupted code. (`int3`
+//! has no stack of its own since Linux 5.2, which also introduced the pushes.)
 //!
 //! Source: `arch/x86/entry/entry_64.S`, `idtentry` for `X86_TRAP_BP`.
 
@@ -21,57 +21,54 @@ use crate::insn::{Decoded, decode};
 
 /// The kernel's handler of `int3`.
 pub const HANDLER: &str = "asm_exc_int3";
-/// As many bytes of it as are looked at.
+/// The number of the handler's bytes that are checked.
 pub const HANDLER_BYTES: usize = 96;
 
-/// How many words are pushed for an `int3` of ring 0.
+/// The number of words pushed for an `int3` of ring 0.
 const PUSHES: usize = 6;
-/// Instructions before `push -1`, at the most; alternatives leave some nops.
+/// The maximum number of instructions before `push -1`; alternatives leave some nops.
 const MAX_BEFORE: usize = 12;
-/// Where the pushed word comes from, above the stack pointer.
+/// The offset of the pushed word from the stack pointer.
 const PUSHED_FROM: u64 = 40;
-/// Where the code segment is, above the stack pointer, behind `push -1`.
+/// The offset of the code segment from the stack pointer, behind `push -1`.
 const CS_AT: u64 = 16;
 
-/// What an `int3` of ring 0 comes by.
+/// The part of the handler that an `int3` of ring 0 executes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelInt3 {
-    /// Its instructions, from the first one to the first push.
-    pub before: Vec<Gva>,
-    /// The first push: whoever comes here has executed an `int3` in ring 0. The frame is 8 bytes above the stack pointer.
+    /// The handler's first instruction. From here to the first push, every `int3` executes the same instructions.
+    pub entry: Gva,
+    /// The first push: a vCPU here has executed an `int3` in ring 0. The frame is 8 bytes above the stack pointer.
     pub pushes: Gva,
-    /// The first two pushes, as they are in memory: no call returns to the second, and only whoever executes it now can
-    /// be at it.
+    /// The first two pushes, as in memory: no call returns to the second, and only a vCPU that executes the pushes now can be at
+    /// the second.
     pub first: [Decoded; 2],
 }
 
 impl KernelInt3 {
-    /// Finds it in `code`, which begins at the handler's address; `None` if the handler is another.
+    /// Finds the pushes in `code`, which begins at the handler's address; `None` if the handler has other code.
     #[must_use]
     pub fn find(code: &[u8], handler: Gva) -> Option<Self> {
         let mut here = Reader { code, at: handler };
-        let mut before = Vec::new();
-        loop {
-            let decoded = here.next()?;
-            before.push(decoded.at());
-            if is_push_of_minus_one(decoded.instruction()) {
-                break;
-            }
-            if !changes_nothing(decoded.instruction()) || before.len() > MAX_BEFORE {
+        let mut decoded = here.next()?;
+        let mut before = 0;
+        while !is_push_of_minus_one(decoded.instruction()) {
+            before += 1;
+            if !changes_nothing(decoded.instruction()) || before > MAX_BEFORE {
                 return None;
             }
+            decoded = here.next()?;
         }
-        let test = here.next().filter(|it| asks_for_ring(it.instruction()))?;
+        here.next().filter(|it| asks_for_ring(it.instruction()))?;
         let branch = here.next()?;
         let pushes = here.at;
-        before.extend([test.at(), branch.at(), pushes]);
         let first = [here.push()?, here.push()?];
         for _ in first.len()..PUSHES {
             here.push()?;
         }
         let is_branch = branch.instruction().mnemonic() == Mnemonic::Jne;
         (is_branch && branch.branch_target() == Some(here.at)).then_some(Self {
-            before,
+            entry: handler,
             pushes,
             first,
         })
@@ -99,7 +96,7 @@ impl Reader<'_> {
     }
 }
 
-/// The kernel puts nothing else in front: some of these become nops, and others are no nops at all processors.
+/// Whether the instruction is of a kind that the kernel puts before `push -1`. Some of these are nops on some processors only.
 fn changes_nothing(instruction: &Instruction) -> bool {
     matches!(
         instruction.mnemonic(),
@@ -139,7 +136,7 @@ mod tests {
     /// `push qword [rsp + 40]`
     const PUSH: [u8; 4] = [0xff, 0x74, 0x24, 0x28];
 
-    /// As Debian's 6.1 and 6.12 have it.
+    /// The handler in Debian's 6.1 and 6.12.
     fn handler(front: &[u8]) -> Vec<u8> {
         let asked = [0x6a, 0xff, 0xf6, 0x44, 0x24, 0x10, 3, 0x75, 24];
         let behind = [0xe8, 0, 0, 0, 0];
@@ -157,11 +154,8 @@ mod tests {
             &[],
         ] {
             let found = KernelInt3::find(&handler(front), AT).expect("it is known");
-            assert_eq!(found.before[0], AT);
+            assert_eq!(found.entry, AT);
             assert_eq!(found.pushes, AT.wrapping_add(front.len() as u64 + 9));
-            let last = found.before.iter().rev().take(4);
-            let distances = last.map(|at| found.pushes.0 - at.0);
-            assert!(distances.eq([0, 2, 7, 9]), "{found:?}");
             let [first, second] = found.first.each_ref().map(Decoded::at);
             assert_eq!((first, second.0 - first.0), (found.pushes, 4));
         }
@@ -171,7 +165,7 @@ mod tests {
     fn others_are_not() {
         let known = handler(&[0xfc]);
         assert!(KernelInt3::find(&known, AT).is_some());
-        // Each byte matters, but for those of the call behind.
+        // Each byte matters, except those of the call behind.
         for index in 0..known.len() - 5 {
             let mut other = known.clone();
             other[index] ^= 0x20;

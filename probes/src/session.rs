@@ -56,7 +56,7 @@ pub struct SessionConfig<'a> {
 /// A session could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
-    /// A probe cannot be meant.
+    /// A probe specification cannot be resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     /// The machine could not be built.

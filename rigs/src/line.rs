@@ -159,7 +159,7 @@ pub struct Boot {
     pub backend: Backend,
     /// Which guest.
     pub guest: String,
-    /// What there was beside the guest.
+    /// The engine and the probes of the boot.
     pub kind: BootKind,
     /// From the kernel's file to a machine that is ready to run, nanoseconds.
     pub set_up_ns: Vec<u64>,
@@ -175,7 +175,7 @@ pub struct Boot {
     pub exits: u64,
 }
 
-/// What there is beside a guest that boots.
+/// The engine and the probes of a measured boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootKind {

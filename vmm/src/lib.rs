@@ -1,12 +1,11 @@
-//! The machine under the probes: a small KVM VMM that boots Linux, and stops where it is told to.
+//! The machine under the probes: a small KVM VMM that boots Linux and reports VM exits at plants.
 //!
 //! [`Host`] is the opened `/dev/kvm`, [`self_test`] finds out what it delivers, [`Machine`] boots a kernel on it.
-//! Whatever a vCPU stops for that no device answers goes to a [`TrapHandler`], which is all that this crate knows of
-//! probes.
+//! VM exits that no device handles go to a [`TrapHandler`], the crate's only link to probes.
 //!
-//! Threads: one per vCPU, one for device input, and whoever calls [`Machine::wait`]. Any thread that runs no vCPU
+//! Threads: one per vCPU, one for device input, and the caller of [`Machine::wait`]. Any thread that runs no vCPU
 //! may pause them all through a [`Control`]; a trap handler may have the other vCPUs paused by answering
-//! [`TrapOutcome::Exclusive`]. `vcpu/gate.rs` shows who waits for whom.
+//! [`TrapOutcome::Exclusive`]. `vcpu/gate.rs` shows which thread waits for which.
 
 pub mod boot;
 pub mod devices;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Gva, PatchKind, PatchSite,
-    patchsites::{BRANCH_BYTES, instruction_len},
+    patchsites::{BRANCH_BYTES, instruction_len, static_call_trampoline},
 };
 
 /// The largest module has 20 000 functions.
@@ -47,6 +47,8 @@ pub(super) fn read(view: &View<'_>, layout: &ModuleLayout, bytes: &[u8], module:
             Err(error) => module.unread.push(error),
         }
     }
+    let trampolines = module.symbols.iter().filter_map(static_call_trampoline);
+    sites.extend(trampolines.filter(|site| module.holds_code(site.address)));
     sites.sort_unstable();
     sites.dedup();
     module.sites = sites;

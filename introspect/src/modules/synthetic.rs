@@ -255,16 +255,17 @@ impl Guest {
         }
     }
 
-    /// Two functions, a variable, one that is defined elsewhere, a label, and the init function.
+    /// Two functions, a variable, the trampoline of a static call, one that is defined elsewhere, a label, and the init function.
     fn symbols(&mut self, module: Gva, text: Gva, data: Gva, init: Gva) {
         // Name, letter, binding, section, address, size.
-        let symbols: [(&str, u8, u8, u16, Gva, u64); 7] = [
+        let symbols: [(&str, u8, u8, u16, Gva, u64); 8] = [
             ("", b'?', 0, 0, Gva(0), 0),
             ("helper", b't', 0, 1, text, 0x10),
             ("exported", b't', 1, 1, text.wrapping_add(0x40), 0x20),
             ("table", b'd', 0, 2, data.wrapping_add(8), 0),
             ("printk", b'U', 1, 0, text, 0),
             (".L5", b't', 0, 1, text, 0),
+            ("__SCT__own", b't', 0, 1, text.wrapping_add(0x60), 8),
             ("init_module", b't', 1, 3, init, 0x30),
         ];
         let (mut entries, mut names, mut letters) = (Vec::new(), Vec::new(), Vec::new());
@@ -283,7 +284,7 @@ impl Guest {
             self.put(at, &table);
             at.0
         });
-        self.put_symtab(module, tables, 7);
+        self.put_symtab(module, tables, 8);
     }
 
     /// `tables`: where symbols, names and letters are.

@@ -61,6 +61,7 @@ fn both_forms_tell_the_same() {
         let kept = [
             ("helper", 't', 0x40),
             ("exported", 'T', 0x20),
+            ("__SCT__own", 't', 8),
             ("table", 'd', 0xff8),
         ];
         assert_eq!(symbols(&modules[0]), kept, "{form:?}");
@@ -69,7 +70,7 @@ fn both_forms_tell_the_same() {
         let text = modules[1].symbols()[0].address;
         assert_eq!(modules[1].symbols()[0].to_string(), "helper [fresh]");
         assert!(modules[1].holds_code(text) && !modules[1].is_init(text));
-        let init = modules[1].symbols()[3].address;
+        let init = modules[1].symbols()[4].address;
         assert!(modules[1].holds_code(init) && modules[1].is_init(init));
         let kinds = modules[1].regions().iter().map(|region| region.kind);
         assert!(kinds.eq([RegionKind::Text, RegionKind::Data, RegionKind::InitText]));
@@ -96,6 +97,7 @@ fn sites_join_the_kernels_own() {
             ..site(0x20, 2, PatchKind::JumpLabel)
         },
         site(0x48, 5, PatchKind::StaticCall),
+        site(0x60, 8, PatchKind::StaticCall),
     ];
     assert_eq!(module.patch_sites(), expected);
     let own = PatchSite {
@@ -106,7 +108,7 @@ fn sites_join_the_kernels_own() {
     };
     let sites: PatchSites = [own].into_iter().collect();
     let sites = sites.with_module(&module);
-    assert_eq!(sites.len(), 4);
+    assert_eq!(sites.len(), 5);
     assert_eq!(sites.overlapping(own.address, 1), Some(own));
     assert_eq!(
         sites.overlapping(text.wrapping_add(4), 1),

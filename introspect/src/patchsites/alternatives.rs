@@ -1,4 +1,4 @@
-//! `struct alt_instr`, which has had three layouts and never says which.
+//! `struct alt_instr`, which has had three layouts without a version field.
 
 use super::{
     PatchKind, PatchSite,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::Gva;
 
-/// A stretch of code, and what may be put over it at boot.
+/// A range of code, and its possible replacement at boot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alternative {
     pub(super) site: PatchSite,
@@ -14,11 +14,11 @@ pub(super) struct Alternative {
     pub(super) replacement_len: u8,
 }
 
-/// All of them begin with the distances to the instruction and to its replacement.
+/// The layout of an entry. Every layout begins with the distances to the instruction and to its replacement.
 #[derive(Clone, Copy)]
 struct Layout {
     stride: usize,
-    /// Where the length of the patched stretch, one byte, is; that of the replacement follows.
+    /// The offset of the one-byte length of the patched range; the replacement's length follows.
     len_at: usize,
 }
 
@@ -43,7 +43,7 @@ const LAYOUTS: [Layout; 3] = [
 /// Of 100 entries, this many must patch code with code.
 const MIN_PLAUSIBLE_PERCENT: usize = 90;
 
-/// The alternatives, read by the layout under which they make sense.
+/// The alternatives, read by the first plausible layout.
 pub(super) fn read(tables: &Tables<'_>) -> Vec<Alternative> {
     let table = tables.between("__alt_instructions", "__alt_instructions_end");
     let readings = LAYOUTS

@@ -1,4 +1,4 @@
-//! What each table holds.
+//! The formats of the tables.
 
 use iced_x86::{Decoder, DecoderOptions};
 
@@ -6,24 +6,27 @@ use super::{
     PatchKind, PatchSite, alternatives,
     tables::{Table, Tables},
 };
-use crate::Gva;
+use crate::{Gva, Symbol};
 
 /// A near call, jump or the nop in its place.
 pub(crate) const BRANCH_BYTES: u8 = 5;
 const ENDBR_BYTES: u8 = 4;
-/// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels that
-/// had it.
+/// The trampoline of a static call: a branch, and three bytes that are never executed. Before patching the branch, the kernel
+/// compares these three bytes of its own text with a `ud1`, and panics if they differ.
+const TRAMPOLINE_BYTES: u8 = 8;
+const TRAMPOLINE_PREFIX: &str = "__SCT__";
+/// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels with FineIBT.
 const CFI_CHECK_BYTES: u8 = 16;
 
-/// How long a site is whose table does not say so.
+/// The length of a site whose table has no lengths.
 #[derive(Clone, Copy)]
 enum Length {
     Fixed(u8),
-    /// As long as the instruction there, or this if it cannot be decoded.
+    /// The length of the instruction there, or the given length if the instruction cannot be decoded.
     Instruction(u8),
 }
 
-/// Where an entry of the jump labels' table has the target, behind the site.
+/// The offset of the target in an entry of the jump labels' table.
 const JUMP_LABEL_TARGET: usize = 4;
 
 /// A table of signed 32-bit distances to the sites.
@@ -132,7 +135,7 @@ fn relative(tables: &Tables<'_>, format: &RelativeTable, sites: &mut Vec<PatchSi
     );
 }
 
-/// The length of the instruction that `code`, which lies at `address`, begins with.
+/// The length of the first instruction of `code`, which lies at `address`.
 pub(crate) fn instruction_len(code: &[u8], address: Gva) -> Option<u8> {
     let instruction = Decoder::with_ip(64, code, address.0, DecoderOptions::NONE).decode();
     if instruction.is_invalid() {
@@ -142,8 +145,7 @@ pub(crate) fn instruction_len(code: &[u8], address: Gva) -> Option<u8> {
     }
 }
 
-/// Absolute addresses of the calls to `__fentry__`. Zeroes stand where the linker has dropped a
-/// function.
+/// Reads absolute addresses of the calls to `__fentry__`. If the linker has dropped a function, its entry is zero.
 fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     let table = tables.between("__start_mcount_loc", "__stop_mcount_loc");
     let addresses = table.entries(8, 8).filter_map(|at| table.u64(at));
@@ -156,15 +158,23 @@ fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     sites.extend(addresses.map(call));
 }
 
-/// The jumps through which a static call goes where it is not patched in line.
+/// Finds the trampolines of static calls, for calls that are not patched in line.
 fn static_call_trampolines(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
-    let trampolines = tables.symbols().matching("__SCT__*");
-    sites.extend(trampolines.map(|symbol| PatchSite {
-        address: symbol.address,
-        len: BRANCH_BYTES,
-        kind: PatchKind::StaticCall,
-        target: None,
-    }));
+    let symbols = tables.symbols().matching("__SCT__*");
+    sites.extend(symbols.filter_map(|symbol| static_call_trampoline(&symbol)));
+}
+
+/// The patch site of `symbol`, if the symbol is the trampoline of a static call.
+pub(crate) fn static_call_trampoline(symbol: &Symbol) -> Option<PatchSite> {
+    symbol
+        .name
+        .starts_with(TRAMPOLINE_PREFIX)
+        .then_some(PatchSite {
+            address: symbol.address,
+            len: TRAMPOLINE_BYTES,
+            kind: PatchKind::StaticCall,
+            target: None,
+        })
 }
 
 /// An absolute address, the operation's number, and the length.
@@ -194,7 +204,7 @@ fn cfi(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     }));
 }
 
-/// One table for each constant, of distances to immediates; the table's name tells their size.
+/// Reads one table for each constant, of distances to immediates; the table's name implies their size.
 fn runtime_constants(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     for (prefix, len) in [
         ("runtime_ptr_", 8),

@@ -1,6 +1,6 @@
-//! What patches a place, and when.
+//! The kinds of patch sites, and the times of patching.
 
-/// What the kernel patches a place for.
+/// The kind of a patch site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PatchKind {
     /// The call or nop that dynamic ftrace switches on and off.
@@ -11,7 +11,7 @@ pub enum PatchKind {
     StaticCall,
     /// An alternative for some processor feature.
     Alternative,
-    /// A lock prefix that a kernel with one processor drops; put back when it gets a second one.
+    /// A lock prefix that a kernel with one processor drops, and restores for a second processor.
     SmpLock,
     /// An indirect branch through a retpoline.
     Retpoline,
@@ -19,7 +19,7 @@ pub enum PatchKind {
     ReturnThunk,
     /// A paravirtual operation.
     Paravirt,
-    /// An `endbr64` that nothing needs.
+    /// An `endbr64` without any use.
     Endbr,
     /// A direct call that call-depth tracking redirects.
     CallThunk,
@@ -29,7 +29,7 @@ pub enum PatchKind {
     RuntimeConst,
 }
 
-/// When a place may be patched.
+/// The time at which a site may be patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PatchTime {
     /// While the kernel boots, and not again.
@@ -39,7 +39,7 @@ pub enum PatchTime {
 }
 
 impl PatchKind {
-    /// When places of this kind are patched.
+    /// The time at which sites of this kind are patched.
     #[must_use]
     pub const fn when(self) -> PatchTime {
         match self {

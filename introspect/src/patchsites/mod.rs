@@ -1,10 +1,9 @@
-//! Where the kernel patches its own code.
+//! The sites at which the kernel patches its own code.
 //!
-//! The kernel rewrites its text at boot (alternatives, return thunks, paravirt calls, lock
-//! prefixes) and for as long as it runs (ftrace, jump labels, static calls). The tables that tell
-//! it where lie in the image, between linker labels; [`PatchSites`] reads them, so that a probe
-//! longer than one byte can keep out of the way. Every table is optional, its size bounded, and
-//! what does not point into code is left out.
+//! The kernel rewrites its text at boot (alternatives, return thunks, paravirt calls, lock prefixes) and for as long as the
+//! kernel runs (ftrace, jump labels, static calls). The tables of the sites lie in the image, between linker labels.
+//! [`PatchSites`] reads the tables, to keep probes longer than one byte away from the sites. Every table is optional, the size
+//! is bounded, and entries that do not point into code are left out.
 
 mod alternatives;
 mod formats;
@@ -13,7 +12,7 @@ mod sites;
 mod tables;
 mod targets;
 
-pub(crate) use formats::{BRANCH_BYTES, instruction_len};
+pub(crate) use formats::{BRANCH_BYTES, instruction_len, static_call_trampoline};
 pub use kind::{PatchKind, PatchTime};
 pub use sites::{PatchSite, PatchSites};
 pub(crate) use targets::patched_targets;

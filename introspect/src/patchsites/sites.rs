@@ -3,33 +3,33 @@
 use super::{PatchKind, PatchTime, formats, tables::Tables};
 use crate::{Gva, ImageSource, Module, SymbolTable};
 
-/// A place that the kernel patches.
+/// A site that the kernel patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PatchSite {
     /// The first byte that may be written.
     pub address: Gva,
-    /// How many bytes may be written, from there on.
+    /// The number of bytes that may be written, from the address on.
     pub len: u8,
-    /// What for.
+    /// The kind of patching.
     pub kind: PatchKind,
-    /// The target of the jump that the kernel may write there: of a jump label.
+    /// The target of the jump that the kernel may write there, of a jump label.
     pub target: Option<Gva>,
 }
 
 impl PatchSite {
-    /// The first address behind it.
+    /// The first address behind the site.
     #[must_use]
     pub const fn end(&self) -> Gva {
         self.address.wrapping_add(self.len as u64)
     }
 }
 
-/// The places a kernel patches, at link-time addresses until [`rebased`](Self::rebased).
+/// The patch sites of a kernel, at link-time addresses until [`rebased`](Self::rebased).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PatchSites {
-    /// By address.
+    /// The sites, by address.
     sites: Vec<PatchSite>,
-    /// The longest site, so that a search knows how far back to begin.
+    /// The length of the longest site: the distance by which a search begins earlier.
     longest: u8,
 }
 
@@ -41,7 +41,7 @@ impl PatchSites {
         tables.iter().flat_map(formats::read_all).collect()
     }
 
-    /// These and those of `module`, which lies where it was found: to be added after
+    /// The sites together with the sites of `module`, at the module's present address: to be added after
     /// [`rebased`](Self::rebased).
     #[must_use]
     pub fn with_module(&self, module: &Module) -> Self {
@@ -55,7 +55,7 @@ impl PatchSites {
         self.sites.len()
     }
 
-    /// Whether there are none.
+    /// Whether the kernel has no sites.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.sites.is_empty()
@@ -66,8 +66,7 @@ impl PatchSites {
         self.sites.iter().copied()
     }
 
-    /// A site that shares a byte with the `len` bytes at `address`: one that is patched at run time
-    /// if there is one, else the first.
+    /// A site that shares a byte with the `len` bytes at `address`: a site patched at run time if any, else the first site.
     #[must_use]
     pub fn overlapping(&self, address: Gva, len: u64) -> Option<PatchSite> {
         let runtime = |site: &PatchSite| site.kind.when() == PatchTime::Runtime;

@@ -12,14 +12,14 @@ pub(super) struct Tables<'s> {
     layout: KernelLayout,
 }
 
-/// A table's bytes, and where they are linked.
+/// A table's bytes, and their link address.
 pub(super) struct Table {
     address: Gva,
     bytes: Vec<u8>,
 }
 
 impl<'s> Tables<'s> {
-    /// `None` when `symbols` do not say where the text is, without which nothing can be checked.
+    /// `None` if `symbols` lack the addresses of the text, without which no entry can be checked.
     pub(super) fn new(source: &'s dyn ImageSource, symbols: &'s SymbolTable) -> Option<Self> {
         let layout = KernelLayout::from_symbols(symbols)?;
         Some(Self {
@@ -37,7 +37,7 @@ impl<'s> Tables<'s> {
         self.layout.holds_code(address)
     }
 
-    /// The table between two labels; empty where the kernel has none, or where it cannot be read.
+    /// The table between two labels; empty if the kernel has no such table, or the table cannot be read.
     pub(super) fn between(&self, start: &str, end: &str) -> Table {
         let empty = Table {
             address: Gva(0),
@@ -70,7 +70,7 @@ impl<'s> Tables<'s> {
         bytes
     }
 
-    /// The link-time value of an absolute address that is stored in the image.
+    /// The link-time value of an absolute address in the image.
     pub(super) fn unslid(&self, stored: u64) -> Gva {
         Gva(stored.wrapping_sub(self.source.slide().cast_unsigned()))
     }
@@ -98,7 +98,7 @@ impl Table {
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    /// What the signed 32-bit distance stored at `at` points to, counted from where it is stored.
+    /// The target of the signed 32-bit distance at `at`, relative to the distance's own address.
     pub(super) fn relative(&self, at: usize) -> Option<Gva> {
         let bytes = self.bytes.get(at..at + 4)?;
         let distance = i32::from_le_bytes(bytes.try_into().ok()?);

@@ -1,4 +1,4 @@
-//! Where execution goes once places are patched.
+//! The targets of execution after patching.
 
 use super::{
     alternatives::{self, Alternative},
@@ -10,8 +10,8 @@ use crate::{Gva, ImageSource, SymbolTable};
 /// A jump label: the site, the target, and the key.
 const JUMP_LABEL_BYTES: usize = 16;
 
-/// Where jump labels and the replacements of alternatives may branch to, in no order. Whether a place is patched is not
-/// asked.
+/// The possible targets of jump labels and of branches in the replacements of alternatives, in no order. The result does not
+/// depend on whether a site is patched.
 #[must_use]
 pub(crate) fn patched_targets(source: &dyn ImageSource, symbols: &SymbolTable) -> Vec<Gva> {
     let Some(tables) = Tables::new(source, symbols) else {
@@ -26,14 +26,14 @@ pub(crate) fn patched_targets(source: &dyn ImageSource, symbols: &SymbolTable) -
     targets
 }
 
-/// The targets of the branches that an alternative may put in place, which may be within itself.
+/// The targets of the branches in an alternative's replacement, which may be inside the replacement.
 fn replaced(source: &dyn ImageSource, alternative: &Alternative, targets: &mut Vec<Gva>) {
     let start = alternative.replacement;
     let mut code = vec![0; usize::from(alternative.replacement_len)];
     if source.read_linked(start, &mut code).is_err() {
         return;
     }
-    // Where the bytes are no code, as in an address that is put in place, nothing branches.
+    // If the bytes are no code, as for an address as a replacement, the loop finds no branch.
     for decoded in boundaries(&code, start).map_while(Result::ok) {
         let Some(target) = decoded.branch_target() else {
             continue;

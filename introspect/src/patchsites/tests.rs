@@ -7,7 +7,7 @@ const TEXT: u64 = 0xffff_ffff_8100_0000;
 const TEXT_BYTES: usize = 0x1000;
 const SLIDE: i64 = 0x1240_0000;
 
-/// A kernel of one page of nops, and tables behind it.
+/// A kernel of a page of nops, and tables behind the page.
 struct Kernel {
     bytes: Vec<u8>,
     symbols: SymbolTableBuilder,
@@ -34,14 +34,14 @@ impl Kernel {
         self.symbols.push(self.here(), 'D', end);
     }
 
-    /// The distance from here to the code at `offset`.
+    /// Appends the distance from the next byte to the code at `offset`.
     fn relative(&mut self, offset: u64) {
         let distance = (TEXT + offset).wrapping_sub(self.here().0);
         self.bytes
             .extend(distance.to_le_bytes().into_iter().take(4));
     }
 
-    /// The address of the code at `offset`, as a kernel that has moved itself stores it.
+    /// Appends the address of the code at `offset`, as stored by a moved kernel.
     fn absolute(&mut self, offset: u64) {
         let address = (TEXT + offset).wrapping_add_signed(SLIDE);
         self.bytes.extend(address.to_le_bytes());
@@ -118,7 +118,7 @@ fn jump_labels_and_calls_are_as_long_as_their_instruction() {
     kernel.code(0x40, &[0x2e, 0xe8, 0, 0, 0, 0]);
     kernel.code(0x50, &[0x0f, 0x84, 0, 0, 0, 0]);
     kernel.table("__start___jump_table", "__stop___jump_table", |kernel| {
-        // The target of the second is no code.
+        // The target of the second jump label is no code.
         for (site, target) in [(0x20, 0x80), (0x30, TEXT_BYTES as u64)] {
             kernel.relative(site);
             kernel.relative(target);
@@ -144,7 +144,7 @@ fn jump_labels_and_calls_are_as_long_as_their_instruction() {
         site(PatchKind::JumpLabel, 0x30, 5),
         site(PatchKind::Retpoline, 0x40, 6),
         site(PatchKind::StaticCall, 0x50, 6),
-        site(PatchKind::StaticCall, 0x60, 5),
+        site(PatchKind::StaticCall, 0x60, 8),
     ];
     let sites = kernel.sites();
     assert_eq!(all(&sites), expected);

@@ -1,4 +1,4 @@
-//! Words in which detours count: memory that the guest's kernel can write.
+//! Counters of detours: memory that the guest's kernel can write.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use introspect::{Gpa, Gva};
 use super::DetourError;
 use crate::guest::{GuestError, GuestMemory};
 
-/// What somebody's words begin at a multiple of, so that none lies on two cache lines.
+/// Each part's counters begin at a multiple of this number of bytes, so that no counter lies on two cache lines.
 const ALIGNMENT: u64 = 16;
 
-/// Words in which a detour counts. Readable from any thread; what the guest's kernel makes of them is its own affair.
+/// The counters of a detour part. Any thread may read them; the guest's kernel may corrupt the values.
 #[derive(Clone)]
 pub(crate) struct Words {
     memory: Arc<dyn GuestMemory>,
@@ -38,7 +38,7 @@ impl Words {
         self.gpa.wrapping_add(8 * index as u64)
     }
 
-    /// The first words of `memory`.
+    /// The first counter of `memory`.
     #[cfg(test)]
     pub(crate) fn of(memory: Arc<dyn GuestMemory>) -> Self {
         Self {
@@ -48,12 +48,12 @@ impl Words {
         }
     }
 
-    /// What the first one says: how often its detour has counted.
+    /// The first counter: the number of hits counted by its detour.
     pub(crate) fn count(&self) -> u64 {
         self.memory.read_u64(self.gpa).unwrap_or(0)
     }
 
-    /// What they say.
+    /// The values of all counters.
     pub(crate) fn read(&self) -> Vec<u64> {
         let words = 0..self.len;
         words
@@ -61,11 +61,11 @@ impl Words {
             .collect()
     }
 
-    /// Makes them say this. No vCPU runs.
+    /// Sets the counters to `words`. No vCPU runs.
     ///
     /// # Errors
     ///
-    /// When they cannot be written.
+    /// If the memory cannot be written.
     pub(crate) fn write(&self, words: &[u64]) -> Result<(), GuestError> {
         for (index, word) in words.iter().take(self.len).enumerate() {
             self.memory.write(self.at(index), &word.to_le_bytes())?;
@@ -74,18 +74,18 @@ impl Words {
     }
 }
 
-/// What is free of the last page of words. Pages that are full are known to those who have words there.
+/// The free part of the last page of counters. Counters on full pages are known to their detour parts only.
 #[derive(Clone, Default)]
 pub(super) struct Cells(Option<Page>);
 
 #[derive(Clone)]
 struct Page {
     memory: Arc<dyn GuestMemory>,
-    /// As the guest's kernel sees it.
+    /// The address in the guest's kernel.
     base: Gva,
     gpa: Gpa,
     bytes: u64,
-    /// How much has been given out.
+    /// The number of bytes allocated.
     given: u64,
 }
 
@@ -97,7 +97,7 @@ impl std::fmt::Debug for Cells {
 }
 
 impl Cells {
-    /// On a page that is all zero.
+    /// An allocator on a page of zeros.
     pub(super) fn on(memory: Arc<dyn GuestMemory>, base: Gva, gpa: Gpa, bytes: u64) -> Self {
         Self(Some(Page {
             memory,
@@ -108,14 +108,14 @@ impl Cells {
         }))
     }
 
-    /// Whether so many words are free.
+    /// Whether `len` counters are free.
     pub(super) fn has_room(&self, len: usize) -> bool {
         let page = self.0.as_ref();
         page.is_some_and(|page| page.given + 8 * len as u64 <= page.bytes)
     }
 
-    /// So many words that no detour has had: where the guest's kernel finds them, and how they are read. They are given
-    /// for good when [`keep`](Self::keep) is called.
+    /// The next `len` unused counters: their address in the guest's kernel, and a handle to read them. [`keep`](Self::keep) makes
+    /// the allocation permanent.
     pub(super) fn next(&self, len: usize) -> Result<(Gva, Words), DetourError> {
         let page = self.0.as_ref().filter(|_| self.has_room(len));
         let page = page.ok_or(DetourError::Full)?;
@@ -127,7 +127,7 @@ impl Cells {
         Ok((page.base.wrapping_add(page.given), words))
     }
 
-    /// The words that were given last are in use now.
+    /// Makes the last allocation permanent: `words` are in use.
     pub(super) fn keep(&mut self, words: &Words) {
         if let Some(page) = &mut self.0 {
             let end = page.given + 8 * words.len as u64;

@@ -1,4 +1,4 @@
-//! How the region grows: probes that come and go at many functions, as the region sees them.
+//! The growth of the region while probes are added and removed at many functions.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::WhenFull;
 use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakePaused};
 
-/// A kernel whose image begins at the upper gigabyte's second page: tables that map it, and nothing else.
+/// A kernel whose image begins at the upper gigabyte's second page: the tables map only the image.
 const ROOT: u64 = 0x1000;
 const UPPER: u64 = 0x2000;
 const DIRECTORY: u64 = 0x3000;
@@ -39,6 +39,7 @@ fn guest() -> (FakeMemory, KernelSpace) {
         KernelSpace {
             paging,
             image: IMAGE,
+            tables: super::Tables::Settled,
         },
     )
 }
@@ -93,7 +94,7 @@ impl Churned {
             .make(&self.paused, &self.memory, &self.kernel, &jumped, uses)
     }
 
-    /// How many entries of the page directory lead to pages of each kind: code, and words or the ring.
+    /// The number of page-directory entries that map pages of each kind: code, and counters or the ring.
     fn pages(&self) -> (usize, usize) {
         let first_data = DETOUR_GPA + MAX_PAGES as u64 * REGION_BYTES;
         let entries = (0..512).map(|index| {
@@ -106,7 +107,7 @@ impl Churned {
     }
 }
 
-/// The numbers that `docs/detours.md` has: probes at 10 000 functions, one after the other, with each program in turn.
+/// The numbers of `docs/detours.md`: probes at 10 000 functions, one after the other, with each program in turn.
 #[test]
 fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
     let hist = Keeps::Aggregate("hist(arg0)".parse().expect("an aggregate"));
@@ -127,7 +128,7 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
         assert_eq!(entries.len(), made.len(), "each has a place of its own");
         let distance = made[1].entry.0 - made[0].entry.0;
         told.push((*name, distance, churned.pages()));
-        // They come again, and need nothing.
+        // The same probes again need no memory.
         for index in (0..10_000).step_by(7) {
             let again = churned.make(index, usage).expect("it is there");
             let before = &made[usize::try_from(index).expect("small")];
@@ -150,7 +151,7 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
     );
 }
 
-/// What is shared is made of the parts that each has alone; however often sets of probes come and go, each has one detour.
+/// A shared detour has the same parts as single detours; each set of probes has one detour, however often the sets change.
 #[test]
 fn shared_detours_have_the_parts_of_their_site() {
     let churned = Churned::new();
@@ -188,7 +189,7 @@ fn shared_detours_have_the_parts_of_their_site() {
     }
 }
 
-/// A detour on a second page is whole there, is reached, and its exit is known.
+/// A detour on a second page is whole and mapped, and the region knows the exit.
 #[test]
 fn code_does_not_cross_the_end_of_a_page() {
     let churned = Churned::new();
@@ -208,7 +209,7 @@ fn code_does_not_cross_the_end_of_a_page() {
     assert_eq!(bases.len(), 2);
 }
 
-/// As many pages as there may be, and then none; and none where every entry is taken.
+/// The number of pages is bounded, and no page is mapped if every directory entry is taken.
 #[test]
 fn pages_are_bounded() {
     let (memory, kernel) = guest();

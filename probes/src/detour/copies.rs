@@ -11,7 +11,7 @@ use super::DetourError;
 const JUMP_BYTES: usize = 5;
 const JUMP: u8 = 0xe9;
 
-/// An instruction of the guest's.
+/// An instruction of the guest, by address and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Original {
     at: Gva,
@@ -43,16 +43,16 @@ pub(super) struct NewCopy {
 }
 
 impl NewCopy {
-    /// How many bytes a copy of `decoded` has.
+    /// The length of a copy of `decoded`, in bytes.
     pub(super) fn len(decoded: &Decoded) -> usize {
         decoded.len() + JUMP_BYTES
     }
 
-    /// Of `decoded`, to be written at `at`.
+    /// A copy of `decoded`, to be written at `at`.
     ///
     /// # Errors
     ///
-    /// When it is too far away to jump back.
+    /// If the original is too far away for the jump back.
     pub(super) fn new(decoded: &Decoded, at: Gva) -> Result<Self, DetourError> {
         let len = Self::len(decoded);
         let behind = at.wrapping_add(len as u64);
@@ -76,7 +76,7 @@ impl Copies {
         self.0.get(&Original::new(decoded)).copied()
     }
 
-    /// A copy of `decoded` has been written at `at`.
+    /// Remembers that a copy of `decoded` has been written at `at`.
     pub(super) fn keep(&mut self, decoded: &Decoded, at: Gva) {
         self.0.insert(Original::new(decoded), at);
     }

@@ -1,4 +1,4 @@
-//! What a jump stands for.
+//! The displaced instructions of a jump or `int3`.
 
 use introspect::Gva;
 use introspect::insn::Decoded;
@@ -6,16 +6,16 @@ use introspect::insn::Decoded;
 /// Bytes of `jmp rel32` behind its opcode.
 const DISPLACEMENT_BYTES: usize = 4;
 
-/// What leads to the detour.
+/// The instruction that redirects the vCPU to the detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lead {
     /// A jump, over the first instruction.
     Jump,
-    /// An `int3` on its first byte.
+    /// An `int3` on the first instruction's first byte.
     Int3,
 }
 
-/// What is executed in a detour: instructions one behind the other, of which the first has room for what leads there.
+/// The displaced instructions, in order: the detour executes them. The first has room for the jump or `int3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Jumped {
     lead: Lead,
@@ -24,8 +24,8 @@ pub(crate) struct Jumped {
 }
 
 impl Jumped {
-    /// The first instruction, and another that is executed in the detour too. `None` if the jump does not fit the
-    /// first, or the other one is not the next.
+    /// The first instruction, and optionally the next, which the detour executes too. `None` if the jump does not fit the first
+    /// instruction, or `then` does not follow `first`.
     pub(crate) fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
         let follows = then.is_none_or(|then| then.at() == first.next());
         (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self {
@@ -35,7 +35,7 @@ impl Jumped {
         })
     }
 
-    /// One instruction of any length.
+    /// One instruction of any length, displaced by an `int3`.
     pub(crate) fn by_int3(first: Decoded) -> Self {
         Self {
             lead: Lead::Int3,
@@ -44,42 +44,42 @@ impl Jumped {
         }
     }
 
-    /// What leads to the detour.
+    /// The kind of redirect: a jump or an `int3`.
     pub(crate) fn lead(&self) -> Lead {
         self.lead
     }
 
-    /// Where the jump is.
+    /// The address of the jump or `int3`.
     pub(crate) fn at(&self) -> Gva {
         self.first.at()
     }
 
-    /// What has room for the jump.
+    /// The first instruction, which has room for the jump or `int3`.
     pub(crate) fn first(&self) -> &Decoded {
         &self.first
     }
 
-    /// What is executed in the detour behind it.
+    /// The instruction behind the first, if the detour executes two.
     pub(crate) fn then(&self) -> Option<&Decoded> {
         self.then.as_ref()
     }
 
-    /// All of them, in order.
+    /// All displaced instructions, in order.
     pub(crate) fn instructions(&self) -> impl Iterator<Item = &Decoded> {
         std::iter::once(&self.first).chain(&self.then)
     }
 
-    /// The last of them, at which the plant is.
+    /// The last displaced instruction, at which the plant is.
     fn last(&self) -> &Decoded {
         self.then.as_ref().unwrap_or(&self.first)
     }
 
-    /// Where the plant is.
+    /// The address of the plant.
     pub(super) fn site(&self) -> Gva {
         self.last().at()
     }
 
-    /// Where the detour jumps back to.
+    /// The target of the detour's jump back.
     pub(super) fn next(&self) -> Gva {
         self.last().next()
     }

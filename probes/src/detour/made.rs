@@ -1,4 +1,4 @@
-//! The detours of a region: what the jumps of optimised probes lead to.
+//! The detours of a region: the targets of optimised probes' jumps.
 
 use std::collections::HashMap;
 
@@ -16,41 +16,41 @@ use crate::program::{Aggregate, Filter};
 const JUMP: u8 = 0xe9;
 const NEAR_BYTES: u64 = 5;
 
-/// What a part of a detour is for: one probe, or the calls that return to its site.
+/// The use of a detour part: one probe, or the calls that return to the site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Use {
-    /// Only hits for which this holds.
+    /// The part handles only hits that the filter accepts.
     pub(crate) filter: Option<Filter>,
     pub(crate) keeps: Keeps,
     pub(crate) when_full: WhenFull,
     pub(crate) processor: Processor,
-    /// What leaves the guest.
+    /// The byte that exits.
     pub(crate) plant: u8,
-    /// Which it is of several at one site that are alike in the rest.
+    /// The index among several uses at one site that are otherwise equal.
     pub(crate) index: usize,
 }
 
-/// What a detour keeps of a hit.
+/// The action of a detour part at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Keeps {
-    /// Their number, in a word.
+    /// Count hits, in one counter.
     Count,
-    /// What becomes of a value, in words.
+    /// Aggregate a value, in counters.
     Aggregate(Aggregate),
-    /// A record of each, in the ring.
+    /// Write a record of each hit to the ring.
     Records,
-    /// The same where followed calls return to.
+    /// Write a record where followed calls return.
     Returns,
-    /// The same at the entry of a function where returns to a static call show: with what is on top of the stack.
+    /// Write a record at a function's entry, as a landing of returns to a static call: with the top of the stack.
     EntryReturns,
-    /// The same of calls that are followed to their return.
+    /// Write a record of each call that is followed to its return.
     Calls,
-    /// Nothing: it leaves the guest.
+    /// Exit.
     Exits,
 }
 
 impl Use {
-    /// How many words it takes.
+    /// The number of counters needed.
     pub(super) const fn words(&self) -> usize {
         match (&self.keeps, self.when_full) {
             (Keeps::Count, _) | (Keeps::Records | Keeps::Calls, WhenFull::Drop) => 1,
@@ -60,7 +60,7 @@ impl Use {
         }
     }
 
-    /// What `part`, which is for it, does.
+    /// The work of `part`, which was made for this use.
     fn work(&self, part: &Part, ring: Option<Gva>) -> Result<Work<'_>, DetourError> {
         let does = match &self.keeps {
             Keeps::Count => Does::Count(part.words_at),
@@ -85,7 +85,7 @@ impl Use {
         })
     }
 
-    /// Whether it leaves records.
+    /// Whether the part writes records.
     pub(super) const fn records(&self) -> bool {
         matches!(
             self.keeps,
@@ -94,39 +94,39 @@ impl Use {
     }
 }
 
-/// A part of detours: what they do for one probe, or for the calls that return to their site. All detours of a site that have
-/// a part for the same use have the same part.
+/// A part of a site's detours: the work for one probe, or for the calls that return to the site. All detours of a site share the
+/// part for a given use.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
-    /// Its number: records, and exits, say it.
+    /// The part's number; records and exits carry it.
     pub(crate) who: u32,
-    /// Where it counts, if it does: hits, or records that it had no room for.
+    /// The counters, if any: of hits, or of records dropped because the ring was full.
     pub(crate) words: Option<Words>,
-    /// Where the guest's kernel finds these.
+    /// The counters' address in the guest's kernel.
     words_at: Gva,
 }
 
-/// A detour.
+/// A detour in the region.
 #[derive(Clone, Debug)]
 pub(crate) struct MadeDetour {
-    /// Its first instruction.
+    /// The address of the first instruction.
     pub(crate) entry: Gva,
-    /// In the order in which they are executed.
+    /// The parts, in order of execution.
     pub(crate) parts: Vec<Part>,
 }
 
 impl MadeDetour {
-    /// The jump that leads to it from `at`.
+    /// The jump from `at` to the detour.
     ///
     /// # Errors
     ///
-    /// When it is too far away.
+    /// If the detour is too far away.
     pub(crate) fn jump_from(&self, at: Gva) -> Result<Jump, DetourError> {
         near_jump(at, self.entry)
     }
 }
 
-/// A jump at `at` that leads to `to`.
+/// A jump at `at` to `to`.
 pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
     let behind = at.wrapping_add(NEAR_BYTES);
     let distance = to.0.wrapping_sub(behind.0).cast_signed();
@@ -135,12 +135,12 @@ pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
     Ok(Jump::Near([JUMP, a, b, c, d]))
 }
 
-/// Where a vCPU that has left the guest in a detour belongs.
+/// The exit of a detour part, for a vCPU that exited there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LeftAt {
-    /// The number of the part whose exit it is.
+    /// The number of the exiting part.
     pub(crate) who: u32,
-    /// Where it goes on: with the next part, or the displaced instructions.
+    /// The address to resume at: the next part, or the displaced instructions.
     pub(crate) on: Gva,
 }
 
@@ -151,23 +151,23 @@ pub(super) struct NewDetour {
     pub(super) detour: MadeDetour,
 }
 
-/// Where the jump is, what it displaces, and what is done there, in order.
+/// The jump's address, the displaced bytes, and the uses of the parts, in order.
 type Key = (Gva, Vec<u8>, Vec<Use>);
 
-/// So many detours are made at one site while a guest runs. Each order of probes there has its own, and so has each
-/// filter: a client that changes them without end must not use up what other sites need.
+/// The maximum number of detours at one site while a guest runs. Each order of probes and each filter takes a detour: a client
+/// that changes them without end must not exhaust the memory for other sites.
 const MAX_DETOURS_OF_A_SITE: usize = 1024;
 
-/// The detours of a region. A detour that has been made stays as long as the guest runs, since a thread may be in it at any
-/// time; the same jump for the same uses finds it again.
+/// The detours of a region. A detour stays as long as the guest runs, since a thread may be inside at any time; the same jump for
+/// the same uses finds the existing detour.
 ///
-/// A part belongs to its site, not to one detour: when probes come to a site and go, another detour takes over, and a thread
-/// that is still in the one before counts and records for the same probes.
+/// A part belongs to its site, not to one detour. When probes are added or removed at a site, another detour takes over, and a
+/// thread still in the former detour counts and records for the same probes.
 #[derive(Debug, Default)]
 pub(super) struct Detours {
     parts: HashMap<(Gva, Use), Part>,
     made: HashMap<Key, MadeDetour>,
-    /// How many there are at each site.
+    /// The number of detours at each site.
     made_at: HashMap<Gva, usize>,
     exits: HashMap<Gva, LeftAt>,
 }
@@ -181,18 +181,18 @@ impl Detours {
         self.made.get(&key(jumped, uses)).cloned()
     }
 
-    /// Whose exit is at `at`.
+    /// The part whose exit is at `at`.
     pub(super) fn left_at(&self, at: Gva) -> Option<LeftAt> {
         self.exits.get(&at).copied()
     }
 
-    /// The part for `usage` at `site`, if it has been made.
+    /// The part for `usage` at `site`, if made.
     pub(super) fn part(&self, site: Gva, usage: &Use) -> Option<&Part> {
         self.parts.get(&(site, usage.clone()))
     }
 
-    /// Another part for `usage`, with words of `cells`; `ahead` are made with it and not kept yet. It counts as made when a
-    /// detour is kept that has it.
+    /// Another part for `usage`, with counters from `cells`. `ahead` further parts are made for the same detour and not kept yet.
+    /// The part counts as made when a detour with the part is kept.
     pub(super) fn new_part(
         &self,
         usage: &Use,
@@ -222,8 +222,8 @@ impl Detours {
         made < MAX_DETOURS_OF_A_SITE
     }
 
-    /// Puts a detour together for `entry`, of `parts`, which are for `uses`. It counts as made when [`keep`](Self::keep) is
-    /// called.
+    /// Assembles a detour at `entry` from `parts`, which were made for `uses`. The detour counts as made when
+    /// [`keep`](Self::keep) is called.
     pub(super) fn assemble(
         jumped: &Jumped,
         uses: &[Use],
@@ -236,14 +236,14 @@ impl Detours {
         let works = works.collect::<Result<Vec<_>, _>>()?;
         let code = assemble(jumped, &works, entry)?;
         let detour = MadeDetour { entry, parts };
-        // What cannot be jumped to is not made.
+        // A detour out of the jump's reach is not made.
         if jumped.lead() == Lead::Jump {
             detour.jump_from(jumped.at())?;
         }
         Ok(NewDetour { code, detour })
     }
 
-    /// A detour has been written.
+    /// Remembers a detour that has been written.
     pub(super) fn keep(&mut self, new: NewDetour, jumped: &Jumped, uses: &[Use]) -> MadeDetour {
         for (exit, part) in new.code.exits.iter().zip(&new.detour.parts) {
             if let Some(Exit { at, on }) = *exit {
@@ -302,7 +302,7 @@ mod tests {
         Jumped::new(nop, None).expect("room")
     }
 
-    /// What is left of a call, and `push rbp` behind it.
+    /// The nop of an ftrace call, and `push rbp` behind the nop.
     fn traced() -> Jumped {
         let push = decode(&[0x55], TEXT.wrapping_add(5)).expect("an instruction");
         let nop = decode(&NOP5, TEXT).expect("an instruction");
@@ -321,7 +321,7 @@ mod tests {
     }
 
     impl Detours {
-        /// With parts that are made if there are none yet.
+        /// Assembles a detour at `ENTRY`, and makes missing parts.
         fn new_at(
             &mut self,
             jumped: &Jumped,
@@ -386,7 +386,7 @@ mod tests {
         let code = instructions(&new.code.bytes, ENTRY);
         let exit = new.code.exits[0].expect("it can be full");
         detours.keep(new, &jumped, &record);
-        // Two ends pop what one beginning has pushed.
+        // Two ends pop the registers pushed by one beginning.
         let texts: Vec<String> = code.iter().map(Decoded::text).collect();
         let count = |wanted: &str| texts.iter().filter(|text| *text == wanted).count();
         for register in ["rax", "rcx", "rdx"] {
@@ -398,7 +398,7 @@ mod tests {
         let on = code.iter().find(|decoded| decoded.at() == left.on);
         assert_eq!(on.map(Decoded::bytes), Some(&NOP5[..]));
         assert_eq!(left.who, 1);
-        // No more than 60 for a record, the jump and the displaced instructions included.
+        // A record takes at most 60 instructions, the jump and the displaced instructions included.
         let taken = code.iter().take_while(|decoded| decoded.at() != exit.at);
         let restores = 4;
         assert!(1 + taken.count() - restores <= 60);
@@ -430,7 +430,7 @@ mod tests {
         assert!(!cells.has_room(1));
     }
 
-    /// Where words are, from the beginning.
+    /// The offset of `words` from the beginning of the page.
     fn cells_of(words: &Words) -> u64 {
         let text = format!("{words:?}");
         (0..64)

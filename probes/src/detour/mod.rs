@@ -1,4 +1,4 @@
-//! The detour region: memory of ours that the guest's kernel can execute, and the copies of instructions in it.
+//! The detour region: memory of hyprobe that the guest's kernel can execute, and the copies of instructions there.
 //!
 //! ```text
 //!  probed text                      kernel's page tables            guest-physical, above RAM
@@ -11,12 +11,12 @@
 //!                                                                   └──────────────────────┘
 //! ```
 //!
-//! Beside the copies lie the detours of optimised probes (`code`), which count in cells that the guest can write, or leave
-//! records in a ring there.
+//! Beside the copies lie the detours of optimised probes (`code`). They count in cells that the guest can write, or write records
+//! to a ring there.
 //!
-//! Threads: a vCPU that stands at a plant looks a copy up under a read lock that is never held while its holder waits; what
-//! is laid and copied changes with the other vCPUs paused. Whatever the guest may once have executed stays as it is until
-//! the guest ends. `docs/detours.md` has the reasons.
+//! Threads: a vCPU that stands at a plant looks a copy up under a read lock; no holder of the lock ever waits. The region and the
+//! copies change only with the other vCPUs paused. Code that the guest may once have executed stays unchanged until the guest
+//! ends. `docs/detours.md` has the reasons.
 
 mod cells;
 #[cfg(test)]
@@ -55,22 +55,22 @@ pub(crate) use ring::{
 };
 pub(crate) use ring::{Record, Ring};
 
-/// Why there is no copy.
+/// The reason for a missing copy or detour.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DetourError {
-    /// The kernel's page tables have no room.
+    /// The kernel's page tables have no free entry.
     #[error("no entry of the kernel's page tables is free near its text")]
     NoPlace,
     /// The kernel's page tables cannot be followed.
     #[error("the kernel's text is not mapped")]
     NotMapped,
-    /// The region has as many pages as it may have, and no room on them.
+    /// The region has the maximum number of pages, and all are full.
     #[error(
         "the detour region is full: a guest has at most {} pages of 2 MiB for detours",
         pages::MAX_PAGES
     )]
     Full,
-    /// Probes, or their filters, have changed there again and again.
+    /// Probes, or their filters, have changed at the site again and again.
     #[error(
         "as many detours as one place may have were made here, and they stay until the guest ends"
     )]
@@ -78,10 +78,10 @@ pub(crate) enum DetourError {
     /// The original is too far away to jump back to.
     #[error("the region is too far from the instruction")]
     TooFar,
-    /// The kernel does not say where something is that a detour needs.
+    /// The kernel does not reveal an address that the detour needs.
     #[error(transparent)]
     NotKept(NotKept),
-    /// The jump in the kernel's handler of `int3` would change the instruction that a vCPU executes next.
+    /// The jump in the kernel's handler of `int3` would change the next instruction of a vCPU.
     #[error(
         "a vCPU may be between the instructions where the kernel's handler of int3 is to be led on"
     )]
@@ -92,46 +92,56 @@ pub(crate) enum DetourError {
     /// Another kernel runs now.
     #[error("the kernel that the detour region was made for has handed over to another one")]
     HandedOver,
-    /// The machine.
+    /// An error of the machine.
     #[error(transparent)]
     Guest(#[from] GuestError),
 }
 
-/// Where the guest's kernel is.
+/// The guest kernel's page tables and image.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelSpace {
-    /// Its own page tables.
+    /// The kernel's own page tables.
     pub(crate) paging: PagingState,
-    /// Its image, from the first byte to the last, as it runs.
+    /// The addresses of the running image, from the first byte to the last.
     pub(crate) image: Range<Gva>,
+    pub(crate) tables: Tables,
 }
 
-/// Whether a vCPU may be on its way from an `int3` of ours to the guest's own handler.
+/// The state of the kernel's page tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tables {
+    /// The kernel is still going to clear the entries around its image (`cleanup_highmap`) and to decide on KPTI. Only the
+    /// entries above the fixed mappings stay unchanged.
+    Early,
+    /// The kernel has finished the setup.
+    Settled,
+}
+
+/// Whether a vCPU may be between an injected `int3` and the guest's own handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandedOn {
-    /// None is.
+    /// No vCPU is.
     No,
-    /// One may be: its hit has not been counted.
+    /// A vCPU may be: its hit has not been counted.
     Maybe,
 }
 
 #[derive(Debug, Default)]
 enum State {
-    /// Nobody has needed it.
+    /// No probe has needed the region yet.
     #[default]
     NotLaid,
     Laid(Box<Region>),
-    /// This guest has no place for it.
+    /// The region cannot be created in the guest.
     Refused,
-    /// The guest has changed an entry that leads there. No jump leads there any more; it stays as it is, for the threads
-    /// that are in it.
+    /// The guest has changed an entry of the region. No jump targets the region any more; its code stays, for the threads inside.
     Lost(Box<Region>),
-    /// The kernel has handed over to another one: no entry leads there.
+    /// The kernel has handed over to another kernel: no entry maps the region.
     HandedOver,
 }
 
 impl State {
-    /// The region, which is laid if it can be and has not been.
+    /// The region; the first call creates the region if possible.
     fn laid(
         &mut self,
         paused: &dyn Paused,
@@ -141,6 +151,8 @@ impl State {
         if let Self::NotLaid = self {
             *self = match Region::lay(paused, memory, kernel) {
                 Ok(region) => Self::Laid(Box::new(region)),
+                // An early region that has no room may have some when the kernel has set its tables up.
+                Err(error) if kernel.tables == Tables::Early => return Err(error),
                 Err(error) => {
                     *self = Self::Refused;
                     return Err(error);
@@ -155,7 +167,7 @@ impl State {
         })
     }
 
-    /// The region, if threads of the guest may be in it.
+    /// The region, if threads of the guest may be inside.
     fn region(&self) -> Option<&Region> {
         match self {
             Self::Laid(region) | Self::Lost(region) => Some(region),
@@ -171,16 +183,16 @@ impl State {
     }
 }
 
-/// See the module's text.
+/// The detour region of a guest, shared by all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Detour {
     state: RwLock<State>,
     told_full: AtomicBool,
-    /// Writes of the guest to what it may only read.
+    /// The number of guest writes to read-only pages.
     writes: AtomicU64,
-    /// That of the region, for those who must not wait.
+    /// The region's ring, for threads that must not wait.
     ring: ArcSwapOption<Ring>,
-    /// The kernel's page tables, once there are detours; for those who must not wait.
+    /// The kernel's page tables, once there are detours; for threads that must not wait.
     paging: ArcSwapOption<PagingState>,
 }
 
@@ -193,7 +205,7 @@ impl Detour {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the copy of `decoded` is, if there is one and a vCPU that translates addresses by `paging` gets there.
+    /// The address of the copy of `decoded`, if there is a copy and `paging` maps it.
     pub(crate) fn copy_of(
         &self,
         memory: &dyn GuestMemory,
@@ -208,11 +220,11 @@ impl Detour {
         region.is_reached(memory, paging, copy).then_some(copy)
     }
 
-    /// Makes a copy of `decoded`, and lays the region for it if need be.
+    /// Makes a copy of `decoded`, and creates the region if need be.
     ///
     /// # Errors
     ///
-    /// When there is no room; the instruction has to be run in place then.
+    /// If there is no room; the instruction has to be executed in place then.
     pub(crate) fn prepare(
         &self,
         paused: &dyn Paused,
@@ -226,17 +238,16 @@ impl Detour {
         }
     }
 
-    /// The number of the part for `usage` that detours at `site` have, if it has been made.
+    /// The number of the part for `usage` in detours at `site`, if made.
     pub(crate) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
         self.read().region()?.part(site, usage)
     }
 
-    /// A detour for a jump in the place of instructions, with a part for each of `uses`, in order; it is made if there is none
-    /// yet.
+    /// The detour for `jumped`, with a part for each of `uses`, in order. A missing detour is made.
     ///
     /// # Errors
     ///
-    /// When there is no room for it, or no way there.
+    /// If the region has no room for the detour, or a jump cannot reach the detour.
     pub(crate) fn make(
         &self,
         paused: &dyn Paused,
@@ -250,16 +261,45 @@ impl Detour {
         let region = region.ok_or(DetourError::NoPlace)?;
         let made = region.make(memory, jumped, uses)?;
         self.ring.store(region.ring());
-        self.paging.store(Some(Arc::new(region.kernel().paging)));
+        self.store_paging(region.kernel());
         Ok(made)
     }
 
-    /// The `int3` at `site` is to lead to `to`, a detour that has been made; `int3` is how the kernel handles it. The first
-    /// time, `open` puts the jump into the kernel's handler, between whose instructions under it no vCPU is then.
+    /// Stores settled tables only: the early tables map less than the kernel will use.
+    fn store_paging(&self, kernel: &KernelSpace) {
+        if kernel.tables == Tables::Settled {
+            self.paging.store(Some(Arc::new(kernel.paging)));
+        }
+    }
+
+    /// Notes that the kernel has set its page tables up. If there is a region, further pages are mapped in `kernel`'s tables.
+    pub(crate) fn settle(&self, memory: &dyn GuestMemory, kernel: &KernelSpace) {
+        if let Some(region) = self.write().region_mut() {
+            region.settle(memory, kernel);
+            self.store_paging(kernel);
+        }
+    }
+
+    /// Whether all entries for an early region are free, both in the vCPU's current tables and in the kernel's future tables, and
+    /// whether both tables share the entries.
+    pub(crate) fn has_early_place(
+        memory: &dyn GuestMemory,
+        running: &PagingState,
+        kernel: &PagingState,
+    ) -> bool {
+        place::early().all(|at| {
+            let entry = |paging| introspect::entry_at(memory, paging, at, introspect::Level::Pd);
+            let entries = entry(running).ok().zip(entry(kernel).ok());
+            entries.is_some_and(|(one, other)| one.gpa == other.gpa && one.value == 0)
+        })
+    }
+
+    /// Sets the target of the `int3` at `site` to the detour `to`; `int3` describes the kernel's handler. The first time, `open`
+    /// writes the jump into the kernel's handler, with no vCPU between the displaced instructions.
     ///
     /// # Errors
     ///
-    /// When there is no room, or the handler cannot be led here; then nothing has changed that the guest could see.
+    /// If there is no room, or the handler cannot be redirected; then no change is visible to the guest.
     pub(crate) fn lead(
         &self,
         paused: &dyn Paused,
@@ -273,7 +313,7 @@ impl Detour {
         let State::Laid(region) = &mut *state else {
             return Err(DetourError::NoPlace);
         };
-        // The second of the instructions under the jump; an NMI may have come there, too.
+        // The second of the displaced instructions; an NMI may have interrupted a vCPU there, too.
         let middle = int3.first[1].at();
         region.lead(memory, int3, site, to, |at, jump| {
             if paused.is_in_nmi() || paused.vcpu_rips().contains(&middle) {
@@ -283,11 +323,11 @@ impl Detour {
         })
     }
 
-    /// The `int3` at `site`, if one has led to a detour, does so no more: a vCPU that has executed it goes back there.
+    /// Ends the redirect of the `int3` at `site`, if any: a vCPU that has executed the `int3` returns to the site.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
         match self.write().region_mut() {
             Some(region) => region.set_lead(site, LeadsTo::Back),
@@ -295,19 +335,19 @@ impl Detour {
         }
     }
 
-    /// Whether an `int3` of the guest's own at `site`, which memory does not show, would be taken for one of ours.
+    /// Whether the switch would mistake an `int3` of the guest's own at `site`, hidden in memory, for an injected `int3`.
     pub(crate) fn sends_back(&self, site: Gva) -> bool {
         let state = self.read();
         let switch = state.region().and_then(Region::switch);
         switch.is_some_and(|switch| switch.sends_back(site))
     }
 
-    /// The `int3` at `site` is the guest's own from now on. A vCPU that has executed one of ours, and is still on its way to
-    /// the table, is taken for one that has executed the guest's.
+    /// Gives the `int3` at `site` to the guest from now on. If a vCPU has executed an injected `int3` and not reached the lookup
+    /// yet, the kernel's handler treats the `int3` as the guest's own.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(crate) fn hand_on(&self, paused: &dyn Paused, site: Gva) -> Result<HandedOn, DetourError> {
         let mut state = self.write();
         let Some(region) = state.region_mut() else {
@@ -317,7 +357,7 @@ impl Detour {
         let Some(switch) = known else {
             return Ok(HandedOn::No);
         };
-        // An NMI may have come on the way.
+        // An NMI may have interrupted a vCPU between the `int3` and the lookup.
         let is_under_way = |rip: &Gva| switch.is_before_lookup(*rip);
         let may_be = paused.is_in_nmi() || paused.vcpu_rips().iter().any(is_under_way);
         region.set_lead(site, LeadsTo::Handler)?;
@@ -328,27 +368,27 @@ impl Detour {
         })
     }
 
-    /// The ring, if a detour records. Nobody is waited for.
+    /// The ring, if a detour records. The call never waits.
     pub(crate) fn ring(&self) -> Guard<Option<Arc<Ring>>> {
         self.ring.load()
     }
 
-    /// The kernel's page tables, once there are detours. Nobody is waited for.
+    /// The kernel's page tables, once there are detours. The call never waits.
     pub(crate) fn paging(&self) -> Option<PagingState> {
         self.paging.load().as_deref().copied()
     }
 
-    /// Where a vCPU belongs that has executed a plant's byte in a detour.
+    /// The part whose exit byte a vCPU has executed at `rip`.
     pub(crate) fn left_at(&self, rip: Gva) -> Option<LeftAt> {
         self.read().region()?.left_at(rip)
     }
 
-    /// Where the kernel was when the region was laid, if it is.
+    /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.
     pub(crate) fn kernel(&self) -> Option<KernelSpace> {
         self.read().region().map(|region| region.kernel().clone())
     }
 
-    /// Whether it is worth telling the user of this error: once for each kind.
+    /// Whether to report the error to the user: once for each kind.
     pub(crate) fn is_news(&self, error: &DetourError) -> bool {
         match error {
             DetourError::Full => !self.told_full.swap(true, Ordering::Relaxed),
@@ -363,19 +403,19 @@ impl Detour {
         }
     }
 
-    /// The guest writes to this address: how often it has written to the region, if it is in there.
+    /// Counts a guest write to `gpa`, if the address is in the region. Returns the number of writes to the region.
     pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
         let state = self.read();
         let is_there = state.region().is_some_and(|region| region.holds(gpa));
         is_there.then(|| self.writes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// Whether the region is laid.
+    /// Whether there is a region in use.
     pub(crate) fn is_laid(&self) -> bool {
         matches!(&*self.read(), State::Laid(_))
     }
 
-    /// The entry that leads to the region and says something else than was written there, if one does.
+    /// The first entry of the region whose value differs from the value written, if any.
     pub(crate) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
         match &*self.read() {
             State::Laid(region) => region.changed_entry(memory),
@@ -383,8 +423,8 @@ impl Detour {
         }
     }
 
-    /// No jump is to lead to the region any more. Says whether the kernel's handler of `int3` may be led to the switch
-    /// still.
+    /// Gives the region up: no jump may target the region any more. Returns whether the jump from the kernel's handler of `int3`
+    /// to the switch may stay.
     pub(crate) fn lose(&self, memory: &dyn GuestMemory) -> bool {
         let mut state = self.write();
         *state = match std::mem::take(&mut *state) {
@@ -395,12 +435,12 @@ impl Detour {
         region.is_some_and(|region| region.is_switch_reached(memory))
     }
 
-    /// The kernel hands over to another one: its page tables are again what they were, and no vCPU gets to the region. No
-    /// other region is laid.
+    /// Restores the kernel's page tables before the kernel hands over to another: no vCPU reaches the region. No second region is
+    /// created.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(crate) fn hand_over(&self, memory: &dyn GuestMemory) -> Result<(), DetourError> {
         let mut state = self.write();
         if let Some(region) = state.region_mut() {

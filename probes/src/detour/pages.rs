@@ -9,40 +9,47 @@
 //!  └──────────────────────────┘                      └───────┘
 //! ```
 //!
-//! Detour memory is mapped once, with room for all pages that there may ever be; the host gives memory to a page when
-//! something is written there. A page is added when the last one of its kind is full, with the vCPUs paused, and none is
-//! ever removed: a thread of the guest may be in it.
+//! Detour memory is mapped once, with room for the maximum number of pages; the host allocates a page at the first write. A page
+//! is added when the last page of its kind is full, with the vCPUs paused. No page is ever removed: a thread of the guest may be
+//! inside.
 
 use std::sync::Arc;
 
 use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
 use vmm::DetourSize;
 
-use super::place::{REGION_BYTES as PAGE_BYTES, candidates};
-use super::{DetourError, KernelSpace};
+use super::place::{REGION_BYTES as PAGE_BYTES, candidates, early};
+use super::{DetourError, KernelSpace, Tables};
 use crate::guest::{GuestError, GuestMemory, Paused};
 
-/// So many pages of each kind there are at the most.
+/// The maximum number of pages of each kind.
 pub(super) const MAX_PAGES: usize = 32;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;
 const ACCESSED: u64 = 1 << 5;
 const DIRTY: u64 = 1 << 6;
-/// The entry maps 2 MiB itself.
+/// The entry maps a page of 2 MiB, not a page table.
 const LARGE: u64 = 1 << 7;
 const GLOBAL: u64 = 1 << 8;
 const NO_EXECUTE: u64 = 1 << 63;
-/// EFER.NXE: the processor knows of [`NO_EXECUTE`].
+/// EFER.NXE: the processor supports [`NO_EXECUTE`].
 const EFER_NXE: u64 = 1 << 11;
 
-/// Whether two entries say the same. What the processor, or a KVM that emulates it, notes in them does not count: a
-/// write that CR0.WP lets through makes a page dirty that is not writable.
+/// Whether two entries are equal, apart from the bits set by the processor or by a KVM that emulates the processor. (A write with
+/// CR0.WP clear makes a page dirty that is not writable.)
 const fn is_same(one: u64, other: u64) -> bool {
     (one ^ other) & !(ACCESSED | DIRTY) == 0
 }
 
-/// What the guest may do with a page.
+/// The global flag of the region's pages, the same as for the kernel's text; `None` if the text is not mapped.
+fn global(memory: &dyn GuestMemory, kernel: &KernelSpace) -> Option<u64> {
+    let text = walk(memory, &kernel.paging, kernel.image.start).ok()?;
+    let is_global = text.global && kernel.tables == Tables::Settled;
+    Some(if is_global { GLOBAL } else { 0 })
+}
+
+/// The guest's access to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageKind {
     /// Read and execute.
@@ -54,11 +61,11 @@ pub(super) enum PageKind {
 /// A page of the region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
-    /// Where the guest's kernel finds it.
+    /// The address in the guest's kernel.
     pub(super) base: Gva,
     pub(super) gpa: Gpa,
     kind: PageKind,
-    /// The entry that maps it, as it was written.
+    /// The entry that maps the page, as hyprobe wrote the value.
     entry: EntryAt,
 }
 
@@ -68,11 +75,11 @@ impl Page {
     }
 }
 
-/// An entry of the kernel's page directory that maps a page, and that the guest has changed.
+/// An entry of the kernel's page directory that maps a page of the region, and that the guest has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ChangedEntry {
     pub(crate) gpa: Gpa,
-    /// What was written there.
+    /// The value written by hyprobe.
     pub(crate) was: u64,
     pub(crate) is: u64,
 }
@@ -80,24 +87,24 @@ pub(crate) struct ChangedEntry {
 /// All pages of the region.
 #[derive(Debug)]
 pub(super) struct Pages {
-    /// Where detour memory begins.
+    /// The first address of detour memory.
     gpa: Gpa,
     pub(super) memory: Arc<dyn GuestMemory>,
     pub(super) kernel: KernelSpace,
-    /// As the kernel has its own text: with KPTI, what is global stays in the TLB while programs run.
+    /// The global flag, as for the kernel's own text: with KPTI, global entries stay in the TLB while programs run. Zero before
+    /// the kernel has decided on KPTI.
     global: u64,
     mapped: Vec<Page>,
 }
 
 impl Pages {
-    /// Detour memory, without any page.
+    /// Maps detour memory, without any page.
     pub(super) fn new(
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
         kernel: &KernelSpace,
     ) -> Result<Self, DetourError> {
-        let text = walk(memory, &kernel.paging, kernel.image.start);
-        let text = text.map_err(|_| DetourError::NotMapped)?;
+        let global = global(memory, kernel).ok_or(DetourError::NotMapped)?;
         let bytes = MAX_PAGES as u64 * PAGE_BYTES;
         let (gpa, detour) = paused.map_detour(DetourSize {
             read_only: bytes,
@@ -107,13 +114,19 @@ impl Pages {
             gpa,
             memory: detour,
             kernel: kernel.clone(),
-            global: if text.global { GLOBAL } else { 0 },
+            global,
             mapped: Vec::new(),
         })
     }
 
+    /// Notes that the kernel has set its page tables up. Mapped pages stay unchanged.
+    pub(super) fn settle(&mut self, memory: &dyn GuestMemory, kernel: &KernelSpace) {
+        self.kernel = kernel.clone();
+        self.global = global(memory, kernel).unwrap_or(0);
+    }
+
     fn flags(&self, kind: PageKind) -> u64 {
-        // Accessed already, and dirty where that can be: nothing is left for the processor to write.
+        // The accessed bit is set, and the dirty bit for writable pages: the processor has no bit left to write.
         let common = PRESENT | ACCESSED | LARGE | self.global;
         match kind {
             PageKind::Code => common,
@@ -124,12 +137,11 @@ impl Pages {
         }
     }
 
-    /// Maps one more page, which begins with `contents`; the rest of it is zero.
+    /// Maps one more page, which begins with `contents`; the rest is zero.
     ///
     /// # Errors
     ///
-    /// When there are as many as there may be, no entry is free, or memory cannot be written; then nothing has changed
-    /// that the guest could see.
+    /// If the maximum is reached, no entry is free, or memory cannot be written; then no change is visible to the guest.
     pub(super) fn map(
         &mut self,
         memory: &dyn GuestMemory,
@@ -165,17 +177,25 @@ impl Pages {
         Ok(page)
     }
 
-    /// The first address where nothing is mapped, and its entry of the page directory.
+    /// The first unmapped address, and its entry of the page directory.
     fn free_place(&self, memory: &dyn GuestMemory) -> Option<(Gva, Gpa)> {
-        let KernelSpace { paging, image } = &self.kernel;
-        candidates(image).find_map(|at| {
+        let KernelSpace {
+            paging,
+            image,
+            tables,
+        } = &self.kernel;
+        let free = |at| {
             let entry = entry_at(memory, paging, at, Level::Pd).ok()?;
             (entry.value == 0).then_some((at, entry.gpa))
-        })
+        };
+        match tables {
+            Tables::Early => early().find_map(free),
+            Tables::Settled => candidates(image).find_map(free),
+        }
     }
 
-    /// Whether a vCPU that translates addresses by `paging` finds our code at `at`. The guest may have changed its
-    /// tables, or run on others: those of programs do not lead here where the kernel hides from them.
+    /// Whether `paging` maps the region's page at `at`. The guest may have changed its tables, or run on other tables: with KPTI
+    /// the tables of programs do not map the region.
     pub(super) fn is_reached(
         &self,
         memory: &dyn GuestMemory,
@@ -190,7 +210,7 @@ impl Pages {
         })
     }
 
-    /// The first entry that says something else than was written.
+    /// The first entry whose value differs from the value written by hyprobe.
     pub(super) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
         self.mapped.iter().find_map(|page| {
             let EntryAt { gpa, value: was } = page.entry;
@@ -199,7 +219,7 @@ impl Pages {
         })
     }
 
-    /// Makes every entry zero again that is still as it was written.
+    /// Zeroes every entry that the guest has not changed.
     pub(super) fn unmap(&mut self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
         while let Some(page) = self.mapped.last() {
             let value = memory.read_u64(page.entry.gpa)?;
@@ -211,7 +231,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Whether the guest may only read this guest-physical address, which is in detour memory.
+    /// Whether `gpa`, an address in detour memory, is read-only for the guest.
     pub(super) fn is_read_only(&self, gpa: Gpa) -> bool {
         gpa.0.wrapping_sub(self.gpa.0) < MAX_PAGES as u64 * PAGE_BYTES
     }

@@ -1,21 +1,31 @@
-//! Where in the kernel's address space the region can be.
+//! Candidate addresses for the region in the kernel's address space.
 
 use std::ops::Range;
 
 use introspect::Gva;
 
-/// What one entry of a page directory maps.
+/// The size mapped by one entry of a page directory.
 pub(super) const REGION_BYTES: u64 = 2 << 20;
 const GIB: u64 = 1 << 30;
-/// Where modules begin in kernels that were built without KASLR; with it, the gigabyte is all the image's.
+/// The start of modules in kernels built without KASLR; with KASLR, the image has the whole gigabyte.
 const OLD_MODULES: u64 = 0xffff_ffff_a000_0000;
 
-/// The places that may be free, in the order in which they are to be tried: those of the image's gigabyte, that its own
-/// page directory maps, so that all processes share them. First what lies above the image, then what lies below. One
-/// is left out on either side of it.
+/// The range above the fixed mappings, without the last entry: addresses in the last entry are the kernel's error values.
+const EARLY: Range<u64> = 0xffff_ffff_ff80_0000..0xffff_ffff_ffe0_0000;
+
+/// Addresses not used or cleared by any kernel since 4.20, from the first instruction on: "6 MB reserved space" in the page
+/// directory of the fixed mappings (`level2_fixmap_pgt`), which all processes share.
+pub(super) fn early() -> impl Iterator<Item = Gva> {
+    let step = usize::try_from(REGION_BYTES).unwrap_or(usize::MAX);
+    EARLY.step_by(step).map(Gva)
+}
+
+/// The addresses that may be free, in the order of trial, all in the image's gigabyte. The image's page directory maps the
+/// gigabyte, so all processes share the entries. Addresses above the image come first, then addresses below. One entry is left
+/// out on either side of the image.
 pub(super) fn candidates(image: &Range<Gva>) -> impl Iterator<Item = Gva> + use<> {
     let gigabyte = image.start.0 & !(GIB - 1);
-    // The last address is spared, so that nothing overflows at the end of the address space.
+    // The last entry is spared to avoid an overflow at the end of the address space.
     let end = gigabyte.saturating_add(GIB - REGION_BYTES);
     let end = if image.end.0 <= OLD_MODULES && OLD_MODULES < end {
         OLD_MODULES

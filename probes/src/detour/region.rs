@@ -1,4 +1,4 @@
-//! The region: the pages that code, words, table and ring lie in, and what has been made there.
+//! The region: the pages of code, counters, table and ring, and the copies and detours on them.
 
 use std::sync::Arc;
 
@@ -17,39 +17,39 @@ use super::{DetourError, KernelSpace};
 use crate::guest::{GuestError, GuestMemory, Paused};
 use crate::plant::Jump;
 
-/// Where no code is.
+/// The byte that fills pages without code.
 const FILLER: u8 = 0xcc;
-/// Code begins at multiples of this.
+/// Code begins at multiples of this number of bytes.
 const ALIGNMENT: usize = 16;
 
-/// See the module's text.
+/// The detour region of a running kernel.
 #[derive(Debug)]
 pub(super) struct Region {
     pages: Pages,
     code: FreeCode,
     copies: Copies,
     detours: Detours,
-    /// Once there is a detour that counts.
+    /// The free counters, once a detour counts.
     cells: Cells,
-    /// Once a detour records.
+    /// The ring, once a detour records.
     ring: Option<Arc<Ring>>,
-    /// Once an `int3` leads to a detour, or was to.
+    /// The switch, once an `int3` redirects to a detour, or a redirect was tried.
     int3: Option<Int3Lead>,
 }
 
-/// What is free of the last page of code.
+/// The free part of the last page of code.
 #[derive(Clone, Copy, Debug)]
 struct FreeCode {
     page: Page,
     from: usize,
 }
 
-/// The switch, and the page that its table lies in.
+/// The switch, and the page of its table.
 #[derive(Debug)]
 struct Int3Lead {
     switch: Switch,
     table: Page,
-    /// Whether the kernel's handler is led there.
+    /// Whether the kernel's handler jumps to the switch.
     is_open: bool,
 }
 
@@ -58,7 +58,7 @@ fn page_bytes() -> usize {
 }
 
 impl FreeCode {
-    /// On a page that has just been mapped.
+    /// All of a page that has just been mapped.
     fn on(page: Page) -> Self {
         Self { page, from: 0 }
     }
@@ -73,7 +73,7 @@ impl FreeCode {
 }
 
 impl Region {
-    /// Looks for a place, fills a page of code, and only then leads the kernel's page tables there.
+    /// Finds a free address, fills a page with code, and only then fills the entry of the kernel's page directory.
     pub(super) fn lay(
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
@@ -96,7 +96,7 @@ impl Region {
         pages.map(memory, PageKind::Code, &vec![FILLER; page_bytes()])
     }
 
-    /// Where so many bytes of code can be; on a new page, if the last one is full.
+    /// The address of `bytes` free bytes of code; on a new page, if the last one is full.
     fn room_for(&mut self, memory: &dyn GuestMemory, bytes: usize) -> Result<Gva, DetourError> {
         if bytes > page_bytes() {
             return Err(DetourError::Full);
@@ -107,7 +107,7 @@ impl Region {
         Ok(self.code.at())
     }
 
-    /// Writes code where [`room_for`](Self::room_for) has said, for good.
+    /// Writes code at the address returned by [`room_for`](Self::room_for). The code stays.
     fn write_code(&mut self, code: &[u8]) -> Result<(), DetourError> {
         let FreeCode { page, from } = self.code;
         self.pages.write(page, from, code)?;
@@ -116,12 +116,17 @@ impl Region {
         Ok(())
     }
 
-    /// Where the kernel was when the region was laid.
+    /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle).
     pub(super) fn kernel(&self) -> &KernelSpace {
         &self.pages.kernel
     }
 
-    /// Whether a vCPU that translates addresses by `paging` finds our code at `at`.
+    /// Notes that the kernel has set its page tables up.
+    pub(super) fn settle(&mut self, memory: &dyn GuestMemory, kernel: &KernelSpace) {
+        self.pages.settle(memory, kernel);
+    }
+
+    /// Whether `paging` maps the region's page at `at`.
     pub(super) fn is_reached(
         &self,
         memory: &dyn GuestMemory,
@@ -131,12 +136,12 @@ impl Region {
         self.pages.is_reached(memory, paging, at)
     }
 
-    /// The copy of `decoded`, if there is one.
+    /// The copy of `decoded`, if any.
     pub(super) fn copy_of(&self, decoded: &Decoded) -> Option<Gva> {
         self.copies.of(decoded)
     }
 
-    /// Makes a copy of `decoded`, if there is none yet.
+    /// Makes a copy of `decoded`, unless there is a copy already.
     pub(super) fn copy(
         &mut self,
         memory: &dyn GuestMemory,
@@ -152,12 +157,12 @@ impl Region {
         Ok(())
     }
 
-    /// The number of the part for `usage` at `site`, if it has been made.
+    /// The number of the part for `usage` at `site`, if made.
     pub(super) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
         self.detours.part(site, usage).map(|part| part.who)
     }
 
-    /// The detour for `jumped` and `uses`, which is made if there is none yet.
+    /// The detour for `jumped` and `uses`. A missing detour is made.
     pub(super) fn make(
         &mut self,
         memory: &dyn GuestMemory,
@@ -174,7 +179,7 @@ impl Region {
         if !self.detours.has_room_at(site) {
             return Err(DetourError::TooManyHere);
         }
-        // Nothing is given away for good before the detour has been written.
+        // Counters and part numbers stay allocated only if the detour is written.
         let (mut parts, mut ahead, mut cells) = (Vec::new(), 0, self.cells.clone());
         for usage in uses {
             parts.push(match self.detours.part(site, usage) {
@@ -196,7 +201,7 @@ impl Region {
         let mut new = Detours::assemble(jumped, uses, parts, self.code.at(), ring)?;
         let at = self.room_for(memory, new.code.bytes.len())?;
         if at != new.detour.entry {
-            // It is on a new page.
+            // The detour is on a new page.
             new = Detours::assemble(jumped, uses, new.detour.parts, at, ring)?;
         }
         self.write_code(&new.code.bytes)?;
@@ -204,7 +209,7 @@ impl Region {
         Ok(self.detours.keep(new, jumped, uses))
     }
 
-    /// A new page for words.
+    /// Maps a new page for counters.
     fn new_cells(&mut self, memory: &dyn GuestMemory) -> Result<Cells, DetourError> {
         let page = self.pages.map(memory, PageKind::Data, &[])?;
         let detour = Arc::clone(&self.pages.memory);
@@ -220,8 +225,8 @@ impl Region {
         Ok(())
     }
 
-    /// The `int3` at `site`, which `int3` says how the kernel handles, leads to `to` from now on. `open` leads the kernel's
-    /// handler to the switch, by a jump at an address, where it has not been.
+    /// Sets the target of the `int3` at `site` to `to`; `int3` describes the kernel's handler. If the kernel's handler is not
+    /// redirected yet, `open` writes a jump to the switch, at the given address.
     pub(super) fn lead(
         &mut self,
         memory: &dyn GuestMemory,
@@ -252,7 +257,7 @@ impl Region {
         self.set_lead(site, LeadsTo::Detour(to))
     }
 
-    /// If an `int3` at `site` has led to a detour, it leads there instead.
+    /// Changes the target of the `int3` at `site`, if the `int3` has ever redirected to a detour.
     pub(super) fn set_lead(&mut self, site: Gva, to: LeadsTo) -> Result<(), DetourError> {
         if let Some(lead) = &mut self.int3
             && let Some(place) = lead.switch.lead(site, to)?
@@ -262,12 +267,12 @@ impl Region {
         Ok(())
     }
 
-    /// If an `int3` leads to a detour, or has done so.
+    /// The switch, if an `int3` redirects to a detour, or has done so.
     pub(super) fn switch(&self) -> Option<&Switch> {
         self.int3.as_ref().map(|lead| &lead.switch)
     }
 
-    /// Whether the kernel's handler of `int3` is led to code and table that are still mapped as they were.
+    /// Whether the kernel's handler of `int3` jumps to code and table that are still mapped as before.
     pub(super) fn is_switch_reached(&self, memory: &dyn GuestMemory) -> bool {
         let Some(lead) = &self.int3 else { return false };
         let paging = &self.pages.kernel.paging;
@@ -276,7 +281,7 @@ impl Region {
             .all(|at| self.is_reached(memory, paging, at))
     }
 
-    /// The first entry of the page directory that says something else than was written.
+    /// The first entry of the page directory whose value differs from the value written by hyprobe.
     pub(super) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
         self.pages.changed_entry(memory)
     }
@@ -286,17 +291,17 @@ impl Region {
         self.ring.clone()
     }
 
-    /// Whose exit is at `at`.
+    /// The part whose exit is at `at`.
     pub(super) fn left_at(&self, at: Gva) -> Option<LeftAt> {
         self.detours.left_at(at)
     }
 
-    /// Whether this guest-physical address is one that the guest may only read.
+    /// Whether `gpa` is a read-only address of the region.
     pub(super) fn holds(&self, gpa: Gpa) -> bool {
         self.pages.is_read_only(gpa)
     }
 
-    /// The kernel's page tables are again what they were.
+    /// Zeroes the region's entries of the kernel's page directory.
     pub(super) fn unmap(&mut self, memory: &dyn GuestMemory) -> Result<(), GuestError> {
         self.pages.unmap(memory)
     }

@@ -1,4 +1,4 @@
-//! The ring: what detours that record leave, and who takes it out.
+//! The ring: the records of detours, and their reader.
 //!
 //! ```text
 //!             taken out      taken          free
@@ -9,20 +9,20 @@
 //!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ]    who = 0: not written, or not yet
 //! ```
 //!
-//! A detour looks whether there is room, takes a slot with `lock xadd` on the head, fills it, and writes `who` last:
-//! x86 lets nobody see that before the rest. It has interrupts off meanwhile, so that nobody who takes a slot sleeps
-//! before it is filled. Between the look and the taking, other processors may take slots; an NMI of this one too. So
-//! room is [`SLACK`] slots less than there are.
+//! A detour checks for room, takes a slot with `lock xadd` on the head, fills the slot, and writes `who` last: on x86 no
+//! processor sees `who` before the rest. Interrupts are off meanwhile, so no task sleeps between taking and filling a slot.
+//! Between check and `xadd`, other processors may take slots, and so may an NMI of the same processor. Therefore [`SLACK`] slots
+//! never count as room.
 //!
-//! Whoever takes out does it under a lock of ours, in the order in which the slots were taken. He clears `who`, and only
-//! then moves the tail, up to the first slot that is not written yet; those behind it he takes out all the same, and
-//! remembers which. So nobody waits for a processor that has taken a slot and stands still, and what a processor has
-//! recorded before it left the guest is there when it has left. What the guest finds as the tail is a copy: nothing that
-//! the guest writes makes him look elsewhere, or further than once around.
+//! A thread takes records out under the reader's lock, in the order in which slots were taken. The reader clears `who`, and then
+//! moves the tail, up to the first slot that is not written yet. The reader also takes out later slots that are written, and
+//! remembers their numbers. No reader therefore waits for a processor that has taken a slot and stands still. After a processor
+//! has left the guest, all its earlier records are in the ring. The tail in guest memory is a copy: no guest write makes the
+//! reader look elsewhere, or further than once around.
 //!
-//! Behind the slots lies a table of return addresses: those of calls that may be recorded, because a plant is where they
-//! return to. A detour finds one at the place that its hash says; of several with the same hash there is one, and calls
-//! that return to the others leave the guest.
+//! Behind the slots lies a table of return addresses. A call that returns to an address in the table may be recorded, because a
+//! plant is at its return site. A detour finds an address at the index given by its hash. The table holds one address for each
+//! hash; calls that return to the others exit.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{Ordering, fence};
@@ -33,73 +33,73 @@ use introspect::{Gpa, Gva};
 use super::DetourError;
 use crate::guest::{GuestError, GuestMemory};
 
-/// How many slots there are; a power of two.
+/// The number of slots; a power of two.
 pub(super) const SLOTS: u64 = 8192;
 /// Three cache lines.
 pub(super) const SLOT_BYTES: u64 = SLOT_LEN as u64;
 const SLOT_LEN: usize = 192;
-/// More than processors can be between the look and the taking, each with an NMI on top: KVM gives a guest 254.
+/// More than the processors between check and `xadd`, each with an NMI on top: KVM gives a guest 254.
 const SLACK: u64 = 1024;
-/// So many slots can be taken that have not been taken out.
+/// The maximum number of slots that are taken and not taken out.
 pub(crate) const LIMIT: u64 = SLOTS - SLACK;
 
-/// Where the head is, from the beginning. On a cache line of its own, as the tail is.
+/// The offset of the head, on a cache line of its own; the tail has another.
 pub(crate) const HEAD: u64 = 0;
 pub(crate) const TAIL: u64 = 64;
-/// Not 0 until the ring is open; a detour that drops what there is no room for looks at it.
+/// Not 0 until the ring is open; a detour that drops hits while the ring is full checks the value.
 pub(super) const CLOSED: u64 = 128;
-/// Where the first slot is.
+/// The offset of the first slot.
 pub(crate) const FIRST: u64 = 4096;
 
-/// In a slot.
+/// Offset in a slot: the number of the detour part.
 pub(super) const WHO: u64 = 0;
 pub(super) const CPU: u64 = 4;
 pub(super) const TSC: u64 = 8;
 /// In the processor's order: rax, rcx, rdx, rbx, rsp, rbp, rsi, rdi, r8 to r15.
 pub(super) const REGISTERS: u64 = 16;
 pub(super) const FLAGS: u64 = REGISTERS + 16 * 8;
-/// What lay at the stack pointer; of calls only.
+/// The value at the stack pointer; of calls only.
 pub(super) const TOP: u64 = FLAGS + 8;
 
 const _: () = assert!(TOP + 8 <= SLOT_BYTES && SLOTS.is_power_of_two());
 
-/// Where the table of return addresses is, from the beginning.
+/// The offset of the table of return addresses.
 pub(super) const SITES: u64 = FIRST + SLOTS * SLOT_BYTES;
-/// It has as many as this many bits tell apart.
+/// The number of bits of an index into the table.
 const SITE_BITS: u32 = 12;
-/// An address is multiplied by this, 32 bits, and the upper [`SITE_BITS`] of what comes out are its place.
+/// The factor of the hash: the lower 32 bits of an address times the factor. The upper [`SITE_BITS`] are the index.
 pub(super) const SITE_FACTOR: u32 = 0x9e37_79b1;
 pub(super) const SITE_SHIFT: u32 = u32::BITS - SITE_BITS;
 
 const _: () = assert!(SITES + 8 * (1 << SITE_BITS) <= super::place::REGION_BYTES);
 
-/// Where an address is in the table, from the beginning of that.
+/// The offset of an address in the table of return addresses.
 pub(super) fn site_offset(site: Gva) -> u64 {
     let [a, b, c, d, ..] = site.0.to_le_bytes();
     let low = u32::from_le_bytes([a, b, c, d]);
     u64::from(low.wrapping_mul(SITE_FACTOR) >> SITE_SHIFT) * 8
 }
 
-/// What a detour has left.
+/// The record of a hit, written by a detour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Record {
-    /// The detour, by the number that it has.
+    /// The number of the detour part.
     pub(crate) who: u32,
-    /// The processor, as the guest numbers them.
+    /// The processor's number in the guest.
     pub(crate) cpu: u32,
     /// The processor's time stamp counter.
     pub(crate) tsc: u64,
     /// RIP is 0.
     pub(crate) regs: vmm::kvm_regs,
-    /// Of a call: where it returns to.
+    /// The return address of a call.
     pub(crate) returns_to: Gva,
 }
 
-/// See the module's text.
+/// The ring of a detour region, and its reader.
 pub(crate) struct Ring {
     memory: Arc<dyn GuestMemory>,
     gpa: Gpa,
-    /// As the guest's kernel sees it.
+    /// The address in the guest's kernel.
     pub(super) base: Gva,
     reader: Mutex<Reader>,
 }
@@ -110,18 +110,18 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Who takes out.
+/// The state of the reader.
 #[derive(Debug)]
 struct Reader {
     tail: u64,
-    /// Slots from the tail on that have been taken out.
+    /// The slots behind the tail that have been taken out.
     ahead: BTreeSet<u64>,
-    /// Detours find room.
+    /// Whether detours find room.
     is_open: bool,
 }
 
 impl Ring {
-    /// In memory that is all zero, as the guest's kernel sees it at `base`. Detours find it full until it is opened.
+    /// A ring in `memory`, which is all zero and mapped at `base` in the guest's kernel. Detours find the ring full until opened.
     pub(crate) fn new(
         memory: Arc<dyn GuestMemory>,
         gpa: Gpa,
@@ -145,7 +145,7 @@ impl Ring {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest how far has been taken out.
+    /// Writes the tail to guest memory.
     fn publish(&self, reader: &Reader) -> Result<(), GuestError> {
         let shown = if reader.is_open {
             reader.tail
@@ -163,11 +163,11 @@ impl Ring {
         self.reader().is_open
     }
 
-    /// Lets detours record.
+    /// Opens the ring for detours.
     ///
     /// # Errors
     ///
-    /// When its memory cannot be written.
+    /// If the ring's memory cannot be written.
     pub(crate) fn open(&self) -> Result<(), GuestError> {
         let mut reader = self.reader();
         reader.is_open = true;
@@ -178,25 +178,25 @@ impl Ring {
         self.gpa.wrapping_add(SITES + site_offset(site))
     }
 
-    /// Calls that return to `site` may be recorded: there is a plant.
+    /// Lets detours record calls that return to `site`, which has a plant.
     ///
     /// # Errors
     ///
-    /// When its memory cannot be written.
+    /// If the ring's memory cannot be written.
     pub(crate) fn allow(&self, site: Gva) -> Result<(), GuestError> {
         let at = self.site(site);
-        // It is, most of the time: said at every call that leaves the guest.
+        // Every call that exits comes here; most of the time the address is in the table already.
         if self.memory.read_u64(at)? != site.0 {
             self.memory.write(at, &site.0.to_le_bytes())?;
         }
         Ok(())
     }
 
-    /// They may not any more. No vCPU runs.
+    /// Ends the recording of calls that return to `site`. No vCPU runs.
     ///
     /// # Errors
     ///
-    /// When its memory cannot be used.
+    /// If the ring's memory cannot be used.
     pub(crate) fn forbid(&self, site: Gva) -> Result<(), GuestError> {
         let at = self.site(site);
         self.memory
@@ -204,22 +204,22 @@ impl Ring {
         Ok(())
     }
 
-    /// Whether a slot has been taken that has not been taken out. No lock is waited for.
+    /// Whether a slot is taken and not taken out. The call never waits for a lock.
     pub(crate) fn has_records(&self) -> bool {
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD));
         let shown = self.memory.read_u64(self.gpa.wrapping_add(TAIL));
         head.ok() != shown.ok()
     }
 
-    /// Takes out what is there, and hands it to `tell`. Any thread may; one at a time does.
+    /// Takes the records out, and hands each to `tell`. Any thread may call this; one at a time runs.
     ///
     /// # Errors
     ///
-    /// When its memory cannot be used.
+    /// If the ring's memory cannot be used.
     pub(crate) fn take_out(&self, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
         let mut reader = self.reader();
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD))?;
-        // The guest may have written anything there.
+        // The guest may have written any value there.
         let taken = head.wrapping_sub(reader.tail).min(SLOTS);
         let end = reader.tail.wrapping_add(taken);
         let before = reader.tail;
@@ -248,14 +248,14 @@ impl Ring {
         Ok(())
     }
 
-    /// The record in the slot that was taken as this one, if it is written.
+    /// The record in slot `number`, if written.
     fn take_one(&self, number: u64) -> Result<Option<Record>, GuestError> {
         let at = self.gpa.wrapping_add(FIRST + number % SLOTS * SLOT_BYTES);
         let mut slot = [0; SLOT_LEN];
         if !self.is_written(at)? {
             return Ok(None);
         }
-        // Read behind `who`, which was written behind the rest.
+        // The record is read after `who`, which was written after the record.
         fence(Ordering::Acquire);
         self.memory.read(at, &mut slot)?;
         self.memory.write(at, &[0; 8])?;
@@ -270,7 +270,7 @@ impl Ring {
 }
 
 impl Record {
-    /// Leaves one as this number in a ring at guest-physical 0, as a detour does.
+    /// Writes a record to slot `number` of a ring at guest-physical 0, as a detour does.
     #[cfg(feature = "bench-internals")]
     pub(crate) fn leave(memory: &dyn GuestMemory, number: u64) -> Result<(), GuestError> {
         let mut slot = [0; SLOT_LEN];

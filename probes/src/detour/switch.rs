@@ -1,4 +1,4 @@
-//! The switch: where each `int3` that stands for a plant leads on.
+//! The switch: code that redirects each `int3` that replaces a plant.
 //!
 //! ```text
 //!  probed text            the kernel's handler of int3         the switch                       a detour
@@ -9,16 +9,15 @@
 //!                         │ …         of others)     │         └───────────────────────┘        └───────────┘
 //! ```
 //!
-//! An `int3` needs one byte, so it fits where a jump does not: short instructions, places that calls return to. It comes
-//! to the kernel's handler with interrupts off; there, where nothing but an `int3` of ring 0 comes by
-//! ([`introspect::KernelInt3`]), a jump leads to the switch. That looks the frame's RIP up in a table, puts the address of
-//! the site's detour in its place, and returns from the exception: everything is as it was, but for RIP. What is no site
-//! goes on in the kernel's handler.
+//! An `int3` needs one byte, so an `int3` fits where a jump does not: short instructions, return sites. The processor enters the
+//! kernel's handler with interrupts off. Past the check for ring 0 ([`introspect::KernelInt3`]), a jump in the handler targets
+//! the switch. The switch looks the frame's RIP up in a table, replaces the RIP by the address of the site's detour, and returns
+//! from the exception: all state except RIP is unchanged. If the RIP is not in the table, the kernel's handler continues.
 //!
-//! A site that goes stays in the table, leading back: a processor may have executed its `int3` and not come to the
-//! switch yet. It is sent back to the site, where by then the guest's own byte is, or a plant. Only if memory shows an
-//! `int3` there, that is the guest's own, and goes to its handler. Where a plant lies over an `int3` of the guest's own, so
-//! that memory does not show it, the site leads to the handler from the first time that the guest is given it.
+//! A removed site stays in the table, with the target "back": a processor may stand between the site's `int3` and the switch. The
+//! switch returns the processor to the site, which by then holds the guest's own byte or a plant. If memory shows an `int3`
+//! there, the `int3` belongs to the guest, and the guest's handler gets the #BP. A plant may lie over an `int3` of the guest's
+//! own and hide the byte. There, from the first #BP delivered to the guest on, the site's target is the handler.
 //!
 //! Code and table stay as long as the guest runs, and so does the jump in the kernel's handler.
 
@@ -38,46 +37,46 @@ use super::code::Unwritten;
 use super::made::near_jump;
 use crate::plant::Jump;
 
-/// How many places the table has; a power of two.
+/// The number of entries of the table; a power of two.
 const PLACES: u32 = 1 << 17;
-/// An address is multiplied by this, 32 bits, and the upper bits of what comes out are where it is looked for first.
+/// The factor of the hash: the lower 32 bits of an address times the factor. The upper bits are the first index to search.
 const FACTOR: u32 = 0x9e37_79b1;
 const SHIFT: u32 = u32::BITS - PLACES.ilog2();
-/// An address behind an `int3`, and where it leads on: a detour, or one of the following.
+/// The size of an entry: the address behind an `int3`, and the target: a detour, [`BACK`] or [`TO_HANDLER`].
 const PLACE_BYTES: usize = 16;
-/// Back to the site.
+/// The target is the site.
 const BACK: u64 = 0;
-/// To the kernel's handler.
+/// The target is the kernel's handler.
 const TO_HANDLER: u64 = 1;
-/// So many sites there are at the most: the search for an address that is not in the table ends at an empty place.
+/// The maximum number of sites: the search for an unknown address ends at an empty entry.
 const MAX_SITES: usize = PLACES as usize / 4 * 3;
 
 const _: () = assert!(PLACES as u64 * PLACE_BYTES as u64 <= super::place::REGION_BYTES);
 
 const INT3: i32 = 0xcc;
-/// Above the stack pointer, in the code: the frame, with three registers saved.
+/// The offset of the frame's RIP from the stack pointer, with three registers saved.
 const SAVED_FRAME: i32 = 32;
 
-/// See the module's text.
+/// The code and table of the switch.
 #[derive(Debug)]
 pub(super) struct Switch {
     int3: KernelInt3,
     entry: Gva,
     code: Code,
-    /// By the address behind the `int3`.
+    /// The sites, by the address behind the `int3`.
     sites: BTreeMap<u64, Site>,
-    /// Which places are taken.
+    /// Whether each entry of the table is taken.
     taken: Vec<bool>,
 }
 
-/// Where an `int3` leads on.
+/// The target of an `int3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LeadsTo {
-    /// To this detour.
+    /// The given detour.
     Detour(Gva),
-    /// Back to where it was, unless memory shows one there, which goes to the handler: it is ours no more.
+    /// The site, since the injected `int3` is gone. If memory shows an `int3` there, the target is the kernel's handler.
     Back,
-    /// To the kernel's handler: it is the guest's own.
+    /// The kernel's handler: the `int3` is the guest's own.
     Handler,
 }
 
@@ -87,7 +86,7 @@ struct Site {
     leads_to: LeadsTo,
 }
 
-/// A place of the table, to be written: how far from its beginning, and what.
+/// An entry of the table, to be written: the offset and the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NewPlace {
     pub(super) offset: usize,
@@ -97,7 +96,7 @@ pub(super) struct NewPlace {
 #[derive(Clone, Debug)]
 struct Code {
     bytes: Vec<u8>,
-    /// Behind the instruction that reads from the table where a site leads.
+    /// The address behind the instruction that reads a site's target from the table.
     decided: Gva,
 }
 
@@ -108,10 +107,10 @@ fn place_of(behind: u64) -> usize {
 }
 
 impl Switch {
-    /// Its code has no more bytes than this.
+    /// The maximum length of the switch's code.
     pub(super) const CODE_BYTES: usize = 256;
 
-    /// To be written at `at`; its table is at `table`, and all zero.
+    /// A switch to be written at `at`; its table is at `table`, and all zero.
     pub(super) fn new(at: Gva, table: Gva, int3: &KernelInt3) -> Result<Self, DetourError> {
         let code = Writer::new(int3)
             .and_then(|writer| writer.assemble(at, table))
@@ -128,23 +127,24 @@ impl Switch {
         })
     }
 
-    /// What is to be in memory before anything leads to it.
+    /// The code, to be written before any jump targets the switch.
     pub(super) fn code(&self) -> &[u8] {
         &self.code.bytes
     }
 
-    /// Its first instruction.
+    /// The address of the first instruction.
     pub(super) fn entry(&self) -> Gva {
         self.entry
     }
 
-    /// Where the kernel's handler is led here, and by which jump.
+    /// The jump from the kernel's handler to the switch, and its address.
     pub(super) fn jump(&self) -> Result<(Gva, Jump), DetourError> {
         let at = self.int3.pushes;
         Ok((at, near_jump(at, self.entry)?))
     }
 
-    /// The `int3` at `site` leads there from now on. One that has never led to a detour is the guest's anyway.
+    /// Sets the target of the `int3` at `site`. `None` for `Back` or `Handler` at an unknown site: its `int3` is the guest's
+    /// anyway.
     pub(super) fn lead(
         &mut self,
         site: Gva,
@@ -179,16 +179,16 @@ impl Switch {
         Ok(Some(NewPlace { offset, bytes }))
     }
 
-    /// Whether a vCPU that comes from `site` is sent back there.
+    /// Whether the switch returns a vCPU from `site` to the site.
     pub(super) fn sends_back(&self, site: Gva) -> bool {
         let known = self.sites.get(&site.wrapping_add(1).0);
         known.is_some_and(|known| known.leads_to == LeadsTo::Back)
     }
 
-    /// Whether a vCPU at `rip` may have executed an `int3` whose site it has not looked up yet.
+    /// Whether a vCPU at `rip` may stand between an `int3` and the lookup of its site.
     pub(super) fn is_before_lookup(&self, rip: Gva) -> bool {
-        let mut before = self.int3.before.iter();
-        before.any(|at| *at == rip) || (self.entry.0..self.code.decided.0).contains(&rip.0)
+        let KernelInt3 { entry, pushes, .. } = self.int3;
+        (entry..=pushes).contains(&rip) || (self.entry..self.code.decided).contains(&rip)
     }
 }
 
@@ -242,7 +242,7 @@ impl<'i> Writer<'i> {
         })
     }
 
-    /// Where the table begins comes to RDX, where to look to RCX, and what for to RAX.
+    /// Loads RDX with the table's address, RCX with the first index, and RAX with the address to find.
     fn index(&mut self, table: Gva) -> Result<(), IcedError> {
         self.asm.mov(rax, ptr(rsp + SAVED_FRAME))?;
         self.asm.imul_3(ecx, eax, FACTOR.cast_signed())?;
@@ -260,7 +260,7 @@ impl<'i> Writer<'i> {
         Ok(())
     }
 
-    /// Back from the exception, to what RCX says.
+    /// Returns from the exception, to the address in RCX.
     fn leave(&mut self, on: &mut CodeLabel) -> Result<(), IcedError> {
         self.asm.set_label(on)?;
         self.asm.mov(ptr(rsp + SAVED_FRAME), rcx)?;
@@ -269,7 +269,7 @@ impl<'i> Writer<'i> {
         self.asm.iretq()
     }
 
-    /// It is none of ours: on in the kernel's handler, behind what was jumped over.
+    /// Handles an `int3` of the guest's own: continues in the kernel's handler, behind the displaced pushes.
     fn hand_on(&mut self) -> Result<(), IcedError> {
         self.restore()?;
         for push in &self.int3.first {

@@ -21,17 +21,18 @@ use crate::plant::Spot;
 use crate::registry::{Milestone, Probe, Purpose};
 use crate::resolve::{Place, Via, When};
 
-/// Probes could not be armed; those that were armed before still are.
+/// The probes could not be armed; probes armed before still are.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot arm the probes")]
 pub struct ArmError(#[source] pub(super) Box<dyn std::error::Error + Send + Sync>);
 
-/// Where the kernel runs.
+/// The location of the running kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Located {
     /// Run-time less link-time address.
     pub(crate) slide: i64,
-    /// For a kernel that has moved: guest-physical less link-time address. One that has not is where its file says.
+    /// For a kernel that has moved: guest-physical less link-time address. `None` if the kernel lies at the physical addresses of
+    /// its file.
     physical: Option<u64>,
 }
 
@@ -41,7 +42,7 @@ impl Located {
         Gva(running.0.wrapping_sub(self.slide.cast_unsigned()))
     }
 
-    /// The run-time address of what `place` says is at `at`.
+    /// The run-time address of `at`, an address in the terms of `place`.
     fn running_at(self, place: &Place, at: Gva) -> Gva {
         match place.module {
             Some(_) => at,
@@ -50,11 +51,11 @@ impl Located {
     }
 }
 
-/// Where the kernel runs, once that is known; not any more when another one takes over.
+/// The location of the kernel, once known; cleared when another kernel takes over.
 #[derive(Debug, Default)]
 pub(crate) struct Whereabouts {
     located: ArcSwapOption<Located>,
-    /// A guest may give any number of addresses that say nothing: one note is enough.
+    /// Whether a failed location has been noted. A guest may write any number of useless addresses: one note is enough.
     is_doubt_noted: AtomicBool,
 }
 
@@ -72,7 +73,7 @@ impl Whereabouts {
     }
 }
 
-/// Whether the kernel has come by something that it comes by once.
+/// Whether the kernel has reached a point that it reaches once.
 #[derive(Debug, Default)]
 pub(crate) struct Reached(AtomicBool);
 
@@ -86,10 +87,10 @@ impl Reached {
     }
 }
 
-/// Why a probe that comes late cannot be on the pushes of the #BP handler.
+/// The reason why a late probe cannot be on the pushes of the #BP handler.
 const REDIRECTED: &str = "hyprobe redirects the kernel's #BP handler here, for probes whose plant is an int3: ask for this probe before the guest starts, or turn optimisation off";
 
-/// What a probe comes to when it is to be armed.
+/// The way to arm a probe now.
 enum Arming {
     Plant {
         at: Gva,
@@ -100,31 +101,31 @@ enum Arming {
         at: Gva,
         spot: Spot,
     },
-    /// Its time has not come.
+    /// The probe cannot be armed yet.
     Later(&'static str),
     Refused(String),
 }
 
-/// An instruction that a call may return to, with where it lies; as far as one is there.
+/// The instruction at a possible return address, with its location, if any.
 pub(super) enum CallSite {
-    /// The kernel does not patch it any more.
+    /// The kernel does not patch the instruction any more.
     Free(Option<(Gpa, Decoded)>),
-    /// The kernel may still rewrite it while it boots.
+    /// The kernel may still rewrite the instruction while booting.
     PatchedAtBoot(Option<(Gpa, Decoded)>),
-    /// The kernel patches it at run time.
+    /// The kernel patches the instruction at run time.
     Patched {
-        /// At the addresses where it runs.
+        /// The patch site, at run-time addresses.
         site: PatchSite,
         code: Option<(Gpa, Decoded)>,
     },
 }
 
 impl Engine {
-    /// The kernel has been loaded where it was linked: arms what can be armed before its first instruction.
+    /// Arms the probes of a kernel loaded at its link address, before the kernel's first instruction.
     ///
     /// # Errors
     ///
-    /// When a plant cannot be placed; no byte has been changed then.
+    /// If a plant cannot be placed; no byte has been changed then.
     pub fn arm_loaded(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.located.set(Some(Located {
             slide: 0,
@@ -133,7 +134,7 @@ impl Engine {
         self.reconcile(paused)
     }
 
-    /// The kernel unpacks itself, and may move: until it says where it is, every probe is pending.
+    /// Marks every probe as pending: the kernel unpacks itself, and its address is unknown until MSR_LSTAR is written.
     pub fn await_kernel(&self) {
         for probe in self
             .probes
@@ -148,7 +149,7 @@ impl Engine {
         }
     }
 
-    /// The guest has written MSR_LSTAR: the kernel is where that points to.
+    /// Locates the kernel by the guest's write of `lstar` to MSR_LSTAR.
     pub(super) fn locate(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -189,7 +190,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Makes what is planted what all probes ask for; see [`change`](Self::change).
+    /// Reconciles all plants with all probes; see [`change`](Self::change).
     pub(super) fn reconcile(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.change(
             paused,
@@ -201,15 +202,15 @@ impl Engine {
         )
     }
 
-    /// Makes what is planted what the probes ask for, as far as `change` says that it may have to be another: in one
-    /// transaction, with the other vCPUs paused. The state of each probe says afterwards whether it is armed, and if
-    /// not, why.
+    /// Reconciles the plants within `change` with the probes: in one transaction, with the other vCPUs paused. Afterwards the
+    /// state of each probe is up to date, with the reason if the probe is not armed.
     pub(super) fn change(&self, paused: &dyn Paused, change: Change<'_>) -> Result<(), ArmError> {
         let Some(located) = self.located.get() else {
             return Ok(());
         };
-        // What has been recorded is told while its probe is there.
+        // Records are reported while their probe exists.
         self.take_out_records();
+        let was_handler_probed = self.is_int3_handler_probed();
         let table = self.table.load_full();
         let mut edits = Edits::new(&table);
         let looked_at = || self.milestones.iter().chain(change.probes);
@@ -282,13 +283,16 @@ impl Engine {
                 NewState::AsItIs => (),
             }
         }
-        // Some have been refused.
+        // Some probes have been refused.
         registered().for_each(|probe| self.count_interest(probe));
         self.optimise_all(paused, &places);
+        if was_handler_probed && !self.is_int3_handler_probed() {
+            self.let_int3s_return(paused);
+        }
         Ok(())
     }
 
-    /// What becomes of a probe, and of the place where it is planted.
+    /// Computes the next state of a probe, and adds the edit of its site to `edits`.
     fn becomes(
         &self,
         probe: &Arc<Probe>,
@@ -332,8 +336,8 @@ impl Engine {
         }
     }
 
-    /// Whether the probe keeps its plant while the knob takes all others away: one that tells what nobody can find out
-    /// later, that memory which plants would come back to has become something else.
+    /// Whether the probe keeps its plant while the knob removes all others. Such a probe reports an event that cannot be found
+    /// out later: memory to which plants would return has been reused.
     fn stays_while_disarmed(&self, probe: &Probe) -> bool {
         match probe.purpose {
             Purpose::Milestone(Milestone::BootPatched) => !self.boot_patched.get(),
@@ -343,7 +347,7 @@ impl Engine {
         }
     }
 
-    /// Whether a plant can be put where a call returns to.
+    /// Whether a plant is possible at the return address `site`.
     pub(super) fn can_return_to(&self, site: Gva) -> bool {
         let Some(located) = self.located.get() else {
             return false;
@@ -351,13 +355,13 @@ impl Engine {
         let Arming::Plant { spot, .. } = self.arming_return_site(site, located) else {
             return false;
         };
-        // What lay where a return address belongs may be none: a function entered by a jump of its own. A plant in
-        // the middle of an instruction would change it.
+        // The value at the return address's slot may be no return address: another jump may have entered the function. A plant in
+        // the middle of an instruction would change the instruction.
         let linked = located.linked(site);
         !self.kernel.holds_code(linked) || self.boundary_in_memory(linked, spot.gpa).is_some()
     }
 
-    /// What is at `at`, where a call may return to.
+    /// The call site at `at`, a possible return address.
     pub(super) fn call_site(&self, at: Gva) -> CallSite {
         let Some(located) = self.located.get() else {
             return CallSite::Free(None);
@@ -419,7 +423,7 @@ impl Engine {
         }
     }
 
-    /// Where what `place` says is at `at` lies in guest-physical memory.
+    /// The guest-physical location of `at`, an address in the terms of `place`.
     fn spot_of(&self, place: &Place, at: Gva, located: Located) -> Option<Spot> {
         match place.module {
             Some(module) => self.modules.at(module)?.spot(at),
@@ -434,8 +438,8 @@ impl Engine {
         }
     }
 
-    /// Makes the whole text read-only, so that planting more there changes no memory slot: once the kernel has
-    /// patched itself for this machine, and rarely writes there any more.
+    /// Makes the whole text read-only, so that further plants there change no memory slot. Called once the kernel has patched
+    /// itself for this machine, and rarely writes to its text any more.
     pub(super) fn protect_text(&self, paused: &dyn Paused) {
         let range = self
             .located
@@ -459,7 +463,7 @@ impl Engine {
         }
     }
 
-    /// Where and how `place` is armed now.
+    /// The way to arm `place` now.
     fn arming(&self, place: &Place, located: Located) -> Arming {
         if place.when == When::BootPatched && !self.boot_patched.get() {
             return Arming::Later("the kernel rewrites this instruction while it boots");
@@ -480,7 +484,7 @@ impl Engine {
             Via::DebugRegister => Arming::Refused(
                 "the kernel patches this instruction itself at run time, and debug registers do not work on this host".to_owned(),
             ),
-            // It was looked at when it was planted; by now the guest's own kprobes may have put something there.
+            // The instruction was checked when planted; by now the guest's own kprobes may have changed the bytes.
             Via::Plant { len, .. } if self.has_plant(at, spot) => Arming::Plant { at, spot, len },
             Via::Plant { .. } if self.is_redirected(spot.gpa) => {
                 Arming::Refused(REDIRECTED.to_owned())
@@ -507,12 +511,12 @@ impl Engine {
         table.at(at).is_some_and(|plant| plant.spot == spot)
     }
 
-    /// The length of the instruction at `linked`, if one begins there in the text as it is in memory by now.
+    /// The length of the instruction at `linked`, if an instruction begins there in the present text.
     fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
         let start = gpa.0.checked_sub(within.offset)?;
         let linked_at = |at: u64| within.symbol.address.wrapping_add(at - start);
-        // Where instructions begin in the file, as far as it can be read.
+        // The next instruction boundary in the file, as far as the file's code can be decoded.
         let mut filed = Some(within.symbol.address);
         let mut len = |at: u64| {
             let linked = linked_at(at);
@@ -530,9 +534,9 @@ impl Engine {
         (at == gpa.0).then(|| len(at))?
     }
 
-    /// The length of the instruction in memory at `gpa`; without a breakpoint of the guest's own on it. That is an
-    /// `int3` with the rest of an instruction of the file behind it. What is left of a `ret` that was shortened is none:
-    /// there no instruction of the file begins.
+    /// The length of the instruction in memory at `gpa`, ignoring a breakpoint of the guest's own. Such a breakpoint is an `int3`
+    /// with the rest of an instruction of the file behind. The remainder of a shortened `ret` is not a breakpoint: no instruction
+    /// of the file begins there.
     fn len_in_memory(&self, linked: Gva, gpa: Gpa, is_filed: bool) -> Option<usize> {
         let mut bytes = [0; MAX_LENGTH_BYTES];
         self.planter.read_own(gpa, &mut bytes).ok()?;
@@ -551,7 +555,7 @@ impl Engine {
         decode(self.kernel.bytes_at(linked, MAX_LENGTH_BYTES)?, linked).ok()
     }
 
-    /// Makes this what vCPUs look up, and the debug registers what it says.
+    /// Makes `table` the table for look-ups by vCPUs, and sets the debug registers accordingly.
     pub(super) fn replace_table(&self, paused: &dyn Paused, mut table: Table) {
         self.watch_again(&mut table);
         let execute = table
@@ -568,7 +572,7 @@ impl Engine {
         self.count_interest(probe);
     }
 
-    /// Arming failed while the guest runs: it goes on without the probes that are not armed.
+    /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
     pub(super) fn refuse_pending(&self, error: &ArmError) {
         let mut reason = error.to_string();
         let mut source = std::error::Error::source(error);
@@ -587,18 +591,18 @@ impl Engine {
     }
 }
 
-/// What becomes of a probe.
+/// The next state of a probe.
 enum NewState {
-    /// It is about `ip`; the plant or the debug register is at `at`.
+    /// The probe is at `ip`; the plant or the debug register is at `at`.
     Armed {
         ip: Gva,
         at: Gva,
     },
-    /// It has no place, is gone, was refused, or is a milestone that is of no interest now.
+    /// The probe has no address, is gone, was refused, or is a kernel event probe that is not needed now.
     AsItIs,
     Pending(&'static str),
     Disabled,
-    /// Its code has been freed.
+    /// The probe's code has been freed.
     Gone,
     Refused(String),
 }

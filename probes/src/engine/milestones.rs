@@ -54,16 +54,8 @@ impl Engine {
                 continue;
             };
             match milestone {
-                Milestone::BootPatched => {
-                    self.keep_page_tables(vcpu)?;
-                    self.boot_patched.set(true);
-                    self.return_sites.allow(|_| true);
-                    self.return_sites.landings.forget_read();
-                    self.protect_text(paused);
-                    if let Err(error) = self.reconcile(paused) {
-                        self.refuse_pending(&error);
-                    }
-                }
+                Milestone::EarlyTraps => self.begin_early_detours(vcpu)?,
+                Milestone::BootPatched => self.on_boot_patched(vcpu, paused)?,
                 Milestone::InitFreed => self.retire_init(paused),
                 Milestone::Panic => self.record_panic(vcpu)?,
                 Milestone::NextKernel => self.hand_over(paused),
@@ -75,6 +67,24 @@ impl Engine {
                 // What these need is done when the vCPU is past the plant.
                 Milestone::Reader(_) => (),
             }
+        }
+        Ok(())
+    }
+
+    /// The kernel has patched itself.
+    pub(super) fn on_boot_patched(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        paused: &dyn Paused,
+    ) -> Result<(), GuestError> {
+        self.keep_page_tables(vcpu)?;
+        self.boot_patched.set(true);
+        self.end_early_detours(paused)?;
+        self.return_sites.allow(|_| true);
+        self.return_sites.landings.forget_read();
+        self.protect_text(paused);
+        if let Err(error) = self.reconcile(paused) {
+            self.refuse_pending(&error);
         }
         Ok(())
     }

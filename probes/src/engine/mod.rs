@@ -267,7 +267,8 @@ impl Engine {
     fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
         // What was recorded before this comes before it.
         self.take_out_records();
-        self.tell_hit_at(self.now_ns(), probe, vcpu, ip, regs);
+        let ts_ns = self.records.not_before_last(self.now_ns());
+        self.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
     }
 
     fn tell_hit_at(&self, ts_ns: u64, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
@@ -289,7 +290,8 @@ impl Engine {
     fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
         // What was recorded before this comes before it.
         self.take_out_records();
-        self.tell_return_at(self.now_ns(), call, vcpu, regs);
+        let ts_ns = self.records.not_before_last(self.now_ns());
+        self.tell_return_at(ts_ns, call, vcpu, regs);
     }
 
     fn tell_return_at(&self, ts_ns: u64, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {

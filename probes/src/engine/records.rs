@@ -1,8 +1,8 @@
-//! Records: hits that detours have left in the ring, told as if their vCPU had left the guest for each.
+//! Records: hits that detours write to the ring, reported as if their vCPU had exited for each.
 //!
-//! Threads: a thread of the session takes them out every few milliseconds; so does a vCPU that has left the guest and is
-//! about to tell something, so that what is told is in order; so does whoever asks for numbers. One at a time does, and
-//! nobody who does waits for a vCPU. `docs/optimised.md` has the rest.
+//! Threads: a thread of the session takes records out every few milliseconds. A vCPU that reports a hit takes them out first,
+//! which keeps events in order, and so does a thread that reads counters. A lock lets one thread take out at a time; no
+//! thread waits for a vCPU while it holds the lock. Details: `docs/optimised.md`.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,39 +15,39 @@ use super::trap::HitOutcome;
 use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
-use crate::registry::{Probe, Purpose};
+use crate::registry::{Missed, Probe, Purpose};
 use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;
 
-/// Whose records are whose, and what their times are.
+/// The owners of detour parts, and the clock of records.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     owners: Mutex<HashMap<u32, Owner>>,
-    /// How fast time stamp counters count, kHz; 0 while that is not known.
+    /// The rate of time stamp counters in kHz; 0 while unknown.
     khz: AtomicU64,
-    /// What the guest's was at a time of ours.
+    /// The guest's counter at a time of the host's clock.
     set: OnceLock<ClockSet>,
-    /// When the last record was, by our clock.
+    /// The time of the last hit or return, by the host's clock.
     last_ns: AtomicU64,
-    /// Records that no detour of ours can have left.
+    /// The number of records with the number of no part.
     foreign: AtomicU64,
-    /// What detours do that are made from now on.
+    /// Whether new detours drop a hit when the ring is full.
     drops: AtomicBool,
 }
 
-/// Who is told of the hits of a part of detours.
+/// The receiver of the hits of a detour part.
 #[derive(Clone, Debug)]
 enum Owner {
     Probe {
         probe: Arc<Probe>,
-        /// What the probe is about.
+        /// The probed address.
         ip: Gva,
     },
-    /// The calls that return here.
+    /// The calls that return to the given site.
     Returns(Gva),
-    /// A probe that has been removed. The guest may have been in its detour then: what is left later is dropped.
+    /// A removed probe. The guest may have been in its detour at the removal: records written later are dropped.
     Gone,
 }
 
@@ -70,13 +70,13 @@ impl Records {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the part of this number is `probe`'s.
+    /// Whether part `who` belongs to `probe`.
     pub(super) fn is_owner(&self, who: u32, probe: &Arc<Probe>) -> bool {
         let owners = self.owners();
         matches!(owners.get(&who), Some(Owner::Probe { probe: owner, .. }) if Arc::ptr_eq(owner, probe))
     }
 
-    /// Whether the part of this number is that of no probe that is armed or may be armed again.
+    /// Whether part `who` belongs to no probe that is armed or may be armed again.
     pub(super) fn has_no_owner(&self, who: u32) -> bool {
         match self.owners().get(&who) {
             Some(Owner::Probe { probe, .. }) => {
@@ -87,8 +87,8 @@ impl Records {
         }
     }
 
-    /// The part of this number works for `probe`, which is about `ip`. The other vCPUs are paused. Returns the other
-    /// probe that it did so for.
+    /// Assigns part `who` to `probe`, which probes `ip`. The other vCPUs are paused. Returns the former owner, if a different
+    /// probe.
     pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
         let owner = Owner::Probe {
             probe: Arc::clone(probe),
@@ -100,12 +100,12 @@ impl Records {
         }
     }
 
-    /// The part of this number records that calls return to `site`. The other vCPUs are paused.
+    /// Assigns part `who` to the calls that return to `site`. The other vCPUs are paused.
     pub(super) fn set_returns(&self, who: u32, site: Gva) {
         self.owners().insert(who, Owner::Returns(site));
     }
 
-    /// These probes have been removed.
+    /// Marks the parts of removed probes.
     fn forget_owners(&self, gone: &[Arc<Probe>]) {
         let gone: BTreeSet<_> = gone.iter().map(Arc::as_ptr).collect();
         for owner in self.owners().values_mut() {
@@ -117,7 +117,7 @@ impl Records {
         }
     }
 
-    /// Finds out how fast time stamp counters count, if that is not known: in some 20 ms.
+    /// Measures the rate of time stamp counters, unless known: in some 20 ms.
     pub(super) fn measure_clock(&self) {
         if self.khz.load(Ordering::Acquire) == 0 {
             self.set_clock(vmm::tsc_khz());
@@ -128,8 +128,7 @@ impl Records {
         self.khz.store(khz.max(1), Ordering::Release);
     }
 
-    /// When a record was made: by the guest's counter, but not before the one that was taken out before it, and not
-    /// later than now.
+    /// The time of a record, by the guest's counter. The result is not later than now, and not before the last event's time.
     fn time(&self, tsc: u64, now_ns: u64) -> u64 {
         let khz = self.khz.load(Ordering::Acquire).max(1);
         let by_counter = self.set.get().map_or(now_ns, |set| {
@@ -137,28 +136,28 @@ impl Records {
             let ns = i128::from(set.ns) + ticks * 1_000_000 / i128::from(khz);
             u64::try_from(ns).unwrap_or(0)
         });
-        let last = self.last_ns.load(Ordering::Relaxed);
-        let ns = by_counter.max(last).min(now_ns);
-        self.last_ns.store(ns, Ordering::Relaxed);
-        ns
+        self.not_before_last(by_counter.min(now_ns))
+    }
+
+    /// The time of an event at `ns`, raised to that of the last event: rates are measured, so a record's time may be too early.
+    pub(super) fn not_before_last(&self, ns: u64) -> u64 {
+        self.last_ns.fetch_max(ns, Ordering::Relaxed).max(ns)
     }
 }
 
 impl Engine {
-    /// Time stamp counters count so many thousands a second. Until that is known, detours do not record.
+    /// Sets the rate of the time stamp counters in kHz. Before the rate is set, detours do not record.
     pub(crate) fn set_clock(&self, khz: u64) {
         self.records.set_clock(khz);
     }
 
-    /// What a hit does that a detour has no room to record. To be set before probes are armed: jumps that are there stay as
-    /// they are.
+    /// Sets the action for hits without room in the ring. Call this before probes are armed: existing jumps stay unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) {
         let drops = when_full == WhenFull::Drop;
         self.records.drops.store(drops, Ordering::Release);
     }
 
-    /// Tells of the hits that detours have recorded, if there are some. Any thread may do so at any time. Says how many
-    /// there were.
+    /// Reports the hits that detours have recorded. Any thread may call this at any time. Returns the number of records.
     pub fn take_out_records(&self) -> usize {
         let ring = self.detour.ring();
         let Some(ring) = ring.as_ref().filter(|ring| ring.has_records()) else {
@@ -173,8 +172,8 @@ impl Engine {
         taken
     }
 
-    /// These probes have been removed: the hits that they have recorded are told, and none that a thread, which is in one
-    /// of their detours, may record later.
+    /// Reports the recorded hits of removed probes. If a task inside one of their detours writes a record later, the record is
+    /// dropped.
     pub(super) fn forget_owners(&self, gone: &[Arc<Probe>]) {
         self.take_out_records();
         self.records.forget_owners(gone);
@@ -212,8 +211,8 @@ impl Engine {
         }
     }
 
-    /// A vCPU has left the guest in a part of a detour: it records and has found no room, or a handler is to be called. What is
-    /// in the ring is told, and then this hit of this part's probe; those of the parts behind it are told when these are executed.
+    /// Handles a VM exit from a detour part, which found the ring full or calls a handler. Reports the records in the ring, then
+    /// the hit of this part. The parts behind it run afterwards, in the guest.
     pub(super) fn on_left(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -226,7 +225,10 @@ impl Engine {
         let owner = self.records.owners().get(&left.who).cloned();
         let (mut resumes, mut needs_pause) = (false, false);
         match owner {
-            Some(Owner::Probe { probe, ip }) if probe.planted_at().is_some() => {
+            // A trace probe's record is reported after the probe was disabled, too.
+            Some(Owner::Probe { probe, ip })
+                if probe.planted_at().is_some() || matches!(probe.purpose, Purpose::Trace) =>
+            {
                 probe.count_hit();
                 hit.regs.rip = ip.0;
                 match &probe.purpose {
@@ -237,7 +239,7 @@ impl Engine {
                     Purpose::Return(purpose) => {
                         needs_pause = self.enter_call(&mut hit, &probe, purpose);
                     }
-                    // Their detours do not leave the guest.
+                    // Detours of other purposes do not exit.
                     _ => (),
                 }
             }
@@ -245,8 +247,17 @@ impl Engine {
                 hit.regs.rip = site.0;
                 self.leave_calls(&mut hit, site)?;
             }
-            // A probe that was disabled or removed meanwhile is told no more: the jump is gone, too.
-            Some(Owner::Probe { .. } | Owner::Gone) | None => (),
+            // The probe was disabled after the vCPU or task entered the detour.
+            Some(Owner::Probe { probe, .. }) => {
+                // Each followed call is a hit, even if missed.
+                if matches!(probe.purpose, Purpose::Return(_)) {
+                    probe.count_recorded();
+                }
+                probe.count_exit();
+                probe.miss(Missed::Disarmed);
+            }
+            // The probe was removed: none of its counters is left.
+            Some(Owner::Gone) | None => (),
         }
         if needs_pause {
             return Ok(HitOutcome::NeedsPause);
@@ -259,7 +270,7 @@ impl Engine {
         Ok(HitOutcome::Resume)
     }
 
-    /// A vCPU has left the guest in a detour with a call that returns to where nothing is planted yet. It has been told,
+    /// Plants the return site of a call whose detour has exited, and resumes the vCPU behind the exit. The hit has been reported,
     /// and the other vCPUs are paused.
     pub(super) fn on_paused_left(
         &self,
@@ -273,7 +284,7 @@ impl Engine {
         vcpu.set_regs(&regs)
     }
 
-    /// The ring is closed until it is known what the counters in records mean.
+    /// Opens the ring once the rate of the counters is known, and notes the guest's counter.
     fn open_ring(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let ring = self.detour.ring();
         let Some(ring) = ring.as_ref().filter(|ring| !ring.is_open()) else {

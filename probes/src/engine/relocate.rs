@@ -7,7 +7,7 @@ use super::Engine;
 use super::arm::Located;
 use super::trap::HitOutcome;
 use crate::Tier;
-use crate::detour::KernelSpace;
+use crate::detour::{KernelSpace, Tables};
 use crate::guest::{GuestError, Paused, SystemState, Vcpu};
 use crate::hit::{KnowsTables, Plant};
 use crate::registry::{Milestone, Purpose};
@@ -119,20 +119,26 @@ impl Engine {
         } else {
             state.paging
         };
-        Some(self.kernel_space_with(paging, located))
+        Some(self.kernel_space_with(paging, located, Tables::Settled))
     }
 
-    pub(super) fn kernel_space_with(&self, paging: PagingState, located: Located) -> KernelSpace {
+    pub(super) fn kernel_space_with(
+        &self,
+        paging: PagingState,
+        located: Located,
+        tables: Tables,
+    ) -> KernelSpace {
         let linked = self.kernel.image();
         let slide = located.slide.cast_unsigned();
         KernelSpace {
             paging,
             image: linked.start.wrapping_add(slide)..linked.end.wrapping_add(slide),
+            tables,
         }
     }
 
-    /// Whether the guest writes to a copy; the write is dropped. A guest that does so is told of at its first, tenth,
-    /// hundredth write.
+    /// Whether the guest writes to a copy. The write is dropped. A note reports the first write, the tenth, the hundredth and so
+    /// on.
     pub(super) fn is_detour_write(&self, gpa: introspect::Gpa) -> bool {
         let Some(count) = self.detour.count_write(gpa) else {
             return false;

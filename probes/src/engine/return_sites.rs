@@ -1,5 +1,5 @@
-//! The places that followed calls return to: planted when the first call that returns there is entered. Where the kernel
-//! patches that instruction, what follows it is planted (`landings`).
+//! Return sites: the return addresses of followed calls. A site is planted when the first call that returns there is entered. If
+//! the kernel patches the instruction there, the instructions behind it are planted (`landings`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -19,24 +19,24 @@ use crate::hit::{Plant, Table};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::{Ended, Instance};
 
-/// So many places where nothing can be planted are remembered; further ones cost a pause each time. The addresses are
-/// the guest's, which may make up any number of them.
+/// The maximum number of remembered return addresses without room for a plant; each further one costs a pause at each call. The
+/// addresses come from the guest, which may invent any number of them.
 const MAX_REMEMBERED_SITES: usize = 4096;
-/// So many return sites are planted at the most; calls that return elsewhere are missed, and counted.
+/// The maximum number of planted return sites; calls with other return sites are missed, and counted.
 const MAX_PLANTED_SITES: usize = 1 << 16;
 
-/// Which return sites there are.
+/// The known return sites.
 #[derive(Debug, Default)]
 pub(super) struct ReturnSites {
-    /// Planted, or to be: read whenever plants are reconciled.
+    /// Sites planted, or to be planted: read whenever plants are reconciled.
     sites: Mutex<BTreeSet<Gva>>,
-    /// Return addresses of calls that have been entered since plants were last looked at.
+    /// Return addresses of calls entered since the last check of plants.
     asked: Mutex<BTreeSet<Gva>>,
-    /// Where returns to addresses show at which no plant can be.
+    /// The landings of return addresses without room for a plant.
     pub(super) landings: Landings,
-    /// Where nothing can be planted; read at every entry of a followed call.
+    /// Return addresses where no plant is possible; read at every entry of a followed call.
     impossible: ArcSwap<BTreeSet<Gva>>,
-    /// Somebody is to be told of returns who cannot be told by a record.
+    /// Whether a probe needs more of a return than a record holds.
     must_exit: AtomicBool,
 }
 
@@ -45,12 +45,12 @@ impl ReturnSites {
         self.sites.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether each return has to leave the guest.
+    /// Whether each return has to exit.
     pub(super) fn must_exit(&self) -> bool {
         self.must_exit.load(Ordering::Acquire)
     }
 
-    /// Makes it so, or not. The other vCPUs are paused. Says whether it was otherwise.
+    /// Sets whether each return has to exit. The other vCPUs are paused. Returns whether the setting has changed.
     pub(super) fn set_must_exit(&self, must_exit: bool) -> bool {
         self.must_exit.swap(must_exit, Ordering::AcqRel) != must_exit
     }
@@ -63,7 +63,7 @@ impl ReturnSites {
         self.lock().contains(&site)
     }
 
-    /// Whether there are any outside of `range`.
+    /// Whether there are sites outside of `range`.
     pub(super) fn has_outside(&self, range: &Range<Gva>) -> bool {
         let sites = self.lock();
         sites.range(..range.start).next().is_some() || sites.range(range.end..).next().is_some()
@@ -78,7 +78,7 @@ impl ReturnSites {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Calls that return to `returns_to` are missed from now on.
+    /// Rules `returns_to` out: calls that return there are missed from now on.
     fn rule_out(&self, returns_to: Gva) {
         self.lock().remove(&returns_to);
         self.impossible.rcu(|known| {
@@ -90,7 +90,7 @@ impl ReturnSites {
         });
     }
 
-    /// What was impossible at these sites may be so no longer: the kernel has changed the code there.
+    /// Allows plants at the changed sites again: the kernel has changed the code there.
     pub(super) fn allow(&self, changed: impl Fn(Gva) -> bool) {
         self.impossible.rcu(|known| {
             let mut known = known.as_ref().clone();
@@ -106,15 +106,15 @@ impl ReturnSites {
 }
 
 impl Engine {
-    /// A call of `probe`'s function is entered; `hit` is at its first instruction. Returns whether its return site has
-    /// yet to be planted, which needs the other vCPUs paused.
+    /// Enters a call of `probe`'s function; `hit` is at its first instruction. Returns whether the call's return site has yet to
+    /// be planted, which needs the other vCPUs paused.
     pub(super) fn enter_call(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Arc<Probe>,
         purpose: &ReturnPurpose,
     ) -> bool {
-        // Those that have been entered before it come first.
+        // Recorded calls were entered earlier, and come first.
         self.take_out_records();
         if !probe.begin_call(purpose.maxactive) {
             probe.miss(Missed::MaxActive);
@@ -131,7 +131,7 @@ impl Engine {
             self.return_sites.impossible.load().contains(&returns_to)
                 || self.return_sites.landings.are_none(returns_to)
         };
-        // No lock where the site is planted already.
+        // If the site is planted already, no lock is taken.
         if !is_planted && (is_impossible() || is_full()) {
             probe.lose_call(Missed::ReturnSite);
             return false;
@@ -146,7 +146,7 @@ impl Engine {
             probe.lose_call(Missed::Declined);
             return false;
         };
-        // Nobody else is told how long it took.
+        // Only events of traced returns carry the duration.
         let entered_ns = match &purpose.action {
             ReturnAction::Trace => self.now_ns(),
             ReturnAction::Handle(_) | ReturnAction::Count | ReturnAction::Aggregate(_) => 0,
@@ -173,7 +173,7 @@ impl Engine {
         }
     }
 
-    /// A detour has recorded that a call of `probe`'s function was entered at `entered_ns`.
+    /// Enters a recorded call of `probe`'s function, with the record's time `entered_ns`.
     pub(super) fn enter_recorded_call(
         &self,
         probe: &Arc<Probe>,
@@ -191,7 +191,7 @@ impl Engine {
         }
         let returns_to = record.returns_to;
         if !self.shows_returns_to(returns_to, &self.table.load()) {
-            // It went after the detour had looked; the call may be over.
+            // The plant was removed after the detour's look-up; the call may be over.
             probe.lose_call(Missed::ReturnSite);
             return;
         }
@@ -204,14 +204,14 @@ impl Engine {
         });
     }
 
-    /// Whether each place that shows a return to `returns_to` has a plant in `table`.
+    /// Whether each landing of `returns_to` has a plant in `table`.
     fn shows_returns_to(&self, returns_to: Gva, table: &Table) -> bool {
         let is_planted = |at| table.at(at).is_some_and(|plant| plant.returns);
         self.return_sites.landings.are(is_planted, returns_to)
     }
 
-    /// Calls that return to `returns_to`, where plants show it, need not leave the guest when they are entered. On the
-    /// thread of a vCPU: no other thread takes the plants away meanwhile.
+    /// Lets detours record calls that return to `returns_to`, whose landings have plants. Called on the thread of a vCPU: no
+    /// other thread removes the plants meanwhile.
     fn may_be_recorded(&self, returns_to: Gva) {
         if let Some(ring) = self.detour.ring().as_ref()
             && let Err(error) = ring.allow(returns_to)
@@ -220,8 +220,8 @@ impl Engine {
         }
     }
 
-    /// The plants at these places have changed from what they were in `before`: where nothing is told of returns any
-    /// more, calls leave the guest when they are entered.
+    /// Ends the recording of calls at these sites, where plants have changed since `before`. If the plants of a return site are
+    /// gone, its calls exit at their entry.
     pub(super) fn forbid_recording(
         &self,
         before: &Table,
@@ -244,7 +244,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Plants the return sites that the calls entered at `plant` have asked for.
+    /// Plants the return sites of the calls entered at `plant`.
     pub(super) fn plant_return_sites(&self, paused: &dyn Paused, plant: &Plant) {
         if !plant
             .probes
@@ -256,7 +256,7 @@ impl Engine {
         self.plant_asked_sites(paused);
     }
 
-    /// Plants the return sites that have been asked for.
+    /// Plants the return sites of all calls entered since the last check.
     pub(super) fn plant_asked_sites(&self, paused: &dyn Paused) {
         let table = self.table.load_full();
         let mut asked = self.return_sites.take_asked();
@@ -291,7 +291,7 @@ impl Engine {
         }
     }
 
-    /// A detour at a function that has become a landing of a static call does not record the top of the stack yet.
+    /// Removes detours at functions that became landings of static calls: their records lack the top of the stack.
     fn unoptimise_new_entries(&self, paused: &dyn Paused, before: &BTreeSet<Gva>) {
         let table = self.table.load_full();
         let entries = self.return_sites.landings.entries();
@@ -314,8 +314,7 @@ impl Engine {
         self.change(paused, change)
     }
 
-    /// Takes the plants away from return sites that no call in flight returns to: whoever is entered next asks for its
-    /// site again.
+    /// Removes the plants from return sites without calls in flight: the next call that returns there has its site planted again.
     pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
         self.take_out_records();
         let landings = |returns_to: Gva| self.return_sites.landings.of(returns_to);
@@ -330,7 +329,7 @@ impl Engine {
         }
     }
 
-    /// The text at the return sites that do not stay is about to be freed: no call returns there any more.
+    /// Forgets the return sites in text about to be freed: no call returns there any more.
     pub(super) fn lose_return_sites(&self, stays: impl Fn(Gva) -> bool) {
         self.return_sites.retain(&stays);
         let landings = &self.return_sites.landings;
@@ -348,7 +347,7 @@ impl Engine {
         self.forget_landings(stays);
     }
 
-    /// Where returns show is found anew for the addresses that do not stay.
+    /// Forgets the landings of addresses that do not stay; the next call determines them anew.
     pub(super) fn forget_landings(&self, stays: impl Fn(Gva) -> bool) {
         let ring = self.detour.ring();
         let forgotten = self.return_sites.landings.forget(ring.as_deref(), stays);
@@ -360,14 +359,14 @@ impl Engine {
         }
     }
 
-    /// No plant can show returns to `returns_to`.
+    /// Counts the calls to `returns_to` as missed: no plant can see their returns.
     fn lose_calls_to(&self, returns_to: Gva) {
         for call in self.calls.returning_to(returns_to) {
             call.probe.lose_call(Missed::ReturnSite);
         }
     }
 
-    /// Calls have returned to `site` if any are remembered for this stack pointer.
+    /// Ends the calls that have returned to `site`, if the stack pointer matches a call in flight.
     pub(super) fn leave_calls(
         &self,
         hit: &mut HitContext<'_>,
@@ -385,7 +384,7 @@ impl Engine {
             hit.regs.rip = call.returns_to.0;
             let is_at_slot = rsp == call.slot;
             if is_at_slot {
-                // A static call has pushed its return address since.
+                // A static call has pushed its return address since the return.
                 hit.regs.rsp = rsp.wrapping_add(8);
             }
             match &purpose.action {
@@ -401,8 +400,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The calls that a plant at `site` shows to have returned, with this stack pointer and that on `top` of the stack; the
-    /// one that was entered last comes first.
+    /// The calls that have returned, given a plant at `site`, the stack pointer and the `top` of the stack; the call entered last
+    /// comes first.
     fn returned(
         &self,
         site: Gva,
@@ -430,7 +429,7 @@ impl Engine {
             .chain(above.last_entered_first())
     }
 
-    /// A detour has recorded that a vCPU came to `site`, where calls return to.
+    /// Ends the calls that have returned to `site`, according to a record of a detour there.
     pub(super) fn leave_recorded_calls(&self, site: Gva, ts_ns: u64, vcpu: usize, record: &Record) {
         let returned = self.returned(site, record.regs.rsp, &mut || Some(record.returns_to));
         for call in returned {
@@ -449,13 +448,13 @@ impl Engine {
                     let value = of.register().map(|register| register.value(regs));
                     aggregated.add(value.unwrap_or(vcpu as u64));
                 }
-                // Where somebody has a handler, returns exit.
+                // If a probe has a return handler, returns exit.
                 ReturnAction::Count | ReturnAction::Handle(_) => (),
             }
         }
     }
 
-    /// The task whose stack the vCPU is on will not run again, but for the way to the scheduler.
+    /// Ends the task on the vCPU's stack. The task only runs on to the scheduler.
     pub(super) fn end_task(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let rsp = vcpu.regs()?.rsp;
         self.dying().insert(vcpu.index(), rsp);
@@ -463,8 +462,8 @@ impl Engine {
         Ok(())
     }
 
-    /// If a task has ended on this vCPU, another one has its place now: what the task called on the way to the
-    /// scheduler has returned by now or never will.
+    /// Abandons the last calls of a task that has ended on this vCPU, now that another task runs. A function called by the dead
+    /// task on the way to the scheduler has returned by now or never will.
     pub(super) fn leave_task(&self, vcpu: usize) {
         let dead = self.dying().remove(&vcpu);
         if let Some(rsp) = dead {
@@ -472,7 +471,7 @@ impl Engine {
         }
     }
 
-    /// The stacks, a pointer into each, of tasks that have ended and are still on their vCPU.
+    /// The stacks of tasks that have ended and are still on their vCPU, as a pointer into each.
     pub(super) fn dying(&self) -> MutexGuard<'_, BTreeMap<usize, u64>> {
         self.dying.lock().unwrap_or_else(PoisonError::into_inner)
     }

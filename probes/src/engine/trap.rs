@@ -1,4 +1,4 @@
-//! Traps, and what is done about each.
+//! The trap handler: dispatches each trap to the engine.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -22,25 +22,25 @@ const PAGE_BYTES: u64 = 4096;
 /// The opcode of `outs` with bytes, which ends the instruction.
 const OUTSB: u8 = 0x6e;
 
-/// What the handlers of a hit want.
+/// The result of the handlers of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
     /// The instruction is to be executed.
     GoOn,
-    /// Something has to be done with the other vCPUs paused first.
+    /// The other vCPUs have to be paused first.
     NeedsPause,
-    /// The vCPU goes on with the registers that a handler has set.
+    /// The vCPU resumes with the registers that a handler has set.
     Resume,
 }
 
-/// What a hit comes to.
+/// The outcome of a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HitOutcome {
-    /// The vCPU stands behind the instruction, or has been given an exception.
+    /// The vCPU stands behind the instruction, or has a pending exception.
     Resume,
     /// The other vCPUs must be paused first.
     NeedsPause,
-    /// No plant of ours is there.
+    /// No plant is there.
     NotOurs,
 }
 
@@ -54,21 +54,20 @@ impl Engine {
         if let Some(plant) = table.at(rip) {
             return Ok(Some(Arc::clone(plant)));
         }
-        // The same byte through another mapping: a kernel's first code runs where it is loaded, not where it is
-        // linked.
+        // The same byte through another mapping: a kernel's first code runs at its load address, not at its link address.
         let state = vcpu.system_state()?;
         Ok(walk(&self.memory.as_ref(), &state.paging, rip)
             .ok()
             .and_then(|found| table.at_gpa(found.gpa).cloned()))
     }
 
-    /// A vCPU has executed a plant's byte at `rip`.
+    /// Handles the vCPU's execution of a plant's byte at `rip`.
     pub(crate) fn on_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
         let outcome = self.handle_hit(vcpu, rip)?;
         Ok(self.pause_if_rewritten(vcpu, outcome))
     }
 
-    /// A handler may have written to an instruction that a jump lies over: the jump goes before the vCPU runs on.
+    /// If a handler has written to an instruction under a jump, requests a pause: the jump goes before the vCPU continues.
     fn pause_if_rewritten(&self, vcpu: &dyn Vcpu, outcome: HitOutcome) -> HitOutcome {
         if outcome == HitOutcome::Resume && self.planter.has_rewritten_jumps() {
             self.resuming().insert(vcpu.index());
@@ -79,7 +78,7 @@ impl Engine {
 
     fn handle_hit(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<HitOutcome, GuestError> {
         let plant = self.plant_at(vcpu, rip)?;
-        // The byte of an open plant is the guest's own, which it executes alone.
+        // The byte of an open plant is the guest's own, and the vCPU executes the byte alone.
         let Some(plant) = plant.filter(|plant| !self.planter.is_open(plant.spot.gpa)) else {
             return match self.detour.left_at(rip) {
                 Some(left) => self.on_left(vcpu, left),
@@ -99,15 +98,15 @@ impl Engine {
         }
     }
 
-    /// Whether a vCPU that left the guest at `plant` for a port write may have done it by an `outs` in front of the plant. One
-    /// that is probed itself is executed alone.
+    /// Whether the port write of a vCPU at `plant` may come from an `outs` in front of the plant. A probed `outs` is executed
+    /// alone.
     fn may_be_behind_outs(&self, plant: &Plant) -> bool {
         if self.planter.byte() != PlantByte::Port {
             return false;
         }
         let gpa = plant.spot.gpa.0;
         if gpa.is_multiple_of(PAGE_BYTES) && self.modules.holding(plant.at).is_some() {
-            // The pages of a module lie anywhere.
+            // The pages of a module are not contiguous.
             return true;
         }
         let mut before = [0];
@@ -118,16 +117,16 @@ impl Engine {
             && before == [OUTSB]
     }
 
-    /// The vCPUs whose handlers have decided where they go on, but that need the others paused first.
+    /// The vCPUs whose handlers have set the registers to resume with, but that need the others paused first.
     fn resuming(&self) -> MutexGuard<'_, BTreeSet<usize>> {
         self.resuming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts what filters let by as hits and calls their handlers, in the order of their registration; before them,
-    /// those of the calls that return here.
+    /// Counts the hits that filters accept and calls their handlers, in the order of registration. The handlers of calls that
+    /// return here run first.
     fn tell(&self, vcpu: &mut dyn Vcpu, plant: &Plant, at: Gva) -> Result<Told, GuestError> {
         if !plant.returns && plant.probes.iter().all(|(probe, _)| probe.only_counts()) {
-            // Nobody looks at a register.
+            // No probe needs a register.
             plant.probes.iter().for_each(|(probe, _)| probe.count_hit());
             return Ok(Told::GoOn);
         }
@@ -172,7 +171,7 @@ impl Engine {
                 break;
             }
         }
-        // With the arguments that handlers have left.
+        // The copy uses the arguments as handlers have left them.
         if copies && !resumes {
             if self.make_copy(&mut hit, plant)? {
                 answer = Some(0);
@@ -224,8 +223,8 @@ impl Engine {
                 return Ok(HitOutcome::NeedsPause);
             }
             if self.planter.byte() == PlantByte::Port && self.abilities.int3_exits {
-                // VT-x injects #BP with the length of the last int3 that exited, so this one has to: it is let run in
-                // place, and given back to the guest from there.
+                // VT-x injects #BP with the length of the last int3 that exited, so this int3 has to exit: the vCPU executes the
+                // int3 in place, and the VMM then injects #BP.
                 return Ok(HitOutcome::NeedsPause);
             }
             clear_resume_flag(vcpu)?;
@@ -259,7 +258,7 @@ impl Engine {
         }
     }
 
-    /// The instruction has been executed: the post-handlers' turn.
+    /// Calls the post-handlers: the instruction has been executed.
     pub(super) fn after(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -283,11 +282,11 @@ impl Engine {
         Ok(())
     }
 
-    /// A hit that needs the other vCPUs paused, and now has them: `run` runs the vCPU up to whichever of the stops that
-    /// it is given comes next.
+    /// Handles a hit that needs the other vCPUs paused, with the others paused: `run` runs the vCPU up to the next of the given
+    /// stops.
     ///
-    /// While this vCPU waited for its turn the plant may have been taken away: then the guest just goes on with its
-    /// own instruction, or, if that can be, behind it.
+    /// While this vCPU waited for its turn, the plant may have been removed: then the guest continues with its own instruction,
+    /// or behind the instruction if the emulator supports it.
     pub(crate) fn on_paused_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -297,7 +296,7 @@ impl Engine {
     ) -> Result<HitOutcome, GuestError> {
         self.remove_rewritten_jumps(paused)?;
         let outcome = self.handle_paused_hit(vcpu, paused, rip, run)?;
-        // Those that a post-handler has written to.
+        // The jumps over instructions that a post-handler has written to.
         self.remove_rewritten_jumps(paused)?;
         Ok(outcome)
     }
@@ -311,6 +310,10 @@ impl Engine {
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
+                // A handler that skips the function does not undo what the kernel did before the call.
+                if plant.has_milestone(Milestone::BootPatched) {
+                    self.on_boot_patched(vcpu, paused)?;
+                }
                 self.plant_return_sites(paused, &plant);
             }
             return Ok(HitOutcome::Resume);
@@ -329,7 +332,7 @@ impl Engine {
             self.reach_milestones(vcpu, paused, &plant)?;
             self.plant_return_sites(paused, &plant);
         }
-        // A milestone may have changed what is planted.
+        // A kernel event probe may have changed the plants.
         let Some(plant) = self.plant_at(vcpu, rip)? else {
             self.go_past_own(vcpu, rip)?;
             return Ok(HitOutcome::Resume);
@@ -341,23 +344,23 @@ impl Engine {
         }
         if self.may_optimise(&plant) {
             let state = vcpu.system_state()?;
-            match self.kernel_space(&state, rip) {
+            match self.space_for_detour(&state, rip) {
                 Some(kernel) => self.optimise(paused, &plant, &kernel)?,
-                // It runs where nobody can tell what is mapped.
+                // The code may run on page tables without the region.
                 None => plant.optimising.decide(),
             }
         }
         Ok(HitOutcome::Resume)
     }
 
-    /// Past the instruction at `rip`, whose plant has gone since its hit was told, if the emulator knows it: a plant that
-    /// comes back before this vCPU runs on would tell of it again.
+    /// Steps over the instruction at `rip`, whose plant was removed after the report of the hit, if the emulator supports the
+    /// instruction. Otherwise a plant restored before this vCPU continues would report the hit again.
     fn go_past_own(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<(), GuestError> {
         let paging = vcpu.system_state()?.paging;
         let Ok(found) = walk(&self.memory.as_ref(), &paging, rip) else {
             return Ok(());
         };
-        // Which page comes next is not known any more.
+        // The next page is not known any more.
         let spot = Spot {
             gpa: found.gpa,
             beyond: None,
@@ -374,7 +377,7 @@ impl Engine {
         }
     }
 
-    /// Past the instruction at `plant`, with the other vCPUs paused.
+    /// Steps over the instruction at `plant`, with the other vCPUs paused.
     fn go_past_alone<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -395,7 +398,7 @@ impl Engine {
         self.execute_in_place(vcpu, paused, plant, decoded.as_ref(), rip, run)
     }
 
-    /// A debug register of ours fired at `rip`.
+    /// Handles a hit of a debug register of hyprobe at `rip`.
     pub(super) fn on_debug_hit(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -417,7 +420,7 @@ impl Engine {
                     Told::Resume => HitOutcome::Resume,
                     Told::NeedsPause => HitOutcome::NeedsPause,
                     Told::GoOn => match own_instruction(&self.planter, plant.spot, rip) {
-                        // Behind a debug register, KVM does not know for certain how long the int3 is.
+                        // Behind a debug register, KVM does not know the length of the int3 for certain.
                         Some(decoded) if decoded.bytes() != [INT3] => {
                             self.emulate(vcpu, plant, &decoded)?
                         }
@@ -429,7 +432,7 @@ impl Engine {
         }
     }
 
-    /// A debug register of ours fired at `rip`, and the other vCPUs are paused.
+    /// Handles a hit of a debug register of hyprobe at `rip`, with the other vCPUs paused.
     pub(super) fn on_paused_debug_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -465,7 +468,7 @@ impl Engine {
         }
     }
 
-    /// The guest writes to a page that is read-only.
+    /// Handles a guest write to a read-only page.
     pub(crate) fn on_guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, GuestError> {
         let written = self.planter.guest_write(gpa, data)?;
         if written == Written::Merged {
@@ -495,7 +498,10 @@ impl Engine {
                     return Ok(TrapOutcome::Resume);
                 }
                 let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
-                if self.planter.overwrites_jump(gpa, data) || self.wants_stand_in(gpa, data) {
+                if self.planter.overwrites_jump(gpa, data)
+                    || self.wants_stand_in(gpa, data)
+                    || self.patches_int3_handler(gpa, data.len())
+                {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(
@@ -568,8 +574,8 @@ impl Engine {
     }
 }
 
-/// A debug register has fired, or an `int3` has been executed: RF was clear, and is again. Left set, it would keep the
-/// next register of ours from firing, be it only after the guest's handler has returned with the flags it was given.
+/// Clears RF after a debug register has fired or an `int3` has been executed: RF was clear before. A set RF would keep the next
+/// debug register from firing, possibly only after the guest's handler has returned with the saved flags.
 fn clear_resume_flag(vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
     let mut regs = vcpu.regs()?;
     if regs.rflags & RFLAGS_RF != 0 {
@@ -579,7 +585,7 @@ fn clear_resume_flag(vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
     Ok(())
 }
 
-/// What was being handled, for the error.
+/// The name of the trap, for errors.
 fn name(trap: Trap) -> &'static str {
     match trap {
         Trap::Breakpoint { .. } | Trap::PortWrite { .. } => "a probe hit",

@@ -9,7 +9,7 @@ use introspect::{Gpa, Gva};
 
 use crate::addresses::AddressMap;
 use crate::plant::{Planter, Spot};
-use crate::registry::Probe;
+use crate::registry::{Milestone, Probe, Purpose};
 
 /// One planted place, and everybody who wants to know of it.
 #[derive(Debug)]
@@ -107,6 +107,12 @@ impl Plant {
             optimising: Arc::clone(&self.optimising),
             ..*self
         }
+    }
+
+    /// Whether the plant reports this kernel event.
+    pub(crate) fn has_milestone(&self, milestone: Milestone) -> bool {
+        let mut purposes = self.probes.iter().map(|(probe, _)| &probe.purpose);
+        purposes.any(|purpose| matches!(purpose, Purpose::Milestone(own) if *own == milestone))
     }
 
     /// Looks at the guest's own bytes again.

@@ -106,6 +106,8 @@ impl Purpose {
 /// A point in the guest's life at which the engine has something to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Milestone {
+    /// The kernel runs on page tables that map its image for good, and its early interrupt table handles #BP.
+    EarlyTraps,
     /// The kernel has patched itself for this machine: what it rewrites at boot can be planted.
     BootPatched,
     /// The kernel is about to free its init text: plants there must go, for the pages are given to somebody else.
@@ -159,7 +161,8 @@ impl Reader {
 }
 
 impl Milestone {
-    pub(crate) const ALL: [Self; 17] = [
+    pub(crate) const ALL: [Self; 18] = [
+        Self::EarlyTraps,
         Self::BootPatched,
         Self::InitFreed,
         Self::Panic,
@@ -183,6 +186,8 @@ impl Milestone {
     /// come with kprobes, and not all of them with every version.
     pub(crate) const fn function(self) -> &'static str {
         match self {
+            // `setup_arch` calls it right behind `idt_setup_early_traps`.
+            Self::EarlyTraps => "jump_label_init",
             Self::BootPatched => "rest_init",
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",

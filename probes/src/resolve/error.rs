@@ -1,29 +1,29 @@
-//! Why a probe cannot be meant.
+//! The reasons why a probe specification cannot be resolved.
 
 use introspect::Gva;
 use introspect::insn::NotABoundary;
 
 use crate::program::NotAtReturn;
 
-/// A specification that no place in this kernel corresponds to.
+/// A specification without a corresponding site in this kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot probe `{spec}`: {problem}")]
 pub struct ResolveError {
-    /// As the user wrote it.
+    /// The user's specification.
     pub spec: String,
-    /// What is wrong. Part of the message, not its source.
+    /// The problem. Part of the message, not its source.
     pub problem: ResolveProblem,
 }
 
-/// What is wrong.
+/// The problem with a specification.
 #[derive(Debug, thiserror::Error)]
 pub enum ResolveProblem {
-    /// There is no such name.
+    /// The kernel has no symbol of the name.
     #[error("the kernel has no symbol `{name}`")]
     NoSymbol {
         /// The name.
         name: String,
-        /// Names that it may have been meant to be.
+        /// Similar names.
         near: Vec<String>,
     },
     /// The name is not code.
@@ -37,33 +37,33 @@ pub enum ResolveProblem {
     Ambiguous {
         /// The name.
         name: String,
-        /// Where they are.
+        /// The addresses of the functions.
         addresses: Vec<Gva>,
     },
-    /// The module is there, its symbol is not.
+    /// The module is loaded, and has no symbol of the name.
     #[error("the module `{module}` has no function `{name}`")]
     NotInModule {
         /// The module.
         module: String,
-        /// The name, or the glob that nothing matches.
+        /// The name, or the glob without a match.
         name: String,
     },
-    /// Nothing matches a glob.
+    /// No function matches a glob.
     #[error("no function's name matches `{pattern}`")]
     NoMatch {
         /// The glob.
         pattern: String,
     },
-    /// Too much matches a glob.
+    /// Too many functions match a glob.
     #[error("it stands for more than {most} functions")]
     TooMany {
         /// The limit.
         most: usize,
     },
-    /// A value that is not there any more.
+    /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),
-    /// No instruction begins there.
+    /// No instruction begins at the address.
     #[error(transparent)]
     Boundary(#[from] NotABoundary),
     /// The address is not in the kernel's text.
@@ -77,13 +77,13 @@ pub enum ResolveProblem {
     Module {
         /// The module.
         module: String,
-        /// What is missing.
+        /// The missing information.
         why: String,
     },
 }
 
 impl ResolveError {
-    /// What to do about it, if that can be said.
+    /// The remedy, if known.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match &self.problem {

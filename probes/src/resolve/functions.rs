@@ -1,4 +1,4 @@
-//! Every function of a kernel, and whether a probe on its entry can do without exits.
+//! Every function of a kernel, with a verdict on exit-free probes at the entry.
 
 use introspect::optimise::{MAX_REGION_BYTES, Optimisable, WhyNot};
 use introspect::{Gva, PatchKind};
@@ -7,22 +7,22 @@ use super::is_function;
 use super::place::{Via, at_offset};
 use crate::kernel::Kernel;
 
-/// A function, and whether a jump can stand for a probe on its entry, by the kernel's file. At link-time addresses.
+/// A function, and whether a jump can replace a plant at the entry, by the kernel's file. At link-time addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionVerdict {
-    /// Its name; of several, the one to show.
+    /// The function's name; if several, the preferred name.
     pub name: String,
     /// The probed instruction.
     pub ip: Gva,
-    /// Where the jump would be: behind the call of ftrace where there is one.
+    /// The address of the jump: behind the call of ftrace, if any.
     pub at: Gva,
-    /// It begins with a call that ftrace patches.
+    /// Whether the function begins with an ftrace call.
     pub traced: bool,
-    /// Whether a jump can be there.
+    /// Whether a jump can be there, or the reason against a jump.
     pub verdict: Result<Optimisable, WhyNot>,
 }
 
-/// All functions of `kernel` that a probe can be put on, by address. Decodes all of it.
+/// All functions of `kernel` that can be probed, by address. The call decodes the whole text.
 #[must_use]
 pub fn functions(kernel: &Kernel) -> Vec<FunctionVerdict> {
     let mut found: Vec<FunctionVerdict> = Vec::new();
@@ -36,7 +36,7 @@ pub fn functions(kernel: &Kernel) -> Vec<FunctionVerdict> {
                 Via::Plant { at, .. } => (place.ip, at),
                 Via::DebugRegister => (place.ip, place.ip),
             },
-            // The survey says the same in its own words.
+            // The survey gives the reason in its own words.
             Ok(Err(_)) | Err(_) => (symbol.address, symbol.address),
         };
         let traced = kernel

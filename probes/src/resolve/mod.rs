@@ -1,9 +1,9 @@
-//! From what the user asked for to places in the kernel.
+//! Resolves probe specifications to sites in the kernel.
 //!
-//! A place says which address the probe is *about* and where its plant *sits*. The two differ where the kernel would
-//! notice: it compares the bytes of a function's ftrace call with what it expects there before and after it patches
-//! them, and complains when it finds a plant. Nothing happens between that call and the instruction behind it that a
-//! probe could see, so the plant sits there: see `docs/planting.md`.
+//! A [`Place`] has the *probed* address and the address of the *plant*. The two differ where the kernel would notice a plant: the
+//! kernel compares the bytes of a function's ftrace call before and after patching them, and complains about a plant. Between the
+//! call and the instruction behind the call nothing happens that a probe could see, so the plant is on the instruction behind:
+//! see `docs/planting.md`.
 
 mod error;
 mod functions;
@@ -16,6 +16,7 @@ mod text;
 
 use std::sync::Arc;
 
+use introspect::int3::HANDLER;
 use introspect::{Gva, Symbol, glob_matches};
 
 use crate::kernel::Kernel;
@@ -27,36 +28,34 @@ pub use functions::{FunctionVerdict, functions};
 pub use place::{Place, Refusal, Via, When};
 pub(crate) use text::Text;
 
-/// A glob stands for at most so many probes.
+/// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
-/// Functions that lie among the entry code, and return with the stack as they found it.
-const CALLED_ENTRY_CODE: [&str; 6] = [
+/// The number of near names in the error for an unknown name.
+const NEAR_NAMES: usize = 5;
+/// Functions in the entry text that are reached by `call` and return by `ret`. The last three are one function, in 5.10.
+const CALLED_ENTRY_CODE: [&str; 4] = [
     "asm_load_gs_index",
     "asm_call_on_stack",
     "asm_call_sysvec_on_stack",
     "asm_call_irq_on_stack",
-    "entry_ibpb",
-    "write_ibpb",
 ];
-/// So many near names are told for one that does not exist.
-const NEAR_NAMES: usize = 5;
 
-/// A place, and the name of the probe there: the specification itself, or one match of its glob.
+/// A site, and the name of its probe: the specification itself, or one match of a glob.
 #[derive(Clone, Debug)]
 pub struct Resolved {
-    /// As the user wrote it, or would have written it.
+    /// The user's specification, or the specification of one match.
     pub name: Arc<str>,
-    /// Where it is; or why it cannot be.
+    /// The site, or the reason against a probe.
     pub place: Result<Place, Refusal>,
 }
 
-/// Finds the places that `spec` names; where those in a module are is known when it is loaded. `slide` is how far the
-/// kernel has moved, which matters to plain addresses only.
+/// Resolves `spec` to sites; sites in a module are known once the module is loaded. `slide` is the distance by which the kernel
+/// has moved, and matters to plain addresses only.
 ///
 /// # Errors
 ///
-/// When the specification cannot be meant: there is no such symbol, or the offset is inside an instruction. A place
-/// that can be meant but not planted is a [`Refusal`] in the answer.
+/// If the specification cannot be resolved: the kernel has no such symbol, or the offset is inside an instruction. A site that
+/// exists but cannot be probed is a [`Refusal`] in the result.
 pub fn resolve(
     kernel: &Kernel,
     spec: &ProbeSpec,
@@ -74,7 +73,7 @@ pub fn resolve(
     Ok(found)
 }
 
-/// Whether `symbol`, of the entry code, is called as a function is.
+/// Whether the entry-text function `symbol` (`name+0xoffset`) is reached by `call`.
 fn is_called(symbol: &str) -> bool {
     let (name, _) = symbol.split_once('+').unwrap_or((symbol, ""));
     CALLED_ENTRY_CODE.contains(&name)
@@ -139,9 +138,13 @@ fn resolve_sites(
                     }));
                 }
                 let name: Arc<str> = format!("{}:{}", spec.kind.keyword(), symbol.name).into();
-                // What an exact name would be told is an error is a refusal here: the others are still wanted.
-                let place = place::at_offset(kernel, &symbol, 0)
-                    .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
+                // An error for an exact name is a refusal for a glob, whose other matches are still armed.
+                let place = if symbol.name == HANDLER && spec.kind == ProbeKind::Kprobe {
+                    Err(Refusal::Int3Handler)
+                } else {
+                    place::at_offset(kernel, &symbol, 0)
+                        .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())))
+                };
                 found.push(Resolved { name, place });
             }
             if found.is_empty() {
@@ -154,7 +157,7 @@ fn resolve_sites(
     }
 }
 
-/// Finds the places in a loaded module that `spec` names.
+/// Resolves `spec` to sites in a loaded module.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Where a probe's plant sits.
+//! Sites: the addresses of probes and their plants.
 
 use std::sync::Arc;
 
@@ -8,47 +8,47 @@ use introspect::{Gva, PatchKind, PatchTime, Symbol};
 use super::ResolveProblem;
 use super::Text;
 
-/// How execution is noticed.
+/// The means by which a probe notices execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Via {
-    /// By a plant at this address.
+    /// A plant at this address.
     Plant {
-        /// Where the plant sits.
+        /// The address of the plant.
         at: Gva,
-        /// Bytes of the instruction there.
+        /// The length of the instruction there.
         len: usize,
     },
-    /// By a debug register: the kernel patches this instruction at run time and checks its bytes.
+    /// A debug register: the kernel patches this instruction at run time and checks its bytes.
     DebugRegister,
 }
 
-/// When the plant can be put there.
+/// The earliest time of the plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     /// As soon as the text is in memory.
     TextPresent,
-    /// Once the kernel has patched itself at boot: it rewrites this instruction then, and reads it before.
+    /// Once the kernel has patched itself at boot: until then the kernel reads and rewrites this instruction.
     BootPatched,
 }
 
-/// A place that can be probed, at link-time addresses if it is in the kernel proper.
+/// A site that can be probed, at link-time addresses if in the kernel proper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The probed instruction.
     pub ip: Gva,
-    /// The same as `symbol+0xoffset`.
+    /// The probed address as `symbol+0xoffset`.
     pub symbol: Arc<str>,
-    /// How execution is noticed.
+    /// The means by which the probe notices execution.
     pub via: Via,
-    /// When the plant can be put there.
+    /// The earliest time of the plant.
     pub when: When,
-    /// The text is freed after boot, or after the module's init function.
+    /// Whether the text is freed after boot, or after the module's init function.
     pub init: bool,
-    /// The module that it is in, by the address of its `struct module`; all addresses are then run-time ones.
+    /// The address of the module's `struct module`, for a site in a module; all addresses are then run-time addresses.
     pub module: Option<Gva>,
 }
 
-/// Why a place cannot be probed, although it exists.
+/// The reason why an existing site cannot be probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The kernel patches the instruction at run time and no debug register is left.
@@ -56,27 +56,32 @@ pub enum Refusal {
         "the kernel itself patches this instruction at run time ({0:?}), and all four debug registers are taken"
     )]
     SelfPatched(PatchKind),
-    /// Where it is will be known when its module is loaded.
+    /// The address is known once the module is loaded.
     #[error("the module `{module}` is not loaded")]
     NotLoaded {
         /// The module.
         module: String,
     },
-    /// A return probe in the code by which the kernel is entered. What an interrupt leaves on the stack there is the address
-    /// of the interrupted instruction, and nothing returns to it with the stack pointer above that.
+    /// A return probe in entry code. An interrupt leaves the address of the interrupted instruction on the stack there, and no
+    /// return goes to the address with the stack pointer above the slot.
     #[error(
         "it is entry code of the kernel, which is not called: no return address is on the stack there; probe its entry, or the return of the C function that it calls"
     )]
     NoReturnAddress,
-    /// The function has no instruction that could be probed.
+    /// A glob matches the kernel's handler of `int3`, which every exit-free `int3` executes.
+    #[error(
+        "it is the kernel's handler of int3, which hyprobe's own int3s may execute: with a probe on it, hits without an exit would exit; to probe it anyway, name it instead of using a glob"
+    )]
+    Int3Handler,
+    /// The function has no instruction suitable for a probe.
     #[error("{0}")]
     Unsuitable(String),
 }
 
-/// `endbr64`, which begins functions of kernels with indirect branch tracking.
+/// `endbr64`, the first instruction of functions in kernels with indirect branch tracking.
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
+/// The site `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
 /// kprobes.
 pub(super) fn at_offset(
     text: &dyn Text,
@@ -129,8 +134,8 @@ fn patched(text: &dyn Text, decoded: &Decoded) -> Option<(PatchKind, PatchTime)>
     Some((site.kind, site.kind.when()))
 }
 
-/// The instruction behind an ftrace call, if everything that gets there has come through the call, and the kernel
-/// does not patch that one at run time too.
+/// The instruction behind an ftrace call, if every path to the instruction goes through the call, and the kernel does not patch
+/// the instruction at run time too.
 fn behind(
     text: &dyn Text,
     symbol: &Symbol,

@@ -4,15 +4,15 @@ use introspect::Gva;
 
 use crate::Kernel;
 
-/// Where the text is linked.
+/// The link address of the text.
 pub(crate) const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
-/// Where it is loaded.
+/// The load address of the text.
 pub(crate) const TEXT_GPA: u64 = 0x10_0000;
 /// Offsets of the init text and of the data, from the text.
 const INIT: u64 = 0x4000;
 const DATA: u64 = 0x8000;
 const FUNCTION_ALIGNMENT: usize = 16;
-/// What is between functions.
+/// The byte between functions.
 const PADDING: u8 = 0xcc;
 
 const EXCEPTIONS: &str = "__start___ex_table";
@@ -23,7 +23,7 @@ const PROGRAM_HEADER_BYTES: u64 = 56;
 const SECTION_ALLOC_EXEC: u64 = 6;
 const SECTION_ALLOC_WRITE: u64 = 3;
 
-/// A kernel to be.
+/// The builder of a kernel.
 #[derive(Debug)]
 pub(crate) struct SyntheticKernel {
     text: Vec<u8>,
@@ -45,7 +45,7 @@ impl SyntheticKernel {
             ("_etext", INIT),
             ("__init_begin", INIT),
             ("__init_end", DATA),
-            // Nothing is expected to fault.
+            // No instruction may fault.
             (EXCEPTIONS, DATA),
             (EXCEPTIONS_END, DATA),
         ] {
@@ -58,27 +58,27 @@ impl SyntheticKernel {
         self.symbols.push((name.to_owned(), at));
     }
 
-    /// A function that stays.
+    /// Adds a permanent function.
     pub(crate) fn function(&mut self, name: &str, code: &[u8]) -> Gva {
         let at = append(&mut self.text, TEXT, code);
         self.label(name, at);
         at
     }
 
-    /// Other code in the place of that of a function that stays.
+    /// Replaces the code of a permanent function.
     pub(crate) fn rewrite(&mut self, function: Gva, code: &[u8]) {
         let at = usize::try_from(function.0 - TEXT.0).expect("small");
         self.text[at..at + code.len()].copy_from_slice(code);
     }
 
-    /// A function that is freed after boot.
+    /// Adds a function that is freed after boot.
     pub(crate) fn init_function(&mut self, name: &str, code: &[u8]) -> Gva {
         let at = append(&mut self.init, TEXT.wrapping_add(INIT), code);
         self.label(name, at);
         at
     }
 
-    /// A variable.
+    /// Adds a variable.
     pub(crate) fn variable(&mut self, name: &str, value: u64) -> Gva {
         let at = self.data_end();
         self.data.extend(value.to_le_bytes());
@@ -90,12 +90,12 @@ impl SyntheticKernel {
         TEXT.wrapping_add(DATA + self.data.len() as u64)
     }
 
-    /// A name for a value that is no place in the kernel: an offset.
+    /// Adds a name for a value that is no address in the kernel: an offset.
     pub(crate) fn symbol(&mut self, name: &str, value: Gva) {
         self.label(name, value);
     }
 
-    /// The calls that ftrace patches.
+    /// Lists ftrace calls.
     pub(crate) fn ftrace_calls(&mut self, calls: &[Gva]) {
         self.label("__start_mcount_loc", self.data_end());
         self.data
@@ -103,13 +103,13 @@ impl SyntheticKernel {
         self.label("__stop_mcount_loc", self.data_end());
     }
 
-    /// Jumps that static keys patch.
+    /// Lists the jumps of static keys.
     pub(crate) fn jump_labels(&mut self, jumps: &[Gva]) {
         let jumps: Vec<_> = jumps.iter().map(|jump| (*jump, *jump)).collect();
         self.jump_labels_to(&jumps);
     }
 
-    /// The same, each with its target.
+    /// Lists the jumps of static keys, each with the target.
     pub(crate) fn jump_labels_to(&mut self, jumps: &[(Gva, Gva)]) {
         self.label("__start___jump_table", self.data_end());
         for (jump, target) in jumps {
@@ -120,7 +120,7 @@ impl SyntheticKernel {
         self.label("__stop___jump_table", self.data_end());
     }
 
-    /// Calls that the kernel redirects.
+    /// Lists static calls.
     pub(crate) fn static_calls(&mut self, calls: &[Gva]) {
         self.label("__start_static_call_sites", self.data_end());
         for call in calls {
@@ -130,7 +130,7 @@ impl SyntheticKernel {
         self.label("__stop_static_call_sites", self.data_end());
     }
 
-    /// Jumps to the return thunk, which are patched while the kernel boots.
+    /// Lists jumps to the return thunk, which are patched while the kernel boots.
     pub(crate) fn return_sites(&mut self, returns: &[Gva]) {
         self.label("__return_sites", self.data_end());
         for site in returns {
@@ -139,7 +139,7 @@ impl SyntheticKernel {
         self.label("__return_sites_end", self.data_end());
     }
 
-    /// Instructions that may fault, after which the kernel goes on at the beginning of its text.
+    /// Lists instructions that may fault; after a fault the kernel continues at the beginning of its text.
     pub(crate) fn exceptions(&mut self, instructions: &[Gva]) {
         self.symbols
             .retain(|(name, _)| name != EXCEPTIONS && name != EXCEPTIONS_END);
@@ -152,13 +152,13 @@ impl SyntheticKernel {
         self.label(EXCEPTIONS_END, self.data_end());
     }
 
-    /// A 32-bit distance from where it is stored.
+    /// Appends the 32-bit distance from the next table byte to `to`.
     fn relative(&mut self, to: Gva) {
         let distance = to.0.wrapping_sub(self.data_end().0);
         self.data.extend(distance.to_le_bytes().into_iter().take(4));
     }
 
-    /// The bytes that are loaded at [`TEXT_GPA`].
+    /// The bytes loaded at [`TEXT_GPA`].
     pub(crate) fn loaded(&self) -> Vec<u8> {
         let mut bytes = self.text.clone();
         bytes.resize(usize::try_from(INIT).expect("small"), PADDING);
@@ -184,7 +184,7 @@ impl SyntheticKernel {
                 2
             };
             put(&mut symbols, u32::try_from(strings.len()).expect("small"));
-            // A global one without a type.
+            // A global symbol without a type.
             symbols.extend([0x10, 0]);
             symbols.extend(section.to_le_bytes());
             symbols.extend(at.0.to_le_bytes());
@@ -249,7 +249,7 @@ fn put(file: &mut Vec<u8>, value: u32) {
     file.extend(value.to_le_bytes());
 }
 
-/// Puts a function behind those that are there.
+/// Appends a function to the section.
 fn append(section: &mut Vec<u8>, start: Gva, code: &[u8]) -> Gva {
     let aligned = section.len().next_multiple_of(FUNCTION_ALIGNMENT);
     section.resize(aligned, PADDING);

@@ -1,5 +1,6 @@
 use introspect::Gva;
 use introspect::insn::NotABoundary;
+use introspect::int3::HANDLER;
 use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
@@ -9,7 +10,7 @@ use super::{
 use crate::Kernel;
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
-/// To somewhere else.
+/// A call of another function.
 const CALL: [u8; 5] = [0xe8, 0, 0x10, 0, 0];
 /// `push rbp; mov rbp, rsp; pop rbp; ret`
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
@@ -78,7 +79,7 @@ fn the_entry_is_behind_an_endbr64() {
     let entry = place(&kernel, "kprobe:guarded");
     assert_eq!((entry.ip, &*entry.symbol), (behind, "guarded+0x4"));
     assert_eq!(entry.via, Via::Plant { at: behind, len: 1 });
-    // Somebody who writes an address means it.
+    // An address is taken literally.
     assert_eq!(place(&kernel, &format!("kprobe:{at}")).ip, at);
 }
 
@@ -99,7 +100,7 @@ fn a_probe_on_an_ftrace_call_sits_behind_it() {
     }
 }
 
-/// Who jumps behind the call would be taken for one who came through it.
+/// A branch to the instruction behind the call would be counted as an entry.
 #[test]
 fn a_call_that_can_be_bypassed_needs_a_debug_register() {
     // jmp to the push behind the call.
@@ -155,7 +156,7 @@ fn what_the_kernel_patches_while_it_boots_waits() {
         (entry.via, entry.when),
         (Via::Plant { at, len: 5 }, When::BootPatched)
     );
-    // So does one that sits there because of an ftrace call.
+    // A plant behind an ftrace call waits as well.
     let entry = place(&kernel, "kprobe:called");
     assert_eq!((entry.ip, entry.when), (called, When::BootPatched));
     assert_eq!(
@@ -281,7 +282,7 @@ fn a_name_of_two_functions_is_ambiguous() {
         panic!("{error}");
     };
     assert_eq!(addresses[..], [first, second]);
-    // What the help says can be done.
+    // The help names the addresses, and each can be probed.
     let help = error.help().expect("help");
     for at in [first, second] {
         let spec = format!("kprobe:{at}");
@@ -320,7 +321,7 @@ fn a_glob_stands_for_the_functions_that_match() {
     );
 }
 
-/// The others are still wanted.
+/// The other matches are still armed.
 #[test]
 fn a_match_that_cannot_be_probed_is_refused_by_itself() {
     let mut kernel = SyntheticKernel::new();
@@ -364,7 +365,7 @@ fn an_address_of_a_kernel_that_has_moved_is_moved_back() {
 fn every_function_is_judged_where_its_plant_would_be() {
     let mut kernel = SyntheticKernel::new();
     let traced = kernel.function("traced", &[&ENDBR64[..], &NOP5, &PLAIN].concat());
-    // Behind the call, a branch goes back to it.
+    // A branch goes back to the instruction behind the call.
     let looped = kernel.function("looped", &[&NOP5[..], &[0x55, 0xeb, 0xfd, RET]].concat());
     let plain = kernel.function("plain", &PLAIN);
     kernel.function("plain.cold", &PLAIN);
@@ -374,7 +375,7 @@ fn every_function_is_judged_where_its_plant_would_be() {
     let kernel = kernel.kernel();
     let found = functions(&kernel);
     let names: Vec<&str> = found.iter().map(|found| found.name.as_str()).collect();
-    // The linker's label behind them looks like one.
+    // The linker's label behind the functions looks like a function.
     assert_eq!(names, ["traced", "looped", "plain", "faults", "_etext"]);
 
     let (call, behind) = (traced.wrapping_add(4), traced.wrapping_add(9));
@@ -391,4 +392,26 @@ fn every_function_is_judged_where_its_plant_would_be() {
     assert!(found[2].verdict.is_ok());
     let at = faults.wrapping_add(1);
     assert_eq!(found[3].verdict, Err(WhyNot::MayFault { at }));
+}
+
+#[test]
+fn glob_refuses_the_handler_of_int3_and_its_name_does_not() {
+    let mut kernel = SyntheticKernel::new();
+    kernel.function(HANDLER, &PLAIN);
+    kernel.function("asm_exc_divide_error", &PLAIN);
+    let kernel = kernel.kernel();
+    let found = try_resolve(&kernel, "kprobe:asm_exc_*").expect("two functions");
+    assert_eq!(found.len(), 2);
+    for found in found {
+        let is_handler = found.name.contains(HANDLER);
+        assert_eq!(
+            found.place.err(),
+            is_handler.then_some(Refusal::Int3Handler)
+        );
+    }
+    assert!(
+        try_resolve(&kernel, "kprobe:asm_exc_int3").expect("named")[0]
+            .place
+            .is_ok()
+    );
 }

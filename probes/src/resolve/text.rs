@@ -1,4 +1,4 @@
-//! Code in which places are looked for.
+//! Code in which specifications are resolved: the kernel's or a module's.
 
 use std::borrow::Cow;
 
@@ -7,25 +7,24 @@ use introspect::{Gva, PatchSite, Symbol};
 
 use crate::kernel::Kernel;
 
-/// The kernel as its file has it, or a module as it lies in memory: at whatever addresses its symbols have.
+/// The kernel as in its file, or a module as in memory, at the addresses of its symbols.
 pub(crate) trait Text {
-    /// The bytes of a function; fewer, or none, where they cannot be had.
+    /// The bytes of a function; fewer, or none, if not available.
     fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]>;
 
     /// Whether `at` holds code.
     fn holds_code(&self, at: Gva) -> bool;
 
-    /// Whether what lies at `at` is freed when it has been executed once.
+    /// Whether the code at `at` is freed after its only execution.
     fn is_init(&self, at: Gva) -> bool;
 
-    /// What the kernel patches in `len` bytes from `at` on.
+    /// The patch site within `len` bytes from `at` on, if any.
     fn patched(&self, at: Gva, len: u64) -> Option<PatchSite>;
 
-    /// Where the module's description lies in the guest's memory; `None` for the kernel proper.
+    /// The address of the module's description in guest memory; `None` for the kernel proper.
     fn module(&self) -> Option<Gva>;
 
-    /// Whether a direct branch within the function `symbol` may go into `range`; `true` when its code cannot be
-    /// followed to the end.
+    /// Whether a direct branch within the function `symbol` may target `range`; `true` if its code cannot be decoded to the end.
     fn may_branch_into(&self, symbol: &Symbol, range: &std::ops::Range<Gva>) -> bool {
         !matches!(
             branch_into(&self.function_bytes(symbol), symbol.address, range),

@@ -105,10 +105,13 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
             assert!(hits.any(|hit| Some(values(hit)) != first), "{name}");
         }
     }
-    assert!(
-        told.is_sorted_by_key(|hit| hit.ts_ns),
-        "in the order of time"
-    );
+    for vcpu in 0..usize::from(here.cpus) {
+        let hits = told.iter().filter(|hit| hit.vcpu == vcpu);
+        assert!(
+            hits.is_sorted_by_key(|hit| hit.ts_ns),
+            "in the order of time"
+        );
+    }
 }
 
 /// The entry of a call is recorded, once it is known that a plant is where it returns to: the return is its one exit.

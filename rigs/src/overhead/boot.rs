@@ -30,7 +30,7 @@ struct Booted<'a> {
     initrd: Vec<u8>,
 }
 
-/// What a boot took, and what its probes counted.
+/// Times of a boot, and the counts of its probes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Took {
     /// From the kernel's file to a machine that is ready to run, nanoseconds.

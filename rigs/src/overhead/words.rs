@@ -60,8 +60,8 @@ pub(super) const BOOTS: &str = "
 A stock guest with one vCPU whose init powers off at once: with an engine that has no probe, and with a machine whose traps
 nobody looks at. In turns, by the clock: medians, and in brackets the quartiles. To set up is to read and load the kernel,
 and with an engine its symbols. An engine plants in functions that the kernel calls when it patches itself, panics or loads
-modules, whatever it is asked for. With a counted probe at every function (`kprobe:*`) one boot is measured. Before `rest_init`
-each hit exits there, and so do those of functions that refuse a jump or an int3.
+modules, whatever it is asked for. With a counted probe at every function (`kprobe:*`) one boot is measured. Before
+`jump_label_init` each hit exits there. Later the hits of functions that refuse a jump and an int3 exit.
 
 ";
 

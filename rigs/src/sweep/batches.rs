@@ -1,12 +1,12 @@
-//! One batch after the other, until each function has been in a boot that went well or is named.
+//! Boots one batch after the other, until each function has been in a successful boot or is named.
 
 use super::outcome::{FindingKind, FunctionId, Outcome, Tally};
 use super::search::{Boots, Culprit, culprit};
 
-/// So many failures that do not repeat are searched in a batch; then the rest of the batch is reported as it is.
+/// The maximum number of unrepeatable failures searched in a batch; then the rest of the batch is reported unchanged.
 const AT_TIMES_MAX: usize = 3;
 
-/// What came of a batch.
+/// The result of a batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     pub(super) tally: Tally,
@@ -20,7 +20,7 @@ impl Swept {
     }
 }
 
-/// Boots `batch`. If the guest is harmed, a culprit is searched for and taken out, and the rest is booted. If the boot is slow,
+/// Boots `batch`. If the guest is harmed, the search finds a culprit, and the rest of the batch is booted. If the boot is slow,
 /// each half is booted.
 pub(super) fn sweep<B: Boots>(boots: &mut B, batch: &[FunctionId]) -> Result<Swept, B::Error> {
     let mut swept = Swept::default();
@@ -59,8 +59,8 @@ pub(super) fn sweep<B: Boots>(boots: &mut B, batch: &[FunctionId]) -> Result<Swe
     Ok(swept)
 }
 
-/// What the next boot goes without: of a set that failed by chance, only its last function, so that the others are judged
-/// once more; at least one function, so that there is an end.
+/// The functions to leave out of the next boot. Of a set that failed by chance, only the last function is left out, so that the
+/// others are judged once more. At least one function is left out, to make the sweep end.
 fn taken_out(found: &Culprit, set: &[FunctionId]) -> Vec<FunctionId> {
     let last = found.functions.last().or(set.last()).copied();
     match found.kind {
@@ -77,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// A guest that fails as `fails` says, without a boot.
+    /// A guest that fails according to `fails`, without a boot.
     struct Fake<F> {
         fails: F,
         booted: RefCell<BTreeMap<Vec<FunctionId>, Outcome>>,
@@ -185,7 +185,7 @@ mod tests {
             }
         });
         assert_eq!(names(&swept), [(FindingKind::Harmful, vec![4321])]);
-        // All, the suspect, and all without the suspect.
+        // The boots: all, the suspect, and all without the suspect.
         assert_eq!(boots, 3);
     }
 

@@ -1,8 +1,8 @@
 //! One boot of the guest.
 //!
-//! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread
-//! of the boot ends a guest that hangs ([`super::deadline`]); and, where probes come later than the first instruction, another one adds
-//! and removes them ([`super::lifecycle`]). Both end when the session has ended, which [`Watch::finish`] tells them.
+//! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread of the
+//! boot ends a guest that hangs ([`super::deadline`]). If probes come later than the first instruction, another thread adds and
+//! removes them ([`super::lifecycle`]). Both threads end after [`Watch::finish`] reports the session's end.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -26,25 +26,25 @@ use super::mode::{Configuration, Lifetime, Optimisation};
 use crate::chain::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Every line of the kernel, from the first on: the last one shows where a guest died, and each shows that a guest goes on.
+/// The command line makes the kernel print every line, from the first on: the last line locates a death, and each is progress.
 const CMDLINE: &str = "earlyprintk=serial,ttyS0,115200 console=ttyS0 panic=-1 loglevel=7 cryptomgr.notests=1 \
                        random.trust_cpu=on";
 /// Both vCPUs make system calls, sleep, and start and end processes.
 const WORKLOAD: &str = "procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
 const ROUNDS: &str = "repeat=2";
-/// The guest works until it gets a line of input.
-/// A guest that is over all its limits is ended so much later, whatever holds up the thread that should have done so.
+/// If the watching thread is blocked, the session ends the guest this long after all limits.
 const BEYOND: Duration = Duration::from_secs(30);
+/// The guest works until a line of input arrives.
 const ROUNDS_WITHOUT_END: &str = "repeat=1000000 pause=5 listen=1";
 
-/// What comes out of a running guest. Cloning shares it.
+/// The output of a running guest. Clones share the output.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Watch(Arc<(Mutex<Watched>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct Watched {
     console: Vec<u8>,
-    /// Where the line begins that is not whole yet.
+    /// The start of the last incomplete line.
     line_start: usize,
     lines: u64,
     last_progress: Option<Instant>,
@@ -58,7 +58,7 @@ impl Watch {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session has ended.
+    /// Notes that the session has ended.
     fn finish(&self) {
         self.lock().finished = true;
         self.0.1.notify_all();
@@ -68,7 +68,7 @@ impl Watch {
         self.lock().finished
     }
 
-    /// Writes that ended a line and said something of progress, and the time since the last one.
+    /// The number of writes that ended a line of progress, and the time since the last.
     pub(super) fn progress(&self) -> (u64, Duration) {
         let watched = self.lock();
         let silence = watched.last_progress;
@@ -89,7 +89,7 @@ impl Watch {
         shows(&watched.unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Waits so long, or until the session has ended.
+    /// Waits for `time`, or until the session has ended.
     pub(super) fn wait(&self, time: Duration) -> bool {
         let waited = self
             .0
@@ -137,16 +137,16 @@ impl EventSink for Watch {
     }
 }
 
-/// How long a boot may take.
+/// The time limits of a boot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// In all, without what the guest's exits take.
+    /// In all, without the time of the guest's exits.
     pub(super) total: Duration,
-    /// Without a line on the console, without what the exits since the last one take.
+    /// Without a line on the console, and without the time of the exits since the last line.
     pub(super) silence: Duration,
 }
 
-/// How a boot ended.
+/// The end of a boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     /// The guest ended by itself.
@@ -154,7 +154,7 @@ pub(super) enum Ended {
         end: GuestEnd,
         detail: Option<String>,
     },
-    /// No line came for this long.
+    /// No line came for the given time.
     Silent(Duration),
     /// Lines came, but not the end.
     OverLimit(Duration),
@@ -162,11 +162,11 @@ pub(super) enum Ended {
     Broken(String),
 }
 
-/// What a boot came to.
+/// The result of a boot.
 #[derive(Clone, Debug)]
 pub(super) struct Ran {
     pub(super) ended: Ended,
-    /// In the order of the probes; empty if the session could not be set up.
+    /// The summaries in the order of the probes; empty if the session could not be set up.
     pub(super) probes: Vec<ProbeSummary>,
     /// Events of each probe, by name.
     pub(super) events: HashMap<Arc<str>, u64>,
@@ -176,25 +176,25 @@ pub(super) struct Ran {
     pub(super) took: Duration,
     /// From the guest's first instruction to its end.
     pub(super) in_guest: Duration,
-    /// What adding and removing came to.
+    /// The result of adding and removing probes.
     pub(super) lifecycle: Result<(), String>,
 }
 
-/// The guest and where it runs.
+/// The guest and its configuration.
 #[derive(Debug)]
 pub(super) struct Guest<'a> {
     pub(super) host: &'a Host,
     pub(super) facts: HostFacts,
     pub(super) file: &'a KernelFile,
     pub(super) vmlinux: &'a [u8],
-    /// What is known of it, looked through once for all boots.
+    /// The guest's kernel, parsed once for all boots.
     pub(super) kernel: &'a Kernel,
     pub(super) initrd: &'a [u8],
     pub(super) configuration: Configuration,
 }
 
 impl Guest<'_> {
-    /// Boots with these probes, whenever the configuration adds them.
+    /// Boots with these probes, added at the time that the configuration asks for.
     pub(super) fn boot(&self, probes: &[NewProbe], limits: Limits) -> Ran {
         let began = Instant::now();
         let watch = Watch::default();
@@ -276,7 +276,7 @@ impl Guest<'_> {
                 };
                 lifecycle::drive(lifetime, &live, probes)
             });
-            // The thread that watches comes first, unless the engine holds it up.
+            // The watching thread ends the guest first, unless the engine blocks the thread.
             let last = limits.total + EXITS_MAX + BEYOND;
             let summary = session.run(Some(last), "kvm");
             watch.finish();
@@ -305,7 +305,7 @@ impl Guest<'_> {
     }
 }
 
-/// What a session came to.
+/// The result of a session.
 #[derive(Debug)]
 struct RanSession {
     ended: Ended,

@@ -1,7 +1,7 @@
-//! The part of a sweep outside: a launch for each mode, and another one whenever the Linux around the guest dies.
+//! The outer part of a sweep: a launch for each mode, and another launch whenever the Linux around the guest dies.
 //!
-//! Each line of a launch is kept as it comes, so that what is known outlives the launch: a boot that has begun and not
-//! ended when its Linux died is written down as harmed, and the next launch goes on from there.
+//! The campaign keeps each line of a launch at once, so that results outlive the launch. If the Linux dies during a boot, the
+//! boot is noted as harmed, and the next launch continues behind the boot.
 
 use std::fs;
 use std::io;
@@ -15,34 +15,34 @@ use super::{Mode, page};
 use crate::launch::{self, Launch, LaunchError, Program, file_error};
 use crate::line::{Backend, Line};
 
-/// A Linux that dies more often has a reason that no search will find.
+/// A Linux that dies more often than this has a cause beyond the reach of a search.
 const RESTARTS_MAX: usize = 60;
 
 /// A sweep of one kernel in some modes.
 #[derive(Clone, Copy, Debug)]
 pub struct Campaign<'a> {
-    /// Where.
+    /// The KVM to run on.
     pub backend: Backend,
     /// The kernel, in the catalog of images.
     pub image: &'a str,
-    /// How.
+    /// The options of the sweep.
     pub options: &'a Options,
     /// The directory with the programs of this package.
     pub programs: &'a Path,
     /// The directory for the lines.
     pub results: &'a Path,
-    /// For each mode.
+    /// The time limit of each mode.
     pub timeout: Duration,
 }
 
-/// What came of a mode.
+/// The result of a mode.
 #[derive(Clone, Debug)]
 pub struct Cell {
     /// The mode.
     pub mode: Mode,
-    /// The sum; `None` if the sweep cannot be made there.
+    /// The sum; `None` if the KVM cannot run the mode.
     pub sum: Option<Sum>,
-    /// The lines.
+    /// The file with the lines.
     pub path: PathBuf,
 }
 
@@ -56,17 +56,17 @@ impl Cell {
 }
 
 impl Campaign<'_> {
-    /// Runs each mode. `tell` gets each line when it comes.
+    /// Runs each mode. `tell` gets each line at once.
     ///
     /// # Errors
     ///
-    /// See [`LaunchError`]; a guest that is harmed is none.
+    /// See [`LaunchError`]; a harmed guest is not an error.
     pub fn run(&self, tell: &dyn Fn(&Line)) -> Result<Vec<Cell>, LaunchError> {
         let modes = self.options.modes().iter();
         modes.map(|mode| self.mode(*mode, tell)).collect()
     }
 
-    /// The name of the lines' file: what it is about.
+    /// The name of the file with the lines of `mode`.
     fn name(&self, mode: Mode) -> String {
         page::file_name(
             self.image,
@@ -136,7 +136,7 @@ impl Campaign<'_> {
     }
 }
 
-/// A seed that nobody chose.
+/// A new seed, from the clock.
 fn new_seed() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(1, |since| since.as_secs() ^ u64::from(since.subsec_nanos()))
@@ -152,7 +152,7 @@ fn last_plan(text: &str) -> Option<Plan> {
 
 fn last_sum(text: &str) -> Option<Sum> {
     let mut lines = text.lines().rev().filter_map(Line::find);
-    // That of an earlier launch is not this one's.
+    // The sum of an earlier launch does not count.
     lines.find_map(|line| match line {
         Line::Sweep(Step::Sum(sum)) => Some(Some(sum)),
         Line::Sweep(Step::Plan(_)) => Some(None),
@@ -160,8 +160,8 @@ fn last_sum(text: &str) -> Option<Sum> {
     })?
 }
 
-/// The line that says of the boot under way that the Linux around the guest died at it; `None` if no boot was under way, so
-/// that another launch would die the same way.
+/// The line that notes the death of the Linux around the guest during the present boot. `None` if no boot was running: another
+/// launch would die the same way.
 fn death(text: &str, error: &LaunchError) -> Option<Line> {
     let mut under_way: Option<(BootKey, usize)> = None;
     for line in text.lines().filter_map(Line::find) {

@@ -1,8 +1,8 @@
-//! What a guest's console says about the guest's health.
+//! The health of a guest, read from the console.
 
 use std::collections::BTreeSet;
 
-/// Words of a line that reports damage.
+/// Words of a damage report.
 const DAMAGE: [&str; 11] = [
     "WARNING:",
     "BUG:",
@@ -16,25 +16,25 @@ const DAMAGE: [&str; 11] = [
     "traps: ",
     "Kernel panic",
 ];
-/// Words of a line that reports too little time: the cause may be a busy host.
+/// Words of a report of too little time: the cause may be a busy host.
 const LITTLE_TIME: [&str; 4] = [
     "soft lockup",
     "rcu: INFO",
     "INFO: task",
     "blocked for more than",
 ];
-/// The lines that follow a report of too little time belong to the report, up to this many.
+/// The maximum number of lines of a report of too little time, behind the first line.
 const REPORT_LINES: usize = 80;
-/// So many lines are quoted of a guest that did not end well.
+/// The number of lines quoted of a failed guest.
 const LAST_LINES: usize = 4;
 const LAST_BYTES: usize = 300;
 
-/// The reports in a console's text, without what differs from boot to boot.
+/// The reports in a console's text, without the parts that differ from boot to boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reports {
-    /// Lines that report damage.
+    /// Lines with damage reports.
     pub(super) damage: BTreeSet<String>,
-    /// The first line that reports too little time.
+    /// The first line with a report of too little time.
     pub(super) little_time: Option<String>,
 }
 
@@ -60,7 +60,7 @@ impl Reports {
         reports
     }
 
-    /// A report of damage that `baseline` does not have.
+    /// A damage report missing in `baseline`.
     pub(super) fn beyond<'s>(&'s self, baseline: &'s Self) -> Option<&'s str> {
         self.damage
             .difference(&baseline.damage)
@@ -69,12 +69,12 @@ impl Reports {
     }
 }
 
-/// Whether a line says nothing of progress: a guest that hangs prints such lines for ever.
+/// Whether a line is no sign of progress: a hanging guest prints these for ever.
 pub(super) fn is_little_time(line: &str) -> bool {
     LITTLE_TIME.iter().any(|word| line.contains(word))
 }
 
-/// Without the time stamp, and with `#` for each number.
+/// The line without its time stamp, and with `#` for each number.
 fn comparable(line: &str) -> String {
     let mut text = String::new();
     let mut word = String::new();

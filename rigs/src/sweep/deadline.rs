@@ -1,8 +1,8 @@
 //! The end of a guest that hangs.
 //!
-//! Probes make a guest slow in known steps: each exit takes what the self-test measured. A boot is given that time besides
-//! its own, so that a probe on a function that the kernel calls for each page does not look like one that stops the guest.
-//! Hits are no progress: a guest that hangs goes on being interrupted by its timer.
+//! Probes make a guest slow in known steps: the self-test measures the time of an exit. A boot is granted the time of its exits
+//! besides its own time. A probe on a function that the kernel calls for each page then does not look like a hang. Hits are no
+//! progress: the timer continues to interrupt a guest that hangs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -13,30 +13,30 @@ use vmm::{Control, End};
 use super::boot::{Ended, Limits, Watch};
 
 const LOOK: Duration = Duration::from_secs(2);
-/// What the time of an exit is multiplied with: other work on the host makes exits slower than the self-test's were.
+/// The factor for the time of an exit: other work on the host makes exits slower than in the self-test.
 const EXIT_TIMES: u32 = 6;
-/// Exits are given no more than this time.
+/// The maximum time granted for exits.
 pub(super) const EXITS_MAX: Duration = Duration::from_secs(900);
 
-/// When a boot is ended.
+/// The time limits of a boot, and the time of an exit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Deadline {
     pub(super) limits: Limits,
-    /// What one exit takes.
+    /// The time of an exit.
     pub(super) exit: Duration,
 }
 
-/// How far a guest has come.
+/// The progress of a guest.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
     /// Lines on its console.
     lines: u64,
-    /// Time since the last of them.
+    /// The time since the last line.
     silence: Duration,
     exits: u64,
 }
 
-/// The lines at the last look, and the exits when they were new.
+/// The lines at the last check, and the exits at the last new line.
 #[derive(Clone, Copy, Debug, Default)]
 struct Last {
     lines: u64,
@@ -44,7 +44,7 @@ struct Last {
 }
 
 impl Deadline {
-    /// Ends a guest that hangs, and says how. Returns when the session has ended.
+    /// Ends a guest that hangs, and returns the reason. Returns when the session has ended.
     pub(super) fn end_stuck_guest(
         &self,
         watch: &Watch,
@@ -66,7 +66,7 @@ impl Deadline {
         let began = Instant::now();
         let mut last = Last::default();
         while !watch.wait(LOOK) {
-            // A line that comes after this look is seen by the next one.
+            // If a line comes after this check, the next check sees the line.
             let (lines, silence) = watch.progress();
             let exits = engine.summaries().iter().map(|probe| probe.exits).sum();
             let progress = Progress {
@@ -82,14 +82,14 @@ impl Deadline {
         None
     }
 
-    /// Whether a guest hangs that has come so far at `now`.
+    /// Whether a guest with this progress at `now` hangs.
     fn look(&self, last: &mut Last, now: Duration, progress: Progress) -> Option<Ended> {
         let Progress {
             lines,
             silence,
             exits,
         } = progress;
-        // A removal takes the exits of its probes along.
+        // A removal drops the exits of the removed probes.
         if lines != last.lines || exits < last.exits {
             *last = Last { lines, exits };
         }
@@ -122,8 +122,8 @@ mod tests {
     const EXIT: Duration = Duration::from_millis(1);
     const LOOK_SECONDS: u64 = 10;
 
-    /// What the first look says that ends the guest, of looks every ten seconds at a guest that prints a line before each of
-    /// the first `lines` looks.
+    /// The verdict of the first check that ends the guest. Checks come every ten seconds, and the guest prints a line before each
+    /// of the first `lines` checks.
     fn ended(lines: u64, exits: impl Fn(u64) -> u64) -> Option<Ended> {
         let deadline = Deadline {
             limits: LIMITS,
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn guest_without_lines_is_silent_although_its_timer_goes_on() {
         assert_eq!(ended(0, |_| 0), Some(Ended::Silent(seconds(40))));
-        // A hundred exits of the timer's interrupt in ten seconds: each look grants 0.6 s.
+        // A hundred exits of the timer's interrupt in ten seconds: each check grants 0.6 s.
         let ticks = |look| 100 * look;
         assert_eq!(ended(0, ticks), Some(Ended::Silent(seconds(40))));
         assert_eq!(ended(2, ticks), Some(Ended::Silent(seconds(40))));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn guest_that_is_silent_because_its_probes_exit_is_given_their_time() {
-        // Ten thousand exits in ten seconds, for 200 s: they are given a minute for each.
+        // Ten thousand exits in ten seconds, for 200 s: each check grants a minute.
         let busy = |look: u64| 10_000 * look.min(20);
         assert_eq!(ended(0, busy), Some(Ended::Silent(EXITS_MAX + seconds(40))));
         assert_eq!(ended(7, busy), Some(Ended::Silent(seconds(820))));

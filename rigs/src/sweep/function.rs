@@ -1,34 +1,43 @@
-//! The functions of a kernel, in the order in which a sweep takes them.
+//! The functions of a kernel, in the order of a sweep.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use introspect::Gva;
-use probes::{Action, Kernel, Location, NewProbe, ProbeKind, ProbeSpec, resolve};
+use introspect::int3::HANDLER;
+use probes::{
+    Action, Kernel, Location, NewProbe, Place, ProbeKind, ProbeSpec, Refusal, Resolved, When,
+    resolve,
+};
 use vmm::boot::BootMethod;
 
 use super::mode::{Configuration, HitAction, Site};
 use super::outcome::FunctionId;
 use crate::busy::random::Random;
 
-/// A function, and how to name its probe.
+/// A function, and the specification of its probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Function {
     pub(super) name: String,
     /// The probed instruction of an entry probe, at the link-time address.
     pub(super) entry: Gva,
     spec: ProbeSpec,
+    /// Whether each boot executes the probed instruction while planted.
+    pub(super) runs_at_boot: bool,
 }
 
-/// Which functions are swept.
+/// Functions in the batch of the handler of `int3`, besides the handler.
+const BESIDE_HANDLER: usize = 99;
+
+/// The functions to sweep.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection<'a> {
-    /// What shuffles the functions, and chooses instructions.
+    /// The seed for the order of functions and the choice of instructions.
     pub(super) seed: u64,
-    /// So many of all functions, after the shuffle; all without.
+    /// The number of functions to take after the shuffle; all if `None`.
     pub(super) sample: Option<usize>,
-    /// These in front, where the kernel has them.
+    /// The names of functions to sweep first, if the kernel has them.
     pub(super) with: &'a [String],
-    /// Only those of `with`.
+    /// Whether only the functions of `with` are swept.
     pub(super) only_with: bool,
 }
 
@@ -36,16 +45,16 @@ pub(super) struct Selection<'a> {
 #[derive(Clone, Debug)]
 pub(super) struct Functions {
     functions: Vec<Function>,
-    /// Number of those in front that were asked for by name.
+    /// The number of functions in front that were requested by name.
     asked_for: usize,
     /// Number of functions of the kernel, selected or not.
     pub(super) of: usize,
-    /// Functions that no probe can be on, by reason. Nothing is booted for these.
+    /// Functions that cannot be probed, by reason. These are not booted.
     pub(super) refused: BTreeMap<String, u64>,
 }
 
 impl Functions {
-    /// The functions of `kernel` with their probes as `configuration` has them.
+    /// The functions of `kernel`, with probes according to `configuration`.
     pub(super) fn of(
         kernel: &Kernel,
         configuration: Configuration,
@@ -61,7 +70,11 @@ impl Functions {
         let mut unresolved: BTreeMap<String, u64> = BTreeMap::new();
         for found in all {
             let name = found.name.trim_start_matches("kprobe:").to_owned();
-            match found.place {
+            let place = match found.place {
+                Err(refusal @ Refusal::Int3Handler) => named(kernel, &name).unwrap_or(Err(refusal)),
+                place => place,
+            };
+            match place {
                 Ok(place) => {
                     entries.entry(place.ip).or_insert(name);
                 }
@@ -95,10 +108,11 @@ impl Functions {
                 is_unique,
                 selection.seed,
             ) {
-                Ok(spec) => functions.push(Function {
+                Ok((spec, resolved)) => functions.push(Function {
                     name: name.clone(),
                     entry,
                     spec,
+                    runs_at_boot: name == HANDLER && resolved.iter().all(is_planted_at_once),
                 }),
                 Err(why) => *refused.entry(reason(&why, name)).or_default() += 1,
             }
@@ -125,6 +139,7 @@ impl Functions {
                     offset: 0,
                 },
             },
+            runs_at_boot: *name == HANDLER,
         };
         Self {
             functions: names.iter().map(function).collect(),
@@ -142,7 +157,7 @@ impl Functions {
         self.functions.get(usize::try_from(id.0).ok()?)
     }
 
-    /// The name; with the address where several functions have it.
+    /// The name, with the address if several functions have the name.
     pub(super) fn name(&self, id: FunctionId) -> String {
         let Some(function) = self.get(id) else {
             return format!("function {}", id.0);
@@ -158,7 +173,8 @@ impl Functions {
         }
     }
 
-    /// All of them, in batches of at most `most`. Those that were asked for by name are in batches of their own.
+    /// All functions, in batches of at most `most`. Functions requested by name have batches of their own. So has the handler of
+    /// `int3`, with a few others: while the handler is probed, no `int3` replaces their plants.
     pub(super) fn batches(&self, most: usize) -> Vec<Vec<FunctionId>> {
         let ids: Vec<FunctionId> = (0..self.functions.len())
             .filter_map(|index| u32::try_from(index).ok())
@@ -166,8 +182,17 @@ impl Functions {
             .collect();
         let (asked_for, others) = ids.split_at(self.asked_for.min(ids.len()));
         let most = most.max(1);
+        let mut others = others.to_vec();
+        let is_handler = |id: &FunctionId| self.get(*id).is_some_and(|it| it.name == HANDLER);
+        let with_handler = others.iter().position(is_handler).map(|index| {
+            let mut batch = vec![others.remove(index)];
+            let beside = others.len().min(BESIDE_HANDLER).min(most - 1);
+            batch.extend(others.drain(..beside));
+            batch
+        });
         let batches = asked_for.chunks(most).chain(others.chunks(most));
-        batches.map(<[FunctionId]>::to_vec).collect()
+        let batches = batches.map(<[FunctionId]>::to_vec);
+        batches.chain(with_handler).collect()
     }
 
     /// The probes on `set`, in its order.
@@ -185,7 +210,27 @@ impl Functions {
     }
 }
 
-/// Entries in the order of the sweep: those that are asked for by name first, then the others, shuffled.
+/// The site of a probe on the function `name`, which a glob leaves out.
+fn named(kernel: &Kernel, name: &str) -> Option<Result<Place, Refusal>> {
+    let spec = ProbeSpec {
+        kind: ProbeKind::Kprobe,
+        module: None,
+        location: Location::Symbol {
+            name: name.to_owned(),
+            offset: 0,
+        },
+    };
+    let mut found = resolve(kernel, &spec, 0).ok()?;
+    found.pop().map(|found| found.place)
+}
+
+/// Whether the plant is there from the guest's first instruction on: the kernel does not patch the probed instruction.
+fn is_planted_at_once(resolved: &Resolved) -> bool {
+    let place = resolved.place.as_ref();
+    place.is_ok_and(|place| place.when == When::TextPresent)
+}
+
+/// Entries in the order of the sweep: functions requested by name first, then the others, shuffled.
 fn select(entries: &BTreeMap<Gva, String>, selection: &Selection<'_>) -> Vec<Gva> {
     let wanted: BTreeSet<&str> = selection.with.iter().map(String::as_str).collect();
     let (mut chosen, mut others): (Vec<Gva>, Vec<Gva>) = entries
@@ -207,7 +252,7 @@ fn shuffle<T>(items: &mut [T], random: &mut Random) {
     }
 }
 
-/// The probe of a function, if one can be written.
+/// The probe of a function, if possible.
 fn spec(
     kernel: &Kernel,
     configuration: Configuration,
@@ -215,7 +260,7 @@ fn spec(
     name: &str,
     is_unique: bool,
     seed: u64,
-) -> Result<ProbeSpec, String> {
+) -> Result<(ProbeSpec, Vec<Resolved>), String> {
     let kind = match configuration.site {
         Site::Return => ProbeKind::Kretprobe,
         Site::Entry | Site::Boundary => ProbeKind::Kprobe,
@@ -240,12 +285,12 @@ fn spec(
         location,
     };
     match resolve(kernel, &spec, 0) {
-        Ok(_) => Ok(spec),
+        Ok(resolved) => Ok((spec, resolved)),
         Err(error) => Err(error.problem.to_string()),
     }
 }
 
-/// An instruction of the function that `entry` is in, and its offset: the same for the same seed.
+/// An instruction of the function with the entry `entry`, and its offset: the same for the same seed.
 fn boundary(kernel: &Kernel, entry: Gva, seed: u64) -> Result<(Gva, u64), String> {
     let within = kernel
         .symbols()
@@ -257,7 +302,7 @@ fn boundary(kernel: &Kernel, entry: Gva, seed: u64) -> Result<(Gva, u64), String
         .map(|decoded| decoded.at())
         .collect();
     let mut random = Random::new(seed ^ entry.0);
-    // The first numbers of seeds that are alike are alike.
+    // Similar seeds have similar first numbers.
     random.below(1);
     random.below(1);
     let at = starts
@@ -266,7 +311,7 @@ fn boundary(kernel: &Kernel, entry: Gva, seed: u64) -> Result<(Gva, u64), String
     Ok((*at, at.0.saturating_sub(within.symbol.address.0)))
 }
 
-/// A reason without what differs from function to function.
+/// A reason without the parts that differ from function to function.
 pub(super) fn reason(text: &str, name: &str) -> String {
     let text = text.replace(name, "NAME");
     let words: Vec<String> = text
@@ -313,6 +358,21 @@ mod tests {
         let mut sorted = all(7);
         sorted.sort_unstable();
         assert_eq!(sorted, (0..1000).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn handler_of_int3_is_in_a_small_batch() {
+        let names: Vec<String> = (0..250).map(|n| format!("f{n}")).collect();
+        let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
+        names.insert(120, HANDLER);
+        let functions = Functions::named(&names);
+        let batches = functions.batches(140);
+        let sizes: Vec<usize> = batches.iter().map(Vec::len).collect();
+        assert_eq!(sizes, [140, 11, 100]);
+        assert_eq!(functions.name(batches[2][0]), HANDLER);
+        let mut all: Vec<u32> = batches.into_iter().flatten().map(|id| id.0).collect();
+        all.sort_unstable();
+        assert!(all.into_iter().eq(0..251));
     }
 
     #[test]

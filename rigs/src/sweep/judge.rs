@@ -1,4 +1,4 @@
-//! A boot with probes, compared with the same boot without.
+//! Compares a boot with probes with the same boot without probes.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::mode::{Configuration, HitAction, Lifetime, Site};
 use super::outcome::{FunctionId, Outcome, Tally};
 use crate::busy::counting::is_accounted;
 
-/// How many calls of a function the workload made.
+/// The number of calls of a function by the workload.
 type Calls = fn(&Counts) -> u64;
 
 /// Functions whose calls the workload counts.
@@ -26,14 +26,14 @@ const COUNTED: [(&str, Calls); 7] = [
     ("hrtimer_nanosleep", |counts| counts.nap),
     ("do_group_exit", |counts| counts.children),
 ];
-/// How often the plant of a probe had to go without a debug register in its place: nobody knows of how many hits. With a probe at
-/// each function the four registers are taken.
+/// The number of times that a probe's plant withdrew without a debug register to replace the plant: the number of missed hits is
+/// unknown. With a probe at each function the four registers are taken.
 const UNWATCHED: &str = "unwatched";
-/// A guest that does nothing but hit one probe has this many hits of it.
+/// The minimum number of hits of a probe that a guest does nothing but hit.
 const LIVELOCK_HITS: u64 = 10_000;
-/// At least this part of all hits is of that probe.
+/// The minimum share of the probe's hits in all hits, as a divisor.
 const LIVELOCK_PART: u64 = 2;
-/// A boot may take so many times as long as the one without probes, and this time besides.
+/// A boot may take `TIMES` the time of the boot without probes, and `BESIDES` more.
 const TIMES: u32 = 10;
 const BESIDES: Duration = Duration::from_secs(60);
 const SILENT_TIMES: u32 = 6;
@@ -47,7 +47,7 @@ pub(super) struct Baseline {
 }
 
 impl Baseline {
-    /// What the boot without probes says of the others.
+    /// The baseline for other boots, from the boot without probes.
     pub(super) fn of(ran: &Ran) -> Result<Self, String> {
         ran.lifecycle.clone()?;
         if let Ended::Broken(why) = &ran.ended {
@@ -71,7 +71,7 @@ impl Baseline {
     }
 }
 
-/// What is judged.
+/// The boot to judge.
 #[derive(Debug)]
 pub(super) struct Judged<'a> {
     pub(super) functions: &'a Functions,
@@ -188,7 +188,7 @@ fn good_counts(console: &str) -> Option<Counts> {
     Counts::from_console(console).filter(|counts| counts.failed == 0)
 }
 
-/// What is wrong with a probe's counters.
+/// The fault in a probe's counters, if any.
 fn miscounted(
     judged: &Judged<'_>,
     id: FunctionId,
@@ -201,14 +201,13 @@ fn miscounted(
     if configuration.site == Site::Return && !is_accounted(&of_hits) {
         return Some(format!("entries are not accounted for: {probe:?}"));
     }
-    let missed: u64 = of_hits.missed.values().sum();
     let events = judged.ran.events.get(&*probe.probe).copied().unwrap_or(0);
     let reported = match configuration.site {
         Site::Return => probe.returns.unwrap_or(0),
-        Site::Entry | Site::Boundary => probe.hits.saturating_sub(missed),
+        Site::Entry | Site::Boundary => probe.hits,
     };
     let is_whole = configuration.lifetime == Lifetime::WholeBoot;
-    // Before a removal there were events of counters that are gone.
+    // Before a removal there were events, whose counters are gone.
     let events_fit = match configuration.lifetime {
         Lifetime::Rearmed => events >= reported,
         Lifetime::WholeBoot | Lifetime::AddedLater => events == reported,
@@ -217,10 +216,17 @@ fn miscounted(
         return Some(format!("{events} events: {probe:?}"));
     }
     let function = judged.functions.get(id)?;
+    let is_planted = is_whole && probe.state == ProbeState::Armed;
+    if function.runs_at_boot && is_planted && configuration.site != Site::Return && probe.hits == 0
+    {
+        return Some(format!(
+            "`int3_selftest` executes an `int3` in each boot: {probe:?}"
+        ));
+    }
     let (_, count) = COUNTED.iter().find(|(name, _)| *name == function.name)?;
     let made = count(counts);
     let is_exact = match configuration.site {
-        Site::Entry | Site::Return => is_whole && probe.state == ProbeState::Armed,
+        Site::Entry | Site::Return => is_planted,
         Site::Boundary => false,
     };
     let fits = if is_exact {
@@ -231,7 +237,7 @@ fn miscounted(
     (!fits).then(|| format!("the workload made {made} calls: {probe:?}"))
 }
 
-/// The probe with most of the hits, if a guest that did not end has one.
+/// The probe with most of the hits, if any, in a guest that did not end.
 fn busiest(judged: &Judged<'_>) -> Option<(FunctionId, String)> {
     let hits: u64 = judged.ran.probes.iter().map(|probe| probe.hits).sum();
     let of = judged.set.iter().zip(&judged.ran.probes);
@@ -248,7 +254,7 @@ fn busiest(judged: &Judged<'_>) -> Option<(FunctionId, String)> {
     })
 }
 
-/// Functions to try first: the one that is hit without end, or all that were hit.
+/// The functions to try first: the function hit without end, or all functions hit.
 fn suspects(judged: &Judged<'_>) -> Vec<FunctionId> {
     let probes = &judged.ran.probes;
     let all: u64 = probes.iter().map(|probe| probe.hits).sum();
@@ -293,7 +299,7 @@ fn tally(judged: &Judged<'_>) -> Tally {
     tally
 }
 
-/// The tallies of refusals that nothing was booted for.
+/// The tally of functions refused without a boot.
 pub(super) fn refused(refused: &BTreeMap<String, u64>) -> Tally {
     Tally {
         refused: refused.clone(),
@@ -374,6 +380,22 @@ mod tests {
             Outcome::Well(_)
         ));
         harm(verdict(Mode::Live, &ran(poweroff(), DONE, &[11, 1, 0])));
+    }
+
+    #[test]
+    fn handler_of_int3_without_a_hit_is_harm() {
+        let functions = Functions::named(&["asm_exc_int3"]);
+        for (hits, is_harm) in [(0, true), (1, false)] {
+            let judged = Judged {
+                functions: &functions,
+                configuration: Mode::Boundary.configuration(),
+                set: &[FunctionId(0)],
+                ran: &ran(poweroff(), DONE, &[hits]),
+            };
+            let baseline = Baseline::of(&super::tests::ran(poweroff(), DONE, &[])).expect("good");
+            let outcome = baseline.judge(&judged);
+            assert_eq!(matches!(outcome, Outcome::Harmed { .. }), is_harm);
+        }
     }
 
     #[test]

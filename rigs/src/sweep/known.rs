@@ -1,4 +1,4 @@
-//! Boots whose outcome is known: a sweep that goes on asks the same questions in the same order, and gets these answers.
+//! Boots with known outcomes: a resumed sweep asks the same questions in the same order, and gets these answers.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use super::search::Boots;
 use super::step::{BootKey, Step};
 use crate::line::{Line, print};
 
-/// Beyond a boot's limit, the machine is built, the probes are looked up, and vCPUs are stopped.
+/// The time besides a boot's limit, to build the machine, resolve the probes, and stop vCPUs.
 const SET_UP: Duration = Duration::from_secs(90);
 
 /// The outcomes of earlier boots.
@@ -98,8 +98,8 @@ impl Printing<'_> {
 impl Boots for Printing<'_> {
     type Error = io::Error;
 
-    /// A boot that is only slow is repeated once: the host may have been busy. The second outcome counts, and the repeat is
-    /// in the sum. A batch that ran out of time is not repeated: its halves are booted anyway.
+    /// A slow boot is repeated once: the host may have been busy. The second outcome counts, and the repeat is in the sum. A
+    /// batch that ran out of time is not repeated: its halves are booted anyway.
     fn boot(&mut self, set: &[FunctionId]) -> io::Result<Outcome> {
         let key = BootKey::of(set);
         match self.outcome(key, set)? {

@@ -13,11 +13,11 @@ use super::mode::Lifetime;
 use crate::busy::counting::is_accounted;
 use crate::chain::chain;
 
-/// The rounds of the workload at which something is done.
+/// The round of the workload at the first change.
 const FIRST_ROUND: u32 = 2;
-/// So many rounds of the workload pass between two changes.
+/// The number of the workload's rounds between two changes.
 const ROUNDS: u32 = 4;
-/// A guest whose rounds are over at once still has the probes for this time.
+/// The minimum time with probes, in a guest whose rounds end at once.
 const LEAST: Duration = Duration::from_millis(500);
 
 /// A running guest.
@@ -31,7 +31,7 @@ pub(super) struct Live<'a> {
 }
 
 impl Live<'_> {
-    /// Waits until the workload has ended this round. `false` if the guest ends before.
+    /// Waits until the workload has ended the given round. `false` if the guest ends before.
     fn await_round(&self, round: u32) -> bool {
         self.watch.await_text(&format!("workload: round {round}\r"))
     }
@@ -62,7 +62,7 @@ impl Live<'_> {
     }
 }
 
-/// Does what `lifetime` asks for, and lets the guest end. A guest that ends by itself before is the judge's business.
+/// Adds and removes probes according to `lifetime`, and lets the guest end. The judge handles a guest that ends earlier.
 pub(super) fn drive(
     lifetime: Lifetime,
     live: &Live<'_>,
@@ -99,7 +99,7 @@ fn rearm(live: &Live<'_>, probes: &[NewProbe]) -> Result<(), String> {
     work(live, FIRST_ROUND + 2 * ROUNDS)
 }
 
-/// Lets the guest work until the round, at least, and end.
+/// Lets the guest work at least until the given round, and end.
 fn work(live: &Live<'_>, until: u32) -> Result<(), String> {
     std::thread::sleep(LEAST);
     if !live.await_round(until) || live.watch.is_finished() {

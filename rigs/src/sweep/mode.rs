@@ -1,11 +1,11 @@
-//! The ways of probing that a sweep knows.
+//! The modes of a sweep.
 
 use clap::ValueEnum;
 use probes::PlantByte;
 use serde::{Deserialize, Serialize};
 use vmm::boot::BootMethod;
 
-/// Where in a function the probe is.
+/// The location of the probe in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Site {
     /// At its entry.
@@ -16,7 +16,7 @@ pub(super) enum Site {
     Boundary,
 }
 
-/// What a hit does.
+/// The action at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HitAction {
     Counted,
@@ -31,7 +31,7 @@ pub(super) enum Optimisation {
     Off,
 }
 
-/// When the probes are there.
+/// The lifetime of the probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lifetime {
     /// From the guest's first instruction to its end.
@@ -42,7 +42,7 @@ pub(super) enum Lifetime {
     Rearmed,
 }
 
-/// All that a mode stands for.
+/// All choices of a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Configuration {
     pub(super) site: Site,
@@ -55,7 +55,7 @@ pub(super) struct Configuration {
     pub(super) method: BootMethod,
 }
 
-/// Entries, counted, from the first instruction, with two vCPUs and all else as `hyprobe run` has it.
+/// Entries, counted, from the first instruction, with two vCPUs and the defaults of `hyprobe run` otherwise.
 const ENTRY_COUNTED: Configuration = Configuration {
     site: Site::Entry,
     action: HitAction::Counted,
@@ -129,7 +129,7 @@ impl Mode {
         Self::Int3Return,
     ];
 
-    /// As on the command line and in the results.
+    /// The mode's name on the command line and in the results.
     #[must_use]
     pub fn word(self) -> String {
         self.to_possible_value()
@@ -145,7 +145,7 @@ impl Mode {
             .unwrap_or_default()
     }
 
-    /// Number of vCPUs, if nothing else is asked for.
+    /// The default number of vCPUs.
     #[must_use]
     pub fn cpus(self) -> u8 {
         self.configuration().cpus

@@ -1,12 +1,12 @@
-//! What `rig sweep` is asked for.
+//! The options of `rig sweep`.
 
 use clap::Args;
 
 use super::Mode;
 
-/// Functions of a batch, if nothing else is said.
+/// The default number of functions in a batch.
 const BATCH: usize = 5000;
-/// In this order, as the columns of the page.
+/// The kernels, in the order of the page's columns.
 pub(super) const KERNELS: [&str; 6] = [
     "debian-5.10",
     "debian-6.1",
@@ -46,7 +46,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the page has no place for the result.
+    /// Whether the page does not show the result.
     pub(super) fn is_sample(&self) -> bool {
         self.sample.is_some() || self.only_with
     }
@@ -59,7 +59,7 @@ impl Options {
         }
     }
 
-    /// As the program beside KVM is given them, but for the mode.
+    /// The arguments for the program beside KVM, except the mode.
     pub(super) fn arguments(&self, seed: u64) -> Vec<String> {
         let mut words = vec![
             "--seed".to_owned(),

@@ -1,4 +1,4 @@
-//! What a boot with probes came to.
+//! The outcome of a boot with probes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct FunctionId(pub u32);
 
-/// What became of the probes of a boot that went well.
+/// The tally of the probes in a boot that went well.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tally {
     /// Functions whose probe was armed.
@@ -21,7 +21,7 @@ pub struct Tally {
     pub hits: u64,
     /// VM exits that the hits took.
     pub exits: u64,
-    /// Hits that were not reported and calls that were not followed, by reason.
+    /// Hits without a report and calls without a followed return, by reason.
     pub missed: BTreeMap<String, u64>,
 }
 
@@ -50,14 +50,14 @@ pub enum Outcome {
     Well(Tally),
     /// The guest or a count suffered.
     Harmed {
-        /// How the guest ended, or which count is wrong.
+        /// The guest's end, or the wrong count.
         reason: String,
-        /// Functions that the search tries first: those that were hit, or the one that was hit without end.
+        /// Functions that the search tries first: the functions hit, or the function hit without end.
         suspects: Vec<FunctionId>,
     },
     /// The boot ran out of time but went on, or the guest complained of too little time. A busy host looks the same.
     Slow {
-        /// What happened.
+        /// The reason.
         reason: String,
     },
 }
@@ -79,7 +79,7 @@ impl fmt::Display for Outcome {
 /// Functions that harm the guest, or make it too slow to judge.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
-    /// What was found.
+    /// The kind of finding.
     pub kind: FindingKind,
     /// The functions' names.
     pub functions: Vec<String>,
@@ -87,18 +87,18 @@ pub struct Finding {
     pub reason: String,
 }
 
-/// What was found of some functions.
+/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FindingKind {
-    /// A boot with this function alone fails.
+    /// A boot with the function alone fails.
     Harmful,
-    /// A boot with these functions fails, and with neither of them alone.
+    /// A boot with the functions fails, and with neither of them alone.
     HarmfulTogether,
-    /// A boot with these functions failed, and a second boot with the same functions did not; or the smallest failing
-    /// set is larger than the search goes.
+    /// A boot with the functions failed, and a second boot with the same functions did not; or the smallest failing set is beyond
+    /// the limit of the search.
     HarmfulAtTimes,
-    /// A boot with this function alone does not end in time.
+    /// A boot with the function alone does not end in time.
     TooSlow,
 }
 

@@ -12,14 +12,14 @@ use super::step::{Plan, Step, Sum};
 use crate::launch::LaunchError;
 use crate::line::{Backend, Line};
 
-/// Where the page is kept, from the repository's top.
+/// The page's path from the repository's top.
 pub const PAGE: &str = "docs/sweep.md";
 
-/// So many names of a set that failed by chance are written.
+/// The number of names printed of a set that failed by chance.
 const NAMES: usize = 8;
 const PREFIX: &str = "sweep-";
 
-/// What is known of one mode of one kernel.
+/// The state of a mode with a kernel.
 #[derive(Clone, Debug, Default)]
 struct Cell {
     image: String,
@@ -27,7 +27,7 @@ struct Cell {
     plan: Option<Plan>,
     sum: Option<Sum>,
     cannot: Option<String>,
-    /// Batches that have ended.
+    /// The number of batches ended.
     batches: usize,
     /// Findings so far.
     findings: Vec<Finding>,
@@ -47,11 +47,11 @@ pub(super) fn file_name(
     format!("{sample}{PREFIX}{image}@{}@{cpus}@{backend}", mode.word())
 }
 
-/// The page, from what is in `results`.
+/// The page, from the lines in `results`.
 ///
 /// # Errors
 ///
-/// There is nothing, or it cannot be read.
+/// If there are no lines, or the lines cannot be read.
 pub fn from_results(results: &Path) -> Result<String, LaunchError> {
     let none = || LaunchError::NoResults {
         path: results.to_owned(),
@@ -93,7 +93,7 @@ impl Cell {
                     cell.backend = Some(backend);
                     (cell.date, cell.host) = (date, [vec![host], versions].concat().join("; "));
                 }
-                // A launch that goes on says again what the launches before it have found.
+                // A resumed launch repeats the findings of earlier launches.
                 Line::Sweep(Step::Plan(plan)) => {
                     cell.plan = Some(plan);
                     (cell.batches, cell.findings) = (0, Vec::new());
@@ -156,7 +156,7 @@ impl Cell {
 }
 
 impl Finding {
-    /// Number of harmed functions: a set that fails together, or by chance, is one.
+    /// The number of harmed functions: a set that fails together, or by chance, counts as one function.
     fn harmed(&self) -> usize {
         match self.kind {
             FindingKind::HarmfulTogether | FindingKind::HarmfulAtTimes => 1,
@@ -185,7 +185,7 @@ impl Finding {
     }
 }
 
-/// What a row is about.
+/// The key of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Row {
     mode: Mode,

@@ -19,31 +19,31 @@ use super::outcome::Finding;
 use super::step::{Plan, Step, Sum};
 use crate::line::{self, Backend, Line, print};
 
-/// The boot without probes has this time, wherever it runs.
+/// The limits of the boot without probes, on every KVM.
 const BASELINE: Limits = Limits {
     total: Duration::from_secs(1200),
     silence: Duration::from_secs(600),
 };
 
-/// Why there is nothing to say about any function.
+/// The reason why a sweep has no result.
 #[derive(Debug, Error)]
 pub enum SweepError {
     /// No KVM.
     #[error(transparent)]
     Open(#[from] vmm::OpenError),
-    /// A KVM that refuses what every KVM must do.
+    /// KVM refuses a request that every KVM must accept.
     #[error(transparent)]
     SelfTest(#[from] vmm::SelfTestError),
     /// The kernel's file cannot be used.
     #[error(transparent)]
     File(#[from] KernelError),
-    /// The kernel cannot be understood.
+    /// The kernel cannot be parsed.
     #[error(transparent)]
     Kernel(#[from] probes::KernelError),
     /// A file cannot be read, or a line cannot be printed.
     #[error("cannot read a file of the sweep, or print a line")]
     Io(#[from] io::Error),
-    /// The guest fails without probes, so that nothing can be said of a boot with probes.
+    /// The guest fails without probes, so boots with probes cannot be judged.
     #[error("no baseline: {0}")]
     Baseline(String),
     /// No function can be found.
@@ -51,14 +51,14 @@ pub enum SweepError {
     Functions(String),
 }
 
-/// What to sweep.
+/// The input of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub struct Sweep<'a> {
-    /// Named in the lines.
+    /// The KVM's name for the lines.
     pub backend: Backend,
     /// The guest's kernel, unpacked.
     pub kernel: &'a Path,
-    /// The guest's kernel as it is packed, for a guest that unpacks itself.
+    /// The guest's packed kernel, for a guest that unpacks itself.
     pub packed: Option<&'a Path>,
     /// The guest's initramfs, whose init is the workload.
     pub initrd: &'a Path,
@@ -66,26 +66,26 @@ pub struct Sweep<'a> {
     pub known: Option<&'a Path>,
     /// How the functions are probed.
     pub mode: Mode,
-    /// vCPUs of the guest; the mode's without.
+    /// The number of vCPUs; the mode's default if `None`.
     pub cpus: Option<u8>,
-    /// Shuffles the functions, and chooses instructions.
+    /// The seed for the order of functions and the choice of instructions.
     pub seed: u64,
-    /// Functions of a batch, at most.
+    /// The maximum number of functions in a batch.
     pub batch: usize,
-    /// So many functions only.
+    /// The number of functions to sweep; all if `None`.
     pub sample: Option<usize>,
-    /// Functions that are swept first.
+    /// The names of functions to sweep first.
     pub with: &'a [String],
-    /// Only these.
+    /// Whether only the functions of `with` are swept.
     pub only_with: bool,
 }
 
 impl Sweep<'_> {
-    /// Sweeps, and prints each step. Returns the number of findings that are harm.
+    /// Sweeps, and prints each step. Returns the number of harmful findings.
     ///
     /// # Errors
     ///
-    /// See [`SweepError`]; a guest that is harmed is none.
+    /// See [`SweepError`]; a harmed guest is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, SweepError> {
         let backend = self.backend;
         let began = Instant::now();
@@ -185,7 +185,7 @@ impl Sweep<'_> {
     }
 }
 
-/// Why this KVM cannot run the mode, if it cannot.
+/// The reason why this KVM cannot run the mode, if any.
 fn cannot(configuration: Configuration, facts: &HostFacts) -> Option<String> {
     let delivers = match configuration.plant {
         Some(PlantByte::Int3) => facts.int3.is_usable(),

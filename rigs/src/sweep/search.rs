@@ -1,4 +1,4 @@
-//! Finding the functions that make a boot fail.
+//! Finds the functions that make a boot fail.
 //!
 //! A binary search over prefixes of the failing set finds a function X such that the prefix that ends with X fails and the
 //! prefix before X does not. If X fails alone, X is the culprit. If not, X needs companions: the same search over the rest
@@ -9,10 +9,10 @@ use super::outcome::{FindingKind, FunctionId, Outcome};
 
 /// Boots the guest with probes on functions.
 pub(super) trait Boots {
-    /// Why there is no outcome.
+    /// The reason for a missing outcome.
     type Error;
 
-    /// The outcome for `set`, from an earlier boot with the same functions if there was one.
+    /// The outcome for `set`, from an earlier boot with the same functions if possible.
     fn boot(&mut self, set: &[FunctionId]) -> Result<Outcome, Self::Error>;
 
     /// The outcome of a second boot with the same functions.
@@ -23,22 +23,22 @@ pub(super) trait Boots {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Culprit {
     pub(super) kind: FindingKind,
-    /// The smallest failing set that was found.
+    /// The smallest failing set found.
     pub(super) functions: Vec<FunctionId>,
     pub(super) reason: String,
 }
 
-/// Functions that only fail together are searched for up to this number.
+/// The maximum number of functions that only fail together.
 const TOGETHER_MAX: usize = 4;
 
-/// A failing set and how it failed.
+/// A failing set and the reason of the failure.
 #[derive(Clone, Debug)]
 struct Failing {
     set: Vec<FunctionId>,
     reason: String,
 }
 
-/// A culprit of `set`, whose boot came to `reason`.
+/// A culprit of `set`, whose boot failed for `reason`.
 pub(super) fn culprit<B: Boots>(
     boots: &mut B,
     set: &[FunctionId],
@@ -110,8 +110,8 @@ fn suspects_first(set: &[FunctionId], suspects: &[FunctionId]) -> Vec<FunctionId
         .collect()
 }
 
-/// The shortest prefix of `ordered` that fails beside `fixed`, with `fixed` in front. All of `ordered` is known to fail;
-/// none of it is taken not to.
+/// The shortest prefix of `ordered` that fails beside `fixed`, with `fixed` in front. All of `ordered` is known to fail; an empty
+/// prefix is assumed not to fail.
 fn shortest_prefix<B: Boots>(
     boots: &mut B,
     fixed: &[FunctionId],
@@ -139,7 +139,7 @@ fn shortest_prefix<B: Boots>(
     })
 }
 
-/// A boot that is only slow is no harm here: the batches take care of these.
+/// The reason of a harmful boot. A slow boot is not harmful here: the batches handle slow boots.
 fn harm(outcome: Outcome) -> Option<String> {
     match outcome {
         Outcome::Harmed { reason, .. } => Some(reason),

@@ -1,4 +1,4 @@
-//! What a sweep prints.
+//! The lines that a sweep prints.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 use super::Mode;
 use super::outcome::{Finding, FunctionId, Outcome, Tally};
 
-/// Names the functions of a boot.
+/// The key of a boot, from its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BootKey {
-    /// A hash of the functions, whatever their order.
+    /// A hash of the functions, independent of their order.
     #[serde(with = "hexadecimal")]
     pub functions: u64,
-    /// Counts the boots with the same functions.
+    /// The number of the boot among boots with the same functions.
     pub attempt: u32,
 }
 
 impl BootKey {
-    /// The key of the first boot with these functions.
+    /// The key of the first boot of `set`.
     pub(super) fn of(set: &[FunctionId]) -> Self {
         let mut sorted = set.to_vec();
         sorted.sort_unstable();
@@ -58,37 +58,37 @@ mod hexadecimal {
     }
 }
 
-/// What is swept.
+/// The plan of a sweep.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// How the functions are probed.
     pub mode: Mode,
     /// vCPUs of the guest.
     pub cpus: u8,
-    /// What shuffled the functions, and chose instructions.
+    /// The seed for the order of functions and the choice of instructions.
     pub seed: u64,
-    /// Functions of a batch, at most.
+    /// The maximum number of functions in a batch.
     pub batch: usize,
-    /// Functions that are booted with a probe.
+    /// The number of functions booted with a probe.
     pub functions: usize,
     /// Functions of the kernel.
     pub of: usize,
     /// Number of batches.
     pub batches: usize,
-    /// Functions that no probe can be on, by reason.
+    /// Functions that cannot be probed, by reason.
     pub refused: BTreeMap<String, u64>,
 }
 
 /// The sum of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
-    /// Of the boots that went well.
+    /// The tally of the boots that went well.
     pub tally: Tally,
     /// Harmful and slow functions.
     pub findings: Vec<Finding>,
-    /// Number of boots, the one without probes not counted.
+    /// Number of boots, without the baseline.
     pub boots: usize,
-    /// Number of boots that repeated one with the same functions.
+    /// Number of repeated boots, with the same functions as an earlier boot.
     pub repeats: usize,
     /// Number of boots at which the Linux around the guest died.
     pub restarts: usize,
@@ -98,43 +98,43 @@ pub struct Sum {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "kebab-case")]
 pub enum Step {
-    /// The sweep begins, or goes on.
+    /// The sweep begins, or continues.
     Plan(Plan),
     /// The boot without probes has ended.
     Baseline {
-        /// How long it took.
+        /// The duration of the boot.
         took_ms: u64,
-        /// A boot with probes may take this time.
+        /// The time limit of a boot with probes.
         limit_ms: u64,
-        /// A boot with probes may show nothing for this time.
+        /// The limit for the silence of a boot with probes.
         silence_ms: u64,
     },
     /// The sweep cannot be made on this KVM.
     Cannot {
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// A boot begins.
     Booting {
-        /// Which.
+        /// The boot's key.
         key: BootKey,
         /// Number of functions.
         functions: usize,
-        /// The next line comes within this time, or the Linux around the guest hangs.
+        /// The time limit for the next line; beyond it, the Linux around the guest hangs.
         limit_ms: u64,
     },
     /// A boot has ended.
     Booted {
-        /// Which.
+        /// The boot's key.
         key: BootKey,
         /// Number of functions.
         functions: usize,
-        /// How long it took.
+        /// The duration of the boot.
         took_ms: u64,
-        /// What it came to.
+        /// The outcome of the boot.
         #[serde(flatten)]
         outcome: Outcome,
-        /// Whether the Linux around the guest died at it.
+        /// Whether the Linux around the guest died during the boot.
         #[serde(default)]
         killed_outer: bool,
     },
@@ -142,16 +142,16 @@ pub enum Step {
     Found(Finding),
     /// A batch has ended.
     Batch {
-        /// From 1.
+        /// The batch's number, from 1.
         number: usize,
-        /// Of so many.
+        /// The number of batches.
         of: usize,
     },
     /// The sweep has ended.
     Sum(Sum),
 }
 
-/// As `rig` shows it.
+/// The text that `rig` prints.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = |ms: &u64| format!("{}.{} s", ms / 1000, ms % 1000 / 100);

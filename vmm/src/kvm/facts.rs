@@ -81,13 +81,13 @@ impl BreakpointInjection {
     }
 }
 
-/// What becomes of the #BP of an `int3` that nobody intercepts, if the vCPU leaves the guest while it is delivered, and
-/// events are set as KVM reports them.
+/// The fate of the #BP of an `int3` that KVM does not intercept, if a VM exit interrupts the delivery and the VMM sets the
+/// events that KVM reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptedInt3 {
     /// It is forgotten, and the vCPU executes what is at the `int3` by then. All of Linux's KVM, by its source.
     Cancelled,
-    /// KVM reports it, or delivers it whatever has become of the `int3`.
+    /// KVM reports the #BP, or delivers the #BP after the `int3` has gone.
     Kept,
     /// The self-test did not bring it about.
     NotSeen,
@@ -188,7 +188,7 @@ pub enum HostObstacle {
 }
 
 impl HostFacts {
-    /// What would harm a guest that is probed on this host.
+    /// The reason why this host would harm a probed guest, if there is a reason.
     #[must_use]
     pub fn obstacle(&self) -> Option<HostObstacle> {
         match (self.table_writes_seen, self.read_only_slots) {
@@ -204,11 +204,12 @@ impl HostFacts {
         self.speed.mips() >= HARDWARE_SPEED_MIPS
     }
 
-    /// Whether an `int3` goes to the guest's own handler without an exit, while nobody asks KVM for it.
+    /// Whether an `int3` reaches the guest's own handler without an exit and with a right frame, while KVM does not
+    /// intercept #BP.
     ///
-    /// A delivery that finds a page not mapped by KVM is begun again, by KVM. Where an injected #BP needs help to look
-    /// like one that was executed, so would this, and nobody could give it. And a plant must not go while its #BP is on
-    /// its way, unless that can be cancelled.
+    /// If a page is not mapped, KVM repeats the delivery as an injection. Where an injected #BP needs an adjusted RIP, the
+    /// repeated one does too, and the VMM cannot adjust RIP there. A plant whose #BP is being delivered may go only if
+    /// that #BP can be cancelled.
     #[must_use]
     pub fn int3_reaches_guest(&self) -> bool {
         matches!(self.int3, Int3Delivery::DebugExit | Int3Delivery::ToGuest)

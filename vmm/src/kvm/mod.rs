@@ -1,4 +1,4 @@
-//! The host's KVM: opening it, what it offers, and what it turned out to deliver.
+//! The host's KVM: opening `/dev/kvm`, capabilities, and the facts of the self-test.
 
 mod facts;
 mod host;

@@ -30,7 +30,7 @@ const ALIAS_MAPPED: u64 = 0xe7;
 const TSS: u64 = 0x6000;
 const KERNEL_STACK: u64 = 0x9000;
 const USER_STACK: u64 = 0xb000;
-/// Where a question's code is put.
+/// The address of a question's code.
 pub(super) const CODE: u64 = 0x10000;
 /// Memory for a question's data.
 pub(super) const DATA: u32 = 0x14000;
@@ -43,20 +43,20 @@ const RFLAGS_IF: u64 = 1 << 9;
 
 /// The port to which the stub of an interrupt vector writes the vector.
 pub(super) const VECTOR_PORT: u8 = 0xe0;
-/// The port to which a question's code writes when it got to its end.
+/// The port to which a question's code writes at its end.
 pub(super) const END_PORT: u8 = 0xe1;
 
-/// The interrupt that a question may raise, and what the stub of its vector tells.
+/// The interrupt that a question may raise, and the value that the stub of its vector reports.
 const INTERRUPT: u8 = 0x35;
 pub(super) const INTERRUPT_TOLD: u8 = INTERRUPT % 32;
-/// Where the first local APIC takes messages.
+/// The address of the first local APIC for messages.
 const MSI_ADDRESS: u32 = 0xfee0_0000;
-/// Offset of the spurious-interrupt register in a local APIC, and the bit in it that switches the APIC on.
+/// Offset of the spurious-interrupt register in a local APIC, and its bit to enable the APIC.
 const APIC_SPURIOUS: usize = 0xf0;
 const APIC_ON: i8 = 1;
 
 const KICK_EVERY: Duration = Duration::from_millis(5);
-/// After so many kicks of the watchdog, a question has no answer.
+/// After this number of kicks by the watchdog, a question has no answer.
 const PATIENCE_KICKS: u32 = 60;
 
 /// Privilege level of a question's code.
@@ -66,16 +66,16 @@ pub(super) enum Ring {
     User,
 }
 
-/// How the vCPU left the tiny guest.
+/// The exit of the tiny guest's vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Exit {
-    /// A port write that is none of the two below.
+    /// A port write to a port other than `VECTOR_PORT` and `END_PORT`.
     Port {
         port: u16,
     },
     /// An exception or interrupt with this vector has reached the guest's own handler.
     Vector(u8),
-    /// A question's code has come to its end.
+    /// A question's code has reached its end.
     End,
     Debug {
         exception: u32,
@@ -88,7 +88,7 @@ pub(super) enum Exit {
     MsrWrite {
         index: u32,
     },
-    /// It did not, in time.
+    /// The vCPU did not exit in time.
     None,
     Other,
 }
@@ -107,11 +107,11 @@ fn refused(request: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> SelfTestE
 impl TinyGuest {
     pub(super) fn new(host: &Host) -> Result<Self, SelfTestError> {
         let vm = host.kvm.create_vm().map_err(refused("KVM_CREATE_VM"))?;
-        // Needed by VT-x without unrestricted guests; elsewhere it is of no consequence.
+        // Needed by VT-x without unrestricted guests; elsewhere without effect.
         vm.set_tss_address(0xfffb_d000)
             .map_err(refused("KVM_SET_TSS_ADDR"))?;
         crate::machine::disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
-        // Local APICs in KVM and nothing else, as in the machine.
+        // Local APICs in KVM and no other devices, as in the machine.
         let mut cap = kvm_enable_cap {
             cap: KVM_CAP_SPLIT_IRQCHIP,
             ..Default::default()
@@ -200,12 +200,12 @@ impl TinyGuest {
         Ok(())
     }
 
-    /// Puts `code` in place and leaves the vCPU alone.
+    /// Writes `code` and leaves the vCPU unchanged.
     pub(super) fn replace_code(&self, code: &[u8]) -> Result<(), SelfTestError> {
         Ok(self.memory.guest().write_slice(code, GuestAddress(CODE))?)
     }
 
-    /// Puts `code` in place and the vCPU at its start.
+    /// Writes `code` and sets the vCPU to its start.
     pub(super) fn load(&mut self, code: &[u8], ring: Ring) -> Result<(), SelfTestError> {
         self.replace_code(code)?;
         let (code_selector, data_selector, dpl, rsp) = match ring {
@@ -261,7 +261,7 @@ impl TinyGuest {
         self.debug(&kvm_guest_debug::default())
     }
 
-    /// Sets what KVM intercepts; the enabling bit is added where there is anything to enable.
+    /// Sets the events that KVM intercepts; the enabling bit is added if the set is not empty.
     pub(super) fn debug(&mut self, debug: &kvm_guest_debug) -> Result<(), SelfTestError> {
         let mut debug = *debug;
         if debug.control != 0 {
@@ -288,14 +288,14 @@ impl TinyGuest {
         self.fd.set_regs(&regs).map_err(refused("KVM_SET_REGS"))
     }
 
-    /// Maps all memory a second time at [`ALIAS`], or takes that mapping away, in the tables in memory.
+    /// Maps all memory a second time at [`ALIAS`], or removes the second mapping, in the tables in memory.
     pub(super) fn map_alias(&self, is_mapped: bool) -> Result<(), SelfTestError> {
         let entry = if is_mapped { ALIAS_MAPPED } else { 0 };
         let memory = self.memory.guest();
         Ok(memory.write_obj(entry, GuestAddress(ALIAS_ENTRY))?)
     }
 
-    /// Switches interrupts on and sends one, which is taken before the next instruction if nothing holds it back.
+    /// Enables interrupts and sends one interrupt, which is taken before the next instruction unless held back.
     pub(super) fn raise_interrupt(&mut self) -> Result<(), SelfTestError> {
         let mut lapic = self.fd.get_lapic().map_err(refused("KVM_GET_LAPIC"))?;
         lapic.regs[APIC_SPURIOUS + 1] |= APIC_ON;
@@ -331,7 +331,7 @@ impl TinyGuest {
             .map_err(refused("KVM_SET_VCPU_EVENTS"))
     }
 
-    /// Makes KVM forget all that it has mapped: the guest's next access to each page leaves the guest, and KVM maps it.
+    /// Makes KVM drop all its mappings: the guest's next access to each page exits, and KVM maps the page.
     pub(super) fn forget_mappings(&self) {
         for region in self.memory.regions() {
             let (Ok(host), Ok(bytes)) =
@@ -341,14 +341,14 @@ impl TinyGuest {
             };
             let host = host as *mut libc::c_void;
             for access in [libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE] {
-                // SAFETY: the mapping is this value's, of just that size, and nobody accesses it between the two calls:
-                // the vCPU is this thread's and does not run.
+                // SAFETY: the mapping belongs to `self.memory` and has exactly this size, and no thread accesses the memory
+                // between the two calls: the vCPU belongs to this thread and does not run.
                 unsafe { libc::mprotect(host, bytes, access) };
             }
         }
     }
 
-    /// Runs until the next exit, but for no longer than this time. Returns whether the time was over first.
+    /// Runs until the next exit, but for no longer than `time`. Returns whether the time was over first.
     pub(super) fn is_interrupted_after(&mut self, time: Duration) -> bool {
         let target = KickTarget::default();
         let registration = kick::Registration::new(&mut self.fd, &target);

@@ -1,7 +1,7 @@
-//! A tiny guest, run at start, that finds out what this host's KVM delivers.
+//! The self-test: a tiny guest, run at start, that measures the behaviour of this host's KVM.
 //!
-//! Each question is a few bytes of code in a machine of two megabytes without devices: run it, see how the vCPU
-//! leaves. The answers are a [`HostFacts`]; nothing else in hyprobe asks which KVM this is. All of it takes a few
+//! Each question is a few bytes of code in a machine of two megabytes without devices: the test runs the code and checks the
+//! vCPU's exit. The answers are a [`HostFacts`]; no other code of hyprobe distinguishes KVMs. The whole test takes a few
 //! milliseconds on hardware, and some tens where ring 0 is interpreted.
 
 mod guest;
@@ -16,7 +16,7 @@ use crate::kvm::{Host, HostFacts, Int3Delivery, InterruptedInt3};
 /// The self-test could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum SelfTestError {
-    /// KVM refused a request that any KVM must take.
+    /// KVM refused a request that any KVM must accept.
     #[error("KVM refused {request} during the self-test")]
     Request {
         /// The ioctl.
@@ -37,7 +37,7 @@ pub enum SelfTestError {
 ///
 /// # Errors
 ///
-/// When KVM cannot even be asked. A question that is answered badly is a fact, not an error.
+/// If KVM refuses a basic request. A bad answer to a question is a fact, not an error.
 pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
     let started = Instant::now();
     let mut guest = TinyGuest::new(host)?;
@@ -47,7 +47,7 @@ pub fn self_test(host: &Host) -> Result<HostFacts, SelfTestError> {
         Int3Delivery::DebugExit | Int3Delivery::ToGuest => {
             questions::interrupted_int3(&mut guest, exit_ns)?
         }
-        // The guest never takes one by itself.
+        // The guest never takes a #BP by itself.
         Int3Delivery::EmulationFailure | Int3Delivery::Broken => InterruptedInt3::NotSeen,
     };
     let facts = HostFacts {

@@ -1,4 +1,4 @@
-//! What is asked of the host, one function a question.
+//! The questions to the host, one function each.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ fn debug(control: u32) -> kvm_guest_debug {
     }
 }
 
-/// What becomes of an `int3`?
+/// What is the result of an `int3`?
 pub(super) fn int3(guest: &mut TinyGuest, ring: Ring) -> Result<Int3Delivery, SelfTestError> {
     guest.load(&with_end(&[INT3]), ring)?;
     guest.debug(&debug(KVM_GUESTDBG_USE_SW_BP))?;
@@ -45,7 +45,7 @@ pub(super) fn int3(guest: &mut TinyGuest, ring: Ring) -> Result<Int3Delivery, Se
     })
 }
 
-/// Where must RIP be for an injected #BP to look like that of the `int3` at CODE?
+/// Where must RIP be for an injected #BP to look like the #BP of the `int3` at CODE?
 pub(super) fn breakpoint_injection(
     guest: &mut TinyGuest,
 ) -> Result<BreakpointInjection, SelfTestError> {
@@ -55,9 +55,9 @@ pub(super) fn breakpoint_injection(
     ] {
         guest.load(&with_end(&[INT3]), Ring::Kernel)?;
         guest.debug(&debug(KVM_GUESTDBG_USE_SW_BP))?;
-        // Let the real thing happen first: KVM remembers the instruction's length from it.
+        // A real #BP comes first: KVM remembers the instruction's length from the real #BP.
         if guest.run() == Exit::Vector(3) {
-            // The host does not intercept int3, so that none needs to be given back.
+            // The host does not intercept int3: the VMM never has to inject #BP.
             return Ok(BreakpointInjection::AtInstruction);
         }
         guest.set_rip(rip)?;
@@ -72,11 +72,10 @@ pub(super) fn breakpoint_injection(
     Ok(BreakpointInjection::Broken)
 }
 
-/// What becomes of the #BP of an `int3` whose delivery was interrupted, if events are set as KVM reports them and the
-/// `int3` goes?
+/// Does KVM keep the #BP of an `int3` whose delivery was interrupted, if the VMM sets the reported events and removes the `int3`?
 ///
-/// The delivery finds pages that KVM has not mapped, and a signal comes while KVM maps one. When it has to come for that
-/// nobody knows: attempts differ in it.
+/// The delivery finds pages without a mapping in KVM, and a signal arrives while KVM maps a page. Each attempt sends the signal
+/// at another delay, because the right delay is unknown.
 pub(super) fn interrupted_int3(
     guest: &mut TinyGuest,
     exit_ns: u64,
@@ -92,7 +91,7 @@ pub(super) fn interrupted_int3(
         }
         let events = guest.events()?;
         if events.exception.nr != BREAKPOINT && events.interrupt.nr != BREAKPOINT {
-            // Not even the int3 was executed.
+            // The vCPU did not even execute the int3.
             continue;
         }
         if events.exception.injected | events.exception.pending | events.interrupt.injected != 0 {
@@ -108,9 +107,9 @@ pub(super) fn interrupted_int3(
     Ok(InterruptedInt3::NotSeen)
 }
 
-/// Does `out dx, al` exit whatever DX holds, and with which RIP?
+/// Does `out dx, al` exit for every DX, and with which RIP?
 pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError> {
-    // Ports of devices that KVM could have in the kernel, and of its quirks.
+    // Ports of devices that KVM could have in the kernel, and of KVM's quirks.
     const PORTS: [u16; 12] = [
         0x20, 0x21, 0xa0, 0x40, 0x43, 0x61, 0x7e, 0x80, 0x4d0, 0xcf8, 0x5658, 0xffff,
     ];
@@ -140,7 +139,7 @@ pub(super) fn port(guest: &mut TinyGuest) -> Result<PortDelivery, SelfTestError>
     Ok(found.unwrap_or(PortDelivery::Broken))
 }
 
-/// What becomes of an `int1` in ring 3 while a debug register is in force?
+/// What is the result of an `int1` in ring 3 while a debug register is in force?
 pub(super) fn int1(guest: &mut TinyGuest) -> Result<Int1Delivery, SelfTestError> {
     guest.load(&with_end(&[INT1, NOP]), Ring::User)?;
     let mut control = debug(KVM_GUESTDBG_USE_HW_BP);
@@ -156,7 +155,7 @@ pub(super) fn int1(guest: &mut TinyGuest) -> Result<Int1Delivery, SelfTestError>
     })
 }
 
-/// Can an interrupt be held back, and does it come afterwards?
+/// Can an interrupt be held back, and is the interrupt delivered afterwards?
 pub(super) fn holds_interrupts(guest: &mut TinyGuest, host: &Host) -> Result<bool, SelfTestError> {
     if !host.capabilities().block_interrupts {
         return Ok(false);
@@ -179,7 +178,7 @@ pub(super) fn debug_execute(guest: &mut TinyGuest) -> Result<bool, SelfTestError
     control.arch.debugreg[0] = CODE + 1;
     control.arch.debugreg[7] = 0x402;
     guest.debug(&control)?;
-    // DR6 is not looked at: an emulated SVM may leave the cause out, and nothing else stops there.
+    // DR6 is not checked: an emulated SVM may leave the cause out, and nothing else stops there.
     let exit = guest.run();
     Ok(matches!(exit, Exit::Debug { exception: 1, .. }) && guest.rip()? == CODE + 1)
 }
@@ -214,9 +213,9 @@ pub(super) fn read_only_slots(guest: &mut TinyGuest) -> Result<bool, SelfTestErr
         && guest.run() == Exit::End)
 }
 
-/// Does a guest that loads CR3 again see what the VMM has written to its page tables?
+/// Does a guest that reloads CR3 see the VMM's writes to its page tables?
 ///
-/// A KVM without EPT or NPT keeps shadow tables. It follows the guest's writes to its own tables, not the VMM's.
+/// A KVM without EPT or NPT keeps shadow tables. Such a KVM follows the guest's writes to its own tables, not the VMM's.
 pub(super) fn table_writes_seen(guest: &mut TinyGuest) -> Result<bool, SelfTestError> {
     // mov al, [ALIAS + DATA]
     let mut read = vec![0x8a, 0x04, 0x25];
@@ -228,11 +227,11 @@ pub(super) fn table_writes_seen(guest: &mut TinyGuest) -> Result<bool, SelfTestE
     guest.load(&code, Ring::Kernel)?;
     let is_mapped = guest.run() == Exit::End;
     guest.map_alias(false)?;
-    // Only a guest that goes on reading by the mapping that is gone is a proof.
+    // Only a guest that still reads by the removed mapping is a proof.
     Ok(!(is_mapped && guest.run() == Exit::End))
 }
 
-/// The register through which a kernel says where its system-call entry is.
+/// The register with the address of the kernel's system-call entry.
 const MSR_LSTAR: u32 = 0xc000_0082;
 
 /// Does the write of a filtered MSR exit?
@@ -274,7 +273,7 @@ pub(super) fn exit_ns(guest: &mut TinyGuest) -> Result<u64, SelfTestError> {
     guest.run();
     let started = Instant::now();
     for _ in 0..EXITS {
-        // The loop of `TinyGuest::run` without its watchdog, whose system calls would be counted too.
+        // The loop of `TinyGuest::run` without the watchdog, whose system calls would be counted too.
         let _ = guest.fd.run();
     }
     let nanos = started.elapsed().as_nanos() / u128::from(EXITS);

@@ -1,4 +1,4 @@
-//! The optimised tier: a jump stands for a plant, to a detour that counts or records and runs on. No exit at all.
+//! The optimised tier: a jump replaces a plant and targets a detour that counts or records. No exit at all.
 //!
 //! ```text
 //!  plant            b8 01 00 00 00   mov eax, 1         behind an ftrace call   0f 1f 44 00 00   nop
@@ -8,12 +8,12 @@
 //!                                                       plant, as before ▶      ee
 //! ```
 //!
-//! A jump lies over one instruction that has room for it, so nobody can be in the middle of what it replaces. Where none
-//! has, an `int3` on its first byte leads to the detour in the same way (`int3`). The jump is put
-//! there, and taken away, with the vCPUs paused; whoever is in the detour then runs on in it, and has been counted or
-//! will be. Everything that wants to know more of a hit than that it was one makes the jump go first.
-//! `docs/optimised.md` has the reasons.
+//! A jump lies over one instruction with room for five bytes, so no task can be in the middle of the displaced code. If there is
+//! no room, an `int3` on the first byte redirects the vCPU to the detour in the same way (`int3`). Jumps are written and removed
+//! with the vCPUs paused; a vCPU or task inside the detour then continues there, and has been counted or will be. If a probe
+//! needs more of a hit than the detour provides, the jump is removed first. `docs/optimised.md` has the reasons.
 
+mod early;
 mod int3;
 mod sharing;
 mod vcpus;
@@ -28,11 +28,12 @@ use introspect::{Gpa, Gva};
 use super::Engine;
 use super::arm::ArmError;
 use crate::ProbeState;
-use crate::detour::{DetourError, KernelSpace, Lead};
-use crate::guest::{GuestError, Paused};
+use crate::detour::{DetourError, KernelSpace, Lead, Tables};
+use crate::guest::{GuestError, Paused, SystemState};
 use crate::hit::{Plant, Table};
 use crate::plant::{Jump, Spot};
 use crate::registry::{Milestone, Purpose};
+use early::Early;
 use int3::Int3Way;
 use sharing::set_unoptimised;
 use verdict::NotOptimised;
@@ -40,14 +41,15 @@ use verdict::NotOptimised;
 /// Bytes of a jump.
 const JUMP_BYTES: u64 = 5;
 
-/// What is optimised.
+/// The state of optimisation.
 #[derive(Debug)]
 pub(super) struct Optimised {
     /// The knob.
     wanted: AtomicBool,
-    /// Where jumps are, and what stands there for which plant. Changed with the vCPUs paused.
+    /// The addresses of jumps and `int3`s, each with its plant. Changed with the vCPUs paused.
     jumps: Mutex<BTreeMap<Gpa, Led>>,
     int3: Int3Way,
+    early: Early,
 }
 
 impl Default for Optimised {
@@ -56,11 +58,12 @@ impl Default for Optimised {
             wanted: AtomicBool::new(false),
             jumps: Mutex::default(),
             int3: Int3Way::default(),
+            early: Early::default(),
         }
     }
 }
 
-/// What stands for a plant.
+/// The jump or `int3` that replaces a plant.
 #[derive(Clone, Copy, Debug)]
 struct Led {
     /// The plant's address.
@@ -75,12 +78,12 @@ impl Optimised {
 }
 
 impl Engine {
-    /// The knob of optimisation, off until somebody turns it on, as a session does that is asked to: `false` makes every
-    /// hit exit, `true` lets jumps stand for plants again, where they can.
+    /// Sets the knob of optimisation, off by default: a session turns the knob on if requested. `false` makes every hit exit,
+    /// `true` lets jumps replace plants again, where possible.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; the jumps that are left count on.
+    /// If bytes cannot be changed; the remaining jumps count on.
     pub fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
         self.optimised.wanted.store(wanted, Ordering::Release);
         let table = self.table.load_full();
@@ -96,7 +99,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Finds out what [`set_optimising`](Self::set_optimising) needs to know: in a second or less, while the guest runs.
+    /// Prepares the survey and the clock for [`set_optimising`](Self::set_optimising): in a second or less, while the guest runs.
     pub fn prepare_optimising(&self) {
         let _ = self.kernel.survey();
         self.records.measure_clock();
@@ -107,16 +110,16 @@ impl Engine {
         self.optimised.wanted.load(Ordering::Acquire)
     }
 
-    /// Whether a jump may stand for `plant`, as far as is known: it is worth a pause to find out. Called at every hit.
+    /// Whether a jump may replace `plant`, as far as known: a pause to find out is worthwhile. Called at every hit.
     pub(super) fn may_optimise(&self, plant: &Plant) -> bool {
         plant.optimising.is_open()
             && self.is_optimising()
             && self.hindrance(plant).is_none()
-            && self.kernel_is_settled()
+            && (self.kernel_is_settled() || self.may_be_early(plant))
     }
 
-    /// Whether the kernel's page tables and its text stay as they are, but for what it patches now and then.
-    fn kernel_is_settled(&self) -> bool {
+    /// Whether the kernel's page tables and its text are final, apart from run-time patching.
+    pub(super) fn kernel_is_settled(&self) -> bool {
         let boots =
             |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
         self.located.get().is_some()
@@ -124,7 +127,7 @@ impl Engine {
                 || !self.milestones.iter().any(|probe| boots(&probe.purpose)))
     }
 
-    /// Optimises what can be of the plants at `places`. What fails keeps its plant.
+    /// Optimises the plants at `places` where possible. On failure a site keeps its plant.
     pub(super) fn optimise_all(&self, paused: &dyn Paused, places: &[Gva]) {
         if !self.is_optimising() {
             return;
@@ -142,20 +145,34 @@ impl Engine {
         }
     }
 
-    /// The kernel's page tables, where no vCPU need be asked for them.
+    /// The kernel's page tables, if known without asking a vCPU.
     fn known_kernel_space(&self) -> Option<KernelSpace> {
-        self.detour.kernel().or_else(|| {
-            let paging = self.modules.paging()?;
-            let located = self.located.get()?;
-            Some(self.kernel_space_with(paging, located))
-        })
+        self.detour
+            .kernel()
+            .or_else(|| self.optimised.early.space())
+            .or_else(|| {
+                let paging = self.modules.paging()?;
+                let located = self.located.get()?;
+                Some(self.kernel_space_with(paging, located, Tables::Settled))
+            })
     }
 
-    /// Puts a jump in the place of `plant`, if that is safe.
+    /// The page tables by which a vCPU with this state, which stands at `rip`, can reach a detour.
+    pub(super) fn space_for_detour(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
+        match self.optimised.early.space() {
+            Some(space) => {
+                let linked = self.located.get()?.linked(rip);
+                (!self.kernel.is_entry(linked)).then_some(space)
+            }
+            None => self.kernel_space(state, rip),
+        }
+    }
+
+    /// Replaces `plant` by a jump or an `int3`, if safe.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(super) fn optimise(
         &self,
         paused: &dyn Paused,
@@ -163,7 +180,7 @@ impl Engine {
         kernel: &KernelSpace,
     ) -> Result<(), GuestError> {
         self.tend_region(paused);
-        // What is planted may have changed since it was looked up.
+        // The plant may have changed since the look-up.
         let table = self.table.load();
         let current = table.at(plant.at).filter(|now| now.spot == plant.spot);
         let Some(plant) = current.filter(|plant| self.hindrance(plant).is_none()) else {
@@ -207,7 +224,7 @@ impl Engine {
                 return Ok(());
             }
         };
-        // The records that are there may be another probe's, which had the detour before.
+        // The records in the ring may be hits of the detour's former probe.
         self.take_out_records();
         for (served, part) in served.into_iter().zip(made.parts) {
             self.serve(served, part)?;
@@ -226,11 +243,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes the jump away that stands for `plant`, if one does. Its probe goes on counting whoever is in the detour.
+    /// Removes the jump or `int3` that replaces `plant`, if any. The probe still counts threads inside the detour.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written; then the jump stays.
+    /// If memory cannot be written; then the jump stays.
     pub(super) fn unoptimise(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if let Some(gpa) = plant.optimising.jump() {
             self.planter.set_jump(paused, gpa, None)?;
@@ -238,7 +255,7 @@ impl Engine {
             self.optimised.jumps().remove(&gpa);
             plant.optimising.set_jump(None);
             for (probe, _) in &plant.probes {
-                // One that goes was optimised to its end.
+                // A removed probe stays optimised to its end.
                 let is_armed = self.armed.load(Ordering::Acquire)
                     && probe.is_enabled()
                     && probe.state() == ProbeState::Armed;
@@ -249,12 +266,12 @@ impl Engine {
         Ok(())
     }
 
-    /// What stands at `gpa` for a plant.
+    /// The kind of redirect at `gpa`, if any.
     fn leads(&self, gpa: Gpa) -> Option<Lead> {
         self.optimised.jumps().get(&gpa).map(|led| led.lead)
     }
 
-    /// The address of the plant for which something stands at `gpa`.
+    /// The address of the plant whose redirect is at `gpa`.
     fn plant_led_from(&self, gpa: Gpa) -> Option<Gva> {
         self.optimised.jumps().get(&gpa).map(|led| led.plant)
     }
@@ -265,18 +282,22 @@ impl Engine {
         }
     }
 
-    /// Somebody is about to be planted at these places: jumps that lie over one of them, and stand for another plant,
-    /// go first.
+    /// Prepares new plants at these locations. Jumps of other plants over them are removed first. So are all `int3`s, if a
+    /// location is in the part of the kernel's handler that each `int3` executes.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(super) fn make_room_for_plants(
         &self,
         paused: &dyn Paused,
         spots: impl Iterator<Item = Spot>,
     ) -> Result<(), GuestError> {
         let table = self.table.load_full();
+        let spots: Vec<_> = spots.collect();
+        if spots.iter().any(|spot| self.is_before_switch(spot.gpa)) {
+            self.remove_int3s(paused)?;
+        }
         for spot in spots {
             for jump in self.planter.jumps(spot.gpa, 1) {
                 let at = self.plant_led_from(jump);
@@ -290,24 +311,27 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest is about to write `data` at `gpa`: jumps that it would change go first.
+    /// Removes the jumps that the guest is about to change by writing `data` at `gpa`.
     pub(super) fn make_room_for_write(
         &self,
         paused: &dyn Paused,
         gpa: Gpa,
         data: &[u8],
     ) -> Result<(), GuestError> {
+        if self.patches_int3_handler(gpa, data.len()) {
+            self.remove_int3s(paused)?;
+        }
         if !self.planter.overwrites_jump(gpa, data) {
             return Ok(());
         }
         self.remove_jumps(paused, self.planter.jumps(gpa, data.len()))
     }
 
-    /// Handlers have written to instructions that jumps lie over: these go.
+    /// Removes the jumps over instructions that handlers have written to.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(super) fn remove_rewritten_jumps(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         if !self.planter.has_rewritten_jumps() {
             return Ok(());
@@ -330,9 +354,18 @@ impl Engine {
         Ok(())
     }
 
-    /// The guest has written `len` bytes at `gpa`: what is said of the jumps there may be so no more.
+    /// Reopens the verdicts on all plants without a redirect.
+    fn reopen_all(&self) {
+        let table = self.table.load();
+        table
+            .plants()
+            .filter(|plant| plant.optimising.jump().is_none())
+            .for_each(|plant| plant.optimising.reopen());
+    }
+
+    /// Reopens the verdicts on plants near a guest write of `len` bytes at `gpa`.
     pub(super) fn reopen(&self, table: &Table, gpa: Gpa, len: usize) {
-        if !self.kernel_is_settled() {
+        if !self.kernel_is_settled() && !self.optimised.early.is_on() {
             return;
         }
         let end = gpa.0.saturating_add(len as u64).saturating_add(JUMP_BYTES);

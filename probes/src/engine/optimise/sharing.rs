@@ -8,11 +8,11 @@
 //!                  └─────────────────────────────────────┘
 //! ```
 //!
-//! Each part says by its number, in records and by the place of its exit, whose hit it is, and knows nothing of the others. So
-//! a hit that exits is that of one part, and the parts behind it are executed when the VMM has handled it.
+//! A part has a number, which its records and its exit carry, and does not depend on the other parts. A hit that exits is
+//! therefore the hit of one part, and the later parts are executed after the VMM has handled the exit.
 //!
-//! A part belongs to the site and to a probe, not to one detour. When a probe comes to the site or goes, another detour takes
-//! over, which has the parts of the probes that stay: a task in the detour before counts and records for them.
+//! A part belongs to the site and to a probe, not to one detour. When a probe is added or removed, another detour takes over,
+//! with the parts of the remaining probes: a task in the former detour counts and records for them.
 
 use std::sync::Arc;
 
@@ -25,22 +25,22 @@ use crate::hit::Plant;
 use crate::program::Filter;
 use crate::registry::{Probe, Purpose};
 
-/// For what a part of a detour works.
+/// The receiver of a detour part's work.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Served<'p> {
-    /// The calls that return there.
+    /// The calls that return to the given site.
     Returns(Gva),
-    /// A probe, with the address that it is about.
+    /// A probe, with the probed address.
     Probe(&'p Arc<Probe>, Gva),
 }
 
-/// Why each hit of a plant has to exit, whatever its instruction is.
+/// The reason why each hit of a plant has to exit, independent of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Hindrance<'p> {
-    /// No detour can do what this probe wants.
+    /// No detour can do the work of the given probe.
     #[error("`{0}` is at the same place, and its hits exit")]
     Probe(&'p str),
-    /// A milestone.
+    /// A kernel event probe.
     #[error("hyprobe itself has a plant at the same place, at `{0}`, whose hits exit")]
     Milestone(&'p str),
     /// Returns are to be reported to a handler.
@@ -51,10 +51,10 @@ pub(super) enum Hindrance<'p> {
     TooMany(usize),
 }
 
-/// What is done for each probe is chosen and written with all vCPUs paused.
+/// The maximum number of probes of a detour: their work is chosen and written with all vCPUs paused.
 const MAX_SERVED: usize = 16;
 
-/// Why the hits of the probes at `plant` exit that a detour could serve; `None`: they do not.
+/// Sets the reason why the hits of the probes at `plant` exit although a detour could serve them; `None` if they do not exit.
 pub(super) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     for (probe, _) in &plant.probes {
         if probe.kept_by_detour().is_some() {
@@ -65,7 +65,7 @@ pub(super) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
 }
 
 impl Engine {
-    /// Why no detour can serve `plant`, if none can. Asked at every hit.
+    /// The reason why no detour can serve `plant`, if any. Called at every hit.
     pub(super) fn hindrance<'p>(&self, plant: &'p Plant) -> Option<Hindrance<'p>> {
         if plant.returns && self.return_sites.must_exit() {
             return Some(Hindrance::Returns);
@@ -81,8 +81,7 @@ impl Engine {
         })
     }
 
-    /// What is at `plant` has changed: says why the hits of probes exit that a detour could serve, were it not for another
-    /// probe.
+    /// Updates the reason after a change at `plant`: probes that a detour could serve may exit because of another probe.
     pub(in crate::engine) fn report_hindrance(&self, plant: &Plant) {
         if !self.is_optimising() {
             return;
@@ -96,8 +95,8 @@ impl Engine {
         }
     }
 
-    /// For what a detour works in the place of `plant`, in the order in which an exit would report it, and what it does for
-    /// each. There is no [`Hindrance`].
+    /// The receivers of a detour that replaces `plant`, in the order of reports at an exit, with the use of each part. The plant
+    /// has no [`Hindrance`].
     pub(super) fn served<'p>(&self, plant: &'p Plant) -> (Vec<Served<'p>>, Vec<Use>) {
         let (mut served, mut uses) = (Vec::new(), Vec::new());
         if plant.returns {
@@ -137,7 +136,7 @@ impl Engine {
         }
     }
 
-    /// Gives each probe the part that it has at `site`, or one that is no other probe's.
+    /// Gives each probe its part at `site`, or a part of no other probe.
     fn choose_parts(&self, site: Gva, served: &[Served<'_>], uses: &mut [Use]) {
         let of = |usage: &Use, index| {
             let usage = Use {
@@ -177,13 +176,13 @@ impl Engine {
         }
     }
 
-    /// `part` works for `served` from now on. The other vCPUs are paused.
+    /// Assigns `part` to `served`. The other vCPUs are paused.
     pub(super) fn serve(&self, served: Served<'_>, part: Part) -> Result<(), GuestError> {
         match served {
             Served::Probe(probe, ip) => {
                 let before = self.records.set_owner(part.who, probe, ip);
                 if let Some(words) = part.words {
-                    // The probe that had the part before counts in it no more.
+                    // The part's former probe stops counting there.
                     if let Some(before) = before {
                         before.stop_counting_in(&words);
                     }

@@ -1,4 +1,4 @@
-//! Which vCPUs go to the kernel's handler of `int3`: one of ours may stand in the text only while all of them do.
+//! The vCPUs that use the kernel's handler of `int3`: an injected `int3` may be in the text only while all of them do.
 //!
 //! ```text
 //!            INIT, SIPI: no interrupt table, then that of the bring-up      the kernel's own
@@ -7,31 +7,30 @@
 //!     └──────────── arch_cpu_idle_dead ◀── offline in the mask ◀──────┘
 //! ```
 //!
-//! A CPU that starts executes kernel code long before it has loaded the kernel's interrupt table, and an `int3` there is a
-//! triple fault. It does so without an exit: KVM handles INIT and SIPI itself. So the kernel is asked. It sets a CPU's bit of
-//! `__cpu_online_mask` behind the load of the table, and clears it before the CPU dies; all CPUs that are online use the
-//! one table. `cpu_startup_entry` and `arch_cpu_idle_dead` tell when to look again.
+//! A CPU that starts executes kernel code long before loading the kernel's interrupt table, and an `int3` there is a triple
+//! fault. No exit reports the start: KVM handles INIT and SIPI itself. The engine therefore reads the kernel's own account. The
+//! kernel sets a CPU's bit of `__cpu_online_mask` after loading the table, and clears the bit before the CPU dies; all online
+//! CPUs use the same table. `cpu_startup_entry` and `arch_cpu_idle_dead` trigger the next check.
 //!
-//! A guest that has neither `arch_cpu_idle_dead` nor `takedown_cpu` takes no CPU offline. There each vCPU is looked at when it
-//! exits at a plant. One that has only `takedown_cpu` may take a CPU offline unseen: with more than one vCPU it gets no `int3`.
+//! A guest that has neither `arch_cpu_idle_dead` nor `takedown_cpu` takes no CPU offline. There each vCPU is checked at an exit
+//! at a plant. A guest with only `takedown_cpu` may take a CPU offline unseen: with more than one vCPU the guest gets no `int3`.
 //!
-//! What is seen of vCPUs is written by their own threads; `int3`s come and go with all vCPUs paused.
+//! Each vCPU's thread writes the result of its own check; `int3`s are written and removed with all vCPUs paused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::Gva;
 
 use super::super::Engine;
-use crate::detour::Lead;
 use crate::guest::{GuestError, Paused};
 use crate::registry::{Milestone, Purpose};
 
-/// The CPUs that are online, a bit each.
+/// The kernel's mask of online CPUs, a bit each.
 const ONLINE_MASK: &str = "__cpu_online_mask";
-/// Takes a CPU offline; only the table of steps refers to it, so that it is never inlined.
+/// The function that takes a CPU offline; only a table of hotplug steps refers to the function, so no compiler inlines it.
 const TAKES_OFFLINE: &str = "takedown_cpu";
 const WORD_BITS: usize = 64;
-/// No machine has more vCPUs.
+/// The maximum number of vCPUs of a machine.
 const MAX_VCPUS: usize = 256;
 
 /// A set of vCPUs.
@@ -73,28 +72,32 @@ impl Engine {
         vcpus.find(|vcpu| !(is_watched && self.is_online(*vcpu)))
     }
 
-    /// Whether CPUs may go offline, be it without passing a milestone: a compiler may inline its function.
+    /// The same before `rest_init`: only one CPU runs, and starts the others behind `rest_init`.
+    pub(super) fn early_vcpu_without_handler(&self) -> Option<usize> {
+        self.optimised.int3.users.is_empty().then_some(0)
+    }
+
+    /// Whether CPUs may go offline, possibly without reaching the kernel event probe: a compiler may inline its function.
     fn takes_cpus_offline(&self) -> bool {
         let symbols = self.kernel.symbols();
         let mut functions = [Milestone::CpuOffline.function(), TAKES_OFFLINE].into_iter();
         functions.any(|function| symbols.address_of(function).is_some())
     }
 
-    fn is_planted(&self, milestone: Milestone) -> bool {
+    pub(super) fn is_planted(&self, milestone: Milestone) -> bool {
         let is_it =
             |purpose: &Purpose| matches!(purpose, Purpose::Milestone(it) if *it == milestone);
         let table = self.table.load();
         let mut milestones = self.milestones.iter();
         milestones.any(|probe| {
             let plant = || table.at(probe.planted_at()?);
-            // One that a guest write has made withdraw tells of nothing.
+            // A guest write may have made the plant withdraw; then the probe reports no event.
             is_it(&probe.purpose)
                 && plant().is_some_and(|plant| !self.planter.is_withdrawn(plant.spot.gpa))
         })
     }
 
-    /// Whether the kernel counts the CPU of that number among those that are online. The order of the vCPUs does not
-    /// matter: all of them have to be.
+    /// Whether the kernel counts CPU `cpu` as online. The order of the vCPUs does not matter: all of them have to be online.
     fn is_online(&self, cpu: usize) -> bool {
         let word = || {
             let located = self.located.get()?;
@@ -105,26 +108,31 @@ impl Engine {
         word().is_some_and(|word| word >> (cpu % WORD_BITS) & 1 != 0)
     }
 
-    /// A CPU has come online or is about to go: makes `int3`s stand for plants everywhere, or nowhere.
+    /// Lets `int3`s replace plants again after the last probe on the kernel's handler of `int3` has gone. Before `rest_init`, each
+    /// `int3` comes at the plant's next hit.
+    pub(in crate::engine) fn let_int3s_return(&self, paused: &dyn Paused) {
+        if self.optimised.early.is_on() {
+            self.reopen_all();
+        } else if let Err(error) = self.look_at_cpus(paused) {
+            self.note(None, format!("int3s do not replace plants again: {error}"));
+        }
+    }
+
+    /// Handles a CPU that has come online or is about to go offline: `int3`s replace plants everywhere, or nowhere.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(in crate::engine) fn look_at_cpus(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        let table = self.table.load_full();
-        let may_stand = self.vcpu_without_handler(paused).is_none();
-        let mut places = Vec::new();
-        for plant in table.plants() {
-            match plant.optimising.jump() {
-                None if may_stand => plant.optimising.reopen(),
-                Some(gpa) if !may_stand && self.leads(gpa) == Some(Lead::Int3) => {
-                    self.unoptimise(paused, plant)?;
-                }
-                _ => continue,
-            }
-            places.push(plant.at);
+        if self.vcpu_without_handler(paused).is_none() {
+            self.reopen_all();
+        } else {
+            self.remove_int3s(paused)?;
         }
-        // Where none may stand, this says why.
+        let table = self.table.load_full();
+        let open = table.plants().filter(|plant| plant.optimising.is_open());
+        let places: Vec<_> = open.map(|plant| plant.at).collect();
+        // If no `int3` is allowed, the call sets the reason.
         self.optimise_all(paused, &places);
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! Whether a jump may stand for a plant.
+//! The verdict on a plant: whether a jump or an `int3` may replace the plant.
 //!
-//! No more than one instruction is jumped over, so the questions are few: whether it has room, whether it does the same
-//! in the detour, and whether the kernel patches it and looks at it.
+//! A jump displaces no more than one instruction, so the questions are few: does the instruction have room, does the instruction
+//! do the same in the detour, and does the kernel patch or compare the instruction?
 
 use introspect::insn::{Decoded, is_plain};
 use introspect::optimise::WhyNot;
@@ -17,51 +17,54 @@ use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
 use crate::registry::{Milestone, Purpose, Reader};
 
-/// Why no jump stands for a plant.
+/// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotOptimised {
     /// A guest write has made the plant withdraw.
     #[error("the guest has just rewritten the instruction")]
     Withdrawn,
-    /// Each look at it is a pause.
+    /// Each check of the site is a pause.
     #[error("the guest has rewritten the instruction ten thousand times")]
     RewrittenTooOften,
-    /// Its bytes are none.
+    /// The bytes do not decode.
     #[error("no instruction is there")]
     NoInstruction,
-    /// The jump would reach beyond it.
+    /// The jump would reach beyond the instruction.
     #[error("`{0}` has fewer than the 5 bytes of a jump")]
     TooShort(String),
-    /// It is not known to do the same elsewhere.
+    /// The instruction is not known to do the same elsewhere.
     #[error("`{0}`, in a module, is not known to do the same in a detour")]
     Bound(String),
-    /// The kernel patches it at run time.
+    /// The kernel patches the instruction at run time.
     #[error("the kernel itself patches the instruction ({0:?})")]
     Patched(PatchKind),
-    /// What is known of all of the kernel's code speaks against it.
+    /// The kernel rewrites the instruction before `rest_init`.
+    #[error("the kernel has not patched itself yet, and rewrites this instruction")]
+    PatchedLater,
+    /// The survey of the kernel's code excludes the instruction.
     #[error(transparent)]
     Unfit(#[from] WhyNot),
     /// The jump would lie over a plant.
     #[error("another probe is where the jump would be")]
     Neighbour,
-    /// It may raise a fault, and a handler is to be told of that.
+    /// The instruction may raise a fault, and a handler wants to see faults.
     #[error("`{0}` may fault, and the handler is told of faults")]
     MayFault(String),
     /// Part of the jump would be on the next page.
     #[error("it lies across the end of a page")]
     AcrossPages,
-    /// Nor can an `int3` stand there.
+    /// Neither a jump nor an `int3` is possible.
     #[error("{jump}; {int3}")]
     Neither {
-        /// Why no jump can.
+        /// The reason against a jump.
         jump: Box<Self>,
-        /// Why no `int3` can.
+        /// The reason against an `int3`.
         int3: NoInt3,
     },
 }
 
 impl NotOptimised {
-    /// Whether an `int3` may do where a jump does not.
+    /// Whether an `int3` may fit where a jump does not.
     const fn is_for_want_of_room(&self) -> bool {
         matches!(
             self,
@@ -71,7 +74,7 @@ impl NotOptimised {
 }
 
 impl Engine {
-    /// What a jump can replace in the place of `plant`, and where it would be.
+    /// The instructions that a jump or an `int3` can displace at `plant`, and the address of the jump or `int3`.
     pub(super) fn verdict(
         &self,
         paused: &dyn Paused,
@@ -95,7 +98,7 @@ impl Engine {
             }
             found => found?,
         };
-        // A handler is offered the faults of the instruction.
+        // A handler wants to see the faults of the instruction.
         if uses.iter().any(|usage| usage.keeps == Keeps::Exits)
             && let Some(decoded) = jumped.instructions().find(|decoded| !is_plain(decoded))
         {
@@ -111,9 +114,12 @@ impl Engine {
         let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
         let planted = own_instruction(&self.planter, plant.spot, plant.at);
         let planted = planted.ok_or(NotOptimised::NoInstruction)?;
-        // What the kernel's own text holds is looked at with the survey.
+        // For the kernel's own text, the survey decides below.
         if self.modules.holding(plant.at).is_some() && !is_plain(&planted) {
             return Err(NotOptimised::Bound(planted.text()));
+        }
+        if self.is_patched_later(plant.at, planted.len() as u64) {
+            return Err(NotOptimised::PatchedLater);
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
             self.surveyed(&jumped, located)?;
@@ -132,8 +138,7 @@ impl Engine {
         Ok((jumped, plant.spot.gpa))
     }
 
-    /// What is known of the whole kernel must allow it. Nothing of the kind is known of modules; one plain instruction
-    /// asks for none of it.
+    /// Whether the survey of the kernel allows the jump. Modules have no survey; a single plain instruction needs none.
     fn surveyed(&self, jumped: &Jumped, located: Located) -> Result<(), WhyNot> {
         if self.modules.holding(jumped.at()).is_some() {
             return Ok(());
@@ -144,13 +149,13 @@ impl Engine {
             Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
             None => {
                 survey.verdict(sites, at, jumped.first().bytes())?;
-                // It allows for a call that is made anew, with its return address; a detour's would be our own.
+                // `verdict` accepts a call that is re-encoded with its return address; the detour's address would differ.
                 survey.verdict_on_byte(sites, at, jumped.first().bytes())
             }
         }
     }
 
-    /// Whether no other plant is where the jump would be.
+    /// Whether no other plant is in the range of the jump.
     fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
         let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
         let planted = self.planter.planted(jump, len);
@@ -160,13 +165,13 @@ impl Engine {
         Ok(())
     }
 
-    /// A plant behind an ftrace call that is switched off: the jump goes over the nop that is left of the call, and the
-    /// detour executes the planted instruction too. The plant stays, for whoever stands before it now.
+    /// A jump for a plant behind an ftrace call that is switched off: the jump displaces the call's nop, and the detour executes
+    /// the planted instruction too. The plant stays, for a task that stands before the plant now.
     fn over_call(&self, plant: &Plant, planted: &Decoded) -> Option<(Jumped, Gpa)> {
         if !self.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
             return None;
         }
-        // A probe is about the call, and the plant is behind it. Others may be about the planted instruction.
+        // One probe's address is the call, and the plant is behind the call. Other probes may be on the planted instruction.
         let mut about = plant.probes.iter().map(|(_, ip)| ip);
         let ip = about.find(|ip| ip.wrapping_add(JUMP_BYTES) == plant.at)?;
         let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
@@ -176,8 +181,8 @@ impl Engine {
         Some((jumped, gpa))
     }
 
-    /// Whether the kernel finds its own bytes when it compares before it patches: whoever reads them for it is a
-    /// milestone, and has a plant.
+    /// Whether original bytes are returned to ftrace when the kernel compares before patching: the kernel's reading function is a
+    /// kernel event probe, and has a plant.
     fn shows_own_to_ftrace(&self) -> bool {
         let copies = |purpose: &Purpose| {
             matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))

@@ -1,4 +1,4 @@
-//! An `int3` stands for a plant only while every vCPU uses the kernel's handler of it.
+//! An `int3` replaces a plant only while every vCPU uses the kernel's handler of `int3`.
 
 use super::int3::{handler, table};
 use super::*;
@@ -13,7 +13,7 @@ const WAITS_FOR_1: &str = "`push rbp` has fewer than the 5 bytes of a jump; \
 struct Guest {
     rig: Rig,
     probed: Gva,
-    /// Of a kernel that takes CPUs offline.
+    /// The addresses in a kernel that takes CPUs offline.
     linux: Option<Linux>,
 }
 
@@ -22,7 +22,7 @@ struct Linux {
     mask: Gva,
     startup: Gva,
     dead: Gva,
-    /// The kernel has patched itself, and its page tables stay.
+    /// Called after the kernel has patched itself; its page tables are final.
     booted: Gva,
 }
 
@@ -79,7 +79,7 @@ impl Guest {
         vcpu
     }
 
-    /// A CPU that has not loaded the kernel's interrupt table calls `probed`: an `int3` would be the end of it.
+    /// A CPU without the kernel's interrupt table calls `probed`: an `int3` would be a triple fault.
     fn starting_cpu_calls_probed(&self) {
         assert_eq!(self.rig.shown(self.probed), [PLANT]);
         let mut vcpu = self.vcpu(1, self.probed);
@@ -121,7 +121,7 @@ fn int3_waits_until_each_vcpu_has_been_seen() {
     assert_eq!(guest.why().as_deref(), Some(WAITS_FOR_1));
     guest.starting_cpu_calls_probed();
     assert_eq!(guest.rig.shown(guest.probed), [PLANT]);
-    // It has loaded the table; the next pause finds that.
+    // The vCPU has loaded the table; the next pause detects the load.
     guest
         .rig
         .engine
@@ -145,7 +145,7 @@ fn int3_waits_until_each_vcpu_has_been_seen() {
     assert_eq!(guest.hits(), 5);
 }
 
-/// A vCPU that is seen at its first hit, which no other plant would have paused for.
+/// A vCPU may be checked at its first hit, even if no other plant would have paused the guest.
 #[test]
 fn first_hit_of_the_last_vcpu_brings_the_int3() {
     let guest = Guest::bare();
@@ -167,7 +167,7 @@ fn int3_comes_when_the_last_cpu_is_online_and_goes_when_it_is_offline() {
         guest.starting_cpu_calls_probed();
         guest.starting_cpu_calls_probed();
         expected += 3;
-        // The same with the kernel's interrupt table, before the kernel counts it online, or when it does no more.
+        // The same with the kernel's interrupt table, while the kernel does not count the CPU as online.
         guest.calls(1, guest.probed);
         expected += 1;
         assert_eq!(
@@ -209,7 +209,7 @@ fn jumps_stay_while_a_cpu_is_offline() {
     assert_eq!(guest.rig.shown(guest.probed), [PLANT]);
 }
 
-/// The knob was off while a CPU went.
+/// The knob was off when a CPU went offline.
 #[test]
 fn cpu_that_went_offline_unwatched_holds_int3_back() {
     let guest = Guest::linux();
@@ -224,14 +224,14 @@ fn cpu_that_went_offline_unwatched_holds_int3_back() {
     guest.starting_cpu_calls_probed();
     guest.goes_online();
     assert_eq!(guest.rig.shown(guest.probed), INT3);
-    // And one that has come and gone: there is nothing to wait for.
+    // After disarming and arming with all CPUs online, the int3 need not wait.
     engine.set_armed(paused, false).expect("disarmed");
     engine.set_armed(paused, true).expect("armed");
     guest.calls(0, guest.probed);
     assert_eq!(guest.rig.shown(guest.probed), INT3);
 }
 
-/// Without the symbol nobody can say which CPUs are online.
+/// Without the symbol the online CPUs are unknown.
 #[test]
 fn kernel_without_the_mask_gets_no_int3() {
     let mut kernel = SyntheticKernel::new();
@@ -249,7 +249,7 @@ fn kernel_without_the_mask_gets_no_int3() {
     assert_eq!(guest.hits(), 2);
 }
 
-/// Wherever another vCPU is on its way from an `int3` of ours when the plant comes back, it is counted once.
+/// If another vCPU is anywhere between an injected `int3` and the detour when the plant returns, the vCPU is counted once.
 #[test]
 fn vcpu_on_its_way_to_the_handler_is_counted_once_when_a_cpu_goes_offline() {
     for steps in 0.. {
@@ -270,7 +270,7 @@ fn vcpu_on_its_way_to_the_handler_is_counted_once_when_a_cpu_goes_offline() {
     }
 }
 
-/// A compiler may inline the function that each CPU passes on its way offline.
+/// A compiler may inline the function that each CPU executes when going offline.
 #[test]
 fn kernel_that_may_take_cpus_offline_unseen_gets_no_int3() {
     let mut kernel = SyntheticKernel::new();

@@ -1,12 +1,12 @@
-//! A guest that changes an entry of its page directory which leads to the region.
+//! A guest that changes a page-directory entry of the region.
 
 use super::*;
 
 const RING_ENTRY: u64 = DATA_ENTRY + 8;
-/// What the processor notes.
+/// The bits set by the processor.
 const ACCESSED_DIRTY: u64 = 0x60;
 
-/// A probe that counts and one that records, both with a jump: all three entries are there.
+/// A rig with a counting and a recording probe, both with a jump: all three entries are filled.
 fn two_jumps() -> (Rig, [Gva; 2]) {
     let mut kernel = SyntheticKernel::new();
     let at = ["roomy0", "roomy1"].map(|name| kernel.function(name, &ROOMY));
@@ -47,12 +47,12 @@ fn a_changed_entry_takes_every_jump_away() {
     }
 }
 
-/// An entry that leads to code of ours, as it is written.
+/// The value written by hyprobe for an entry of code.
 fn rig_entry(entry: u64) -> u64 {
     two_jumps().0.word(entry)
 }
 
-/// Whoever changes jumps sees it, too.
+/// The thread that writes the next jump detects the change, too.
 #[test]
 fn it_is_seen_when_the_next_jump_comes() {
     let (rig, at) = two_jumps();
@@ -62,7 +62,7 @@ fn it_is_seen_when_the_next_jump_comes() {
     assert_all_exit(&rig, at);
 }
 
-/// Plants count every hit, and stay what they are; the region stays, and what the guest has written.
+/// Asserts that plants count every hit and stay, and that the region and the guest's value stay.
 fn assert_all_exit(rig: &Rig, at: [Gva; 2]) {
     let before = [rig.counted(0), rig.counted(1)];
     for _ in 0..3 {
@@ -87,7 +87,7 @@ fn assert_all_exit(rig: &Rig, at: [Gva; 2]) {
     assert_eq!(rig.notes().len(), 1, "{:?}", rig.notes());
 }
 
-/// Who is in a detour when the guest changes the entry for its words, with what the processor has kept of it.
+/// A vCPU is in a detour when the guest changes the entry of the counters, but the processor still has the old translation.
 #[test]
 fn who_is_in_a_lost_detour_is_counted() {
     let (rig, at) = two_jumps();

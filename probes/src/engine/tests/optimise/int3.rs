@@ -1,4 +1,4 @@
-//! An `int3` where a jump has no room.
+//! An `int3` for instructions without room for a jump.
 
 use std::sync::atomic::Ordering;
 
@@ -8,7 +8,7 @@ use crate::Event;
 /// `push qword [rsp + 40]`
 const PUSH: [u8; 4] = [0xff, 0x74, 0x24, 0x28];
 
-/// The kernel's handler of `int3`, which counts its own in RBX.
+/// The kernel's handler of `int3`, which counts the guest's own `int3`s in RBX.
 pub(super) fn handler(kernel: &mut SyntheticKernel) -> Gva {
     // nop; cld; push -1; test byte [rsp + 16], 3; jne behind the pushes
     let front = [0x90, 0xfc, 0x6a, 0xff, 0xf6, 0x44, 0x24, 0x10, 3, 0x75, 24];
@@ -20,7 +20,7 @@ pub(super) fn handler(kernel: &mut SyntheticKernel) -> Gva {
     )
 }
 
-/// The interrupt table leads to it.
+/// Points the interrupt table to the handler.
 pub(super) fn table(rig: &Rig) {
     let handler = rig.engine.kernel().symbols().address_of(HANDLER);
     let [a, b, c, d, high @ ..] = handler.expect("there is one").0.to_le_bytes();
@@ -63,7 +63,7 @@ impl Guest {
         }
     }
 
-    /// Its probe counts, by an `int3`.
+    /// A guest whose probe counts, by an `int3`.
     fn counting() -> Self {
         let guest = Self::with(&[count("probed")]);
         assert_eq!(guest.rig.call(guest.probed, 1), 2);
@@ -71,7 +71,7 @@ impl Guest {
         guest
     }
 
-    /// One after the other, with a vCPU that has called `probed` and has made so many steps, until it has returned.
+    /// Guests with a vCPU that has called `probed` and has executed 0, 1, 2, … instructions, up to its return.
     fn under_way() -> impl Iterator<Item = (usize, Self, FakeVcpu)> {
         (0..).map_while(|steps| {
             let guest = Self::counting();
@@ -81,7 +81,7 @@ impl Guest {
         })
     }
 
-    /// The guest takes an `int3` of its own: how often its handler has been told.
+    /// Executes an `int3` of the guest's own. Returns the number of calls of the guest's handler.
     fn takes_its_own(&self) -> u64 {
         let mut vcpu = self.rig.calling(self.own, 0, STACK);
         assert_eq!(self.rig.run(&mut vcpu, 100), Stepped::Returned);
@@ -109,7 +109,7 @@ fn a_short_instruction_is_counted_without_an_exit() {
     );
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     assert!(rig.notes().is_empty());
-    // The jump in the handler stays, and what comes by there gets where it belongs.
+    // The jump in the handler stays, and the guest's own int3s still reach the guest's handler.
     assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
     assert_eq!((rig.call(guest.probed, 4), guest.takes_its_own()), (5, 1));
 }
@@ -132,6 +132,64 @@ fn probe_on_the_pushes_of_the_handler_keeps_it_from_being_redirected() {
         assert_eq!(guest.takes_its_own(), 1);
         assert_eq!(rig.counted(0).0, 1, "the guest's own int3");
     }
+}
+
+#[test]
+fn probe_at_the_entry_of_the_handler_counts_the_guests_own_int3s_only() {
+    let guest = Guest::with(&[count(HANDLER), count("probed")]);
+    let rig = &guest.rig;
+    for n in 0..5 {
+        assert_eq!(rig.call(guest.probed, n), n + 1);
+    }
+    assert_eq!(rig.counted(1), (5, 5, Some(Tier::Emulated)));
+    let why = rig.probe(1).unoptimised.expect("it exits");
+    assert!(why.contains("count it"), "{why}");
+    assert_eq!(guest.takes_its_own(), 1);
+    assert_eq!(rig.counted(0).0, 1, "the guest's own int3");
+}
+
+#[test]
+fn late_probe_at_the_entry_of_the_redirected_handler_makes_int3s_exit() {
+    let guest = Guest::with(&[count("probed")]);
+    let rig = &guest.rig;
+    for n in 0..5 {
+        assert_eq!(rig.call(guest.probed, n), n + 1);
+    }
+    let (_, exits, tier) = rig.counted(0);
+    assert_eq!(tier, Some(Tier::Optimised));
+    let late = rig.engine.register(&rig.paused, &[count(HANDLER)]);
+    let late = late.expect("registered");
+    for n in 0..5 {
+        assert_eq!(rig.call(guest.probed, n), n + 1);
+    }
+    assert_eq!(rig.counted(0), (10, exits + 5, Some(Tier::Emulated)));
+    let why = rig.probe(0).unoptimised.expect("it exits");
+    assert!(why.contains("count it"), "{why}");
+    assert_eq!(rig.counted(1).0, 0, "no int3 of the guest's own");
+    assert_eq!(guest.takes_its_own(), 1);
+    assert_eq!(rig.counted(1).0, 1, "the guest's own int3");
+    for goes in [false, true] {
+        if goes {
+            let removed = rig.engine.unregister(&rig.paused, &late);
+            removed.expect("removed");
+        } else {
+            let set = rig.engine.set_enabled(&rig.paused, late[0], false);
+            set.expect("disabled");
+        }
+        assert_eq!(
+            rig.shown::<1>(guest.probed),
+            INT3,
+            "{goes} {:?}",
+            rig.probe(0).unoptimised
+        );
+        assert_eq!(rig.call(guest.probed, 1), 2);
+        if !goes {
+            let set = rig.engine.set_enabled(&rig.paused, late[0], true);
+            set.expect("enabled");
+            assert_ne!(rig.shown::<1>(guest.probed), INT3);
+        }
+    }
+    assert_eq!(rig.counted(0), (12, exits + 5, Some(Tier::Optimised)));
 }
 
 #[test]
@@ -158,7 +216,7 @@ fn a_short_instruction_is_recorded_without_an_exit() {
     for n in 0..10 {
         rig.call(guest.probed, n);
     }
-    // The plant, and the ring that is not open yet.
+    // One exit at the plant, and one while the ring is not open.
     assert_eq!(rig.counted(0), (10, 2, Some(Tier::Optimised)));
     let told: Vec<_> = rig
         .hits()
@@ -208,8 +266,8 @@ fn neither_side_of_a_followed_call_exits() {
     assert_eq!(rest, expected.skip(4).collect::<Vec<_>>());
 }
 
-/// Wherever a vCPU is on its way, the plant comes back or everything goes: it is counted once, or not at all if it is
-/// sent back to where nothing is any more.
+/// If the plant returns or every plant goes, a vCPU anywhere between `int3` and detour is counted once. The vCPU is not counted
+/// if the switch returns it to a site without a plant.
 #[test]
 fn vcpu_on_its_way_from_an_int3_gets_there() {
     for leaves in [false, true] {
@@ -240,7 +298,7 @@ fn vcpu_on_its_way_from_an_int3_gets_there() {
     }
 }
 
-/// The same of an `int3` of the guest's own.
+/// The same for an `int3` of the guest's own.
 #[test]
 fn the_guests_own_breakpoint_gets_to_its_handler() {
     for steps in 0..60 {
@@ -256,7 +314,7 @@ fn the_guests_own_breakpoint_gets_to_its_handler() {
 }
 
 impl Guest {
-    /// Lets the vCPU run to the instruction behind the first probed one, where the guest's handler goes on.
+    /// Runs the vCPU to the instruction behind the first probed instruction, where the guest's handler continues.
     fn runs_behind(&self, vcpu: &mut FakeVcpu) {
         for _ in 0..200 {
             if vcpu.regs.rip == self.probed.0 + 1 {
@@ -268,7 +326,7 @@ impl Guest {
     }
 }
 
-/// It patches its text: an `int3` first, which its handler is told of.
+/// The guest patches its text: first an `int3`, whose #BP its handler receives.
 #[test]
 fn an_int3_that_the_guest_writes_is_its_own() {
     let guest = Guest::counting();
@@ -290,8 +348,8 @@ fn an_int3_that_the_guest_writes_is_its_own() {
     assert_eq!(rig.call(guest.probed, 4), 5);
 }
 
-/// The guest writes an `int3` where one of ours is, and executes it, while another vCPU is anywhere on its way from ours. A
-/// vCPU that has not been looked up by then is taken for one that has executed the guest's, and counts as missed.
+/// The guest writes an `int3` over an injected `int3`, and executes it, while another vCPU is anywhere behind the injected
+/// `int3`. If the other vCPU has not reached the lookup, its `int3` counts as the guest's own, and the probe counts a miss.
 #[test]
 fn vcpu_on_its_way_to_the_guests_own_int3_counts_as_missed() {
     let mut told = Vec::new();
@@ -310,12 +368,12 @@ fn vcpu_on_its_way_to_the_guests_own_int3_counts_as_missed() {
         told.push((came_to_handler, missed));
     }
     told.dedup();
-    // At the site: it executes the plant. On its way; and in the detour.
+    // At the site the vCPU executes the plant. The others are between the int3 and the lookup, and in the detour.
     let handler = [(true, 0), (true, 1), (false, 0)];
     assert_eq!(told, handler);
 }
 
-/// Where a vCPU was when an NMI came cannot be seen.
+/// The engine cannot see the position of a vCPU below an NMI.
 #[test]
 fn an_int3_under_an_nmi_counts_as_missed() {
     let guest = Guest::counting();
@@ -328,7 +386,7 @@ fn an_int3_under_an_nmi_counts_as_missed() {
     assert_eq!(rig.probe(0).missed.get("disarmed"), Some(&1));
 }
 
-/// The address behind one `int3` is that of the next: a vCPU that has executed the first goes back to the first.
+/// The address behind one `int3` is the address of the next: a vCPU that has executed the first returns to the first.
 #[test]
 fn neighbours_are_told_apart() {
     let mut returned = false;
@@ -396,7 +454,7 @@ fn why_no_int3_stands_there_is_told() {
     assert_eq!(guest.rig.run(&mut vcpu, 100), Stepped::Returned);
     let unseen = "vCPU 0 is not known to use the kernel's handler of int3: it has not started, or is offline";
     assert_eq!(why(&guest), format!("{none}{unseen}"));
-    // It is not looked for at each hit, but whenever the vCPUs are paused for one.
+    // The reason is not determined at each hit, but whenever the vCPUs are paused for a hit.
     assert_eq!(guest.rig.call(guest.probed, 0), 1);
     assert_eq!(why(&guest), format!("{none}{unseen}"));
     guest
@@ -412,7 +470,7 @@ fn why_no_int3_stands_there_is_told() {
     );
 }
 
-/// The handler is not led to the switch while somebody is between the two instructions that the jump lies over.
+/// The handler is not redirected while a vCPU is between the two displaced instructions.
 #[test]
 fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
     for in_nmi in [false, true] {
@@ -439,8 +497,8 @@ fn nobody_is_in_the_middle_when_the_handler_is_led_away() {
     }
 }
 
-/// The entry for the switch changes: the handler is the kernel's own again. A vCPU on its way in it goes on as behind an
-/// `int3` that the kernel does not know, which looks at the site and finds none.
+/// The entry of the switch changes: the handler's original bytes are restored. A vCPU in the handler continues as after an
+/// unknown `int3`: the handler reads the site and finds no `int3`.
 #[test]
 fn lost_switch_gives_the_handler_back() {
     let guest = Guest::counting();
@@ -455,7 +513,7 @@ fn lost_switch_gives_the_handler_back() {
     }
 }
 
-/// Another entry changes: the switch goes on sending back vCPUs that have executed an `int3` of ours.
+/// Another entry changes: the switch still returns vCPUs that have executed an injected `int3`.
 #[test]
 fn lost_words_leave_the_switch() {
     for (steps, guest, mut vcpu) in Guest::under_way() {
@@ -465,7 +523,7 @@ fn lost_words_leave_the_switch() {
         rig.engine.tend_region(&rig.paused);
         assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
         assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
-        // A vCPU that has come to the detour is where the guest has taken the words away.
+        // A vCPU inside the detour would access the counters that the guest has unmapped.
         rig.memory.put(DATA_ENTRY, &entry.to_le_bytes());
         assert_eq!(rig.run(&mut vcpu, 1000), Stepped::Returned);
         let left = (vcpu.regs.rax, vcpu.regs.rbx, vcpu.regs.rflags);
@@ -475,7 +533,7 @@ fn lost_words_leave_the_switch() {
     }
 }
 
-/// With the switch in place the kernel hands over: its handler is its own.
+/// The kernel hands over with the switch in place: the handler's original bytes are restored.
 #[test]
 fn handing_over_gives_the_handler_back() {
     let guest = Guest::counting();

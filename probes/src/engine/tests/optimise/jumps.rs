@@ -1,4 +1,4 @@
-//! When jumps come and go.
+//! The conditions under which jumps come and go.
 
 use super::sharing::{Looks, followed, handled};
 use super::*;
@@ -34,7 +34,7 @@ fn cells_can_be_written_and_not_executed_and_code_the_other_way_round() {
     assert!(code.executable && !code.writable && !code.user);
     assert!(walk(&bare, &paging, CELLS).expect("mapped").writable);
 
-    // Where the processor knows of it.
+    // Execution is disabled if the processor supports NX.
     paging.efer |= 1 << 11;
     let mut vcpu = vcpu(at);
     vcpu.state.paging = paging;
@@ -59,7 +59,7 @@ fn a_call_that_is_not_traced_is_jumped_over_and_its_plant_stays() {
         assert_eq!(rig.call(at, n), n + 1);
     }
     assert_eq!(rig.counted(0), (10, 0, Some(Tier::Optimised)));
-    // A task that was interrupted before the plant when there was no jump.
+    // A task interrupted before the plant, in the time without a jump.
     assert_eq!(rig.call(behind, 1), 2);
     assert_eq!(rig.counted(0).0, 11);
     assert_eq!(rig.own(at), TRACED);
@@ -68,7 +68,7 @@ fn a_call_that_is_not_traced_is_jumped_over_and_its_plant_stays() {
 #[test]
 fn the_kernel_reads_its_own_bytes_and_patches_them() {
     let (rig, at, copy) = traced();
-    // It compares before it patches.
+    // The kernel compares before patching.
     let mut vcpu = rig.calling(copy, 0x2_0000, STACK);
     (vcpu.regs.rsi, vcpu.regs.rdx) = (at.0, 5);
     let outcome = rig.engine.on_hit(&mut vcpu, copy).expect("handled");
@@ -83,7 +83,7 @@ fn the_kernel_reads_its_own_bytes_and_patches_them() {
     assert_eq!(seen[..5], TRACED[..5]);
     assert_eq!(rig.shown::<1>(at), [0xe9]);
 
-    // int3, the rest, and the first byte; each is what it then sees.
+    // The kernel writes int3, the rest, and the first byte; each read returns the bytes just written.
     let call = [0xe8, 1, 2, 3, 4];
     rig.guest_writes(at, &[0xcc]);
     assert_eq!(rig.shown(at), [0xcc, 0x1f, 0x44, 0, 0]);
@@ -96,7 +96,7 @@ fn the_kernel_reads_its_own_bytes_and_patches_them() {
     assert_eq!((hits, exits, tier), (1, 1, Some(Tier::Emulated)));
     assert_eq!(rig.shown(at), call, "a call is not jumped over");
     assert!(rig.probe(0).unoptimised.is_some());
-    // And back.
+    // The kernel switches the call off again.
     for (n, byte) in TRACED[..5].iter().enumerate() {
         rig.guest_writes(at.wrapping_add(n as u64), &[*byte]);
     }
@@ -111,7 +111,7 @@ fn a_guest_write_makes_the_jump_go_and_the_next_hit_brings_it_back() {
     let (kernel, at) = one_roomy();
     let rig = Rig::counting(&kernel, &["probed"]);
     rig.call(at, 0);
-    // What it has read there and stores back.
+    // The guest stores back the bytes read from memory.
     let shown: [u8; 5] = rig.shown(at);
     rig.guest_writes(at, &shown);
     assert_eq!((rig.shown(at), rig.own(at)), (shown, ROOMY));
@@ -219,10 +219,10 @@ fn what_cannot_be_jumped_over_says_why() {
         assert_eq!(probe.unoptimised.as_deref(), Some(why));
         assert!(rig.paused.detour().is_none());
     }
-    // What only a look at the whole kernel tells.
+    // Reasons that only the survey of the whole kernel finds.
     let copied = "this code is copied or patched by the kernel in ways of its own; the kernel's handler of int3 is not of a known kind";
     let branched = "something may branch to 0xffffffff81000001, in the middle of what a jump would replace; the kernel's handler of int3 is not of a known kind";
-    // mov eax, 1; ret; jmp into the first one
+    // mov eax, 1; ret; jmp into the mov
     let overlapping = [0xb8, 1, 0, 0, 0, 0xc3, 0xeb, 0xf9];
     for (name, code, why) in [
         ("ftrace_caller", &ROOMY[..], copied),
@@ -234,7 +234,7 @@ fn what_cannot_be_jumped_over_says_why() {
         assert_eq!(rig.shown::<1>(at), [0xee], "{name}");
         assert_eq!(rig.probe(0).unoptimised.as_deref(), Some(why));
     }
-    // Nobody counts.
+    // No probe counts.
     let (kernel, at) = one_roomy();
     let rig = Rig::new(&kernel, &["kprobe:probed"]);
     rig.call(at, 0);

@@ -1,9 +1,10 @@
-//! Jumps in the place of plants: what the guest computes, and what is counted and recorded.
+//! Jumps in the place of plants: the guest's results, and the probes' counts and records.
 //!
-//! The guest is executed here instruction by instruction, from the bytes that its memory shows: its own text, jumps of
-//! ours, detours. A plant is a hit.
+//! The tests execute the guest instruction by instruction, from the bytes in guest memory: the guest's own text, injected jumps,
+//! detours. A plant is a hit.
 
 mod cpus;
+mod early;
 mod entries;
 mod int3;
 mod jumps;
@@ -33,24 +34,24 @@ use crate::{PlantByte, ProbeSpec, Tier};
 
 /// `mov eax, 1; lea eax, [rax + rdi]; ret`
 const ROOMY: [u8; 9] = [0xb8, 1, 0, 0, 0, 0x8d, 0x04, 0x38, 0xc3];
-/// The same behind what is left of an ftrace call: `nop; push rbp; lea eax, [rdi + 1]; pop rbp; ret`
+/// The same behind the nop of an ftrace call: `nop; push rbp; lea eax, [rdi + 1]; pop rbp; ret`
 const TRACED: [u8; 11] = [0x0f, 0x1f, 0x44, 0, 0, 0x55, 0x8d, 0x47, 1, 0x5d, 0xc3];
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const INT3: [u8; 1] = [0xcc];
 const IRETQ: [u8; 2] = [0x48, 0xcf];
 /// RFLAGS.IF.
 const INTERRUPTS: u64 = 1 << 9;
-/// Where the interrupt table is.
+/// The address of the interrupt table.
 const IDT: u64 = 0x2_8000;
-/// What it gives.
+/// The result of `rdtsc`.
 const TSC: u64 = 0x12_3456_789a;
-/// Where a call returns to: nothing is there.
+/// The return address of calls, without code.
 const RETURN: u64 = 0x5_0000;
-/// The entries behind the image's that are free, but for the one that is left out.
+/// The free page-directory entries above the image, apart from the first.
 const CODE_ENTRY: u64 = UPPER_DIRECTORY + 8 * 10;
 const DATA_ENTRY: u64 = CODE_ENTRY + 8;
 
-/// All memory there is, as the processor sees it.
+/// RAM and detour memory, as the processor reads them.
 #[derive(Debug)]
 struct Bare {
     ram: Arc<FakeMemory>,
@@ -103,7 +104,7 @@ fn new(name: &str) -> NewProbe {
         .into()
 }
 
-/// How a step of a vCPU ended.
+/// The result of a vCPU's step.
 #[derive(Debug, PartialEq, Eq)]
 enum Stepped {
     On,
@@ -120,7 +121,7 @@ impl Rig {
         rig
     }
 
-    /// A guest with functions, and probes that tell their hits.
+    /// A guest with functions, and probes that report their hits.
     fn recording(kernel: &SyntheticKernel, names: &[&str]) -> Self {
         let rig = Self::with(kernel, &[], ABILITIES);
         rig.engine.set_optimising(&rig.paused, true).expect("set");
@@ -129,7 +130,7 @@ impl Rig {
         rig
     }
 
-    /// The vCPU executes what memory shows at its RIP.
+    /// Executes the instruction at the vCPU's RIP, from the bytes in guest memory.
     fn step(&self, vcpu: &mut FakeVcpu) -> Stepped {
         if vcpu.regs.rip == RETURN {
             return Stepped::Returned;
@@ -182,7 +183,7 @@ impl Rig {
         Stepped::On
     }
 
-    /// An `int3` has been executed: through the interrupt table to the guest's handler.
+    /// Delivers #BP for an `int3`: through the interrupt table to the guest's handler.
     fn take_breakpoint(&self, vcpu: &mut FakeVcpu) {
         vcpu.regs.rip += 1;
         vcpu.regs.rsp = frame(self, vcpu);
@@ -202,7 +203,7 @@ impl Rig {
         assert_eq!(hit, HitOutcome::Resume);
     }
 
-    /// Lets the vCPU execute so many instructions, or up to its return.
+    /// Executes up to `steps` instructions of the vCPU, or up to its return.
     fn run(&self, vcpu: &mut FakeVcpu, steps: usize) -> Stepped {
         for _ in 0..steps {
             if self.step(vcpu) == Stepped::Returned {
@@ -220,7 +221,7 @@ impl Rig {
         vcpu.regs.rax
     }
 
-    /// A vCPU that has just called it.
+    /// A vCPU that has just called the function at `at`.
     fn calling(&self, at: Gva, argument: u64, stack: u64) -> FakeVcpu {
         let mut vcpu = vcpu(at);
         vcpu.regs.rsp = stack - 8;
@@ -231,7 +232,7 @@ impl Rig {
         vcpu
     }
 
-    /// These vCPUs stand still.
+    /// Pauses these vCPUs at their RIPs.
     fn stands(&self, vcpus: &[&FakeVcpu]) {
         let rips = vcpus.iter().map(|vcpu| Gva(vcpu.regs.rip)).collect();
         *self.paused.rips.lock().expect("lock") = rips;
@@ -245,7 +246,7 @@ impl Rig {
             .expect("made room");
         let written = self.engine.on_guest_write(gpa, data).expect("written");
         if written == Written::NotOurs {
-            // Nothing is planted on the page, and it is not read-only.
+            // The page has no plant, and is not read-only.
             self.memory.put(gpa.0, data);
         }
     }
@@ -269,7 +270,7 @@ impl Rig {
     }
 }
 
-/// None of these functions changes them.
+/// The flags of each call; no function of the tests changes them.
 const FLAGS: u64 = 0x203;
 
 /// The region, and its cells.
@@ -287,7 +288,7 @@ fn roomy_on_3() -> (SyntheticKernel, Gva) {
     (kernel, at)
 }
 
-/// A kernel that has booted, with one function behind an ftrace call that is off.
+/// A booted kernel, with one function behind a switched-off ftrace call.
 fn traced() -> (Rig, Gva, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("traced", &TRACED);
@@ -299,7 +300,7 @@ fn traced() -> (Rig, Gva, Gva) {
     rig.call(booted, 0);
     (rig, at, copy)
 }
-/// Where the first function is.
+/// The address of the first function.
 const AT: u64 = 0xffff_ffff_8100_0000;
 
 /// An interrupt's frame below the stack pointer, as the processor aligns it.

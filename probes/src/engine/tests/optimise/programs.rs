@@ -1,4 +1,4 @@
-//! Detours with programs: filters, aggregates, and handlers for what a filter lets by.
+//! Detours with programs: filters, aggregates, and handlers for hits that a filter accepts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ fn filtered(action: Action, filter: &str) -> NewProbe {
     }
 }
 
-/// With one probe, and its jump.
+/// A rig with a probe and a jump.
 fn with(new: NewProbe) -> (Rig, Gva) {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::with(&kernel, &[], ABILITIES);
@@ -21,7 +21,7 @@ fn with(new: NewProbe) -> (Rig, Gva) {
     rig.engine
         .register(&rig.paused, &[new])
         .expect("registered");
-    // That the place is known takes a hit, or what the filter turns away.
+    // The jump comes with a hit, or with an execution that the filter rejects.
     assert_eq!(rig.call(at, 1000), 1001);
     assert_eq!(rig.call(at, 1000), 1001);
     assert_eq!(rig.shown::<1>(at), [0xe9]);
@@ -37,7 +37,7 @@ fn what_a_filter_turns_away_is_no_hit() {
         }
         let (hits, exits, tier) = rig.counted(0);
         assert_eq!((hits, tier), (10, Some(Tier::Optimised)));
-        // At the plant, and until the ring is open.
+        // An exit at the plant, and another while the ring is not open.
         assert!(exits <= 2, "{exits}");
     }
     let (rig, at) = with(filtered(Action::Count, "cpu != 3"));
@@ -60,7 +60,7 @@ fn values_that_a_detour_has_added_are_part_of_the_result() {
         for n in 0..10 {
             rig.call(at, n);
         }
-        // Some of them with an exit.
+        // Some of the hits exit.
         rig.engine.set_optimising(&rig.paused, false).expect("set");
         for n in 10..20 {
             rig.call(at, n);
@@ -70,7 +70,7 @@ fn values_that_a_detour_has_added_are_part_of_the_result() {
         assert_eq!(told.hits, 22, "{aggregate}");
         let result = told.result.expect("it has one").to_string();
         assert!(result.contains(expected), "{aggregate}: {result}");
-        // Gone and back, it counts on.
+        // The probe counts on after disarming and arming.
         let id = rig.engine.ids()[0];
         rig.engine.set_enabled(&rig.paused, id, false).expect("set");
         rig.call(at, 5000);
@@ -103,7 +103,7 @@ fn a_handler_is_called_for_what_the_filter_lets_by_and_nothing_else_leaves_the_g
     for n in 0..100 {
         assert_eq!(rig.call(at, n), n + 1);
     }
-    // One more at the plant, before the jump, where the filter turned it away.
+    // One more exit at the plant, before the jump, where the filter rejected the execution.
     assert_eq!(rig.counted(0), (3, 4, Some(Tier::Optimised)));
     assert_eq!(seen.0.load(Ordering::Relaxed), 1 + 2);
 }

@@ -1,5 +1,4 @@
-//! Jumps and probes that come and go at random, several at one site, with tasks that are interrupted anywhere and vCPUs that
-//! stand anywhere.
+//! Jumps and probes that come and go at random, several at one site, with interrupted tasks and paused vCPUs at any instruction.
 
 use std::sync::atomic::Ordering;
 
@@ -13,25 +12,25 @@ use crate::registry::ProbeId;
 #[derive(Clone, Debug)]
 enum Op {
     Call(usize, u64),
-    /// A task begins a call and is interrupted after so many instructions, or its vCPU stands there.
+    /// A task begins a call. After the given number of instructions the task is interrupted, or its vCPU stands there.
     Begin(usize, u64, usize, bool),
-    /// The task that was stopped first goes on.
+    /// The task that was stopped first continues.
     Finish,
     Optimise(bool),
     /// Another probe at a site.
     Add(usize, Kind),
-    /// The probe of that number goes, or is disabled or enabled.
+    /// Removes the probe of the given number; `Enable` disables or enables one.
     Remove(usize),
     Enable(usize, bool),
-    /// The knob, off and on again, with no time between.
+    /// Switches the knob off and on again, with no time between.
     Knob,
-    /// Off, and on again when a task has gone on.
+    /// Switches the knob off, and on again after a task has continued.
     KnobAndFinish,
     /// The guest puts another value into a `mov`.
     Write(usize, u8),
 }
 
-/// What is done at the hits of a probe.
+/// The action of a probe at a hit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Count,
@@ -41,9 +40,9 @@ enum Kind {
     Sum,
     Follow,
     FollowSmall,
-    /// A handler for which the filter accepts.
+    /// A handler for hits that the filter accepts.
     HandleSmall,
-    /// No detour can do what these want.
+    /// No detour can do the work of this kind and the next.
     Handle,
     FollowHandled,
 }
@@ -62,7 +61,7 @@ const KINDS: [Kind; 10] = [
 ];
 
 impl Kind {
-    /// Whether its filter accepts calls with this argument.
+    /// Whether the kind's filter accepts calls with this argument.
     fn accepts(self, argument: u64) -> bool {
         let is_filtered = matches!(
             self,
@@ -96,7 +95,7 @@ impl Kind {
 }
 
 const FUNCTIONS: usize = 4;
-/// Beside the functions: where the call of the first one returns to.
+/// The sites: the functions, and the return site of the first function's call.
 const SITES: usize = FUNCTIONS + 1;
 const RETURN_SITE: usize = FUNCTIONS;
 /// Tasks at once, each on a stack of its own.
@@ -104,7 +103,7 @@ const TASKS: u64 = 4;
 const STACK_BYTES: u64 = 0x4000;
 const STACKS: u64 = 0x8_0000;
 
-/// Every other one has no room for a jump where it begins: `push rbp; mov eax, 1; lea eax, [rax + rdi]; pop rbp; ret`
+/// Every other function has no room for a jump at its entry: `push rbp; mov eax, 1; lea eax, [rax + rdi]; pop rbp; ret`
 fn code(f: usize) -> Vec<u8> {
     if is_short(f) {
         let [body @ .., ret] = ROOMY;
@@ -118,7 +117,7 @@ const fn is_short(f: usize) -> bool {
     f % 2 == 1
 }
 
-/// Where the constant is in the function.
+/// The address of the constant in the function.
 fn constant_at(f: usize) -> u64 {
     1 + u64::from(is_short(f))
 }
@@ -141,8 +140,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A task that has been stopped: its registers, its frame if it was interrupted, what it will return, and the call that it is
-/// in.
+/// A stopped task: the registers, the frame if interrupted, the expected result, and the call.
 struct Task {
     vcpu: FakeVcpu,
     frame: Option<u64>,
@@ -165,7 +163,7 @@ impl Task {
     }
 }
 
-/// Every plant goes, while these tasks stand where they are.
+/// Removes every plant while these tasks are stopped.
 fn knob_off(rig: &Rig, tasks: &[Task]) {
     let stands = tasks.iter().filter(|task| task.frame.is_none());
     rig.stands(&stands.map(|task| &task.vcpu).collect::<Vec<_>>());
@@ -173,12 +171,12 @@ fn knob_off(rig: &Rig, tasks: &[Task]) {
     rig.stands(&[]);
 }
 
-/// Calls of a function that come by a site.
+/// Whether calls of a function execute the instruction at a site.
 fn comes_by(function: usize, site: usize) -> bool {
     function == site || (function, site) == (0, RETURN_SITE)
 }
 
-/// Hits, and the sum of their arguments.
+/// The number of hits, and the sum of their arguments.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     hits: u64,
@@ -197,8 +195,8 @@ impl Counted {
     }
 }
 
-/// A probe, and what it has to count: a call that is under way when the probe comes or goes may be counted or not, every other
-/// one is.
+/// A probe, and its expected counts: a call in flight when the probe is added or removed may be counted or not; every other call
+/// is counted.
 struct Probed {
     id: ProbeId,
     site: usize,
@@ -221,7 +219,7 @@ impl Probed {
         }
     }
 
-    /// It goes, or is disabled: calls that are under way may be counted no more.
+    /// Removes or disables the probe: calls in flight may stay uncounted.
     fn goes(&mut self, tasks: &[Task]) {
         if self.enabled {
             for task in tasks {
@@ -232,13 +230,13 @@ impl Probed {
     }
 
     fn may_miss(&mut self, task: &Task) {
-        // It may have been there before the probe was.
+        // The task may have passed the site before the probe was added.
         if self.wants(task.function, task.argument) && self.least.hits > 0 {
             self.least.take(task.argument.min(self.least.sum));
         }
     }
 
-    /// It comes, or is enabled: calls that are under way may be counted.
+    /// Adds or enables the probe: calls in flight may be counted.
     fn comes(&mut self, tasks: &[Task]) {
         if !self.enabled {
             for task in tasks {
@@ -250,7 +248,7 @@ impl Probed {
         self.enabled = true;
     }
 
-    /// Looks at what has been counted. Returns how many events there have to be.
+    /// Checks the probe's counts. Returns the number of events expected.
     fn check(&self, rig: &Rig) -> u64 {
         let told = rig.engine.summaries();
         let ids = rig.engine.ids();
@@ -275,12 +273,18 @@ impl Probed {
         if let (Some(returns), Some(in_flight)) = (told.returns, told.in_flight) {
             let missed: u64 = told.missed.values().sum();
             assert_eq!(told.hits, returns + in_flight + missed, "{}", what());
-            // A call that was looked up before its return site went, and is recorded after that, is missed for that reason.
+            // A call looked up before the removal of its return site, and recorded afterwards, is missed for the same reason.
             let mut why = told.missed.keys();
             let other = why.find(|why| !["disarmed", "return-site"].contains(&why.as_ref()));
             assert_eq!(other, None, "{}", what());
-        } else {
+        } else if matches!(self.kind, Kind::Count | Kind::CountSmall | Kind::Sum) {
             assert!(told.missed.is_empty(), "{}", what());
+        } else {
+            // A task inside the detour when the probe was disabled may exit later.
+            let missed: u64 = told.missed.values().sum();
+            let disarmed = told.missed.get("disarmed").copied().unwrap_or(0);
+            assert_eq!(missed, disarmed, "{}", what());
+            assert!(told.hits + missed <= most.hits, "{}", what());
         }
         if self.kind == Kind::HandleSmall {
             assert_eq!(
@@ -299,14 +303,14 @@ impl Probed {
 
 struct World {
     rig: Rig,
-    /// Functions, those that call them, and the names of the sites.
+    /// The functions, their callers, and the names of the sites.
     at: Vec<Gva>,
     callers: Vec<Gva>,
     names: Vec<String>,
     probes: Vec<Probed>,
     tasks: Vec<Task>,
     constants: [u64; FUNCTIONS],
-    /// Of probes that have gone.
+    /// The events of removed probes.
     events: u64,
 }
 
@@ -337,7 +341,7 @@ impl World {
             constants: [1; FUNCTIONS],
             events: 0,
         };
-        // The first ones have probes that count, the others such as tell their hits.
+        // The first functions have counting probes, the others reporting probes.
         for site in 0..FUNCTIONS {
             let kind = if site < FUNCTIONS / 2 {
                 Kind::Count
@@ -430,7 +434,7 @@ impl World {
                 let rig = &self.rig;
                 rig.engine.set_optimising(&rig.paused, on).expect("set");
             }
-            // Nothing is called there.
+            // No function is called there.
             Op::Add(RETURN_SITE, kind) if kind.follows() => (),
             Op::Add(site, kind) => self.add(site, kind),
             Op::Remove(_) | Op::Enable(..) if self.probes.is_empty() => (),
@@ -461,7 +465,7 @@ impl World {
                 knob_off(&self.rig, &self.tasks);
                 if !self.tasks.is_empty() {
                     let task = self.tasks.remove(0);
-                    // A task that comes to the instruction while nothing is planted is not counted.
+                    // A task that executes the instruction without a plant is not counted.
                     for probed in &mut self.probes {
                         probed.may_miss(&task);
                     }
@@ -489,15 +493,15 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Jumps come and go: the guest computes what it would without, and each call is counted once by each probe that is
-    /// enabled, however many are at its site.
+    /// Jumps come and go: the guest's results stay the same, and each enabled probe counts each call once, however many probes
+    /// are at its site.
     #[test]
     fn optimising_changes_neither_results_nor_counts(ops in prop::collection::vec(op(), 1..60)) {
         let mut world = World::new();
         for op in ops.into_iter().chain([Op::Knob]) {
             world.perform(op);
             for probed in &world.probes {
-                // Those under way have yet to be counted.
+                // Calls in flight have yet to be counted.
                 let mut now = Probed { looks: Arc::clone(&probed.looks), ..*probed };
                 now.goes(&world.tasks);
                 now.check(&world.rig);

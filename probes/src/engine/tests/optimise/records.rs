@@ -1,15 +1,15 @@
-//! Detours that record: what is told is what an exit would have told.
+//! Detours that record: a record reports the same hit as an exit.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
-use crate::{Hit, WhenFull};
+use crate::{Hit, ProbeSummary, WhenFull};
 
-/// Where the ring is, guest-physical.
+/// The ring's guest-physical address.
 const RING: u64 = crate::guest::fake::DETOUR_GPA + (64 << 20);
 
-/// The kernel has a place where it is told, and the ring is open.
+/// A rig whose probe reports its hits, with the ring open.
 fn recording() -> (Rig, Gva) {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
@@ -19,7 +19,7 @@ fn recording() -> (Rig, Gva) {
     (rig, at)
 }
 
-/// The time when it was told says nothing of what was told.
+/// Clears the report time, so that hits reported at different times compare equal.
 fn timeless(hit: &Hit) -> Hit {
     let ts_ns = 0;
     Hit {
@@ -50,7 +50,20 @@ fn a_record_tells_what_an_exit_would() {
     assert!(rig.notes().is_empty());
 }
 
-/// Where its place is, and what it is called, is known until then.
+#[test]
+fn record_of_a_counter_that_lags_is_not_before_the_last_exit() {
+    let (kernel, at) = roomy_on_3();
+    let rig = Rig::recording(&kernel, &["probed"]);
+    rig.engine.started.get_or_init(std::time::Instant::now);
+    // The rig's counter stands still: by the counter, the last call is as old as the opening of the ring.
+    for n in 0..3 {
+        rig.call(at, n);
+    }
+    let times: Vec<_> = rig.hits().iter().map(|hit| hit.ts_ns).collect();
+    assert!(times.len() == 3 && times.is_sorted(), "{times:?}");
+}
+
+/// Records are reported before the module's addresses and names become unknown.
 #[test]
 fn what_was_recorded_in_a_module_is_told_before_that_goes() {
     use introspect::ModuleEvent::{InitFreed, Unloading};
@@ -74,7 +87,7 @@ fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
     for n in 0..4 {
         rig.call(at, n);
     }
-    // Beside another, it exits.
+    // With another probe beside the first, the hit exits.
     let beside = [new("probed+0x5")];
     rig.engine.register(&rig.paused, &beside).expect("done");
     rig.engine.set_optimising(&rig.paused, false).expect("set");
@@ -83,7 +96,7 @@ fn what_was_recorded_comes_before_what_is_told_at_an_exit() {
     assert_eq!(told, [0, 1, 2, 3, 4, 4]);
 }
 
-/// As full as it can be, each hit exits, and is told at once; none is lost.
+/// While the ring is full, each hit exits and is reported at once; no hit is lost.
 #[test]
 fn a_full_ring_costs_an_exit_and_loses_nothing() {
     let (rig, at) = recording();
@@ -101,7 +114,7 @@ fn a_full_ring_costs_an_exit_and_loses_nothing() {
     assert_eq!(told, expected);
 }
 
-/// Who chose so loses what there is no room for, and is told how much.
+/// With `WhenFull::Drop`, a full ring drops hits and reports their number.
 #[test]
 fn a_full_ring_drops_and_counts_where_that_is_wanted() {
     for spec in ["kprobe:probed", "kretprobe:probed"] {
@@ -119,12 +132,12 @@ fn a_full_ring_drops_and_counts_where_that_is_wanted() {
         assert_eq!(before.hits, 20, "there is room: {before:?}");
         assert_eq!(before.missed.get("ring-full"), None);
         if spec.starts_with("kretprobe") {
-            // Nothing can be planted where this is called from: each call leaves the guest.
+            // No plant is possible at the call's return address: each call exits.
             continue;
         }
         assert_eq!(before.exits, 2, "at the plant, and until the ring is open");
         let detour = rig.paused.detour().expect("it is laid");
-        // Words for what is dropped were given before the ring.
+        // The counters of dropped hits were allocated before the ring.
         let ring = RING + (2 << 20);
         detour.put(ring + RING_HEAD, &(2 * RING_LIMIT).to_le_bytes());
         for n in 0..7 {
@@ -141,7 +154,7 @@ fn a_full_ring_drops_and_counts_where_that_is_wanted() {
     }
 }
 
-/// Slots that are taken and not filled yet keep nobody waiting, and are told when they are.
+/// Taken slots that are not filled yet block no reader, and are reported once filled.
 #[test]
 fn what_is_not_written_yet_keeps_nothing_back() {
     let (rig, at) = recording();
@@ -161,12 +174,12 @@ fn what_is_not_written_yet_keeps_nothing_back() {
     assert_eq!(told, [5, 6, 78, 79, 77]);
 }
 
-/// Whatever the guest writes to the ring, nothing but its own records suffers.
+/// A guest write to the ring affects only the guest's own records.
 #[test]
 fn a_guest_that_writes_to_the_ring_harms_itself() {
     let (rig, at) = recording();
     let detour = rig.paused.detour().expect("it is laid");
-    // A record of nobody's.
+    // A record of no detour part.
     detour.put(RING + RING_FIRST, &0xdead_u32.to_le_bytes());
     detour.put(RING + RING_HEAD, &1_u64.to_le_bytes());
     assert_eq!(rig.counted(0).0, 2);
@@ -183,7 +196,7 @@ fn a_guest_that_writes_to_the_ring_harms_itself() {
     assert_eq!(rig.notes().len(), 1);
 }
 
-/// From wherever in the detour: the call returns what it would have, and is told once if it came by the jump.
+/// From every instruction in the detour, the call returns the right value, and is reported once if the call took the jump.
 #[test]
 fn call_in_a_recording_detour_is_told_once_when_plants_go() {
     let (kernel, at) = roomy_on_3();
@@ -218,6 +231,51 @@ fn call_in_a_recording_detour_is_told_once_when_plants_go() {
 }
 
 #[test]
+fn exit_from_the_detour_of_a_disabled_probe_is_counted() {
+    let (kernel, at) = roomy_on_3();
+    for kind in ["kprobe", "kretprobe"] {
+        let mut late = 0;
+        for steps in 1..60 {
+            let rig = Rig::recording(&kernel, &[]);
+            let spec: ProbeSpec = format!("{kind}:probed").parse().expect("a probe");
+            let ids = rig.engine.register(&rig.paused, &[spec.into()]);
+            let ids = ids.expect("registered");
+            rig.call(at, 5);
+            // The ring is not open: the detour exits.
+            let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+            if rig.run(&mut vcpu, steps) == Stepped::Returned {
+                break;
+            }
+            let before = rig.probe(0);
+            rig.engine
+                .set_enabled(&rig.paused, ids[0], false)
+                .expect("set");
+            assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
+            assert_eq!(vcpu.regs.rax, 5);
+            let after = rig.probe(0);
+            let disarmed =
+                |probe: &ProbeSummary| probe.missed.get("disarmed").copied().unwrap_or(0);
+            let new = disarmed(&after) - disarmed(&before);
+            if kind == "kprobe" {
+                // Reported, as a record would be.
+                assert_eq!((new, rig.hits().len() as u64), (0, after.hits), "{steps}");
+                late += after.hits - before.hits;
+            } else {
+                let returns = after.returns.zip(after.in_flight);
+                let (returns, in_flight) = returns.expect("a return probe");
+                let missed: u64 = after.missed.values().sum();
+                assert_eq!((after.hits, after.hits), (2, returns + in_flight + missed));
+            }
+            late += new;
+        }
+        assert!(
+            late > 10,
+            "{kind}: {late} at the instructions before the exit"
+        );
+    }
+}
+
+#[test]
 fn without_the_number_of_the_processor_hits_exit() {
     let (kernel, at) = one_roomy();
     let rig = Rig::with(&kernel, &["kprobe:probed"], ABILITIES);
@@ -238,7 +296,7 @@ impl Rig {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// All registers are told as they were, at an exit and in a record.
+    /// An exit and a record report the same registers.
     #[test]
     fn registers_are_as_they_were(values: [u64; 14], flags in 0_u64..0x1000) {
         let (kernel, at) = roomy_on_3();
@@ -254,7 +312,7 @@ proptest! {
                 regs.rax, regs.rbx, regs.rcx, regs.rdx, regs.rsi, regs.rdi, regs.rbp, regs.r8,
                 regs.r9, regs.r10, regs.r11, regs.r12, regs.r13, regs.r14,
             ] = values;
-            // Those of arithmetic, and interrupts.
+            // The arithmetic flags, and the interrupt flag.
             regs.rflags = flags & 0x8d5 | 0x202;
             let before = *regs;
             assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);

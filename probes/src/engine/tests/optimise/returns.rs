@@ -1,4 +1,4 @@
-//! Calls that are followed to their return, of functions that a jump leads from.
+//! Calls followed to their return, of functions with a jump at the entry.
 
 use super::*;
 use crate::guest::fake::DETOUR_GPA;
@@ -31,7 +31,7 @@ impl Guest {
             probed,
             callers,
         };
-        // The plant; the detour, where the ring is not open; a call that returns where a plant is.
+        // Exits: at the plant; in the detour, while the ring is not open; at a call whose return site has a plant.
         for _ in 0..3 {
             guest.call(0, 1);
         }
@@ -75,7 +75,7 @@ fn an_entry_is_recorded_and_only_its_return_exits() {
     assert_eq!(values, expected);
 }
 
-/// Nothing is planted where the other caller's call returns to: it leaves the guest once, and has it planted.
+/// The other caller's return site has no plant: the first call from there exits, and the return site is planted.
 #[test]
 fn a_call_that_returns_elsewhere_exits_once() {
     let guest = Guest::new("kretprobe:probed");
@@ -87,12 +87,12 @@ fn a_call_that_returns_elsewhere_exits_once() {
     guest.call(1, 6);
     guest.call(1, 6);
     let again = guest.told();
-    // It is found out that a plant is there, and then it is known.
+    // The first exit finds the plant, and later calls are recorded.
     assert_eq!(again.exits, told.exits + 3);
     assert_eq!(again.returns, Some(6));
 }
 
-/// A call that has been recorded, and whose return site goes before anybody has looked.
+/// The return site of a recorded call goes before a thread has taken the record out.
 #[test]
 fn a_recorded_call_is_known_of_whatever_happens_next() {
     let guest = Guest::new("kretprobe:probed");
@@ -101,11 +101,11 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
     while rig.shown::<1>(guest.probed) != [0xe9] || rig.word(STACK - 16) == 0 {
         rig.run(&mut vcpu, 1);
     }
-    // Into the function, past its detour.
+    // The vCPU is in the function, behind its detour.
     while vcpu.regs.rip != guest.probed.0 + 5 {
         assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
     }
-    // Another probe's change takes away what no call is known to return to.
+    // Another probe's change removes the return sites without known calls.
     let other = ["kretprobe:one"
         .parse::<ProbeSpec>()
         .expect("a probe")
@@ -118,7 +118,7 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
         (guest.told().in_flight, guest.told().returns),
         (Some(0), Some(4))
     );
-    // Disabled while one is recorded and not looked at.
+    // The probe is disabled while a record is in the ring.
     let mut vcpu = rig.calling(guest.callers[0], 7, STACK);
     while vcpu.regs.rip != guest.probed.0 + 5 {
         assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
@@ -132,7 +132,7 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
     assert_eq!(guest.told().hits, told.hits);
 }
 
-/// A vCPU that has told of its call where the detour leaves the guest, and waits for its turn to plant the return.
+/// A vCPU has reported its call at the detour's exit, and waits for its turn to plant the return site.
 #[test]
 fn who_waits_for_its_turn_is_not_counted_twice() {
     let guest = Guest::new("kretprobe:probed");

@@ -1,4 +1,4 @@
-//! Probes that share a site, and its detour.
+//! Probes that share a site and a detour.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
 use crate::registry::ProbeId;
 use crate::{Event, ProbeSummary};
 
-/// A handler that counts its calls, and has nothing to do behind the instruction.
+/// A handler that counts its calls, without a post-handler.
 #[derive(Default)]
 pub(super) struct Looks(pub(super) AtomicU64);
 
@@ -28,7 +28,7 @@ impl ReturnHandler for Looks {
     fn ret(&self, _: &mut HitContext<'_>, _: Box<dyn Any + Send>) {}
 }
 
-/// A probe whose hits exit, all of them.
+/// A probe whose hits all exit.
 pub(super) fn handled(name: &str) -> NewProbe {
     NewProbe {
         action: Action::Handle(Arc::new(Looks::default())),
@@ -65,7 +65,7 @@ pub(super) fn caller_of(function: Gva) -> [u8; 11] {
     [0x48, 0xc7, 0xc0, a, b, c, d, 0xff, 0xd0, 0x90, 0xc3]
 }
 
-/// A function that is called by another, on a guest that an `int3` of ours may be led by.
+/// A function and the caller, on a guest with support for injected `int3`s.
 struct Guest {
     rig: Rig,
     probed: Gva,
@@ -88,7 +88,7 @@ impl Guest {
         }
     }
 
-    /// With the jump, an open ring, and a plant where the call returns to, on which an `int3` is.
+    /// A guest with the jump, an open ring, and an `int3` at the return site.
     fn warm(new: &[NewProbe]) -> Self {
         let guest = Self::with(new);
         for _ in 0..4 {
@@ -147,7 +147,7 @@ fn probes_of_every_kind_share_a_detour_without_exits() {
     let told = guest.summaries();
     let hits: Vec<_> = told.iter().map(|probe| probe.hits).collect();
     assert_eq!(hits, [104, 104, 104, 14, 104, 104, 0, 104, 1]);
-    // Of the handler for which the filter accepts.
+    // The exits of the handler for which the filter accepts.
     assert_eq!(
         (guest.exits() - exits, looks.0.load(Ordering::Relaxed)),
         (1, 1)
@@ -165,8 +165,8 @@ fn probes_of_every_kind_share_a_detour_without_exits() {
     assert!(guest.rig.notes().is_empty());
 }
 
-/// From the plant, over the exits of a ring that is not open and of return addresses that are not known, to no exits: each hit
-/// is one of each probe.
+/// From the plant, over the exits of a closed ring and of unknown return addresses, to no exits: each execution is one hit of
+/// each probe.
 #[test]
 fn exit_of_one_part_reports_no_hit_of_another() {
     for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
@@ -197,7 +197,7 @@ fn exit_of_one_part_reports_no_hit_of_another() {
     }
 }
 
-/// A ring that fills up between two parts of one execution: it has room for one record more than for those of whole calls.
+/// The ring fills up between two parts of one execution: the ring has room for one record more than whole calls need.
 #[test]
 fn ring_that_is_full_for_the_second_part_loses_nothing() {
     let guest = Guest::warm(&[new("probed"), new("probed"), new("probed"), count("probed")]);
@@ -213,8 +213,8 @@ fn ring_that_is_full_for_the_second_part_loses_nothing() {
     assert_eq!((guest.exits() - exits, RING_LIMIT % 3), (1, 1));
 }
 
-/// A task anywhere in the detour of one set of probes, when another set takes over: each probe that was there before the call
-/// counts it once, and one that comes later does not.
+/// A task is anywhere in the detour of one set of probes when another set takes over. Each probe from before the call counts the
+/// call once, and a later probe does not.
 #[test]
 fn task_in_an_earlier_detour_counts_for_the_same_probes() {
     type Change = fn(&Guest) -> Option<usize>;
@@ -275,7 +275,7 @@ fn task_in_an_earlier_detour_counts_for_the_same_probes() {
     }
 }
 
-/// However often a probe comes to the site and goes, memory of the region is taken once.
+/// However often a probe is added and removed, memory of the region is taken once.
 #[test]
 fn probe_that_comes_and_goes_beside_another_finds_the_same_detours() {
     let guest = Guest::warm(&[count("probed")]);
@@ -319,7 +319,7 @@ fn probe_that_needs_an_exit_is_named_by_those_beside_it() {
     assert_eq!(guest.rig.probe(0).hits, 6);
 }
 
-/// A probe on the instruction that a followed call returns to: the return is reported, and then the hit.
+/// A probe on a followed call's return site: the return is reported, and then the hit.
 #[test]
 fn probe_where_a_call_returns_to_shares_that_detour() {
     let guest = Guest::warm(&[
@@ -347,7 +347,7 @@ fn probe_where_a_call_returns_to_shares_that_detour() {
     assert_eq!(told[8..], (0..20).flat_map(expected).collect::<Vec<_>>());
 }
 
-/// A handler of returns makes each of them exit, and the hits of a probe where calls return to.
+/// A return handler makes each return exit, and the hits of a probe at a return site.
 #[test]
 fn probe_where_a_call_returns_to_says_that_returns_exit() {
     let guest = Guest::warm(&[followed("probed", Action::Trace), count("caller+0x9")]);
@@ -367,7 +367,7 @@ fn probe_where_a_call_returns_to_says_that_returns_exit() {
     assert_eq!(guest.rig.probe(1).tier, Some(Tier::Optimised));
 }
 
-/// One is about the call of ftrace, another about the instruction behind it.
+/// One probe is on the call of ftrace, another on the instruction behind the call.
 #[test]
 fn probes_at_an_ftrace_call_and_behind_it_share_the_jump_over_the_call() {
     let (rig, at, _) = traced();
@@ -381,14 +381,14 @@ fn probes_at_an_ftrace_call_and_behind_it_share_the_jump_over_the_call() {
     for n in 0..10 {
         assert_eq!(rig.call(at, n), n + 1);
     }
-    // A task that was interrupted before the plant when there was no jump.
+    // A task interrupted before the plant, in the time without a jump.
     assert_eq!(rig.call(at.wrapping_add(5), 1), 2);
     for index in 0..3 {
         assert_eq!(rig.counted(index), (11, 1, Some(Tier::Optimised)));
     }
 }
 
-/// What is chosen for each probe is chosen while all vCPUs stand still.
+/// The work of each probe is chosen while all vCPUs are paused.
 #[test]
 fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
     let (kernel, at) = one_roomy();
@@ -407,7 +407,7 @@ fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
     assert_eq!(rig.counted(15).0, 4);
 }
 
-/// A client that changes filters without end does not use up what other places need.
+/// A client that changes filters without end does not exhaust the memory for other sites.
 #[test]
 fn place_has_so_many_detours_and_no_more() {
     let (kernel, at) = one_roomy();

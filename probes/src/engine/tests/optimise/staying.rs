@@ -1,8 +1,8 @@
-//! Detours stay when their probes go: a thread that is in one runs on, and is counted once.
+//! Detours stay when their probes go: a thread inside a detour continues, and is counted once.
 
 use super::*;
 
-/// From each instruction of the detour: the text is the guest's own at once, and the call counts if it came by the jump.
+/// From each instruction of the detour: the text is the guest's own at once, and the call counts if the call took the jump.
 #[test]
 fn thread_in_a_detour_runs_on_when_every_plant_goes() {
     let (kernel, at) = one_roomy();
@@ -45,7 +45,7 @@ fn call_is_counted_once_when_plants_come_back() {
     }
 }
 
-/// Behind an ftrace call the detour executes two instructions, and a plant is at the second of them.
+/// Behind an ftrace call the detour executes two instructions, and a plant is at the second.
 #[test]
 fn call_behind_an_ftrace_call_is_counted_once() {
     for steps in 0..8 {
@@ -61,7 +61,7 @@ fn call_behind_an_ftrace_call_is_counted_once() {
     }
 }
 
-/// Whatever the guest has noted of an address in the region stays as it is.
+/// Addresses of the region that the guest has saved stay unchanged.
 #[test]
 fn memory_of_the_guest_is_its_own_but_for_text_and_page_directory() {
     let (kernel, at) = one_roomy();
@@ -79,7 +79,7 @@ fn memory_of_the_guest_is_its_own_but_for_text_and_page_directory() {
     assert_eq!(rig.shown(at), ROOMY);
 }
 
-/// The same site with the same program has the same detour, whichever probe it is.
+/// The same site with the same program has the same detour, for any probe.
 #[test]
 fn removed_probe_leaves_its_detour_to_the_next() {
     let (kernel, at) = one_roomy();
@@ -100,8 +100,8 @@ fn removed_probe_leaves_its_detour_to_the_next() {
     assert_eq!(rig.word(DATA_ENTRY + 8), 0, "one page of words");
 }
 
-/// A task that was on its way to the count when its probe was removed: it has yet to execute the instruction, and counts
-/// for the probe that has the detour by then.
+/// A task stands before the count when its probe is removed: the task has yet to execute the instruction, and counts for the next
+/// probe that has the detour.
 #[test]
 fn straggler_counts_for_the_probe_that_has_the_detour() {
     for comes_back in [false, true] {
@@ -130,7 +130,7 @@ fn straggler_counts_for_the_probe_that_has_the_detour() {
     }
 }
 
-/// A record that is filled after its probe has been removed is dropped, and the ring goes on.
+/// A record filled after the removal of its probe is dropped, and the ring continues.
 #[test]
 fn record_of_a_removed_probe_is_dropped() {
     for comes_back in [false, true] {
@@ -155,7 +155,7 @@ fn record_of_a_removed_probe_is_dropped() {
     }
 }
 
-/// A detour that finds the ring full when its probe has been removed goes on behind its exit.
+/// If the ring is full after the removal of its probe, the detour continues behind its exit.
 #[test]
 fn exit_of_a_removed_probe_goes_on() {
     let (kernel, at) = roomy_on_3();
@@ -172,7 +172,7 @@ fn exit_of_a_removed_probe_goes_on() {
     assert_eq!(rig.hits().len(), told);
 }
 
-/// Another kernel takes over: the page directory is the old one's own, and so is its text.
+/// Another kernel takes over: the original page directory and text are restored.
 #[test]
 fn handing_over_zeroes_the_entries() {
     let (kernel, at) = one_roomy();
@@ -198,7 +198,7 @@ fn handing_over_zeroes_the_entries() {
     assert_eq!(rig.word(CODE_ENTRY), 0);
 }
 
-/// Each request fails in turn: the guest runs as ever, and every call is counted.
+/// Each request fails in turn: the guest continues, and every call is counted.
 #[test]
 fn what_fails_leaves_the_plant() {
     let (kernel, at) = one_roomy();
