@@ -25,7 +25,7 @@ use introspect::insn::{Decoded, MAX_LENGTH_BYTES, Step, step};
 use introspect::{Gpa, Gva, PatchKind};
 
 use super::Engine;
-use super::arm::CallSite;
+use super::call_sites::CallSite;
 use crate::detour::Ring;
 use crate::guest::GuestError;
 

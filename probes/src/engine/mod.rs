@@ -13,19 +13,26 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
+mod boundaries;
+mod call_sites;
 mod crash;
+mod debug_hits;
 mod edits;
 mod entries;
 mod handover;
+mod hits;
 mod in_place;
 mod inject;
 mod interest;
 mod inventory;
 mod jumps;
 mod landings;
+mod located;
 mod milestones;
 mod modules;
 mod optimise;
+mod paused_hits;
+mod placing;
 mod programs;
 mod reader_copy;
 mod readers;
@@ -58,9 +65,9 @@ use crate::returns::{Calls, Instance};
 use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
-use arm::{Reached, Whereabouts};
 use handover::Successor;
 pub use inventory::{At, ProbeRecord, ReadError};
+use located::{Reached, Whereabouts};
 use modules::Watched;
 use optimise::Optimised;
 use records::Records;

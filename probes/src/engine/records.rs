@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use introspect::Gva;
 
 use super::Engine;
-use super::trap::HitOutcome;
+use super::hits::HitOutcome;
 use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};

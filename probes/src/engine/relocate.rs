@@ -4,8 +4,8 @@ use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
 
 use super::Engine;
-use super::arm::Located;
-use super::trap::HitOutcome;
+use super::hits::HitOutcome;
+use super::located::Located;
 use crate::Tier;
 use crate::detour::{KernelSpace, Tables};
 use crate::guest::{GuestError, Paused, SystemState, Vcpu};

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use introspect::{Gpa, Gva, PagingState};
 
-use super::super::arm::Located;
+use super::super::located::Located;
 use super::Engine;
 use crate::detour::{Detour, KernelSpace, Tables};
 use crate::guest::{GuestError, Paused, Vcpu};

@@ -11,7 +11,7 @@ use super::JUMP_BYTES;
 use super::int3::NoInt3;
 use crate::detour::{Jumped, Keeps, KernelSpace, Use};
 use crate::engine::Engine;
-use crate::engine::arm::Located;
+use crate::engine::located::Located;
 use crate::guest::Paused;
 use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;

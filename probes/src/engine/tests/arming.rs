@@ -5,7 +5,7 @@ use introspect::{Gpa, Gva};
 use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one, vcpu,
 };
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};

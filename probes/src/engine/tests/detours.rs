@@ -8,7 +8,7 @@ use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
 use super::{
     ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
 };
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::guest::Ran;
 use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakeVcpu};

@@ -4,7 +4,7 @@ use introspect::{Gva, PhysMemory as _};
 
 use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, vcpu};
 use crate::ProbeState;
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT_GPA};
 

@@ -3,7 +3,7 @@
 use introspect::{Gpa, Gva};
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::guest::fake::{FakeVcpu, Injected};
 use crate::guest::{GuestError, Ran};

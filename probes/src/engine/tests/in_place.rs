@@ -7,7 +7,7 @@ use introspect::Gva;
 
 use super::{ABILITIES, DATA, RDTSC, Rig, STACK, gpa, one, vcpu};
 use crate::engine::NewProbe;
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::{FakeVcpu, Injected};
 use crate::guest::{GuestError, Ran, To, Vcpu as _};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};

@@ -4,7 +4,7 @@ use introspect::Gva;
 
 use super::{ABILITIES, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, one, vcpu};
 use crate::engine::NewProbe;
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::{Due, Injection, ProbeState};
 
 const RETURNS_TO: u64 = 0x2_2220;

@@ -3,7 +3,7 @@
 use introspect::Gva;
 
 use super::{LARGE_PAGE, LOWER, LOWER_DIRECTORY, PLAIN, ROOT, Rig, TABLE, UPPER, gpa, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::SyntheticKernel;
 

@@ -6,7 +6,7 @@ use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, vcpu};
 use crate::ProbeSpec;
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, ProbeId, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;

@@ -3,7 +3,7 @@
 use introspect::Gva;
 
 use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::{FakeVcpu, Injected};
 use crate::resolve::synthetic::TEXT;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use introspect::Gva;
 
 use super::{ABILITIES, DATA, PLAIN, RDTSC, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe, RegisterError};
 use crate::guest::Ran;
 use crate::guest::fake::FakeVcpu;

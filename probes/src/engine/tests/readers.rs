@@ -3,7 +3,7 @@
 use introspect::{Gpa, Gva, OptimisedLayout};
 
 use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_TABLE, gpa, memory_of, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::guest::{GuestError, Ran, To};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};

@@ -3,7 +3,7 @@
 use introspect::Gva;
 
 use super::{PLAIN, Rig, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::SyntheticKernel;
 

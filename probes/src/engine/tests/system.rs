@@ -5,7 +5,7 @@ use introspect::insn::{DescriptorTable, SegmentRegister, Segments};
 use vmm::{Blocking, Shadow};
 
 use super::{DATA, Rig, STACK, one, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::guest::GuestError;
 use crate::guest::fake::FakeVcpu;
 

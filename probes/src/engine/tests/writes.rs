@@ -3,7 +3,7 @@
 use introspect::{Gpa, Gva};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{PlantByte, Tier};

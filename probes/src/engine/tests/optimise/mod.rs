@@ -23,7 +23,7 @@ use introspect::int3::HANDLER;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
-use crate::engine::trap::HitOutcome;
+use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::guest::fake::{FakeMemory, FakeVcpu, Injected};
 use crate::guest::{GuestMemory, Ran, Unwritable};
