@@ -1,15 +1,15 @@
 //! The engine: the trap handler of a machine with probes.
 //!
 //! ```text
-//!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, tell ──▶ emulate ── Resume ──▶ guest
-//!                                │                                      │ cannot: a copy of it, or
-//!                                │ not ours: Reinject                   ▼
-//!                                ▼                       on_exclusive: own byte back, execute, plant again
+//!  vCPU at a plant ── exit ──▶ on_trap ── look up ──▶ count, report ──▶ emulate ── Resume ──▶ guest
+//!                                │                                        │ impossible: a copy, or
+//!                                │ no plant: Reinject                     ▼
+//!                                ▼                  on_exclusive: original byte back, execute, plant again
 //!                              guest, device
 //! ```
 //!
-//! Threads: `on_trap` runs on every vCPU's thread at once and takes no lock that anybody waits under; what is planted
-//! is a value that is read without one ([`Table`]). Changes to it happen with all other vCPUs paused: in
+//! Threads: `on_trap` runs on the threads of all vCPUs at once, and takes no lock under which a thread waits. vCPUs look
+//! plants up in an immutable value ([`Table`]), without a lock. Plants change only with all other vCPUs paused: in
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
@@ -74,36 +74,36 @@ use records::Records;
 pub use register::{Action, NewProbe, Prepared, RegisterError};
 use return_sites::ReturnSites;
 
-/// What is known of a panic of the guest's.
+/// A panic of the guest's kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct Panicked {
-    /// The format of its message.
+    /// The format string of the panic's message.
     pub(crate) message: String,
     pub(crate) crash: Crash,
-    /// When, unless another kernel runs since.
+    /// The time of the panic; `None` if the guest has started another kernel since.
     pub(crate) at: Option<Instant>,
 }
 
-/// What the host does for the engine, and the processor that it gives the guest.
+/// The host's abilities that the engine uses, and the features of the guest's processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Abilities {
-    /// The byte that is planted.
+    /// The byte of a plant.
     pub plant: PlantByte,
     /// Execution breakpoints in debug registers stop the guest's kernel.
     pub debug_execute: bool,
-    /// An `int3` of the guest's kernel exits, when that is asked for.
+    /// An `int3` of the guest's kernel exits, if requested.
     pub int3_exits: bool,
-    /// An `int3` of the guest's kernel goes to the guest's own handler, unless it is asked to exit.
+    /// An `int3` of the guest's kernel goes to the guest's own handler, unless an exit is requested.
     pub int3_to_guest: bool,
     /// Interrupts can be held back while one vCPU runs alone.
     pub holds_interrupts: bool,
-    /// What the guest's processor has.
+    /// The features of the guest's processor.
     pub features: Features,
-    /// The same as CPUID tells it: whether a copy of an instruction can be let run.
+    /// The same features as CPUID words: they decide whether a copy of an instruction may run.
     pub cpuid: CpuidWords,
 }
 
-/// See the module's text.
+/// The trap handler of a machine with probes: the probes, their plants, and the state of the guest's kernel.
 #[derive(Debug)]
 pub struct Engine {
     kernel: Kernel,
@@ -111,36 +111,38 @@ pub struct Engine {
     planter: Planter,
     abilities: Abilities,
     table: ArcSwap<Table>,
-    /// In the order in which they were asked for. Replaced with the vCPUs paused.
+    /// In the order of registration. Replaced with the vCPUs paused.
     probes: ArcSwap<Vec<Arc<Probe>>>,
-    /// For what they are counted.
+    /// The number of probes with each interest.
     counted: interest::Counted,
     next_id: AtomicU64,
-    /// The knob: off takes every plant away and leaves each probe's own state.
+    /// The knob: off removes every plant, and keeps each probe's own switch.
     armed: AtomicBool,
     milestones: Vec<Arc<Probe>>,
-    /// Calls that are followed to their return.
+    /// Calls followed to their return.
     calls: Calls,
     return_sites: ReturnSites,
-    /// See [`Engine::end_task`].
+    /// Ended tasks that are still on their vCPU: see [`Engine::end_task`].
     dying: Mutex<BTreeMap<usize, u64>>,
-    /// See [`Engine::resuming`].
+    /// vCPUs that resume with their present registers after a pause: see [`Engine::resuming`].
     resuming: Mutex<BTreeSet<usize>>,
-    /// See [`Engine::let_be_read`].
+    /// Withdrawn plants without a debug register: see [`Engine::let_be_read`].
     unwatched: Mutex<Vec<Gva>>,
-    /// Where the kernel runs, once that is known. Unset when another kernel takes over.
+    /// The location of the running kernel, once known. Unset when another kernel takes over.
     located: Whereabouts,
     boot_patched: Reached,
     /// The kernel has freed its init text.
     init_freed: Reached,
     successor: Successor,
-    /// A reader has not returned in time, and that has been told.
+    /// Whether a note has reported a reader that did not return in time.
     readers_lost: AtomicBool,
     modules: Watched,
     detour: Detour,
     optimised: Optimised,
-    /// See [`Engine::int3_exits`].
+    /// The number of `int3`s returned to the guest: see [`Engine::int3_exits`].
     int3_exits: AtomicU64,
+    /// The number of guest writes that exited: see [`Engine::guest_writes`].
+    guest_writes: AtomicU64,
     records: Records,
     sink: Arc<dyn EventSink>,
     started: OnceLock<Instant>,
@@ -148,11 +150,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Resolves what is to be probed. Nothing is planted yet.
+    /// Resolves the probes. Nothing is planted yet.
     ///
     /// # Errors
     ///
-    /// When a specification cannot be meant.
+    /// If a probe specification cannot be resolved.
     pub fn new(
         kernel: Kernel,
         probes: &[NewProbe],
@@ -186,6 +188,7 @@ impl Engine {
             detour: Detour::default(),
             optimised: Optimised::default(),
             int3_exits: AtomicU64::new(0),
+            guest_writes: AtomicU64::new(0),
             records: Records::default(),
             sink,
             started: OnceLock::new(),
@@ -199,19 +202,19 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The kernel that is probed.
+    /// The probed kernel.
     #[must_use]
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
 
-    /// The guest's first instruction is about to run: timestamps count from here.
+    /// Starts the clock of timestamps: the guest's first instruction is about to run.
     pub fn start_clock(&self) {
         self.started.get_or_init(Instant::now);
     }
 
-    /// Looks through the kernel, if a jump may come to stand for a plant: that takes a second or less, and would otherwise
-    /// be done with the vCPUs paused. From a thread of its own, at the start.
+    /// Surveys the kernel's code, if a jump may replace a plant later. The survey takes up to a second, and would otherwise
+    /// be made with the vCPUs paused. Called at the start, on a thread of its own.
     pub(crate) fn survey(&self) {
         let probes = self.probes.load();
         if self.is_optimising() && probes.iter().any(|probe| probe.kept_by_detour().is_some()) {
@@ -219,15 +222,23 @@ impl Engine {
         }
     }
 
-    /// How many `int3`s have left the guest, where something else is planted, to be given back: the guest's own ones under
-    /// a plant, those of a vCPU that runs alone, and where KVM cannot leave them to the guest
-    /// ([`HostFacts::int3_reaches_guest`](vmm::HostFacts::int3_reaches_guest)), each. No probe counts them among its exits.
+    /// The number of `int3`s that exit and are returned to the guest, if plants are port writes: `int3`s of the guest under
+    /// a plant, and `int3`s of a vCPU that runs alone. If KVM cannot leave `int3`s to the guest
+    /// ([`HostFacts::int3_reaches_guest`](vmm::HostFacts::int3_reaches_guest)), each `int3` counts. No probe counts these
+    /// exits.
     #[must_use]
     pub fn int3_exits(&self) -> u64 {
         self.int3_exits.load(Ordering::Relaxed)
     }
 
-    /// What has become of each probe, in the order in which they were asked for.
+    /// The number of exits for guest writes to read-only pages, which hold plants. A kernel that patches itself while booting
+    /// causes most of them. No probe counts these exits.
+    #[must_use]
+    pub fn guest_writes(&self) -> u64 {
+        self.guest_writes.load(Ordering::Relaxed)
+    }
+
+    /// The state and the counters of each probe, in the order of registration.
     #[must_use]
     pub fn summaries(&self) -> Vec<ProbeSummary> {
         self.told(|_| true)
@@ -236,9 +247,9 @@ impl Engine {
             .collect()
     }
 
-    /// Of the probes that are wanted, those that are shown: a glob in a module is told by its matches, once it has any.
+    /// The wanted probes for a report. If a glob in a module has matches, the matches replace the glob.
     fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
-        // Whoever looks at numbers sees those of what has happened.
+        // Recorded hits are part of the counters.
         self.take_out_records();
         let probes = self.probes.load();
         let stands_for = |glob: &Probe| {
@@ -272,7 +283,7 @@ impl Engine {
     }
 
     fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
-        // What was recorded before this comes before it.
+        // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.records.not_before_last(self.now_ns());
         self.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
@@ -295,7 +306,7 @@ impl Engine {
 
 impl Engine {
     fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
-        // What was recorded before this comes before it.
+        // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.records.not_before_last(self.now_ns());
         self.tell_return_at(ts_ns, call, vcpu, regs);
@@ -319,7 +330,7 @@ impl Engine {
     }
 }
 
-/// RIP is that of the probed instruction, wherever the plant sits.
+/// The registers of an event. RIP is the address of the probed instruction, wherever the plant is.
 fn registers(regs: &vmm::kvm_regs, ip: Hex) -> Registers {
     Registers {
         rax: Hex(regs.rax),

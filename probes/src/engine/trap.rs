@@ -37,6 +37,7 @@ impl Engine {
                 self.on_debug_hit(vcpu, fired, Gva(at))?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
+                self.guest_writes.fetch_add(1, Ordering::Relaxed);
                 if self.is_detour_write(Gpa(gpa.0)) {
                     return Ok(TrapOutcome::Resume);
                 }
