@@ -20,16 +20,16 @@ use crate::{
     EventSink, GuestEnd, GuestSummary, Location, ProbeSpec, ResolveError, Summary, WhenFull,
 };
 
-/// What to boot and what to probe in it.
+/// The configuration of a session: the guest to boot, and the probes.
 #[derive(Debug)]
 pub struct SessionConfig<'a> {
     /// The kernel's file.
     pub file: &'a KernelFile,
-    /// What [`KernelFile::vmlinux`] gave.
+    /// The result of [`KernelFile::vmlinux`].
     pub vmlinux: &'a [u8],
-    /// What is known of it.
+    /// The kernel's symbols and code, read from the file.
     pub kernel: Kernel,
-    /// How it is started.
+    /// The way to start the kernel.
     pub method: BootMethod,
     /// The initrd or initramfs archive.
     pub initrd: Option<&'a [u8]>,
@@ -39,13 +39,13 @@ pub struct SessionConfig<'a> {
     pub memory_bytes: u64,
     /// Number of vCPUs.
     pub cpus: u8,
-    /// What to probe, in the order in which it is reported.
+    /// The probes, in the order of the summary.
     pub probes: &'a [NewProbe],
-    /// What to plant; `None` takes what the self-test found to work.
+    /// The byte to plant; `None` chooses a byte that the self-test found to work.
     pub plant: Option<PlantByte>,
-    /// Whether jumps may stand for plants, so that hits do not exit.
+    /// Whether jumps may replace plants, so that hits do not exit.
     pub optimise: bool,
-    /// What a hit does that there is no room to record.
+    /// The effect of a hit without room for its record.
     pub when_full: WhenFull,
     /// The serial console.
     pub console: Console,
@@ -68,20 +68,20 @@ pub enum SessionError {
     /// This KVM would harm the guest.
     #[error("{0}; or run with --accel nested")]
     Host(HostObstacle),
-    /// This KVM delivers no trap that can be planted.
+    /// This KVM delivers neither of the traps for plants.
     #[error(
         "this KVM delivers neither port writes nor int3 of the guest's kernel, so that nothing can be planted: run with --accel nested"
     )]
     NoTrap,
-    /// This KVM does not deliver the trap that was asked for.
+    /// This KVM does not deliver the requested trap.
     #[error(
         "this KVM does not deliver the trap `{asked:?}` that was asked for: leave the choice to hyprobe"
     )]
     TrapNotDelivered {
-        /// What was asked for.
+        /// The requested byte.
         asked: PlantByte,
     },
-    /// This KVM does not tell where a kernel is that moves itself.
+    /// This KVM does not report MSR writes, so a kernel that moves itself cannot be located.
     #[error(
         "this KVM does not report MSR writes, so that a kernel that unpacks itself cannot be found: boot it directly"
     )]
@@ -99,9 +99,9 @@ pub enum SessionError {
     Thread(#[source] std::io::Error),
 }
 
-/// How often a running guest is looked at from outside.
+/// The period of checks on a running guest.
 const TICK: Duration = Duration::from_secs(1);
-/// A guest that has panicked and neither resets, powers off nor starts another kernel is given so long to print.
+/// The time for a guest to print after a panic, if the guest neither resets, powers off nor starts another kernel.
 const PANIC_GRACE: Duration = Duration::from_secs(5);
 
 /// A guest that is ready to run.
@@ -112,11 +112,11 @@ pub struct Session {
 }
 
 impl Session {
-    /// Builds the machine, resolves the probes and plants what can be planted before the first instruction.
+    /// Builds the machine, resolves the probes, and places the plants possible before the first instruction.
     ///
     /// # Errors
     ///
-    /// See [`SessionError`]; each is a sentence for the user.
+    /// The errors of [`SessionError`]; each error is a sentence for the user.
     pub fn new(
         host: &Host,
         facts: HostFacts,
@@ -140,7 +140,7 @@ impl Session {
             return Err(SessionError::CannotLocate);
         }
         check_addresses(config.method, config.probes.iter().map(|probe| &probe.spec))?;
-        // That takes about as long as building the machine.
+        // Measuring the clock takes about as long as building the machine.
         let clock = thread::spawn(vmm::tsc_khz);
         let (machine, _) = Machine::new(
             host,
@@ -181,13 +181,13 @@ impl Session {
         Ok(Self { machine, engine })
     }
 
-    /// The probes.
+    /// The engine, which holds the probes.
     #[must_use]
     pub fn engine(&self) -> &Arc<Engine> {
         &self.engine
     }
 
-    /// To pause or end the guest from another thread.
+    /// The control to pause or end the guest from another thread.
     #[must_use]
     pub fn control(&self) -> Control {
         self.machine.control()
@@ -197,7 +197,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// When no thread can be started. What goes wrong later is in the summary.
+    /// If a thread cannot be started. Later errors are in the summary.
     pub fn run(mut self, timeout: Option<Duration>, accel: &str) -> Result<Summary, SessionError> {
         let handler: Arc<dyn TrapHandler> = self.engine.clone();
         self.engine.start_clock();
@@ -222,7 +222,7 @@ impl Session {
         })
     }
 
-    /// `None` is a timeout.
+    /// Waits for the end of the guest; `None` is a timeout.
     fn wait(&self, started: Instant, timeout: Option<Duration>) -> Option<End> {
         loop {
             let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
@@ -274,13 +274,13 @@ impl Session {
     }
 }
 
-/// How often records are taken out of the ring.
+/// The period of taking records out of the ring.
 const RECORDS_TICK: Duration = Duration::from_millis(10);
-/// How often when there were so many, a good part of what the ring holds.
+/// The period after a round with `MANY_RECORDS` records or more, a good part of the ring's capacity.
 const BUSY_TICK: Duration = Duration::from_millis(1);
 const MANY_RECORDS: usize = 1000;
 
-/// The thread that takes records out of the ring, and looks after the detour region. It ends when this is dropped.
+/// The thread that takes records out of the ring, and checks the detour region. Dropping the value ends the thread.
 struct Tending {
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -293,7 +293,8 @@ impl Tending {
         let tend = move || {
             while !told.load(Ordering::Acquire) {
                 let many = engine.take_out_records() >= MANY_RECORDS;
-                // Nobody waits here: there may be records meanwhile. And when the guest has ended, its memory goes.
+                // The thread waits for no other pause: records may arrive meanwhile. After the guest has ended, the guest's
+                // memory is released.
                 if engine.region_needs_pause() && !control.is_paused() && !control.is_ending() {
                     engine.tend_region(&control.pause_all());
                 }
@@ -314,13 +315,13 @@ impl Drop for Tending {
         self.ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // What it panicked of has been printed.
+            // If the thread has panicked, the message has been printed.
             let _ = thread.join();
         }
     }
 }
 
-/// An error and what caused it, in one line.
+/// An error with its causes, in a single line.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -331,11 +332,11 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Whether the places of these probes can be known before the kernel is started so.
+/// Checks whether the sites of the probes can be known before the kernel is started by `method`.
 ///
 /// # Errors
 ///
-/// When one is an address, and the kernel may move.
+/// If a probe is an address, and the kernel may move.
 pub fn check_addresses<'s>(
     method: BootMethod,
     probes: impl IntoIterator<Item = &'s ProbeSpec>,
@@ -349,7 +350,7 @@ pub fn check_addresses<'s>(
     }
 }
 
-/// What the emulator may take for granted.
+/// The processor features that the emulator may use.
 fn features(host: &Host) -> Features {
     let [_, _, leaf1_ecx, _] = host.guest_cpuid(1);
     let [_, leaf7_ebx, ..] = host.guest_cpuid(7);
@@ -365,7 +366,7 @@ fn features(host: &Host) -> Features {
     }
 }
 
-/// Who made the processor that the guest sees, by leaf 0.
+/// The vendor of the guest's processor, by leaf 0.
 fn vendor([_, ebx, ecx, edx]: [u32; 4]) -> Vendor {
     match [ebx, edx, ecx].map(u32::to_le_bytes).as_flattened() {
         b"GenuineIntel" => Vendor::Intel,
@@ -389,8 +390,8 @@ fn cpuid(host: &Host) -> CpuidWords {
     }
 }
 
-/// The byte to plant on this host. Of two that work, the port write is the better one: the guest's own breakpoints
-/// then never leave the guest, and cannot be taken for ours.
+/// The byte to plant on this host. If both work, the port write is the better choice: the guest's own breakpoints do not
+/// exit in general ([`Engine::int3_exits`]), and cannot be confused with plants.
 fn choose(facts: &HostFacts, asked: Option<PlantByte>) -> Result<PlantByte, SessionError> {
     let works = |byte| match byte {
         PlantByte::Port => facts.port.is_usable(),

@@ -1,4 +1,4 @@
-//! What `contract` prints: one JSON object a line.
+//! The output of `contract`: a JSON object per line.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -8,28 +8,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::sweep::Step;
 
-/// One line.
+/// A line of the output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub enum Line {
-    /// On what the run is made: the first line, by `rig`.
+    /// The environment of the run: the first line, by `rig`.
     Run {
-        /// On which kind of KVM.
+        /// The kind of KVM.
         backend: Backend,
-        /// When, UTC.
+        /// The date, UTC.
         date: String,
-        /// Processor, number of CPUs, and Linux, of the machine that all this runs on.
+        /// Processor, number of CPUs, and Linux of the machine on which everything runs.
         host: String,
-        /// What is between the two.
+        /// The versions of the layers between the machine and the KVM under test: the emulator, and its Linux.
         versions: Vec<String>,
     },
-    /// What the self-test found: the first line of `contract`.
+    /// The result of the self-test: the first line of `contract`.
     Host {
-        /// On which kind of KVM.
+        /// The kind of KVM.
         backend: Backend,
         /// [`vmm::HostFacts`], a name and a value each.
         facts: String,
-        /// How long the self-test took, by the clock of the Linux around it.
+        /// The duration of the self-test, by the clock of the Linux around the guest.
         took_ms: u64,
     },
     /// A case has ended.
@@ -38,17 +38,17 @@ pub enum Line {
     Timing(Timing),
     /// Probes were armed all at once.
     Arming(Arming),
-    /// A stock guest was started and powered off at once, time after time.
+    /// A stock guest was booted and powered off, several times.
     Boot(Boot),
-    /// A sweep goes on.
+    /// A step of a sweep.
     Sweep(Step),
     /// All cases have ended: the last line.
     End {
-        /// On which kind of KVM.
+        /// The kind of KVM.
         backend: Backend,
         /// Number of cases.
         cases: usize,
-        /// Number of those that failed.
+        /// Number of failed cases.
         failed: usize,
     },
 }
@@ -63,15 +63,15 @@ pub enum Backend {
     Amd,
     /// kvm_amd with NPT, in QEMU's TCG.
     Nested,
-    /// This machine's own.
+    /// This machine's own KVM.
     Local,
 }
 
 impl Backend {
-    /// Each, in the order of the table.
+    /// All kinds, in the order of the table.
     pub const ALL: [Self; 4] = [Self::Intel, Self::Amd, Self::Nested, Self::Local];
 
-    /// What is written on the command line and in the lines.
+    /// The name on the command line and in the lines.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl Backend {
         }
     }
 
-    /// The backend that is written so.
+    /// The backend with the name `word`.
     #[must_use]
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|backend| backend.word() == word)
@@ -95,83 +95,82 @@ impl fmt::Display for Backend {
     }
 }
 
-/// How a case ended.
+/// The result of a case.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Case {
-    /// On which kind of KVM.
+    /// The kind of KVM.
     pub backend: Backend,
     /// `scenario/plant/cpus`.
     pub case: String,
-    /// `None`: this KVM does not deliver what the case is about.
+    /// Whether the case has passed; `None` if this KVM does not deliver the feature under test.
     pub ok: Option<bool>,
-    /// What was wrong, or what was counted.
+    /// The failure, or the counts.
     pub detail: String,
-    /// How long it took, by the clock of the Linux around it.
+    /// The duration, by the clock of the Linux around the guest.
     pub took_ms: u64,
 }
 
-/// How long a loop of calls took, time after time.
+/// The durations of a loop of calls, in several rounds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timing {
-    /// On which kind of KVM.
+    /// The kind of KVM.
     pub backend: Backend,
-    /// In which guest.
+    /// The guest.
     pub guest: String,
-    /// What was at the called function: the key of a [`Way`](crate::overhead::Way).
+    /// The probes at the called function: the key of a [`Way`](crate::overhead::Way).
     pub way: String,
-    /// So many processors ran it at the same time.
+    /// The number of processors that ran the loop at the same time.
     pub cpus: u8,
-    /// Calls of one loop, by each of them.
+    /// The number of calls in a loop, for each processor.
     pub calls: u64,
-    /// How long each loop took, nanoseconds. With one processor it is the time that the vCPU's thread had, with several
-    /// what the clock of the Linux around the guest showed.
+    /// The duration of each loop, nanoseconds. With a single processor: the CPU time of the vCPU's thread. With several: the
+    /// time by the clock of the Linux around the guest.
     pub rounds_ns: Vec<u64>,
-    /// Hits of the probes there, in all loops and those that came before them.
+    /// Hits of the probes at the function, in all loops and in the calls before the first loop.
     pub hits: u64,
-    /// VM exits that these took.
+    /// VM exits of these hits.
     pub exits: u64,
 }
 
-/// How long it took to arm probes, time after time.
+/// The durations of arming probes, in several rounds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arming {
-    /// On which kind of KVM.
+    /// The kind of KVM.
     pub backend: Backend,
-    /// In which guest.
+    /// The guest.
     pub guest: String,
     /// Number of probes.
     pub probes: usize,
-    /// How long it took to look them up, nanoseconds; the guest runs meanwhile.
+    /// The durations of the look-up, nanoseconds; the guest runs meanwhile.
     pub prepared_ns: Vec<u64>,
-    /// How long it took to plant them, nanoseconds; the guest is paused.
+    /// The durations of planting, nanoseconds; the guest is paused.
     pub armed_ns: Vec<u64>,
-    /// How long it took to remove them, nanoseconds; the guest is paused.
+    /// The durations of the removal, nanoseconds; the guest is paused.
     pub removed_ns: Vec<u64>,
-    /// By so many bytes the VMM's resident memory was larger with the first of them; those kept for the guest's pages
-    /// are among them.
+    /// The growth of the VMM's resident memory in the first round, bytes, including the kept copies of the guest's pages.
     pub resident_bytes: u64,
 }
 
-/// How long a stock guest took to its end that does nothing but boot, time after time.
+/// The durations of a stock guest that only boots and ends, in several rounds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// On which kind of KVM.
+    /// The kind of KVM.
     pub backend: Backend,
-    /// Which guest.
+    /// The guest.
     pub guest: String,
     /// The engine and the probes of the boot.
     pub kind: BootKind,
-    /// From the kernel's file to a machine that is ready to run, nanoseconds.
+    /// From the kernel's file to a machine ready to run, nanoseconds.
     pub set_up_ns: Vec<u64>,
     /// From the first instruction to the end, nanoseconds.
     pub ran_ns: Vec<u64>,
-    /// Probes that were armed, in the last of the boots.
+    /// Armed probes, in the last of the boots.
     pub probes: u64,
-    /// Their hits.
+    /// Hits of the probes.
     pub hits: u64,
-    /// Hits and calls that they missed.
+    /// Hits and calls missed by the probes.
     pub missed: u64,
-    /// VM exits that the hits took.
+    /// VM exits of the hits.
     pub exits: u64,
 }
 
@@ -188,7 +187,7 @@ pub enum BootKind {
 }
 
 impl Line {
-    /// The line in `text`, which may have something else before it: a kernel prints to the same console.
+    /// Finds the line in `text`. Other output may precede the line: a kernel prints to the same console.
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         let start = text.find("{\"type\":")?;
@@ -196,13 +195,13 @@ impl Line {
     }
 }
 
-/// Writes it, at once.
+/// Writes the line, and flushes the output.
 pub(crate) fn print(output: &mut dyn Write, line: &Line) -> io::Result<()> {
     writeln!(output, "{}", serde_json::to_string(line)?)?;
     output.flush()
 }
 
-/// The time since then, as lines tell it.
+/// The milliseconds since `since`, as in the lines.
 pub(crate) fn millis(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,16 +1,16 @@
-//! Lays out a guest with modules.
+//! A synthetic guest with modules, in memory.
 
 use crate::{
     Btf, FlatMemory, Gpa, Gva, PagingState, SymbolTable, SymbolTableBuilder, btf::synthetic::Blob,
 };
 
-/// Where the guest's memory is mapped: one page of a gigabyte.
+/// The address of the guest's memory, mapped by a single page of a gigabyte.
 pub(super) const BASE: u64 = 0xffff_ffff_c000_0000;
 const MEMORY_BYTES: usize = 8 << 20;
 /// The page tables take the first two pages.
 const FIRST_FREE: u64 = 0x2000;
 
-/// Which of its two forms `struct module` has.
+/// The form of `struct module`: the kernel has used two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// `core_layout` and `init_layout`.
@@ -104,7 +104,7 @@ pub(super) fn types(form: Form) -> Blob {
     blob
 }
 
-/// What a module is to look like; one page of each part.
+/// The shape of a module; each part has a page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) name: &'static str,
@@ -112,7 +112,7 @@ pub(super) struct Shape {
     pub(super) init: bool,
 }
 
-/// Memory, and what has been put into it.
+/// The guest's memory, with the modules so far.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) memory: FlatMemory,
@@ -180,7 +180,7 @@ impl Guest {
         self.put(at, &value.to_le_bytes());
     }
 
-    /// Appends a module whose text is a page of nops. Returns where its `struct module` is.
+    /// Appends a module with a page of nops as text. Returns the address of its `struct module`.
     pub(super) fn module(&mut self, shape: Shape) -> Gva {
         let module = self.room(MODULE_BYTES.into(), 8);
         self.put32(module, shape.state);
@@ -199,23 +199,22 @@ impl Guest {
         module
     }
 
-    /// Where a module's link to the next one is.
+    /// The address of a module's link to the next module.
     pub(super) fn link(module: Gva) -> Gva {
         module.wrapping_add(LIST)
     }
 
-    /// Where it says how many symbols it has.
+    /// The address of a module's number of symbols.
     pub(super) fn symbol_count(&self, module: Gva) -> Gva {
         Gva(self.get64(module.wrapping_add(KALLSYMS))).wrapping_add(8)
     }
 
-    /// Where it says how many calls to `__fentry__` it has.
+    /// The address of a module's number of calls to `__fentry__`.
     pub(super) fn ftrace_count(module: Gva) -> Gva {
         module.wrapping_add(FTRACE + 8)
     }
 
-    /// Gives `module` so many symbols at the beginning of its text, all with one name of 500
-    /// letters.
+    /// Gives a module `count` symbols at the start of its text, all with the same name of 500 letters.
     pub(super) fn share_one_name(&mut self, module: Gva, count: u32) {
         let text = self.get64(module.wrapping_add(LAYOUTS));
         let mut entry = [0; 24];
@@ -255,7 +254,8 @@ impl Guest {
         }
     }
 
-    /// Two functions, a variable, the trampoline of a static call, one that is defined elsewhere, a label, and the init function.
+    /// Writes the symbols: two functions, a variable, the trampoline of a static call, a symbol defined elsewhere, a label,
+    /// and the init function.
     fn symbols(&mut self, module: Gva, text: Gva, data: Gva, init: Gva) {
         // Name, letter, binding, section, address, size.
         let symbols: [(&str, u8, u8, u16, Gva, u64); 8] = [
@@ -287,7 +287,7 @@ impl Guest {
         self.put_symtab(module, tables, 8);
     }
 
-    /// `tables`: where symbols, names and letters are.
+    /// Writes the symbol table; `tables` holds the addresses of symbols, names and letters.
     fn put_symtab(&mut self, module: Gva, tables: [u64; 3], count: u32) {
         let kallsyms = self.room(32, 8);
         self.put64(module.wrapping_add(KALLSYMS), kallsyms.0);
@@ -297,7 +297,7 @@ impl Guest {
         self.put64(kallsyms.wrapping_add(24), tables[2]);
     }
 
-    /// A short jump label, a static call, and two ftrace sites of which one is not in the module.
+    /// Writes a short jump label, a static call, and two ftrace sites, the second outside of the module.
     fn sites(&mut self, module: Gva, text: Gva) {
         let distance = |from: Gva, to: Gva| to.0.wrapping_sub(from.0).to_le_bytes();
         let jump = self.room(16, 8);

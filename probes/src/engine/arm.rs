@@ -36,7 +36,8 @@ impl Engine {
         self.reconcile(paused)
     }
 
-    /// Marks every probe as pending: the kernel unpacks itself, and its address is unknown until MSR_LSTAR is written.
+    /// Marks every probe as pending: the kernel unpacks itself, and the kernel's address is unknown until MSR_LSTAR is
+    /// written.
     pub fn await_kernel(&self) {
         for probe in self
             .probes
@@ -63,7 +64,7 @@ impl Engine {
         )
     }
 
-    /// Reconciles the plants within `change` with the probes: in one transaction, with the other vCPUs paused. Afterwards the
+    /// Reconciles the plants within `change` with the probes: in a transaction, with the other vCPUs paused. Afterwards the
     /// state of each probe is up to date, with the reason if the probe is not armed.
     pub(super) fn change(&self, paused: &dyn Paused, change: Change<'_>) -> Result<(), ArmError> {
         let Some(located) = self.located.get() else {
@@ -197,8 +198,8 @@ impl Engine {
         }
     }
 
-    /// Whether the probe keeps its plant while the knob removes all others. Such a probe reports an event that cannot be found
-    /// out later: memory to which plants would return has been reused.
+    /// Whether the probe keeps its plant while the knob removes all others: the probe reports the reuse of memory to which
+    /// plants would return, and the engine cannot detect the reuse later.
     fn stays_while_disarmed(&self, probe: &Probe) -> bool {
         match probe.purpose {
             Purpose::Milestone(Milestone::BootPatched) => !self.boot_patched.get(),
@@ -208,8 +209,8 @@ impl Engine {
         }
     }
 
-    /// Makes the whole text read-only, so that further plants there change no memory slot. Called once the kernel has patched
-    /// itself for this machine, and rarely writes to its text any more.
+    /// Makes the whole text read-only, so a further plant in the text changes no memory slot. Called after the kernel has
+    /// patched itself for this machine: from then on, the kernel rarely writes to the text.
     pub(super) fn protect_text(&self, paused: &dyn Paused) {
         let range = self
             .located

@@ -1,4 +1,4 @@
-//! The guest's kernel panics: who, where, and by which way.
+//! Panics of the guest's kernel: the message, the task, the registers, and the return addresses on the stack.
 
 use std::sync::PoisonError;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use super::{Engine, Panicked, registers};
 use crate::event::{Crash, Frame, Hex};
 use crate::guest::{GuestError, Vcpu};
 
-/// No panic message is longer.
+/// The maximum length of a panic message.
 const MAX_MESSAGE_BYTES: usize = 256;
-/// Stacks begin and end at multiples of this.
+/// The alignment of the start and end of the kernel's stacks.
 const STACK_BYTES: u64 = 16 << 10;
-/// So many frames are told.
+/// The maximum number of reported frames.
 const MAX_FRAMES: usize = 32;
-/// Before a return address there is a call with at most so many bytes.
+/// The maximum length of the call in front of a return address.
 const MAX_CALL_BYTES: usize = 7;
 
 impl Engine {
-    /// The vCPU is about to run `panic`.
+    /// Records a panic: the vCPU is about to run `panic`.
     pub(super) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let regs = vcpu.regs()?;
         let message = self.string(vcpu, Gva(regs.rdi))?;
@@ -33,7 +33,7 @@ impl Engine {
         };
         self.note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
-        // The first one counts, unless another kernel has started since.
+        // The first panic counts, unless the guest has started another kernel since.
         if panicked.as_ref().is_none_or(|first| first.at.is_none()) {
             *panicked = Some(Panicked {
                 message,
@@ -44,7 +44,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The name of the task that the vCPU runs, if it can be read.
+    /// The name of the task on the vCPU, if readable.
     pub(super) fn task_name(&self, vcpu: &mut dyn Vcpu) -> Option<Vec<u8>> {
         let layout = self.kernel.tasks()?;
         let state = vcpu.system_state().ok()?;
@@ -75,8 +75,8 @@ impl Engine {
         Ok(String::from_utf8_lossy(&text).trim_end().to_owned())
     }
 
-    /// The return addresses on the stack, from `rsp` on: every word that points behind a call in the kernel's text.
-    /// Like the lines that the kernel itself prints with a question mark, some may be left from calls that are over.
+    /// The return addresses on the stack from `rsp` on: every word with an address behind a call in the kernel's text. Some
+    /// may be left over from finished calls, like the lines with a question mark in the kernel's own traces.
     fn frames(&self, vcpu: &mut dyn Vcpu, rsp: u64) -> Result<Vec<Frame>, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let end = (rsp | (STACK_BYTES - 1)).wrapping_add(1);
@@ -102,7 +102,7 @@ impl Engine {
         Ok(frames)
     }
 
-    /// What `ip` is called, if a call in the kernel proper returns there.
+    /// The symbol and offset of `ip`, if a call in the kernel's image returns to `ip`.
     fn behind_call(&self, ip: Gva) -> Option<String> {
         let located = self.located.get()?;
         let linked = located.linked(ip);
@@ -111,7 +111,8 @@ impl Engine {
         }
         let start = Gva(linked.0.checked_sub(MAX_CALL_BYTES as u64)?);
         let before = self.kernel.bytes_at(start, MAX_CALL_BYTES)?;
-        // Not the address itself: the last call of a function that does not return is followed by the next one.
+        // The byte before `ip` selects the symbol: if a function ends with a call that does not return, `ip` is in the next
+        // function.
         let within = self.kernel.symbols().resolve(Gva(linked.0 - 1))?;
         let offset = within.offset + 1;
         ends_with_call(before).then(|| format!("{}+{offset:#x}", within.symbol.name))
@@ -122,7 +123,7 @@ impl Engine {
 fn ends_with_call(bytes: &[u8]) -> bool {
     let back = |n: usize| bytes.len().checked_sub(n).and_then(|at| bytes.get(at..));
     let through = |n, modes: &[u8]| {
-        // The field between mode and register says that it is a call.
+        // Value 2 in the field between mode and register means a call.
         matches!(back(n), Some([0xff, mode, ..]) if mode & 0x38 == 0x10 && modes.contains(&(mode >> 6)))
     };
     matches!(back(5), Some([0xe8, ..]))

@@ -1,5 +1,5 @@
-//! What a change of the probes makes of the plants. Only the places that it touches are looked at, so that one probe
-//! more costs the same beside ten as beside ten thousand.
+//! Edits of plants after a change of the probes. Only the affected sites are edited, so a further probe costs the same
+//! beside ten probes as beside ten thousand.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,28 +11,28 @@ use crate::hit::{DebugRegisters, DebugUse, Plant, Table};
 use crate::plant::{PlantError, Planter, Spot};
 use crate::registry::Probe;
 
-/// What is to be looked at again.
+/// The probes and return sites to reconcile with the plants.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change<'a> {
-    /// Probes that may have to be planted, or planted elsewhere, or no more.
+    /// Probes whose plants may have to be placed, moved or removed.
     pub(super) probes: &'a [Arc<Probe>],
-    /// Probes that are to be planted no more, whatever their state says.
+    /// Probes that lose their plants, in any state.
     pub(super) dropped: &'a [Arc<Probe>],
     pub(super) sites: Sites<'a>,
 }
 
-/// Return sites to be looked at again.
+/// The return sites to reconcile.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Sites<'a> {
     All,
     These(&'a [Gva]),
 }
 
-/// One place, as it will be.
+/// The future state of a site.
 #[derive(Debug)]
 struct Edit {
     spot: Spot,
-    /// Of the instruction; needed where nothing is planted yet.
+    /// The length of the instruction; needed if the site has no plant yet.
     len: usize,
     returns: bool,
     probes: Vec<(Arc<Probe>, Gva)>,
@@ -51,7 +51,7 @@ impl Edit {
     }
 }
 
-/// The places that are touched, while the change is put together.
+/// The affected sites, while the change is put together.
 #[derive(Debug)]
 pub(super) struct Edits<'t> {
     before: &'t Table,
@@ -72,7 +72,7 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// The place at `at`, if anything is planted there or is to be.
+    /// The edit of the site at `at`, if the site has a plant or is to get a plant.
     fn known(&mut self, at: Gva) -> Option<&mut Edit> {
         match self.places.entry(at) {
             std::collections::btree_map::Entry::Occupied(entry) => Some(entry.into_mut()),
@@ -100,7 +100,7 @@ impl<'t> Edits<'t> {
                 },
             );
         }
-        // Other code may lie there now, elsewhere in memory.
+        // Other code may be at the address now, elsewhere in memory.
         let edit = self
             .places
             .get_mut(&at)
@@ -109,7 +109,7 @@ impl<'t> Edits<'t> {
         edit
     }
 
-    /// Takes the probe away from where it is.
+    /// Removes the probe from its present site.
     pub(super) fn leave(&mut self, probe: &Arc<Probe>) {
         let Some(at) = probe.planted_at() else {
             return;
@@ -123,12 +123,13 @@ impl<'t> Edits<'t> {
         }
     }
 
-    /// A plant at `at` tells the probe of what is at `ip`.
+    /// Adds the probe to the plant at `at`; `ip` is the probed address.
     pub(super) fn join(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot, len: usize) {
         insert(&mut self.place(at, spot, len).probes, probe, ip);
     }
 
-    /// A debug register at `at` does; `false` if all four are taken.
+    /// Adds the probe to the debug register for `at`; `ip` is the probed address. Returns `false` if all four registers are
+    /// taken.
     pub(super) fn join_debug(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot) -> bool {
         self.debug
             .retain(|plant| plant.at == at || !plant.probes.is_empty());
@@ -144,29 +145,29 @@ impl<'t> Edits<'t> {
         true
     }
 
-    /// Followed calls return to `at`.
+    /// Marks `at` as a return site of followed calls.
     pub(super) fn return_to(&mut self, at: Gva, spot: Spot, len: usize) {
         self.place(at, spot, len).returns = true;
     }
 
-    /// Followed calls return to `at` no longer.
+    /// Removes the mark of `at` as a return site.
     pub(super) fn forget_return(&mut self, at: Gva) {
         if let Some(edit) = self.known(at) {
             edit.returns = false;
         }
     }
 
-    /// The places that are looked at.
+    /// The addresses of the affected sites.
     pub(super) fn places(&self) -> Vec<Gva> {
         self.places.keys().copied().collect()
     }
 
-    /// Where they lie.
+    /// The guest-physical locations of the affected sites.
     pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
         self.places.values().map(|edit| edit.spot)
     }
 
-    /// The plants among them that will be others, or go.
+    /// The present plants at the affected sites, if the edits change or remove the plant.
     pub(super) fn outdated(&self) -> Vec<Arc<Plant>> {
         let is_outdated = |(at, edit): (&Gva, &Edit)| {
             let plant = self.before.at(*at)?;
@@ -175,8 +176,7 @@ impl<'t> Edits<'t> {
         self.places.iter().filter_map(is_outdated).collect()
     }
 
-    /// Makes memory what the places ask for, and returns the table that goes with it. When it fails nothing has
-    /// changed.
+    /// Applies the edits to memory, and returns the matching table. On failure nothing has changed.
     pub(super) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
         let before = self.before;
         let mut remove: Vec<Gpa> = Vec::new();
@@ -219,14 +219,15 @@ impl<'t> Edits<'t> {
     }
 }
 
-/// In the order of registration.
+/// Inserts the probe, in the order of registration.
 fn insert(probes: &mut Vec<(Arc<Probe>, Gva)>, probe: &Arc<Probe>, ip: Gva) {
     let at = probes.partition_point(|(other, _)| other.id <= probe.id);
     probes.insert(at, (Arc::clone(probe), ip));
 }
 
-/// Debug registers that stand in for a plant go on doing so, as far as there is room beside the others; a plant that
-/// loses its stand-in would stay withdrawn, so it is planted again.
+/// Assigns the debug registers: first to sites where no plant is possible, then to withdrawn plants that had a register
+/// before the change. If a withdrawn plant gets no register, nothing would end the withdrawal, and the plant returns at
+/// once.
 fn debug_registers(
     only: Vec<Plant>,
     before: &Table,
@@ -245,7 +246,7 @@ fn debug_registers(
     let mut uses = only.chain(stand_ins);
     let debug = std::array::from_fn(|_| uses.next());
     for left in uses {
-        // What was shown while it stood in can be shown no longer.
+        // Without a register, memory cannot show the original byte any longer.
         let _ = planter.replant(paused, left.plant().spot.gpa);
     }
     debug

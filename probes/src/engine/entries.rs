@@ -1,19 +1,18 @@
-//! The entries of the kernel's page directory that lead to the detour region are looked at: a guest that changes one takes
-//! the ground away from under its own jumps.
+//! Checks of the page-directory entries that map the detour region: if the guest changes an entry, the jumps in the guest's
+//! text lose their target.
 
 use super::{ArmError, Engine};
 use crate::detour::{ChangedEntry, DetourError};
 use crate::guest::Paused;
 
 impl Engine {
-    /// Whether something is to be done about the region with the vCPUs paused: [`tend_region`](Self::tend_region). To be
-    /// asked every now and then; any thread may ask at any time.
+    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
+    /// may call at any time.
     pub(crate) fn region_needs_pause(&self) -> bool {
         self.detour.changed_entry(self.memory.as_ref()).is_some()
     }
 
-    /// If an entry is not what was written there, every jump goes, and the region is used no more. The other vCPUs are
-    /// paused.
+    /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
     pub(crate) fn tend_region(&self, paused: &dyn Paused) {
         let memory = self.memory.as_ref();
         let Some(changed) = self.detour.changed_entry(memory) else {
@@ -41,16 +40,15 @@ impl Engine {
         }
     }
 
-    /// The kernel is about to hand over to another one (kexec), and every plant has been taken away. The entries that lead
-    /// to the region become zero again, and the kernel's handler of `int3` is its own. No region is laid any more: each hit
-    /// of a probe that is planted again exits.
+    /// Takes the region away from the kernel, which is about to hand over to another kernel (kexec). Every plant is gone
+    /// already. The entries of the region become zero again, and the kernel's handler of `int3` gets its original code. No
+    /// further region is made: each hit of a later plant exits.
     ///
-    /// The vCPUs are paused, and the guest has stopped all but one of them for good: no thread that is in the region runs
-    /// on.
+    /// The vCPUs are paused, and the guest has stopped all vCPUs but one for good: no thread inside the region continues.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written.
+    /// If memory cannot be written.
     pub(super) fn hand_over_region(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.take_out_records();
         for plant in self.table.load_full().plants() {
@@ -69,8 +67,8 @@ impl Engine {
         }
     }
 
-    /// Whether there is memory of ours that the guest's kernel can execute: from the first jump or copy on, as long as the
-    /// guest runs.
+    /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
+    /// on, until the guest ends, changes the region's page tables, or starts another kernel.
     pub fn has_detour_region(&self) -> bool {
         self.detour.is_laid()
     }

@@ -1,13 +1,13 @@
-//! The guest starts another kernel in place of its own: kexec, or a crash kernel behind a panic.
+//! Hand-overs to another kernel: kexec, or a crash kernel after a panic.
 //!
 //! ```text
-//!  machine_kexec ── everything of ours leaves memory ──▶ gone ── LSTAR is written ──▶ the same kernel: pending, armed
-//!                                                                                └──▶ another one: gone
+//!  machine_kexec ── plants and jumps are removed ──▶ gone ── LSTAR is written ──▶ the same build: pending, armed
+//!                                                                            └──▶ another build: gone
 //! ```
 //!
-//! Both ways come by `machine_kexec`, with the other processors stopped, before the kernel copies code of its own that
-//! moves the next one into place. From its entry on memory is the guest's own: no plant, no read-only page, no entry of
-//! the page directory, no debug register. A processor that was stopped in a detour does not come back to it.
+//! Both kinds pass `machine_kexec`, with the other processors stopped, before the kernel copies the code that moves the next
+//! kernel into place. From the entry of `machine_kexec` on, memory holds no change by hyprobe: no plant, no read-only page,
+//! no page-directory entry, and no debug register is set. A processor stopped inside a detour never continues.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -19,7 +19,7 @@ use crate::ProbeState;
 use crate::guest::Paused;
 use crate::registry::{Missed, Probe};
 
-/// The text by which a build of Linux is known, and how much of it there is at the most.
+/// The symbol of the text that identifies a build of Linux, and the maximum length of the comparison.
 const BANNER: &str = "linux_banner";
 const MAX_BANNER_BYTES: u64 = 512;
 const REASON: &str = "the guest has started another kernel";
@@ -29,11 +29,11 @@ const REASON: &str = "the guest has started another kernel";
 pub(super) struct Successor(AtomicU8);
 
 impl Successor {
-    /// The kernel that was booted runs, or the same one that it has started.
+    /// The booted kernel runs, or a further start of the same build.
     const SAME: u8 = 0;
-    /// One has been started and has not said where it is.
+    /// Another kernel has been started, and its location is not known yet.
     const AWAITED: u8 = 1;
-    /// It is another one.
+    /// The running kernel is a different build.
     const OTHER: u8 = 2;
 
     fn get(&self) -> u8 {
@@ -46,7 +46,7 @@ impl Successor {
 }
 
 impl Engine {
-    /// The vCPU is about to run `machine_kexec`: memory becomes the guest's own, and all probes are gone.
+    /// Removes hyprobe's changes from memory, and marks all probes as gone: the vCPU is about to run `machine_kexec`.
     pub(super) fn hand_over(&self, paused: &dyn Paused) {
         self.take_out_records();
         for probe in self.all_probes() {
@@ -76,7 +76,7 @@ impl Engine {
         self.note(None, format!("{REASON}: the probes are gone"));
     }
 
-    /// Takes every plant, jump and debug register away, and makes every page writable again.
+    /// Removes every plant, jump and debug register, and makes every page writable again.
     fn empty_memory(&self, paused: &dyn Paused) -> Result<(), Box<dyn std::error::Error>> {
         self.reconcile(paused)?;
         self.hand_over_region(paused)?;
@@ -84,7 +84,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Nothing is known of a kernel that has not said where it is.
+    /// Forgets the kernel: the location of the next kernel is not known.
     fn forget_kernel(&self) {
         self.located.set(None);
         self.boot_patched.set(false);
@@ -103,12 +103,12 @@ impl Engine {
         probes.iter().chain(&self.milestones).cloned().collect()
     }
 
-    /// Whether a write of MSR_LSTAR says where the kernel is.
+    /// Whether a write of MSR_LSTAR can locate the kernel.
     pub(super) fn awaits_kernel(&self) -> bool {
         self.located.get().is_none() && self.successor.get() != Successor::OTHER
     }
 
-    /// The kernel that runs is not the one that is known. Says whether that is because the guest has started another.
+    /// Handles a running kernel that is not the known build. Returns whether the guest has started another kernel.
     pub(super) fn turns_away_successor(&self) -> bool {
         let is_awaited = self.successor.get() == Successor::AWAITED;
         if is_awaited {
@@ -121,8 +121,8 @@ impl Engine {
         is_awaited
     }
 
-    /// Whether the kernel that runs at `slide` from where it was linked is the one that is known. If another has been
-    /// started and is the same, its probes are pending again.
+    /// Whether the kernel that runs at `slide` from its link address is the known build. If the guest has started the same
+    /// build again, the probes are pending again.
     pub(super) fn takes_over(&self, paging: &PagingState, slide: i64) -> bool {
         if self.successor.get() != Successor::AWAITED {
             return true;
@@ -133,7 +133,7 @@ impl Engine {
         }
         self.successor.set(Successor::SAME);
         for probe in self.all_probes() {
-            // What was refused may be possible there: the guest's own probes and patches are gone.
+            // A refused probe may be possible in the new kernel: the guest's own probes and patches are gone.
             let is_over = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
             if is_over && probe.place().is_some() {
                 probe.set_state(ProbeState::Pending, None);
@@ -142,7 +142,7 @@ impl Engine {
         true
     }
 
-    /// Whether memory holds the name and the number of the build that the kernel's file has.
+    /// Whether memory holds the same build name and build number as the kernel's file.
     fn has_banner(&self, paging: &PagingState, slide: i64) -> bool {
         let filed = self.kernel.symbols().lookup(BANNER).and_then(|banner| {
             let len = usize::try_from(banner.size.min(MAX_BANNER_BYTES)).ok()?;

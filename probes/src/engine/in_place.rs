@@ -1,8 +1,8 @@
-//! Instructions that the hardware executes where they are.
+//! The stepped tier: the hardware executes an instruction in place.
 //!
-//! With the other vCPUs paused, memory shows the guest's own instruction, and a stop at every place where the vCPU can
-//! be next: where the instruction leads, and the first instruction of each exception's handler. The vCPU runs until
-//! it comes to one of them, with no flag of its own changed. Then memory shows again what it did before.
+//! With the other vCPUs paused, memory shows the original instruction, and a stop at every possible next instruction of the
+//! vCPU: the successors of the instruction, and the first instruction of each exception's handler. The vCPU runs until the
+//! first stop, without a change of any flag. Then memory shows the former bytes again.
 
 use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
 use introspect::insn::{Decoded, Next};
@@ -19,41 +19,41 @@ use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;
 const PAGE_FAULT: u8 = 14;
-/// The first vector that is no exception.
+/// The first vector above the exceptions.
 const FIRST_INTERRUPT: u8 = 32;
 const NMI: u8 = 2;
 /// RFLAGS.RF, which the processor sets in the frame of a fault.
 const RESUME_FLAG: u64 = 1 << 16;
 
-/// Where the vCPU can be next.
+/// The possible next addresses of a vCPU.
 #[derive(Debug, Default)]
 struct Places {
-    /// Where the instruction leads.
+    /// The successors of the instruction.
     next: Vec<Gva>,
-    /// The handlers of what it can raise.
+    /// The handlers of possible exceptions; also of interrupts, unless interrupts are held back.
     gates: Vec<Gate>,
-    /// All of these where they lie in memory, but for those within the instruction.
+    /// The locations of all addresses above, except locations within the instruction.
     stops: Vec<Gpa>,
 }
 
-/// What has become of the instruction.
+/// The outcome of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Came {
-    /// It has been executed. After `int n`, the vCPU is in the handler.
+    /// The instruction has been executed. After `int n`, the vCPU is in the handler.
     Behind,
-    /// It has raised this, and the guest's handler is about to begin.
+    /// The instruction has raised an exception, and the guest's handler is about to begin.
     Faulted {
-        /// `None` if several vectors lead to the same handler.
+        /// `None` if several vectors have the same handler.
         vector: Option<u8>,
         frame: InterruptFrame,
     },
-    /// The vCPU is elsewhere, and comes back to the instruction if it was not executed.
+    /// The vCPU is elsewhere. If the instruction was not executed, the vCPU comes back.
     Elsewhere,
 }
 
 impl Engine {
-    /// Lets the hardware execute the instruction at RIP, which is `rip`, and calls the handlers of what comes of it.
-    /// `run` runs the vCPU until it is about to execute one of the addresses that it is given.
+    /// Lets the hardware execute the instruction at `rip`, the vCPU's RIP, and calls the handlers for the outcome. `run`
+    /// runs the vCPU until the next instruction is at any of the given addresses.
     pub(super) fn execute_in_place<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -71,7 +71,7 @@ impl Engine {
             .planter
             .show_alone(paused, &[plant.spot.gpa], &places.stops)?;
         let ran = run(vcpu, To::Next(&addresses));
-        // Before anything else, whatever became of the run.
+        // First of all, even if the run has failed.
         shown.end()?;
         let Ran::At(at) = ran? else {
             return Ok(());
@@ -88,7 +88,7 @@ impl Engine {
         }
     }
 
-    /// Where the vCPU can be after the instruction at its RIP, which lies at `spot`.
+    /// The possible addresses of the vCPU after the instruction at its RIP; `spot` is the location of the instruction.
     fn places(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -135,7 +135,7 @@ impl Engine {
         Ok(places)
     }
 
-    /// What has become of the instruction at `rip`, now that the vCPU is at `at`.
+    /// The outcome of the instruction at `rip`, by the vCPU's present address `at`.
     fn came(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -178,8 +178,8 @@ impl Engine {
         })
     }
 
-    /// The instruction has raised an exception, and the vCPU is at the first instruction of the guest's handler: the
-    /// fault-handlers' turn. `before` and `sregs` are from before the instruction.
+    /// Calls the fault-handlers after an exception of the instruction: the vCPU is at the first instruction of the guest's
+    /// handler. `before` and `sregs` are the registers before the instruction.
     fn tell_fault(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -189,7 +189,7 @@ impl Engine {
         vector: Option<u8>,
         frame: &InterruptFrame,
     ) -> Result<(), GuestError> {
-        // A debug exception in front of an instruction is none of the instruction's.
+        // A debug exception in front of an instruction is not an exception of the instruction.
         let Some(vector) = vector.filter(|vector| *vector != DEBUG) else {
             return Ok(());
         };
@@ -252,18 +252,18 @@ impl Engine {
     }
 }
 
-/// What fault-handlers have answered.
+/// The answer of the fault-handlers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offered {
     pub(super) outcome: FaultOutcome,
-    /// Whether one asked for the registers to change them.
+    /// Whether a handler has requested the registers for a change.
     pub(super) changed: bool,
     pub(super) regs: kvm_regs,
 }
 
 impl Places {
-    /// Adds where the addresses lie with the page tables in `state`. Where nothing is mapped the processor raises a page
-    /// fault, and needs no stop.
+    /// Adds the locations of the addresses, by the page tables in `state`. An unmapped address needs no stop: the processor
+    /// raises a page fault.
     fn add_stops(
         &mut self,
         planter: &Planter,
@@ -273,7 +273,7 @@ impl Places {
         let mut addresses: Vec<Gva> = self.addresses().collect();
         addresses.sort_unstable();
         addresses.dedup();
-        // Handlers lie close together: few pages have to be walked to.
+        // Handlers lie close together, so few page walks are needed.
         let pages = addresses.chunk_by(|a, b| a.page() == b.page());
         for (page, on_page) in pages.filter_map(|on_page| Some((*on_page.first()?, on_page))) {
             let Ok(found) = walk(planter, state, page.page()) else {

@@ -1,4 +1,4 @@
-//! Faults that are injected: a function that returns before it runs.
+//! Fault injection: a function returns before running.
 
 use super::Engine;
 use crate::handler::HitContext;
@@ -6,7 +6,7 @@ use crate::inject::Injector;
 use crate::registry::Probe;
 
 impl Engine {
-    /// Counts the call at `hit`, whose function is about to run. Whether the vCPU goes on behind it instead.
+    /// Counts the call at `hit`, whose function is about to run. Returns whether the call returns at once, without running.
     pub(super) fn inject(
         &self,
         hit: &mut HitContext<'_>,
@@ -15,7 +15,7 @@ impl Engine {
     ) -> bool {
         let injection = &injector.injection;
         if let Some(comm) = &injection.comm
-            // A task whose name cannot be read is not the one.
+            // If the task's name is unreadable, the call does not match.
             && self.task_name(hit.vcpu).as_deref() != Some(comm.as_bytes())
         {
             return false;

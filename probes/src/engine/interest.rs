@@ -1,4 +1,5 @@
-//! What the probes make of interest to the engine: counted at each change, so that a change costs what it changes.
+//! Interests: the kernel event probes and the exits at returns that the registered probes require. The engine updates the
+//! counts at each change, so the cost of a change does not depend on the number of probes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,7 +7,7 @@ use super::Engine;
 use crate::ProbeState;
 use crate::registry::{Interests, Probe, Purpose};
 
-/// How many probes there are that make something of interest.
+/// The number of probes with each interest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Totals {
     calls: usize,
@@ -32,7 +33,7 @@ impl Totals {
     }
 }
 
-/// Changed with the vCPUs paused.
+/// The counts of all registered probes. Changed with the vCPUs paused.
 #[derive(Debug, Default)]
 pub(super) struct Counted(Mutex<Totals>);
 
@@ -42,20 +43,20 @@ impl Counted {
     }
 }
 
-/// Which milestones are of interest.
+/// The present requirements of all probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Interest {
     /// Some probe follows calls to their return.
     pub(super) calls: bool,
-    /// Some probe is in a module, or followed calls return to one.
+    /// Some probe is in a module, or followed calls return to a module.
     pub(super) modules: bool,
-    /// There may be plants that the kernel must not read.
+    /// Plants are possible that the kernel must not read.
     pub(super) plants: bool,
-    /// Some probe has to be told of a return while it happens.
+    /// Some probe needs an exit at each return.
     pub(super) exits_at_returns: bool,
 }
 
-/// What a registered probe makes of interest.
+/// The interests of a registered probe.
 fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
     let follows = match &probe.purpose {
@@ -73,12 +74,12 @@ fn interests(probe: &Probe) -> Interests {
 }
 
 impl Engine {
-    /// Counts a registered probe for what it is now.
+    /// Counts a registered probe by its present interests.
     pub(super) fn count_interest(&self, probe: &Probe) {
         self.replace_interest(probe, interests(probe));
     }
 
-    /// Counts a probe no more.
+    /// Removes a probe from the counts.
     pub(super) fn forget_interest(&self, probe: &Probe) {
         self.replace_interest(probe, Interests::default());
     }
@@ -92,7 +93,7 @@ impl Engine {
         }
     }
 
-    /// What the probes make of interest.
+    /// Computes the present requirements of all probes.
     pub(super) fn interest(&self) -> Interest {
         let totals = *self.counted.lock();
         #[cfg(test)]
@@ -105,12 +106,12 @@ impl Engine {
         }
     }
 
-    /// Whether there may be plants in modules: some probe is in one, or followed calls return to one.
+    /// Whether plants in modules are possible: some probe is in a module, or followed calls return to a module.
     pub(super) fn watches_modules(&self) -> bool {
         self.counted.lock().modules > 0 || self.returns_to_modules()
     }
 
-    /// The totals are those that a look at all probes would give.
+    /// Checks the totals against a count of all probes.
     #[cfg(test)]
     fn check_totals(&self, totals: Totals) {
         let mut expected = Totals::default();

@@ -1,4 +1,4 @@
-//! What there is, for those who look at a running engine from outside. Any thread may ask at any time.
+//! The inventory of a running engine: probes, switches, and guest memory. Any thread may ask at any time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,30 +12,30 @@ use crate::program::Aggregate;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
 use crate::{ProbeAction, ProbeKind, ProbeSummary};
 
-/// A probe with what it was asked to do and what has become of it.
+/// A probe with its specification, its state and its counters.
 #[derive(Clone, Debug)]
 pub struct ProbeRecord {
-    /// Its name within the engine. The matches of a pattern in a module share one.
+    /// The probe's id within the engine. The matches of a pattern in a module share an id.
     pub id: ProbeId,
-    /// What it is.
+    /// The kind of the probe.
     pub kind: ProbeKind,
-    /// The probed instruction as `symbol+0xoffset`, once that is known.
+    /// The probed instruction as `symbol+0xoffset`, once known.
     pub symbol: Option<Arc<str>>,
-    /// The module that it was asked for in.
+    /// The module in the probe's specification.
     pub module: Option<String>,
-    /// Its own switch.
+    /// The probe's own switch.
     pub enabled: bool,
-    /// What is done at its hits; `None` for an aggregate and for a program's own handler.
+    /// The action at hits; `None` for an aggregate, an injection, and a program's own handler.
     pub action: Option<ProbeAction>,
-    /// What is kept of its hits' values.
+    /// The aggregate of the hits' values.
     pub aggregate: Option<Aggregate>,
-    /// For a return probe: calls that are followed at once.
+    /// For a return probe: the maximum number of calls followed at once.
     pub maxactive: Option<usize>,
-    /// Its state and its counters.
+    /// The probe's state and counters.
     pub summary: ProbeSummary,
 }
 
-/// Where to read.
+/// An address to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum At {
     /// In the kernel's own address space.
@@ -47,37 +47,36 @@ pub enum At {
 /// Guest memory could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// The kernel's page tables do not lead there.
+    /// The kernel's page tables do not map the address.
     #[error("cannot read {len} bytes at the kernel's address {at}: {why}")]
     Virtual {
-        /// Where.
+        /// The address.
         at: Gva,
-        /// How many.
+        /// The number of bytes.
         len: usize,
-        /// What was found on the way. Part of the message.
+        /// The result of the page walk. Part of the message.
         why: VirtReadError,
     },
-    /// There is no memory.
+    /// The guest has no memory at the address.
     #[error("the guest has no memory of {len} bytes at guest-physical {at}")]
     Physical {
-        /// Where.
+        /// The address.
         at: Gpa,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
-    /// The kernel has not come up to its page tables yet, and it is not in its image either.
+    /// The kernel's page tables are not known yet, and the address is not in the kernel's image.
     #[error(
         "the guest has not booted far enough to find {at}: until its kernel runs its first task, only its image can be read"
     )]
     TooEarly {
-        /// Where.
+        /// The address.
         at: Gva,
     },
 }
 
 impl Engine {
-    /// Every probe, in the order in which they were asked for. A pattern in a module is told by its matches, once it
-    /// has any.
+    /// Every probe, in the order of registration. If a pattern in a module has matches, the matches replace the pattern.
     #[must_use]
     pub fn records(&self) -> Vec<ProbeRecord> {
         self.told(|_| true)
@@ -86,7 +85,7 @@ impl Engine {
             .collect()
     }
 
-    /// The probe called `id`; several for a pattern in a module.
+    /// The probe with the id `id`; several for a pattern in a module.
     #[must_use]
     pub fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
         self.told(|known| known == id)
@@ -95,7 +94,7 @@ impl Engine {
             .collect()
     }
 
-    /// The first `most` of the probes with these ids, in the order in which they were asked for.
+    /// The first `most` probes with the given ids, in the order of registration.
     #[must_use]
     pub fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
         let told = self.told(|known| ids.contains(&known));
@@ -108,24 +107,24 @@ impl Engine {
         self.armed.load(Ordering::Acquire)
     }
 
-    /// How far the kernel runs from where it was linked, once it has said so.
+    /// The run-time address of the kernel less its link address, once known.
     #[must_use]
     pub fn slide(&self) -> Option<i64> {
         self.located.get().map(|located| located.slide)
     }
 
-    /// Nanoseconds since the guest's first instruction: what events count in.
+    /// Nanoseconds since the guest's first instruction: the clock of events.
     #[must_use]
     pub fn clock_ns(&self) -> u64 {
         self.now_ns()
     }
 
-    /// Reads guest memory as the guest sees it, without plants. The guest may be writing there meanwhile: pause it for
+    /// Reads guest memory as seen by the guest, without plants. The guest may write at the same time: pause the guest for
     /// bytes that belong together.
     ///
     /// # Errors
     ///
-    /// When some of it cannot be read; what `buf` holds then is unspecified.
+    /// If any byte cannot be read; then the contents of `buf` are unspecified.
     pub fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError> {
         let len = buf.len();
         match at {

@@ -1,12 +1,12 @@
-//! Jumps that the guest's own kprobes put over several instructions.
+//! Jumps of the guest's optimised kprobes, over several instructions each.
 //!
-//! A kprobe of the guest's that is optimised replaces five bytes of text by a jump to a copy of the instructions that
-//! were there. A plant on any of them but the first would be part of the jump, and its probe would miss what is
-//! executed elsewhere. The guest does no such thing while another kprobe of its own is on one of the instructions
-//! (`arch_check_optimized_kprobe` says so); a plant of ours counts as one.
+//! A guest that optimises a kprobe replaces five bytes of text by a jump to a copy of the displaced instructions. A plant on
+//! any displaced instruction but the first would be part of the jump, and the probe would miss the executions of the copy.
+//! The guest writes no jump while another kprobe is on a displaced instruction (`arch_check_optimized_kprobe` checks). The
+//! engine makes the check count plants as kprobes.
 //!
-//! That leaves plants that come when the guest has decided already. Those that come before it writes its jump are
-//! taken away again (`arch_optimize_kprobes`), and those that would come later are refused: the text shows the jump.
+//! Plants placed after the guest's check remain. Before the guest writes the jump (`arch_optimize_kprobes`), the engine
+//! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
 use introspect::{Gpa, Gva, PagingState};
 
@@ -14,24 +14,24 @@ use super::Engine;
 use super::readers::ReaderNeeds;
 use crate::guest::{GuestError, Paused, Vcpu};
 
-/// What the kernel answers when another kprobe is in the way of a jump.
+/// The kernel's answer if another kprobe is in the way of a jump.
 const EEXIST: i64 = -17;
-/// The opcode of a jump, and of what the kernel puts there while it writes one.
+/// The opcodes of a jump, and of the `int3` in the text while the kernel writes a jump.
 const JUMP: u8 = 0xe9;
 pub(super) const INT3: u8 = 0xcc;
 const JUMP_BYTES: usize = 5;
-/// No jump stands for more bytes of instructions than four and one more instruction.
+/// The maximum length of the displaced instructions: four bytes, and a further instruction.
 const MAX_REPLACED_BYTES: u64 = 4 + 15;
-/// So many kprobes are optimised at once.
+/// The maximum number of kprobes optimised at once.
 const MAX_OPTIMISED: usize = 4096;
 
 pub(super) const ELSEWHERE: &str =
     "a kprobe of the guest's own has this instruction executed elsewhere, in a copy";
 
 impl Engine {
-    /// Whether the guest may optimise its kprobe at `kprobe`, as far as we are concerned.
+    /// Whether the engine allows the guest to optimise the kprobe at `kprobe`.
     pub(super) fn may_jump(&self, paging: &PagingState, kprobe: Gva) -> ReaderNeeds {
-        // What cannot be known is not allowed: a kprobe works without.
+        // An unknown range is not allowed: a kprobe works without a jump.
         let replaced = self.replaced(paging, kprobe);
         match replaced {
             Some((at, len)) if self.planted_in(paging, at, len).is_empty() => ReaderNeeds::Nothing,
@@ -39,13 +39,12 @@ impl Engine {
         }
     }
 
-    /// The plants in `len` bytes from `at` on, those too that debug registers stand in for.
+    /// The plants in `len` bytes from `at` on, including plants replaced by debug registers.
     fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
         self.in_memory(paging, at, len, |gpa, len| self.planter.planted(gpa, len))
     }
 
-    /// The bytes of the instructions that the jump of the optimised kprobe at `kprobe` would replace, but for the
-    /// first of them.
+    /// The bytes that the jump of the optimised kprobe at `kprobe` would displace, except the first byte.
     fn replaced(&self, paging: &PagingState, kprobe: Gva) -> Option<(Gva, u64)> {
         let layout = self.kernel.optimised_kprobes()?;
         let at = self.word(paging, kprobe.wrapping_add(layout.address))?;
@@ -54,8 +53,8 @@ impl Engine {
         Some((Gva(at.wrapping_add(1)), size.saturating_sub(1)))
     }
 
-    /// The guest is about to put jumps over the instructions of the kprobes on the list at `head`. None of ours was
-    /// there when it decided to, so those that are have come since: they must go.
+    /// Removes the plants under the jumps that the guest is about to write, for a list of kprobes. At the guest's check no
+    /// plant was there, so the present plants are newer, and have to go.
     pub(super) fn make_room_for_jumps(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -101,7 +100,7 @@ impl Engine {
         }
     }
 
-    /// Whether a jump of the guest's own kprobes lies over the instruction that is linked at `linked`, or is about to.
+    /// Whether a jump of the guest's own kprobes covers the instruction linked at `linked`, or is about to.
     pub(super) fn is_jumped_over(&self, linked: Gva, gpa: Gpa) -> bool {
         (1..JUMP_BYTES as u64).any(|back| {
             let mut now = [0; JUMP_BYTES];
@@ -113,7 +112,7 @@ impl Engine {
             if self.planter.read_own(gpa, &mut now).is_err() || now[0] == filed[0] {
                 return false;
             }
-            // An int3 alone is a kprobe that is not optimised; those behind it are others.
+            // A single int3 is a kprobe without a jump; int3s in the following bytes are other kprobes.
             let is_changed = |(now, filed): (&u8, &u8)| now != filed && *now != INT3;
             let is_begun = || now.iter().zip(filed).skip(1).any(is_changed);
             let is_jump = now[0] == JUMP || (now[0] == INT3 && is_begun());

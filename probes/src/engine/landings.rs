@@ -1,4 +1,4 @@
-//! Where a return is seen if the kernel patches the instruction at the return address.
+//! Landings: where plants show a return, if the kernel patches the instruction at the return address.
 //!
 //! ```text
 //!   call f                               the kernel writes a nop or a jump here, compares before, and would find a plant
@@ -8,14 +8,14 @@
 //!   target:                    plant
 //!
 //!   call f
-//!   R:  call g  (a static call)          g's entry: the stack pointer is at the slot itself, which holds the address
-//!                                        behind R by now (a tail call of f's to g leaves R there), and no other register
-//!                                        has changed
+//!   R:  call g  (a static call)          g's entry: the stack pointer is at the slot, and the slot holds the address
+//!                                        behind R by now (after a tail call from f to g, the slot holds R); no other
+//!                                        register has changed
 //! ```
 //!
-//! A jump label and the call of ftrace leave every register and the stack as they are, so each of their successors shows
-//! a return as the return address itself would. Between the return address and a landing the vCPU executes nothing else:
-//! the first plant that it meets with this stack pointer is that of a landing.
+//! A jump label and an ftrace call change neither registers nor the stack. A plant at each of their successors therefore
+//! shows a return, just like a plant at the return address. Between the return address and a landing the vCPU executes
+//! nothing else: the first plant reached with this stack pointer is the plant of a landing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -29,38 +29,40 @@ use super::call_sites::CallSite;
 use crate::detour::Ring;
 use crate::guest::GuestError;
 
-/// A return address is followed through so many instructions.
+/// The maximum number of instructions walked from a return address.
 const MAX_STEPS: usize = 16;
-/// So many return addresses with landings elsewhere are remembered; the calls of further ones are missed.
+/// The maximum number of remembered return addresses with landings elsewhere; the calls of further return addresses are
+/// missed.
 const MAX_REMEMBERED: usize = 1 << 16;
-/// The lengths of a nop that the kernel writes in the place of a jump.
+/// The lengths of a nop that the kernel writes instead of a jump.
 const JUMP_LENGTHS: [u8; 2] = [2, 5];
 
-/// Where the stack pointer is at a landing.
+/// The stack pointer at a landing, relative to the slot of the return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stack {
     /// Just above the slot, as behind the call.
     AboveSlot,
-    /// At the slot, where a static call has pushed its own return address, which is `pushed`. A tail call comes to the same
-    /// function with the stack pointer there, too, but the call that it is part of has not returned.
+    /// At the slot, where a static call has pushed its own return address `pushed`. At a tail call to the same function, the
+    /// stack pointer is at the slot too, but the followed call has not returned.
     AtSlot {
-        /// On top of the stack.
+        /// The value on top of the stack.
         pushed: Gva,
     },
 }
 
-/// A place that shows a return.
+/// An address where a plant shows a return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Landing {
     pub(super) at: Gva,
     pub(super) stack: Stack,
 }
 
-/// The landings of one return address; none if no plant can show a return to it.
+/// The landings of a return address; empty if no plant can show the return.
 #[derive(Clone, Debug)]
 struct Found {
     landings: Arc<[Landing]>,
-    /// The instructions whose bytes say so: static calls, and what the kernel may rewrite while it boots.
+    /// The instructions that decide the landings by their bytes: static calls, and instructions that the kernel may rewrite
+    /// at boot.
     read: Vec<Gpa>,
 }
 
@@ -93,7 +95,7 @@ impl Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoLandings;
 
-/// The plants that show the returns to addresses where no plant can be.
+/// The landings of all return addresses without room for a plant.
 #[derive(Debug, Default)]
 pub(super) struct Landings {
     /// Read at every entry and return of a followed call.
@@ -101,7 +103,7 @@ pub(super) struct Landings {
 }
 
 impl Landings {
-    /// The places that show a return to `returns_to`: the return address itself, if nothing else is known.
+    /// The addresses of the landings of `returns_to`; without an entry, the return address itself.
     pub(super) fn of(&self, returns_to: Gva) -> Vec<Gva> {
         match self.known.load().by_return_address.get(&returns_to) {
             Some(found) => found.landings.iter().map(|landing| landing.at).collect(),
@@ -109,7 +111,7 @@ impl Landings {
         }
     }
 
-    /// Whether each of these places is one of those that `is_planted` names.
+    /// Whether `returns_to` has landings, and `is_planted` holds for each landing.
     pub(super) fn are(&self, is_planted: impl Fn(Gva) -> bool, returns_to: Gva) -> bool {
         match self.known.load().by_return_address.get(&returns_to) {
             Some(found) => {
@@ -120,8 +122,8 @@ impl Landings {
         }
     }
 
-    /// Whether it is known that no plant can show a return to `returns_to`, as long as the instructions stay that lie on the
-    /// way.
+    /// Whether no plant can show a return to `returns_to`, as far as known: the answer holds until the instructions on the
+    /// way change.
     pub(super) fn are_none(&self, returns_to: Gva) -> bool {
         let known = self.known.load();
         let found = known.by_return_address.get(&returns_to);
@@ -143,7 +145,7 @@ impl Landings {
         self.known.load().at_slot.contains(&site)
     }
 
-    /// The functions at whose entries returns to static calls show.
+    /// The functions with a landing at their entry, for returns to static calls.
     pub(super) fn entries(&self) -> BTreeSet<Gva> {
         self.known.load().at_slot.clone()
     }
@@ -157,7 +159,7 @@ impl Landings {
         shown.map(|(returns_to, _)| *returns_to).collect()
     }
 
-    /// Remembers where returns to `returns_to` show, if there is room.
+    /// Remembers the landings of `returns_to`, if the limit allows another entry.
     fn remember(&self, returns_to: Gva, found: &Found) -> Result<(), NoLandings> {
         let mut has_room = false;
         self.known.rcu(|known| {
@@ -171,8 +173,8 @@ impl Landings {
         if has_room { Ok(()) } else { Err(NoLandings) }
     }
 
-    /// Forgets the return addresses that do not stay, or one of whose landings does not: other code will lie there. Calls that
-    /// return there leave the guest at their entry.
+    /// Forgets each return address that does not stay, or has a landing that does not: other code will be at the address.
+    /// Calls with a forgotten return address exit at their entry.
     pub(super) fn forget(
         &self,
         ring: Option<&Ring>,
@@ -192,7 +194,7 @@ impl Landings {
         Ok(())
     }
 
-    /// Forgets what was found by bytes that the kernel may have rewritten while it booted.
+    /// Forgets the landings found by bytes that the kernel may have rewritten at boot.
     pub(super) fn forget_read(&self) {
         self.retain(|_, found| found.read.is_empty());
     }
@@ -205,8 +207,8 @@ impl Landings {
         });
     }
 
-    /// The guest has written `len` bytes at `gpa`: forgets what was found by the bytes there, and has calls that return
-    /// there leave the guest at their entry.
+    /// Forgets the landings found by the `len` bytes at `gpa`, which the guest has written. Calls with a forgotten return
+    /// address exit at their entry.
     pub(super) fn guest_has_written(
         &self,
         ring: Option<&Ring>,
@@ -231,7 +233,7 @@ impl Landings {
     }
 }
 
-/// The way from a return address to its landings.
+/// The walk from a return address to the landings.
 #[derive(Debug, Default)]
 struct Walk {
     open: Vec<Landing>,
@@ -241,8 +243,8 @@ struct Walk {
 }
 
 impl Engine {
-    /// Finds the places that show a return to `returns_to`, and remembers them; or, if instructions on the way may become
-    /// others, that there are none until then. The other vCPUs are paused.
+    /// Finds the landings of `returns_to`, and remembers the result. If no landing exists now, but instructions on the way
+    /// may change, the result holds until the change. The other vCPUs are paused.
     pub(super) fn find_landings(&self, returns_to: Gva) -> Result<Vec<Gva>, NoLandings> {
         let start = Landing {
             at: returns_to,
@@ -280,7 +282,7 @@ impl Engine {
             }
             let on = |at| Landing { at, ..landing };
             match self.call_site(landing.at) {
-                // A function's first instruction is that behind an `endbr64`.
+                // The first instruction of a function is behind an `endbr64`.
                 CallSite::Free(Some((_, decoded)))
                     if landing.stack != Stack::AboveSlot && step(&decoded) == Step::Next =>
                 {
@@ -324,7 +326,7 @@ impl Engine {
     }
 }
 
-/// Where a vCPU at `landing` goes from there, where a static call is.
+/// The landing behind the static call at `landing`.
 fn behind_static_call(landing: Landing, decoded: &Decoded) -> Result<Landing, NoLandings> {
     let (at, stack) = match (step(decoded), landing.stack) {
         (Step::Next, stack) => (decoded.next(), stack),
@@ -333,7 +335,7 @@ fn behind_static_call(landing: Landing, decoded: &Decoded) -> Result<Landing, No
             let pushed = decoded.next();
             (target, Stack::AtSlot { pushed })
         }
-        // It changes RAX, or goes where nobody knows.
+        // The instruction changes RAX, pushes a second return address, or has an unknown target.
         (Step::Call(_), Stack::AtSlot { .. }) | (Step::Other, _) => return Err(NoLandings),
     };
     Ok(Landing { at, stack })

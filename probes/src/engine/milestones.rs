@@ -1,4 +1,4 @@
-//! Points in the guest's life at which the engine has something to do of its own.
+//! Kernel event probes: the engine's own probes at events of the guest's kernel.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 
-/// The milestones that there are in this kernel.
+/// The kernel event probes possible in this kernel.
 pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
     let mut found: Vec<Arc<Probe>> = Milestone::ALL
         .into_iter()
@@ -17,8 +17,8 @@ pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
         .collect();
     let has = |reader| found.iter().any(|probe| is_reader(probe, reader));
     if has(Reader::CheckProbe) && has(Reader::CheckOptimised) {
-        // Nobody else decodes text that may have plants in it, and the kernel does so thousands of times for each
-        // kprobe where none can be.
+        // The two functions are the only decoders of text with possible plants. For each kprobe, the kernel calls
+        // `insn_decode` thousands of times on other text, and each call would exit.
         found.retain(|probe| !is_reader(probe, Reader::Decode));
     }
     found
@@ -33,7 +33,7 @@ fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
     let Resolved { name, place } = resolve(kernel, &spec, 0).ok()?.pop()?;
     let place = place.ok()?;
     if matches!(milestone, Milestone::Reader(_)) && place.via == Via::DebugRegister {
-        // Worth less than a probe of somebody's.
+        // A user's probe has more use for the debug register.
         return None;
     }
     let purpose = Purpose::Milestone(milestone);
@@ -42,7 +42,7 @@ fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
 }
 
 impl Engine {
-    /// Does what the milestones at `plant` ask for. The vCPU stands at it, and the others are paused.
+    /// Handles the kernel event probes at `plant`. The vCPU stands at the plant, and the others are paused.
     pub(super) fn reach_milestones(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -64,14 +64,14 @@ impl Engine {
                 Milestone::TaskLeft => self.leave_task(vcpu.index()),
                 Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
                 Milestone::Reader(Reader::WriteJumps) => self.make_room_for_jumps(vcpu, paused)?,
-                // What these need is done when the vCPU is past the plant.
+                // Other readers are handled after the vCPU has stepped over the instruction.
                 Milestone::Reader(_) => (),
             }
         }
         Ok(())
     }
 
-    /// The kernel has patched itself.
+    /// Handles the end of boot-time patching: arms the probes on instructions that the kernel rewrites at boot.
     pub(super) fn on_boot_patched(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -89,7 +89,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The init text is about to be freed: nothing may stay planted there.
+    /// Removes the plants from the init text, which the kernel is about to free.
     fn retire_init(&self, paused: &dyn Paused) {
         self.init_freed.set(true);
         if let Some(located) = self.located.get() {

@@ -7,9 +7,9 @@
 //!     └── gone, with nothing planted ◀─────────────┴── do_init_module: bound again ◀────────┘
 //! ```
 //!
-//! The modules are read from the guest's memory through the kernel's own page tables, as they were when the first task
-//! was about to run. They are watched only while there is a probe in one, or a place that followed calls return to: the
-//! list is read anew when the first probe comes.
+//! The engine reads the modules from the guest's memory, through the kernel's own page tables from the time when the first
+//! task was about to run. The engine watches modules only while a probe or a return site of followed calls is in a module:
+//! with the first probe, the list is read anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Refusal, ResolveError, Resolved, in_module};
 use crate::{ProbeState, resolve::Place};
 
-/// The modules that are loaded, while there are probes in any.
+/// The loaded modules, while any module has probes.
 #[derive(Debug, Default)]
 pub(super) struct Watched {
     /// The kernel's page tables.
@@ -38,17 +38,17 @@ impl Watched {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether any is known.
+    /// Whether any module is known.
     fn is_kept(&self) -> bool {
         !self.lock().is_empty()
     }
 
-    /// Nobody watches them any more.
+    /// Forgets the modules: nothing watches the modules any more.
     pub(super) fn forget(&self) {
         self.lock().clear();
     }
 
-    /// The kernel does not run any more.
+    /// Forgets the modules and the page tables: the kernel does not run any more.
     pub(super) fn forget_all(&self) {
         self.forget();
         self.paging.store(None);
@@ -76,7 +76,7 @@ impl Watched {
     }
 }
 
-/// A module's probe needs its place to be found again.
+/// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
     probe.in_module.is_some() && probe.place().is_some_and(|at| place(&at))
 }
@@ -97,13 +97,13 @@ impl Engine {
             return;
         }
         self.modules.forget();
-        // The functions that say that modules come and go are of no interest any more.
+        // The kernel event probes for modules are not needed any more.
         if let Err(error) = self.change_sites(paused, &[]) {
             self.note(None, format!("modules are still watched: {error}"));
         }
     }
 
-    /// The first task is about to run: the page tables of this vCPU are the kernel's own.
+    /// Keeps the page tables of this vCPU as the kernel's own: the first task is about to run.
     pub(super) fn keep_page_tables(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let paging = vcpu.system_state()?.paging;
         if self.modules.paging().is_none() {
@@ -112,16 +112,16 @@ impl Engine {
         Ok(())
     }
 
-    /// Something happens to the module that the vCPU has the address of, or to all of them.
+    /// Handles an event of the module whose address the vCPU holds, or of all modules.
     pub(super) fn on_module_event(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
         event: ModuleEvent,
     ) -> Result<(), GuestError> {
-        // What has been recorded until now was at places that are about to go.
+        // The records belong to sites that are about to go.
         self.take_out_records();
-        // By the convention for calls: where `ModuleEvent::module_register` says.
+        // The first argument of the call: see `ModuleEvent::module_register`.
         let address = Gva(vcpu.regs()?.rdi);
         match event {
             ModuleEvent::Loaded => match self
@@ -143,7 +143,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Reads all modules anew: nobody has watched them come and go.
+    /// Reads all modules anew, after a time without a watch on modules.
     pub(super) fn look_for_modules(&self) {
         self.modules.forget();
         for probe in self.probes.load().iter() {
@@ -167,13 +167,13 @@ impl Engine {
             }
             Err(error) => self.note(None, format!("the modules cannot be read: {error}")),
         }
-        // Where a module is about to go, or cannot be read, nothing says when its text is freed.
+        // If a module is about to go, or is unreadable, the time of the release of its text is unknown.
         self.lose_return_sites(|site| {
             self.kernel.holds_code(located.linked(site)) || self.modules.holding(site).is_some()
         });
     }
 
-    /// `None` while no module can have been loaded yet.
+    /// Reads modules by `read`; `None` while no module can have been loaded yet.
     fn read_module<T>(
         &self,
         read: impl FnOnce(&Modules, &PagingState) -> Result<T, ModulesError>,
@@ -192,7 +192,7 @@ impl Engine {
         self.bind(module);
     }
 
-    /// Finds the places of the probes in `module`.
+    /// Finds the sites of the probes in `module`.
     fn bind(&self, module: &Module) {
         let Some(paging) = self.modules.paging() else {
             return;
@@ -204,7 +204,7 @@ impl Engine {
             planter: &self.planter,
         };
         let before = self.probes.load_full();
-        // Which matches of each glob are known.
+        // The known matches of each glob.
         let known: BTreeSet<(ProbeId, &str)> = before
             .iter()
             .filter(|probe| probe.in_module.is_some())
@@ -227,7 +227,7 @@ impl Engine {
                 continue;
             };
             match in_module(&module, &text, spec) {
-                // Its init function has run.
+                // The module's init function has run.
                 Err(_) if probe.state() == ProbeState::Gone => (),
                 Err(problem) => {
                     let spec = spec.to_string();
@@ -272,7 +272,7 @@ impl Engine {
         probe.set_state(ProbeState::Gone, None);
     }
 
-    /// The init functions of live modules have run, and their text is about to be freed.
+    /// Removes the probes in init text: the init functions of live modules have run, and the text is about to be freed.
     fn module_init_is_freed(&self) {
         let known = self.modules.lock().clone();
         for module in known.values().filter(|module| module.has_init()) {
@@ -283,7 +283,7 @@ impl Engine {
                 continue;
             }
             if let (Ok(Some(now)), Some(paging)) = (state, self.modules.paging()) {
-                // Others may come to lie where its init text was.
+                // Other modules may be loaded at the address of the init text.
                 let now = LoadedModule::new(now, &self.planter, &paging);
                 self.modules.keep(Arc::new(now));
             }
@@ -297,7 +297,7 @@ impl Engine {
         }
     }
 
-    /// Nothing of the module runs any more, and its memory is about to be freed.
+    /// Removes the probes in a module: nothing of the module runs any more, and the memory is about to be freed.
     fn module_is_unloaded(&self, address: Gva) {
         let Some(module) = self.modules.lock().remove(&address) else {
             return;

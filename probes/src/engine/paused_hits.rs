@@ -11,11 +11,11 @@ use crate::plant::Spot;
 use crate::registry::Milestone;
 
 impl Engine {
-    /// Handles a hit that needs the other vCPUs paused, with the others paused: `run` runs the vCPU up to the next of the given
-    /// stops.
+    /// Handles a hit that needs the other vCPUs paused; the caller has paused them. `run` runs the vCPU up to the next of
+    /// the given stops.
     ///
-    /// While this vCPU waited for its turn, the plant may have been removed: then the guest continues with its own instruction,
-    /// or behind the instruction if the emulator supports it.
+    /// The plant may have been removed before the vCPU got its turn: then the guest continues with the original instruction,
+    /// or behind the instruction if the emulator supports the instruction.
     pub(crate) fn on_paused_hit<V: Vcpu>(
         &self,
         vcpu: &mut V,
@@ -25,7 +25,7 @@ impl Engine {
     ) -> Result<HitOutcome, GuestError> {
         self.remove_rewritten_jumps(paused)?;
         let outcome = self.handle_paused_hit(vcpu, paused, rip, run)?;
-        // The jumps over instructions that a post-handler has written to.
+        // A post-handler may have written to instructions under a jump.
         self.remove_rewritten_jumps(paused)?;
         Ok(outcome)
     }
@@ -39,7 +39,7 @@ impl Engine {
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
-                // A handler that skips the function does not undo what the kernel did before the call.
+                // If a handler skips the function, the kernel's work before the call remains.
                 if plant.has_milestone(Milestone::BootPatched) {
                     self.on_boot_patched(vcpu, paused)?;
                 }

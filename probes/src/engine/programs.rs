@@ -8,8 +8,8 @@ use crate::handler::HitContext;
 use crate::program::{Operand, Values};
 use crate::registry::Probe;
 
-/// A vCPU at a hit, as programs see it. Registers are free; what the guest keeps in memory costs a walk through its page
-/// tables each time.
+/// The operands of programs, for a vCPU at a hit. Registers are free; each value in guest memory costs a walk of the guest's
+/// page tables.
 struct Seen<'e, 'h, 'v> {
     engine: &'e Engine,
     hit: &'h mut HitContext<'v>,
@@ -32,7 +32,7 @@ impl Values for Seen<'_, '_, '_> {
 }
 
 impl Seen<'_, '_, '_> {
-    /// The processor's own variable. `None` if the kernel does not say where it is, or has not come so far.
+    /// Reads a per-CPU variable. `None` if the variable's location is unknown, or the kernel has not booted far enough.
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
         let state = self.hit.vcpu.system_state().ok()?;
@@ -45,7 +45,7 @@ impl Seen<'_, '_, '_> {
 }
 
 impl Engine {
-    /// Whether the execution that `hit` is about is one of `probe`'s hits.
+    /// Whether the filter of `probe` accepts the execution at `hit`.
     pub(super) fn lets_by(&self, hit: &mut HitContext<'_>, probe: &Probe) -> bool {
         let Some(filtered) = &probe.filter else {
             return true;
@@ -65,7 +65,7 @@ impl Engine {
         aggregated.add(seen.value(aggregated.aggregate.of()));
     }
 
-    /// What programs look at is found out before the guest waits for it.
+    /// Looks up the kernel's per-CPU variables for programs, before the guest has to wait for the look-up.
     pub(super) fn prepare_programs(&self, probe: &Probe) {
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
         let compared = conditions.map(|condition| condition.operand);

@@ -1,9 +1,9 @@
-//! The guest's kernel copies its own text, and the copy is made here, of its own bytes.
+//! Copies of the kernel's text, made by hyprobe instead of the kernel, from the original bytes.
 //!
-//! `copy_from_kernel_nofault` is the function by which ftrace compares what it patches, and by which oops messages and
-//! `/proc/kcore` read text. It copies and returns 0, or returns an error. What is copied without a fault is copied at its
-//! entry, while the other vCPUs run, and the vCPU goes on where the function returns to: a return probe on the function
-//! sees that return. All else is left to the function itself, which runs alone then.
+//! ftrace compares text before patching by `copy_from_kernel_nofault`; oops messages and `/proc/kcore` read text by the same
+//! function. The function copies and returns 0, or returns an error. If no fault is possible, hyprobe makes the copy at the
+//! function's entry, while the other vCPUs run. The vCPU resumes at the return address, so a return probe on the function
+//! sees the return. Otherwise the function itself runs, alone.
 
 use introspect::{Gpa, Gva, PagingState, walk};
 
@@ -15,10 +15,10 @@ use crate::hit::{DebugUse, Plant};
 use crate::registry::{Purpose, Reader};
 
 const PAGE_BYTES: u64 = 4096;
-/// Its functions: a probe in one of them sees each execution, so that none may be left out.
+/// The functions of a copy: a probe in either function sees each execution, so none may be skipped.
 const FUNCTIONS: [&str; 2] = [Reader::Copy.function(), "copy_from_kernel_nofault_allowed"];
 
-/// What an access may need from the hardware or the guest.
+/// The kind of an access: a write needs more of a page than a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     Read,
@@ -26,8 +26,8 @@ enum Access {
 }
 
 impl Engine {
-    /// Makes the copy that the call at whose entry the vCPU is asks for, of the guest's own bytes. Says whether it has
-    /// been made; if not, the function is to run, and may find part of it made.
+    /// Makes the copy for the call whose entry the vCPU has reached, from the original bytes. Returns whether the copy is
+    /// complete; otherwise the function must run, and may find a partial copy.
     pub(super) fn make_copy(
         &self,
         hit: &mut HitContext<'_>,
@@ -55,7 +55,7 @@ impl Engine {
         Ok(self.copy_pages((from, &source), (to, &target), len))
     }
 
-    /// Whether somebody wants to see an instruction executed that would not be.
+    /// Whether a probe or handler would miss an execution, if the function did not run.
     fn must_execute_copy(&self, entry: &Plant) -> bool {
         let wants_post =
             |purpose: &Purpose| matches!(purpose, Purpose::Handle(handler) if handler.0.has_post());
@@ -88,8 +88,8 @@ impl Engine {
         })
     }
 
-    /// The pages of `len` bytes of the kernel's half from `at` on, if they can be accessed without a fault and without
-    /// anything for the hardware to note.
+    /// The pages of `len` bytes from `at` on, in the kernel's half. `None` if the access could fault, or the processor would
+    /// set an accessed or dirty bit.
     fn kernel_pages(
         &self,
         paging: &PagingState,
@@ -117,8 +117,8 @@ impl Engine {
         }
     }
 
-    /// Copies word by word, as the kernel does, so that a word that another vCPU writes is copied whole. Says whether all
-    /// of it is memory.
+    /// Copies word by word, as the kernel does: a word written by another vCPU is copied whole. Returns whether all bytes
+    /// are memory.
     fn copy_pages(&self, from: (Gva, &[Gpa]), to: (Gva, &[Gpa]), len: u64) -> bool {
         let place = |(start, pages): (Gva, &[Gpa]), done: u64| {
             let offset = start.page_offset() + done;

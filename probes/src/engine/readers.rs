@@ -1,9 +1,9 @@
-//! The guest's kernel reads its own text, and must not find plants there.
+//! Readers: the functions by which the guest's kernel reads its own text. They must not find plants.
 //!
-//! Its kprobes decode and copy instructions, its debuggers print them. The few functions by which it does that are
-//! milestones (`Reader`): a vCPU that enters one to read a stretch with plants in it runs that function *alone*, with
-//! the guest's own bytes to be seen there, until it returns. Nobody else runs meanwhile, so no hit is missed. None of
-//! the functions waits for another processor or takes a lock. A copy is made in its stead where that can be
+//! The kernel's kprobes decode and copy instructions, the debuggers print instructions, all through a few functions. Each
+//! function has a kernel event probe (`Reader`). If a vCPU enters a reader and plants are in the read range, the vCPU runs
+//! the function *alone* until the return, and memory shows the original bytes. No other vCPU runs meanwhile, so no hit is
+//! missed. No reader waits for another processor or takes a lock. Where possible, hyprobe makes the reader's copy instead
 //! (`reader_copy`).
 
 use std::sync::atomic::Ordering;
@@ -17,35 +17,35 @@ use crate::handler::HitContext;
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose, Reader};
 
-/// What is read is looked at so far and no further. The kernel's own copies are of a page at the most.
+/// The maximum checked length of a read range. The kernel's own copies have a page at most.
 pub(super) const MAX_READ_BYTES: u64 = 64 << 10;
 const PAGE_BYTES: u64 = 4096;
 
-/// What a reader needs at its entry.
+/// The need of a reader at its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReaderNeeds {
-    /// Nothing: there are no plants where it reads.
+    /// Nothing: the read range has no plants.
     Nothing,
-    /// To run alone, or to have the others paused while something is done in its stead.
+    /// A pause of the other vCPUs: the reader runs alone, or plants are first removed.
     Pause,
-    /// To return this at once.
+    /// An immediate return of the given value.
     Answer(i64),
-    /// A copy, made in its stead or by itself alone.
+    /// A copy: hyprobe makes the copy, or the reader runs alone.
     Copy,
 }
 
-/// A reader at its entry, which is to run alone.
+/// A reader at its entry, about to run alone.
 #[derive(Debug)]
 pub(super) struct Reading {
     reader: Reader,
-    /// Plants in what it reads.
+    /// The plants in the read range, and the entries of idle readers.
     plants: Vec<Gpa>,
     returns_to: Gva,
-    /// The same.
+    /// The location of `returns_to`.
     stop: Gpa,
 }
 
-/// The reader whose entry `plant` is.
+/// The reader with its entry at `plant`, if any.
 fn reader(plant: &Plant) -> Option<Reader> {
     plant
         .probes
@@ -57,7 +57,7 @@ fn reader(plant: &Plant) -> Option<Reader> {
 }
 
 impl Engine {
-    /// The stretch that a reader with these arguments reads: address and length.
+    /// The range read by a reader with these arguments: address and length.
     fn stretch(
         &self,
         paging: &PagingState,
@@ -72,7 +72,7 @@ impl Engine {
         }
     }
 
-    /// The function of the kernel proper that `at` is in.
+    /// The range of the function around `at`, in the kernel's image.
     fn function_around(&self, at: Gva) -> Option<(Gva, u64)> {
         let located = self.located.get()?;
         let within = self.kernel.symbols().resolve(located.linked(at))?;
@@ -80,7 +80,7 @@ impl Engine {
         Some((start, within.symbol.size.min(MAX_READ_BYTES)))
     }
 
-    /// So many bytes are looked at to decode the instruction at `at`.
+    /// The number of bytes to read for the instruction at `at`.
     fn instruction_bytes(&self, paging: &PagingState, at: Gva) -> u64 {
         let mut bytes = [0; MAX_LENGTH_BYTES];
         read_virt(&self.planter, paging, at, &mut bytes)
@@ -89,7 +89,8 @@ impl Engine {
             .map_or(MAX_LENGTH_BYTES, |decoded| decoded.len()) as u64
     }
 
-    /// Makes the call whose entry the vCPU is at return `value` at once. Says whether that could be done.
+    /// Ends the call with the return value `value`; the vCPU is at the function's entry. Returns whether the return address
+    /// was readable.
     pub(super) fn answer_call(&self, hit: &mut HitContext<'_>, value: i64) -> bool {
         let slot = hit.regs.rsp;
         let Ok(returns_to) = hit.read_u64(Gva(slot)) else {
@@ -101,7 +102,7 @@ impl Engine {
         true
     }
 
-    /// What the reader that `vcpu` enters with these registers needs. Called for every entry, by any vCPU.
+    /// The need of the reader that `vcpu` enters with these registers. Called at every entry, by any vCPU.
     pub(super) fn reader_needs(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -122,12 +123,12 @@ impl Engine {
         })
     }
 
-    /// The plants that memory shows in `len` bytes from `at` on.
+    /// The plants shown in `len` bytes of memory from `at` on.
     fn plants_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
         self.in_memory(paging, at, len, |gpa, len| self.planter.shown(gpa, len))
     }
 
-    /// What there is in the stretches of guest-physical memory that `len` bytes from `at` on lie in.
+    /// Collects the results of `what` for each guest-physical range of the `len` bytes from `at` on.
     pub(super) fn in_memory(
         &self,
         paging: &PagingState,
@@ -154,7 +155,7 @@ impl Engine {
         Some(u64::from_le_bytes(bytes))
     }
 
-    /// If `plant` is the entry of a reader that is about to read plants, and `vcpu` is there: how it is to run.
+    /// The run of a reader, if `plant` is the reader's entry, the vCPU is there, and plants are in the read range.
     pub(super) fn reading(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -183,8 +184,8 @@ impl Engine {
         }))
     }
 
-    /// The entries of readers that nobody else is interested in: while one runs alone, and reads no plants, the others
-    /// that it calls need not be stopped.
+    /// The entries of readers without other probes. The reader that runs alone may call further readers: no stop is needed
+    /// there, since the reader sees no plants.
     fn idle_readers(&self) -> Vec<Gpa> {
         let is_reader =
             |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::Reader(_)));
@@ -204,7 +205,7 @@ impl Engine {
         entries.collect()
     }
 
-    /// The reader, whose entry the vCPU has just gone past, runs to its return.
+    /// Runs the reader to its return, after the vCPU has stepped over the instruction at the entry.
     pub(super) fn read_alone<V: Vcpu>(
         &self,
         vcpu: &mut V,

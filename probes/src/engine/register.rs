@@ -15,15 +15,15 @@ use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpo
 use crate::resolve::{Refusal, Resolved, resolve};
 use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
-/// What is done at the hits of a new probe.
+/// The action at the hits of a new probe.
 #[derive(Clone, Default)]
 pub enum Action {
-    /// They are told as events; of a return probe, the returns.
+    /// Hits are reported as events; of a return probe, the returns.
     #[default]
     Trace,
-    /// They are counted.
+    /// Hits are counted.
     Count,
-    /// A value of each is added to a result; of a return probe, at the returns.
+    /// A value of each hit is added to a result; of a return probe, at the returns.
     Aggregate(Aggregate),
     /// A handler is called. For probes of kind `kprobe`.
     Handle(Arc<dyn Handler>),
@@ -49,16 +49,16 @@ impl fmt::Debug for Action {
 /// A probe to be registered.
 #[derive(Clone, Debug)]
 pub struct NewProbe {
-    /// Where.
+    /// The kind and the location of the probe.
     pub spec: ProbeSpec,
-    /// What is done at its hits.
+    /// The action at hits.
     pub action: Action,
-    /// Which executions are hits; all without. Of a return probe: which calls are followed.
+    /// The filter of hits; without a filter, each execution is a hit. Of a return probe: the filter of followed calls.
     pub filter: Option<Filter>,
-    /// For a return probe: how many calls are followed at once. `None` is 256: kprobes' max(10, 2·vCPUs) is too few
-    /// for functions that sleep.
+    /// For a return probe: the maximum number of calls followed at once. `None` is 256: kprobes' default, max(10, 2·vCPUs),
+    /// is too small for functions that sleep.
     pub maxactive: Option<usize>,
-    /// Registered disabled, it has no plant until it is enabled.
+    /// Whether the probe is enabled. A disabled probe has no plant.
     pub enabled: bool,
 }
 
@@ -74,22 +74,22 @@ impl From<ProbeSpec> for NewProbe {
     }
 }
 
-/// Calls of one return probe that are followed at once, if nothing else is said.
+/// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
 
-/// Probes that have been looked up and are not registered yet; see [`Engine::prepare`].
+/// Resolved probes, not registered yet; see [`Engine::prepare`].
 #[derive(Debug)]
 pub struct Prepared {
     new: Vec<NewProbe>,
     probes: Vec<Arc<Probe>>,
-    /// How far the kernel had moved, as far as was known: plain addresses depend on it.
+    /// The kernel's slide at the look-up, if known: plain addresses depend on the slide.
     slide: Option<i64>,
 }
 
-/// Probes could not be registered; those that were there are as they were.
+/// The probes could not be registered; the registered probes are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// A specification cannot be meant.
+    /// A probe specification cannot be resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     /// A plant could not be placed.
@@ -98,7 +98,7 @@ pub enum RegisterError {
 }
 
 impl Engine {
-    /// The probes that `new` stands for, in order; globs are many.
+    /// The probes for `new`, in order; a glob resolves to many probes.
     pub(super) fn resolve_all(
         &self,
         new: &[NewProbe],
@@ -150,7 +150,7 @@ impl Engine {
             };
             for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
                 let name = match &purpose {
-                    // It may share its place with a probe that tells or counts hits.
+                    // An injection may share the site with a probe that reports or counts hits.
                     Purpose::Inject(_) => name.replacen("kprobe:", "inject:", 1).into(),
                     _ => name,
                 };
@@ -178,12 +178,12 @@ impl Engine {
         Ok(probes)
     }
 
-    /// Looks up what is to be registered, while the guest runs on: finding symbols and instructions takes longer than
-    /// planting, and a mistake costs the guest nothing. Any thread may do so at any time.
+    /// Resolves new probes while the guest runs: finding symbols and instructions takes longer than planting, and a mistake
+    /// costs the guest nothing. Any thread may prepare probes at any time.
     ///
     /// # Errors
     ///
-    /// When a specification cannot be meant.
+    /// If a probe specification cannot be resolved.
     pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
         let slide = self.slide();
         let optimisable = |new: &NewProbe| match new.action {
@@ -201,11 +201,11 @@ impl Engine {
         })
     }
 
-    /// Registers probes: all of them or none.
+    /// Registers probes: all or none.
     ///
     /// # Errors
     ///
-    /// When one cannot be meant, or plants cannot be placed; then nothing has changed.
+    /// If a probe specification cannot be resolved, or a plant cannot be placed; then nothing has changed.
     pub fn register(
         &self,
         paused: &dyn Paused,
@@ -214,12 +214,12 @@ impl Engine {
         self.register_prepared(paused, self.prepare(new)?)
     }
 
-    /// Registers what has been prepared: all of it or nothing.
+    /// Registers prepared probes: all or none.
     ///
     /// # Errors
     ///
-    /// When plants cannot be placed, or the kernel has said meanwhile where it runs and an address is none of its code;
-    /// then nothing has changed.
+    /// If a plant cannot be placed; or if the kernel has been located since, and an address is not in the kernel's code.
+    /// Then nothing has changed.
     pub fn register_prepared(
         &self,
         paused: &dyn Paused,
@@ -237,7 +237,7 @@ impl Engine {
         self.probes.store(Arc::new(after));
         added.iter().for_each(|probe| self.count_interest(probe));
         let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
-            // This finds the places of all probes in modules anew.
+            // A look for modules finds the sites of all probes in modules anew.
             self.look_for_modules();
             self.reconcile(paused)
         } else {
@@ -251,11 +251,11 @@ impl Engine {
         Ok(ids)
     }
 
-    /// Removes probes; ids that are not known are passed over. Returns how many there were.
+    /// Removes probes; unknown ids are skipped. Returns the number of removed probes.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be put back; then nothing has changed.
+    /// If bytes cannot be restored; then nothing has changed.
     pub fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
         let before = self.probes.load_full();
         let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
@@ -277,11 +277,11 @@ impl Engine {
         Ok(gone.len())
     }
 
-    /// Enables or disables one probe. Returns whether it is known.
+    /// Enables or disables a probe. Returns whether the id is known.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; then nothing has changed.
+    /// If bytes cannot be changed; then nothing has changed.
     pub fn set_enabled(
         &self,
         paused: &dyn Paused,
@@ -289,7 +289,7 @@ impl Engine {
         enabled: bool,
     ) -> Result<bool, ArmError> {
         let all = self.probes.load_full();
-        // A glob in a module is several.
+        // A glob in a module has several probes.
         let probes: Vec<_> = all.iter().filter(|probe| probe.id == id).cloned().collect();
         let Some(before) = probes.first().map(|probe| probe.is_enabled()) else {
             return Ok(false);
@@ -308,12 +308,12 @@ impl Engine {
         Ok(true)
     }
 
-    /// The knob: `false` takes every plant away and leaves each probe's own state, `true` brings them back. Milestones stay that
-    /// tell when memory becomes something else: where plants would be brought back to.
+    /// Sets the knob: `false` removes every plant and keeps each probe's own switch, `true` restores the plants. Some kernel
+    /// event probes stay: they report a new use of memory, to which plants must not return.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; then nothing has changed.
+    /// If bytes cannot be changed; then nothing has changed.
     pub fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError> {
         let before = self.armed.swap(armed, Ordering::AcqRel);
         if armed && !before {
@@ -339,13 +339,13 @@ impl Engine {
         ids
     }
 
-    /// Takes every plant away: the guest's text is its own again, byte for byte, but for the milestones of
-    /// [`set_armed`](Self::set_armed), and the jump in the kernel's handler of `int3`, if one was needed, which stays as the
-    /// detours do.
+    /// Removes every plant: the guest's text has the original bytes again. Exceptions are the kernel event probes of
+    /// [`set_armed`](Self::set_armed), and the jump in the kernel's handler of `int3`, if one was needed: the jump stays
+    /// like the detours.
     ///
     /// # Errors
     ///
-    /// When a byte cannot be put back; nothing has changed then.
+    /// If a byte cannot be restored; then nothing has changed.
     pub fn disarm_all(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.set_armed(paused, false)
     }
@@ -364,7 +364,7 @@ impl Engine {
         self.change(paused, change)
     }
 
-    /// The calls that these probes follow are not followed any more.
+    /// Stops following calls for the given probes.
     fn forget_calls(&self, probes: &[Arc<Probe>]) {
         let gone: BTreeSet<*const Probe> = probes
             .iter()

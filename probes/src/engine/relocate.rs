@@ -1,4 +1,4 @@
-//! The relocated tier: an instruction that the emulator cannot do is run as a copy, which jumps back behind it.
+//! The relocated tier: an instruction without support in the emulator runs as a copy, which jumps back behind the original.
 
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
@@ -15,7 +15,7 @@ use crate::registry::{Milestone, Purpose};
 const RFLAGS_TF: u64 = 1 << 8;
 
 impl Engine {
-    /// Lets the vCPU go on in the copy of the displaced instruction, if there is one that does the same here and now.
+    /// Redirects the vCPU to the copy of the displaced instruction, if a copy exists and has the same effect now.
     pub(super) fn relocate(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -42,7 +42,7 @@ impl Engine {
         Ok(HitOutcome::Resume)
     }
 
-    /// Whether a copy may stand for the displaced instruction at this hit; the vCPU's state, if so.
+    /// The vCPU's state, if a copy may replace the displaced instruction at this hit.
     fn allows_copy(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -72,7 +72,7 @@ impl Engine {
         Ok((state.privilege == 0 && met).then_some(state))
     }
 
-    /// Makes the copy that [`relocate`](Self::relocate) looks for. The other vCPUs are paused.
+    /// Makes the copy for [`relocate`](Self::relocate). The other vCPUs are paused.
     pub(super) fn prepare_copy(
         &self,
         vcpu: &mut dyn Vcpu,
@@ -105,8 +105,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The kernel's own page tables and its image, once both stay as they are: Linux still changes its mapping of the
-    /// image while it boots.
+    /// The kernel's own page tables and image, once both are final: Linux changes the mapping of the image while booting.
     pub(super) fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
         let located = self.located.get()?;
         if self.kernel.is_entry(located.linked(rip)) {
@@ -154,7 +153,7 @@ impl Engine {
 }
 
 impl KnowsTables for Engine {
-    /// Once they stay as they are, and outside of the code that may run on others.
+    /// The kernel's page tables, once final. `None` for code that may run on other page tables.
     fn kernel_tables(&self, at: Gva) -> Option<PagingState> {
         let located = self.located.get()?;
         if self.kernel.is_entry(located.linked(at)) {

@@ -78,7 +78,7 @@ impl ReturnSites {
         std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Rules `returns_to` out: calls that return there are missed from now on.
+    /// Rules `returns_to` out: calls with this return address are missed from now on.
     fn rule_out(&self, returns_to: Gva) {
         self.lock().remove(&returns_to);
         self.impossible.rcu(|known| {
@@ -314,7 +314,8 @@ impl Engine {
         self.change(paused, change)
     }
 
-    /// Removes the plants from return sites without calls in flight: the next call that returns there has its site planted again.
+    /// Removes the plants from return sites without calls in flight. The next call with such a return address plants the
+    /// site again.
     pub(super) fn prune_return_sites(&self, paused: &dyn Paused) {
         self.take_out_records();
         let landings = |returns_to: Gva| self.return_sites.landings.of(returns_to);

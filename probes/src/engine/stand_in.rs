@@ -1,22 +1,22 @@
-//! Guests that rewrite a probed instruction.
+//! The hardware-breakpoint fallback: a debug register replaces a plant while the guest may read the instruction.
 //!
-//! Whoever patches code looks at it again: Linux compares what it finds after it has written (`text_poke` panics if
-//! it finds something else). So a guest write onto a plant makes the plant withdraw: memory shows what the guest
-//! wrote, and a debug register watches the place until it is next executed. Then the plant returns and is hit, and the
-//! register is free again. No hit is lost in between, since all of it happens with the other vCPUs paused.
+//! A guest that patches code reads the code again: Linux compares the bytes after a write, and `text_poke` panics if they
+//! differ. After a guest write onto a plant, the plant therefore withdraws: memory shows the guest's bytes, and a debug
+//! register watches the site until the next execution. Then the plant returns and is hit, and the register is free again. No
+//! hit is lost in between, since each step happens with the other vCPUs paused.
 //!
-//! There are four registers. The kernel patches one place after another, each write followed by its look, so when a
-//! fifth place is written to the plant of the first returns, executed or not.
+//! The processor has four registers. The kernel patches site after site, and compares after each write. At a write to a
+//! fifth site, the plant of the first site therefore returns, executed or not.
 //!
-//! A guest also looks at instructions that it made to fault: Linux's handler of #UD reads the bytes at the faulting RIP
-//! to tell a warning from a bug, and would take a plant for neither. So a plant on such an instruction withdraws when
-//! it is first executed, and the debug register stays. Without a free one the plant withdraws all the same, since the
-//! guest must not be harmed: the probe misses what comes, and says so, until a register is free.
+//! A guest also reads instructions made to fault: Linux's handler of #UD reads the bytes at the faulting RIP to distinguish
+//! a warning from a bug, and would recognise neither in a plant. A plant on an undefined instruction therefore withdraws at
+//! the first execution, and the debug register stays. If no register is free, the plant withdraws all the same, since the
+//! guest must not be harmed: the probe misses the executions until a register is free, and reports the loss.
 //!
-//! The same goes for an `int3` that the kernel was built with. Linux's handler of #BP asks its kprobes first, by the
-//! address; then it reads the byte, and if that is no `int3` it takes the breakpoint for one that has just gone, and
-//! returns to the instruction, for ever. An `int3` that the guest has written is known to it by its address. It is read
-//! at once, so that the plant returns when the register is needed elsewhere.
+//! An `int3` that the kernel was built with is treated alike. Linux's handler of #BP first asks the kprobes for the address,
+//! then reads the byte. If the byte is not `int3`, the handler assumes a breakpoint that has just been removed, and returns
+//! to the instruction, for ever. The handler reads the byte at once, so the plant may return when the register is needed
+//! elsewhere. An `int3` that the guest has written needs no fallback at its execution: the guest knows the address.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -31,12 +31,12 @@ use crate::plant::PlantByte;
 use crate::registry::Missed;
 
 impl Engine {
-    /// Whether the guest's write of `data` at `gpa` calls for [`stand_in`](Self::stand_in).
+    /// Whether the guest's write of `data` at `gpa` requires [`stand_in`](Self::stand_in).
     pub(super) fn wants_stand_in(&self, gpa: Gpa, data: &[u8]) -> bool {
         self.abilities.debug_execute && self.planter.overwrites_plant(gpa, data)
     }
 
-    /// Withdraws the plants in `len` bytes from `gpa` on.
+    /// Withdraws the plants in `len` bytes from `gpa` on, and assigns debug registers.
     pub(super) fn stand_in(
         &self,
         paused: &dyn Paused,
@@ -44,7 +44,7 @@ impl Engine {
         len: usize,
     ) -> Result<(), GuestError> {
         let mut table = self.table.load().as_ref().clone();
-        // Of those that stand in, the oldest comes first.
+        // The fallbacks are in order of age, the oldest first.
         let mut uses: Vec<DebugUse> = table.debug.iter().flatten().cloned().collect();
         let covered: Vec<_> = (gpa.0..gpa.0.saturating_add(len as u64))
             .filter_map(|at| table.at_gpa(Gpa(at)).cloned())
@@ -71,8 +71,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the plant of a stand-in can return before it is next executed, since nobody looks at what was written
-    /// there any more: the guest is about to write to `covered`.
+    /// Whether the plant of a fallback can return before the next execution, because the guest has finished reading. The
+    /// guest is about to write to `covered`.
     fn is_over(&self, used: &DebugUse, covered: &[Arc<Plant>]) -> bool {
         let DebugUse::StandIn(plant) = used else {
             return false;
@@ -83,12 +83,12 @@ impl Engine {
         !is_read && !covered.iter().any(|other| other.at == plant.at)
     }
 
-    /// Whether the guest's exception handler looks at the instruction that has raised the exception.
+    /// Whether the guest's exception handler reads the instruction after an exception.
     pub(super) fn is_read_when_executed(&self, plant: &Plant, decoded: &Decoded) -> bool {
         is_undefined(decoded) || (decoded.bytes() == [INT3] && self.is_built_in(plant))
     }
 
-    /// Whether the kernel was built with an `int3` at `plant`, which does not look like one.
+    /// Whether the kernel was built with an `int3` at `plant`, and plants are a different byte.
     fn is_built_in(&self, plant: &Plant) -> bool {
         let filed = self.located.get().and_then(|located| {
             let linked = located.linked(plant.at);
@@ -97,7 +97,7 @@ impl Engine {
         filed == Some(&[INT3]) && self.planter.byte() != PlantByte::Int3
     }
 
-    /// The guest is about to execute the instruction at `plant` and then to read it: withdraws the plant.
+    /// Withdraws a plant: the guest is about to execute the instruction, and then to read the bytes.
     pub(super) fn let_be_read(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if self.abilities.debug_execute {
             self.stand_in(paused, plant.spot.gpa, 1)?;
@@ -108,7 +108,7 @@ impl Engine {
         self.withdraw_unwatched(paused, plant)
     }
 
-    /// Withdraws a plant for which no debug register can stand in.
+    /// Withdraws a plant without a debug register.
     fn withdraw_unwatched(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         self.planter.withdraw(paused, plant.spot.gpa)?;
         self.unwatched().push(plant.at);
@@ -129,7 +129,7 @@ impl Engine {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives debug registers that `table` leaves free to plants that withdrew without one.
+    /// Assigns the free debug registers in `table` to plants withdrawn without a register.
     pub(super) fn watch_again(&self, table: &mut Table) {
         if !self.abilities.debug_execute {
             return;
@@ -149,8 +149,8 @@ impl Engine {
         });
     }
 
-    /// The place at `rip` is about to be executed: if a debug register stands in for the plant there, it returns.
-    /// Says whether one did.
+    /// Ends the fallback at `rip`, if any: the instruction is about to be executed, and the plant returns. Returns whether a
+    /// fallback has ended.
     pub(super) fn end_stand_in(&self, paused: &dyn Paused, rip: Gva) -> Result<bool, GuestError> {
         let mut table = self.table.load().as_ref().clone();
         let mut debug = table.debug.clone();

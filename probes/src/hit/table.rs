@@ -1,4 +1,4 @@
-//! What is planted, as the vCPUs look it up: never changed, only replaced.
+//! The table of plants for look-ups by vCPUs: never changed, only replaced.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,53 +11,53 @@ use crate::addresses::AddressMap;
 use crate::plant::{Planter, Spot};
 use crate::registry::{Milestone, Probe, Purpose};
 
-/// One planted place, and everybody who wants to know of it.
+/// A plant: the site, and the probes with an interest in the site.
 #[derive(Debug)]
 pub(crate) struct Plant {
     /// Address in the kernel's own mapping.
     pub(crate) at: Gva,
     pub(crate) spot: Spot,
-    /// Calls that are followed return here.
+    /// Whether followed calls return to the site.
     pub(crate) returns: bool,
-    /// In the order of their registration, with the address that each is about.
+    /// The probes in the order of registration, each with its probed address.
     pub(crate) probes: Vec<(Arc<Probe>, Gva)>,
-    /// The guest's own instruction here; `None` if its bytes are none. Replaced when the guest rewrites it.
+    /// The original instruction; `None` if the bytes do not decode. Replaced when the guest rewrites the bytes.
     displaced: Arc<ArcSwapOption<Decoded>>,
     pub(crate) optimising: Arc<Optimising>,
 }
 
-/// Whether a jump may stand for a plant, as far as that has been found out, and whether one does.
+/// The verdict on a jump in place of the plant, if known, and the jump, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Optimising {
     decided: AtomicBool,
-    /// How often the guest has rewritten the place.
+    /// The number of rewrites of the site by the guest.
     rewrites: AtomicUsize,
-    /// Where the jump is, guest-physical.
+    /// The guest-physical address of the jump.
     jump: Mutex<Option<Gpa>>,
 }
 
-/// A guest that rewrites a place so often keeps the plant: each look at it is a pause.
+/// After as many rewrites by the guest, a site keeps its plant: each further verdict would cost a pause.
 const MAX_REWRITES: usize = 10_000;
 
 impl Optimising {
-    /// Nobody has looked, or something has changed since.
+    /// Whether a verdict is due: none has been reached yet, or the site has changed since.
     pub(crate) fn is_open(&self) -> bool {
         !self.decided.load(Ordering::Relaxed)
     }
 
-    /// Somebody has looked.
+    /// Marks the verdict as reached.
     pub(crate) fn decide(&self) {
         self.decided.store(true, Ordering::Relaxed);
     }
 
-    /// Something has changed that is no rewriting of the guest's.
+    /// Makes a new verdict due after a change, except a rewrite by the guest.
     pub(crate) fn reopen(&self) {
         if !self.is_rewritten_too_often() {
             self.decided.store(false, Ordering::Relaxed);
         }
     }
 
-    /// The guest has rewritten the place.
+    /// Makes a new verdict due after a rewrite by the guest.
     pub(crate) fn reopen_rewritten(&self) {
         self.rewrites.fetch_add(1, Ordering::Relaxed);
         if self.is_rewritten_too_often() {
@@ -67,7 +67,7 @@ impl Optimising {
         }
     }
 
-    /// Whether the place keeps its plant for that reason.
+    /// Whether the site keeps its plant because of the number of rewrites.
     pub(crate) fn is_rewritten_too_often(&self) -> bool {
         self.rewrites.load(Ordering::Relaxed) >= MAX_REWRITES
     }
@@ -76,7 +76,7 @@ impl Optimising {
         self.jump.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where the jump is that stands for the plant.
+    /// The guest-physical address of the jump that replaces the plant.
     pub(crate) fn jump(&self) -> Option<Gpa> {
         *self.lock()
     }
@@ -98,7 +98,7 @@ impl Plant {
         }
     }
 
-    /// The same place, of interest to others.
+    /// A plant at the same site, with other probes.
     pub(crate) fn of_interest_to(&self, probes: Vec<(Arc<Probe>, Gva)>, returns: bool) -> Self {
         Self {
             returns,
@@ -115,14 +115,14 @@ impl Plant {
         purposes.any(|purpose| matches!(purpose, Purpose::Milestone(own) if *own == milestone))
     }
 
-    /// Looks at the guest's own bytes again.
+    /// Reads and decodes the original bytes anew.
     pub(crate) fn refresh(&self, planter: &Planter) {
         self.displaced
             .store(own_instruction(planter, self.spot, self.at).map(Arc::new));
     }
 
-    /// The instruction that the plant displaced, decoded for the address that it is executed at: its own, but for
-    /// the first code of a boot, which runs where it is loaded.
+    /// The displaced instruction, decoded for the execution address `rip`. Only the first code of a boot has an execution
+    /// address other than the plant's: the code runs at the load address.
     pub(crate) fn displaced(&self, planter: &Planter, rip: Gva) -> Option<Decoded> {
         if rip == self.at {
             self.displaced.load().as_deref().copied()
@@ -132,7 +132,7 @@ impl Plant {
     }
 }
 
-/// The guest's own instruction at `spot`, decoded for `at`.
+/// The original instruction at `spot`, decoded for the address `at`.
 pub(crate) fn own_instruction(planter: &Planter, spot: Spot, at: Gva) -> Option<Decoded> {
     let mut bytes = [0; MAX_LENGTH_BYTES];
     let (here, beyond) = bytes.split_at_mut(spot.room().min(MAX_LENGTH_BYTES));
@@ -146,29 +146,28 @@ pub(crate) fn own_instruction(planter: &Planter, spot: Spot, at: Gva) -> Option<
     decode(&bytes[..len], at).ok()
 }
 
-/// Offsets in a page.
+/// The number of offsets in a page.
 const PAGE_OFFSETS: usize = 4096;
 
-/// All plants. A changed copy shares what has not changed, so that making one costs what the change is worth, however
-/// many plants there are.
+/// All plants. A changed copy shares the unchanged parts, so the cost of a change does not depend on the number of plants.
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     by_address: AddressMap<Arc<Plant>>,
     by_gpa: AddressMap<Arc<Plant>>,
-    /// Plants whose instruction may go on, on a page that does not follow in guest-physical memory.
+    /// Plants whose instruction may continue on a page that is not contiguous in guest-physical memory.
     torn: Vec<Arc<Plant>>,
-    /// How many plants have each offset in a page: most port writes of the guest's own are told apart by it.
+    /// The number of plants at each offset in a page: the offset rules out most port writes of the guest's own.
     offsets: Box<[u32; PAGE_OFFSETS]>,
-    /// What the debug registers are used for.
+    /// The uses of the debug registers.
     pub(crate) debug: DebugRegisters,
 }
 
 /// The use of a debug register.
 #[derive(Clone, Debug)]
 pub(crate) enum DebugUse {
-    /// A place where nothing can be planted.
+    /// A site where nothing can be planted.
     Only(Arc<Plant>),
-    /// A plant that is withdrawn until it is next executed.
+    /// A plant withdrawn until the next execution.
     StandIn(Arc<Plant>),
 }
 
@@ -196,7 +195,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Puts `plant` in, in the place of one at the same address.
+    /// Inserts `plant`; replaces a plant at the same address.
     pub(crate) fn put(&mut self, plant: Arc<Plant>) {
         self.remove(plant.at);
         self.offsets[offset(plant.at)] += 1;
@@ -207,7 +206,7 @@ impl Table {
         self.by_gpa.insert_mut(plant.spot.gpa.0, plant);
     }
 
-    /// Takes the plant at `at` out.
+    /// Removes the plant at `at`.
     pub(crate) fn remove(&mut self, at: Gva) {
         let Some(plant) = self.by_address.get(&at.0).cloned() else {
             return;
@@ -225,7 +224,7 @@ impl Table {
         self.by_address.values()
     }
 
-    /// Whether a plant may be executed at `rip`, by whatever mapping.
+    /// Whether a plant may be at `rip`, through any mapping.
     pub(crate) fn may_hold(&self, rip: Gva) -> bool {
         self.offsets[offset(rip)] > 0
     }
@@ -288,7 +287,7 @@ mod tests {
         plant.refresh(&planter);
         let decoded = plant.displaced(&planter, AT).expect("an instruction");
         assert_eq!(decoded.bytes(), MOV);
-        // Nothing follows: what is left is no instruction.
+        // Without the second page, the bytes do not decode.
         let beyond = None;
         let spot = Spot {
             beyond,

@@ -1,4 +1,4 @@
-//! What is done at the hits of a probe.
+//! The purposes of probes: the work at hits and returns, and the kernel event probes.
 
 use std::sync::Arc;
 
@@ -9,44 +9,44 @@ use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::program::Operand;
 
-/// What is done at the hits of a probe.
+/// The work at the hits of a probe.
 #[derive(Clone, Debug)]
 pub(crate) enum Purpose {
-    /// They are told as events.
+    /// Hits are reported as events.
     Trace,
-    /// They are counted, and that is all.
+    /// Hits are counted, and have no other effect.
     Count,
-    /// A value of each is added to a result.
+    /// A value of each hit is added to a result.
     Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn Handler>),
-    /// Some calls return before they run.
+    /// Some calls return before the function runs.
     Inject(Arc<Injector>),
     /// Calls are followed to their return.
     Return(ReturnPurpose),
-    /// The engine itself wants to know.
+    /// A kernel event probe: the engine handles the hits.
     Milestone(Milestone),
 }
 
-/// What is done at the returns of a function.
+/// The work at the returns of a function.
 #[derive(Clone, Debug)]
 pub(crate) enum ReturnAction {
-    /// They are told as events.
+    /// Returns are reported as events.
     Trace,
-    /// They are counted.
+    /// Returns are counted.
     Count,
-    /// A value of each is added to a result.
+    /// A value of each return is added to a result.
     Aggregate(Arc<Aggregated>),
     /// A program's handler is called.
     Handle(Shared<dyn ReturnHandler>),
 }
 
 impl ReturnAction {
-    /// Whether a record of the return is not enough.
+    /// Whether each return has to exit, since a record holds too little.
     pub(crate) fn needs_exit(&self) -> bool {
         match self {
             Self::Trace | Self::Count => false,
-            // It is not in a record.
+            // A record does not hold the current task.
             Self::Aggregate(aggregated) => aggregated.aggregate.of() == Operand::CurrentTask,
             Self::Handle(_) => true,
         }
@@ -57,25 +57,25 @@ impl ReturnAction {
 #[derive(Clone, Debug)]
 pub(crate) struct ReturnPurpose {
     pub(crate) action: ReturnAction,
-    /// So many calls are followed at once.
+    /// The maximum number of calls followed at once.
     pub(crate) maxactive: usize,
 }
 
-/// What a probe makes of interest to the engine.
+/// The requirements of a probe: kernel event probes, and exits at returns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Interests {
     /// Calls are followed to their return.
     pub(crate) calls: bool,
-    /// Returns have to be told while they happen.
+    /// Returns have to exit.
     pub(crate) exits_at_returns: bool,
-    /// Modules that come and go.
+    /// Loaded and unloaded modules are watched.
     pub(crate) modules: bool,
-    /// Plants that the kernel must not read.
+    /// Plants are possible that the kernel must not read.
     pub(crate) plants: bool,
 }
 
 impl Purpose {
-    /// What values are added to, if they are.
+    /// The result that values are added to, if any.
     pub(crate) fn aggregated(&self) -> Option<&Arc<Aggregated>> {
         match self {
             Self::Aggregate(aggregated)
@@ -87,7 +87,7 @@ impl Purpose {
         }
     }
 
-    /// The same for another probe: each has a result of its own.
+    /// The same purpose for another probe, with a new result.
     pub(crate) fn for_another(&self) -> Self {
         match self {
             Self::Aggregate(aggregated) => Self::Aggregate(Arc::new(aggregated.anew())),
@@ -103,47 +103,47 @@ impl Purpose {
     }
 }
 
-/// A point in the guest's life at which the engine has something to do.
+/// A kernel event: a point in the guest's life at which the engine has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Milestone {
     /// The kernel runs on page tables that map its image for good, and its early interrupt table handles #BP.
     EarlyTraps,
-    /// The kernel has patched itself for this machine: what it rewrites at boot can be planted.
+    /// The kernel has patched itself for this machine: plants are possible on instructions rewritten at boot.
     BootPatched,
-    /// The kernel is about to free its init text: plants there must go, for the pages are given to somebody else.
+    /// The kernel is about to free its init text: plants in the text must go, since the pages are reused.
     InitFreed,
     /// The kernel panics.
     Panic,
-    /// The kernel is about to start another one in its place: nothing of ours may stay in memory.
+    /// The kernel is about to start another kernel: hyprobe's changes to memory must go.
     NextKernel,
-    /// A CPU has been brought up: it uses the kernel's interrupt table.
+    /// A CPU has been brought up, and uses the kernel's interrupt table.
     CpuOnline,
-    /// A CPU that the kernel has taken offline is about to wait until it is started anew, without an interrupt table.
+    /// A CPU taken offline by the kernel is about to wait for a new start, without an interrupt table.
     CpuOffline,
     /// A task has ended and will not run again: its calls do not return.
     TaskEnded,
-    /// A processor has switched from a task that has ended to another one, or a task is released.
+    /// A processor has switched from an ended task to another task, or a task is released.
     TaskLeft,
-    /// Something happens to modules; of interest while probes wait for some.
+    /// A module is loaded, loses its init text, or is unloaded; required while a probe or a return site may be in a module.
     Module(ModuleEvent),
-    /// The kernel is about to read its own text; of interest while there is a plant in it.
+    /// The kernel is about to read its own text; required while the text may have a plant.
     Reader(Reader),
 }
 
-/// Functions by which the guest's kernel reads or rewrites its own text in a way that plants would disturb.
+/// A function of the guest's kernel that reads or rewrites kernel text, and that plants would disturb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {
-    /// Decodes the function that its argument points into, to see whether an instruction begins there.
+    /// Decodes the function around its argument, to check whether an instruction begins at the argument.
     CheckProbe,
-    /// Decodes that function to see what jumps where.
+    /// Decodes the function around its argument, to find the targets of jumps.
     CheckOptimised,
-    /// Decodes the instruction that its second argument points to.
+    /// Decodes the instruction at its second argument.
     Decode,
-    /// Copies from its second argument as many bytes as its third says.
+    /// Copies from its second argument; the third argument is the number of bytes.
     Copy,
-    /// Says whether the instructions that a kprobe's jump would replace are of interest to nobody else.
+    /// Checks the instructions that a kprobe's jump would replace: no other kprobe may be there.
     CheckJump,
-    /// Replaces them, for a list of kprobes.
+    /// Writes the jumps of a list of kprobes.
     WriteJumps,
 }
 
@@ -182,16 +182,16 @@ impl Milestone {
         Self::Reader(Reader::WriteJumps),
     ];
 
-    /// The function whose entry it is. All kernels from 5.10 to 7.2 have them, and none inlines them; but the readers
-    /// come with kprobes, and not all of them with every version.
+    /// The function at whose entry the event happens. All kernels from 5.10 to 7.2 have these functions, and none inlines
+    /// any of them. The readers are exceptions: they come with kprobes, and some versions lack some readers.
     pub(crate) const fn function(self) -> &'static str {
         match self {
-            // `setup_arch` calls it right behind `idt_setup_early_traps`.
+            // `setup_arch` calls the function right behind `idt_setup_early_traps`.
             Self::EarlyTraps => "jump_label_init",
             Self::BootPatched => "rest_init",
             Self::InitFreed => "free_initmem",
             Self::Panic => "panic",
-            // kexec and a crash kernel come by there, with the other processors stopped.
+            // kexec and a crash kernel both pass this function, with the other processors stopped.
             Self::NextKernel => "machine_kexec",
             Self::CpuOnline => "cpu_startup_entry",
             Self::CpuOffline => "arch_cpu_idle_dead",

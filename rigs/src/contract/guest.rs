@@ -1,4 +1,4 @@
-//! The test guest with its probes, from its description to what it said.
+//! The test guest with its probes, from the description to the output.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use vmm::boot::BootMethod;
 use super::bench::{Done, Here};
 use super::observer::Observer;
 
-/// Its RAM.
+/// The RAM of the test guest.
 pub const MEMORY_BYTES: u64 = 64 << 20;
 
 /// A run of the test guest.
@@ -28,11 +28,11 @@ pub struct Guest<'a> {
     timeout: Duration,
 }
 
-/// A probe whose hits are told, from its text.
+/// A probe that reports its hits, from the text of a specification.
 ///
 /// # Panics
 ///
-/// It is none.
+/// If `spec` is no probe specification.
 pub(crate) fn new(spec: &str) -> NewProbe {
     spec.parse::<ProbeSpec>().expect(spec).into()
 }
@@ -48,11 +48,11 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Probes of its own, whose hits are told, instead of one at every function.
+    /// Sets probes that report their hits, instead of a probe at every function.
     ///
     /// # Panics
     ///
-    /// One is none.
+    /// If a text is no probe specification.
     #[must_use]
     pub fn probes<S: AsRef<str>>(mut self, probes: impl IntoIterator<Item = S>) -> Self {
         self.probes = probes
@@ -62,28 +62,28 @@ impl<'a> Guest<'a> {
         self
     }
 
-    /// With plants only, of which each hit exits.
+    /// Turns optimisation off: only plants are used, and each hit exits.
     #[must_use]
     pub fn without_jumps(mut self) -> Self {
         self.optimise = false;
         self
     }
 
-    /// The same with what is done at their hits.
+    /// Sets probes with their actions, instead of a probe at every function.
     #[must_use]
     pub fn with(mut self, probes: impl IntoIterator<Item = NewProbe>) -> Self {
         self.probes = probes.into_iter().collect();
         self
     }
 
-    /// Ends it after this time.
+    /// Sets the time after which the guest is ended.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// Runs it to its end.
+    /// Runs the guest to its end.
     ///
     /// # Panics
     ///
@@ -93,17 +93,18 @@ impl<'a> Guest<'a> {
         self.prepare().run()
     }
 
-    /// Everything is planted and nothing has run.
+    /// Prepares the guest: everything is planted, and nothing has run.
     ///
     /// # Panics
     ///
-    /// The session cannot be set up.
+    /// If the session cannot be set up.
     #[must_use]
     pub fn prepare(self) -> Prepared<'a> {
         self.prepare_with(|observer| Arc::new(observer))
     }
 
-    /// The same, where events go through `sink`, which is to hand them on to the observer if that is to see them.
+    /// Prepares the guest like [`prepare`](Self::prepare), with events sent through `sink`. If the observer is to see the
+    /// events, the sink has to forward them.
     ///
     /// # Panics
     ///
@@ -152,7 +153,7 @@ pub struct Prepared<'a> {
     here: &'a Here<'a>,
     /// The guest and its probes.
     pub session: Session,
-    /// What comes out of them.
+    /// The events and the console output.
     pub observer: Observer,
     timeout: Duration,
 }
@@ -162,7 +163,7 @@ impl Prepared<'_> {
     ///
     /// # Panics
     ///
-    /// They cannot be registered.
+    /// If the probes cannot be registered.
     #[must_use]
     pub fn register(&self, probes: &[NewProbe]) -> Vec<ProbeId> {
         let paused = self.session.control();
@@ -172,11 +173,11 @@ impl Prepared<'_> {
             .expect("registered")
     }
 
-    /// Runs it to its end.
+    /// Runs the guest to its end.
     ///
     /// # Panics
     ///
-    /// No thread can be started.
+    /// If a thread cannot be started.
     #[must_use]
     pub fn run(self) -> Ran {
         let engine = Arc::clone(self.session.engine());
@@ -200,11 +201,11 @@ impl Prepared<'_> {
 /// A guest after its end.
 #[derive(Debug)]
 pub struct Ran {
-    /// What became of it and of the probes.
+    /// The end of the guest, and the state and counters of the probes.
     pub summary: Summary,
-    /// What it said itself.
+    /// The guest's own report.
     pub outcome: Outcome,
-    /// What came out of it.
+    /// The events and the console output.
     pub observer: Observer,
     /// As [`Engine::int3_exits`](probes::Engine::int3_exits).
     pub int3_exits: u64,
@@ -217,12 +218,12 @@ impl Ran {
         (self.summary.guest.end, self.summary.guest.detail.as_deref())
     }
 
-    /// The guest found nothing wrong and ended as it should, and no probe was refused; every hit and return was told
-    /// that was to be, and none is unaccounted for.
+    /// Asserts a good run: the guest found no failure and exited with code 0, no note was emitted (a refused probe emits a
+    /// note), and all hits and calls are accounted for ([`assert_accounted`](Self::assert_accounted)).
     ///
     /// # Panics
     ///
-    /// It is not so.
+    /// If the assertion fails.
     pub fn assert_good(&self) {
         assert!(self.outcome.failures.is_empty(), "{}", self.told());
         assert_eq!(self.end(), (GuestEnd::Exit, Some("0")), "{}", self.told());
@@ -231,7 +232,7 @@ impl Ran {
         self.assert_accounted();
     }
 
-    /// The guest's own words, the last ones.
+    /// The guest's failures, its end, the notes, and the last line of the console.
     fn told(&self) -> String {
         let console = self.observer.console();
         let last = console.lines().next_back().unwrap_or("nothing").to_owned();
@@ -243,11 +244,12 @@ impl Ran {
         )
     }
 
-    /// What a return probe saw enter has returned, is in flight, or was missed for a reason.
+    /// Asserts the accounts of the probes: each call entered at a return probe has returned, is in flight, or was missed for
+    /// a reason. Other probes have missed nothing.
     ///
     /// # Panics
     ///
-    /// It is not so.
+    /// If the assertion fails.
     pub fn assert_accounted(&self) {
         for probe in &self.summary.probes {
             if let (Some(returns), Some(in_flight)) = (probe.returns, probe.in_flight) {
@@ -259,11 +261,11 @@ impl Ran {
         }
     }
 
-    /// The probe that was asked for so; the first, if there are several.
+    /// The probe with the name `name`; the first, if several probes have the name.
     ///
     /// # Panics
     ///
-    /// There is none.
+    /// If no probe has the name.
     #[must_use]
     pub fn probe(&self, name: &str) -> &ProbeSummary {
         self.summary
@@ -279,25 +281,25 @@ impl Ran {
         self.probe(&format!("kprobe:{function}")).hits
     }
 
-    /// How often the function's first instruction ran, by the guest's own count.
+    /// The number of executions of the function's first instruction, by the guest's own count.
     #[must_use]
     pub fn counted(&self, function: &str) -> u64 {
         self.outcome.counts.get(function).copied().unwrap_or(0)
     }
 
-    /// The first arguments of the hits, in their order.
+    /// The first arguments of the hits, in order.
     #[must_use]
     pub fn first_arguments(&self) -> Vec<u64> {
         let hits = self.observer.hits();
         hits.iter().map(|hit| hit.args[0].0).collect()
     }
 
-    /// Every function's entry was hit as often as the guest says that it ran, and every hit was told. `extra` is
-    /// what a function is hit beyond that.
+    /// Asserts the hits of every function's entry: as many as the executions counted by the guest, and each hit was
+    /// reported. `extra` holds the additional hits of functions.
     ///
     /// # Panics
     ///
-    /// It is not so.
+    /// If the assertion fails.
     pub fn assert_counts(&self, extra: &[(&str, u64)]) {
         let mut told: BTreeMap<String, u64> = BTreeMap::new();
         for hit in self.observer.hits() {

@@ -31,7 +31,7 @@ pub struct Options {
     /// With `sweep`: functions of a batch, at most.
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
-    /// With `sweep`: so many functions only, chosen by the seed. The page does not show samples.
+    /// With `sweep`: the number of functions to sweep instead of all, chosen by the seed. The page does not show samples.
     #[arg(long)]
     pub sample: Option<usize>,
     /// With `sweep`: functions that are swept first, separated by commas, where the kernel has them.

@@ -1,19 +1,19 @@
-//! What this host's KVM delivers, as the self-test found it: a value that is computed once.
+//! The facts about this host's KVM, as found by the self-test: computed once.
 //!
-//! Everything that depends on a kind of KVM reads it from here; no other code asks which KVM this is.
+//! All code that depends on the kind of KVM reads the facts from here; no other code asks which KVM is running.
 
 use std::time::Duration;
 
-/// What becomes of an `int3` that the guest executes while `KVM_GUESTDBG_USE_SW_BP` is on.
+/// The delivery of an `int3` of the guest while `KVM_GUESTDBG_USE_SW_BP` is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int3Delivery {
     /// `KVM_EXIT_DEBUG`, exception 3: VT-x and SVM.
     DebugExit,
     /// `KVM_EXIT_INTERNAL_ERROR`, emulation failure, RIP at the `int3`: a KVM that interprets the guest.
     EmulationFailure,
-    /// It goes to the guest's own IDT, and KVM does not tell.
+    /// Delivery through the guest's own IDT, without a report to the VMM.
     ToGuest,
-    /// Something else, or the guest did not survive it.
+    /// Any other result, or the guest did not survive.
     Broken,
 }
 
@@ -25,14 +25,14 @@ impl Int3Delivery {
     }
 }
 
-/// What becomes of `out dx, al` in ring 0.
+/// The delivery of `out dx, al` in ring 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortDelivery {
     /// Exits, for every port, with RIP at the instruction: VT-x and SVM.
     AtInstruction,
     /// Exits, for every port, with RIP behind the instruction: a KVM that interprets the guest.
     AfterInstruction,
-    /// Not for every port.
+    /// Some ports do not exit.
     Broken,
 }
 
@@ -43,8 +43,8 @@ impl PortDelivery {
         self != Self::Broken
     }
 
-    /// Whether KVM moves RIP on when it next enters the guest, unless RIP is another by then. Where it has moved it
-    /// already, the write is done: the self-test goes on from there.
+    /// Whether KVM advances RIP at the next entry to the guest, unless RIP has changed by then. Otherwise RIP has advanced
+    /// already, the write is done, and the self-test continues from the new RIP.
     pub(crate) fn is_completed_later(self) -> bool {
         self != Self::AfterInstruction
     }
@@ -59,12 +59,12 @@ impl PortDelivery {
     }
 }
 
-/// Which RIP the vCPU must have when a #BP is injected, for the guest to see the frame of an `int3`.
+/// The RIP that a vCPU needs at the injection of a #BP, for the guest to see the frame of an `int3`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BreakpointInjection {
     /// At the `int3`: KVM adds its length.
     AtInstruction,
-    /// Behind the `int3`: KVM pushes what it finds.
+    /// Behind the `int3`: KVM pushes RIP unchanged.
     AfterInstruction,
     /// The guest did not get the exception.
     Broken,
@@ -85,15 +85,16 @@ impl BreakpointInjection {
 /// events that KVM reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptedInt3 {
-    /// It is forgotten, and the vCPU executes what is at the `int3` by then. All of Linux's KVM, by its source.
+    /// KVM drops the #BP, and the vCPU executes the present bytes at the address of the `int3`. All of Linux's KVM does, by
+    /// the source.
     Cancelled,
     /// KVM reports the #BP, or delivers the #BP after the `int3` has gone.
     Kept,
-    /// The self-test did not bring it about.
+    /// The self-test did not achieve an interruption.
     NotSeen,
 }
 
-/// What becomes of an `int1` that a program executes while debug registers of ours are in force.
+/// The delivery of a program's `int1` while hyprobe's debug registers are in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int1Delivery {
     /// A debug exit with RIP at the instruction: VT-x.
@@ -102,7 +103,7 @@ pub enum Int1Delivery {
     AfterInstruction,
     /// #DB in the guest, without an exit.
     ToGuest,
-    /// Something else.
+    /// Any other result.
     Broken,
 }
 
@@ -135,14 +136,14 @@ impl Speed {
     }
 }
 
-/// See the module's text.
+/// The facts about a host's KVM, as found by the self-test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostFacts {
     /// `int3` in ring 0.
     pub int3: Int3Delivery,
     /// `int3` in ring 3.
     pub int3_user: Int3Delivery,
-    /// How a #BP is given to the guest.
+    /// The way to inject a #BP into the guest.
     pub breakpoint_injection: BreakpointInjection,
     /// An `int3` on its way to the guest's handler can be cancelled.
     pub interrupted_int3: InterruptedInt3,
@@ -150,7 +151,7 @@ pub struct HostFacts {
     pub port: PortDelivery,
     /// `int1` in ring 3.
     pub int1: Int1Delivery,
-    /// `KVM_GUESTDBG_BLOCKIRQ` holds interrupts back, and they come when it is taken off.
+    /// `KVM_GUESTDBG_BLOCKIRQ` holds interrupts back; without the flag, the interrupts are delivered.
     pub holds_interrupts: bool,
     /// Execution breakpoints in debug registers fire in ring 0.
     pub debug_execute: bool,
@@ -158,8 +159,8 @@ pub struct HostFacts {
     pub debug_data: bool,
     /// A guest write to a read-only slot exits; a read does not.
     pub read_only_slots: bool,
-    /// The guest's processor sees what the VMM writes to the guest's page tables. It does not where KVM keeps shadow
-    /// tables, without EPT or NPT.
+    /// The guest's processor sees the VMM's writes to the guest's page tables. If KVM keeps shadow tables, without EPT or
+    /// NPT, the processor does not see the writes.
     pub table_writes_seen: bool,
     /// A write of a filtered MSR exits.
     pub msr_exits: bool,
@@ -188,7 +189,7 @@ pub enum HostObstacle {
 }
 
 impl HostFacts {
-    /// The reason why this host would harm a probed guest, if there is a reason.
+    /// The reason why this host would harm a probed guest, if any.
     #[must_use]
     pub fn obstacle(&self) -> Option<HostObstacle> {
         match (self.table_writes_seen, self.read_only_slots) {
