@@ -231,8 +231,8 @@ impl Engine {
         self.int3_exits.load(Ordering::Relaxed)
     }
 
-    /// The number of exits for guest writes to read-only pages, which hold plants. A kernel that patches itself while booting
-    /// causes most of them. No probe counts these exits.
+    /// The number of exits for guest writes to read-only pages: pages with plants, from `rest_init` on the whole text, and the
+    /// detour region. A kernel that patches itself while booting causes most of them. No probe counts these exits.
     #[must_use]
     pub fn guest_writes(&self) -> u64 {
         self.guest_writes.load(Ordering::Relaxed)

@@ -28,7 +28,7 @@ use super::jumps::INT3;
 use crate::guest::{GuestError, Paused};
 use crate::hit::{DebugUse, Plant, Table};
 use crate::plant::PlantByte;
-use crate::registry::Missed;
+use crate::registry::{Milestone, Missed};
 
 impl Engine {
     /// Whether the guest's write of `data` at `gpa` requires [`stand_in`](Self::stand_in).
@@ -110,6 +110,10 @@ impl Engine {
 
     /// Withdraws a plant without a debug register.
     fn withdraw_unwatched(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
+        if plant.has_milestone(Milestone::BootPatched) {
+            // Nothing else would end early detours, whose `int3`s must go before a second CPU starts.
+            self.end_early_detours(paused)?;
+        }
         self.planter.withdraw(paused, plant.spot.gpa)?;
         self.unwatched().push(plant.at);
         for (probe, _) in &plant.probes {

@@ -11,6 +11,13 @@ use crate::guest::{GuestError, KvmVcpu, To};
 use crate::plant::{PlantByte, Written};
 
 impl Engine {
+    /// Whether the other vCPUs must be paused before the guest writes `data` at `gpa`: a jump, an `int3` or a plant has to go.
+    pub(super) fn must_pause_for_write(&self, gpa: Gpa, data: &[u8]) -> bool {
+        self.planter.overwrites_jump(gpa, data)
+            || self.wants_stand_in(gpa, data)
+            || self.patches_int3_handler(gpa, data.len())
+    }
+
     /// Handles a guest write to a read-only page.
     pub(crate) fn on_guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, GuestError> {
         let written = self.planter.guest_write(gpa, data)?;
@@ -42,10 +49,7 @@ impl Engine {
                     return Ok(TrapOutcome::Resume);
                 }
                 let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
-                if self.planter.overwrites_jump(gpa, data)
-                    || self.wants_stand_in(gpa, data)
-                    || self.patches_int3_handler(gpa, data.len())
-                {
+                if self.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
                 return Ok(

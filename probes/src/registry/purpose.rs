@@ -106,7 +106,7 @@ impl Purpose {
 /// A kernel event: a point in the guest's life at which the engine has work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Milestone {
-    /// The kernel runs on page tables that map its image for good, and its early interrupt table handles #BP.
+    /// The kernel's present page tables share their top entries with its final tables, and its early interrupt table handles #BP.
     EarlyTraps,
     /// The kernel has patched itself for this machine: plants are possible on instructions rewritten at boot.
     BootPatched,

@@ -146,8 +146,8 @@ impl Engine {
     }
 
     /// Whether a detour may execute the `sti` at the beginning of `code` and jump back to the rest. `sti` holds interrupts back
-    /// for one more instruction, which an instruction behind `sti` that waits for an interrupt may count on. A return, or a jump
-    /// to a return, does not wait.
+    /// for one more instruction, which an instruction behind `sti` that waits for an interrupt may count on. A return does not wait,
+    /// nor does the `jmp` of `native_irq_enable` to the return thunk. Before `rest_init`, no kernel waits behind another `jmp`.
     pub(super) fn is_early_sti_before_return(&self, plant: &Plant, code: &[u8]) -> bool {
         if !self.optimised.early.is_on() || code != [STI] || plant.spot.room() < MAX_STI_BYTES {
             return false;

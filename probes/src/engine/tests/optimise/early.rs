@@ -3,7 +3,7 @@
 use super::int3::{handler, table};
 use super::sharing::filtered;
 use super::*;
-use crate::{Due, Injection};
+use crate::{Abilities, Due, Injection};
 
 /// `push rbp; lea eax, [rdi + 1]; pop rbp; ret`
 const SHORT: [u8; 6] = [0x55, 0x8d, 0x47, 1, 0x5d, 0xc3];
@@ -36,6 +36,15 @@ impl Starting {
 
     /// `last` is called when the kernel has patched itself.
     fn with_last(last: &str, name: impl Fn(&mut SyntheticKernel), new: &[NewProbe]) -> Self {
+        Self::on(ABILITIES, last, name, new)
+    }
+
+    fn on(
+        abilities: Abilities,
+        last: &str,
+        name: impl Fn(&mut SyntheticKernel),
+        new: &[NewProbe],
+    ) -> Self {
         let mut kernel = SyntheticKernel::new();
         let tables = kernel.variable("init_top_pgt", 0);
         let roomy = kernel.function("roomy", &ROOMY);
@@ -46,7 +55,7 @@ impl Starting {
         let handler = handler(&mut kernel);
         kernel.function("cpu_number", &3u32.to_le_bytes());
         name(&mut kernel);
-        let rig = Rig::with(&kernel, &[], ABILITIES);
+        let rig = Rig::with(&kernel, &[], abilities);
         table(&rig);
         let put = |at: u64, value: u64| rig.memory.put(at, &value.to_le_bytes());
         put(gpa(tables) + 8 * 511, super::super::UPPER | TABLE_FLAGS);
@@ -266,6 +275,26 @@ fn early_int3s_return_at_their_next_hit_when_the_probe_on_the_handler_goes() {
     removed.expect("removed");
     guest.call_each();
     assert_eq!(guest.shows(), [0xe9, 0xcc, 0xcc]);
+}
+
+#[test]
+fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
+    let abilities = Abilities {
+        debug_execute: false,
+        ..ABILITIES
+    };
+    let probes = ["roomy", "short", "__x86_return_thunk"].map(count);
+    let guest = Starting::on(abilities, "rest_init", |_| (), &probes);
+    guest.rig.call(guest.traps, 0);
+    guest.call_each();
+    assert_eq!(guest.shows(), [0xe9, 0xcc, 0xcc]);
+    let table = guest.rig.engine.table.load_full();
+    let plant = table.at(guest.booted).expect("a plant");
+    let withdrawn = guest.rig.engine.let_be_read(&guest.rig.paused, plant);
+    withdrawn.expect("withdrawn");
+    assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
+    guest.call_each();
+    assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
 }
 
 #[test]

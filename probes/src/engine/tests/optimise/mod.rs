@@ -241,9 +241,11 @@ impl Rig {
     /// The guest writes to its text.
     fn guest_writes(&self, at: Gva, data: &[u8]) {
         let gpa = Gpa(gpa(at));
-        self.engine
-            .make_room_for_write(&self.paused, gpa, data)
-            .expect("made room");
+        if self.engine.must_pause_for_write(gpa, data) {
+            self.engine
+                .make_room_for_write(&self.paused, gpa, data)
+                .expect("made room");
+        }
         let written = self.engine.on_guest_write(gpa, data).expect("written");
         if written == Written::NotOurs {
             // The page has no plant, and is not read-only.

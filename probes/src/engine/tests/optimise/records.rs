@@ -1,7 +1,10 @@
 //! Detours that record: a record reports the same hit as an exit.
 
+use std::sync::atomic::Ordering;
+
 use proptest::prelude::*;
 
+use super::sharing::{Looks, filtered, followed};
 use super::*;
 use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
 use crate::{Hit, ProbeSummary, WhenFull};
@@ -18,6 +21,9 @@ fn recording() -> (Rig, Gva) {
     assert_eq!(rig.counted(0), (2, 2, Some(Tier::Optimised)));
     (rig, at)
 }
+
+/// IA32_TIME_STAMP_COUNTER.
+const MSR_TSC: u32 = 0x10;
 
 /// Clears the report time, so that hits reported at different times compare equal.
 fn timeless(hit: &Hit) -> Hit {
@@ -55,10 +61,12 @@ fn record_of_a_counter_that_lags_is_not_before_the_last_exit() {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
     rig.engine.started.get_or_init(std::time::Instant::now);
+    rig.call(at, 0);
     // The rig's counter stands still: by the counter, the last call is as old as the opening of the ring.
-    for n in 0..3 {
-        rig.call(at, n);
-    }
+    let mut opens = rig.calling(at, 1, STACK - 0x100);
+    opens.msrs.insert(MSR_TSC, TSC);
+    assert_eq!(rig.run(&mut opens, 100), Stepped::Returned);
+    rig.call(at, 2);
     rig.engine.take_out_records();
     let times: Vec<_> = rig.hits().iter().map(|hit| hit.ts_ns).collect();
     assert!(times.len() == 3 && times.is_sorted(), "{times:?}");
@@ -234,16 +242,27 @@ fn call_in_a_recording_detour_is_told_once_when_plants_go() {
 #[test]
 fn exit_from_the_detour_of_a_disabled_probe_is_counted() {
     let (kernel, at) = roomy_on_3();
-    for kind in ["kprobe", "kretprobe"] {
+    for kind in ["trace", "return", "handler"] {
         let mut late = 0;
         for steps in 1..60 {
+            let looks = Arc::new(Looks::default());
+            let probe = match kind {
+                "trace" => new("probed"),
+                "return" => followed("probed", Action::Trace),
+                _ => filtered(
+                    "arg0 < 4",
+                    NewProbe {
+                        action: Action::Handle(Arc::clone(&looks) as _),
+                        ..new("probed")
+                    },
+                ),
+            };
             let rig = Rig::recording(&kernel, &[]);
-            let spec: ProbeSpec = format!("{kind}:probed").parse().expect("a probe");
-            let ids = rig.engine.register(&rig.paused, &[spec.into()]);
+            let ids = rig.engine.register(&rig.paused, &[probe]);
             let ids = ids.expect("registered");
-            rig.call(at, 5);
-            // The ring is not open: the detour exits.
-            let mut vcpu = rig.calling(at, 4, STACK - 0x100);
+            rig.call(at, 2);
+            // The ring is not open, or the handler is called: the detour exits.
+            let mut vcpu = rig.calling(at, 3, STACK - 0x100);
             if rig.run(&mut vcpu, steps) == Stepped::Returned {
                 break;
             }
@@ -252,22 +271,32 @@ fn exit_from_the_detour_of_a_disabled_probe_is_counted() {
                 .set_enabled(&rig.paused, ids[0], false)
                 .expect("set");
             assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
-            assert_eq!(vcpu.regs.rax, 5);
+            assert_eq!(vcpu.regs.rax, 4);
             let after = rig.probe(0);
             let disarmed =
                 |probe: &ProbeSummary| probe.missed.get("disarmed").copied().unwrap_or(0);
-            let new = disarmed(&after) - disarmed(&before);
-            if kind == "kprobe" {
-                // Reported, as a record would be.
-                assert_eq!((new, rig.hits().len() as u64), (0, after.hits), "{steps}");
-                late += after.hits - before.hits;
-            } else {
-                let returns = after.returns.zip(after.in_flight);
-                let (returns, in_flight) = returns.expect("a return probe");
-                let missed: u64 = after.missed.values().sum();
-                assert_eq!((after.hits, after.hits), (2, returns + in_flight + missed));
+            let missed = disarmed(&after) - disarmed(&before);
+            match kind {
+                "trace" => {
+                    // Reported, as a record would be.
+                    let counted = (after.hits, missed, rig.hits().len());
+                    assert_eq!(counted, (2, 0, 2), "{steps}");
+                    late += after.hits - before.hits;
+                }
+                "return" => {
+                    let returns = after.returns.zip(after.in_flight);
+                    let (returns, in_flight) = returns.expect("a return probe");
+                    let all: u64 = after.missed.values().sum();
+                    assert_eq!((after.hits, after.hits), (2, returns + in_flight + all));
+                    late += missed;
+                }
+                _ => {
+                    let looked = looks.0.load(Ordering::Relaxed);
+                    let counted = (after.hits + missed, looked);
+                    assert_eq!(counted, (2, after.hits), "{steps}");
+                    late += missed;
+                }
             }
-            late += new;
         }
         assert!(
             late > 10,
