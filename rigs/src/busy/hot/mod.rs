@@ -150,7 +150,7 @@ fn drive(
     let mut ledger = Ledger::open(live, kernel, numbers, guest.cpus)?;
     let mut taken = ledger.functions.clone();
     taken.extend(stays.iter().map(|it| it.function));
-    let (hot, candidates) = hottest(live, kernel, &taken, heat.most)?;
+    let (hot, candidates) = hottest(live, kernel, &taken, heat.most, guest.cpus)?;
     let exact = stays.iter().map(|it| it.spec.clone());
     let exact = exact.chain(ledger.specs()).collect();
     let stay: BTreeSet<ProbeId> = syscalls.iter().chain(&ledger.ids).copied().collect();
@@ -219,6 +219,7 @@ fn hottest(
     kernel: &Kernel,
     taken: &BTreeSet<Gva>,
     most: usize,
+    vcpus: u8,
 ) -> Result<(Vec<Hot>, usize), String> {
     let functions = functions::all(kernel, taken)?;
     let candidates = functions.len();
@@ -246,7 +247,9 @@ fn hottest(
     }
     // Those of one part come and go together.
     hot.sort_by_key(|(_, function)| function.part);
-    let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
+    let hot = hot
+        .into_iter()
+        .map(|(id, function)| Hot::new(function, id, vcpus));
     Ok((hot.collect(), candidates))
 }
 

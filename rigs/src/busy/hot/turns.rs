@@ -26,19 +26,22 @@ pub(super) struct Hot {
     pub(super) function: Function,
     /// Its probe, unless it is removed.
     pub(super) id: Option<ProbeId>,
-    /// What it had counted when it was disabled.
+    /// The hits at the time of disabling.
     off_at: Option<u64>,
+    /// The number of the guest's vCPUs. Each may stand in the detour, before the count, when the probe is disabled.
+    vcpus: u64,
     /// What probes that were removed had counted, and how often without an exit.
     pub(super) hits: u64,
     pub(super) unexited: u64,
 }
 
 impl Hot {
-    pub(super) fn new(function: Function, id: ProbeId) -> Self {
+    pub(super) fn new(function: Function, id: ProbeId, vcpus: u8) -> Self {
         Self {
             function,
             id: Some(id),
             off_at: None,
+            vcpus: u64::from(vcpus),
             hits: 0,
             unexited: 0,
         }
@@ -50,7 +53,7 @@ impl Hot {
 
     /// Adds what its probe has counted by now.
     pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
-        if !is_accounted(&record.summary) || self.off_at.is_some_and(|at| at != record.summary.hits)
+        if !is_accounted(&record.summary) || counts_on(self.off_at, record.summary.hits, self.vcpus)
         {
             return Err(format!(
                 "it was disabled at {:?} hits: {record:?}",
@@ -197,13 +200,14 @@ impl<'a> Turns<'a> {
             self.did.switched += 1;
             let record = record(self.live, id)?;
             let now = record.summary.hits;
-            match hot.off_at.take() {
-                Some(then) if then != now => {
-                    return Err(format!("disabled, it went on from {then}: {record:?}"));
-                }
-                Some(_) => (),
-                None => hot.off_at = Some(now),
+            if counts_on(hot.off_at, now, hot.vcpus) {
+                let then = hot.off_at;
+                return Err(format!("disabled, it went on from {then:?}: {record:?}"));
             }
+            hot.off_at = match hot.off_at {
+                Some(_) => None,
+                None => Some(now),
+            };
         }
         Ok(())
     }
@@ -286,4 +290,21 @@ impl<'a> Turns<'a> {
 fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
     let mut records = live.engine.records_of(id);
     records.pop().ok_or_else(|| "a probe is gone".to_owned())
+}
+
+/// Whether a probe that was disabled at `off_at` hits, and has `hits` now, has counted more than vCPUs that were in its detour.
+fn counts_on(off_at: Option<u64>, hits: u64, vcpus: u64) -> bool {
+    off_at.is_some_and(|at| !(at..=at + vcpus).contains(&hits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disabled_probe_may_count_the_vcpus_in_its_detour_and_no_more() {
+        assert!(!counts_on(None, 9, 2), "the probe is enabled");
+        let counted = [5, 6, 8, 9].map(|hits| counts_on(Some(6), hits, 2));
+        assert_eq!(counted, [true, false, false, true]);
+    }
 }
