@@ -135,7 +135,13 @@ impl Engine {
             };
             probe.set_planted(planted_at);
             match state {
-                NewState::Armed { ip, .. } => probe.set_armed(ip.into()),
+                NewState::Armed { ip, .. } => {
+                    if probe.state() != ProbeState::Armed {
+                        // What it was before it was disabled.
+                        probe.set_optimised(false);
+                    }
+                    probe.set_armed(ip.into());
+                }
                 NewState::Pending(reason) => {
                     probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
                 }

@@ -65,7 +65,7 @@ impl Engine {
             .map(DebugUse::plant)
             .find(|plant| plant.at == rip);
         if let Some(plant) = only {
-            self.reach_milestones(vcpu, paused, plant)?;
+            self.reach_milestones(vcpu, paused, plant, resumes)?;
             self.plant_return_sites(paused, plant);
         }
         match only {

@@ -42,17 +42,22 @@ fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
 }
 
 impl Engine {
-    /// Handles the kernel event probes at `plant`. The vCPU stands at the plant, and the others are paused.
+    /// Handles the kernel event probes at `plant`. The vCPU stands at the plant, or a handler has `moved` the vCPU elsewhere. The
+    /// other vCPUs are paused.
     pub(super) fn reach_milestones(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
         plant: &Plant,
+        moved: bool,
     ) -> Result<(), GuestError> {
         for (probe, _) in &plant.probes {
             let Purpose::Milestone(milestone) = probe.purpose else {
                 continue;
             };
+            if moved && !milestone.is_served_when_moved() {
+                continue;
+            }
             match milestone {
                 Milestone::EarlyTraps => self.begin_early_detours(vcpu)?,
                 Milestone::BootPatched => self.on_boot_patched(vcpu, paused)?,

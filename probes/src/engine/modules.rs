@@ -19,6 +19,7 @@ use introspect::{Gva, Module, ModuleEvent, ModuleState, Modules, ModulesError, P
 
 use super::Engine;
 use crate::guest::{GuestError, Paused, Vcpu};
+use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Refusal, ResolveError, Resolved, in_module};
@@ -171,6 +172,31 @@ impl Engine {
         self.lose_return_sites(|site| {
             self.kernel.holds_code(located.linked(site)) || self.modules.holding(site).is_some()
         });
+    }
+
+    /// The known plants in memory that is neither text of the kernel nor of a module that the guest has loaded: once the guest has
+    /// booted, there must be none. The guest's list of modules is behind while a vCPU loads or unloads a module.
+    ///
+    /// # Errors
+    ///
+    /// If the list of modules cannot be read.
+    pub fn stray_plants(&self, _paused: &dyn Paused) -> Result<Vec<Gva>, ModulesError> {
+        let Some(located) = self.located.get() else {
+            return Ok(Vec::new());
+        };
+        let symbols = self.kernel.symbols().rebased(located.slide);
+        let modules =
+            self.read_module(|modules, paging| modules.read(&self.planter, paging, &symbols))?;
+        let modules = modules.unwrap_or_default();
+        let is_stray = |at: &Gva| {
+            let linked = located.linked(*at);
+            let in_kernel = self.kernel.holds_code(linked) && !self.kernel.is_init(linked);
+            !in_kernel && !modules.iter().any(|module| module.holds_code(*at))
+        };
+        let table = self.table.load();
+        let by_debug_register = table.debug.iter().flatten().map(DebugUse::plant);
+        let plants = table.plants().chain(by_debug_register);
+        Ok(plants.map(|plant| plant.at).filter(is_stray).collect())
     }
 
     /// Reads modules by `read`; `None` while no module can have been loaded yet.

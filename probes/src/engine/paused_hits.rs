@@ -8,7 +8,6 @@ use super::jumps::INT3;
 use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::hit::{Passed, Plant, own_instruction, pass};
 use crate::plant::Spot;
-use crate::registry::Milestone;
 
 impl Engine {
     /// Handles a hit that needs the other vCPUs paused; the caller has paused them. `run` runs the vCPU up to the next of
@@ -39,10 +38,7 @@ impl Engine {
     ) -> Result<HitOutcome, GuestError> {
         if self.resuming().remove(&vcpu.index()) {
             if let Some(plant) = self.table.load().at(rip).cloned() {
-                // If a handler skips the function, the kernel's work before the call remains.
-                if plant.has_milestone(Milestone::BootPatched) {
-                    self.on_boot_patched(vcpu, paused)?;
-                }
+                self.reach_milestones(vcpu, paused, &plant, true)?;
                 self.plant_return_sites(paused, &plant);
             }
             return Ok(HitOutcome::Resume);
@@ -58,7 +54,7 @@ impl Engine {
         }
         self.look_at_int3(vcpu, paused)?;
         if let Some(plant) = self.plant_at(vcpu, rip)? {
-            self.reach_milestones(vcpu, paused, &plant)?;
+            self.reach_milestones(vcpu, paused, &plant, false)?;
             self.plant_return_sites(paused, &plant);
         }
         // A kernel event probe may have changed the plants.

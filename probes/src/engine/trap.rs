@@ -7,7 +7,7 @@ use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, Tra
 
 use super::Engine;
 use super::hits::HitOutcome;
-use crate::guest::{GuestError, KvmVcpu, To};
+use crate::guest::{GuestError, KvmVcpu, Paused, To};
 use crate::plant::{PlantByte, Written};
 
 impl Engine {
@@ -35,6 +35,20 @@ impl Engine {
         Ok(written)
     }
 
+    /// Handles a guest write for which the other vCPUs are paused: removes what has to go, and writes.
+    pub(super) fn on_paused_guest_write(
+        &self,
+        paused: &dyn Paused,
+        gpa: Gpa,
+        data: &[u8],
+    ) -> Result<Written, GuestError> {
+        self.make_room_for_write(paused, gpa, data)?;
+        if self.wants_stand_in(gpa, data) {
+            self.stand_in(paused, gpa, data.len())?;
+        }
+        self.on_guest_write(gpa, data)
+    }
+
     fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
         let hit = match (trap, self.planter.byte()) {
@@ -52,12 +66,7 @@ impl Engine {
                 if self.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
-                return Ok(
-                    match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
-                        Written::Merged => TrapOutcome::Resume,
-                        Written::NotOurs => TrapOutcome::Reinject,
-                    },
-                );
+                return Ok(outcome_of(self.on_guest_write(gpa, data)?));
             }
             (
                 Trap::MsrWrite {
@@ -98,17 +107,8 @@ impl Engine {
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
-                let data = &bytes[..len.min(8)];
-                self.make_room_for_write(paused, Gpa(gpa.0), data)?;
-                if self.wants_stand_in(Gpa(gpa.0), data) {
-                    self.stand_in(paused, Gpa(gpa.0), data.len())?;
-                }
-                Ok(
-                    match self.on_guest_write(Gpa(gpa.0), &bytes[..len.min(8)])? {
-                        Written::Merged => TrapOutcome::Resume,
-                        Written::NotOurs => TrapOutcome::Reinject,
-                    },
-                )
+                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                Ok(outcome_of(self.on_paused_guest_write(paused, gpa, data)?))
             }
             Trap::MsrWrite {
                 index: MSR_LSTAR,
@@ -119,6 +119,13 @@ impl Engine {
             }
             _ => Ok(TrapOutcome::Reinject),
         }
+    }
+}
+
+const fn outcome_of(written: Written) -> TrapOutcome {
+    match written {
+        Written::Merged => TrapOutcome::Resume,
+        Written::NotOurs => TrapOutcome::Reinject,
     }
 }
 

@@ -314,6 +314,11 @@ impl Probe {
         }
     }
 
+    /// The exits so far.
+    pub(crate) fn exits(&self) -> u64 {
+        self.exits.load(Ordering::Relaxed)
+    }
+
     /// An exit for something else than a hit: the end of an instruction that was executed in place, a return.
     pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);

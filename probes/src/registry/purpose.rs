@@ -130,6 +130,15 @@ pub(crate) enum Milestone {
     Reader(Reader),
 }
 
+impl Milestone {
+    /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere. Plants must leave memory before the
+    /// kernel reuses the memory; plants that leave without need cost only hits. A panic and the end of a task take place only if
+    /// the kernel executes the function.
+    pub(crate) const fn is_served_when_moved(self) -> bool {
+        !matches!(self, Self::Panic | Self::TaskEnded | Self::TaskLeft)
+    }
+}
+
 /// A function of the guest's kernel that reads or rewrites kernel text, and that plants would disturb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reader {

@@ -102,17 +102,17 @@ impl Engine {
         Some(PagingState { cr3, ..*running })
     }
 
-    /// Handles the vCPU at `rest_init`, after the kernel has patched itself. All sites are checked again: an `int3` may become a
-    /// jump, and an `int3` that is allowed only early goes.
+    /// Ends early detours: at `rest_init`, after the kernel has patched itself, or when nothing would stop the vCPU there. All sites
+    /// are checked again: an `int3` may become a jump, and an `int3` that is allowed only early goes. The region is the kernel's
+    /// own from `rest_init` on.
     pub(in crate::engine) fn end_early_detours(
         &self,
         paused: &dyn Paused,
     ) -> Result<(), GuestError> {
-        if self.optimised.early.space.swap(None).is_none() {
-            return Ok(());
+        if self.optimised.early.space.swap(None).is_some() {
+            self.remove_int3s(paused)?;
+            self.reopen_all();
         }
-        self.remove_int3s(paused)?;
-        self.reopen_all();
         if let Some((paging, located)) = self.modules.paging().zip(self.located.get()) {
             let kernel = self.kernel_space_with(paging, located, Tables::Settled);
             self.detour.settle(self.memory.as_ref(), &kernel);

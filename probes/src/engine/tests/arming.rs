@@ -9,7 +9,7 @@ use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Hex, PlantByte, ProbeSpec, ProbeState};
+use crate::{Due, Hex, Injection, PlantByte, ProbeSpec, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -225,6 +225,37 @@ fn plants_in_init_text_go_before_it_is_freed() {
             .all(|(_, end)| *end <= gpa(goes))
     );
     assert_eq!(rig.hits().len(), 1, "milestones are not told");
+}
+
+#[test]
+fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it() {
+    let mut kernel = SyntheticKernel::new();
+    let free_initmem = kernel.function("free_initmem", &PLAIN);
+    let goes = kernel.init_function("goes", &PLAIN);
+    let rig = Rig::new(&kernel, &["kprobe:goes"]);
+    let injection = Injection {
+        at: "kprobe:free_initmem".parse().expect("a probe"),
+        due: Due::Every(1),
+        value: 0,
+        comm: None,
+    };
+    let registered = rig
+        .engine
+        .register(&rig.paused, &[NewProbe::from(&injection)]);
+    registered.expect("registered");
+    let mut vcpu = vcpu(free_initmem);
+    let outcome = rig.engine.on_hit(&mut vcpu, free_initmem).expect("handled");
+    assert_eq!(outcome, HitOutcome::NeedsPause);
+    let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to run");
+    let hit = rig
+        .engine
+        .on_paused_hit(&mut vcpu, &rig.paused, free_initmem, run);
+    hit.expect("handled");
+    assert_ne!(vcpu.regs.rip, free_initmem.0, "skipped");
+    assert_eq!(
+        (rig.states()[0], rig.seen(goes)),
+        (ProbeState::Gone, PLAIN[0])
+    );
 }
 
 /// Somebody else's data lies there by then.

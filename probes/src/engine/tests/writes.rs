@@ -80,15 +80,13 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:patched"]);
     let place = Gpa(gpa(at));
-    assert!(rig.engine.wants_stand_in(place, &NOP3));
-    rig.engine
-        .stand_in(&rig.paused, place, NOP3.len())
-        .expect("withdrawn");
-    rig.engine.on_guest_write(place, &NOP3).expect("merged");
+    assert!(rig.engine.must_pause_for_write(place, &NOP3));
+    let written = rig.engine.on_paused_guest_write(&rig.paused, place, &NOP3);
+    assert_eq!(written.expect("handled"), Written::Merged);
     assert_eq!(rig.seen(at), NOP3[0]);
     assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
     // Writing again needs nothing more.
-    assert!(!rig.engine.wants_stand_in(place, &NOP3));
+    assert!(!rig.engine.must_pause_for_write(place, &NOP3));
 
     let mut vcpu = vcpu(at);
     let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");

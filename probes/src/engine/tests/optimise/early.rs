@@ -284,7 +284,8 @@ fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
         ..ABILITIES
     };
     let probes = ["roomy", "short", "__x86_return_thunk"].map(count);
-    let guest = Starting::on(abilities, "rest_init", |_| (), &probes);
+    let mut guest = Starting::on(abilities, "rest_init", |_| (), &probes);
+    guest.rig.paused.further_vcpus = 1;
     guest.rig.call(guest.traps, 0);
     guest.call_each();
     assert_eq!(guest.shows(), [0xe9, 0xcc, 0xcc]);
@@ -293,6 +294,16 @@ fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
     let withdrawn = guest.rig.engine.let_be_read(&guest.rig.paused, plant);
     withdrawn.expect("withdrawn");
     assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
+    guest.call_each();
+    assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
+    // A debug register has become free, and the vCPU stops there after all: the second has no interrupt table yet.
+    guest.clears_entries();
+    let mut vcpu = vcpu(guest.booted);
+    let reached = guest
+        .rig
+        .engine
+        .on_boot_patched(&mut vcpu, &guest.rig.paused);
+    reached.expect("handled");
     guest.call_each();
     assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
 }

@@ -127,7 +127,7 @@ fn a_guest_write_makes_the_jump_go_and_the_next_hit_brings_it_back() {
 #[test]
 fn whatever_needs_an_exit_makes_the_jump_go() {
     type Change = fn(&Rig);
-    let changes: [(&str, Change, Change); 4] = [
+    let changes: [(&str, Change, Change); 5] = [
         (
             "a probe beside it that needs an exit",
             |rig| {
@@ -165,6 +165,17 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
                 assert_eq!(rig.call(Gva(AT), 0), 1);
                 rig.engine.set_enabled(&rig.paused, id, true).expect("done");
                 rig.engine.set_optimising(&rig.paused, false).expect("set");
+            },
+            |rig| rig.engine.set_optimising(&rig.paused, true).expect("set"),
+        ),
+        (
+            "a switch while optimisation is off",
+            |rig| {
+                let id = rig.engine.ids()[0];
+                let set = |enabled| rig.engine.set_enabled(&rig.paused, id, enabled);
+                set(false).expect("done");
+                rig.engine.set_optimising(&rig.paused, false).expect("set");
+                set(true).expect("done");
             },
             |rig| rig.engine.set_optimising(&rig.paused, true).expect("set"),
         ),

@@ -140,6 +140,21 @@ impl Rig {
             detour: self.paused.detour(),
         });
         let rip = Gva(vcpu.regs.rip);
+        let table = self.engine.table.load_full();
+        if table
+            .debug
+            .iter()
+            .flatten()
+            .any(|used| used.plant().at == rip)
+        {
+            let run = |_: &mut FakeVcpu, _: crate::guest::To<'_>| -> Result<Ran, _> {
+                panic!("nothing here is executed in place")
+            };
+            let engine = &self.engine;
+            let hit = engine.on_paused_debug_hit(vcpu, &self.paused, rip, run);
+            hit.expect("handled");
+            return Stepped::On;
+        }
         let found = walk(&*bare, &vcpu.state.paging, rip).expect("mapped code");
         let mut bytes = [0; MAX_LENGTH_BYTES];
         bare.read(found.gpa, &mut bytes).expect("memory");
@@ -241,13 +256,12 @@ impl Rig {
     /// The guest writes to its text.
     fn guest_writes(&self, at: Gva, data: &[u8]) {
         let gpa = Gpa(gpa(at));
-        if self.engine.must_pause_for_write(gpa, data) {
-            self.engine
-                .make_room_for_write(&self.paused, gpa, data)
-                .expect("made room");
-        }
-        let written = self.engine.on_guest_write(gpa, data).expect("written");
-        if written == Written::NotOurs {
+        let written = if self.engine.must_pause_for_write(gpa, data) {
+            self.engine.on_paused_guest_write(&self.paused, gpa, data)
+        } else {
+            self.engine.on_guest_write(gpa, data)
+        };
+        if written.expect("handled") == Written::NotOurs {
             // The page has no plant, and is not read-only.
             self.memory.put(gpa.0, data);
         }
