@@ -66,6 +66,16 @@ static long sleep_in_tun(void)
 	return id;
 }
 
+/* Says where the guest is, and waits for a line if somebody types one. */
+static void await_line(const char *where, unsigned long round)
+{
+	if (number("listen", 0)) {
+		put_field(where, round);
+		end_line();
+		read_line();
+	}
+}
+
 static void modules(unsigned long rounds)
 {
 	for (; rounds; rounds--) {
@@ -73,15 +83,12 @@ static void modules(unsigned long rounds)
 
 		must("load tun", load("/tun.ko", ""));
 		id = sleep_in_tun();
-		if (number("listen", 0)) {
-			put_field("workload: asleep=", rounds);
-			end_line();
-			read_line();
-		}
+		await_line("workload: asleep=", rounds);
 		must("kill", syscall2(SYS_kill, id, SIGKILL));
 		if (syscall4(SYS_wait4, id, 0, 0, 0) != id)
 			report("wait", -1, 0);
 		must("unload tun", unload("tun"));
+		await_line("workload: unloaded=", rounds);
 		/* The kernel gives these the pages that it had. */
 		must("load dummy", load("/dummy.ko", ""));
 		if (load("/nbd.ko", "max_part=-1") != -EINVAL)

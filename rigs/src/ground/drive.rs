@@ -14,7 +14,8 @@ const LIMIT: Duration = Duration::from_secs(200);
 const ROUNDS: usize = 4;
 
 /// `modules`: in each round a task sleeps in module code with followed calls in flight. Then, in turn, all probes in
-/// modules are removed, and registered again, so that the module is unloaded in each of the two states.
+/// modules are removed, and registered again, so that the module is unloaded in each of the two states. Whenever it is
+/// unloaded, every plant is in the kernel's text or in that of another module.
 pub(super) fn drive(live: &Live<'_>, event: &GroundEvent, is_probed: bool) -> Result<(), String> {
     if event.name != "modules" {
         return Ok(());
@@ -29,8 +30,21 @@ pub(super) fn drive(live: &Live<'_>, event: &GroundEvent, is_probed: bool) -> Re
         }
         removes = !removes;
         live.type_line()?;
+        live.await_text(&format!("workload: unloaded={round}"), LIMIT)?;
+        check_for_strays(live)?;
+        live.type_line()?;
     }
     Ok(())
+}
+
+fn check_for_strays(live: &Live<'_>) -> Result<(), String> {
+    let paused = live.control.pause_all();
+    let strays = live.engine.stray_plants(&paused).map_err(chain)?;
+    if strays.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("the plants at {strays:x?} are in nobody's text"))
+    }
 }
 
 fn remove_those_in_modules(live: &Live<'_>, event: &GroundEvent) -> Result<(), String> {
