@@ -7,6 +7,7 @@
 
 mod functions;
 mod ledger;
+mod off;
 mod own;
 mod stays;
 mod turns;
@@ -40,9 +41,9 @@ pub struct Heat {
 }
 
 /// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are the
-/// shortest there is: then whoever is paused is often just where a jump is, or in its detour.
-const WORKLOAD: &str =
-    "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1";
+/// shortest there is: then whoever is paused is often just where a jump is, or in its detour. The kernel does not preempt
+/// itself, see [`off`].
+const WORKLOAD: &str = "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1 preempt=voluntary";
 const AT_WORK: &str = "workload: round 2";
 /// What it calls in each round.
 const GETPIDS: u64 = 2000;
@@ -69,6 +70,8 @@ struct Driven {
     optimised: usize,
     patched_by_guest: usize,
     longest: Duration,
+    /// Hits of probes that had been disabled.
+    late: u64,
 }
 
 pub(super) fn run(guest: &Guest<'_>, heat: Heat) -> Result<String, String> {
@@ -106,7 +109,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
     let calls = &ran.counts;
     format!(
         "seed {}: {hot} hot probes of {} candidates, all optimised: {}; {} of {hits} hits by jumps; {} turns: {} \
-         enabled or disabled, {} removed, {} put beside, the knob turned {} times, every plant went and came \
+         enabled or disabled, {} hits late, {} removed, {} put beside, the knob turned {} times, every plant went and came \
          back {} times, longest {:?}; {} probes stayed, and {} of them were switched between jump and plant: {} openat, {} read, \
          {} getpid, {} naps, {} processes counted by {} of them, none lost, none twice; {} looks at {}; the \
          text is the guest's own ({} bytes of it patched by the guest meanwhile); {} complaints about time",
@@ -116,6 +119,7 @@ fn told(heat: Heat, ran: &Ran, driven: &Driven, counting: usize) -> String {
         driven.unexited,
         did.turns,
         did.switched,
+        driven.late,
         did.removed,
         did.beside,
         did.knob_turned,
@@ -150,7 +154,7 @@ fn drive(
     let mut ledger = Ledger::open(live, kernel, numbers, guest.cpus)?;
     let mut taken = ledger.functions.clone();
     taken.extend(stays.iter().map(|it| it.function));
-    let (hot, candidates) = hottest(live, kernel, &taken, heat.most, guest.cpus)?;
+    let (hot, candidates) = hottest(live, kernel, &taken, heat.most)?;
     let exact = stays.iter().map(|it| it.spec.clone());
     let exact = exact.chain(ledger.specs()).collect();
     let stay: BTreeSet<ProbeId> = syscalls.iter().chain(&ledger.ids).copied().collect();
@@ -183,6 +187,7 @@ fn drive(
     live.type_line()?;
     Ok(Driven {
         patched_by_guest: text.patched(&before, &after)?,
+        late: turns.off.late,
         did: turns.did,
         candidates,
         parts,
@@ -219,7 +224,6 @@ fn hottest(
     kernel: &Kernel,
     taken: &BTreeSet<Gva>,
     most: usize,
-    vcpus: u8,
 ) -> Result<(Vec<Hot>, usize), String> {
     let functions = functions::all(kernel, taken)?;
     let candidates = functions.len();
@@ -247,9 +251,7 @@ fn hottest(
     }
     // Those of one part come and go together.
     hot.sort_by_key(|(_, function)| function.part);
-    let hot = hot
-        .into_iter()
-        .map(|(id, function)| Hot::new(function, id, vcpus));
+    let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
     Ok((hot.collect(), candidates))
 }
 

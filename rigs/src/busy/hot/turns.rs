@@ -1,6 +1,6 @@
 //! What is done to the probes while the guest runs.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use probes::{NewProbe, ProbeId, ProbeRecord};
 use vmm::PausedGuard;
@@ -9,6 +9,7 @@ use super::super::counting::{is_accounted, only_counts};
 use super::super::guest::Live;
 use super::super::random::Random;
 use super::functions::Function;
+use super::off::Off;
 use crate::chain::chain;
 
 /// A group is so many probes at the most.
@@ -26,22 +27,16 @@ pub(super) struct Hot {
     pub(super) function: Function,
     /// Its probe, unless it is removed.
     pub(super) id: Option<ProbeId>,
-    /// The hits at the time of disabling.
-    off_at: Option<u64>,
-    /// The number of the guest's vCPUs. Each may stand in the detour, before the count, when the probe is disabled.
-    vcpus: u64,
     /// What probes that were removed had counted, and how often without an exit.
     pub(super) hits: u64,
     pub(super) unexited: u64,
 }
 
 impl Hot {
-    pub(super) fn new(function: Function, id: ProbeId, vcpus: u8) -> Self {
+    pub(super) fn new(function: Function, id: ProbeId) -> Self {
         Self {
             function,
             id: Some(id),
-            off_at: None,
-            vcpus: u64::from(vcpus),
             hits: 0,
             unexited: 0,
         }
@@ -53,12 +48,8 @@ impl Hot {
 
     /// Adds what its probe has counted by now.
     pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
-        if !is_accounted(&record.summary) || counts_on(self.off_at, record.summary.hits, self.vcpus)
-        {
-            return Err(format!(
-                "it was disabled at {:?} hits: {record:?}",
-                self.off_at
-            ));
+        if !is_accounted(&record.summary) {
+            return Err(format!("entries are not accounted for: {record:?}"));
         }
         self.hits += record.summary.hits;
         self.unexited += record.summary.hits.saturating_sub(record.summary.exits);
@@ -85,6 +76,7 @@ pub(super) struct Turns<'a> {
     /// What others can be put beside, besides.
     pub(super) exact: Vec<String>,
     beside: Vec<ProbeId>,
+    pub(super) off: Off,
     is_optimising: bool,
     pub(super) random: Random,
     pub(super) did: Did,
@@ -97,6 +89,7 @@ impl<'a> Turns<'a> {
             hot,
             exact,
             beside: Vec::new(),
+            off: Off::default(),
             is_optimising: true,
             random: Random::new(seed),
             did: Did::default(),
@@ -115,6 +108,7 @@ impl<'a> Turns<'a> {
             _ => None,
         };
         let paused = self.live.control.pause_all();
+        self.begin_pause(&paused)?;
         self.knob(&paused)?;
         // A run of few turns has this in it, too.
         if self.random.below(ALL_GO) == 0 || self.did.rearmed == 0 {
@@ -130,7 +124,7 @@ impl<'a> Turns<'a> {
             }
             (0..3, _) => {
                 let at = self.random.below(self.hot.len());
-                let enabled = self.hot[at].off_at.is_some();
+                let enabled = self.hot[at].id.is_some_and(|id| self.off.has(id));
                 self.switch(&paused, &[at], enabled)?;
             }
             (3..6, _) => {
@@ -143,6 +137,17 @@ impl<'a> Turns<'a> {
         }
         self.did.turns += 1;
         check(&paused)
+    }
+
+    /// Looks at the disabled probes: what they have counted since the last pause.
+    fn begin_pause(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        let records = self.live.engine.records_among(&self.off.ids(), usize::MAX);
+        let hits: BTreeMap<ProbeId, u64> = records
+            .iter()
+            .map(|record| (record.id, record.summary.hits))
+            .collect();
+        self.off
+            .pause(&paused.vcpu_rips(), |id| hits.get(&id).copied())
     }
 
     /// Another probe for a function with one that is optimised: it follows calls, or counts them too.
@@ -192,22 +197,16 @@ impl<'a> Turns<'a> {
     ) -> Result<(), String> {
         let engine = self.live.engine;
         for hot in which.iter().copied() {
-            let hot = &mut self.hot[hot];
-            let Some(id) = hot.id.filter(|_| hot.off_at.is_some() == enabled) else {
+            let is_other = |id: &ProbeId| self.off.has(*id) == enabled;
+            let Some(id) = self.hot[hot].id.filter(is_other) else {
                 continue;
             };
             engine.set_enabled(paused, id, enabled).map_err(chain)?;
             self.did.switched += 1;
-            let record = record(self.live, id)?;
-            let now = record.summary.hits;
-            if counts_on(hot.off_at, now, hot.vcpus) {
-                let then = hot.off_at;
-                return Err(format!("disabled, it went on from {then:?}: {record:?}"));
+            match enabled {
+                true => self.off.forget(id),
+                false => self.off.disable(id, record(self.live, id)?.summary.hits),
             }
-            hot.off_at = match hot.off_at {
-                Some(_) => None,
-                None => Some(now),
-            };
         }
         Ok(())
     }
@@ -247,7 +246,7 @@ impl<'a> Turns<'a> {
             let Some(id) = hot.id.take() else { continue };
             let last = record(self.live, id)?;
             hot.gather(&last)?;
-            hot.off_at = None;
+            self.off.forget(id);
             self.live.engine.unregister(paused, &[id]).map_err(chain)?;
             self.did.removed += 1;
         }
@@ -273,6 +272,7 @@ impl<'a> Turns<'a> {
 
     /// All probes are there and enabled, nothing is beside them, and jumps may stand for them.
     pub(super) fn all_on(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
+        self.begin_pause(paused)?;
         let beside = std::mem::take(&mut self.beside);
         self.drop_beside(paused, &beside)?;
         let all: Vec<usize> = (0..self.hot.len()).collect();
@@ -290,21 +290,4 @@ impl<'a> Turns<'a> {
 fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
     let mut records = live.engine.records_of(id);
     records.pop().ok_or_else(|| "a probe is gone".to_owned())
-}
-
-/// Whether a probe that was disabled at `off_at` hits, and has `hits` now, has counted more than vCPUs that were in its detour.
-fn counts_on(off_at: Option<u64>, hits: u64, vcpus: u64) -> bool {
-    off_at.is_some_and(|at| !(at..=at + vcpus).contains(&hits))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn disabled_probe_may_count_the_vcpus_in_its_detour_and_no_more() {
-        assert!(!counts_on(None, 9, 2), "the probe is enabled");
-        let counted = [5, 6, 8, 9].map(|hits| counts_on(Some(6), hits, 2));
-        assert_eq!(counted, [true, false, false, true]);
-    }
 }

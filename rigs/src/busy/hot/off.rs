@@ -1,0 +1,155 @@
+//! Hits of disabled probes. A context (a task, or an interrupt on top of it) that stands in a detour before the count when the
+//! probe is disabled counts when the context continues.
+//!
+//! The guest's kernel does not preempt itself. At a pause, all contexts in detours are therefore the vCPUs' present contexts
+//! in the kernel, and the contexts that these have interrupted. All of a vCPU's contexts have ended when a later pause finds
+//! the vCPU in user mode. Until then, the probes disabled in one pause may together count a few hits for each vCPU that was in
+//! the kernel, and afterwards none.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use probes::ProbeId;
+
+/// The maximum for one vCPU: a task, a soft interrupt, a hard interrupt and an NMI.
+const CONTEXTS_PER_VCPU: u64 = 4;
+/// The kernel's half of the address space.
+const KERNEL_HALF: u64 = 1 << 63;
+
+/// The disabled probes.
+#[derive(Debug, Default)]
+pub(super) struct Off {
+    /// The pause in which each was disabled, and its hits at the last look.
+    probes: BTreeMap<ProbeId, (usize, u64)>,
+    pauses: Vec<Pause>,
+    /// The number of hits after disabling.
+    pub(super) late: u64,
+}
+
+/// A pause of the guest, in which probes may have been disabled.
+#[derive(Debug)]
+struct Pause {
+    /// The vCPUs that were in the kernel at this pause and at each pause since.
+    in_kernel: Vec<usize>,
+    /// The number of further hits allowed to the probes disabled in this pause.
+    possible: u64,
+}
+
+impl Off {
+    pub(super) fn ids(&self) -> BTreeSet<ProbeId> {
+        self.probes.keys().copied().collect()
+    }
+
+    pub(super) fn has(&self, id: ProbeId) -> bool {
+        self.probes.contains_key(&id)
+    }
+
+    /// Begins a pause with the vCPUs at `rips`, and checks the hits of the disabled probes.
+    pub(super) fn pause(
+        &mut self,
+        rips: &[u64],
+        hits: impl Fn(ProbeId) -> Option<u64>,
+    ) -> Result<(), String> {
+        for (id, (pause, before)) in &mut self.probes {
+            let now = hits(*id).ok_or("a disabled probe is gone")?;
+            let pause = &mut self.pauses[*pause];
+            let late = now.checked_sub(*before);
+            let possible = late.and_then(|late| pause.possible.checked_sub(late));
+            let (Some(late), Some(possible)) = (late, possible) else {
+                return Err(format!(
+                    "{id:?} was disabled, and went from {before} hits to {now}: {pause:?}"
+                ));
+            };
+            (*before, pause.possible) = (now, possible);
+            self.late += late;
+        }
+        for pause in &mut self.pauses {
+            pause.in_kernel.retain(|vcpu| is_in_kernel(rips, *vcpu));
+            if pause.in_kernel.is_empty() {
+                pause.possible = 0;
+            }
+        }
+        let in_kernel: Vec<usize> = (0..rips.len())
+            .filter(|vcpu| is_in_kernel(rips, *vcpu))
+            .collect();
+        self.pauses.push(Pause {
+            possible: CONTEXTS_PER_VCPU * in_kernel.len() as u64,
+            in_kernel,
+        });
+        Ok(())
+    }
+
+    /// Notes that the present pause disables a probe.
+    pub(super) fn disable(&mut self, id: ProbeId, hits: u64) {
+        self.probes.insert(id, (self.pauses.len() - 1, hits));
+    }
+
+    /// Notes that the present pause enables or removes a probe.
+    pub(super) fn forget(&mut self, id: ProbeId) {
+        self.probes.remove(&id);
+    }
+}
+
+fn is_in_kernel(rips: &[u64], vcpu: usize) -> bool {
+    rips.get(vcpu).is_some_and(|rip| *rip >= KERNEL_HALF)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: u64 = 0xffff_ffff_8100_0000;
+    const PROGRAM: u64 = 0x40_0000;
+
+    /// Two probes are disabled at 10 hits each, with the vCPUs at `rips`.
+    fn disabled(rips: [u64; 2]) -> Off {
+        let mut off = Off::default();
+        off.pause(&rips, |_| None).expect("none");
+        for id in [1, 2] {
+            off.disable(ProbeId::from(id), 10);
+        }
+        off
+    }
+
+    /// The next pause, with these hits of the two.
+    fn pause(off: &mut Off, rips: [u64; 2], hits: [u64; 2]) -> Result<(), String> {
+        off.pause(&rips, |id| Some(hits[usize::from(id != ProbeId::from(1))]))
+    }
+
+    #[test]
+    fn disabled_probe_counts_nothing_if_all_vcpus_were_in_programs() {
+        let mut off = disabled([PROGRAM; 2]);
+        pause(&mut off, [KERNEL; 2], [10, 10]).expect("none late");
+        pause(&mut off, [KERNEL; 2], [10, 11]).expect_err("nobody was in the detour");
+    }
+
+    #[test]
+    fn probes_disabled_together_count_no_more_than_the_contexts_of_the_vcpus_in_the_kernel() {
+        let mut off = disabled([KERNEL, PROGRAM]);
+        pause(&mut off, [KERNEL; 2], [12, 11]).expect("three contexts");
+        assert_eq!(off.late, 3);
+        pause(&mut off, [KERNEL; 2], [12, 12]).expect("four");
+        pause(&mut off, [KERNEL; 2], [13, 12]).expect_err("five");
+    }
+
+    #[test]
+    fn disabled_probe_counts_nothing_behind_a_pause_with_the_vcpu_in_a_program() {
+        let mut off = disabled([KERNEL, KERNEL]);
+        pause(&mut off, [PROGRAM, KERNEL], [11, 10]).expect("late");
+        pause(&mut off, [KERNEL, PROGRAM], [12, 10]).expect("the other was in the kernel");
+        pause(&mut off, [KERNEL; 2], [12, 11]).expect_err("both have left it");
+    }
+
+    #[test]
+    fn count_that_falls_is_wrong() {
+        let mut off = disabled([KERNEL; 2]);
+        pause(&mut off, [KERNEL; 2], [9, 10]).expect_err("fewer hits");
+    }
+
+    #[test]
+    fn probe_that_is_enabled_again_counts() {
+        let mut off = disabled([PROGRAM; 2]);
+        off.forget(ProbeId::from(1));
+        pause(&mut off, [KERNEL; 2], [500, 10]).expect("enabled");
+        assert!(!off.has(ProbeId::from(1)) && off.has(ProbeId::from(2)));
+    }
+}
