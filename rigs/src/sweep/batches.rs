@@ -118,6 +118,7 @@ mod tests {
 
     fn well(set: &[u32]) -> Outcome {
         Outcome::Well(Tally {
+            disabled: 1,
             probed: set.len() as u64,
             ..Tally::default()
         })
@@ -303,6 +304,7 @@ mod tests {
                 };
             }
             Outcome::Well(Tally {
+                disabled: 2,
                 probed: set.len() as u64 - 1,
                 refused: [("why".to_owned(), 1)].into(),
                 hits: 10,
@@ -312,6 +314,7 @@ mod tests {
         });
         assert_eq!(boots, 3);
         let expected = Tally {
+            disabled: 4,
             probed: 8,
             refused: [("why".to_owned(), 2)].into(),
             hits: 20,

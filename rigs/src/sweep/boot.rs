@@ -1,8 +1,9 @@
 //! One boot of the guest.
 //!
 //! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread of the
-//! boot ends a guest that hangs ([`super::deadline`]). If probes come later than the first instruction, another thread adds and
-//! removes them ([`super::lifecycle`]). Both threads end after [`Watch::finish`] reports the session's end.
+//! boot ends a guest that hangs ([`super::deadline`]), another disables probes with many exits ([`super::frequent`]). If probes
+//! come later than the first instruction, a third adds and removes them ([`super::lifecycle`]). The threads end after
+//! [`Watch::finish`] reports the session's end.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,13 +15,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use probes::{
-    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig, WhenFull,
+    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Registers, Session, SessionConfig,
+    WhenFull,
 };
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 
 use super::console::is_little_time;
 use super::deadline::{Deadline, EXITS_MAX};
+use super::frequent::{Disabled, Frequent};
 use super::lifecycle::{self, Live};
 use super::mode::{Configuration, Lifetime, Optimisation};
 use crate::chain::chain;
@@ -49,8 +52,41 @@ struct Watched {
     lines: u64,
     last_progress: Option<Instant>,
     longest_silence: Duration,
-    events: HashMap<Arc<str>, u64>,
+    events: HashMap<Arc<str>, Events>,
     finished: bool,
+}
+
+impl Watched {
+    fn shows(&self, text: &str) -> bool {
+        let mut parts = self.console.windows(text.len());
+        parts.any(|part| part == text.as_bytes())
+    }
+}
+
+/// The events of a probe.
+#[derive(Debug, Default)]
+struct Events {
+    count: u64,
+    /// The last registers of each vCPU, and whether they differ from those before, if there were any.
+    last: Vec<(usize, Registers, Option<bool>)>,
+}
+
+impl Events {
+    fn add(&mut self, vcpu: usize, regs: Registers) {
+        self.count += 1;
+        match self.last.iter_mut().find(|(of, ..)| *of == vcpu) {
+            Some((_, last, changed)) => {
+                *changed = Some(std::mem::replace(last, regs) != regs);
+            }
+            None => self.last.push((vcpu, regs, None)),
+        }
+    }
+
+    /// Whether no vCPU executes the instruction again and again with the same registers.
+    fn registers_change(&self) -> bool {
+        let is_one = |changed| self.last.iter().any(|(.., of)| *of == Some(changed));
+        is_one(true) && !is_one(false)
+    }
 }
 
 impl Watch {
@@ -68,6 +104,25 @@ impl Watch {
         self.lock().finished
     }
 
+    /// Forgets the registers at the hits of `probe`.
+    pub(super) fn forget_registers(&self, probe: &str) {
+        if let Some(events) = self.lock().events.get_mut(probe) {
+            events.last.clear();
+        }
+    }
+
+    /// Whether the last two hits of `probe` on each vCPU with several have different registers.
+    pub(super) fn registers_change(&self, probe: &str) -> bool {
+        let watched = self.lock();
+        let events = watched.events.get(probe);
+        events.is_some_and(Events::registers_change)
+    }
+
+    /// Whether the console shows `text`.
+    pub(super) fn shows(&self, text: &str) -> bool {
+        self.lock().shows(text)
+    }
+
     /// The number of writes that ended a line of progress, and the time since the last.
     pub(super) fn progress(&self) -> (u64, Duration) {
         let watched = self.lock();
@@ -80,13 +135,10 @@ impl Watch {
 
     /// Waits until the console shows `text`; `false` if the session ends before.
     pub(super) fn await_text(&self, text: &str) -> bool {
-        let shows = |watched: &Watched| {
-            let mut parts = watched.console.windows(text.len());
-            parts.any(|part| part == text.as_bytes())
-        };
-        let missing = |watched: &mut Watched| !watched.finished && !shows(watched);
+        let missing = |watched: &mut Watched| !watched.finished && !watched.shows(text);
         let watched = self.0.1.wait_while(self.lock(), missing);
-        shows(&watched.unwrap_or_else(PoisonError::into_inner))
+        let watched = watched.unwrap_or_else(PoisonError::into_inner);
+        watched.shows(text)
     }
 
     /// Waits for `time`, or until the session has ended.
@@ -128,12 +180,21 @@ impl Write for Watch {
 
 impl EventSink for Watch {
     fn event(&self, event: Event) {
-        let probe = match event {
-            Event::Hit(hit) => hit.probe,
-            Event::Return(returned) => returned.probe,
+        let (probe, vcpu, regs) = match event {
+            Event::Hit(hit) => (hit.probe, hit.vcpu, hit.regs),
+            Event::Return(returned) => (returned.probe, returned.vcpu, returned.regs),
             Event::Note(_) | Event::Summary(_) => return,
         };
-        *self.lock().events.entry(probe).or_default() += 1;
+        self.lock().events.entry(probe).or_default().add(vcpu, regs);
+    }
+}
+
+/// Notes the end of the session.
+struct Ending<'a>(&'a Watch);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.finish();
     }
 }
 
@@ -168,6 +229,8 @@ pub(super) struct Ran {
     pub(super) ended: Ended,
     /// The summaries in the order of the probes; empty if the session could not be set up.
     pub(super) probes: Vec<ProbeSummary>,
+    /// The number of probes that were disabled for a time.
+    pub(super) disabled: usize,
     /// Events of each probe, by name.
     pub(super) events: HashMap<Arc<str>, u64>,
     pub(super) console: String,
@@ -176,7 +239,7 @@ pub(super) struct Ran {
     pub(super) took: Duration,
     /// From the guest's first instruction to its end.
     pub(super) in_guest: Duration,
-    /// The result of adding and removing probes.
+    /// The result of adding, removing and disabling probes.
     pub(super) lifecycle: Result<(), String>,
 }
 
@@ -211,7 +274,12 @@ impl Guest<'_> {
         Ran {
             ended: ran.ended,
             probes: ran.probes,
-            events: watched.events,
+            disabled: ran.disabled,
+            events: watched
+                .events
+                .into_iter()
+                .map(|(probe, events)| (probe, events.count))
+                .collect(),
             console: String::from_utf8_lossy(&watched.console).into_owned(),
             longest_silence: watched.longest_silence,
             took: began.elapsed(),
@@ -265,8 +333,17 @@ impl Guest<'_> {
             limits,
             exit: Duration::from_nanos(self.facts.exit_ns),
         };
-        let (summary, stuck, lifecycle) = std::thread::scope(|scope| {
+        let (summary, stuck, changed) = std::thread::scope(|scope| {
+            // If the engine panics, the other threads end, too.
+            let ends = Ending(watch);
             let stuck = scope.spawn(|| deadline.end_stuck_guest(watch, &control, &engine));
+            let frequent = Frequent {
+                watch,
+                control: &control,
+                engine: &engine,
+                action: self.configuration.action,
+            };
+            let frequent = scope.spawn(move || frequent.disable());
             let lifecycle = scope.spawn(|| {
                 let live = Live {
                     engine: &engine,
@@ -279,11 +356,14 @@ impl Guest<'_> {
             // The watching thread ends the guest first, unless the engine blocks the thread.
             let last = limits.total + EXITS_MAX + BEYOND;
             let summary = session.run(Some(last), "kvm");
-            watch.finish();
-            let lifecycle = lifecycle.join();
-            let lifecycle = lifecycle
-                .unwrap_or_else(|_| Err("the thread that adds probes panicked".to_owned()));
-            (summary, stuck.join().unwrap_or(None), lifecycle)
+            drop(ends);
+            let panicked = |does| Err(format!("the thread that {does} probes panicked"));
+            let lifecycle = lifecycle.join().unwrap_or_else(|_| panicked("adds"));
+            let disabled = frequent
+                .join()
+                .unwrap_or_else(|_| panicked("disables").map(|()| Disabled::default()));
+            let changed = lifecycle.and(disabled);
+            (summary, stuck.join().unwrap_or(None), changed)
         });
         let summary = summary.map_err(chain)?;
         let ended = match (stuck, summary.guest.end) {
@@ -296,9 +376,16 @@ impl Guest<'_> {
                 detail: summary.guest.detail,
             },
         };
+        let (disabled, lifecycle) = match changed {
+            Ok(disabled) => (disabled, Ok(())),
+            Err(error) => (Disabled::default(), Err(error)),
+        };
+        let records = engine.records().into_iter();
+        let judged = records.filter(|record| !disabled.beside.contains(&record.id));
         Ok(RanSession {
             ended,
-            probes: summary.probes,
+            probes: judged.map(|record| record.summary).collect(),
+            disabled: disabled.probes.len(),
             in_guest: Duration::from_nanos(summary.ran_ns),
             lifecycle,
         })
@@ -310,6 +397,7 @@ impl Guest<'_> {
 struct RanSession {
     ended: Ended,
     probes: Vec<ProbeSummary>,
+    disabled: usize,
     in_guest: Duration,
     lifecycle: Result<(), String>,
 }
@@ -319,8 +407,39 @@ impl RanSession {
         Self {
             ended: Ended::Broken(why),
             probes: Vec::new(),
+            disabled: 0,
             in_guest: Duration::ZERO,
             lifecycle: Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use probes::Hex;
+
+    use super::*;
+
+    #[test]
+    fn registers_change_if_each_vcpu_had_others_at_its_last_hit() {
+        let at = |rdi: u64| Registers {
+            rdi: Hex(rdi),
+            ..Registers::default()
+        };
+        let mut events = Events::default();
+        assert!(!events.registers_change(), "no hit");
+        events.add(0, at(7));
+        assert!(!events.registers_change(), "one hit");
+        events.add(0, at(8));
+        assert!(events.registers_change());
+        events.add(1, at(8));
+        assert!(events.registers_change(), "the other has come by once");
+        events.add(1, at(8));
+        assert!(!events.registers_change(), "it may hang");
+        events.add(1, at(7));
+        assert!(events.registers_change());
+        events.add(0, at(8));
+        assert!(!events.registers_change(), "it hangs at a later call");
+        assert_eq!(events.count, 6);
     }
 }

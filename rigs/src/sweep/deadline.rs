@@ -68,7 +68,7 @@ impl Deadline {
         while !watch.wait(LOOK) {
             // If a line comes after this check, the next check sees the line.
             let (lines, silence) = watch.progress();
-            let of_probes: u64 = engine.summaries().iter().map(|probe| probe.exits).sum();
+            let of_probes: u64 = engine.exits().iter().map(|(_, exits)| exits).sum();
             // A kernel patches all its returns and calls between two lines: a hundred thousand writes to probed pages.
             let exits = of_probes + engine.guest_writes();
             let progress = Progress {

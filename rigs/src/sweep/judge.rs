@@ -37,7 +37,8 @@ const LIVELOCK_PART: u64 = 2;
 const TIMES: u32 = 10;
 const BESIDES: Duration = Duration::from_secs(60);
 const SILENT_TIMES: u32 = 6;
-const SILENT_BESIDES: Duration = Duration::from_secs(20);
+/// The engine handles thousands of probes in one pause, for seconds under emulation.
+const SILENT_BESIDES: Duration = Duration::from_secs(60);
 
 /// The boot without probes.
 #[derive(Clone, Debug)]
@@ -274,7 +275,10 @@ fn suspects(judged: &Judged<'_>) -> Vec<FunctionId> {
 }
 
 fn tally(judged: &Judged<'_>) -> Tally {
-    let mut tally = Tally::default();
+    let mut tally = Tally {
+        disabled: judged.ran.disabled as u64,
+        ..Tally::default()
+    };
     for (id, probe) in judged.set.iter().zip(&judged.ran.probes) {
         tally.hits += probe.hits;
         tally.exits += probe.exits;
@@ -321,6 +325,7 @@ mod tests {
         Ran {
             ended,
             probes: hits.iter().map(|hits| counted(*hits, None)).collect(),
+            disabled: 0,
             events: HashMap::new(),
             console: console.to_owned(),
             longest_silence: Duration::from_secs(1),

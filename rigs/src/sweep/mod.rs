@@ -18,6 +18,7 @@ mod boot;
 pub mod campaign;
 mod console;
 mod deadline;
+mod frequent;
 mod function;
 mod judge;
 mod known;

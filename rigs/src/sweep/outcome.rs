@@ -15,6 +15,9 @@ pub struct FunctionId(pub u32);
 pub struct Tally {
     /// Functions whose probe was armed.
     pub probed: u64,
+    /// Functions whose probe was disabled for a part of the boot, after many exits.
+    #[serde(default)]
+    pub disabled: u64,
     /// Functions whose probe was not armed, by reason.
     pub refused: BTreeMap<String, u64>,
     /// Hits of all probes.
@@ -29,6 +32,7 @@ impl Tally {
     /// Adds another boot's tally, of other functions.
     pub(super) fn add(&mut self, other: &Self) {
         self.probed += other.probed;
+        self.disabled += other.disabled;
         self.hits += other.hits;
         self.exits += other.exits;
         for (sums, counts) in [
@@ -67,8 +71,8 @@ impl fmt::Display for Outcome {
         match self {
             Self::Well(tally) => write!(
                 f,
-                "well, {} probed, {} hits, {} exits",
-                tally.probed, tally.hits, tally.exits
+                "well, {} probed, {} of them disabled for a time, {} hits, {} exits, missed {:?}",
+                tally.probed, tally.disabled, tally.hits, tally.exits, tally.missed
             ),
             Self::Harmed { reason, .. } => write!(f, "HARMED: {reason}"),
             Self::Slow { reason } => write!(f, "slow: {reason}"),

@@ -328,10 +328,12 @@ fn runs(cells: &[Cell]) -> String {
             };
             let _ = write!(
                 text,
-                "; {} boots, {} of them repeats, {} deaths of the Linux around; {} hits with {} exits, missed: {missed}",
+                "; {} boots, {} of them repeats, {} deaths of the Linux around; {} probes disabled for a part of the boot; {} hits with {} exits, \
+                 missed: {missed}",
                 sum.boots,
                 sum.repeats,
                 sum.restarts,
+                grouped(sum.tally.disabled),
                 grouped(sum.tally.hits),
                 grouped(sum.tally.exits)
             );

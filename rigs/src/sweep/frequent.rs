@@ -1,0 +1,172 @@
+//! Disables probes with many exits while the guest boots.
+//!
+//! While a kernel boots, it calls a few hundred functions tens of thousands of times. The exits of these calls take most of a
+//! sweep's time. A probe with more than a thousand exits is therefore disabled. All probes are enabled again, with another thousand
+//! exits each, when jumps have replaced the plants, and for good when the workload begins.
+//!
+//! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again does so
+//! with the same registers. A probe is therefore disabled only if the registers of each vCPU have changed between its last
+//! two hits. If the probe only counts, a second probe at the same place reports the registers. A guest that hangs with changing
+//! registers while it boots is rescued: a loop's instruction was emulated wrongly. The workload shows such a guest if it
+//! executes the instruction, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord, ProbeSpec};
+use vmm::Control;
+
+use super::boot::Watch;
+use super::mode::HitAction;
+use crate::chain::chain;
+
+const LOOK: Duration = Duration::from_secs(1);
+/// The maximum number of exits, in each part of the boot, of a probe that stays enabled.
+const MAX_EXITS: u64 = 1_000;
+/// The maximum number of probes changed in one pause.
+const CHANGED_AT_ONCE: usize = 16;
+/// The console's text at the end of each part of the boot: a line of the kernel behind `rest_init`, when jumps have replaced
+/// plants, and the workload's first line.
+const ENDS: [&str; 2] = ["devtmpfs: initialized", "workload: start"];
+
+/// The thread that disables frequent probes.
+#[derive(Debug)]
+pub(super) struct Frequent<'a> {
+    pub(super) watch: &'a Watch,
+    pub(super) control: &'a Control,
+    pub(super) engine: &'a Engine,
+    pub(super) action: HitAction,
+}
+
+/// The result of the thread.
+#[derive(Debug, Default)]
+pub(super) struct Disabled {
+    /// The probes that were disabled.
+    pub(super) probes: BTreeSet<ProbeId>,
+    /// The second probes that are still registered.
+    pub(super) beside: BTreeSet<ProbeId>,
+}
+
+/// The source of the registers at a frequent probe's hits.
+#[derive(Debug)]
+struct Source {
+    /// The name of the probe whose events have the registers.
+    name: Arc<str>,
+    /// The second probe, if the frequent probe only counts.
+    beside: Option<ProbeId>,
+}
+
+/// The probes in one part of the boot.
+#[derive(Debug, Default)]
+struct Part {
+    /// The frequent probes that are enabled.
+    frequent: BTreeMap<ProbeId, Source>,
+    disabled: BTreeSet<ProbeId>,
+}
+
+impl Part {
+    fn knows(&self, id: ProbeId) -> bool {
+        let is_beside = |source: &Source| source.beside == Some(id);
+        self.disabled.contains(&id)
+            || self.frequent.contains_key(&id)
+            || self.frequent.values().any(is_beside)
+    }
+}
+
+impl Frequent<'_> {
+    /// Disables frequent probes, and enables them again. Returns when the workload begins, or the guest ends.
+    pub(super) fn disable(&self) -> Result<Disabled, String> {
+        let mut disabled = Disabled::default();
+        for end in ENDS {
+            let mut part = Part::default();
+            let result = self.disable_until(end, &mut part);
+            disabled.probes.extend(part.disabled);
+            disabled.beside = part.frequent.values().filter_map(|it| it.beside).collect();
+            match result {
+                // A probe cannot be changed any more.
+                Err(_) if self.watch.is_finished() => break,
+                result => result?,
+            }
+        }
+        Ok(disabled)
+    }
+
+    fn disable_until(&self, end: &str, part: &mut Part) -> Result<(), String> {
+        let before: BTreeMap<ProbeId, u64> = self.engine.exits().into_iter().collect();
+        while !self.watch.wait(LOOK) {
+            if self.watch.shows(end) {
+                self.unregister_besides(&mut part.frequent)?;
+                return self.set_enabled(&part.disabled, true);
+            }
+            let changing: BTreeSet<ProbeId> = part
+                .frequent
+                .iter()
+                .filter(|(_, source)| self.watch.registers_change(&source.name))
+                .map(|(id, _)| *id)
+                .collect();
+            let is_changing = |id: &ProbeId, _: &mut Source| changing.contains(id);
+            let mut done = part.frequent.extract_if(.., is_changing).collect();
+            self.unregister_besides(&mut done)?;
+            self.set_enabled(&changing, false)?;
+            part.disabled.extend(changing);
+            for (id, exits) in self.engine.exits() {
+                let exits = exits - before.get(&id).copied().unwrap_or(0);
+                if exits > MAX_EXITS
+                    && !part.knows(id)
+                    && let Some(record) = self.engine.records_of(id).pop()
+                {
+                    part.frequent.insert(id, self.source(&record)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds or registers the probe whose events have the registers at the hits of `record`'s probe.
+    fn source(&self, record: &ProbeRecord) -> Result<Source, String> {
+        let name = &record.summary.probe;
+        if self.action == HitAction::Recorded {
+            self.watch.forget_registers(name);
+            return Ok(Source {
+                name: Arc::from(&**name),
+                beside: None,
+            });
+        }
+        let name = name.replacen("kretprobe:", "kprobe:", 1);
+        let probe = NewProbe {
+            action: Action::Trace,
+            ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
+        };
+        let prepared = self.engine.prepare(&[probe]).map_err(chain)?;
+        let paused = self.control.pause_all();
+        let ids = self.engine.register_prepared(&paused, prepared);
+        Ok(Source {
+            name: name.into(),
+            beside: ids.map_err(chain)?.pop(),
+        })
+    }
+
+    fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, Source>) -> Result<(), String> {
+        let besides: Vec<ProbeId> = of.values().filter_map(|source| source.beside).collect();
+        if !besides.is_empty() {
+            let paused = self.control.pause_all();
+            self.engine.unregister(&paused, &besides).map_err(chain)?;
+            of.values_mut().for_each(|source| source.beside = None);
+        }
+        Ok(())
+    }
+
+    fn set_enabled(&self, probes: &BTreeSet<ProbeId>, enabled: bool) -> Result<(), String> {
+        let probes: Vec<ProbeId> = probes.iter().copied().collect();
+        for some in probes.chunks(CHANGED_AT_ONCE) {
+            let paused = self.control.pause_all();
+            for id in some {
+                self.engine
+                    .set_enabled(&paused, *id, enabled)
+                    .map_err(chain)?;
+            }
+        }
+        Ok(())
+    }
+}
