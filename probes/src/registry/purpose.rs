@@ -131,11 +131,21 @@ pub(crate) enum Milestone {
 }
 
 impl Milestone {
-    /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere. Plants must leave memory before the
-    /// kernel reuses the memory; plants that leave without need cost only hits. A panic and the end of a task take place only if
-    /// the kernel executes the function.
+    /// Whether the engine serves the event even if a handler has moved the vCPU elsewhere: plants that leave memory without need
+    /// cost only hits, and a check of the processors has no cost. A panic, the start of another kernel and the reading of text take
+    /// place only if the kernel executes the function. The end of a task is served before handlers run.
     pub(crate) const fn is_served_when_moved(self) -> bool {
-        !matches!(self, Self::Panic | Self::TaskEnded | Self::TaskLeft)
+        match self {
+            Self::EarlyTraps
+            | Self::BootPatched
+            | Self::InitFreed
+            | Self::CpuOnline
+            | Self::CpuOffline
+            | Self::Module(_) => true,
+            Self::Panic | Self::NextKernel | Self::TaskEnded | Self::TaskLeft | Self::Reader(_) => {
+                false
+            }
+        }
     }
 }
 

@@ -3,13 +3,14 @@
 use introspect::{Gpa, Gva};
 
 use super::{
-    ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one, vcpu,
+    ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
+    skipping, vcpu,
 };
 use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Due, Hex, Injection, PlantByte, ProbeSpec, ProbeState};
+use crate::{Hex, PlantByte, ProbeSpec, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -233,15 +234,9 @@ fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it
     let free_initmem = kernel.function("free_initmem", &PLAIN);
     let goes = kernel.init_function("goes", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:goes"]);
-    let injection = Injection {
-        at: "kprobe:free_initmem".parse().expect("a probe"),
-        due: Due::Every(1),
-        value: 0,
-        comm: None,
-    };
     let registered = rig
         .engine
-        .register(&rig.paused, &[NewProbe::from(&injection)]);
+        .register(&rig.paused, &[skipping("kprobe:free_initmem")]);
     registered.expect("registered");
     let mut vcpu = vcpu(free_initmem);
     let outcome = rig.engine.on_hit(&mut vcpu, free_initmem).expect("handled");

@@ -2,7 +2,7 @@
 
 use introspect::{Gva, PhysMemory as _};
 
-use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, vcpu};
+use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, skipping, vcpu};
 use crate::ProbeState;
 use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
@@ -104,6 +104,21 @@ fn memory_is_the_guests_own_when_another_kernel_is_started() {
     let followed = guest.rig.probe(1);
     assert_eq!((followed.hits, followed.in_flight), (1, Some(0)));
     assert_eq!(followed.missed.get("abandoned"), Some(&1));
+}
+
+#[test]
+fn plants_stay_if_an_injection_skips_the_start_of_another_kernel() {
+    let guest = Guest::new(&["kprobe:probed"]);
+    guest.runs();
+    let (engine, paused) = (&guest.rig.engine, &guest.rig.paused);
+    engine
+        .register(paused, &[skipping("kprobe:machine_kexec")])
+        .expect("registered");
+    reach(&guest.rig, guest.leaves, STACK - 64);
+    assert_eq!(guest.rig.probe(1).hits, 1);
+    assert_eq!(guest.rig.states(), [ProbeState::Armed; 2]);
+    assert_ne!(guest.rig.seen(guest.probed), PLAIN[0]);
+    assert!(!engine.awaits_kernel());
 }
 
 #[test]

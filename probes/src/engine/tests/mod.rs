@@ -27,7 +27,9 @@ use super::{Abilities, Engine, NewProbe};
 use crate::guest::GuestMemory;
 use crate::guest::fake::{FakeMemory, FakePaused, FakeVcpu};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Event, EventSink, Hit, Note, PlantByte, ProbeSpec, ProbeState, ProbeSummary};
+use crate::{
+    Due, Event, EventSink, Hit, Injection, Note, PlantByte, ProbeSpec, ProbeState, ProbeSummary,
+};
 
 /// What this does is known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
@@ -206,6 +208,16 @@ impl Rig {
 /// Where the kernel is loaded that has `at` as a link-time address.
 fn gpa(at: Gva) -> u64 {
     TEXT_GPA + (at.0 - TEXT.0)
+}
+
+/// An injection that makes each call of the function at `spec` return at once.
+fn skipping(spec: &str) -> NewProbe {
+    NewProbe::from(&Injection {
+        at: spec.parse().expect("a probe"),
+        due: Due::Every(1),
+        value: 0,
+        comm: None,
+    })
 }
 
 fn vcpu(rip: Gva) -> FakeVcpu {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
 
-use super::{DATA, PLAIN, ROOT, Rig, STACK, vcpu};
+use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
 use crate::ProbeSpec;
 use crate::engine::hits::HitOutcome;
 use crate::module::LoadedModule;
@@ -96,6 +96,19 @@ fn return_site_leaves_the_module_that_is_unloaded_behind_its_last_probe() {
     let missed = probe.missed.get("return-site").copied();
     assert_eq!((probe.hits, probe.in_flight, missed), (1, Some(0), Some(1)));
     assert!(!guest.rig.engine.watches_modules());
+}
+
+#[test]
+fn return_site_leaves_the_module_although_an_injection_skips_the_function_that_frees_it() {
+    let guest = Guest::new();
+    let (engine, paused) = (&guest.rig.engine, &guest.rig.paused);
+    engine
+        .register(paused, &[skipping("kprobe:free_module")])
+        .expect("registered");
+    guest.call();
+    assert!(guest.is_planted());
+    guest.reach(guest.unloads, MODULE.0);
+    assert!(!guest.is_planted());
 }
 
 #[test]

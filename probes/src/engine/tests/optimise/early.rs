@@ -1,9 +1,10 @@
 //! Detours before the kernel has patched itself.
 
+use super::super::skipping;
 use super::int3::{handler, table};
 use super::sharing::filtered;
 use super::*;
-use crate::{Abilities, Due, Injection};
+use crate::Abilities;
 
 /// `push rbp; lea eax, [rdi + 1]; pop rbp; ret`
 const SHORT: [u8; 6] = [0x55, 0x8d, 0x47, 1, 0x5d, 0xc3];
@@ -245,14 +246,8 @@ fn records_and_filtered_counts_wait_for_rest_init() {
 
 #[test]
 fn rest_init_that_an_injection_skips_ends_early_int3s() {
-    let injection = Injection {
-        at: "kprobe:rest_init".parse().expect("a probe"),
-        due: Due::Every(1),
-        value: 0,
-        comm: None,
-    };
     let [roomy, short, thunk] = ["roomy", "short", "__x86_return_thunk"].map(count);
-    let guest = Starting::with(|_| (), &[roomy, short, thunk, NewProbe::from(&injection)]);
+    let guest = Starting::with(|_| (), &[roomy, short, thunk, skipping("kprobe:rest_init")]);
     guest.rig.call(guest.traps, 0);
     guest.call_each();
     assert_eq!(guest.shows(), [0xe9, 0xcc, 0xcc]);
