@@ -7,8 +7,8 @@ use probes::{Event, GuestEnd, ProbeState};
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
-/// Read and openat calls that each round makes.
-const CALLS: u64 = 10;
+/// Read and openat calls that each round makes: enough for a hit at each place, see [`DEBUG_REGISTERS`].
+const CALLS: u64 = 30;
 /// Every instruction of these is probed; of the last one, the entry only, which leaves room for the guest to jump.
 const FUNCTIONS: [&str; 3] = ["ksys_read", "vfs_read", "do_sys_openat2"];
 /// So far into a function, which is enough of the larger ones.
@@ -18,11 +18,12 @@ const ENTRY_ONLY: &str = "do_sys_openat2";
 const MARK: &str = "kprobe:__x64_sys_getppid";
 /// The first probe hit in each call.
 const FIRST_IN_CALL: &str = "kprobe:ksys_read";
-/// With an event at each instruction; with some, optimised; unoptimised; optimised again; with none.
+/// With an event at each instruction, a few of them optimised; with some, optimised; unoptimised; optimised again; with none.
 const ROUNDS: usize = 5;
 /// The outer machine's processor is QEMU's, which sets RF in the frame of an interrupt, too. If an interrupt comes just before
 /// a place whose plant a debug register replaces, the place is executed unseen. On a slow host a timer's tick waits there at
-/// every call. But only so many places have a register, and the plant is back from the first hit on.
+/// most calls. But only so many places have a register, and the plant is back from the first hit on: the guest writes to no
+/// place during a round, since it waits for its optimiser before.
 const DEBUG_REGISTERS: usize = 4;
 
 /// What the guest says of itself, and must say with probes as without.
@@ -194,8 +195,10 @@ fn check(image: &str, cpus: u8) {
             late[number] += usize::from(is_late);
             let unseen = seen.iter().take_while(|hits| **hits == 0).count();
             let mut from_first = seen.iter().skip(unseen);
+            let first = from_first.next().copied().unwrap_or(0);
             assert!(
-                from_first.next().is_none_or(|hits| *hits <= in_call)
+                (first > 0 || in_call == 0)
+                    && first <= in_call
                     && from_first.all(|hits| *hits == in_call),
                 "{ours} in round {number}: {seen:?} instead of {in_call} in each call"
             );
@@ -205,14 +208,14 @@ fn check(image: &str, cpus: u8) {
         late.iter().all(|places| *places <= DEBUG_REGISTERS),
         "places with an unseen hit, by round: {late:?}"
     );
-    let [first, off, again] = optimised(&beside)[..] else {
+    let [_, first, off, again] = optimised(&beside)[..] else {
         panic!("the optimiser was not asked\n{}", beside.told());
     };
     assert!(
         first > 0 && off == 0 && again == first,
         "{first} {off} {again}"
     );
-    assert!(optimised(&alone)[0] >= first);
+    assert!(optimised(&alone)[1] >= first);
 }
 
 #[test]
