@@ -94,7 +94,7 @@ impl EventSink for Seen {
     }
 }
 
-fn contains(console: &[u8], text: &str) -> bool {
+pub(super) fn contains(console: &[u8], text: &str) -> bool {
     console
         .windows(text.len())
         .any(|part| part == text.as_bytes())

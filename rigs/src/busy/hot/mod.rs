@@ -5,9 +5,9 @@
 //! the guest's kernel counts ([`own`]); and on the hottest of all others ([`functions`]). Those of the first two kinds
 //! are never disabled. They are switched between jump and plant all the time, and must have counted what the guest has.
 
+mod disabled;
 mod functions;
 mod ledger;
-mod off;
 mod own;
 mod stays;
 mod turns;
@@ -19,7 +19,7 @@ use introspect::Gva;
 use probes::{Kernel, ProbeId, ProbeRecord, Tier};
 
 use super::counting::{lost, only_counts};
-use super::guest::{Guest, Live, Ran};
+use super::guest::{Guest, Live, Ran, contains};
 use super::text::Text;
 use crate::chain::chain;
 use functions::{Function, PARTS};
@@ -42,7 +42,7 @@ pub struct Heat {
 
 /// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are the
 /// shortest there is: then whoever is paused is often just where a jump is, or in its detour. The kernel does not preempt
-/// itself, see [`off`].
+/// itself, see [`disabled`].
 const WORKLOAD: &str = "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1 preempt=voluntary";
 const AT_WORK: &str = "workload: round 2";
 /// What it calls in each round.
@@ -147,6 +147,7 @@ fn drive(
     heat: Heat,
     stays: &[Stays],
 ) -> Result<Driven, String> {
+    stays_in_kernel(live, guest.vmlinux)?;
     let text = Text::of(kernel)?;
     let syscalls: Vec<ProbeId> = live.engine.ids();
     let before = text.own(live, &live.control.pause_all())?;
@@ -187,7 +188,7 @@ fn drive(
     live.type_line()?;
     Ok(Driven {
         patched_by_guest: text.patched(&before, &after)?,
-        late: turns.off.late,
+        late: turns.disabled.late,
         did: turns.did,
         candidates,
         parts,
@@ -197,6 +198,18 @@ fn drive(
         optimised: switched.len(),
         longest,
     })
+}
+
+/// Whether the kernel does not preempt itself, which [`disabled`] requires: the kernel has to obey `preempt=voluntary`.
+fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
+    let is_real_time = contains(vmlinux, "SMP PREEMPT_RT");
+    if is_real_time || live.has_said("Dynamic Preempt: unsupported mode") {
+        return Err(
+            "this kernel preempts itself whatever its command line says: the hits of disabled probes have no bound"
+                .to_owned(),
+        );
+    }
+    Ok(())
 }
 
 /// Waits until the guest has made so many rounds more.

@@ -8,8 +8,8 @@ use vmm::PausedGuard;
 use super::super::counting::{is_accounted, only_counts};
 use super::super::guest::Live;
 use super::super::random::Random;
+use super::disabled::DisabledProbes;
 use super::functions::Function;
-use super::off::Off;
 use crate::chain::chain;
 
 /// A group is so many probes at the most.
@@ -76,7 +76,7 @@ pub(super) struct Turns<'a> {
     /// What others can be put beside, besides.
     pub(super) exact: Vec<String>,
     beside: Vec<ProbeId>,
-    pub(super) off: Off,
+    pub(super) disabled: DisabledProbes,
     is_optimising: bool,
     pub(super) random: Random,
     pub(super) did: Did,
@@ -89,7 +89,7 @@ impl<'a> Turns<'a> {
             hot,
             exact,
             beside: Vec::new(),
-            off: Off::default(),
+            disabled: DisabledProbes::default(),
             is_optimising: true,
             random: Random::new(seed),
             did: Did::default(),
@@ -124,7 +124,7 @@ impl<'a> Turns<'a> {
             }
             (0..3, _) => {
                 let at = self.random.below(self.hot.len());
-                let enabled = self.hot[at].id.is_some_and(|id| self.off.has(id));
+                let enabled = self.hot[at].id.is_some_and(|id| self.disabled.has(id));
                 self.switch(&paused, &[at], enabled)?;
             }
             (3..6, _) => {
@@ -141,12 +141,15 @@ impl<'a> Turns<'a> {
 
     /// Looks at the disabled probes: what they have counted since the last pause.
     fn begin_pause(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
-        let records = self.live.engine.records_among(&self.off.ids(), usize::MAX);
+        let records = self
+            .live
+            .engine
+            .records_among(&self.disabled.ids(), usize::MAX);
         let hits: BTreeMap<ProbeId, u64> = records
             .iter()
             .map(|record| (record.id, record.summary.hits))
             .collect();
-        self.off
+        self.disabled
             .pause(&paused.vcpu_rips(), |id| hits.get(&id).copied())
     }
 
@@ -197,15 +200,17 @@ impl<'a> Turns<'a> {
     ) -> Result<(), String> {
         let engine = self.live.engine;
         for hot in which.iter().copied() {
-            let is_other = |id: &ProbeId| self.off.has(*id) == enabled;
+            let is_other = |id: &ProbeId| self.disabled.has(*id) == enabled;
             let Some(id) = self.hot[hot].id.filter(is_other) else {
                 continue;
             };
             engine.set_enabled(paused, id, enabled).map_err(chain)?;
             self.did.switched += 1;
             match enabled {
-                true => self.off.forget(id),
-                false => self.off.disable(id, record(self.live, id)?.summary.hits),
+                true => self.disabled.forget(id),
+                false => self
+                    .disabled
+                    .disable(id, record(self.live, id)?.summary.hits),
             }
         }
         Ok(())
@@ -246,7 +251,7 @@ impl<'a> Turns<'a> {
             let Some(id) = hot.id.take() else { continue };
             let last = record(self.live, id)?;
             hot.gather(&last)?;
-            self.off.forget(id);
+            self.disabled.forget(id);
             self.live.engine.unregister(paused, &[id]).map_err(chain)?;
             self.did.removed += 1;
         }

@@ -17,7 +17,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 
 /// The disabled probes.
 #[derive(Debug, Default)]
-pub(super) struct Off {
+pub(super) struct DisabledProbes {
     /// The pause in which each was disabled, and its hits at the last look.
     probes: BTreeMap<ProbeId, (usize, u64)>,
     pauses: Vec<Pause>,
@@ -34,7 +34,7 @@ struct Pause {
     possible: u64,
 }
 
-impl Off {
+impl DisabledProbes {
     pub(super) fn ids(&self) -> BTreeSet<ProbeId> {
         self.probes.keys().copied().collect()
     }
@@ -101,55 +101,55 @@ mod tests {
     const PROGRAM: u64 = 0x40_0000;
 
     /// Two probes are disabled at 10 hits each, with the vCPUs at `rips`.
-    fn disabled(rips: [u64; 2]) -> Off {
-        let mut off = Off::default();
-        off.pause(&rips, |_| None).expect("none");
+    fn disabled(rips: [u64; 2]) -> DisabledProbes {
+        let mut disabled = DisabledProbes::default();
+        disabled.pause(&rips, |_| None).expect("none");
         for id in [1, 2] {
-            off.disable(ProbeId::from(id), 10);
+            disabled.disable(ProbeId::from(id), 10);
         }
-        off
+        disabled
     }
 
     /// The next pause, with these hits of the two.
-    fn pause(off: &mut Off, rips: [u64; 2], hits: [u64; 2]) -> Result<(), String> {
-        off.pause(&rips, |id| Some(hits[usize::from(id != ProbeId::from(1))]))
+    fn pause(disabled: &mut DisabledProbes, rips: [u64; 2], hits: [u64; 2]) -> Result<(), String> {
+        disabled.pause(&rips, |id| Some(hits[usize::from(id != ProbeId::from(1))]))
     }
 
     #[test]
     fn disabled_probe_counts_nothing_if_all_vcpus_were_in_programs() {
-        let mut off = disabled([PROGRAM; 2]);
-        pause(&mut off, [KERNEL; 2], [10, 10]).expect("none late");
-        pause(&mut off, [KERNEL; 2], [10, 11]).expect_err("nobody was in the detour");
+        let mut disabled = disabled([PROGRAM; 2]);
+        pause(&mut disabled, [KERNEL; 2], [10, 10]).expect("none late");
+        pause(&mut disabled, [KERNEL; 2], [10, 11]).expect_err("nobody was in the detour");
     }
 
     #[test]
     fn probes_disabled_together_count_no_more_than_the_contexts_of_the_vcpus_in_the_kernel() {
-        let mut off = disabled([KERNEL, PROGRAM]);
-        pause(&mut off, [KERNEL; 2], [12, 11]).expect("three contexts");
-        assert_eq!(off.late, 3);
-        pause(&mut off, [KERNEL; 2], [12, 12]).expect("four");
-        pause(&mut off, [KERNEL; 2], [13, 12]).expect_err("five");
+        let mut disabled = disabled([KERNEL, PROGRAM]);
+        pause(&mut disabled, [KERNEL; 2], [12, 11]).expect("three contexts");
+        assert_eq!(disabled.late, 3);
+        pause(&mut disabled, [KERNEL; 2], [12, 12]).expect("four");
+        pause(&mut disabled, [KERNEL; 2], [13, 12]).expect_err("five");
     }
 
     #[test]
     fn disabled_probe_counts_nothing_behind_a_pause_with_the_vcpu_in_a_program() {
-        let mut off = disabled([KERNEL, KERNEL]);
-        pause(&mut off, [PROGRAM, KERNEL], [11, 10]).expect("late");
-        pause(&mut off, [KERNEL, PROGRAM], [12, 10]).expect("the other was in the kernel");
-        pause(&mut off, [KERNEL; 2], [12, 11]).expect_err("both have left it");
+        let mut disabled = disabled([KERNEL, KERNEL]);
+        pause(&mut disabled, [PROGRAM, KERNEL], [11, 10]).expect("late");
+        pause(&mut disabled, [KERNEL, PROGRAM], [12, 10]).expect("the other was in the kernel");
+        pause(&mut disabled, [KERNEL; 2], [12, 11]).expect_err("both have left it");
     }
 
     #[test]
     fn count_that_falls_is_wrong() {
-        let mut off = disabled([KERNEL; 2]);
-        pause(&mut off, [KERNEL; 2], [9, 10]).expect_err("fewer hits");
+        let mut disabled = disabled([KERNEL; 2]);
+        pause(&mut disabled, [KERNEL; 2], [9, 10]).expect_err("fewer hits");
     }
 
     #[test]
     fn probe_that_is_enabled_again_counts() {
-        let mut off = disabled([PROGRAM; 2]);
-        off.forget(ProbeId::from(1));
-        pause(&mut off, [KERNEL; 2], [500, 10]).expect("enabled");
-        assert!(!off.has(ProbeId::from(1)) && off.has(ProbeId::from(2)));
+        let mut disabled = disabled([PROGRAM; 2]);
+        disabled.forget(ProbeId::from(1));
+        pause(&mut disabled, [KERNEL; 2], [500, 10]).expect("enabled");
+        assert!(!disabled.has(ProbeId::from(1)) && disabled.has(ProbeId::from(2)));
     }
 }
