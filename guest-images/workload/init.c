@@ -15,6 +15,7 @@
  *   victims=N    then children that make one of an hour: when all are asleep in it, it is said, and they are killed;
  *                then the nappers once more
  *   listen=1     a line of input ends the rounds, and is waited for before the victims are killed
+ *   begin=1      a line of input is waited for before the first round
  *   modload=A,B  modules to load first, modunload=A,B modules to remove at the end
  *   end=poweroff|restart|halt|exit   how to end; `exit` makes the kernel panic
  *
@@ -290,6 +291,8 @@ void init_main(long *stack)
 		end_line();
 		end();
 	}
+	if (number("begin", 0))
+		read_line();
 	load_modules(parameter("modload"));
 
 	rounds = number("repeat", 1);

@@ -15,25 +15,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use probes::{
-    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Registers, Session, SessionConfig,
-    WhenFull,
+    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig, WhenFull,
 };
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 
 use super::console::is_little_time;
 use super::deadline::{Deadline, EXITS_MAX};
-use super::frequent::{Disabled, Frequent};
+use super::frequent::{DisabledProbes, FrequentProbes};
 use super::lifecycle::{self, Live};
 use super::mode::{Configuration, Lifetime, Optimisation};
+use super::registers::ProbeEvents;
 use crate::chain::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
 /// The command line makes the kernel print every line, from the first on: the last line locates a death, and each is progress.
 const CMDLINE: &str = "earlyprintk=serial,ttyS0,115200 console=ttyS0 panic=-1 loglevel=7 cryptomgr.notests=1 \
                        random.trust_cpu=on";
-/// Both vCPUs make system calls, sleep, and start and end processes.
-const WORKLOAD: &str = "procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
+/// Both vCPUs make system calls, sleep, and start and end processes, once all probes are enabled ([`super::frequent`]).
+const WORKLOAD: &str =
+    "begin=1 procs=2 opens=20 reads=20 getpids=20 pages=20 nappers=2 naps=2 nap=1";
 const ROUNDS: &str = "repeat=2";
 /// If the watching thread is blocked, the session ends the guest this long after all limits.
 const BEYOND: Duration = Duration::from_secs(30);
@@ -52,7 +53,7 @@ struct Watched {
     lines: u64,
     last_progress: Option<Instant>,
     longest_silence: Duration,
-    events: HashMap<Arc<str>, Events>,
+    events: HashMap<Arc<str>, ProbeEvents>,
     finished: bool,
 }
 
@@ -60,32 +61,6 @@ impl Watched {
     fn shows(&self, text: &str) -> bool {
         let mut parts = self.console.windows(text.len());
         parts.any(|part| part == text.as_bytes())
-    }
-}
-
-/// The events of a probe.
-#[derive(Debug, Default)]
-struct Events {
-    count: u64,
-    /// The last registers of each vCPU, and whether they differ from those before, if there were any.
-    last: Vec<(usize, Registers, Option<bool>)>,
-}
-
-impl Events {
-    fn add(&mut self, vcpu: usize, regs: Registers) {
-        self.count += 1;
-        match self.last.iter_mut().find(|(of, ..)| *of == vcpu) {
-            Some((_, last, changed)) => {
-                *changed = Some(std::mem::replace(last, regs) != regs);
-            }
-            None => self.last.push((vcpu, regs, None)),
-        }
-    }
-
-    /// Whether no vCPU executes the instruction again and again with the same registers.
-    fn registers_change(&self) -> bool {
-        let is_one = |changed| self.last.iter().any(|(.., of)| *of == Some(changed));
-        is_one(true) && !is_one(false)
     }
 }
 
@@ -107,15 +82,15 @@ impl Watch {
     /// Forgets the registers at the hits of `probe`.
     pub(super) fn forget_registers(&self, probe: &str) {
         if let Some(events) = self.lock().events.get_mut(probe) {
-            events.last.clear();
+            events.forget_registers();
         }
     }
 
-    /// Whether the last two hits of `probe` on each vCPU with several have different registers.
+    /// Whether the last hits of `probe` have different registers.
     pub(super) fn registers_change(&self, probe: &str) -> bool {
         let watched = self.lock();
         let events = watched.events.get(probe);
-        events.is_some_and(Events::registers_change)
+        events.is_some_and(ProbeEvents::registers_change)
     }
 
     /// Whether the console shows `text`.
@@ -190,9 +165,9 @@ impl EventSink for Watch {
 }
 
 /// Notes the end of the session.
-struct Ending<'a>(&'a Watch);
+struct EndNotice<'a>(&'a Watch);
 
-impl Drop for Ending<'_> {
+impl Drop for EndNotice<'_> {
     fn drop(&mut self) {
         self.0.finish();
     }
@@ -335,13 +310,14 @@ impl Guest<'_> {
         };
         let (summary, stuck, changed) = std::thread::scope(|scope| {
             // If the engine panics, the other threads end, too.
-            let ends = Ending(watch);
+            let ends = EndNotice(watch);
             let stuck = scope.spawn(|| deadline.end_stuck_guest(watch, &control, &engine));
-            let frequent = Frequent {
+            let frequent = FrequentProbes {
                 watch,
                 control: &control,
                 engine: &engine,
                 action: self.configuration.action,
+                input: &input,
             };
             let frequent = scope.spawn(move || frequent.disable());
             let lifecycle = scope.spawn(|| {
@@ -361,7 +337,7 @@ impl Guest<'_> {
             let lifecycle = lifecycle.join().unwrap_or_else(|_| panicked("adds"));
             let disabled = frequent
                 .join()
-                .unwrap_or_else(|_| panicked("disables").map(|()| Disabled::default()));
+                .unwrap_or_else(|_| panicked("disables").map(|()| DisabledProbes::default()));
             let changed = lifecycle.and(disabled);
             (summary, stuck.join().unwrap_or(None), changed)
         });
@@ -378,7 +354,7 @@ impl Guest<'_> {
         };
         let (disabled, lifecycle) = match changed {
             Ok(disabled) => (disabled, Ok(())),
-            Err(error) => (Disabled::default(), Err(error)),
+            Err(error) => (DisabledProbes::default(), Err(error)),
         };
         let records = engine.records().into_iter();
         let judged = records.filter(|record| !disabled.beside.contains(&record.id));
@@ -411,35 +387,5 @@ impl RanSession {
             in_guest: Duration::ZERO,
             lifecycle: Ok(()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use probes::Hex;
-
-    use super::*;
-
-    #[test]
-    fn registers_change_if_each_vcpu_had_others_at_its_last_hit() {
-        let at = |rdi: u64| Registers {
-            rdi: Hex(rdi),
-            ..Registers::default()
-        };
-        let mut events = Events::default();
-        assert!(!events.registers_change(), "no hit");
-        events.add(0, at(7));
-        assert!(!events.registers_change(), "one hit");
-        events.add(0, at(8));
-        assert!(events.registers_change());
-        events.add(1, at(8));
-        assert!(events.registers_change(), "the other has come by once");
-        events.add(1, at(8));
-        assert!(!events.registers_change(), "it may hang");
-        events.add(1, at(7));
-        assert!(events.registers_change());
-        events.add(0, at(8));
-        assert!(!events.registers_change(), "it hangs at a later call");
-        assert_eq!(events.count, 6);
     }
 }

@@ -2,20 +2,22 @@
 //!
 //! While a kernel boots, it calls a few hundred functions tens of thousands of times. The exits of these calls take most of a
 //! sweep's time. A probe with more than a thousand exits is therefore disabled. All probes are enabled again, with another thousand
-//! exits each, when jumps have replaced the plants, and for good when the workload begins.
+//! exits each, when jumps have replaced the plants, and for good before the workload begins: the workload waits for a line of input.
 //!
-//! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again does so
-//! with the same registers. A probe is therefore disabled only if the registers of each vCPU have changed between its last
-//! two hits. If the probe only counts, a second probe at the same place reports the registers. A guest that hangs with changing
-//! registers while it boots is rescued: a loop's instruction was emulated wrongly. The workload shows such a guest if it
-//! executes the instruction, too.
+//! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
+//! turn, does so with the same registers. A probe is therefore disabled only if the last hits of a vCPU all have different
+//! registers ([`Registers`](super::registers)). If the probe only counts, a second probe at the same place reports the registers. A
+//! guest that hangs with new registers at each hit while it boots is rescued: a loop's instruction was emulated wrongly. The
+//! workload shows such a guest if it executes the instruction, too.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord, ProbeSpec};
-use vmm::Control;
+use vmm::{Control, End};
 
 use super::boot::Watch;
 use super::mode::HitAction;
@@ -32,16 +34,18 @@ const ENDS: [&str; 2] = ["devtmpfs: initialized", "workload: start"];
 
 /// The thread that disables frequent probes.
 #[derive(Debug)]
-pub(super) struct Frequent<'a> {
+pub(super) struct FrequentProbes<'a> {
     pub(super) watch: &'a Watch,
     pub(super) control: &'a Control,
     pub(super) engine: &'a Engine,
     pub(super) action: HitAction,
+    /// The guest's serial input.
+    pub(super) input: &'a UnixStream,
 }
 
 /// The result of the thread.
 #[derive(Debug, Default)]
-pub(super) struct Disabled {
+pub(super) struct DisabledProbes {
     /// The probes that were disabled.
     pub(super) probes: BTreeSet<ProbeId>,
     /// The second probes that are still registered.
@@ -50,52 +54,62 @@ pub(super) struct Disabled {
 
 /// The source of the registers at a frequent probe's hits.
 #[derive(Debug)]
-struct Source {
+struct RegisterSource {
     /// The name of the probe whose events have the registers.
     name: Arc<str>,
     /// The second probe, if the frequent probe only counts.
     beside: Option<ProbeId>,
 }
 
-/// The probes in one part of the boot.
+/// A part of the boot.
 #[derive(Debug, Default)]
-struct Part {
+struct BootPart {
     /// The frequent probes that are enabled.
-    frequent: BTreeMap<ProbeId, Source>,
+    frequent: BTreeMap<ProbeId, RegisterSource>,
     disabled: BTreeSet<ProbeId>,
 }
 
-impl Part {
+impl BootPart {
     fn knows(&self, id: ProbeId) -> bool {
-        let is_beside = |source: &Source| source.beside == Some(id);
+        let is_beside = |source: &RegisterSource| source.beside == Some(id);
         self.disabled.contains(&id)
             || self.frequent.contains_key(&id)
             || self.frequent.values().any(is_beside)
     }
 }
 
-impl Frequent<'_> {
-    /// Disables frequent probes, and enables them again. Returns when the workload begins, or the guest ends.
-    pub(super) fn disable(&self) -> Result<Disabled, String> {
-        let mut disabled = Disabled::default();
-        for end in ENDS {
-            let mut part = Part::default();
-            let result = self.disable_until(end, &mut part);
-            disabled.probes.extend(part.disabled);
-            disabled.beside = part.frequent.values().filter_map(|it| it.beside).collect();
-            match result {
-                // A probe cannot be changed any more.
-                Err(_) if self.watch.is_finished() => break,
-                result => result?,
+impl FrequentProbes<'_> {
+    /// Disables frequent probes, and enables them again. Returns when the workload may begin, or the guest ends.
+    pub(super) fn disable(&self) -> Result<DisabledProbes, String> {
+        let mut disabled = DisabledProbes::default();
+        match self.disable_in_parts(&mut disabled) {
+            // A probe cannot be changed any more.
+            Err(_) if self.watch.is_finished() || self.control.is_ending() => Ok(disabled),
+            Err(error) => {
+                self.control.end(End::Stopped);
+                Err(error)
             }
+            Ok(()) => Ok(disabled),
         }
-        Ok(disabled)
     }
 
-    fn disable_until(&self, end: &str, part: &mut Part) -> Result<(), String> {
+    fn disable_in_parts(&self, disabled: &mut DisabledProbes) -> Result<(), String> {
+        for part in 0..ENDS.len() {
+            let ends = &ENDS[part..];
+            let mut part = BootPart::default();
+            let result = self.disable_until(ends, &mut part);
+            disabled.probes.extend(part.disabled);
+            disabled.beside = part.frequent.values().filter_map(|it| it.beside).collect();
+            result?;
+        }
+        (&mut &*self.input).write_all(b"\n").map_err(chain)
+    }
+
+    /// Disables frequent probes until the console shows one of `ends`.
+    fn disable_until(&self, ends: &[&str], part: &mut BootPart) -> Result<(), String> {
         let before: BTreeMap<ProbeId, u64> = self.engine.exits().into_iter().collect();
         while !self.watch.wait(LOOK) {
-            if self.watch.shows(end) {
+            if ends.iter().any(|end| self.watch.shows(end)) {
                 self.unregister_besides(&mut part.frequent)?;
                 return self.set_enabled(&part.disabled, true);
             }
@@ -105,13 +119,13 @@ impl Frequent<'_> {
                 .filter(|(_, source)| self.watch.registers_change(&source.name))
                 .map(|(id, _)| *id)
                 .collect();
-            let is_changing = |id: &ProbeId, _: &mut Source| changing.contains(id);
+            let is_changing = |id: &ProbeId, _: &mut RegisterSource| changing.contains(id);
             let mut done = part.frequent.extract_if(.., is_changing).collect();
             self.unregister_besides(&mut done)?;
             self.set_enabled(&changing, false)?;
             part.disabled.extend(changing);
             for (id, exits) in self.engine.exits() {
-                let exits = exits - before.get(&id).copied().unwrap_or(0);
+                let exits = exits.saturating_sub(before.get(&id).copied().unwrap_or(0));
                 if exits > MAX_EXITS
                     && !part.knows(id)
                     && let Some(record) = self.engine.records_of(id).pop()
@@ -124,16 +138,18 @@ impl Frequent<'_> {
     }
 
     /// Finds or registers the probe whose events have the registers at the hits of `record`'s probe.
-    fn source(&self, record: &ProbeRecord) -> Result<Source, String> {
+    fn source(&self, record: &ProbeRecord) -> Result<RegisterSource, String> {
         let name = &record.summary.probe;
         if self.action == HitAction::Recorded {
             self.watch.forget_registers(name);
-            return Ok(Source {
+            return Ok(RegisterSource {
                 name: Arc::from(&**name),
                 beside: None,
             });
         }
         let name = name.replacen("kretprobe:", "kprobe:", 1);
+        // A former part of the boot may have had a second probe of this name.
+        self.watch.forget_registers(&name);
         let probe = NewProbe {
             action: Action::Trace,
             ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
@@ -141,13 +157,13 @@ impl Frequent<'_> {
         let prepared = self.engine.prepare(&[probe]).map_err(chain)?;
         let paused = self.control.pause_all();
         let ids = self.engine.register_prepared(&paused, prepared);
-        Ok(Source {
+        Ok(RegisterSource {
             name: name.into(),
             beside: ids.map_err(chain)?.pop(),
         })
     }
 
-    fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, Source>) -> Result<(), String> {
+    fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, RegisterSource>) -> Result<(), String> {
         let besides: Vec<ProbeId> = of.values().filter_map(|source| source.beside).collect();
         if !besides.is_empty() {
             let paused = self.control.pause_all();

@@ -197,6 +197,9 @@ fn miscounted(
     counts: &Counts,
 ) -> Option<String> {
     let configuration = judged.configuration;
+    if probe.state == ProbeState::Disabled {
+        return Some(format!("the sweep has not enabled it again: {probe:?}"));
+    }
     let mut of_hits = probe.clone();
     of_hits.missed.remove(UNWATCHED);
     if configuration.site == Site::Return && !is_accounted(&of_hits) {
@@ -385,6 +388,14 @@ mod tests {
             Outcome::Well(_)
         ));
         harm(verdict(Mode::Live, &ran(poweroff(), DONE, &[11, 1, 0])));
+    }
+
+    #[test]
+    fn probe_that_stays_disabled_is_harm() {
+        let mut boot = ran(poweroff(), DONE, &[0, 0]);
+        boot.probes[1].state = ProbeState::Disabled;
+        let (reason, _) = harm(verdict(Mode::Live, &boot));
+        assert!(reason.contains("not enabled it again"), "{reason}");
     }
 
     #[test]
