@@ -1,4 +1,4 @@
-//! One probe: its counters, and how it fares.
+//! A registered probe: its counters and its state.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -15,20 +15,20 @@ use crate::program::{AggregateResult, Filter};
 use crate::resolve::Place;
 use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
-/// One probe. Counters are written by any vCPU; the state by whoever holds the vCPUs paused.
+/// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
 #[derive(Debug)]
 pub(crate) struct Probe {
     pub(crate) id: ProbeId,
     pub(crate) name: Arc<str>,
     pub(crate) purpose: Purpose,
-    /// Which of its hits count; all without.
+    /// The filter of the hits; without a filter, each hit counts.
     pub(crate) filter: Option<Filtered>,
-    /// Where it is: nowhere for one that was refused, or whose module is not loaded.
+    /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
-    /// For a probe in a module: what it is called there.
+    /// For a probe in a module: the specification, resolved when the module is loaded.
     pub(crate) in_module: Option<ProbeSpec>,
     enabled: AtomicBool,
-    /// Where its plant, or its debug register, is; 0 for nowhere.
+    /// The address of the plant or debug register; 0 without either.
     planted: AtomicU64,
     hits: AtomicU64,
     exits: AtomicU64,
@@ -36,20 +36,20 @@ pub(crate) struct Probe {
     in_flight: AtomicUsize,
     missed: [AtomicU64; Missed::ALL.len()],
     tier: AtomicU8,
-    /// A jump stands for its plant.
+    /// Whether a jump or an `int3` replaces the plant.
     optimised: AtomicBool,
     status: Mutex<Status>,
-    /// For what the engine counts it.
+    /// The interests that the engine counts for the probe.
     interests: Mutex<Interests>,
-    /// Where a detour counts for it.
+    /// The counters in a detour.
     counted: Mutex<Option<Words>>,
 }
 
-/// What a detour has counted, or what it and exits have.
+/// The counts of a detour, or of a detour and of exits together.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
     hits: u64,
-    /// Records that there was no room for.
+    /// Records for which the ring had no room.
     dropped: u64,
 }
 
@@ -101,14 +101,14 @@ impl Probe {
         }
     }
 
-    /// One of those that a glob stands for.
+    /// Creates a probe for a function that matches this probe's glob.
     pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
         let (name, purpose) = (Arc::clone(name), self.purpose.for_another());
         let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
         Self::new(self.id, name, purpose, None, self.is_enabled()).filtered(filter)
     }
 
-    /// One of whose hits only those count that `filter` lets by.
+    /// Adds a filter: only accepted hits count.
     pub(crate) fn filtered(self, filter: Option<Filter>) -> Self {
         Self {
             filter: filter.map(Filtered::from),
@@ -116,7 +116,7 @@ impl Probe {
         }
     }
 
-    /// One whose place is known when a module is loaded.
+    /// Adds a specification that is resolved when its module is loaded.
     pub(crate) fn awaiting(self, spec: ProbeSpec) -> Self {
         Self {
             in_module: Some(spec),
@@ -124,7 +124,7 @@ impl Probe {
         }
     }
 
-    /// For what the engine counts it from now on. Returns for what it did.
+    /// Replaces the interests, and returns the former interests.
     pub(crate) fn replace_interests(&self, now: Interests) -> Interests {
         let mut interests = self
             .interests
@@ -141,7 +141,7 @@ impl Probe {
         self.place.store(place.map(Arc::new));
     }
 
-    /// Whether it stands for whatever matches in a module.
+    /// Whether the probe is a glob over a module.
     pub(crate) fn is_glob(&self) -> bool {
         self.in_module
             .as_ref()
@@ -156,7 +156,7 @@ impl Probe {
         self.enabled.store(enabled, Ordering::Release);
     }
 
-    /// Where it is planted.
+    /// The address of the plant or debug register.
     pub(crate) fn planted_at(&self) -> Option<Gva> {
         Some(Gva(self.planted.load(Ordering::Acquire))).filter(|at| *at != Gva(0))
     }
@@ -166,18 +166,18 @@ impl Probe {
             .store(at.map_or(0, |at| at.0), Ordering::Release);
     }
 
-    /// Whether its filter has let by what was executed last on `vcpu`. On its thread, behind the hit.
+    /// Whether the filter accepted the last hit on `vcpu`. To be called on the vCPU's thread, behind the hit.
     pub(crate) fn has_hit(&self, vcpu: usize) -> bool {
         let mut filter = self.filter.iter();
         !filter.any(|filtered| filtered.has_turned_away(vcpu))
     }
 
-    /// Whether nothing is done at its hits but to count each of them.
+    /// Whether a hit is counted, and nothing else.
     pub(crate) fn only_counts(&self) -> bool {
         self.filter.is_none() && matches!(self.purpose, Purpose::Count)
     }
 
-    /// One hit has been handled, after one exit.
+    /// Counts a hit with an exit.
     pub(crate) fn count_hit(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
         self.count_exit();
@@ -187,15 +187,15 @@ impl Probe {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hits are counted in `words` from now on, beside those that are handled. The other vCPUs are paused.
+    /// Counts hits in `words` from now on, besides the hits with exits. The other vCPUs are paused.
     ///
     /// # Errors
     ///
-    /// When they cannot be written; then nothing has changed.
+    /// If `words` cannot be written; then nothing has changed.
     pub(crate) fn count_in(&self, words: Words) -> Result<(), GuestError> {
         let mut counted = self.counted();
         if counted.as_ref() == Some(&words) {
-            // They have counted on for whoever was in the detour when the jump went.
+            // A vCPU or task inside the detour has continued to count there after the jump was removed.
             return Ok(());
         }
         match &self.purpose {
@@ -207,12 +207,12 @@ impl Probe {
         Ok(())
     }
 
-    /// Hits are counted in no detour any more. The other vCPUs are paused.
+    /// Ends counting in a detour. The other vCPUs are paused.
     pub(crate) fn count_in_none(&self) {
         self.end_counting(&mut self.counted());
     }
 
-    /// The same, if they are counted in these words.
+    /// Ends counting in a detour if its counters are `words`.
     pub(crate) fn stop_counting_in(&self, words: &Words) {
         let mut counted = self.counted();
         if counted.as_ref() == Some(words) {
@@ -231,20 +231,20 @@ impl Probe {
         }
     }
 
-    /// What the words of a detour say.
+    /// The counts in a detour's counters.
     fn in_detour(&self, words: &Words) -> Counts {
         let count = words.count();
         let (hits, dropped) = match &self.purpose {
             Purpose::Trace => (0, count),
-            // A call is entered, whether it is followed or not.
+            // A call without a record is a hit, too.
             Purpose::Return(_) => (count, count),
             _ => (count, 0),
         };
         Counts { hits, dropped }
     }
 
-    /// Hits, and records that there was no room for: those that were handled, and those that a detour has counted. Both
-    /// are read under the lock, so that what [`end_counting`](Self::end_counting) moves is in one of them.
+    /// The counts of exits and of the detour together. Both are read under the lock, so a count that
+    /// [`end_counting`](Self::end_counting) moves is in exactly one of the two.
     fn counts(&self) -> Counts {
         let counted = self.counted();
         let in_detour = counted.as_ref().map(|words| self.in_detour(words));
@@ -265,7 +265,7 @@ impl Probe {
         index.map_or(0, |index| self.missed[index].load(Ordering::Relaxed))
     }
 
-    /// What has become of the values, those included that a detour has added.
+    /// The aggregated values, those of a detour included.
     fn result(&self) -> Option<AggregateResult> {
         let aggregated = self.purpose.aggregated()?;
         let counted = self.counted();
@@ -275,18 +275,18 @@ impl Probe {
         Some(aggregated.result(values.map(Words::read).as_deref()))
     }
 
-    /// A hit has been taken from a record that a detour left: no exit.
+    /// Counts a hit from a detour's record, without an exit.
     pub(crate) fn count_recorded(&self) {
         self.hits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// What a detour has to keep of its hits, if it can do what is wanted of them.
+    /// The work of a detour at a hit; none if the hit needs an exit.
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
         match &self.purpose {
             Purpose::Count => Some(Keeps::Count),
             Purpose::Trace => Some(Keeps::Records),
             Purpose::Aggregate(aggregated) => Some(Keeps::Aggregate(aggregated.aggregate)),
-            // An exit for each hit is what its plant takes; it is those that the filter turns away that need none.
+            // A hit that the filter rejects needs no exit.
             Purpose::Handle(handler) if self.filter.is_some() && !handler.0.has_post() => {
                 Some(Keeps::Exits)
             }
@@ -297,7 +297,7 @@ impl Probe {
         }
     }
 
-    /// A jump stands for its plant, or does so no more.
+    /// Notes whether a jump or an `int3` replaces the plant.
     pub(crate) fn set_optimised(&self, optimised: bool) {
         self.optimised.store(optimised, Ordering::Relaxed);
     }
@@ -314,17 +314,17 @@ impl Probe {
         }
     }
 
-    /// The exits so far.
+    /// The number of exits.
     pub(crate) fn exits(&self) -> u64 {
         self.exits.load(Ordering::Relaxed)
     }
 
-    /// An exit for something else than a hit: the end of an instruction that was executed in place, a return.
+    /// Counts an exit that is no hit: the end of an instruction executed in place, a return.
     pub(crate) fn count_exit(&self) {
         self.exits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call is to be followed: `false` when as many as `maxactive` are already.
+    /// Begins to follow a call. `false` if `maxactive` calls are in flight.
     pub(crate) fn begin_call(&self, maxactive: usize) -> bool {
         self.in_flight
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
@@ -333,19 +333,19 @@ impl Probe {
             .is_ok()
     }
 
-    /// A call that was followed has returned.
+    /// Counts the return of a followed call.
     pub(crate) fn end_call(&self) {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
         self.returns.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call that was followed will not be any more.
+    /// Ends following a call whose return will not be seen.
     pub(crate) fn lose_call(&self, why: Missed) {
         self.in_flight.fetch_sub(1, Ordering::AcqRel);
         self.miss(why);
     }
 
-    /// An execution is not told, or a call not followed.
+    /// Counts an execution that is not reported, or a call that is not followed.
     pub(crate) fn miss(&self, why: Missed) {
         self.count_missed(why, 1);
     }
@@ -356,10 +356,10 @@ impl Probe {
         }
     }
 
-    /// How the vCPU got past the instruction. The costlier tier stays: it is what the user should know.
+    /// Notes how the vCPU stepped over the instruction. The costliest tier remains, since the tier explains the cost.
     pub(crate) fn passed_by(&self, tier: Tier) {
         let value = match tier {
-            // Nobody passes by it: the guest does not exit.
+            // The vCPU does not exit.
             Tier::Optimised => TIER_NONE,
             Tier::Emulated => TIER_EMULATED,
             Tier::Relocated => TIER_RELOCATED,
@@ -381,7 +381,7 @@ impl Probe {
         status.ip = Some(ip);
     }
 
-    /// Why its hits exit, although a detour could do what is wanted of them.
+    /// Sets the reason why hits exit although a detour could handle them.
     pub(crate) fn set_unoptimised(&self, why: Option<String>) {
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         status.unoptimised = why;
@@ -435,7 +435,7 @@ mod tests {
     use super::*;
     use crate::guest::fake::FakeMemory;
 
-    /// One thread reads while another moves what a detour has counted to what exits have.
+    /// One thread reads while another adds the detour's counts to the counts of exits.
     #[test]
     fn hits_never_go_back_while_a_detour_stops_counting() {
         const ROUNDS: u64 = 20_000;

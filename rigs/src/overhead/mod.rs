@@ -1,6 +1,6 @@
-//! What probes cost, measured on this machine's KVM, on the path that every hit takes.
+//! The cost of probes, measured on this machine's KVM, on the way of every hit.
 //!
-//! Nothing is worked out here: what is printed are times of loops, as they were taken, and [`page`] makes the table of them.
+//! The measurements print the times of loops unprocessed; [`page`] computes the table.
 
 mod arming;
 mod boot;
@@ -21,26 +21,26 @@ use crate::line::{Backend, Case, Line, Timing, millis, print};
 
 pub use ways::{WAYS, Way};
 
-/// What to measure, and how long.
+/// The measurements and their extent.
 #[derive(Clone, Copy, Debug)]
 pub struct Overhead<'a> {
-    /// What the lines say of where this is.
+    /// The machine's name in the lines.
     pub backend: Backend,
     /// The test guest, an ELF file.
     pub guest: &'a Path,
-    /// A stock guest, to arm many probes in, and to run where that does not take minutes.
+    /// A stock guest: many probes are armed in the guest, which runs only if a run does not take minutes.
     pub stock: Option<Stock<'a>>,
     /// Only measurements whose name contains this.
     pub only: &'a str,
     /// Calls of one loop.
     pub calls: u64,
-    /// Number of loops, of which the median is told.
+    /// Number of loops; the lines report the median.
     pub rounds: usize,
-    /// No guest runs longer.
+    /// The maximum time of a guest.
     pub timeout: Duration,
 }
 
-/// What is called in the lines that takes as long as so many instructions of the guest.
+/// The name, in the lines, of a loop of this many guest instructions.
 const SPEED: &str = "instructions";
 
 /// A stock guest's files.
@@ -50,15 +50,15 @@ pub struct Stock<'a> {
     pub kernel: &'a Path,
     /// An initramfs whose init is [`guest_images::workload::build_overhead`]'s.
     pub initrd: &'a Path,
-    /// The kernel as it is packed, where there is a QEMU to run it in.
+    /// The packed kernel, if QEMU runs on this machine.
     pub image: Option<&'a Path>,
 }
 
-/// A measurement: its lines, or what is wrong.
+/// A measurement: its lines, or the error.
 type Measured = Result<Vec<Line>, String>;
 
 impl Overhead<'_> {
-    /// Measures, and prints what was measured. Returns how many measurements failed.
+    /// Measures and prints the results. Returns the number of failed measurements.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl Overhead<'_> {
         let (mut cases, mut failed) = (0, 0);
         let has_stock = self.stock.is_some();
         let has_image = self.stock.is_some_and(|stock| stock.image.is_some());
-        // A clock that Bochs or QEMU makes says nothing of how long it takes.
+        // An emulated clock does not measure the time that Bochs or QEMU takes.
         let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
         let is_fast = !matches!(backend, Backend::Intel | Backend::Amd);
         let measurements: [(&str, bool, &dyn Fn() -> Measured); 10] = [

@@ -1,9 +1,8 @@
-//! Probes on the functions that run most, each with a jump to a detour, are switched in every way there is while the
-//! guest works.
+//! Switches probes with jumps, on the most frequently executed functions, in every possible way while the guest works.
 //!
-//! Three kinds: on functions whose calls the workload counts, there from the first instruction; on functions whose calls
-//! the guest's kernel counts ([`own`]); and on the hottest of all others ([`functions`]). Those of the first two kinds
-//! are never disabled. They are switched between jump and plant all the time, and must have counted what the guest has.
+//! Three kinds of functions have probes: functions whose calls the workload counts, from the first instruction on; functions
+//! whose calls the guest's kernel counts ([`own`]); and the hottest others ([`functions`]). Probes of the first two kinds are
+//! never disabled. They are switched between jump and plant all the time, and have to agree with the guest's counts.
 
 mod disabled;
 mod functions;
@@ -27,45 +26,45 @@ use ledger::Ledger;
 use stays::{GETPID, Stays};
 use turns::{Did, Hot, Turns};
 
-/// How to do it.
+/// The extent of the stress.
 #[derive(Clone, Copy, Debug)]
 pub struct Heat {
-    /// How long.
+    /// The time of the stress.
     pub seconds: u64,
-    /// Or so many turns, whichever comes first.
+    /// The maximum number of turns.
     pub turns: usize,
     /// The same seed makes the same choices among the same functions.
     pub seed: u64,
-    /// So many of the hottest functions.
+    /// The maximum number of hot functions with a probe.
     pub most: usize,
 }
 
-/// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are the
-/// shortest there is: then whoever is paused is often just where a jump is, or in its detour. The kernel does not preempt
+/// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are
+/// getpid(2), the shortest: a paused vCPU then often stands at a jump or in a detour. The kernel does not preempt
 /// itself, see [`disabled`].
 const WORKLOAD: &str = "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1 preempt=voluntary";
 const AT_WORK: &str = "workload: round 2";
-/// What it calls in each round.
+/// The number of getpid(2) calls in a round.
 const GETPIDS: u64 = 2000;
-/// Who is hot is seen in so many rounds.
+/// The number of rounds in which hits are compared.
 const ROUNDS: u64 = 20;
-/// Fewer that are hot and optimised would show little.
+/// The minimum number of hot functions with a jump.
 const LEAST: usize = 200;
 const REGISTERED_AT_ONCE: usize = 100;
 const BETWEEN_TURNS: Duration = Duration::from_millis(5);
-/// The guest boots before, and ends after.
+/// The time for the guest's boot and end.
 const MARGIN: Duration = Duration::from_secs(900);
 
-/// What was done and found, for the verdict.
+/// The result of the turns.
 #[derive(Debug)]
 struct Driven {
     did: Did,
     candidates: usize,
-    /// Hot probes and their hits, of each part.
+    /// The number of hot probes in each part of the kernel, and of their hits.
     parts: Vec<(usize, u64)>,
     unexited: u64,
     ledger: Ledger,
-    /// Probes that were never disabled, and those of them for which jumps can stand.
+    /// The number of probes that were never disabled, and of those with jumps.
     stayed: usize,
     optimised: usize,
     patched_by_guest: usize,
@@ -212,7 +211,7 @@ fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Waits until the guest has made so many rounds more.
+/// Waits for `rounds` more rounds of the guest.
 fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
     let is_it = |record: &ProbeRecord| record.summary.probe.ends_with(GETPID);
     let getpids = || {
@@ -230,8 +229,8 @@ fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Probes on all functions that may be hot, for some rounds: of those that can do without exits the hottest stay, up to
-/// `most`. Returns how many there were to choose from, too.
+/// Probes all candidates for some rounds, and removes all but the `most` hottest probes with jumps. Returns the number of
+/// candidates, too.
 fn hottest(
     live: &Live<'_>,
     kernel: &Kernel,
@@ -262,13 +261,13 @@ fn hottest(
             hot.len()
         ));
     }
-    // Those of one part come and go together.
+    // A group of neighbours belongs to one part of the kernel.
     hot.sort_by_key(|(_, function)| function.part);
     let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
     Ok((hot.collect(), candidates))
 }
 
-/// Registers probes on these functions, and removes those again that no jump stands for.
+/// Registers probes on these functions, and removes the probes without jumps.
 fn registered(
     live: &Live<'_>,
     functions: Vec<Function>,
@@ -296,14 +295,14 @@ fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeR
         .collect()
 }
 
-/// Those of these probes that jumps stand for.
+/// Which of these probes have jumps.
 fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
     let mut records = live.engine.records_among(ids, usize::MAX);
     records.retain(|record| record.summary.tier == Some(Tier::Optimised));
     records.into_iter().map(|record| record.id).collect()
 }
 
-/// Jumps must stand for all of these.
+/// Checks that each of these probes has a jump.
 fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String> {
     let are = optimised(live, ids);
     match live.engine.records_among(&(ids - &are), 1).pop() {
@@ -316,7 +315,7 @@ fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String>
     }
 }
 
-/// Hot probes and their hits of each part, and how many of the hits made no exit.
+/// The number of hot probes of each part and of their hits, and the number of hits without an exit.
 fn gathered(live: &Live<'_>, turns: &mut Turns<'_>) -> Result<(Vec<(usize, u64)>, u64), String> {
     let records = records(live, &turns.ids());
     let mut parts = vec![(0, 0); PARTS.len()];

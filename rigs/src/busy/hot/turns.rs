@@ -1,4 +1,4 @@
-//! What is done to the probes while the guest runs.
+//! Turns: changes to the probes while the guest runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,22 +12,22 @@ use super::disabled::DisabledProbes;
 use super::functions::Function;
 use crate::chain::chain;
 
-/// A group is so many probes at the most.
+/// The maximum number of probes in a group.
 const GROUP: usize = 32;
-/// So many other probes are beside those that are hot, at the most.
+/// The maximum number of other probes at the sites of hot probes.
 const BESIDE: usize = 24;
-/// The knob of optimisation is off behind one turn of so many.
+/// Optimisation is off behind one turn in this many.
 const KNOB_TURNED_OFF: usize = 6;
-/// In one turn of so many every plant goes and comes back.
+/// All plants are removed and restored in one turn in this many.
 const ALL_GO: usize = 12;
 
-/// A probe on a function that is hot.
+/// A hot function with its probe.
 #[derive(Debug)]
 pub(super) struct Hot {
     pub(super) function: Function,
-    /// Its probe, unless it is removed.
+    /// The probe, unless removed.
     pub(super) id: Option<ProbeId>,
-    /// What probes that were removed had counted, and how often without an exit.
+    /// The hits of removed probes, and the hits without an exit.
     pub(super) hits: u64,
     pub(super) unexited: u64,
 }
@@ -46,7 +46,7 @@ impl Hot {
         &self.function.spec
     }
 
-    /// Adds what its probe has counted by now.
+    /// Adds the probe's counts.
     pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
         if !is_accounted(&record.summary) {
             return Err(format!("entries are not accounted for: {record:?}"));
@@ -57,7 +57,7 @@ impl Hot {
     }
 }
 
-/// How often what was done.
+/// The number of changes of each kind.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Did {
     pub(super) turns: usize,
@@ -65,15 +65,15 @@ pub(super) struct Did {
     pub(super) removed: usize,
     pub(super) beside: usize,
     pub(super) knob_turned: usize,
-    /// Every plant went and came back.
+    /// All plants were removed and restored.
     pub(super) rearmed: usize,
 }
 
-/// The probes, and what is beside them.
+/// The hot probes, and the other probes at their sites.
 #[derive(Debug)]
 pub(super) struct Turns<'a> {
     pub(super) hot: Vec<Hot>,
-    /// What others can be put beside, besides.
+    /// The specifications of further probes that may get another probe at their site.
     pub(super) exact: Vec<String>,
     beside: Vec<ProbeId>,
     pub(super) disabled: DisabledProbes,
@@ -97,7 +97,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// One turn. What comes is looked up before the guest is paused.
+    /// Makes one turn. A new probe is resolved before the guest is paused.
     pub(super) fn turn(
         &mut self,
         check: impl FnOnce(&PausedGuard<'_>) -> Result<(), String>,
@@ -110,7 +110,7 @@ impl<'a> Turns<'a> {
         let paused = self.live.control.pause_all();
         self.begin_pause(&paused)?;
         self.knob(&paused)?;
-        // A run of few turns has this in it, too.
+        // A run of few turns includes this change, too.
         if self.random.below(ALL_GO) == 0 || self.did.rearmed == 0 {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
@@ -139,7 +139,7 @@ impl<'a> Turns<'a> {
         check(&paused)
     }
 
-    /// Looks at the disabled probes: what they have counted since the last pause.
+    /// Checks the hits of the disabled probes since the last pause.
     fn begin_pause(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
         let records = self
             .live
@@ -153,7 +153,7 @@ impl<'a> Turns<'a> {
             .pause(&paused.vcpu_rips(), |id| hits.get(&id).copied())
     }
 
-    /// Another probe for a function with one that is optimised: it follows calls, or counts them too.
+    /// Another probe for a function with an optimised probe: a return probe, or a second counting probe.
     fn somewhere(&mut self) -> Result<NewProbe, String> {
         let of_exact = self.random.below(2) == 0;
         let spec = if of_exact {
@@ -185,7 +185,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Neighbours in the list are of one part of the kernel.
+    /// A random group. Neighbours in the list belong to one part of the kernel.
     fn group(&mut self) -> Vec<usize> {
         let first = self.random.below(self.hot.len());
         let many = 1 + self.random.below(GROUP);
@@ -239,7 +239,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// Probes that were removed come again, or others go.
+    /// Restores removed probes, or removes others.
     fn remove_or_add(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
         let group = self.group();
         let comes = self.random.below(2) == 0;
@@ -275,7 +275,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// All probes are there and enabled, nothing is beside them, and jumps may stand for them.
+    /// Registers and enables all hot probes, removes the other probes at their sites, and turns optimisation on.
     pub(super) fn all_on(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
         self.begin_pause(paused)?;
         let beside = std::mem::take(&mut self.beside);
@@ -286,7 +286,7 @@ impl<'a> Turns<'a> {
         self.set_optimising(paused, true)
     }
 
-    /// The ids of the probes that are there.
+    /// The ids of the registered hot probes.
     pub(super) fn ids(&self) -> BTreeSet<ProbeId> {
         self.hot.iter().filter_map(|hot| hot.id).collect()
     }
