@@ -7,11 +7,11 @@ use probes::{Event, GuestEnd, ProbeState};
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
-/// Read and openat calls that each round makes: enough for a hit at each place, see [`DEBUG_REGISTERS`].
+/// The number of read and openat calls in each round: enough for a hit at each place, see [`DEBUG_REGISTERS`].
 const CALLS: u64 = 30;
 /// Every instruction of these is probed; of the last one, the entry only, which leaves room for the guest to jump.
 const FUNCTIONS: [&str; 3] = ["ksys_read", "vfs_read", "do_sys_openat2"];
-/// So far into a function, which is enough of the larger ones.
+/// The maximum number of probed bytes of a function.
 const FUNCTION_BYTES: u64 = 0x80;
 const ENTRY_ONLY: &str = "do_sys_openat2";
 /// Called before and after each round.
@@ -26,7 +26,7 @@ const ROUNDS: usize = 5;
 /// place during a round, since it waits for its optimiser before.
 const DEBUG_REGISTERS: usize = 4;
 
-/// What the guest says of itself, and must say with probes as without.
+/// The guest's own report, which has to be the same with and without probes.
 fn transcript(ran: &Ran) -> Vec<&str> {
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     ran.assert_well();

@@ -23,7 +23,7 @@ pub(crate) const MEMORY_BYTES: u64 = 256 << 20;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=5 cryptomgr.notests=1 random.trust_cpu=on";
 /// The workload's last line begins so.
 const DONE: &str = "workload: done";
-/// What a console never says of a guest that is well.
+/// Text that the console of a healthy guest never shows.
 const COMPLAINTS: [&str; 8] = [
     "WARNING:",
     "BUG:",
@@ -37,7 +37,7 @@ const COMPLAINTS: [&str; 8] = [
 /// What it says when it has been given too little time: that depends on what else the host does. A guest that hangs does
 /// not come to its end.
 const SLOW: [&str; 3] = ["soft lockup", "rcu: INFO", "INFO: task"];
-/// What it says of the processor that it has been given, probed or not.
+/// Lines about the virtual processor, with probes and without.
 const OF_THE_PROCESSOR: &str = "RETBleed: WARNING: ";
 /// So many lines of the console are told when something is wrong.
 const LAST_WORDS: usize = 12;
