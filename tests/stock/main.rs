@@ -5,6 +5,7 @@
 #![cfg(feature = "test-nested")]
 
 mod boot;
+mod clocks;
 mod counts;
 mod cpus;
 mod detours;

@@ -32,6 +32,14 @@ const SVM: u32 = 1 << 2;
 /// What SVM can do.
 const SVM_FEATURES: u32 = 0x8000_000a;
 
+/// What KVM itself offers its guests.
+const KVM_FEATURES: u32 = 0x4000_0001;
+/// The time that a vCPU did not run although it could have. KVM raises its version at each `KVM_RUN`, and the guest reads
+/// it in a loop until two reads of the version are equal: if a hit in that loop exits, the loop never ends.
+const STEAL_TIME: u32 = 1 << 5;
+/// TLB flushes that wait for a vCPU's next entry: a flag in what `STEAL_TIME` shares with KVM.
+const PV_TLB_FLUSH: u32 = 1 << 9;
+
 const fn is_empty(entry: &kvm_cpuid_entry2) -> bool {
     entry.eax | entry.ebx | entry.ecx | entry.edx == 0
 }
@@ -82,6 +90,7 @@ fn adapt(entries: &mut [kvm_cpuid_entry2], index: u32, count: u32) {
             }
             0x8000_0001 => entry.ecx &= !SVM,
             SVM_FEATURES => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            KVM_FEATURES => entry.eax &= !(STEAL_TIME | PV_TLB_FLUSH),
             CACHES if is_empty(entry) => {
                 let host = __cpuid(CACHES);
                 (entry.eax, entry.ebx) = (host.eax, host.ebx);
@@ -123,6 +132,15 @@ mod tests {
         assert_eq!(basic.ecx, !VTX);
         assert_eq!((extended.ecx, extended.edx), (!SVM, u32::MAX));
         assert!(is_empty(&svm), "{svm:?}");
+    }
+
+    #[test]
+    fn guest_is_offered_nothing_that_each_entry_changes() {
+        let mut entries = [KVM_FEATURES].map(everything);
+        adapt(&mut entries, 0, 1);
+        let [offered] = entries;
+        assert_eq!(offered.eax, !(STEAL_TIME | PV_TLB_FLUSH));
+        assert_eq!(offered.edx, u32::MAX);
     }
 
     #[test]
