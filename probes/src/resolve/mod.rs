@@ -5,6 +5,7 @@
 //! call and the instruction behind the call nothing happens that a probe could see, so the plant is on the instruction behind:
 //! see `docs/planting.md`.
 
+mod clock;
 mod error;
 mod functions;
 mod place;

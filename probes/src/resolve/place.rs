@@ -5,8 +5,8 @@ use std::sync::Arc;
 use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{Gva, PatchKind, PatchTime, Symbol};
 
-use super::ResolveProblem;
-use super::Text;
+use super::clock;
+use super::{ResolveProblem, Text};
 
 /// The means by which a probe notices execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,11 @@ pub enum Refusal {
         "it is the kernel's handler of int3, which hyprobe's own int3s may execute: with a probe on it, hits without an exit would exit; to probe it anyway, name it instead of using a glob"
     )]
     Int3Handler,
+    /// An instruction of a loop that KVM's work at an exit can keep going.
+    #[error(
+        "it is in the loop that reads kvm-clock: if the host's TSC is unstable, each exit changes the clock, and the loop would never end; probe the function's entry, or an instruction behind the loop"
+    )]
+    ClockLoop,
     /// The function has no instruction suitable for a probe.
     #[error("{0}")]
     Unsuitable(String),
@@ -104,6 +109,9 @@ pub(super) fn at_exact_offset(
     let code = &*text.function_bytes(symbol);
     let decoded = check_boundary(code, symbol.address, offset)?;
     let ip = decoded.at();
+    if clock::is_in_loop(symbol, code, ip) {
+        return Ok(Err(Refusal::ClockLoop));
+    }
     let place = |via, when| Place {
         ip,
         symbol: match &symbol.module {

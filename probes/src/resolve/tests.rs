@@ -100,6 +100,40 @@ fn a_probe_on_an_ftrace_call_sits_behind_it() {
     }
 }
 
+/// What an exit changes keeps the loop going.
+#[test]
+fn an_instruction_in_the_loop_that_reads_the_clock_is_refused() {
+    // push rbp; mov ebp, [rdi]; rdtsc; cmp ebp, [rdi]; jne to the mov; pop rbp; ret
+    let code = [
+        0x55, 0x8b, 0x2f, 0x0f, 0x31, 0x3b, 0x2f, 0x75, 0xf8, 0x5d, 0xc3,
+    ];
+    let mut kernel = SyntheticKernel::new();
+    for name in [
+        "pvclock_clocksource_read",
+        "pvclock_read_flags.part.0",
+        "other",
+    ] {
+        kernel.function(name, &code);
+    }
+    let kernel = kernel.kernel();
+    let refused = |spec: String| {
+        let found = try_resolve(&kernel, &spec).expect("it resolves").remove(0);
+        match found.place {
+            Ok(_) => false,
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::ClockLoop, "{spec}");
+                true
+            }
+        }
+    };
+    for name in ["pvclock_clocksource_read", "pvclock_read_flags.part.0"] {
+        let at = |offset| refused(format!("kprobe:{name}+{offset:#x}"));
+        assert_eq!([1, 3, 5, 7].map(at), [true; 4], "{name}");
+        assert_eq!([0, 9, 10].map(at), [false; 3], "{name}");
+    }
+    assert!(!refused("kprobe:other+0x3".to_owned()));
+}
+
 /// A branch to the instruction behind the call would be counted as an entry.
 #[test]
 fn a_call_that_can_be_bypassed_needs_a_debug_register() {

@@ -98,9 +98,16 @@ impl Deadline {
             *last = Last { lines, exits };
         }
         let total = self.limits.total + self.time_of(exits);
-        if silence > self.limits.silence + self.time_of(exits - last.exits) {
+        let is_over = now > total;
+        // A guest that hangs in exits uses up the time granted for them: at the end of all time, only its lines show progress.
+        let granted = if is_over {
+            Duration::ZERO
+        } else {
+            self.time_of(exits - last.exits)
+        };
+        if silence > self.limits.silence + granted {
             Some(Ended::Silent(silence))
-        } else if now > total {
+        } else if is_over {
             Some(Ended::OverLimit(total))
         } else {
             None
@@ -172,6 +179,14 @@ mod tests {
     #[test]
     fn guest_that_prints_without_end_is_over_its_limit() {
         assert_eq!(ended(1000, |_| 0), Some(Ended::OverLimit(LIMITS.total)));
+    }
+
+    #[test]
+    fn guest_that_hangs_in_exits_late_is_silent_at_its_limit() {
+        let livelock = |look: u64| 10_000 * look;
+        let total = LIMITS.total + EXITS_MAX;
+        let late = total.as_secs() / LOOK_SECONDS - 10;
+        assert_eq!(ended(late, livelock), Some(Ended::Silent(seconds(110))));
     }
 
     #[test]
