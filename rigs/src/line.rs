@@ -20,7 +20,8 @@ pub enum Line {
         date: String,
         /// Processor, number of CPUs, and Linux of the machine on which everything runs.
         host: String,
-        /// The versions of the layers between the machine and the KVM under test: the emulator, and its Linux.
+        /// The checked-out commit, and the versions of the layers between the machine and the KVM under test: the emulator, and its
+        /// Linux.
         versions: Vec<String>,
     },
     /// The result of the self-test: the first line of `contract`.

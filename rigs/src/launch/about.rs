@@ -7,7 +7,13 @@ use crate::line::{Backend, Line};
 
 /// The line that says so.
 pub(super) fn about(backend: Backend, outer: Option<&str>) -> Result<Line, LaunchError> {
+    let commit = first_line(
+        "git",
+        &["describe", "--always", "--dirty", "--abbrev=12"],
+        "",
+    );
     let mut versions = Vec::new();
+    versions.extend(commit.map(|commit| format!("hyprobe {commit}")));
     let machine = match backend {
         Backend::Intel | Backend::Amd => first_line(
             "dpkg-query",

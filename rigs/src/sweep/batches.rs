@@ -310,6 +310,7 @@ mod tests {
                 hits: 10,
                 exits: 2,
                 missed: [("ring-full".to_owned(), 3)].into(),
+                ..Tally::default()
             })
         });
         assert_eq!(boots, 3);
@@ -320,6 +321,7 @@ mod tests {
             hits: 20,
             exits: 4,
             missed: [("ring-full".to_owned(), 6)].into(),
+            ..Tally::default()
         };
         assert_eq!(swept.tally, expected);
     }

@@ -20,7 +20,7 @@ use probes::{
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 
-use super::console::is_little_time;
+use super::console::LittleTime;
 use super::deadline::{Deadline, EXITS_MAX};
 use super::frequent::{DisabledProbes, FrequentProbes};
 use super::lifecycle::{self, Live};
@@ -50,6 +50,7 @@ struct Watched {
     console: Vec<u8>,
     /// The start of the last incomplete line.
     line_start: usize,
+    little_time: LittleTime,
     lines: u64,
     last_progress: Option<Instant>,
     longest_silence: Duration,
@@ -132,9 +133,17 @@ impl Write for Watch {
         watched.console.extend_from_slice(bytes);
         if let Some(end) = bytes.iter().rposition(|byte| *byte == b'\n') {
             let end = watched.console.len() - bytes.len() + end + 1;
-            let lines = String::from_utf8_lossy(&watched.console[watched.line_start..end]);
-            let progress = lines.lines().any(|line| !is_little_time(line));
-            watched.line_start = end;
+            let Watched {
+                console,
+                line_start,
+                little_time,
+                ..
+            } = &mut *watched;
+            let lines = String::from_utf8_lossy(&console[*line_start..end]);
+            // Each line is counted as part of the report, or not, whatever the others are.
+            let others = lines.lines().filter(|line| !little_time.includes(line));
+            let progress = others.count() > 0;
+            *line_start = end;
             if progress {
                 let silence = watched
                     .last_progress
@@ -387,5 +396,29 @@ impl RanSession {
             in_guest: Duration::ZERO,
             lifecycle: Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_report_of_a_hang_is_no_progress() {
+        let mut watch = Watch::default();
+        let mut print = |text: &str| {
+            watch.write_all(text.as_bytes()).expect("it only keeps");
+            watch.progress().0
+        };
+        assert_eq!(print("[    1.0] Linux\r\n[    1.1] smp"), 1);
+        assert_eq!(print(": up\r\n"), 2);
+        for hang in 0..3 {
+            let report = format!(
+                "[  {hang}2.1] watchdog: BUG: soft lockup - CPU#0 stuck for 22s! [init:1]\r\n[  {hang}2.1] CPU: 0 PID: {hang}\r\n"
+            );
+            assert_eq!(print(&report), 2);
+            assert_eq!(print("[   62.1] Call Trace:\r\n"), 2);
+        }
+        assert_eq!(print("workload: start\r\n"), 3);
     }
 }

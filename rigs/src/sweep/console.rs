@@ -29,6 +29,27 @@ const REPORT_LINES: usize = 80;
 const LAST_LINES: usize = 4;
 const LAST_BYTES: usize = 300;
 
+/// Distinguishes the lines of a report of too little time: a hanging guest prints such reports for ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LittleTime {
+    /// The maximum number of lines left of the report.
+    left: usize,
+}
+
+impl LittleTime {
+    /// Whether `line`, the next of the console, belongs to a report. A line of a program, which has no time stamp, does not; it may
+    /// come in the middle of a report.
+    pub(super) fn includes(&mut self, line: &str) -> bool {
+        if is_little_time(line) {
+            self.left = REPORT_LINES;
+            return true;
+        }
+        let includes = self.left > 0 && is_stamped(line);
+        self.left = self.left.saturating_sub(1);
+        includes
+    }
+}
+
 /// The reports in a console's text, without the parts that differ from boot to boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reports {
@@ -42,20 +63,19 @@ impl Reports {
     /// All reports in `console`.
     pub(super) fn of(console: &str) -> Self {
         let mut reports = Self::default();
-        let mut belongs_to_report = 0_usize;
+        let mut little_time = LittleTime::default();
         for line in console.lines() {
-            if LITTLE_TIME.iter().any(|word| line.contains(word)) {
+            let belongs_to_report = little_time.includes(line);
+            if is_little_time(line) {
                 reports
                     .little_time
                     .get_or_insert_with(|| without_time(line).to_owned());
-                belongs_to_report = REPORT_LINES;
             } else if DAMAGE.iter().any(|word| line.contains(word)) {
                 let is_trace = line.contains("Call Trace");
-                if !(is_trace && belongs_to_report > 0) {
+                if !(is_trace && belongs_to_report) {
                     reports.damage.insert(comparable(line));
                 }
             }
-            belongs_to_report = belongs_to_report.saturating_sub(1);
         }
         reports
     }
@@ -69,8 +89,7 @@ impl Reports {
     }
 }
 
-/// Whether a line is no sign of progress: a hanging guest prints these for ever.
-pub(super) fn is_little_time(line: &str) -> bool {
+fn is_little_time(line: &str) -> bool {
     LITTLE_TIME.iter().any(|word| line.contains(word))
 }
 
@@ -98,20 +117,21 @@ fn comparable(line: &str) -> String {
 
 fn without_time(line: &str) -> &str {
     let line = line.trim();
-    let stamped = line
-        .strip_prefix('[')
-        .and_then(|rest| rest.split_once("] "));
-    match stamped {
-        Some((stamp, rest))
-            if stamp
-                .trim()
-                .bytes()
-                .all(|c| c.is_ascii_digit() || c == b'.') =>
-        {
-            rest
-        }
-        _ => line,
-    }
+    behind_stamp(line).unwrap_or(line)
+}
+
+fn is_stamped(line: &str) -> bool {
+    behind_stamp(line.trim()).is_some()
+}
+
+/// The text behind the kernel's time stamp, if `line` has one. `line` may end behind the stamp.
+fn behind_stamp(line: &str) -> Option<&str> {
+    let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
+    let is_time = stamp
+        .trim()
+        .bytes()
+        .all(|c| c.is_ascii_digit() || c == b'.');
+    is_time.then(|| rest.strip_prefix(' ').unwrap_or(rest))
 }
 
 /// The end of a console's text, in one line.
@@ -160,15 +180,37 @@ mod tests {
         );
     }
 
+    const LOCKUP: &str = "[ 26.1] watchdog: BUG: soft lockup - CPU#0 stuck for 26s! [init:1]\n[ 26.1] Modules linked in:\n\
+                          [ 26.2] Call Trace:\n[ 26.2]  <TASK>\n";
+
     #[test]
     fn trace_of_a_soft_lockup_is_about_time_and_any_other_trace_is_damage() {
-        let lockup = "watchdog: BUG: soft lockup - CPU#0 stuck for 26s! [init:1]\nModules linked in:\nCall Trace:\n <TASK>\n";
-        let reports = Reports::of(lockup);
+        let reports = Reports::of(LOCKUP);
         assert!(reports.damage.is_empty(), "{reports:?}");
         assert!(reports.little_time.is_some());
-        let oops = Reports::of("Oops: 0000 [#1]\nCall Trace:\n");
+        let oops = Reports::of("[ 1.1] Oops: 0000 [#1]\n[ 1.1] Call Trace:\n");
         assert_eq!(oops.damage.len(), 2);
         assert_eq!(oops.little_time, None);
+    }
+
+    #[test]
+    fn report_of_too_little_time_has_no_line_of_a_program_and_comes_to_an_end() {
+        let mut little_time = LittleTime::default();
+        let mut include = |lines: &str| -> Vec<bool> {
+            lines
+                .lines()
+                .map(|line| little_time.includes(line))
+                .collect()
+        };
+        assert_eq!(include("[ 9.1] devtmpfs: initialized\n"), [false]);
+        assert_eq!(include(LOCKUP), [true; 4]);
+        assert_eq!(include("[ 27.0]\nworkload: start\n"), [true, false]);
+        let others = "[ 28.1] pci: 1\n".repeat(REPORT_LINES);
+        let belong = REPORT_LINES - 5;
+        assert_eq!(
+            include(&others),
+            [vec![true; belong], vec![false; 5]].concat()
+        );
     }
 
     #[test]

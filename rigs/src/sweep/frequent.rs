@@ -5,10 +5,11 @@
 //! exits each, when jumps have replaced the plants, and for good before the workload begins: the workload waits for a line of input.
 //!
 //! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
-//! turn, does so with the same registers. A probe is therefore disabled only if the last hits of a vCPU all have different
-//! registers ([`Registers`](super::registers)). If the probe only counts, a second probe at the same place reports the registers. A
-//! guest that hangs with new registers at each hit while it boots is rescued: a loop's instruction was emulated wrongly. The
-//! workload shows such a guest if it executes the instruction, too.
+//! turn, does so with the same registers, and prints no line but reports of too little time. A probe is therefore disabled only if
+//! the console shows progress since the probe became frequent, and the last hits of a vCPU all have different registers
+//! ([`Registers`](super::registers)). If the probe only counts, a second probe at the same place reports the registers. A vCPU that
+//! hangs with new registers at each hit, while another vCPU prints lines, is rescued. The workload shows such a hang if it executes
+//! the instruction, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -59,6 +60,8 @@ struct RegisterSource {
     name: Arc<str>,
     /// The second probe, if the frequent probe only counts.
     beside: Option<ProbeId>,
+    /// The lines on the console before.
+    lines: u64,
 }
 
 /// A part of the boot.
@@ -113,10 +116,14 @@ impl FrequentProbes<'_> {
                 self.unregister_besides(&mut part.frequent)?;
                 return self.set_enabled(&part.disabled, true);
             }
+            let (lines, _) = self.watch.progress();
+            let goes_on = |source: &RegisterSource| {
+                lines > source.lines && self.watch.registers_change(&source.name)
+            };
             let changing: BTreeSet<ProbeId> = part
                 .frequent
                 .iter()
-                .filter(|(_, source)| self.watch.registers_change(&source.name))
+                .filter(|(_, source)| goes_on(source))
                 .map(|(id, _)| *id)
                 .collect();
             let is_changing = |id: &ProbeId, _: &mut RegisterSource| changing.contains(id);
@@ -140,11 +147,13 @@ impl FrequentProbes<'_> {
     /// Finds or registers the probe whose events have the registers at the hits of `record`'s probe.
     fn source(&self, record: &ProbeRecord) -> Result<RegisterSource, String> {
         let name = &record.summary.probe;
+        let (lines, _) = self.watch.progress();
         if self.action == HitAction::Recorded {
             self.watch.forget_registers(name);
             return Ok(RegisterSource {
                 name: Arc::from(&**name),
                 beside: None,
+                lines,
             });
         }
         let name = name.replacen("kretprobe:", "kprobe:", 1);
@@ -160,6 +169,7 @@ impl FrequentProbes<'_> {
         Ok(RegisterSource {
             name: name.into(),
             beside: ids.map_err(chain)?.pop(),
+            lines,
         })
     }
 

@@ -10,7 +10,7 @@ use super::boot::{Ended, Limits, Ran};
 use super::console::{Reports, last_words};
 use super::function::{Functions, reason};
 use super::mode::{Configuration, HitAction, Lifetime, Site};
-use super::outcome::{FunctionId, Outcome, Tally};
+use super::outcome::{FunctionId, MissedBy, Outcome, Tally};
 use crate::busy::counting::is_accounted;
 
 /// The number of calls of a function by the workload.
@@ -119,6 +119,14 @@ impl Baseline {
     fn harm(&self, judged: &Judged<'_>) -> Option<String> {
         let ran = judged.ran;
         let words = || last_words(&ran.console);
+        let is_stopped =
+            matches!(&ran.ended, Ended::Guest { end, .. } if *end == GuestEnd::Stopped);
+        if let Err(error) = &ran.lifecycle
+            && is_stopped
+        {
+            // The thread that could not change a probe has stopped the guest.
+            return Some(error.clone());
+        }
         if !is_good_end(&ran.ended) {
             let hits = busiest(judged).map_or(String::new(), |(_, text)| format!("; {text}"));
             let how = describe(&ran.ended);
@@ -202,8 +210,8 @@ fn miscounted(
     }
     let mut of_hits = probe.clone();
     of_hits.missed.remove(UNWATCHED);
-    if configuration.site == Site::Return && !is_accounted(&of_hits) {
-        return Some(format!("entries are not accounted for: {probe:?}"));
+    if !is_accounted(&of_hits) {
+        return Some(format!("hits are not accounted for: {probe:?}"));
     }
     let events = judged.ran.events.get(&*probe.probe).copied().unwrap_or(0);
     let reported = match configuration.site {
@@ -285,19 +293,22 @@ fn tally(judged: &Judged<'_>) -> Tally {
     for (id, probe) in judged.set.iter().zip(&judged.ran.probes) {
         tally.hits += probe.hits;
         tally.exits += probe.exits;
+        let name = judged.functions.name(*id);
         for (why, count) in &probe.missed {
             *tally.missed.entry(why.clone()).or_default() += count;
+            tally.miss([MissedBy {
+                function: name.clone(),
+                reason: why.clone(),
+                missed: *count,
+                hits: probe.hits,
+            }]);
         }
         match probe.state {
             ProbeState::Armed | ProbeState::Gone => tally.probed += 1,
             ProbeState::Pending | ProbeState::Disabled | ProbeState::Refused => {
-                let name = judged
-                    .functions
-                    .get(*id)
-                    .map_or("", |function| &function.name);
                 let why = probe.reason.as_deref().map_or_else(
                     || format!("{:?}", probe.state).to_lowercase(),
-                    |why| reason(why, name),
+                    |why| reason(why, &name),
                 );
                 *tally.refused.entry(why).or_default() += 1;
             }
@@ -399,6 +410,28 @@ mod tests {
     }
 
     #[test]
+    fn missed_hit_of_an_entry_probe_is_harm() {
+        let mut boot = ran(poweroff(), DONE, &[10, 7]);
+        boot.probes[1].missed.insert("disarmed".to_owned(), 1);
+        for mode in [Mode::EntryCounted, Mode::Live, Mode::Boundary] {
+            let (reason, _) = harm(verdict(mode, &boot));
+            assert!(reason.contains("not accounted for"), "{reason}");
+        }
+    }
+
+    #[test]
+    fn sweep_that_cannot_change_a_probe_gives_the_reason() {
+        let ended = Ended::Guest {
+            end: GuestEnd::Stopped,
+            detail: None,
+        };
+        let mut boot = ran(ended, "", &[0]);
+        boot.lifecycle = Err("cannot enable the probe".to_owned());
+        let (reason, _) = harm(verdict(Mode::EntryCounted, &boot));
+        assert_eq!(reason, "cannot enable the probe");
+    }
+
+    #[test]
     fn handler_of_int3_without_a_hit_is_harm() {
         let functions = Functions::named(&["asm_exc_int3"]);
         for (hits, is_harm) in [(0, true), (1, false)] {
@@ -455,7 +488,9 @@ mod tests {
             Mode::EntryCounted,
             &ran(poweroff(), &warned, &[10, 0, 0]),
         ));
-        let late = format!("[ 30.0] watchdog: BUG: soft lockup - CPU#0 stuck\nCall Trace:\n{DONE}");
+        let late = format!(
+            "[ 30.0] watchdog: BUG: soft lockup - CPU#0 stuck\n[ 30.0] Call Trace:\n{DONE}"
+        );
         let outcome = verdict(Mode::EntryCounted, &ran(poweroff(), &late, &[10, 0, 0]));
         assert!(matches!(outcome, Outcome::Slow { .. }), "{outcome:?}");
         let over = Ended::OverLimit(Duration::from_secs(100));

@@ -10,7 +10,7 @@ use super::function::Functions;
 use super::judge::{Baseline, Judged};
 use super::outcome::{FunctionId, Outcome};
 use super::search::Boots;
-use super::step::{BootKey, Step};
+use super::step::{BootKey, Plan, Step};
 use crate::line::{Line, print};
 
 /// The time besides a boot's limit, to build the machine, resolve the probes, and stop vCPUs.
@@ -26,21 +26,22 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// From the lines of a sweep.
-    pub(super) fn from_lines(text: &str) -> Self {
+    /// From the lines of a sweep; `None` if they belong to a sweep with another plan.
+    pub(super) fn from_lines(text: &str, plan: &Plan) -> Option<Self> {
         let mut known = Self::default();
         for line in text.lines().filter_map(Line::find) {
-            if let Line::Sweep(Step::Booted {
-                key,
-                outcome,
-                killed_outer,
-                ..
-            }) = line
-            {
-                known.add(key, outcome, killed_outer);
+            match line {
+                Line::Sweep(Step::Plan(other)) if other != *plan => return None,
+                Line::Sweep(Step::Booted {
+                    key,
+                    outcome,
+                    killed_outer,
+                    ..
+                }) => known.add(key, outcome, killed_outer),
+                _ => (),
             }
         }
-        known
+        Some(known)
     }
 
     fn add(&mut self, key: BootKey, outcome: Outcome, killed_outer: bool) {
@@ -115,4 +116,43 @@ impl Boots for Printing<'_> {
 
 pub(super) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sweep::Mode;
+    use crate::sweep::outcome::Tally;
+
+    fn plan(program: &str) -> Plan {
+        Plan {
+            mode: Mode::Live,
+            cpus: 2,
+            seed: 7,
+            batch: 10,
+            functions: 20,
+            of: 30,
+            batches: 2,
+            refused: [].into(),
+            program: program.to_owned(),
+        }
+    }
+
+    #[test]
+    fn boots_of_another_program_are_not_known() {
+        let booted = Step::Booted {
+            key: BootKey::of(&[FunctionId(1)]),
+            functions: 1,
+            took_ms: 1,
+            outcome: Outcome::Well(Tally::default()),
+            killed_outer: false,
+        };
+        let text: String = [Step::Plan(plan("a")), booted]
+            .map(|step| serde_json::to_string(&Line::Sweep(step)).expect("json") + "\n")
+            .concat();
+        let known = Known::from_lines(&text, &plan("a")).expect("the same plan");
+        assert_eq!(known.boots, 1);
+        assert!(Known::from_lines(&text, &plan("b")).is_none());
+        assert!(Known::from_lines("", &plan("b")).is_some_and(|known| known.boots == 0));
+    }
 }

@@ -26,9 +26,38 @@ pub struct Tally {
     pub exits: u64,
     /// Hits without a report and calls without a followed return, by reason.
     pub missed: BTreeMap<String, u64>,
+    /// The functions that missed most, at most [`Tally::MOST_MISSED`], the first first.
+    #[serde(default)]
+    pub most_missed: Vec<MissedBy>,
+}
+
+/// The misses of a function's probe, for one reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MissedBy {
+    /// The function's name.
+    pub function: String,
+    /// The reason.
+    pub reason: String,
+    /// The number of misses.
+    pub missed: u64,
+    /// The probe's hits.
+    pub hits: u64,
 }
 
 impl Tally {
+    /// The number of functions named that missed most.
+    const MOST_MISSED: usize = 5;
+
+    /// Notes the misses of a probe.
+    pub(super) fn miss(&mut self, missed: impl IntoIterator<Item = MissedBy>) {
+        for missed in missed {
+            let before = |other: &MissedBy| other.missed >= missed.missed;
+            let at = self.most_missed.partition_point(before);
+            self.most_missed.insert(at, missed);
+            self.most_missed.truncate(Self::MOST_MISSED);
+        }
+    }
+
     /// Adds another boot's tally, of other functions.
     pub(super) fn add(&mut self, other: &Self) {
         self.probed += other.probed;
@@ -43,6 +72,7 @@ impl Tally {
                 *sums.entry(reason.clone()).or_default() += count;
             }
         }
+        self.miss(other.most_missed.iter().cloned());
     }
 }
 
@@ -111,5 +141,34 @@ impl FindingKind {
     #[must_use]
     pub const fn is_harm(self) -> bool {
         !matches!(self, Self::TooSlow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missed_by(function: &str, missed: u64) -> MissedBy {
+        MissedBy {
+            function: function.to_owned(),
+            reason: "abandoned".to_owned(),
+            missed,
+            hits: 100,
+        }
+    }
+
+    #[test]
+    fn functions_that_missed_most_come_first_and_the_others_are_not_named() {
+        let mut tally = Tally::default();
+        tally.miss([missed_by("a", 3), missed_by("b", 7)]);
+        let mut other = Tally::default();
+        other.miss((0..9).map(|missed| missed_by("c", missed)));
+        tally.add(&other);
+        let named: Vec<(&str, u64)> = tally
+            .most_missed
+            .iter()
+            .map(|by| (&*by.function, by.missed))
+            .collect();
+        assert_eq!(named, [("c", 8), ("b", 7), ("c", 7), ("c", 6), ("c", 5)]);
     }
 }

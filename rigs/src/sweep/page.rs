@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::Mode;
 use super::options::KERNELS;
-use super::outcome::{Finding, FindingKind};
+use super::outcome::{Finding, FindingKind, Tally};
 use super::step::{Plan, Step, Sum};
 use crate::launch::LaunchError;
 use crate::line::{Backend, Line};
@@ -324,7 +324,7 @@ fn runs(cells: &[Cell]) -> String {
             let missed = if missed.is_empty() {
                 "none".to_owned()
             } else {
-                missed.join(", ")
+                [missed, most_missed(&sum.tally)].concat().join(", ")
             };
             let _ = write!(
                 text,
@@ -341,6 +341,26 @@ fn runs(cells: &[Cell]) -> String {
         let _ = writeln!(text, "; on {}", cell.host);
     }
     text
+}
+
+/// The functions that missed most.
+fn most_missed(tally: &Tally) -> Vec<String> {
+    let functions: Vec<String> = tally
+        .most_missed
+        .iter()
+        .map(|by| {
+            format!(
+                "`{}` {} {} of {} hits",
+                by.function,
+                grouped(by.missed),
+                by.reason,
+                grouped(by.hits)
+            )
+        })
+        .collect();
+    let is_any = !functions.is_empty();
+    let text = || format!("most by {}", functions.join(", "));
+    is_any.then(text).into_iter().collect()
 }
 
 fn cannot(cells: &[Cell]) -> String {
@@ -379,7 +399,7 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sweep::outcome::Tally;
+    use crate::sweep::outcome::MissedBy;
 
     fn lines(steps: &[Step]) -> String {
         let run = Line::Run {
@@ -405,6 +425,7 @@ mod tests {
             of: 44_038,
             batches: 9,
             refused: BTreeMap::new(),
+            program: "ab12".to_owned(),
         })
     }
 
@@ -452,6 +473,13 @@ mod tests {
             tally: Tally {
                 probed: 43_000,
                 refused: [("all debug registers are taken".to_owned(), 12)].into(),
+                missed: [("abandoned".to_owned(), 1234)].into(),
+                most_missed: vec![MissedBy {
+                    function: "schedule".to_owned(),
+                    reason: "abandoned".to_owned(),
+                    missed: 1200,
+                    hits: 50_000,
+                }],
                 ..Tally::default()
             },
             findings: vec![

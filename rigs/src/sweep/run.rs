@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use probes::{Kernel, PlantByte};
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 use vmm::boot::{BootMethod, KernelError, KernelFile};
 use vmm::{Host, HostFacts};
@@ -19,6 +20,7 @@ use super::outcome::Finding;
 use super::step::{Plan, Step, Sum};
 use crate::line::{self, Backend, Line, print};
 
+const PROGRAM_HASH_BYTES: usize = 8;
 /// The limits of the boot without probes, on every KVM.
 const BASELINE: Limits = Limits {
     total: Duration::from_secs(1200),
@@ -46,6 +48,11 @@ pub enum SweepError {
     /// The guest fails without probes, so boots with probes cannot be judged.
     #[error("no baseline: {0}")]
     Baseline(String),
+    /// The lines to continue from belong to another sweep.
+    #[error(
+        "the lines of the earlier launch are of another build, or of other functions: sweep again without --resume"
+    )]
+    OtherPlan,
     /// No function can be found.
     #[error("cannot list the kernel's functions: {0}")]
     Functions(String),
@@ -129,7 +136,13 @@ impl Sweep<'_> {
             of: functions.of,
             batches: batches.len(),
             refused: functions.refused.clone(),
+            program: hash_of_program()?,
         };
+        let known = match self.known {
+            Some(path) => Known::from_lines(&std::fs::read_to_string(path)?, &plan),
+            None => Some(Known::default()),
+        };
+        let known = known.ok_or(SweepError::OtherPlan)?;
         print(output, &Line::Sweep(Step::Plan(plan)))?;
         let guest = Guest {
             host: &host,
@@ -154,10 +167,6 @@ impl Sweep<'_> {
                     silence_ms: millis(baseline.limits.silence),
                 };
                 print(output, &Line::Sweep(step))?;
-                let known = match self.known {
-                    Some(path) => Known::from_lines(&std::fs::read_to_string(path)?),
-                    None => Known::default(),
-                };
                 let mut boots = Printing {
                     guest: &guest,
                     functions: &functions,
@@ -183,6 +192,13 @@ impl Sweep<'_> {
         print(output, &end)?;
         Ok(failed)
     }
+}
+
+/// The start of the program's SHA-256.
+fn hash_of_program() -> io::Result<String> {
+    let digest = Sha256::digest(std::fs::read("/proc/self/exe")?);
+    let digits = digest.iter().take(PROGRAM_HASH_BYTES);
+    Ok(digits.map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The reason why this KVM cannot run the mode, if any.

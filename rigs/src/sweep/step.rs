@@ -77,6 +77,9 @@ pub struct Plan {
     pub batches: usize,
     /// Functions that cannot be probed, by reason.
     pub refused: BTreeMap<String, u64>,
+    /// The hash of the program that sweeps, with the engine: a sweep is continued by the same program only.
+    #[serde(default)]
+    pub program: String,
 }
 
 /// The sum of a sweep.
