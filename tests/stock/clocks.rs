@@ -1,4 +1,4 @@
-//! Loops that read what KVM writes, until it no longer changes.
+//! Loops on data that KVM changes at exits.
 
 use introspect::Symbol;
 use probes::{Kernel, ProbeSpec, Refusal, resolve};
@@ -7,7 +7,7 @@ use crate::boot::{Boot, Stock, probe};
 
 const WORKLOAD: &str = "opens=10 reads=10 getpids=10";
 const IMAGES: [&str; 4] = ["debian-5.10", "debian-6.1", "debian-6.12", "debian-sid"];
-/// KVM raises the version that it reads in a loop at each entry of a vCPU.
+/// The function reads a version in a loop; KVM raises the version at each `KVM_RUN`.
 const STEAL_TIME: &str = "kvm_steal_clock";
 
 /// The first instructions of the loops in `function`: each the target of a jump backwards.
@@ -21,7 +21,7 @@ fn loops(kernel: &Kernel, function: &Symbol) -> Vec<String> {
         .collect()
 }
 
-/// Functions that execute `rdtsc` in a loop of kvm-clock, wherever the compiler has put the loop.
+/// Functions of kvm-clock that execute `rdtsc`: the compiler puts the loop into different functions.
 fn clock_readers(kernel: &Kernel) -> Vec<Symbol> {
     let is_reader = |symbol: &Symbol| {
         let name = &symbol.name;

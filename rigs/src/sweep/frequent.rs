@@ -5,11 +5,10 @@
 //! exits each, when jumps have replaced the plants, and for good before the workload begins: the workload waits for a line of input.
 //!
 //! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
-//! turn, does so with the same registers, and prints no line but reports of too little time. A probe is therefore disabled only if
-//! the console shows progress since the probe became frequent, and the last hits of a vCPU all have different registers
-//! ([`Registers`](super::registers)). If the probe only counts, a second probe at the same place reports the registers. A vCPU that
-//! hangs with new registers at each hit, while another vCPU prints lines, is rescued. The workload shows such a hang if it executes
-//! the instruction, too.
+//! turn, does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if the function is
+//! entered again and again, and the last entries of a vCPU all have different registers ([`Registers`](super::registers)). If the
+//! probe only counts, a second probe at the function's entry reports the registers. A guest that hangs in calls with new registers
+//! while it boots is rescued. The workload shows such a guest if it makes the calls, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -53,15 +52,13 @@ pub(super) struct DisabledProbes {
     pub(super) beside: BTreeSet<ProbeId>,
 }
 
-/// The source of the registers at a frequent probe's hits.
+/// The source of the registers at the entries of a frequent probe's function.
 #[derive(Debug)]
 struct RegisterSource {
     /// The name of the probe whose events have the registers.
     name: Arc<str>,
     /// The second probe, if the frequent probe only counts.
     beside: Option<ProbeId>,
-    /// The lines on the console before.
-    lines: u64,
 }
 
 /// A part of the boot.
@@ -116,14 +113,10 @@ impl FrequentProbes<'_> {
                 self.unregister_besides(&mut part.frequent)?;
                 return self.set_enabled(&part.disabled, true);
             }
-            let (lines, _) = self.watch.progress();
-            let goes_on = |source: &RegisterSource| {
-                lines > source.lines && self.watch.registers_change(&source.name)
-            };
             let changing: BTreeSet<ProbeId> = part
                 .frequent
                 .iter()
-                .filter(|(_, source)| goes_on(source))
+                .filter(|(_, source)| self.watch.registers_change(&source.name))
                 .map(|(id, _)| *id)
                 .collect();
             let is_changing = |id: &ProbeId, _: &mut RegisterSource| changing.contains(id);
@@ -147,16 +140,14 @@ impl FrequentProbes<'_> {
     /// Finds or registers the probe whose events have the registers at the hits of `record`'s probe.
     fn source(&self, record: &ProbeRecord) -> Result<RegisterSource, String> {
         let name = &record.summary.probe;
-        let (lines, _) = self.watch.progress();
         if self.action == HitAction::Recorded {
             self.watch.forget_registers(name);
             return Ok(RegisterSource {
                 name: Arc::from(&**name),
                 beside: None,
-                lines,
             });
         }
-        let name = name.replacen("kretprobe:", "kprobe:", 1);
+        let name = entry_of(name);
         // A former part of the boot may have had a second probe of this name.
         self.watch.forget_registers(&name);
         let probe = NewProbe {
@@ -169,7 +160,6 @@ impl FrequentProbes<'_> {
         Ok(RegisterSource {
             name: name.into(),
             beside: ids.map_err(chain)?.pop(),
-            lines,
         })
     }
 
@@ -194,5 +184,31 @@ impl FrequentProbes<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// The probe at the entry of the function of `probe`. A probe at an address stays there.
+fn entry_of(probe: &str) -> String {
+    let (function, _) = probe.split_once('+').unwrap_or((probe, ""));
+    function.replacen("kretprobe:", "kprobe:", 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::entry_of;
+
+    #[test]
+    fn registers_come_from_the_entry_of_the_function() {
+        for probe in [
+            "kprobe:vfs_read",
+            "kretprobe:vfs_read",
+            "kprobe:vfs_read+0x1a",
+        ] {
+            assert_eq!(entry_of(probe), "kprobe:vfs_read");
+        }
+        assert_eq!(
+            entry_of("kprobe:0xffffffff81000010"),
+            "kprobe:0xffffffff81000010"
+        );
     }
 }

@@ -199,10 +199,13 @@ fn drive(
     })
 }
 
+/// In the version string of a kernel that is built to preempt itself. With `PREEMPT_DYNAMIC`, the command line decides.
+const PREEMPTING: [&str; 2] = ["SMP PREEMPT_RT", "SMP PREEMPT "];
+
 /// Whether the kernel does not preempt itself, which [`disabled`] requires: the kernel has to obey `preempt=voluntary`.
 fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
-    let is_real_time = contains(vmlinux, "SMP PREEMPT_RT");
-    if is_real_time || live.has_said("Dynamic Preempt: unsupported mode") {
+    let is_preempting = PREEMPTING.iter().any(|built| contains(vmlinux, built));
+    if is_preempting || live.has_said("Dynamic Preempt: unsupported mode") {
         return Err(
             "this kernel preempts itself whatever its command line says: the hits of disabled probes have no bound"
                 .to_owned(),
