@@ -10,7 +10,11 @@ cd "$(dirname "$0")/.."
 # When the last run of the sweep in a file began; nothing if there is none.
 began() { grep -so '"type":"run",.*"date":"[^"]*"' "$1" | tail -n 1 | sed 's/.*"date":"\([^"]*\)"/\1/'; }
 # A sweep that goes on has a new plan behind the sum of the one before.
-has_ended() { [ "$(grep -so '"step":"\(plan\|sum\)"' "$1" | tail -n 1)" = '"step":"sum"' ]; }
+has_ended() {
+    local step
+    step=$(grep -so '"step":"\(plan\|sum\|cannot\)"' "$1" | tail -n 1)
+    [ "$step" = '"step":"sum"' ] || [ "$step" = '"step":"cannot"' ]
+}
 
 mkdir -p docs/sweep
 for lines in target/rigs/sweep-*.jsonl; do
