@@ -9,11 +9,11 @@ cd "$(dirname "$0")/.."
 
 # When the last run of the sweep in a file began; nothing if there is none.
 began() { grep -so '"type":"run",.*"date":"[^"]*"' "$1" | tail -n 1 | sed 's/.*"date":"\([^"]*\)"/\1/'; }
-# A sweep that goes on has a new plan behind the sum of the one before.
+# A sweep that goes on has a new run and a new plan behind the sum of the one before.
 has_ended() {
-    local step
-    step=$(grep -so '"step":"\(plan\|sum\|cannot\)"' "$1" | tail -n 1)
-    [ "$step" = '"step":"sum"' ] || [ "$step" = '"step":"cannot"' ]
+    local last
+    last=$(grep -so '"type":"run"\|"step":"\(plan\|sum\|cannot\)"' "$1" | tail -n 1)
+    [ "$last" = '"step":"sum"' ] || [ "$last" = '"step":"cannot"' ]
 }
 
 mkdir -p docs/sweep

@@ -5,11 +5,14 @@
 //! kernel can come to that opinion of its TSC at any time. And after a hit that held its vCPU up for a second, hyprobe itself has KVM
 //! raise the version, on every host (`docs/pausing.md`). So the loops are refused on every host.
 
-use introspect::insn::boundaries;
+use std::collections::BTreeMap;
+
+use iced_x86::FlowControl;
+use introspect::insn::{Decoded, boundaries};
 use introspect::{Gva, Symbol};
 
-/// The functions of Linux 5.10 to 7.2 that the loop is in, or is inlined into.
-const READERS: [&str; 7] = [
+/// The functions of Linux 5.10 to 7.2 that the loop is in, or is inlined into; the last two are in the module `ptp_kvm`.
+const READERS: [&str; 9] = [
     "__pvclock_clocksource_read",
     "kvm_clock_get_cycles",
     "kvm_clock_get_cycles_snapshot",
@@ -17,18 +20,45 @@ const READERS: [&str; 7] = [
     "pvclock_clocksource_read",
     "pvclock_clocksource_read_nowd",
     "pvclock_read_flags",
+    "kvm_arch_ptp_get_crosststamp",
+    "ptp_kvm_get_time_fn",
 ];
 
-/// Whether the instruction at `at` in `symbol`, whose bytes are `code`, is in a loop that reads kvm-clock.
+/// Whether the instruction at `at` in `symbol`, whose bytes are `code`, is in a loop of a function that reads kvm-clock.
 pub(super) fn is_in_loop(symbol: &Symbol, code: &[u8], at: Gva) -> bool {
     // A compiler names the copies that it makes of a function `NAME.part.0`, and similarly.
     let (name, _) = symbol.name.split_once('.').unwrap_or((&symbol.name, ""));
-    READERS.contains(&name)
-        && boundaries(code, symbol.address)
-            .map_while(Result::ok)
-            .filter(|decoded| decoded.at() >= at)
-            .any(|end| {
-                end.branch_target()
-                    .is_some_and(|start| (symbol.address..=at).contains(&start))
-            })
+    READERS.contains(&name) && reaches_itself(symbol, code, at)
+}
+
+/// Whether the vCPU can come from the instruction at `at` back to it without leaving the function.
+fn reaches_itself(symbol: &Symbol, code: &[u8], at: Gva) -> bool {
+    let decoded = boundaries(code, symbol.address).map_while(Result::ok);
+    let mut unseen: BTreeMap<Gva, Decoded> = decoded.map(|it| (it.at(), it)).collect();
+    let mut waiting = vec![at];
+    while let Some(next) = waiting.pop() {
+        // Two branches may lead to one place.
+        let Some(decoded) = unseen.remove(&next) else {
+            continue;
+        };
+        for next in successors(&decoded).into_iter().flatten() {
+            if next == at {
+                return true;
+            }
+            waiting.push(next);
+        }
+    }
+    false
+}
+
+/// The addresses behind `decoded` within a function, a called function left out.
+fn successors(decoded: &Decoded) -> [Option<Gva>; 2] {
+    let behind = Some(decoded.next());
+    let target = decoded.branch_target();
+    match decoded.instruction().flow_control() {
+        FlowControl::UnconditionalBranch => [target, None],
+        FlowControl::ConditionalBranch => [behind, target],
+        FlowControl::IndirectBranch | FlowControl::Return | FlowControl::Exception => [None, None],
+        _ => [behind, None],
+    }
 }

@@ -75,7 +75,7 @@ pub enum Refusal {
     Int3Handler,
     /// An instruction of a loop that KVM's work at an exit can keep going.
     #[error(
-        "it is in the loop that reads kvm-clock: if the host's TSC is unstable, each exit changes the clock, and the loop would never end; probe the function's entry, or an instruction behind the loop"
+        "it is in a loop of a function that reads kvm-clock: if the host's TSC is unstable, each exit changes the clock, and the loop would never end; probe the function's entry, or an instruction outside of its loops"
     )]
     ClockLoop,
     /// The function has no instruction suitable for a probe.

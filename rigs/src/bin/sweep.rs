@@ -37,6 +37,9 @@ struct Arguments {
     /// Shuffles the functions, and chooses instructions.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// The hash of this program, for the lines: a sweep is continued by the same program only.
+    #[arg(long, default_value = "")]
+    program: String,
     /// Functions of a batch, at most.
     #[arg(long, default_value_t = 5000)]
     batch: usize,
@@ -81,6 +84,7 @@ fn run(arguments: &Arguments) -> ExitCode {
         mode: arguments.mode,
         cpus: arguments.cpus,
         seed: arguments.seed,
+        program: &arguments.program,
         batch: arguments.batch,
         sample: arguments.sample,
         with: &arguments.with,

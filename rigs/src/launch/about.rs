@@ -58,7 +58,8 @@ fn first_line(program: &str, options: &[&str], word: &str) -> Option<String> {
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .output()
-        .ok()?;
+        .ok()
+        .filter(|output| output.status.success())?;
     let said = [output.stdout, output.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     let line = said.lines().find(|line| line.contains(word))?;

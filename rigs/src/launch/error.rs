@@ -97,6 +97,14 @@ pub enum LaunchError {
     /// There was an end, but not to the cases.
     #[error("the lines have no end")]
     NoEnd,
+    /// The kept lines are of another program.
+    #[error(
+        "the lines in {} are of another build of this rig: sweep again without --resume", path.display()
+    )]
+    OtherBuild {
+        /// The file.
+        path: PathBuf,
+    },
     /// No results to make a table of.
     #[error("there are no results in {}: run `rig intel` or another first", path.display())]
     NoResults {

@@ -87,11 +87,14 @@ impl Watch {
         }
     }
 
-    /// Whether the last hits of `probe` have different registers.
-    pub(super) fn registers_change(&self, probe: &str) -> bool {
+    /// Whether the last hits of `place` have different registers, and so do those of `entry`, and each vCPU that has hit `place` has
+    /// hit `entry`.
+    pub(super) fn registers_change(&self, place: &str, entry: &str) -> bool {
         let watched = self.lock();
-        let events = watched.events.get(probe);
-        events.is_some_and(ProbeEvents::registers_change)
+        let events = watched.events.get(place).zip(watched.events.get(entry));
+        events.is_some_and(|(place, entry)| {
+            place.registers_change() && entry.registers_change() && entry.covers(place)
+        })
     }
 
     /// Whether the console shows `text`.
@@ -201,6 +204,8 @@ pub(super) enum Ended {
     },
     /// No line came for the given time.
     Silent(Duration),
+    /// At the limit of the boot, no line had come for the given time, though perhaps because of exits.
+    SilentAtLimit(Duration),
     /// Lines came, but not the end.
     OverLimit(Duration),
     /// The session could not be set up, or panicked.
@@ -417,7 +422,7 @@ mod tests {
                 "[  {hang}2.1] watchdog: BUG: soft lockup - CPU#0 stuck for 22s! [init:1]\r\n[  {hang}2.1] CPU: 0 PID: {hang}\r\n"
             );
             assert_eq!(print(&report), 2);
-            assert_eq!(print("[   62.1] Call Trace:\r\n"), 2);
+            assert_eq!(print(&format!("[  {hang}2.3] Call Trace:\r\n")), 2);
         }
         assert_eq!(print("workload: start\r\n"), 3);
     }

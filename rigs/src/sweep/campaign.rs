@@ -11,10 +11,12 @@ use std::time::{Duration, Instant, SystemTime};
 use super::options::Options;
 use super::outcome::Outcome;
 use super::step::{BootKey, Plan, Step, Sum};
-use super::{Mode, page};
+use super::{Mode, page, program};
 use crate::launch::{self, Launch, LaunchError, Program, file_error};
 use crate::line::{Backend, Line};
 
+/// The name of the program that sweeps.
+const SWEEP: &str = "sweep";
 /// A Linux that dies more often than this has a cause beyond the reach of a search.
 const RESTARTS_MAX: usize = 60;
 
@@ -88,7 +90,12 @@ impl Campaign<'_> {
         };
         let mut options = self.options.clone();
         let mut seed = self.options.seed.unwrap_or_else(new_seed);
+        let program = self.programs.join(SWEEP);
+        let program = program::hash(&program).map_err(file_error("read", &program))?;
         if let Some(plan) = last_plan(&kept) {
+            if program != plan.program {
+                return Err(LaunchError::OtherBuild { path });
+            }
             (seed, options.batch) = (plan.seed, plan.batch);
         } else {
             fs::create_dir_all(self.results).map_err(file_error("make", self.results))?;
@@ -96,6 +103,7 @@ impl Campaign<'_> {
         }
         let arguments = [
             vec!["--mode".to_owned(), mode.word()],
+            vec!["--program".to_owned(), program],
             options.arguments(seed),
         ]
         .concat();
@@ -167,7 +175,8 @@ fn death(text: &str, error: &LaunchError) -> Option<Line> {
     for line in text.lines().filter_map(Line::find) {
         match line {
             Line::Sweep(Step::Booting { key, functions, .. }) => under_way = Some((key, functions)),
-            Line::Sweep(Step::Booted { .. } | Step::Plan(_)) => under_way = None,
+            // A launch that ends before its plan has booted nothing.
+            Line::Run { .. } | Line::Sweep(Step::Booted { .. } | Step::Plan(_)) => under_way = None,
             _ => (),
         }
     }
@@ -239,6 +248,19 @@ mod tests {
             panic!("{outcome:?}");
         };
         assert!(reason.contains("Kernel panic"), "{reason}");
+    }
+
+    #[test]
+    fn launch_that_ends_before_its_plan_has_booted_nothing() {
+        let run = Line::Run {
+            backend: Backend::Nested,
+            date: String::new(),
+            host: String::new(),
+            versions: Vec::new(),
+        };
+        let run = serde_json::to_string(&run).expect("json");
+        let text = text(&[booting(1)]) + &run + "\n";
+        assert_eq!(death(&text, &error()), None);
     }
 
     #[test]

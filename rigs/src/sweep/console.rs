@@ -25,6 +25,8 @@ const LITTLE_TIME: [&str; 4] = [
 ];
 /// The maximum number of lines of a report of too little time, behind the first line.
 const REPORT_LINES: usize = 80;
+/// The maximum duration of such a report. The next comes twenty seconds later.
+const REPORT_SECONDS: f64 = 5.0;
 /// The number of lines quoted of a failed guest.
 const LAST_LINES: usize = 4;
 const LAST_BYTES: usize = 300;
@@ -32,21 +34,20 @@ const LAST_BYTES: usize = 300;
 /// Distinguishes the lines of a report of too little time: a hanging guest prints such reports for ever.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LittleTime {
-    /// The maximum number of lines left of the report.
-    left: usize,
+    /// The end of the last report, by the kernel's clock.
+    until_seconds: Option<f64>,
 }
 
 impl LittleTime {
-    /// Whether `line`, the next of the console, belongs to a report. A line of a program, which has no time stamp, does not; it may
-    /// come in the middle of a report.
+    /// Whether `line`, the next of the console, belongs to a report. A line of a program, which has no time stamp, does not.
     pub(super) fn includes(&mut self, line: &str) -> bool {
+        let time = stamp(line);
         if is_little_time(line) {
-            self.left = REPORT_LINES;
+            self.until_seconds = time.map(|time| time + REPORT_SECONDS);
             return true;
         }
-        let includes = self.left > 0 && is_stamped(line);
-        self.left = self.left.saturating_sub(1);
-        includes
+        let ends = self.until_seconds.zip(time);
+        ends.is_some_and(|(until, time)| time <= until)
     }
 }
 
@@ -63,19 +64,20 @@ impl Reports {
     /// All reports in `console`.
     pub(super) fn of(console: &str) -> Self {
         let mut reports = Self::default();
-        let mut little_time = LittleTime::default();
+        let mut belongs_to_report = 0_usize;
         for line in console.lines() {
-            let belongs_to_report = little_time.includes(line);
             if is_little_time(line) {
                 reports
                     .little_time
                     .get_or_insert_with(|| without_time(line).to_owned());
+                belongs_to_report = REPORT_LINES;
             } else if DAMAGE.iter().any(|word| line.contains(word)) {
                 let is_trace = line.contains("Call Trace");
-                if !(is_trace && belongs_to_report) {
+                if !(is_trace && belongs_to_report > 0) {
                     reports.damage.insert(comparable(line));
                 }
             }
+            belongs_to_report = belongs_to_report.saturating_sub(1);
         }
         reports
     }
@@ -117,21 +119,21 @@ fn comparable(line: &str) -> String {
 
 fn without_time(line: &str) -> &str {
     let line = line.trim();
-    behind_stamp(line).unwrap_or(line)
+    behind_stamp(line).map_or(line, |(_, rest)| rest)
 }
 
-fn is_stamped(line: &str) -> bool {
-    behind_stamp(line.trim()).is_some()
+/// The seconds of the kernel's time stamp, if `line` has one.
+fn stamp(line: &str) -> Option<f64> {
+    let (stamp, _) = behind_stamp(line.trim())?;
+    stamp.parse().ok()
 }
 
-/// The text behind the kernel's time stamp, if `line` has one. `line` may end behind the stamp.
-fn behind_stamp(line: &str) -> Option<&str> {
+/// The kernel's time stamp at the start of `line`, and the text behind the stamp.
+fn behind_stamp(line: &str) -> Option<(&str, &str)> {
     let (stamp, rest) = line.strip_prefix('[')?.split_once(']')?;
-    let is_time = stamp
-        .trim()
-        .bytes()
-        .all(|c| c.is_ascii_digit() || c == b'.');
-    is_time.then(|| rest.strip_prefix(' ').unwrap_or(rest))
+    let stamp = stamp.trim();
+    let is_time = stamp.bytes().all(|c| c.is_ascii_digit() || c == b'.');
+    is_time.then(|| (stamp, rest.strip_prefix(' ').unwrap_or(rest)))
 }
 
 /// The end of a console's text, in one line.
@@ -194,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_too_little_time_has_no_line_of_a_program_and_comes_to_an_end() {
+    fn report_of_too_little_time_ends_after_seconds_and_has_no_line_of_a_program() {
         let mut little_time = LittleTime::default();
         let mut include = |lines: &str| -> Vec<bool> {
             lines
@@ -205,12 +207,12 @@ mod tests {
         assert_eq!(include("[ 9.1] devtmpfs: initialized\n"), [false]);
         assert_eq!(include(LOCKUP), [true; 4]);
         assert_eq!(include("[ 27.0]\nworkload: start\n"), [true, false]);
-        let others = "[ 28.1] pci: 1\n".repeat(REPORT_LINES);
-        let belong = REPORT_LINES - 5;
         assert_eq!(
-            include(&others),
-            [vec![true; belong], vec![false; 5]].concat()
+            include("[ 30.9] RIP: 0010:f\n[ 31.3] pci: 1\n"),
+            [true, false]
         );
+        assert_eq!(include(&LOCKUP.replace("26.", "48.")), [true; 4]);
+        assert_eq!(include("[ 53.2] pci: 2\n"), [false]);
     }
 
     #[test]

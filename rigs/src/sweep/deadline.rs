@@ -98,19 +98,15 @@ impl Deadline {
             *last = Last { lines, exits };
         }
         let total = self.limits.total + self.time_of(exits);
-        let is_over = now > total;
-        // A guest that hangs in exits uses up the time granted for them: at the end of all time, only its lines show progress.
-        let granted = if is_over {
-            Duration::ZERO
-        } else {
-            self.time_of(exits - last.exits)
-        };
-        if silence > self.limits.silence + granted {
+        if silence > self.limits.silence + self.time_of(exits - last.exits) {
             Some(Ended::Silent(silence))
-        } else if is_over {
-            Some(Ended::OverLimit(total))
-        } else {
+        } else if now <= total {
             None
+        } else if silence > self.limits.silence {
+            // A guest that hangs in exits uses up the time granted for them.
+            Some(Ended::SilentAtLimit(silence))
+        } else {
+            Some(Ended::OverLimit(total))
         }
     }
 
@@ -186,7 +182,10 @@ mod tests {
         let livelock = |look: u64| 10_000 * look;
         let total = LIMITS.total + EXITS_MAX;
         let late = total.as_secs() / LOOK_SECONDS - 10;
-        assert_eq!(ended(late, livelock), Some(Ended::Silent(seconds(110))));
+        assert_eq!(
+            ended(late, livelock),
+            Some(Ended::SilentAtLimit(seconds(110)))
+        );
     }
 
     #[test]

@@ -5,9 +5,10 @@
 //! exits each, when jumps have replaced the plants, and for good before the workload begins: the workload waits for a line of input.
 //!
 //! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
-//! turn, does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if the function is
-//! entered again and again, and the last entries of a vCPU all have different registers ([`Registers`](super::registers)). If the
-//! probe only counts, a second probe at the function's entry reports the registers. A guest that hangs in calls with new registers
+//! turn, does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if, within a second,
+//! each vCPU that hits the probe enters the function, and the vCPUs' last hits and entries all have different registers
+//! ([`Registers`](super::registers)). If the probe only counts, second probes at the same place and at the function's entry report the
+//! registers. If no probe can be at the entry, the registers at the place decide alone. A guest that hangs in calls with new registers
 //! while it boots is rescued. The workload shows such a guest if it makes the calls, too.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord, ProbeSpec};
+use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord, ProbeSpec, ProbeState};
 use vmm::{Control, End};
 
 use super::boot::Watch;
@@ -52,13 +53,15 @@ pub(super) struct DisabledProbes {
     pub(super) beside: BTreeSet<ProbeId>,
 }
 
-/// The source of the registers at the entries of a frequent probe's function.
+/// The source of the registers at a frequent probe's hits, and at the entries of its function.
 #[derive(Debug)]
 struct RegisterSource {
-    /// The name of the probe whose events have the registers.
-    name: Arc<str>,
-    /// The second probe, if the frequent probe only counts.
-    beside: Option<ProbeId>,
+    /// The name of the probe whose events have the registers at the hits.
+    place: Arc<str>,
+    /// The name of the probe at the function's entry.
+    entry: Arc<str>,
+    /// The second probes, if the frequent probe only counts.
+    besides: Vec<ProbeId>,
 }
 
 /// A part of the boot.
@@ -71,7 +74,7 @@ struct BootPart {
 
 impl BootPart {
     fn knows(&self, id: ProbeId) -> bool {
-        let is_beside = |source: &RegisterSource| source.beside == Some(id);
+        let is_beside = |source: &RegisterSource| source.besides.contains(&id);
         self.disabled.contains(&id)
             || self.frequent.contains_key(&id)
             || self.frequent.values().any(is_beside)
@@ -99,7 +102,8 @@ impl FrequentProbes<'_> {
             let mut part = BootPart::default();
             let result = self.disable_until(ends, &mut part);
             disabled.probes.extend(part.disabled);
-            disabled.beside = part.frequent.values().filter_map(|it| it.beside).collect();
+            let besides = part.frequent.values().flat_map(|it| &it.besides);
+            disabled.beside = besides.copied().collect();
             result?;
         }
         (&mut &*self.input).write_all(b"\n").map_err(chain)
@@ -113,10 +117,17 @@ impl FrequentProbes<'_> {
                 self.unregister_besides(&mut part.frequent)?;
                 return self.set_enabled(&part.disabled, true);
             }
+            let changes = |source: &RegisterSource| {
+                let changes = self.watch.registers_change(&source.place, &source.entry);
+                for probe in [&source.place, &source.entry] {
+                    self.watch.forget_registers(probe);
+                }
+                changes
+            };
             let changing: BTreeSet<ProbeId> = part
                 .frequent
                 .iter()
-                .filter(|(_, source)| self.watch.registers_change(&source.name))
+                .filter(|(_, source)| changes(source))
                 .map(|(id, _)| *id)
                 .collect();
             let is_changing = |id: &ProbeId, _: &mut RegisterSource| changing.contains(id);
@@ -137,38 +148,62 @@ impl FrequentProbes<'_> {
         Ok(())
     }
 
-    /// Finds or registers the probe whose events have the registers at the hits of `record`'s probe.
+    /// Finds or registers the probes whose events have the registers for `record`'s probe.
     fn source(&self, record: &ProbeRecord) -> Result<RegisterSource, String> {
         let name = &record.summary.probe;
         if self.action == HitAction::Recorded {
             self.watch.forget_registers(name);
             return Ok(RegisterSource {
-                name: Arc::from(&**name),
-                beside: None,
+                place: Arc::from(&**name),
+                entry: Arc::from(&**name),
+                besides: Vec::new(),
             });
         }
-        let name = entry_of(name);
-        // A former part of the boot may have had a second probe of this name.
-        self.watch.forget_registers(&name);
-        let probe = NewProbe {
-            action: Action::Trace,
-            ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
-        };
-        let prepared = self.engine.prepare(&[probe]).map_err(chain)?;
+        let place = name.replacen("kretprobe:", "kprobe:", 1);
+        let mut entry = entry_of(&place).to_owned();
+        let mut names = vec![place.clone()];
+        if entry != place {
+            names.push(entry.clone());
+        }
+        let mut probes = Vec::new();
+        for name in &names {
+            // A former part of the boot may have had a second probe of this name.
+            self.watch.forget_registers(name);
+            probes.push(NewProbe {
+                action: Action::Trace,
+                ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
+            });
+        }
+        let prepared = self.engine.prepare(&probes).map_err(chain)?;
         let paused = self.control.pause_all();
-        let ids = self.engine.register_prepared(&paused, prepared);
+        let besides = self
+            .engine
+            .register_prepared(&paused, prepared)
+            .map_err(chain)?;
+        drop(paused);
+        let is_refused = |record: ProbeRecord| {
+            *record.summary.probe == *entry && record.summary.state == ProbeState::Refused
+        };
+        let mut records = besides.iter().flat_map(|id| self.engine.records_of(*id));
+        if records.any(is_refused) {
+            entry.clone_from(&place);
+        }
         Ok(RegisterSource {
-            name: name.into(),
-            beside: ids.map_err(chain)?.pop(),
+            place: place.into(),
+            entry: entry.into(),
+            besides,
         })
     }
 
     fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, RegisterSource>) -> Result<(), String> {
-        let besides: Vec<ProbeId> = of.values().filter_map(|source| source.beside).collect();
+        let besides: Vec<ProbeId> = of
+            .values()
+            .flat_map(|source| source.besides.clone())
+            .collect();
         if !besides.is_empty() {
             let paused = self.control.pause_all();
             self.engine.unregister(&paused, &besides).map_err(chain)?;
-            of.values_mut().for_each(|source| source.beside = None);
+            of.values_mut().for_each(|source| source.besides.clear());
         }
         Ok(())
     }
@@ -188,9 +223,10 @@ impl FrequentProbes<'_> {
 }
 
 /// The probe at the entry of the function of `probe`. A probe at an address stays there.
-fn entry_of(probe: &str) -> String {
-    let (function, _) = probe.split_once('+').unwrap_or((probe, ""));
-    function.replacen("kretprobe:", "kprobe:", 1)
+fn entry_of(probe: &str) -> &str {
+    probe
+        .split_once('+')
+        .map_or(probe, |(function, _)| function)
 }
 
 #[cfg(test)]
@@ -198,17 +234,11 @@ mod tests {
     use super::entry_of;
 
     #[test]
-    fn registers_come_from_the_entry_of_the_function() {
-        for probe in [
-            "kprobe:vfs_read",
-            "kretprobe:vfs_read",
-            "kprobe:vfs_read+0x1a",
-        ] {
+    fn entry_is_that_of_the_function_or_of_an_address_the_address() {
+        for probe in ["kprobe:vfs_read", "kprobe:vfs_read+0x1a"] {
             assert_eq!(entry_of(probe), "kprobe:vfs_read");
         }
-        assert_eq!(
-            entry_of("kprobe:0xffffffff81000010"),
-            "kprobe:0xffffffff81000010"
-        );
+        let address = "kprobe:0xffffffff81000010";
+        assert_eq!(entry_of(address), address);
     }
 }

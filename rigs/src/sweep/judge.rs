@@ -86,7 +86,13 @@ impl Baseline {
     /// The verdict on a boot.
     pub(super) fn judge(&self, judged: &Judged<'_>) -> Outcome {
         let ran = judged.ran;
-        if let Ended::OverLimit(limit) = ran.ended {
+        let is_slow = match ran.ended {
+            Ended::OverLimit(_) => true,
+            // Many probes may exit so often that no line comes; the halves of the batch tell.
+            Ended::SilentAtLimit(_) => judged.set.len() > 1,
+            Ended::Guest { .. } | Ended::Silent(_) | Ended::Broken(_) => false,
+        };
+        if is_slow {
             if let Some(report) = Reports::of(&ran.console).beyond(&self.reports) {
                 return Outcome::Harmed {
                     reason: format!("the guest reports, and comes to no end: {report}"),
@@ -95,8 +101,9 @@ impl Baseline {
             }
             return Outcome::Slow {
                 reason: format!(
-                    "no end after {} s, but the console goes on{}; last words: {}",
-                    limit.as_secs(),
+                    "{} after {} s{}; last words: {}",
+                    describe(&ran.ended),
+                    ran.in_guest.as_secs(),
                     busiest(judged).map_or(String::new(), |(_, text)| format!("; {text}")),
                     last_words(&ran.console)
                 ),
@@ -188,7 +195,12 @@ fn describe(ended: &Ended) -> String {
             format!("{word}{detail}")
         }
         Ended::Silent(time) => format!("no line for {} s", time.as_secs()),
-        Ended::OverLimit(limit) => format!("no end for {} s", limit.as_secs()),
+        Ended::SilentAtLimit(time) => {
+            format!("no end in time, and no line for {} s", time.as_secs())
+        }
+        Ended::OverLimit(limit) => {
+            format!("no end in {} s, but the console goes on", limit.as_secs())
+        }
         Ended::Broken(why) => format!("no boot: {why}"),
     }
 }
@@ -271,7 +283,7 @@ fn suspects(judged: &Judged<'_>) -> Vec<FunctionId> {
     let probes = &judged.ran.probes;
     let all: u64 = probes.iter().map(|probe| probe.hits).sum();
     let most = probes.iter().map(|probe| probe.hits).max().unwrap_or(0);
-    if matches!(judged.ran.ended, Ended::Silent(_))
+    if matches!(judged.ran.ended, Ended::Silent(_) | Ended::SilentAtLimit(_))
         && most > LIVELOCK_HITS
         && most * LIVELOCK_PART > all
     {
@@ -495,6 +507,16 @@ mod tests {
         assert!(matches!(outcome, Outcome::Slow { .. }), "{outcome:?}");
         let over = Ended::OverLimit(Duration::from_secs(100));
         let outcome = verdict(Mode::EntryCounted, &ran(over, "x\n", &[10, 0, 0]));
+        assert!(matches!(outcome, Outcome::Slow { .. }), "{outcome:?}");
+    }
+
+    #[test]
+    fn guest_silent_at_its_limit_is_harmed_by_a_single_probe_and_slow_with_several() {
+        let ended = || Ended::SilentAtLimit(Duration::from_secs(100));
+        let (reason, suspects) = harm(verdict(Mode::EntryCounted, &ran(ended(), "", &[20_000])));
+        assert!(reason.contains("no line for 100 s"), "{reason}");
+        assert_eq!(suspects, [0]);
+        let outcome = verdict(Mode::EntryCounted, &ran(ended(), "", &[20_000, 1]));
         assert!(matches!(outcome, Outcome::Slow { .. }), "{outcome:?}");
     }
 

@@ -27,6 +27,7 @@ mod mode;
 mod options;
 mod outcome;
 pub mod page;
+mod program;
 mod registers;
 mod run;
 mod search;

@@ -37,6 +37,12 @@ impl ProbeEvents {
         self.last.clear();
     }
 
+    /// Whether each vCPU with a hit of `other` has a hit of this probe.
+    pub(super) fn covers(&self, other: &Self) -> bool {
+        let has = |vcpu: &usize| self.last.iter().any(|(of, _)| of == vcpu);
+        other.last.iter().all(|(vcpu, _)| has(vcpu))
+    }
+
     /// Whether a vCPU has as many hits as are compared, and no vCPU has the same registers at two of its last hits.
     pub(super) fn registers_change(&self) -> bool {
         let differ = |last: &VecDeque<Registers>| {
@@ -85,6 +91,15 @@ mod tests {
         let goes_on = (0..100).map(|rdi| (0, rdi));
         assert!(events(goes_on.clone().chain([(1, 7)])).registers_change());
         assert!(!events(goes_on.chain([(1, 7), (1, 7)])).registers_change());
+    }
+
+    #[test]
+    fn vcpu_that_stays_in_a_loop_does_not_enter_the_function() {
+        let entries = events((0..100).map(|rdi| (0, rdi)));
+        let loops = events((0..100).map(|rdi| (usize::from(rdi > 50), rdi)));
+        assert!(entries.registers_change() && loops.registers_change());
+        assert!(!entries.covers(&loops));
+        assert!(loops.covers(&entries) && entries.covers(&events([])));
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use probes::{Kernel, PlantByte};
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 use vmm::boot::{BootMethod, KernelError, KernelFile};
 use vmm::{Host, HostFacts};
@@ -20,7 +19,6 @@ use super::outcome::Finding;
 use super::step::{Plan, Step, Sum};
 use crate::line::{self, Backend, Line, print};
 
-const PROGRAM_HASH_BYTES: usize = 8;
 /// The limits of the boot without probes, on every KVM.
 const BASELINE: Limits = Limits {
     total: Duration::from_secs(1200),
@@ -77,6 +75,8 @@ pub struct Sweep<'a> {
     pub cpus: Option<u8>,
     /// The seed for the order of functions and the choice of instructions.
     pub seed: u64,
+    /// The hash of the program, for the plan.
+    pub program: &'a str,
     /// The maximum number of functions in a batch.
     pub batch: usize,
     /// The number of functions to sweep; all if `None`.
@@ -136,7 +136,7 @@ impl Sweep<'_> {
             of: functions.of,
             batches: batches.len(),
             refused: functions.refused.clone(),
-            program: hash_of_program()?,
+            program: self.program.to_owned(),
         };
         let known = match self.known {
             Some(path) => Known::from_lines(&std::fs::read_to_string(path)?, &plan),
@@ -192,13 +192,6 @@ impl Sweep<'_> {
         print(output, &end)?;
         Ok(failed)
     }
-}
-
-/// The start of the program's SHA-256.
-fn hash_of_program() -> io::Result<String> {
-    let digest = Sha256::digest(std::fs::read("/proc/self/exe")?);
-    let digits = digest.iter().take(PROGRAM_HASH_BYTES);
-    Ok(digits.map(|byte| format!("{byte:02x}")).collect())
 }
 
 /// The reason why this KVM cannot run the mode, if any.
