@@ -1,6 +1,6 @@
 //! Loops on data that KVM changes at exits.
 
-use introspect::Symbol;
+use introspect::{Gva, Symbol};
 use probes::{Kernel, ProbeSpec, Refusal, resolve};
 
 use crate::boot::{Boot, Stock, probe};
@@ -21,9 +21,9 @@ fn loops(kernel: &Kernel, function: &Symbol) -> Vec<String> {
         .collect()
 }
 
-/// Functions of kvm-clock that execute `rdtsc`: the compiler puts the loop into different functions.
-fn clock_readers(kernel: &Kernel) -> Vec<Symbol> {
-    let is_reader = |symbol: &Symbol| {
+/// The functions of kvm-clock that execute `rdtsc`, each with the instruction: the compiler puts the loop into different functions.
+fn clock_readers(kernel: &Kernel) -> Vec<(Symbol, Gva)> {
+    let is_of_clock = |symbol: &Symbol| {
         let name = &symbol.name;
         symbol.is_text()
             && !name.contains(".cold")
@@ -31,16 +31,13 @@ fn clock_readers(kernel: &Kernel) -> Vec<Symbol> {
             && (name.contains("pvclock") || name.starts_with("kvm_"))
             && name.contains("clock")
     };
-    let reads = |symbol: &Symbol| {
-        kernel
-            .instructions(symbol)
-            .map_while(Result::ok)
-            .any(|decoded| decoded.text().contains("rdtsc"))
+    let read = |symbol: Symbol| {
+        let mut decoded = kernel.instructions(&symbol).map_while(Result::ok);
+        let read = decoded.find(|decoded| decoded.text().contains("rdtsc"))?;
+        Some((symbol, read.at()))
     };
     let symbols = kernel.symbols().iter();
-    symbols
-        .filter(|symbol| is_reader(symbol) && reads(symbol))
-        .collect()
+    symbols.filter(is_of_clock).filter_map(read).collect()
 }
 
 /// If a hit there exited, on a host whose TSC is unstable, the loop would never end.
@@ -50,17 +47,17 @@ fn the_loops_that_read_the_clock_are_refused_on_every_kernel() {
         let stock = Stock::fetch(image);
         let readers = clock_readers(&stock.kernel);
         assert!(!readers.is_empty(), "{image}");
-        for reader in &readers {
-            let loops = loops(&stock.kernel, reader);
-            assert!(!loops.is_empty(), "{image}: {}", reader.name);
-            for spec in loops {
+        for (reader, read) in readers {
+            let place = |offset: u64| {
+                let spec = format!("kprobe:{}+{offset:#x}", reader.name);
                 let parsed: ProbeSpec = spec.parse().expect("a probe");
                 let found = resolve(&stock.kernel, &parsed, 0).expect("it resolves");
-                let refused = found
-                    .iter()
-                    .all(|found| found.place == Err(Refusal::ClockLoop));
-                assert!(refused, "{image}: {spec}: {found:?}");
-            }
+                found.into_iter().next().expect("one").place
+            };
+            let name = &reader.name;
+            let refused = place(read.0 - reader.address.0);
+            assert_eq!(refused, Err(Refusal::ClockLoop), "{image}: {name}");
+            assert!(place(0).is_ok(), "{image}: {name}");
         }
     }
 }
