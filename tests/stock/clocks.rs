@@ -1,7 +1,7 @@
 //! Loops on data that KVM changes at exits.
 
 use introspect::{Gva, Symbol};
-use probes::{Kernel, ProbeSpec, Refusal, resolve};
+use probes::{Kernel, ProbeSpec, ProbeState, Refusal, resolve};
 
 use crate::boot::{Boot, Stock, probe};
 
@@ -78,6 +78,8 @@ fn a_guest_with_probes_in_the_loop_that_reads_its_steal_time_comes_to_its_end() 
     ran.assert_well();
     let summary = ran.summary();
     for spec in &loops {
-        assert_eq!(probe(&summary, spec).hits, 0);
+        let probe = probe(&summary, spec);
+        // Armed, and never executed.
+        assert_eq!((probe.state, probe.hits), (ProbeState::Armed, 0), "{spec}");
     }
 }

@@ -7,7 +7,7 @@ use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use super::stopped::VcpuError;
 use crate::kvm::Host;
 
-/// Leaf 1 ECX: the LAPIC's timer has TSC-deadline mode. KVM leaves it to us to say so.
+/// Leaf 1 ECX: the LAPIC's timer has TSC-deadline mode. KVM does not report the bit as supported.
 const TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1 ECX: x2APIC.
 const X2APIC: u32 = 1 << 21;
@@ -32,12 +32,12 @@ const SVM: u32 = 1 << 2;
 /// What SVM can do.
 const SVM_FEATURES: u32 = 0x8000_000a;
 
-/// What KVM itself offers its guests.
+/// KVM's own leaf: paravirtual features.
 const KVM_FEATURES: u32 = 0x4000_0001;
-/// The time that a vCPU did not run although it could have. KVM raises its version at each `KVM_RUN`, and the guest reads
-/// it in a loop until two reads of the version are equal: if a hit in that loop exits, the loop never ends.
+/// Steal time. KVM raises the version of a vCPU's steal time at each `KVM_RUN`, and the guest reads the version in a loop until
+/// two reads are equal: a hit in the loop that exits would keep the loop going for ever.
 const STEAL_TIME: u32 = 1 << 5;
-/// TLB flushes that wait for a vCPU's next entry: a flag in what `STEAL_TIME` shares with KVM.
+/// TLB flushes at a vCPU's next entry. The flag is in the memory of the steal time.
 const PV_TLB_FLUSH: u32 = 1 << 9;
 
 const fn is_empty(entry: &kvm_cpuid_entry2) -> bool {
