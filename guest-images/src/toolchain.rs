@@ -69,6 +69,10 @@ pub(crate) fn compile(
         .current_dir(work.path())
         .env("LC_ALL", "C")
         .args(flags)
+        // The name of the directory is new each time, and debug information has the name.
+        .arg(format!("-ffile-prefix-map={}=.", work.path().display()))
+        // gcc asks for the directory's name here first.
+        .env("PWD", work.path())
         .args(["-o", output])
         .args(units)
         .stdin(Stdio::null())
@@ -109,5 +113,21 @@ mod tests {
             "{error}"
         );
         assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 0);
+    }
+
+    /// A sweep continues only with the same guest.
+    #[test]
+    fn the_same_sources_make_the_same_file_in_any_directory() {
+        let bytes = || {
+            let dir = tempfile::tempdir().expect("tempdir");
+            let source = Source {
+                name: "a.c",
+                text: "int f(void) { return 1; }\n",
+            };
+            let flags = ["-g1", "-nostdlib", "-static", "-Wl,--build-id=none,-ef"];
+            let path = compile(dir.path(), "a", &[source], &flags).expect("it compiles");
+            fs::read(path).expect("read")
+        };
+        assert!(bytes() == bytes());
     }
 }
