@@ -12,6 +12,7 @@ pub mod devices;
 mod kvm;
 mod machine;
 mod memory;
+mod panicked;
 mod selftest;
 mod trap;
 mod vcpu;
@@ -25,6 +26,7 @@ pub use machine::{
     Console, Control, CreateError, End, Int3Exits, MSR_LSTAR, Machine, MachineConfig, PausedGuard,
 };
 pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
+pub use panicked::Panicked;
 pub use selftest::{SelfTestError, self_test};
 pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
 pub use vcpu::{

@@ -11,6 +11,7 @@ use kvm_ioctls::VmFd;
 use crate::devices::{Platform, SerialInput};
 use crate::kvm::HostFacts;
 use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
+use crate::panicked::{FirstPanic, Panicked};
 use crate::trap::TrapHandler;
 use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
@@ -51,6 +52,7 @@ pub(crate) struct Ending {
     targets: Vec<KickTarget>,
     under_way: AtomicBool,
     reason: Sender<End>,
+    panic: FirstPanic,
 }
 
 impl Ending {
@@ -60,6 +62,7 @@ impl Ending {
             targets,
             under_way: AtomicBool::new(false),
             reason,
+            panic: FirstPanic::default(),
         }
     }
 
@@ -86,6 +89,13 @@ impl Ending {
 
     pub(crate) fn is_ending(&self) -> bool {
         self.under_way.load(Ordering::Acquire)
+    }
+
+    /// Calls `work`, the body of a thread of the machine. A panic ends the machine as failed.
+    pub(crate) fn watch(&self, work: impl FnOnce()) {
+        if let Err(panicked) = self.panic.watch(work) {
+            self.end(End::Failed(panicked.into()));
+        }
     }
 }
 
@@ -279,7 +289,10 @@ impl Machine {
             let (shared, handler) = (Arc::clone(&self.shared), Arc::clone(handler));
             let spawned = thread::Builder::new()
                 .name(format!("vcpu{index}"))
-                .spawn(move || run::run(&mut fd, index, &shared, handler.as_ref()));
+                .spawn(move || {
+                    let run = || run::run(&mut fd, index, &shared, handler.as_ref());
+                    shared.ending.watch(run);
+                });
             match spawned {
                 Ok(thread) => self.threads.push(thread),
                 Err(error) => {
@@ -293,7 +306,8 @@ impl Machine {
             return Err(error);
         }
         if let Some(input) = self.input.take() {
-            self.events = Some(EventLoop::start(input)?);
+            let ending = Arc::clone(&self.shared.ending);
+            self.events = Some(EventLoop::start(input, ending)?);
         }
         Ok(())
     }
@@ -329,10 +343,16 @@ impl Machine {
     pub fn stop(&mut self) {
         self.shared.ending.end(End::Stopped);
         for thread in self.threads.drain(..) {
-            // A panic in a vCPU thread has been printed by the panic hook.
+            // A vCPU's panic is caught in its thread.
             let _ = thread.join();
         }
         self.events = None;
+    }
+
+    /// The first panic of a thread of this machine, whatever the machine's end was.
+    #[must_use]
+    pub fn panicked(&self) -> Option<Panicked> {
+        self.shared.ending.panic.get()
     }
 }
 
@@ -375,6 +395,11 @@ impl Control {
         self.shared.gate.is_closed()
     }
 
+    /// Makes each vCPU leave the guest and ask for room ([`TrapHandler::has_room`]) before it enters again. Waits for none of them.
+    pub fn kick(&self) {
+        self.shared.ending.kick_all_but(None);
+    }
+
     /// Number of vCPUs.
     #[must_use]
     pub fn cpus(&self) -> usize {
@@ -391,5 +416,11 @@ impl Control {
     /// Ends the machine with this reason; the first one counts.
     pub fn end(&self, end: End) {
         self.shared.ending.end(end);
+    }
+
+    /// Calls `work`, the body of a thread that belongs to the machine. A panic of `work` ends the machine with [`End::Failed`], and is
+    /// not passed on.
+    pub fn watch(&self, work: impl FnOnce()) {
+        self.shared.ending.watch(work);
     }
 }

@@ -5,6 +5,7 @@
 //! to the guest.
 
 use std::fmt;
+use std::time::Duration;
 
 use vm_memory::GuestAddress;
 
@@ -105,6 +106,17 @@ pub trait TrapHandler: Send + Sync + fmt::Debug {
         paused: &PausedGuard<'_>,
         trap: Trap,
     ) -> Result<TrapOutcome, TrapError>;
+
+    /// Whether there is room for what the guest causes next, such as events and console output. A vCPU enters the guest only
+    /// while there is.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits for room, at most for `limit`. The vCPU counts as paused meanwhile.
+    fn await_room(&self, limit: Duration) {
+        let _ = limit;
+    }
 }
 
 /// The handler of a machine without probes.

@@ -8,6 +8,7 @@ use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, Subscrib
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use super::Ending;
 use crate::devices::SerialInput;
 
 /// Runs an event manager on its own thread until it is dropped.
@@ -37,7 +38,8 @@ impl MutEventSubscriber for StopEvent {
 }
 
 impl EventLoop {
-    pub(crate) fn start(input: SerialInput) -> io::Result<Self> {
+    /// A panic on the thread ends the machine through `ending`.
+    pub(crate) fn start(input: SerialInput, ending: Arc<Ending>) -> io::Result<Self> {
         let stop = EventFd::new(EFD_NONBLOCK)?;
         let stopped = Arc::new(Mutex::new(false));
         let mut manager: EventManager<Box<dyn MutEventSubscriber + Send>> =
@@ -50,12 +52,14 @@ impl EventLoop {
         let thread = thread::Builder::new()
             .name("devices".into())
             .spawn(move || {
-                while !stopped.lock().is_ok_and(|stopped| *stopped) {
-                    if let Err(error) = manager.run() {
-                        tracing::error!(%error, "console input ends");
-                        return;
+                ending.watch(|| {
+                    while !stopped.lock().is_ok_and(|stopped| *stopped) {
+                        if let Err(error) = manager.run() {
+                            tracing::error!(%error, "console input ends");
+                            return;
+                        }
                     }
-                }
+                });
             })?;
         Ok(Self {
             stop,

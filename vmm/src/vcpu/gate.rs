@@ -8,7 +8,10 @@
 //!                     ▲   │ ▲                             │
 //!               leave │   │ └────────── gate opens ───────┘
 //!   (none) ◀──────────┘   │
-//!                         └──▶ waiting for the gate ──▶ holder ──▶ running
+//!                         ├──▶ waiting for the gate ──▶ holder ──▶ running
+//!                         │    (counts as parked)
+//!                         │
+//!                         └──▶ waiting for room for events ──▶ gate open ──▶ running
 //!                              (counts as parked)
 //! ```
 //!
@@ -70,16 +73,27 @@ impl Gate {
             return;
         }
         park();
-        let mut state = self.lock();
-        state.parked += 1;
+        self.parked(|| ());
+    }
+
+    /// Calls `wait` on the thread of a running vCPU, which counts as parked meanwhile; returns once the gate is open.
+    pub(crate) fn parked(&self, wait: impl FnOnce()) {
+        self.lock().parked += 1;
         self.changed.notify_all();
+        let parked = Parked(self);
+        wait();
+        drop(parked);
+    }
+
+    /// Waits until nobody holds the gate closed.
+    fn until_open<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while state.held {
             state = self
                 .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        state.parked -= 1;
+        state
     }
 
     /// Closes the gate for a thread that runs no vCPU. `kick` makes vCPUs leave the guest.
@@ -97,12 +111,7 @@ impl Gate {
         let mut state = self.lock();
         state.parked += own;
         self.changed.notify_all();
-        while state.held {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
+        state = self.until_open(state);
         state.held = true;
         self.closed.store(true, Ordering::Release);
         state.parked -= own;
@@ -116,6 +125,17 @@ impl Gate {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         Closed(self)
+    }
+}
+
+/// A vCPU counts as parked while this lives.
+struct Parked<'a>(&'a Gate);
+
+impl Drop for Parked<'_> {
+    fn drop(&mut self) {
+        // Runs on only when the gate is open, even in a panic: nobody may run beside a holder.
+        let mut state = self.0.until_open(self.0.lock());
+        state.parked -= 1;
     }
 }
 
@@ -150,7 +170,10 @@ mod tests {
                 let (gate, inside) = (Arc::clone(&gate), Arc::clone(&inside));
                 thread::spawn(move || {
                     for round in 0..ROUNDS {
-                        gate.checkpoint(|| ());
+                        match round % 5 {
+                            0 => gate.parked(thread::yield_now),
+                            _ => gate.checkpoint(|| ()),
+                        }
                         inside.fetch_add(1, Ordering::SeqCst);
                         thread::yield_now();
                         if round % 7 == 0 {
@@ -179,5 +202,38 @@ mod tests {
         for vcpu in vcpus {
             vcpu.join().expect("no assertion failed on a vCPU thread");
         }
+    }
+
+    #[test]
+    fn a_vcpu_that_waits_for_room_does_not_hold_up_a_pause() {
+        let gate = Gate::default();
+        gate.enter();
+        let (room, rooms) = std::sync::mpsc::channel();
+        thread::scope(|scope| {
+            let gate = &gate;
+            let vcpu = scope.spawn(move || {
+                gate.parked(|| rooms.recv().expect("room"));
+                gate.leave();
+            });
+            drop(gate.close(|| ()));
+            let closed = gate.close(|| ());
+            room.send(()).expect("the vCPU waits");
+            thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!vcpu.is_finished(), "a vCPU runs beside the holder");
+            drop(closed);
+        });
+    }
+
+    #[test]
+    fn a_panic_while_a_vcpu_waits_leaves_the_counts_right() {
+        let gate = Gate::default();
+        gate.enter();
+        let panic = std::panic::AssertUnwindSafe(|| gate.parked(|| panic!("as the test wants")));
+        std::panic::catch_unwind(panic).expect_err("it panics");
+        let state = gate.lock();
+        assert_eq!((state.alive, state.parked), (1, 0));
+        drop(state);
+        gate.leave();
+        drop(gate.close(|| ()));
     }
 }

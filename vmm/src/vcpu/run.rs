@@ -1,5 +1,7 @@
 //! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer it.
 
+use std::time::Duration;
+
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
     KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
@@ -14,10 +16,13 @@ use super::stall::LeftAt;
 use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
 use crate::machine::{End, PausedGuard, Shared};
+use crate::panicked::Panicked;
 use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
+/// The period after which a vCPU that waits for room checks whether the machine ends.
+const ROOM_LOOK: Duration = Duration::from_millis(100);
 
 /// A vCPU cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +33,9 @@ pub enum RunError {
     /// The trap handler failed.
     #[error(transparent)]
     Trap(#[from] TrapError),
+    /// A thread of the machine panicked.
+    #[error(transparent)]
+    Panicked(#[from] Panicked),
     /// KVM could not enter the guest.
     #[error("vCPU {vcpu} cannot enter the guest: hardware reason {reason:#x}")]
     FailEntry {
@@ -125,9 +133,6 @@ struct Alive<'a>(&'a Shared);
 
 impl Drop for Alive<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.ending.end(End::Stopped);
-        }
         self.0.gate.leave();
     }
 }
@@ -146,6 +151,13 @@ impl StoppedVcpu<'_> {
             }
             if self.shared.ending.is_ending() {
                 return End::Stopped;
+            }
+            if !handler.has_room() {
+                if let Err(error) = self.prepare_to_park() {
+                    return End::Failed(error.into());
+                }
+                shared.gate.parked(|| handler.await_room(ROOM_LOOK));
+                continue;
             }
             if let Some(changed) = self.shared.breakpoints_since(breakpoints.0) {
                 breakpoints = changed;
