@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, fchmod, flock, linkat, open, unlinkat};
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
 };
@@ -66,7 +66,8 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `path`. A socket there that nobody listens at any more is replaced.
+    /// Listens at `path`. A socket there that nobody listens at any more is replaced. The file appears when a client can connect,
+    /// so a script may wait for the file.
     ///
     /// # Errors
     ///
@@ -76,11 +77,12 @@ impl ControlSocket {
             path: path.to_owned(),
             source,
         };
-        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
+        // Clients have to use the path as an address.
+        SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
             path: path.to_owned(),
         })?;
         // Between the look at what is there and its replacement no other hyprobe may do the same.
-        let _lock = lock_directory(path)?;
+        let directory = lock_directory(path)?;
         clear_stale(path)?;
         let socket = socket_with(
             AddressFamily::UNIX,
@@ -93,15 +95,15 @@ impl ControlSocket {
         // The file gets the mode of the socket, so that there is no moment at which others could connect, whatever the
         // umask is.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(|error| failed(error.into()))?;
-        bind(&socket, &address).map_err(|error| failed(error.into()))?;
+        let staged = StagedFile::bind(&directory, &socket).map_err(failed)?;
+        listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
+        staged.link(path).map_err(failed)?;
         let made = std::fs::symlink_metadata(path).map_err(failed)?;
-        let bound = Self {
+        Ok(Self {
             listener: UnixListener::from(socket),
             path: path.to_owned(),
             file: (made.dev(), made.ino()),
-        };
-        listen(&bound.listener, BACKLOG).map_err(|error| failed(error.into()))?;
-        Ok(bound)
+        })
     }
 
     /// A handle to accept with; the file stays until this is dropped.
@@ -128,6 +130,44 @@ impl Drop for ControlSocket {
             // Whoever has removed it first has done what was to be done.
             let _ = std::fs::remove_file(&self.path);
         }
+    }
+}
+
+/// The file of a socket under a name that nobody waits for: between `bind` and `listen`, connections are refused. The drop of the
+/// value removes the name.
+struct StagedFile<'a> {
+    directory: &'a File,
+    name: String,
+}
+
+impl<'a> StagedFile<'a> {
+    fn bind(directory: &'a File, socket: &OwnedFd) -> io::Result<Self> {
+        let name = format!(".hyprobe-{}.sock", std::process::id());
+        // A process that was killed here may have had the same number.
+        let _ = unlinkat(directory, &name, AtFlags::empty());
+        // The length of an address is limited. This one is short, whatever the directory's path is.
+        let address = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+        bind(socket, &SocketAddrUnix::new(address)?)?;
+        Ok(Self { directory, name })
+    }
+
+    /// Gives the file the name `path` in addition. Fails if there is a file.
+    fn link(&self, path: &Path) -> io::Result<()> {
+        let here = rustix::fs::CWD;
+        Ok(linkat(
+            self.directory,
+            &self.name,
+            here,
+            path,
+            AtFlags::empty(),
+        )?)
+    }
+}
+
+impl Drop for StagedFile<'_> {
+    fn drop(&mut self) {
+        // If this fails, an empty file stays.
+        let _ = unlinkat(self.directory, &self.name, AtFlags::empty());
     }
 }
 
@@ -210,6 +250,28 @@ mod tests {
         UnixStream::connect(&path).expect("it listens");
         drop(socket);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_client_can_connect_as_soon_as_the_file_is_there() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        for round in 0..500 {
+            let path = folder.path().join(format!("{round}.sock"));
+            let name = path.as_path();
+            let socket = std::thread::scope(|scope| {
+                let client = scope.spawn(move || {
+                    while !name.exists() {}
+                    UnixStream::connect(name)
+                });
+                let socket = ControlSocket::bind(name).expect("bound");
+                let connected = client.join().expect("no panic");
+                connected.expect("the socket listens");
+                socket
+            });
+            let names = std::fs::read_dir(folder.path()).expect("a directory");
+            assert_eq!(names.count(), 1, "only the socket's own file is there");
+            drop(socket);
+        }
     }
 
     #[test]
