@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use probes::{Event, EventSink};
 use tokio::sync::Notify;
@@ -161,7 +162,7 @@ pub struct Tee {
 }
 
 impl Tee {
-    /// To `first`, which may make the vCPU wait, and to `hub`, which does not.
+    /// To `first`, which may have no room, and to `hub`, which always has.
     #[must_use]
     pub fn new(first: Arc<dyn EventSink>, hub: Arc<EventHub>) -> Self {
         Self { first, hub }
@@ -172,6 +173,14 @@ impl EventSink for Tee {
     fn event(&self, event: Event) {
         self.hub.event(event.clone());
         self.first.event(event);
+    }
+
+    fn has_room(&self) -> bool {
+        self.first.has_room()
+    }
+
+    fn await_room(&self, limit: Duration) {
+        self.first.await_room(limit);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use introspect::Gva;
 use serde::{Deserialize, Serialize};
@@ -317,11 +318,29 @@ pub struct Summary {
     pub probes: Vec<ProbeSummary>,
     /// Events that were recorded but could not be written (0 unless the output failed).
     pub dropped: u64,
+    /// Starts of QEMU before the guest's first instruction that came to nothing, each with its reason. Only nested runs have any.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub restarts: Vec<String>,
 }
 
-/// Receives events in the order of their recording. Called on vCPU threads, and on whichever takes out what detours have
-/// recorded: must be quick, must not block on the guest, and must not ask the engine anything.
+/// Receives events in the order of their recording.
+///
+/// A sink that writes to something slow keeps a queue. While [`has_room`](Self::has_room) is false, no vCPU enters the guest, and
+/// records stay in the ring; pauses, probe changes and the end of the run go on. So the queue grows beyond its room only by
+/// what is under way: the hits of one exit of each vCPU, a ring of records, and the notes of changes.
 pub trait EventSink: Send + Sync + std::fmt::Debug {
-    /// Takes one event.
+    /// Takes one event. Called on vCPU threads, and on every thread that takes out records or changes probes, with the engine's
+    /// locks held: must be quick, must not wait for room, for the guest or for a pause, and must not call the engine.
     fn event(&self, event: Event);
+
+    /// Whether there is room for more events. Called before each entry to the guest. A sink that passes events on to another
+    /// passes this on, too.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits for room, at most for `limit`. Called on vCPU threads without locks.
+    fn await_room(&self, limit: Duration) {
+        let _ = limit;
+    }
 }

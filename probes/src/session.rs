@@ -203,22 +203,28 @@ impl Session {
         self.engine.start_clock();
         let started = Instant::now();
         self.machine.start(&handler).map_err(SessionError::Thread)?;
-        let engine = Arc::clone(&self.engine);
+        let (engine, control) = (Arc::clone(&self.engine), self.control());
         thread::Builder::new()
             .name("survey".to_owned())
-            .spawn(move || engine.survey())
+            .spawn(move || control.watch(|| engine.survey()))
             .map_err(SessionError::Thread)?;
         let records = Tending::start(&self.engine, self.control()).map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
         let ran = started.elapsed();
         self.machine.stop();
         drop(records);
+        // Whatever the guest's end was: what the panic has left of the counts is not to be believed.
+        let end = match self.machine.panicked() {
+            Some(panicked) => Some(End::Failed(panicked.into())),
+            None => end,
+        };
         Ok(Summary {
             accel: accel.to_owned(),
             guest: self.guest_summary(end),
             ran_ns: u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX),
             probes: self.engine.summaries(),
             dropped: 0,
+            restarts: Vec::new(),
         })
     }
 
@@ -291,16 +297,23 @@ impl Tending {
         let ended = Arc::new(AtomicBool::new(false));
         let (engine, told) = (Arc::clone(engine), Arc::clone(&ended));
         let tend = move || {
-            while !told.load(Ordering::Acquire) {
-                let many = engine.take_out_records() >= MANY_RECORDS;
-                // The thread waits for no other pause: records may arrive meanwhile. After the guest has ended, the guest's
-                // memory is released.
-                if engine.region_needs_pause() && !control.is_paused() && !control.is_ending() {
-                    engine.tend_region(&control.pause_all());
+            control.watch(|| {
+                while !told.load(Ordering::Acquire) {
+                    let has_room = engine.has_room();
+                    if !has_room {
+                        // A vCPU in detours may not leave the guest by itself before the ring is full.
+                        control.kick();
+                    }
+                    let many = has_room && engine.take_out_records() >= MANY_RECORDS;
+                    // The thread waits for no other pause: records may arrive meanwhile. After the guest has ended, the guest's
+                    // memory is released.
+                    if engine.region_needs_pause() && !control.is_paused() && !control.is_ending() {
+                        engine.tend_region(&control.pause_all());
+                    }
+                    let pace = if many { BUSY_TICK } else { RECORDS_TICK };
+                    thread::park_timeout(pace);
                 }
-                let pace = if many { BUSY_TICK } else { RECORDS_TICK };
-                thread::park_timeout(pace);
-            }
+            });
         };
         let builder = thread::Builder::new().name("records".to_owned());
         Ok(Self {
@@ -315,7 +328,7 @@ impl Drop for Tending {
         self.ended.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // If the thread has panicked, the message has been printed.
+            // The thread's panic is caught there.
             let _ = thread.join();
         }
     }

@@ -274,11 +274,11 @@ impl Engine {
     }
 
     fn note(&self, probe: Option<&Probe>, text: String) {
-        let probe = probe.map(|probe| probe.name.to_string());
+        let probe = probe.map(|probe| shortened(probe.name.to_string()));
         self.sink.event(Event::Note(Note {
             ts_ns: self.now_ns(),
             probe,
-            text,
+            text: shortened(text),
         }));
     }
 
@@ -328,6 +328,19 @@ impl Engine {
             regs: registers(regs, ip),
         }));
     }
+}
+
+/// The maximum length of a note's text, bytes. A note may quote the guest and clients, and many notes may wait for a reader.
+const NOTE_BYTES_MAX: usize = 4096;
+
+/// `text`, cut to the length of a note.
+fn shortened(mut text: String) -> String {
+    if text.len() > NOTE_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(NOTE_BYTES_MAX));
+        text.push('…');
+        text.shrink_to_fit();
+    }
+    text
 }
 
 /// The registers of an event. RIP is the address of the probed instruction, wherever the plant is.

@@ -1,6 +1,7 @@
 //! The trap handler: dispatches each trap to the engine.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use introspect::{Gpa, Gva};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
@@ -163,5 +164,13 @@ impl TrapHandler for Engine {
                 rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
                 source: source.into(),
             })
+    }
+
+    fn has_room(&self) -> bool {
+        self.sink.has_room()
+    }
+
+    fn await_room(&self, limit: Duration) {
+        self.sink.await_room(limit);
     }
 }

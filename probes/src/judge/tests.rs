@@ -78,6 +78,7 @@ fn summary(probes: &[ProbeSummary]) -> Summary {
         ran_ns: 10 * SECOND,
         probes: probes.to_vec(),
         dropped: 0,
+        restarts: Vec::new(),
     }
 }
 

@@ -11,17 +11,17 @@ use iced_x86::FlowControl;
 use introspect::insn::{Decoded, boundaries};
 use introspect::{Gva, Symbol};
 
-/// The functions of Linux 5.10 to 7.2 that the loop is in, or is inlined into; the last two are in the module `ptp_kvm`.
+/// The functions of Linux 5.10 to 7.2 that the loop is in, or that a compiler may inline the loop into.
 const READERS: [&str; 9] = [
     "__pvclock_clocksource_read",
     "kvm_clock_get_cycles",
     "kvm_clock_get_cycles_snapshot",
+    "kvm_clock_read",
     "kvm_sched_clock_read",
+    "kvmclock_init",
     "pvclock_clocksource_read",
     "pvclock_clocksource_read_nowd",
     "pvclock_read_flags",
-    "kvm_arch_ptp_get_crosststamp",
-    "ptp_kvm_get_time_fn",
 ];
 
 /// Whether the instruction at `at` in `symbol`, whose bytes are `code`, is in a loop of a function that reads kvm-clock.
