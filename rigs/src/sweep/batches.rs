@@ -20,25 +20,59 @@ impl Swept {
     }
 }
 
+/// What is left to do in a batch.
+#[derive(Debug)]
+enum Task {
+    /// Boot these functions.
+    Boot(Vec<FunctionId>),
+    /// The guest with this set looked like one that hangs, and the halves of the set have been judged since.
+    Halved {
+        hanging: Culprit,
+        /// The number of culprits before the halves.
+        culprits: usize,
+    },
+}
+
 /// Boots `batch`. If the guest is harmed, the search finds a culprit, and the rest of the batch is booted. If the boot is slow,
-/// each half is booted.
+/// each half is booted; if the guest seemed to hang, and not in the halves, the set is reported.
 pub(super) fn sweep<B: Boots>(boots: &mut B, batch: &[FunctionId]) -> Result<Swept, B::Error> {
     let mut swept = Swept::default();
-    let mut waiting = vec![batch.to_vec()];
-    while let Some(mut set) = waiting.pop() {
+    let mut waiting = vec![Task::Boot(batch.to_vec())];
+    while let Some(task) = waiting.pop() {
+        let mut set = match task {
+            Task::Boot(set) => set,
+            Task::Halved { hanging, culprits } => {
+                if swept.culprits.len() == culprits {
+                    swept.culprits.push(hanging);
+                }
+                continue;
+            }
+        };
         if set.is_empty() {
             continue;
         }
         match boots.boot(&set)? {
             Outcome::Well(tally) => swept.tally.add(&tally),
-            Outcome::Slow { reason } if set.len() == 1 => swept.culprits.push(Culprit {
-                kind: FindingKind::TooSlow,
+            Outcome::Slow { reason, hangs } if set.len() == 1 => swept.culprits.push(Culprit {
+                kind: match hangs {
+                    true => FindingKind::Harmful,
+                    false => FindingKind::TooSlow,
+                },
                 functions: set,
                 reason,
             }),
-            Outcome::Slow { .. } => {
+            Outcome::Slow { reason, hangs } => {
+                let hanging = hangs.then(|| Culprit {
+                    kind: FindingKind::HarmfulAtTimes,
+                    functions: set.clone(),
+                    reason,
+                });
+                waiting.extend(hanging.map(|hanging| Task::Halved {
+                    hanging,
+                    culprits: swept.culprits.len(),
+                }));
                 let second = set.split_off(set.len() / 2);
-                waiting.extend([second, set]);
+                waiting.extend([Task::Boot(second), Task::Boot(set)]);
             }
             Outcome::Harmed { reason, .. } if swept.at_times() >= AT_TIMES_MAX => {
                 swept.culprits.push(Culprit {
@@ -51,7 +85,7 @@ pub(super) fn sweep<B: Boots>(boots: &mut B, batch: &[FunctionId]) -> Result<Swe
                 let found = culprit(boots, &set, &reason, &suspects)?;
                 let taken_out = taken_out(&found, &set);
                 set.retain(|function| !taken_out.contains(function));
-                waiting.push(set);
+                waiting.push(Task::Boot(set));
                 swept.culprits.push(found);
             }
         }
@@ -128,6 +162,13 @@ mod tests {
         Outcome::Harmed {
             reason: reason.to_owned(),
             suspects: suspects.iter().copied().map(FunctionId).collect(),
+        }
+    }
+
+    fn slow(hangs: bool) -> Outcome {
+        Outcome::Slow {
+            reason: "over the limit".to_owned(),
+            hangs,
         }
     }
 
@@ -284,9 +325,7 @@ mod tests {
     fn slow_batch_is_halved_and_a_slow_function_is_named() {
         let (swept, _) = swept(64, |set| {
             if set.len() > 20 || set.contains(&9) {
-                Outcome::Slow {
-                    reason: "over the limit".to_owned(),
-                }
+                slow(false)
             } else {
                 well(set)
             }
@@ -296,12 +335,31 @@ mod tests {
     }
 
     #[test]
+    fn set_that_seems_to_hang_is_reported_if_its_halves_do_not() {
+        let (swept, boots) = swept(64, |set| match set.len() {
+            64 => slow(true),
+            _ => well(set),
+        });
+        let expected = [(FindingKind::HarmfulAtTimes, (0..64).collect())];
+        assert_eq!((names(&swept), boots), (expected.into(), 3));
+        assert_eq!(swept.tally.probed, 64);
+    }
+
+    #[test]
+    fn function_that_seems_to_hang_alone_is_harmful_and_its_sets_are_not_reported() {
+        let (swept, _) = swept(64, |set| match set.contains(&9) {
+            true => slow(true),
+            false => well(set),
+        });
+        assert_eq!(names(&swept), [(FindingKind::Harmful, vec![9])]);
+        assert_eq!(swept.tally.probed, 63);
+    }
+
+    #[test]
     fn tallies_add_up() {
         let (swept, boots) = swept(10, |set| {
             if set.len() > 5 {
-                return Outcome::Slow {
-                    reason: String::new(),
-                };
+                return slow(false);
             }
             Outcome::Well(Tally {
                 disabled: 2,

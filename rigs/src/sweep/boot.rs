@@ -87,8 +87,8 @@ impl Watch {
         }
     }
 
-    /// Whether the last hits of `place` have different registers, and so do those of `entry`, and each vCPU that has hit `place` has
-    /// hit `entry`.
+    /// Whether the last hits of `place` have different registers, and so do those of `entry`, and each stack with many hits of `place`
+    /// has a hit of `entry`.
     pub(super) fn registers_change(&self, place: &str, entry: &str) -> bool {
         let watched = self.lock();
         let events = watched.events.get(place).zip(watched.events.get(entry));

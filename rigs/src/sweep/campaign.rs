@@ -79,6 +79,16 @@ impl Campaign<'_> {
         )
     }
 
+    /// Copies the program that sweeps to `programs`, and returns its hash.
+    fn keep_program(&self, programs: &Path) -> Result<String, LaunchError> {
+        fs::create_dir_all(programs).map_err(file_error("make", programs))?;
+        let from = self.programs.join(SWEEP);
+        let program = fs::read(&from).map_err(file_error("read", &from))?;
+        let to = programs.join(SWEEP);
+        fs::write(&to, &program).map_err(file_error("write", &to))?;
+        Ok(program::hash([&*program]))
+    }
+
     fn mode(&self, mode: Mode, tell: &dyn Fn(&Line)) -> Result<Cell, LaunchError> {
         let name = self.name(mode);
         let path = self.results.join(format!("{name}.jsonl"));
@@ -90,15 +100,15 @@ impl Campaign<'_> {
         };
         let mut options = self.options.clone();
         let mut seed = self.options.seed.unwrap_or_else(new_seed);
-        let program = self.programs.join(SWEEP);
-        let program = program::hash(&program).map_err(file_error("read", &program))?;
+        // A build may replace the program while the sweep runs, and each launch must have the same.
+        let programs = self.results.join(format!("{name}.programs"));
+        let program = self.keep_program(&programs)?;
         if let Some(plan) = last_plan(&kept) {
             if program != plan.program {
                 return Err(LaunchError::OtherBuild { path });
             }
             (seed, options.batch) = (plan.seed, plan.batch);
         } else {
-            fs::create_dir_all(self.results).map_err(file_error("make", self.results))?;
             fs::write(&path, "").map_err(file_error("write", &path))?;
         }
         let arguments = [
@@ -116,7 +126,7 @@ impl Campaign<'_> {
                     image: self.image,
                     name: &name,
                 },
-                programs: self.programs,
+                programs: &programs,
                 results: self.results,
                 timeout: self.timeout.saturating_sub(began.elapsed()),
                 arguments: &arguments,
@@ -163,7 +173,7 @@ fn last_sum(text: &str) -> Option<Sum> {
     // The sum of an earlier launch does not count.
     lines.find_map(|line| match line {
         Line::Sweep(Step::Sum(sum)) => Some(Some(sum)),
-        Line::Sweep(Step::Plan(_)) => Some(None),
+        Line::Run { .. } | Line::Sweep(Step::Plan(_)) => Some(None),
         _ => None,
     })?
 }

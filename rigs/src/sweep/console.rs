@@ -17,16 +17,19 @@ const DAMAGE: [&str; 11] = [
     "Kernel panic",
 ];
 /// Words of a report of too little time: the cause may be a busy host.
-const LITTLE_TIME: [&str; 4] = [
+const LITTLE_TIME: [&str; 6] = [
     "soft lockup",
     "rcu: INFO",
+    "kthread starved for",
+    "NMI backtrace",
     "INFO: task",
     "blocked for more than",
 ];
 /// The maximum number of lines of a report of too little time, behind the first line.
 const REPORT_LINES: usize = 80;
-/// The maximum duration of such a report. The next comes twenty seconds later.
-const REPORT_SECONDS: f64 = 5.0;
+/// The maximum duration of such a report: for ten seconds the kernel waits for a CPU that does not print its stack. The next report
+/// comes twenty seconds later.
+const REPORT_SECONDS: f64 = 15.0;
 /// The number of lines quoted of a failed guest.
 const LAST_LINES: usize = 4;
 const LAST_BYTES: usize = 300;
@@ -208,11 +211,14 @@ mod tests {
         assert_eq!(include(LOCKUP), [true; 4]);
         assert_eq!(include("[ 27.0]\nworkload: start\n"), [true, false]);
         assert_eq!(
-            include("[ 30.9] RIP: 0010:f\n[ 31.3] pci: 1\n"),
+            include("[ 40.9] RIP: 0010:f\n[ 41.3] pci: 1\n"),
             [true, false]
         );
         assert_eq!(include(&LOCKUP.replace("26.", "48.")), [true; 4]);
-        assert_eq!(include("[ 53.2] pci: 2\n"), [false]);
+        assert_eq!(include("[ 63.2] pci: 2\n"), [false]);
+        let starved =
+            "[ 70.1] rcu: rcu_preempt kthread starved for 5250 jiffies!\n[ 84.9]  <TASK>\n";
+        assert_eq!(include(starved), [true; 2]);
     }
 
     #[test]

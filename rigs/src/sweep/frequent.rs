@@ -6,8 +6,8 @@
 //!
 //! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
 //! turn, does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if, within a second,
-//! each vCPU that hits the probe enters the function, and the vCPUs' last hits and entries all have different registers
-//! ([`Registers`](super::registers)). If the probe only counts, second probes at the same place and at the function's entry report the
+//! the function is entered on each stack on which the probe is hit again and again, and the last hits and entries on each stack all
+//! have different registers ([`Registers`](super::registers)). If the probe only counts, second probes at the same place and at the function's entry report the
 //! registers. If no probe can be at the entry, the registers at the place decide alone. A guest that hangs in calls with new registers
 //! while it boots is rescued. The workload shows such a guest if it makes the calls, too.
 
@@ -60,6 +60,8 @@ struct RegisterSource {
     place: Arc<str>,
     /// The name of the probe at the function's entry.
     entry: Arc<str>,
+    /// The second probe at the entry.
+    second_at_entry: Option<ProbeId>,
     /// The second probes, if the frequent probe only counts.
     besides: Vec<ProbeId>,
 }
@@ -118,7 +120,11 @@ impl FrequentProbes<'_> {
                 return self.set_enabled(&part.disabled, true);
             }
             let changes = |source: &RegisterSource| {
-                let changes = self.watch.registers_change(&source.place, &source.entry);
+                let entry = match source.second_at_entry {
+                    Some(id) if self.is_refused(id) => &source.place,
+                    _ => &source.entry,
+                };
+                let changes = self.watch.registers_change(&source.place, entry);
                 for probe in [&source.place, &source.entry] {
                     self.watch.forget_registers(probe);
                 }
@@ -156,11 +162,12 @@ impl FrequentProbes<'_> {
             return Ok(RegisterSource {
                 place: Arc::from(&**name),
                 entry: Arc::from(&**name),
+                second_at_entry: None,
                 besides: Vec::new(),
             });
         }
         let place = name.replacen("kretprobe:", "kprobe:", 1);
-        let mut entry = entry_of(&place).to_owned();
+        let entry = entry_of(&place).to_owned();
         let mut names = vec![place.clone()];
         if entry != place {
             names.push(entry.clone());
@@ -181,18 +188,19 @@ impl FrequentProbes<'_> {
             .register_prepared(&paused, prepared)
             .map_err(chain)?;
         drop(paused);
-        let is_refused = |record: ProbeRecord| {
-            *record.summary.probe == *entry && record.summary.state == ProbeState::Refused
-        };
-        let mut records = besides.iter().flat_map(|id| self.engine.records_of(*id));
-        if records.any(is_refused) {
-            entry.clone_from(&place);
-        }
+        let second_at_entry = besides.iter().copied().nth(1);
         Ok(RegisterSource {
             place: place.into(),
             entry: entry.into(),
+            second_at_entry,
             besides,
         })
+    }
+
+    /// Whether no probe can be where `id`'s should be: the engine may know only when the kernel has patched itself.
+    fn is_refused(&self, id: ProbeId) -> bool {
+        let mut records = self.engine.records_of(id).into_iter();
+        records.any(|record| record.summary.state == ProbeState::Refused)
     }
 
     fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, RegisterSource>) -> Result<(), String> {

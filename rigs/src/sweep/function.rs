@@ -149,6 +149,16 @@ impl Functions {
         }
     }
 
+    /// The specifications of the probes, one a line, in the order of the functions.
+    pub(super) fn specifications(&self) -> String {
+        let mut text = String::new();
+        for function in &self.functions {
+            text.push_str(&function.spec.to_string());
+            text.push('\n');
+        }
+        text
+    }
+
     pub(super) fn len(&self) -> usize {
         self.functions.len()
     }

@@ -135,6 +135,7 @@ mod tests {
             batches: 2,
             refused: [].into(),
             program: program.to_owned(),
+            guest: "g".to_owned(),
         }
     }
 
@@ -153,6 +154,11 @@ mod tests {
         let known = Known::from_lines(&text, &plan("a")).expect("the same plan");
         assert_eq!(known.boots, 1);
         assert!(Known::from_lines(&text, &plan("b")).is_none());
+        let other_guest = Plan {
+            guest: "h".to_owned(),
+            ..plan("a")
+        };
+        assert!(Known::from_lines(&text, &other_guest).is_none());
         assert!(Known::from_lines("", &plan("b")).is_some_and(|known| known.boots == 0));
     }
 }

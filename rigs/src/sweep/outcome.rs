@@ -89,10 +89,13 @@ pub enum Outcome {
         /// Functions that the search tries first: the functions hit, or the function hit without end.
         suspects: Vec<FunctionId>,
     },
-    /// The boot ran out of time but went on, or the guest complained of too little time. A busy host looks the same.
+    /// The boot ran out of time, or the guest complained of too little time. A busy host looks the same.
     Slow {
         /// The reason.
         reason: String,
+        /// Whether the guest, at the end of its time, looked like a guest that hangs.
+        #[serde(default)]
+        hangs: bool,
     },
 }
 
@@ -105,7 +108,7 @@ impl fmt::Display for Outcome {
                 tally.probed, tally.disabled, tally.hits, tally.exits, tally.missed
             ),
             Self::Harmed { reason, .. } => write!(f, "HARMED: {reason}"),
-            Self::Slow { reason } => write!(f, "slow: {reason}"),
+            Self::Slow { reason, .. } => write!(f, "slow: {reason}"),
         }
     }
 }

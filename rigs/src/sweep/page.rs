@@ -92,13 +92,11 @@ impl Cell {
                 } => {
                     cell.backend = Some(backend);
                     (cell.date, cell.host) = (date, [vec![host], versions].concat().join("; "));
-                }
-                // A resumed launch repeats the findings of earlier launches.
-                Line::Sweep(Step::Plan(plan)) => {
-                    cell.plan = Some(plan);
+                    // The launch repeats what earlier launches found, if it comes so far.
                     (cell.batches, cell.findings) = (0, Vec::new());
                     (cell.sum, cell.cannot) = (None, None);
                 }
+                Line::Sweep(Step::Plan(plan)) => cell.plan = Some(plan),
                 Line::Sweep(Step::Cannot { reason }) => cell.cannot = Some(reason),
                 Line::Sweep(Step::Found(found)) => cell.findings.push(found),
                 Line::Sweep(Step::Batch { number, .. }) => cell.batches = number,
@@ -314,6 +312,9 @@ fn runs(cells: &[Cell]) -> String {
             plan.batches,
             plan.batch
         );
+        if !plan.program.is_empty() {
+            let _ = write!(text, "; program {}", plan.program);
+        }
         if let Some(sum) = &cell.sum {
             let missed: Vec<String> = sum
                 .tally
@@ -426,6 +427,7 @@ mod tests {
             batches: 9,
             refused: BTreeMap::new(),
             program: "ab12".to_owned(),
+            guest: "cd34".to_owned(),
         })
     }
 
@@ -512,14 +514,24 @@ mod tests {
     #[test]
     fn launch_that_goes_on_does_not_count_twice() {
         let harmful = Step::Found(found(FindingKind::Harmful, &["memset"]));
-        let steps = [
-            plan(Mode::Return),
-            harmful.clone(),
-            plan(Mode::Return),
-            harmful,
-        ];
-        let cell = Cell::read("debian-6.1", &lines(&steps));
+        let launch = lines(&[plan(Mode::Return), harmful]);
+        let cell = Cell::read("debian-6.1", &launch.repeat(2));
         assert_eq!(cell.findings.len(), 1);
+        assert!(cell.text().contains("**1 harmed**"));
+    }
+
+    #[test]
+    fn sum_of_a_launch_before_does_not_count() {
+        let before = lines(&[plan(Mode::Return), Step::Sum(Sum::default())]);
+        assert!(Cell::read("debian-6.1", &before).sum.is_some());
+        let cell = Cell::read("debian-6.1", &(before + &lines(&[])));
+        assert!(cell.text().contains("unfinished"), "{}", cell.text());
+    }
+
+    #[test]
+    fn finding_of_an_unfinished_sweep_is_in_its_cell() {
+        let harmful = Step::Found(found(FindingKind::Harmful, &["memset"]));
+        let cell = Cell::read("debian-6.1", &lines(&[plan(Mode::Return), harmful]));
         assert!(cell.text().contains("**1 harmed**"));
     }
 

@@ -16,6 +16,7 @@ use super::judge::{self, Baseline};
 use super::known::{Known, Printing, millis};
 use super::mode::{Configuration, Mode};
 use super::outcome::Finding;
+use super::program;
 use super::step::{Plan, Step, Sum};
 use crate::line::{self, Backend, Line, print};
 
@@ -48,7 +49,7 @@ pub enum SweepError {
     Baseline(String),
     /// The lines to continue from belong to another sweep.
     #[error(
-        "the lines of the earlier launch are of another build, or of other functions: sweep again without --resume"
+        "the lines of the earlier launch are of another build, another guest or other functions: sweep again without --resume"
     )]
     OtherPlan,
     /// No function can be found.
@@ -137,6 +138,7 @@ impl Sweep<'_> {
             batches: batches.len(),
             refused: functions.refused.clone(),
             program: self.program.to_owned(),
+            guest: program::hash([functions.specifications().as_bytes(), &vmlinux, &initrd]),
         };
         let known = match self.known {
             Some(path) => Known::from_lines(&std::fs::read_to_string(path)?, &plan),

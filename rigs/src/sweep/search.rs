@@ -142,7 +142,11 @@ fn shortest_prefix<B: Boots>(
 /// The reason of a harmful boot. A slow boot is not harmful here: the batches handle slow boots.
 fn harm(outcome: Outcome) -> Option<String> {
     match outcome {
-        Outcome::Harmed { reason, .. } => Some(reason),
+        Outcome::Harmed { reason, .. }
+        | Outcome::Slow {
+            reason,
+            hangs: true,
+        } => Some(reason),
         Outcome::Well(_) | Outcome::Slow { .. } => None,
     }
 }

@@ -80,6 +80,9 @@ pub struct Plan {
     /// The hash of the program that sweeps, with the engine: a sweep is continued by the same program only.
     #[serde(default)]
     pub program: String,
+    /// The hash of the probes in their order, and of the guest's kernel and initramfs.
+    #[serde(default)]
+    pub guest: String,
 }
 
 /// The sum of a sweep.
