@@ -144,7 +144,7 @@ pub(crate) fn attempt(body: impl FnOnce()) -> Result<(), String> {
     set_hook(before);
     let said = said.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (result, said) {
-        // A handler's panic is on a vCPU's thread, and the guest has only been stopped by it.
+        // A handler's panic is on a vCPU's thread, and the run has only failed by it.
         (Ok(()), None) => Ok(()),
         (_, said) => Err(said.unwrap_or_else(|| "a panic that said nothing".to_owned())),
     }

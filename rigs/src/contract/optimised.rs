@@ -38,6 +38,9 @@ const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
 /// What begins with an instruction that has none.
 const SHORT: [&str; 3] = ["fn_push", "fn_xor", "fn_mov"];
 
+/// The numbers of rounds that a guest makes until one of them lasts long enough for what the host does meanwhile.
+const LONGER_AND_LONGER: [u32; 3] = [200, 2000, 20_000];
+
 /// So long the guest is left to itself between two changes.
 const TURN: Duration = Duration::from_millis(2);
 
@@ -145,45 +148,57 @@ fn returns(here: &Here<'_>) {
 /// Where a jump has no room, an `int3` leads to the detour, by way of a handler that is Linux's: at entries, and where
 /// calls return to. The guest's own `int3` goes to that handler as ever.
 fn led(here: &Here<'_>) {
-    let cmdline = if here.cpus == 1 {
-        "run=linuxint3,calls=200,int3=5"
-    } else {
-        "run=linuxint3,smp=200"
-    };
-    let is_led = here.bench.facts().int3_reaches_guest();
-    let probes = |kind: &str, action: Action| {
-        let kind = kind.to_owned();
-        SHORT.map(|function| NewProbe {
-            action: action.clone(),
-            ..new(&format!("{kind}:{function}"))
-        })
-    };
     for (kind, action) in [
         ("kprobe", Action::Count),
         ("kprobe", Action::Trace),
         ("kretprobe", Action::Count),
     ] {
-        let ran = here.guest(cmdline).with(probes(kind, action)).run();
-        ran.assert_good();
-        assert!(!is_led || ran.int3_exits == 0, "{}", ran.int3_exits);
-        for function in SHORT {
-            let probe = ran.probe(&format!("{kind}:{function}"));
-            let counted = ran.counted(function);
-            assert!(counted >= 200, "{function} is called");
-            assert_eq!(probe.hits, counted, "{probe:?}");
-            let returns = probe.returns.unwrap_or(0);
-            assert!(kind == "kprobe" || returns == counted, "{probe:?}");
-            assert_eq!(is_led, probe.tier == Some(Tier::Optimised), "{probe:?}");
-            if is_led {
-                // To find the places, until the ring is open, and to find where calls return to.
-                assert!(probe.exits <= 16 * u64::from(here.cpus), "{probe:?}");
-            } else {
-                let why = probe.unoptimised.as_deref().unwrap_or_default();
-                assert!(why.contains("does not deliver an int3"), "{probe:?}");
-                assert_eq!(probe.exits, counted + returns, "{probe:?}");
-            }
+        assert!(
+            LONGER_AND_LONGER
+                .into_iter()
+                .any(|rounds| led_in_time(here, kind, &action, rounds)),
+            "{kind}, {action:?}: the calls always end before the int3s lead to the detours"
+        );
+    }
+}
+
+/// Says whether the plants were replaced early enough. A first vCPU may make all its calls before the second loads an IDT, and
+/// the `int3`s wait for that.
+fn led_in_time(here: &Here<'_>, kind: &str, action: &Action, rounds: u32) -> bool {
+    let cmdline = if here.cpus == 1 {
+        format!("run=linuxint3,calls={rounds},int3=5")
+    } else {
+        format!("run=linuxint3,smp={rounds}")
+    };
+    let is_led = here.bench.facts().int3_reaches_guest();
+    let probes = SHORT.map(|function| NewProbe {
+        action: action.clone(),
+        ..new(&format!("{kind}:{function}"))
+    });
+    let ran = here.guest(&cmdline).with(probes).run();
+    ran.assert_good();
+    assert!(!is_led || ran.int3_exits == 0, "{}", ran.int3_exits);
+    let mut is_in_time = true;
+    for function in SHORT {
+        let probe = ran.probe(&format!("{kind}:{function}"));
+        let counted = ran.counted(function);
+        assert!(counted >= 200, "{function} is called");
+        assert_eq!(probe.hits, counted, "{probe:?}");
+        let returns = probe.returns.unwrap_or(0);
+        assert!(kind == "kprobe" || returns == counted, "{probe:?}");
+        assert_eq!(is_led, probe.tier == Some(Tier::Optimised), "{probe:?}");
+        if is_led {
+            // To find the places, until the ring is open, and to find where calls return to.
+            let expected = 16 * u64::from(here.cpus);
+            assert!(here.cpus > 1 || probe.exits <= expected, "{probe:?}");
+            is_in_time &= probe.exits <= expected.max(counted / 50);
+        } else {
+            let why = probe.unoptimised.as_deref().unwrap_or_default();
+            assert!(why.contains("does not deliver an int3"), "{probe:?}");
+            assert_eq!(probe.exits, counted + returns, "{probe:?}");
         }
     }
+    is_in_time
 }
 
 /// Probes of every kind at one function: one detour counts, records, filters, aggregates and follows, and none of their hits
@@ -358,8 +373,19 @@ fn toggled(here: &Here<'_>) {
     assert!(ran.outcome.is_good(), "{}", ran.observer.console());
     assert_counted(&ran);
 
+    assert!(
+        LONGER_AND_LONGER
+            .into_iter()
+            .any(|rounds| disarmed(here, rounds)),
+        "the guest always ends before its probes are disarmed"
+    );
+}
+
+/// Disarms the probes of a guest that makes its calls, and compares the sums of its text. Says whether the guest made calls
+/// afterwards: on a busy host its calls may end first, and its sums with them.
+fn disarmed(here: &Here<'_>, rounds: u32) -> bool {
     let guest = here
-        .guest("run=smp=200,checksum")
+        .guest(&format!("run=smp={rounds},checksum"))
         .with(ROOMY.map(counts))
         .prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());
@@ -372,7 +398,7 @@ fn toggled(here: &Here<'_>) {
                     .map(|probe| probe.hits)
                     .sum::<u64>()
             };
-            // A tenth of them: there is time to see them go.
+            // The jumps are there by then, and most calls are still to come.
             while hits() < 180 {
                 thread::sleep(TURN);
             }
@@ -381,5 +407,11 @@ fn toggled(here: &Here<'_>) {
         guest.run()
     });
     ran.assert_good();
-    assert_eq!(sums(&ran), [own_sum(here)]);
+    let is_in_time = ROOMY
+        .iter()
+        .all(|function| ran.hits(function) < ran.counted(function));
+    if is_in_time {
+        assert_eq!(sums(&ran), [own_sum(here)]);
+    }
+    is_in_time
 }
