@@ -18,7 +18,8 @@ Exit codes:
   2  usage or manifest error
   3  this host cannot run it
   4  the guest crashed (panic, triple fault)
-  5  timeout";
+  5  timeout
+  6  interrupted by a signal: nothing was judged";
 
 /// Probes the kernel of an unmodified guest from outside: kprobes, one level down.
 #[derive(Debug, Parser)]
@@ -26,6 +27,9 @@ Exit codes:
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Log more to standard error: `-v` what is done, `-vv` and `-vvv` details; `RUST_LOG` chooses by module
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
 }
 
 #[derive(Debug, Subcommand)]

@@ -34,6 +34,8 @@ pub(crate) enum Exit {
     GuestCrashed = 4,
     /// `--timeout` passed.
     Timeout = 5,
+    /// A signal ended the run: nothing was judged.
+    Interrupted = 6,
 }
 
 impl Exit {
@@ -45,6 +47,7 @@ impl Exit {
             2 => Self::Usage,
             4 => Self::GuestCrashed,
             5 => Self::Timeout,
+            6 => Self::Interrupted,
             // A panic of ours among them.
             _ => Self::HostCannot,
         }
@@ -104,7 +107,8 @@ impl Failure for RunError {
             | Self::Input(_)
             | Self::Clients(_)
             | Self::Nested(_)
-            | Self::Write(_) => Exit::HostCannot,
+            | Self::Output(_)
+            | Self::Panicked(_) => Exit::HostCannot,
             Self::Report(_) | Self::Socket(_) => Exit::Usage,
         }
     }
@@ -273,6 +277,7 @@ mod tests {
             (Exit::from(GuestEnd::Panic), 4),
             (Exit::from(GuestEnd::TripleFault), 4),
             (Exit::from(GuestEnd::Timeout), 5),
+            (Exit::Interrupted, 6),
         ];
         for (exit, code) in codes {
             assert_eq!(exit as u8, code, "{exit:?}");

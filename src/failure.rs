@@ -9,6 +9,7 @@ use probes::manifest::{InvalidManifest, Problem};
 
 use crate::exit::Failure;
 use crate::report::{Ink, Style};
+use crate::stderr::say;
 
 /// Lines of a diagnostic are not longer, also where there is no terminal.
 const DIAGNOSTIC_COLUMNS: usize = 100;
@@ -16,9 +17,12 @@ const DIAGNOSTIC_COLUMNS: usize = 100;
 /// Prints an error with its causes, or with the spots in the manifest.
 pub(crate) fn print(failure: &dyn Failure) {
     let style = Style::for_stream(std::io::stderr().is_terminal());
-    eprintln!("{} {failure}", style.paint(Ink::Bad, "error:"));
+    say(format_args!(
+        "{} {failure}",
+        style.paint(Ink::Bad, "error:")
+    ));
     if let Some(manifest) = failure.manifest() {
-        eprint!("{}", spots(manifest, style));
+        say(spots(manifest, style).trim_end_matches('\n'));
         return;
     }
     let mut cause = failure.source();
@@ -27,13 +31,13 @@ pub(crate) fn print(failure: &dyn Failure) {
         let text = error.to_string();
         // An error that is shown as its source has said it already.
         if text != said {
-            eprintln!("  caused by: {text}");
+            say(format_args!("  caused by: {text}"));
             said = text;
         }
         cause = error.source();
     }
     if let Some(help) = failure.help() {
-        eprintln!("  {} {help}", style.paint(Ink::Good, "help:"));
+        say(format_args!("  {} {help}", style.paint(Ink::Good, "help:")));
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use probes::judge::{Judge, Verdict};
 use probes::{
@@ -138,7 +138,7 @@ impl Shared {
         self.judge.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn feed(&self, feed: impl FnOnce(&mut Judge, std::time::Duration)) {
+    fn feed(&self, feed: impl FnOnce(&mut Judge, Duration)) {
         let mut judge = self.lock();
         feed(&mut judge, self.began.elapsed());
         if judge.stops().is_some() {
@@ -158,6 +158,14 @@ impl EventSink for JudgedSink {
     fn event(&self, event: Event) {
         self.shared.feed(|judge, now| judge.event(now, &event));
         self.inner.event(event);
+    }
+
+    fn has_room(&self) -> bool {
+        self.inner.has_room()
+    }
+
+    fn await_room(&self, limit: Duration) {
+        self.inner.await_room(limit);
     }
 }
 
@@ -179,8 +187,25 @@ impl Write for JudgedConsole {
     }
 }
 
-/// What the guest's end and the verdicts on it come to.
-pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict]) -> Exit {
+/// Whether the verdicts on a run count.
+pub(crate) fn is_judged(end: GuestEnd, stop: Option<StopReason>) -> bool {
+    match (end, stop) {
+        // Of a run that failed, nothing is known.
+        (GuestEnd::Failed, _) => false,
+        // What has not happened so far might have happened.
+        (GuestEnd::Stopped, Some(StopReason::Signal)) => false,
+        _ => true,
+    }
+}
+
+/// What the guest's end, the verdicts on it and the reason for a stop come to.
+pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict], stop: Option<StopReason>) -> Exit {
+    if !is_judged(end, stop) {
+        return match end {
+            GuestEnd::Failed => Exit::from(end),
+            _ => Exit::Interrupted,
+        };
+    }
     if verdicts.iter().any(|verdict| verdict.broken.is_some()) {
         return Exit::ExpectationFailed;
     }
@@ -259,12 +284,28 @@ mod tests {
             of_the_end,
         };
         let fails = [verdict(None, true), verdict(Some("no"), false)];
-        assert_eq!(exit(GuestEnd::Panic, &fails), Exit::ExpectationFailed);
-        assert_eq!(exit(GuestEnd::Panic, &[verdict(None, true)]), Exit::Done);
+        let holds = [verdict(None, true)];
+        let cases = [
+            (GuestEnd::Panic, &fails[..], Exit::ExpectationFailed),
+            (GuestEnd::Panic, &holds, Exit::Done),
+            (GuestEnd::Panic, &[verdict(None, false)], Exit::GuestCrashed),
+            (GuestEnd::Poweroff, &[], Exit::Done),
+            (GuestEnd::Failed, &fails, Exit::HostCannot),
+            (GuestEnd::Failed, &holds, Exit::HostCannot),
+            (GuestEnd::Failed, &[], Exit::HostCannot),
+        ];
+        for (end, verdicts, expected) in cases {
+            assert_eq!(exit(end, verdicts, None), expected, "{end:?} {verdicts:?}");
+        }
+        let signal = Some(StopReason::Signal);
+        for verdicts in [&fails[..], &holds, &[]] {
+            assert_eq!(exit(GuestEnd::Stopped, verdicts, signal), Exit::Interrupted);
+        }
+        assert_eq!(exit(GuestEnd::Poweroff, &holds, signal), Exit::Done);
+        let broken = Some(StopReason::Broken);
         assert_eq!(
-            exit(GuestEnd::Panic, &[verdict(None, false)]),
-            Exit::GuestCrashed
+            exit(GuestEnd::Stopped, &fails, broken),
+            Exit::ExpectationFailed
         );
-        assert_eq!(exit(GuestEnd::Poweroff, &[]), Exit::Done);
     }
 }

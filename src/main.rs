@@ -9,35 +9,50 @@ mod failure;
 mod guest;
 mod images;
 mod judged;
+mod logging;
 mod merge;
 mod nested;
+mod outbox;
+mod panics;
 mod place;
 mod remote;
 mod report;
 mod run;
 mod session;
 mod signals;
+mod stderr;
 mod stop;
 mod symbols;
 mod test;
 
+use std::panic::catch_unwind;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
 use crate::cli::{Cli, Command};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 use crate::failure::in_one_line;
 use crate::nested::InnerFailure;
 
 fn main() -> ExitCode {
+    panics::note_all();
     if nested::is_pid_1_of_an_outer_linux() {
+        // Standard error is the launcher's.
+        logging::start(0);
         nested::run_as_pid_1(|config, sink, console, stop, control| {
             session::run_here(config, sink, console, stop, control)
                 .map_err(|error| InnerFailure::new(error.exit() as u8, &error))
         });
     }
     let cli = Cli::parse();
+    logging::start(cli.verbose);
+    // The panic has been printed.
+    let exit = catch_unwind(|| command(&cli)).unwrap_or(Exit::HostCannot);
+    exit.into()
+}
+
+fn command(cli: &Cli) -> Exit {
     let done = match &cli.command {
         Command::Run(args) => run::run(args).map_err(boxed),
         Command::Test(args) => test::test(args).map_err(boxed),
@@ -54,7 +69,6 @@ fn main() -> ExitCode {
         failure::print(failure.as_ref());
         failure.exit()
     })
-    .into()
 }
 
 fn boxed(failure: impl Failure + 'static) -> Box<dyn Failure> {

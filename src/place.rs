@@ -10,6 +10,7 @@ use vmm::{Host, self_test};
 use crate::config::{Accel, RunConfig};
 use crate::guest::Guest;
 use crate::nested::{self, Choice, Outside, Qemu, Unusable};
+use crate::panics::Since;
 use crate::run::{RunError, input};
 use crate::session;
 use crate::stop::StopSignal;
@@ -100,7 +101,10 @@ impl Place {
                     clients,
                     progress: &|step| say(step.to_string()),
                 };
-                Ok(nested::launch(&qemu, config, outside)?)
+                let began = Since::now();
+                let mut summary = nested::launch(&qemu, config, outside)?;
+                began.judge(&mut summary);
+                Ok(summary)
             }
         }
     }

@@ -15,10 +15,12 @@ use crate::guest::{Guest, GuestError};
 use crate::judged::{self, Judged, admit};
 use crate::merge::{MergeError, Plan, merge};
 use crate::nested::{LaunchError, QemuError};
+use crate::panics::Since;
 use crate::place::{Console, Ends, Place};
-use crate::report::{Ink, Progress, ReportError, Reporter, Style, WriteFailure};
+use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
 use crate::session::RunFailure;
 use crate::signals;
+use crate::stderr::say;
 use crate::stop::StopSignal;
 
 /// Why a run came to nothing.
@@ -64,7 +66,10 @@ pub(crate) enum RunError {
     Nested(#[from] LaunchError),
     /// The guest ran, but what it told is not all written.
     #[error(transparent)]
-    Write(#[from] WriteFailure),
+    Output(#[from] OutputError),
+    /// A thread of hyprobe has panicked.
+    #[error("{0}")]
+    Panicked(String),
 }
 
 /// Boots the guest, reports what its probes see, and says how it ended.
@@ -76,17 +81,18 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
 }
 
 fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
-    let say = |text| progress.say(text);
+    let began = Since::now();
+    let show = |text| progress.say(text);
     let Plan {
         mut config,
         output,
         expectations,
-    } = merge(args, &say)?;
+    } = merge(args, &show)?;
     // The user's files first: what is wrong with them is wrong on every host.
-    let guest = Guest::load(&config, &say)?;
+    let guest = Guest::load(&config, &show)?;
     let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
-    let tell = |text: String| progress.pause(|| eprintln!("hyprobe: {text}"));
+    let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let place = Place::find(config.accel, &tell)?;
     // Until the end of the run; what comes before the guest does waits there.
     let socket = match &config.control {
@@ -106,15 +112,18 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let ends = Ends {
         sink: judged.sink(reporter.sink()),
         console: Console(judged.console(reporter.console())),
-        stop,
+        stop: stop.clone(),
         clients,
     };
-    let result = place.run(&config, guest, ends, &say);
+    let result = place.run(&config, guest, ends, &show);
     drop(socket);
     let (summary, end) = match result {
         Ok(summary) => {
             let verdicts = judged.finish(&summary);
-            let exit = judged::exit(summary.guest.end, &verdicts);
+            let (end, reason) = (summary.guest.end, stop.asked());
+            let exit = judged::exit(end, &verdicts, reason);
+            let is_judged = judged::is_judged(end, reason);
+            let verdicts = if is_judged { verdicts } else { Vec::new() };
             (Some(summary), Ok((exit, verdicts)))
         }
         Err(error) => (None, Err(error)),
@@ -122,15 +131,20 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let written = reporter.finish(summary);
     // Why there is no summary is worth more than that the output is incomplete.
     let (exit, verdicts) = end?;
-    tell_verdicts(&verdicts);
+    if let Some(panic) = began.first() {
+        return Err(RunError::Panicked(panic));
+    }
+    if exit == Exit::Interrupted {
+        say("hyprobe: the run was interrupted: nothing is judged");
+    }
+    tell_verdicts(&verdicts, exit);
     written?;
     Ok(exit)
 }
 
 /// Says which expectations do not hold, or that all do.
-fn tell_verdicts(verdicts: &[Verdict]) {
+fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
     let style = Style::for_stream(io::stderr().is_terminal());
-    let mut broken = 0;
     for Verdict {
         expected,
         broken: why,
@@ -138,15 +152,16 @@ fn tell_verdicts(verdicts: &[Verdict]) {
     } in verdicts
     {
         if let Some(why) = why {
-            broken += 1;
-            eprintln!(
-                "{} {expected}: {why}",
-                style.paint(Ink::Bad, "expectation failed:")
-            );
+            say(format_args!(
+                "{} {expected}: {}",
+                style.paint(Ink::Bad, "expectation failed:"),
+                printable(why)
+            ));
         }
     }
-    if broken == 0 && !verdicts.is_empty() {
-        eprintln!("hyprobe: all {} expectations hold", verdicts.len());
+    if exit == Exit::Done && !verdicts.is_empty() {
+        let all = verdicts.len();
+        say(format_args!("hyprobe: all {all} expectations hold"));
     }
 }
 

@@ -15,6 +15,7 @@ use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
 use crate::config::{Boot, RunConfig, TrapChoice};
 use crate::guest::{Guest, GuestError};
+use crate::panics::Since;
 use crate::run::input;
 use crate::stop::StopSignal;
 
@@ -65,6 +66,7 @@ pub(crate) fn run_guest(
     stop: StopSignal,
     clients: Option<Incoming>,
 ) -> Result<Summary, RunFailure> {
+    let began = Since::now();
     let host = Host::open()?;
     let facts = self_test(&host)?;
     let (hub, sink) = match &clients {
@@ -121,10 +123,17 @@ pub(crate) fn run_guest(
         over.store(true, Ordering::Release);
         summary
     });
+    let judged = summary.map(|mut summary| {
+        began.judge(&mut summary);
+        summary
+    });
     if let Some(served) = served {
-        served.finish(summary.as_ref().ok());
+        served.finish(judged.as_ref().ok());
     }
-    Ok(summary?)
+    let mut summary = judged?;
+    // The clients' threads end in `finish`.
+    began.judge(&mut summary);
+    Ok(summary)
 }
 
 /// The clients of a run.

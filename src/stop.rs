@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::panics::Since;
+
 /// Why a run is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StopReason {
@@ -12,12 +14,25 @@ pub(crate) enum StopReason {
     OutputClosed,
     /// An expectation is broken that says so.
     Broken,
+    /// A thread of this process has panicked.
+    Panicked,
 }
 
-/// A wish to end the run that any thread can express and any thread can wait for. Clones are the same wish.
-#[derive(Clone, Debug, Default)]
+/// A wish to end the run that any thread can express and any thread can wait for. Clones are the same wish. A panic of any thread
+/// is such a wish, too.
+#[derive(Clone, Debug)]
 pub(crate) struct StopSignal {
     shared: Arc<Shared>,
+    began: Since,
+}
+
+impl Default for StopSignal {
+    fn default() -> Self {
+        Self {
+            shared: Arc::default(),
+            began: Since::now(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -35,17 +50,27 @@ impl StopSignal {
 
     /// Whether the end was asked for, and why.
     pub(crate) fn requested(&self) -> Option<StopReason> {
+        self.asked().or_else(|| self.panicked())
+    }
+
+    /// Why somebody asked for the end. A panic asks for nothing.
+    pub(crate) fn asked(&self) -> Option<StopReason> {
         *self.lock()
     }
 
-    /// Waits until the end is asked for, at most for `limit`.
+    fn panicked(&self) -> Option<StopReason> {
+        self.began.first().map(|_| StopReason::Panicked)
+    }
+
+    /// Waits until the end is asked for, at most for `limit`. A panic meanwhile is seen at the limit.
     pub(crate) fn wait(&self, limit: Duration) -> Option<StopReason> {
         let (reason, _) = self
             .shared
             .requested
             .wait_timeout_while(self.lock(), limit, |reason| reason.is_none())
             .unwrap_or_else(PoisonError::into_inner);
-        *reason
+        let reason = *reason;
+        reason.or_else(|| self.panicked())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<StopReason>> {

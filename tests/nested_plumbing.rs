@@ -13,6 +13,12 @@
 mod config;
 #[path = "../src/nested/mod.rs"]
 mod nested;
+#[path = "../src/outbox.rs"]
+mod outbox;
+#[path = "../src/panics.rs"]
+mod panics;
+#[path = "../src/stderr.rs"]
+mod stderr;
 #[path = "../src/stop.rs"]
 mod stop;
 
@@ -126,6 +132,7 @@ fn payload(
         ran_ns: 5,
         probes: Vec::new(),
         dropped: 0,
+        restarts: Vec::new(),
     })
 }
 

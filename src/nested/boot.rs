@@ -1,8 +1,10 @@
 //! The outer Linux, from QEMU's start until the run inside begins.
 //!
 //! Now and then it comes to nothing: it has been seen to say no word for two minutes, on a host on which the same boot takes
-//! three seconds. The guest has not run by then and nobody has been told anything, so QEMU is started again.
+//! three seconds, and QEMU has been seen to abort by an assertion of its own (`docs/nested.md`). The guest has not run by then and
+//! nobody has been told anything, so QEMU is started again.
 
+use std::fmt;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
@@ -28,6 +30,36 @@ pub(super) enum BootError {
     /// This process is short of something.
     #[error("cannot start a thread for a port of the outer Linux")]
     Thread(#[source] io::Error),
+}
+
+/// What has come of a start.
+#[derive(Debug)]
+enum CameUp {
+    /// There is something to tell.
+    Yes,
+    /// Nothing within the limit.
+    Late,
+    /// A signal has ended QEMU: its status.
+    Crashed(String),
+}
+
+/// A start that was given up.
+#[derive(Debug)]
+pub(crate) struct GivenUp {
+    /// Since QEMU's start.
+    pub(crate) after: Duration,
+    /// QEMU's status and last line, if a signal has ended it.
+    pub(crate) crash: Option<String>,
+}
+
+impl fmt::Display for GivenUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after = self.after.as_secs_f64();
+        match &self.crash {
+            Some(crash) => write!(f, "QEMU ended after {after:.1} s ({crash})"),
+            None => write!(f, "the outer Linux had not come up after {after:.1} s"),
+        }
+    }
 }
 
 /// A QEMU whose control port, serial line and standard error are followed. What comes out of the other ports waits there.
@@ -67,25 +99,33 @@ impl Booting {
         })
     }
 
-    /// Waits until there is something else to do than to wait: `false` when nothing has come of it within `limit`.
-    fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> bool {
+    /// Waits until the run inside says something, or nothing can come any more.
+    fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> CameUp {
         loop {
-            let ended = self.running.ended().is_some();
+            // Behind the threads' ends, nothing more can arrive.
+            let ended = self.running.ended();
+            let ended = ended.filter(|_| self.followers.iter().all(JoinHandle::is_finished));
             let received = self.inbox.lock();
             let facts = Facts {
                 started: received.started.is_some(),
                 finished: received.finished.is_some(),
                 violation: received.violation.is_some(),
                 stop: stop.requested().is_some(),
-                ended,
+                ended: ended.is_some(),
                 ..Facts::default()
             };
             drop(received);
-            if facts.started || facts.finished || facts.violation || facts.stop || facts.ended {
-                return true;
+            if facts.started || facts.finished || facts.violation || facts.stop {
+                return CameUp::Yes;
+            }
+            match ended {
+                Some(status) if self.running.has_crashed() => return CameUp::Crashed(status),
+                // The outer Linux has switched itself off, or QEMU refuses its options: so it would again.
+                Some(_) => return CameUp::Yes,
+                None => (),
             }
             if self.began.elapsed() >= limit {
-                return false;
+                return CameUp::Late;
             }
             self.inbox.wait_for_news(&facts, TICK);
         }
@@ -101,8 +141,8 @@ impl Booting {
     }
 }
 
-/// Starts QEMU, and again if the outer Linux does not come up within the first of `limits`, and so on. The last that is
-/// started is what comes out, be it up or not. `again` is told of each that was given up, with its time.
+/// Starts QEMU, and again if QEMU crashes or the outer Linux does not come up within the first of `limits`, and so on. The last
+/// that is started is what comes out, be it up or not. `again` is told of each that was given up.
 ///
 /// QEMU dies with the calling *thread*, which must therefore be the one that waits for the run.
 pub(super) fn boot(
@@ -110,19 +150,29 @@ pub(super) fn boot(
     machine: &Machine<'_>,
     limits: &[Duration],
     stop: &StopSignal,
-    again: &dyn Fn(Duration),
+    again: &dyn Fn(GivenUp),
 ) -> Result<Booting, BootError> {
     let mut limits = limits.iter().peekable();
     loop {
         let mut booting = Booting::start(qemu, machine)?;
         let limit = limits.next().copied().unwrap_or(BOOT_LIMIT);
-        if booting.comes_up(limit, stop) || limits.peek().is_none() {
-            return Ok(booting);
-        }
+        let came_up = booting.comes_up(limit, stop);
         let after = booting.began.elapsed();
-        tracing::warn!(?after, "the outer Linux does not come up; started again");
+        let crash = match came_up {
+            CameUp::Yes => return Ok(booting),
+            _ if limits.peek().is_none() => return Ok(booting),
+            CameUp::Late => None,
+            CameUp::Crashed(status) => Some(status),
+        };
+        let tail = booting.tail.clone();
         booting.give_up();
-        again(after);
+        let crash = crash.map(|status| format!("{status}: {}", tail.last_lines(1).trim_end()));
+        tracing::warn!(
+            ?after,
+            ?crash,
+            "the outer Linux does not come up; started again"
+        );
+        again(GivenUp { after, crash });
     }
 }
 
@@ -133,10 +183,10 @@ mod tests {
 
     use super::*;
 
-    /// Stands in for QEMU: hangs the first time, and then says what the outer Linux would.
+    /// Stands in for QEMU: does FIRST the first time, and then says what the outer Linux would.
     const SCRIPT: &str = r#"#!/bin/bash
 case $1 in --version) echo "QEMU emulator version 10.0.0"; exit;; esac
-if [ ! -e "$0.tried" ]; then : >"$0.tried"; exec sleep 60; fi
+if [ ! -e "$0.tried" ]; then : >"$0.tried"; FIRST; fi
 for word; do
     case $word in *id=org.hyprobe.control,*) fd=${word##*fd=};; esac
 done
@@ -144,11 +194,11 @@ echo '{"started":{"uptime_ms":7}}' >&"$fd"
 exec sleep 60
 "#;
 
-    #[test]
-    fn one_that_hangs_is_started_again() {
+    /// Boots with the script in QEMU's place; returns what was given up before the boot.
+    fn boot_after(first: &str) -> GivenUp {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("qemu");
-        std::fs::write(&path, SCRIPT).expect("written");
+        std::fs::write(&path, SCRIPT.replace("FIRST", first)).expect("written");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("executable");
         let qemu = Qemu::at(path).expect("it says its version");
         let machine = Machine {
@@ -159,11 +209,28 @@ exec sleep 60
         };
         let limits = [Duration::from_millis(300), Duration::from_secs(30)];
         let given_up = RefCell::new(Vec::new());
-        let again = |after| given_up.borrow_mut().push(after);
+        let again = |start| given_up.borrow_mut().push(start);
         let stop = StopSignal::default();
         let booted = boot(&qemu, &machine, &limits, &stop, &again).expect("started");
         assert_eq!(booted.inbox.lock().started, Some(7));
-        assert!(matches!(given_up.borrow()[..], [after] if after >= limits[0]));
         booted.give_up();
+        let mut given_up = given_up.into_inner();
+        assert_eq!(given_up.len(), 1, "{given_up:?}");
+        given_up.remove(0)
+    }
+
+    #[test]
+    fn one_that_hangs_is_started_again() {
+        let given_up = boot_after("exec sleep 60");
+        assert!(given_up.after >= Duration::from_millis(300));
+        assert_eq!(given_up.crash, None);
+    }
+
+    #[test]
+    fn one_that_crashes_is_started_again_and_its_last_line_is_told() {
+        let crash = boot_after("echo 'Assertion x failed.' >&2; kill -ABRT $$").crash;
+        let crash = crash.expect("a crash");
+        assert!(crash.starts_with("signal: 6"), "{crash}");
+        assert!(crash.ends_with(": Assertion x failed."), "{crash}");
     }
 }

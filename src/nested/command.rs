@@ -14,7 +14,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::process::{Child, Command, Stdio};
 
 use rustix::fs::MemfdFlags;
@@ -35,6 +35,15 @@ use super::qemu::Qemu;
 /// - init, and so every guest, keeps off the first CPU, whose state QEMU's other CPUs damage (`docs/nested.md`).
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 mitigations=off tsc=reliable no_timer_check \
                             cryptomgr.notests=1 random.trust_cpu=on rcupdate.rcu_expedited=1 lsm= isolcpus=0";
+
+/// Signals that a program causes itself. SIGKILL is somebody's decision: the user's, or that of a host without memory.
+const CRASHES: [Signal; 5] = [
+    Signal::ABORT,
+    Signal::SEGV,
+    Signal::BUS,
+    Signal::ILL,
+    Signal::FPE,
+];
 
 /// Variables that reach the hyprobe inside: the kernel hands what it does not know to init as its environment.
 const PASSED_VARIABLES: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
@@ -107,6 +116,13 @@ impl Running {
     pub(super) fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok()??;
         Some(status.to_string())
+    }
+
+    /// Whether QEMU was ended by a signal of its own making.
+    pub(super) fn has_crashed(&mut self) -> bool {
+        let status = self.child.try_wait().ok().flatten();
+        let signal = status.and_then(|status| status.signal());
+        signal.is_some_and(|signal| CRASHES.map(Signal::as_raw).contains(&signal))
     }
 
     /// Ends QEMU; the other ends of the ports are at their end then.

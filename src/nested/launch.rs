@@ -1,5 +1,6 @@
 //! A nested run, seen from outside: starts QEMU, passes everything on, and sees to it that there is an end.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
@@ -14,7 +15,7 @@ use control::mux::Outer;
 use probes::{EventSink, GuestEnd, GuestSummary, ProbeState, ProbeSummary, Summary};
 use thiserror::Error;
 
-use super::boot::{self, BootError, Booting};
+use super::boot::{self, BootError, Booting, GivenUp};
 use super::command::{Machine, Running, StartError};
 use super::lines::LineError;
 use super::outer::{self, OuterError};
@@ -113,10 +114,7 @@ pub(crate) enum Step<'a> {
     /// QEMU is started.
     Booting(&'a Qemu),
     /// It is started again: nothing has come of it.
-    Again {
-        /// Since QEMU's start.
-        after: Duration,
-    },
+    Again(&'a GivenUp),
     /// The run inside begins.
     Running {
         /// Since QEMU's start.
@@ -129,11 +127,7 @@ impl fmt::Display for Step<'_> {
         match self {
             Self::Fetching(progress) => progress.fmt(f),
             Self::Booting(qemu) => write!(f, "booting the outer Linux in {qemu}"),
-            Self::Again { after } => write!(
-                f,
-                "the outer Linux has not come up after {} s, and is booted again",
-                after.as_secs()
-            ),
+            Self::Again(start) => write!(f, "{start}: QEMU is started again"),
             Self::Running { after } => {
                 write!(
                     f,
@@ -193,13 +187,21 @@ pub(crate) fn launch(
         cpus: outer.cpus,
         memory_mib: outer.memory_mib,
     };
-    let again = |after| progress(&Step::Again { after });
+    let restarts = RefCell::new(Vec::new());
+    let again = |start: GivenUp| {
+        progress(&Step::Again(&start));
+        restarts.borrow_mut().push(start.to_string());
+    };
     let booting = boot::boot(qemu, &machine, &boot::LIMITS, &outside.stop, &again)?;
     drop(outer);
     let began = booting.began;
     let mut watch = Watch::connect(booting, outside)?;
     let over = watch.until_over(began, config.timeout);
-    watch.result(over, began, config)
+    let summary = watch.result(over, began, config)?;
+    Ok(Summary {
+        restarts: restarts.into_inner(),
+        ..summary
+    })
 }
 
 impl From<BootError> for LaunchError {
@@ -255,9 +257,10 @@ impl<'a> Watch<'a> {
                 Some(input) => Some(Typing::start(input, console.try_clone()?)?),
                 None => None,
             };
+            let (sink, events) = (outside.sink, running.take_port(Port::Events));
             followers.extend([
-                ports::follow_events(running.take_port(Port::Events), inbox.clone(), outside.sink)?,
-                ports::follow_console(console, inbox.clone(), outside.console)?,
+                ports::follow_events(events, inbox.clone(), Arc::clone(&sink))?,
+                ports::follow_console(console, inbox.clone(), outside.console, sink)?,
                 ports::follow_log(running.take_port(Port::Log))?,
             ]);
             let clients = match outside.clients {
@@ -293,12 +296,16 @@ impl<'a> Watch<'a> {
         let mut told = false;
         loop {
             // The order matters: see `Progress::next`.
-            let ended = self.running.ended().is_some()
-                && self.followers.iter().all(JoinHandle::is_finished);
+            let has_quit = self.running.ended().is_some();
+            if has_quit {
+                self.inbox.note_ending();
+            }
+            let ended = has_quit && self.followers.iter().all(JoinHandle::is_finished);
             let stop = self.outside.stop.requested();
             let received = self.inbox.lock();
             let facts = Facts {
                 started: received.started.is_some(),
+                ending: received.ending,
                 finished: received.finished.is_some(),
                 complete: received.is_complete(),
                 violation: received.violation.is_some(),
@@ -342,6 +349,7 @@ impl<'a> Watch<'a> {
     ) -> Result<Summary, LaunchError> {
         let status = self.running.ended().unwrap_or_else(|| "killed".to_owned());
         self.running.kill();
+        self.inbox.note_ending();
         for follower in self.followers.drain(..) {
             // A follower that panicked has said so on standard error.
             let _ = follower.join();
@@ -416,5 +424,6 @@ fn not_begun(config: &RunConfig) -> Summary {
         ran_ns: 0,
         probes: config.probes.iter().map(pending).collect(),
         dropped: 0,
+        restarts: Vec::new(),
     }
 }

@@ -5,7 +5,7 @@
 //!                                 far beyond --timeout
 //!  Booting ──────────▶ Running ───────────────────────▶ Stopping
 //!     │                   │                                │
-//!     │ stop asked for    │ Finished                       │ Finished
+//!     │ stop asked for    │ Ending, Finished               │ Ending, Finished
 //!     ▼                   ▼                                ▼
 //!   ended              Draining ◀──────────────────────────┘
 //!                         │ the last byte has arrived
@@ -38,7 +38,7 @@ pub(super) enum Phase {
     Running,
     /// It has been asked to end.
     Stopping,
-    /// It has ended; its last output is on the way.
+    /// Its guest has ended; its last output is on the way.
     Draining,
 }
 
@@ -47,6 +47,8 @@ pub(super) enum Phase {
 pub(super) struct Facts {
     /// The run inside has said that it begins.
     pub(super) started: bool,
+    /// It has said that its guest has ended.
+    pub(super) ending: bool,
     /// It has said how it ended.
     pub(super) finished: bool,
     /// All of its output is here.
@@ -125,6 +127,13 @@ impl Progress {
         if facts.ended {
             return Verdict::Over(Over::QemuEnded);
         }
+        if facts.ending {
+            self.enter(Phase::Draining, now);
+            return match self.is_late(now, DRAIN_LIMIT) {
+                true => Verdict::Over(Over::NotStopped),
+                false => Verdict::Wait,
+            };
+        }
         if facts.started && self.phase == Phase::Booting {
             self.enter(Phase::Running, now);
         }
@@ -163,6 +172,7 @@ mod tests {
 
     const STARTED: Facts = Facts {
         started: true,
+        ending: false,
         finished: false,
         complete: false,
         violation: false,
@@ -227,6 +237,24 @@ mod tests {
             progress.next(now + STOP_LIMIT, stop),
             Verdict::Over(Over::NotStopped)
         );
+    }
+
+    #[test]
+    fn run_whose_guest_has_ended_may_write_for_long_but_not_for_ever() {
+        let (mut progress, now) = begun(None);
+        let stop = Facts {
+            stop: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, stop), Verdict::SendStop);
+        let ending = Facts {
+            ending: true,
+            ..stop
+        };
+        assert_eq!(progress.next(now, ending), Verdict::Wait);
+        assert_eq!(progress.next(now + STOP_LIMIT, ending), Verdict::Wait);
+        let late = now + DRAIN_LIMIT;
+        assert_eq!(progress.next(late, ending), Verdict::Over(Over::NotStopped));
     }
 
     #[test]

@@ -22,12 +22,16 @@ const MAX_EVENT_BYTES: u64 = 1 << 20;
 /// A summary has about 200 bytes for each probe.
 const MAX_CONTROL_BYTES: u64 = 64 << 20;
 const CHUNK_BYTES: usize = 16 << 10;
+/// The period after which a thread that waits for room checks whether the run ends.
+const ROOM_LOOK: Duration = Duration::from_millis(50);
 
 /// What has come out of the ports so far.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     /// Milliseconds from the outer kernel's start to the run's, once that has begun.
     pub(super) started: Option<u64>,
+    /// The run ends: what comes now is the last, and is read without waiting for room.
+    pub(super) ending: bool,
     /// The end of the run, and how much was written before it.
     pub(super) finished: Option<(Outcome, Sent)>,
     /// What has arrived of it.
@@ -56,7 +60,7 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Looks at what there is.
     pub(super) fn lock(&self) -> MutexGuard<'_, Received> {
-        // Every change is a single assignment.
+        // Every change is plain assignments.
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -79,6 +83,18 @@ impl Inbox {
         self.shared.1.notify_one();
     }
 
+    /// Makes the threads of the output ports read on without room. Called when the guest has ended, or can no longer tell.
+    pub(super) fn note_ending(&self) {
+        self.change(|received| received.ending = true);
+    }
+
+    /// Waits until `sink` has room, or the run ends. While nobody reads a port, the run inside keeps its guest waiting.
+    fn await_room(&self, sink: &dyn EventSink) {
+        while !sink.has_room() && !self.lock().ending {
+            sink.await_room(ROOM_LOOK);
+        }
+    }
+
     fn violation(&self, port: Port, error: LineError) {
         self.change(|received| {
             received.violation.get_or_insert((port, error));
@@ -96,8 +112,12 @@ pub(super) fn follow_control(port: UnixStream, inbox: Inbox) -> io::Result<JoinH
                 Ok(Some((ToOuter::Started { uptime_ms }, _))) => {
                     inbox.change(|received| received.started = Some(uptime_ms));
                 }
+                Ok(Some((ToOuter::Ending, _))) => inbox.note_ending(),
                 Ok(Some((ToOuter::Finished { outcome, sent }, _))) => {
-                    inbox.change(|received| received.finished = Some((outcome, sent)));
+                    inbox.change(|received| {
+                        received.ending = true;
+                        received.finished = Some((outcome, sent));
+                    });
                 }
                 Ok(None) => return,
                 Err(error) => return inbox.violation(Port::Control, error),
@@ -116,6 +136,7 @@ pub(super) fn follow_events(
         let mut port = BufReader::with_capacity(1 << 16, port);
         let mut buffer = Vec::new();
         loop {
+            inbox.await_room(sink.as_ref());
             match read_line::<Event>(&mut port, &mut buffer, MAX_EVENT_BYTES) {
                 Ok(Some((event, bytes))) => {
                     sink.event(event);
@@ -128,16 +149,18 @@ pub(super) fn follow_events(
     })
 }
 
-/// Copies the guest's output to `console`, and goes on reading when that fails: a console that is gone is no reason to
-/// stop the guest.
+/// Copies the guest's output to `console`, whose room is that of `sink`, and goes on reading when that fails: a console that is
+/// gone is no reason to stop the guest.
 pub(super) fn follow_console(
     mut port: UnixStream,
     inbox: Inbox,
     mut console: Box<dyn Write + Send>,
+    sink: Arc<dyn EventSink>,
 ) -> io::Result<JoinHandle<()>> {
     named("nested-console", move || {
         let mut chunk = [0; CHUNK_BYTES];
         while let Ok(read @ 1..) = port.read(&mut chunk) {
+            inbox.await_room(sink.as_ref());
             let _ = console
                 .write_all(&chunk[..read])
                 .and_then(|()| console.flush());
@@ -184,7 +207,7 @@ pub(super) fn follow_log(mut port: UnixStream) -> io::Result<JoinHandle<()>> {
     named("nested-log", move || {
         let mut chunk = [0; CHUNK_BYTES];
         while let Ok(read @ 1..) = port.read(&mut chunk) {
-            let _ = io::stderr().write_all(&chunk[..read]);
+            crate::stderr::write(&chunk[..read]);
         }
     })
 }
@@ -294,6 +317,46 @@ mod tests {
         ));
     }
 
+    /// Has no room, and counts what comes nevertheless.
+    #[derive(Debug, Default)]
+    struct Full(std::sync::atomic::AtomicUsize);
+
+    impl EventSink for Full {
+        fn event(&self, _event: Event) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+
+        fn has_room(&self) -> bool {
+            false
+        }
+
+        fn await_room(&self, limit: Duration) {
+            thread::sleep(limit);
+        }
+    }
+
+    #[test]
+    fn port_is_read_without_room_only_when_the_run_ends() {
+        let (port, mut inner) = UnixStream::pair().expect("pair");
+        let (inbox, full) = (Inbox::default(), Arc::new(Full::default()));
+        let thread = follow_events(port, inbox.clone(), full.clone()).expect("thread");
+        let note = Event::Note(Note {
+            ts_ns: 1,
+            probe: None,
+            text: "x".into(),
+        });
+        let line = serde_json::to_string(&note).expect("json") + "\n";
+        inner.write_all(line.as_bytes()).expect("write");
+        drop(inner);
+        thread::sleep(ROOM_LOOK * 4);
+        assert!(!thread.is_finished());
+        assert_eq!(full.0.load(std::sync::atomic::Ordering::SeqCst), 0);
+        inbox.note_ending();
+        thread.join().expect("thread");
+        assert_eq!(full.0.load(std::sync::atomic::Ordering::SeqCst), 1);
+        assert_eq!(inbox.lock().arrived.events, line.len() as u64);
+    }
+
     #[test]
     fn the_end_is_complete_when_all_bytes_are_here() {
         let (port, mut inner) = UnixStream::pair().expect("pair");
@@ -306,7 +369,10 @@ mod tests {
         let failure = super::super::protocol::InnerFailure::message(3, "x".into());
         inbox.change(|received| received.finished = Some((Outcome::Failure(failure), sent)));
         assert!(!inbox.lock().is_complete());
-        let thread = follow_console(port, inbox.clone(), Box::new(io::sink())).expect("thread");
+        let (sender, _) = mpsc::channel();
+        let sink = Arc::new(Notes(Mutex::new(sender)));
+        let thread =
+            follow_console(port, inbox.clone(), Box::new(io::sink()), sink).expect("thread");
         inner.write_all(b"hello").expect("write");
         drop(inner);
         thread.join().expect("thread");

@@ -62,6 +62,8 @@ pub(super) enum ToOuter {
         /// Milliseconds since the outer kernel's first instruction.
         uptime_ms: u64,
     },
+    /// The guest has ended. Its last output comes, as fast as the launcher reads the ports.
+    Ending,
     /// The run is over, or there was none.
     Finished {
         /// What came of it.
@@ -102,6 +104,8 @@ pub(super) enum ToInner {
     OutputClosed,
     /// End the run: an expectation is broken.
     Broken,
+    /// End the run: a thread of the launcher has panicked.
+    Panicked,
 }
 
 impl From<StopReason> for ToInner {
@@ -110,6 +114,7 @@ impl From<StopReason> for ToInner {
             StopReason::Signal => Self::Stop,
             StopReason::OutputClosed => Self::OutputClosed,
             StopReason::Broken => Self::Broken,
+            StopReason::Panicked => Self::Panicked,
         }
     }
 }
@@ -120,6 +125,7 @@ impl From<ToInner> for StopReason {
             ToInner::Stop => Self::Signal,
             ToInner::OutputClosed => Self::OutputClosed,
             ToInner::Broken => Self::Broken,
+            ToInner::Panicked => Self::Panicked,
         }
     }
 }
@@ -195,6 +201,7 @@ mod tests {
             StopReason::Signal,
             StopReason::OutputClosed,
             StopReason::Broken,
+            StopReason::Panicked,
         ] {
             assert_eq!(StopReason::from(ToInner::from(reason)), reason);
         }

@@ -10,6 +10,7 @@ use crate::cli::EventsArgs;
 use crate::config::Format;
 use crate::exit::Exit;
 use crate::report::{Formatter, Style, json_line};
+use crate::stderr::say;
 
 /// Shows events as they come, as the run itself would.
 pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
@@ -35,7 +36,7 @@ pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
                 };
             }
             EventLine::Lost(Lost { lost, .. }) => {
-                eprintln!("hyprobe: {lost} events came and went unread");
+                say(format_args!("hyprobe: {lost} events came and went unread"));
             }
         }
         match out.write_all(&bytes).and_then(|()| out.flush()) {

@@ -4,6 +4,7 @@ use control::api::{Kind, Probe};
 use probes::{ProbeState, Tier};
 
 use super::words;
+use crate::report::printable;
 
 /// One line a probe: address, `k` or `r`, place, module, flags; hits, missed, tier; number and name.
 pub(super) fn table(probes: &[Probe]) -> String {
@@ -37,7 +38,7 @@ pub(super) fn table(probes: &[Probe]) -> String {
 fn tier(probe: &Probe) -> String {
     let tier = words::tier(probe.summary.tier);
     match &probe.summary.unoptimised {
-        Some(why) => format!("{tier}  {why}"),
+        Some(why) => format!("{tier}  {}", printable(why)),
         None => tier.to_owned(),
     }
 }
@@ -51,7 +52,7 @@ fn program(probe: &Probe) -> String {
     texts
         .flat_map(|text| {
             text.lines()
-                .map(|line| format!("  {line}\n"))
+                .map(|line| format!("  {}\n", printable(line)))
                 .collect::<Vec<_>>()
         })
         .collect()
@@ -84,7 +85,7 @@ fn row(probe: &Probe) -> [String; 6] {
             .ip
             .map_or_else(|| "-".to_owned(), |ip| format!("{:016x}", ip.0)),
         kind.to_owned(),
-        place,
+        printable(&place).into_owned(),
         summary.hits.to_string(),
         summary.missed.values().sum::<u64>().to_string(),
     ]

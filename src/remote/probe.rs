@@ -8,6 +8,7 @@ use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause, Probe};
 use super::{RemoteError, connect, list, time, words};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
+use crate::report::printable;
 
 /// Does what the command says.
 pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
@@ -82,7 +83,7 @@ fn line(probe: &Probe) -> String {
     let state = words::probe(probe.summary.state);
     let reason = probe.summary.reason.as_ref();
     let reason = reason
-        .map(|reason| format!(": {reason}"))
+        .map(|reason| format!(": {}", printable(reason)))
         .unwrap_or_default();
     format!("{} {state}{reason}\n", named(probe))
 }
@@ -91,7 +92,8 @@ fn line(probe: &Probe) -> String {
 fn named(probe: &Probe) -> String {
     let name = probe.name.as_ref();
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
-    format!("{}{name}  {}", probe.id, probe.summary.probe)
+    let place = printable(&probe.summary.probe);
+    format!("{}{name}  {place}", probe.id)
 }
 
 /// How long the guest stood, unless it did not.

@@ -1,16 +1,18 @@
 //! What a run tells its user: events, the guest's console, the summary.
 //!
 //! ```text
-//! vCPU threads ── Sink ──────────┐ bounded            ┌── standard output or --output: text or JSON lines
-//!                                ├── channel ── writer thread
+//! vCPU threads ── Sink ──────────┐                    ┌── standard output or --output: text or JSON lines
+//!                                ├── queue ── writing thread
 //! the serial port ── Console ────┘                    └── standard output or standard error: console
 //! ```
 //!
-//! Formatting and writing happen on one thread, in the order of the sends. A vCPU waits when the channel is full, so
-//! that a slow reader slows the guest down and loses nothing. Whatever cannot be written is counted.
+//! Formatting and writing happen on one thread, in the order of the posts. While the queue has no room, no vCPU enters the guest
+//! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
+//! [`STALL_LIMIT`] is given up. Whatever cannot be written is counted.
 
 mod json;
 mod lines;
+mod printable;
 mod progress;
 mod sink;
 mod stream;
@@ -19,27 +21,35 @@ mod table;
 mod text;
 mod writer;
 
-use std::fs::File;
+use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use crossbeam_channel::Sender;
 use probes::{EventSink, Summary};
 
 pub(crate) use self::json::line as json_line;
+pub(crate) use self::printable::printable;
 pub(crate) use self::progress::Progress;
-use self::sink::{ChannelSink, ConsoleWriter, Message, Outbox};
-use self::stream::Stream;
+use self::sink::{ConsoleWriter, Message, Posts, QueueSink};
+use self::stream::{Stream, Written};
 pub(crate) use self::style::{Ink, Style};
 pub(crate) use self::text::Formatter;
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};
-use crate::stop::StopSignal;
+use crate::outbox::Outbox;
+use crate::stop::{StopReason, StopSignal};
 
-/// Events that may wait for the writer: enough for a burst, little enough that the screen does not lag behind.
-const CHANNEL_MESSAGES: usize = 4096;
+/// After the guest's end, the output is given up if no byte is written for this time. A pager may be slow.
+const STALL_LIMIT: Duration = Duration::from_secs(30);
+/// The same after ctrl-C or SIGTERM: the user prefers the end to the rest of the output.
+const STALL_LIMIT_STOPPED: Duration = Duration::from_secs(3);
+/// The period of looking for the progress of the writing thread.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Why nothing can be reported.
 #[derive(Debug, thiserror::Error)]
@@ -59,24 +69,79 @@ pub(crate) enum ReportError {
 
 /// A stream that took no more.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot write to {stream}: {dropped} events are lost")]
+#[error("cannot write to {stream}: {lost}: {error}")]
 pub(crate) struct WriteFailure {
     /// Which one.
     pub(crate) stream: String,
-    /// Events lost.
-    pub(crate) dropped: u64,
+    /// What is missing there.
+    pub(crate) lost: Lost,
     /// What the system said.
-    pub(crate) source: io::Error,
+    pub(crate) error: io::Error,
+}
+
+/// What a stream did not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lost {
+    /// So many events, among them those that never came as far as the stream, and so many bytes of all kinds.
+    Events { events: u64, bytes: u64 },
+    /// So many bytes of the guest's console or of the summary.
+    Bytes(u64),
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Events { events, bytes } => {
+                write!(f, "{events} events are lost, {bytes} bytes in all")
+            }
+            Self::Bytes(bytes) => write!(f, "{bytes} bytes are lost"),
+        }
+    }
+}
+
+/// Streams that took no more; at least one.
+#[derive(Debug)]
+pub(crate) struct WriteFailures(Vec<WriteFailure>);
+
+impl fmt::Display for WriteFailures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let failures: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        f.write_str(&failures.join("; "))
+    }
+}
+
+impl std::error::Error for WriteFailures {}
+
+/// The output of a run is incomplete.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum OutputError {
+    /// Streams failed.
+    #[error(transparent)]
+    Write(#[from] WriteFailures),
+    /// Nobody reads.
+    #[error(
+        "the run has ended, but its output was not read for {} s: {events} events and what follows them are lost; if the \
+         reader may pause, write to files with --output and --console",
+        after.as_secs()
+    )]
+    Stalled {
+        /// The number of events that are not known to be written.
+        events: u64,
+        /// The time without progress.
+        after: Duration,
+    },
 }
 
 /// Writes what a run tells.
 #[derive(Debug)]
 pub(crate) struct Reporter {
-    messages: Sender<Message>,
-    outbox: Outbox,
-    sink: Arc<ChannelSink>,
-    thread: JoinHandle<Option<WriteFailure>>,
+    outbox: Outbox<Message>,
+    posts: Arc<Posts>,
+    written: Arc<Written>,
+    thread: JoinHandle<Vec<WriteFailure>>,
     console: Console,
+    is_on_terminal: bool,
+    stop: StopSignal,
 }
 
 impl Reporter {
@@ -87,21 +152,24 @@ impl Reporter {
         progress: Progress,
         stop: &StopSignal,
     ) -> Result<Self, ReportError> {
+        let written = Arc::<Written>::default();
         let style = Style::for_stream(io::stdout().is_terminal());
         let (events, events_style) = match &output.output {
-            Some(path) => (file(path)?, Style::plain()),
-            None => (Stream::stdout(), style),
+            Some(path) => (file(path, &written)?, Style::plain()),
+            None => (Stream::stdout(&written), style),
         };
         let json_on_stdout = output.output.is_none() && output.format == Format::Json;
         let console_target = match console {
             Console::None => ConsoleTarget::Nowhere,
-            Console::File(path) => ConsoleTarget::Own(file(path)?),
-            Console::Stdio if json_on_stdout => ConsoleTarget::Own(Stream::stderr()),
+            Console::File(path) => ConsoleTarget::Own(file(path, &written)?),
+            Console::Stdio if json_on_stdout => ConsoleTarget::Own(Stream::stderr(&written)),
             Console::Stdio if output.output.is_none() => ConsoleTarget::WithEvents,
-            Console::Stdio => ConsoleTarget::Own(Stream::stdout()),
+            Console::Stdio => ConsoleTarget::Own(Stream::stdout(&written)),
         };
+        let streams = [Some(&events), console_target.stream()];
+        let is_on_terminal = streams.into_iter().flatten().any(Stream::is_terminal);
         let shared = matches!(console_target, ConsoleTarget::WithEvents);
-        let (messages, receiver) = crossbeam_channel::bounded(CHANNEL_MESSAGES);
+        let (outbox, receiver) = Outbox::new();
         let writer = Writer {
             format: match output.format {
                 Format::Json => EventFormat::Json,
@@ -110,7 +178,10 @@ impl Reporter {
             events,
             console: console_target,
             // The table is for whoever sits before standard output, unless the events are there.
-            table: output.output.is_some().then(|| (Stream::stdout(), style)),
+            table: output
+                .output
+                .is_some()
+                .then(|| (Stream::stdout(&written), style)),
             progress,
             stop: stop.clone(),
         };
@@ -118,49 +189,96 @@ impl Reporter {
             .name("report".to_owned())
             .spawn(move || writer.run(&receiver))
             .map_err(ReportError::Thread)?;
-        let outbox = Outbox::new(messages.clone(), stop.clone());
-        let sink = Arc::new(ChannelSink::new(outbox.clone()));
         Ok(Self {
-            messages,
             outbox,
-            sink,
+            posts: Arc::default(),
+            written,
             thread,
             console: console.clone(),
+            is_on_terminal,
+            stop: stop.clone(),
         })
     }
 
     /// Takes the run's events.
     pub(crate) fn sink(&self) -> Arc<dyn EventSink> {
-        Arc::clone(&self.sink) as Arc<dyn EventSink>
+        Arc::new(QueueSink::new(self.outbox.clone(), self.posts.clone()))
     }
 
     /// Takes the guest's console.
     pub(crate) fn console(&self) -> Box<dyn Write + Send> {
         match self.console {
             Console::None => Box::new(io::sink()),
-            Console::Stdio | Console::File(_) => Box::new(ConsoleWriter::new(self.outbox.clone())),
+            Console::Stdio | Console::File(_) => {
+                let posts = Arc::clone(&self.posts);
+                Box::new(ConsoleWriter::new(self.outbox.clone(), posts))
+            }
         }
     }
 
-    /// Writes the summary, if the run has come to have one, and everything that is still on its way.
+    /// Writes the summary, if the run has come to one, and everything in the queue. The guest must have ended.
     ///
     /// # Errors
     ///
-    /// When something could not be written, but for a reader that has closed its end of a pipe.
-    pub(crate) fn finish(self, summary: Option<Summary>) -> Result<(), WriteFailure> {
+    /// If something could not be written, except to a reader that has closed its end of a pipe. After [`OutputError::Stalled`], the
+    /// writing thread still waits for the reader; only the end of the process ends the thread.
+    pub(crate) fn finish(self, summary: Option<Summary>) -> Result<(), OutputError> {
+        let dropped_before = summary.as_ref().map_or(0, |summary| summary.dropped);
         let summary = summary.map(Box::new);
-        // This and the join only fail when the writer has panicked, which the panic hook has printed.
-        let _ = self.messages.send(Message::End {
+        // This and the join only fail if the writing thread has panicked, which is noted (`panics.rs`).
+        let _ = self.outbox.post_last(Message::End {
             summary,
-            dropped: self.sink.dropped(),
+            refused: self.posts.refused(),
         });
-        self.thread.join().ok().flatten().map_or(Ok(()), Err)
+        self.await_output(dropped_before)?;
+        let failures = self.thread.join().unwrap_or_default();
+        match failures.is_empty() {
+            true => Ok(()),
+            false => Err(WriteFailures(failures).into()),
+        }
+    }
+
+    /// Waits for the end of the writing thread while the thread makes progress. `dropped_before` is the number of events that
+    /// never came here.
+    fn await_output(&self, dropped_before: u64) -> Result<(), OutputError> {
+        let mut bytes = self.written.bytes();
+        // The loop counts its periods: the time in which this process is stopped (ctrl-Z) does not count.
+        let mut still = Duration::ZERO;
+        while !self.thread.is_finished() {
+            still = match self.written.bytes() {
+                now if now == bytes => still + LOOK,
+                now => {
+                    bytes = now;
+                    Duration::ZERO
+                }
+            };
+            let is_late = match self.stop.asked() {
+                Some(StopReason::Signal) => still >= STALL_LIMIT_STOPPED,
+                // A stopped terminal has a user, who can end the wait by ctrl-Q or ctrl-C.
+                _ => still >= STALL_LIMIT && !self.is_on_terminal,
+            };
+            if is_late {
+                let events = dropped_before + self.posts.events();
+                return Err(OutputError::Stalled {
+                    events: events.saturating_sub(self.written.events()),
+                    after: still,
+                });
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
     }
 }
 
-fn file(path: &Path) -> Result<Stream, ReportError> {
-    File::create(path)
-        .map(|file| Stream::new(path.display().to_string(), file, false))
+fn file(path: &Path, written: &Arc<Written>) -> Result<Stream, ReportError> {
+    // Registers and console may tell secrets of the guest.
+    OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map(|file| Stream::new(path.display().to_string(), file, false, written))
         .map_err(|source| ReportError::Create {
             path: path.to_owned(),
             source,

@@ -1,110 +1,99 @@
-//! The ends of the channel that the guest's threads hold.
+//! The posting ends of the queue: the event sink, and the writer of the console.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::{SendTimeoutError, Sender};
 use probes::{Event, EventSink, Summary};
 
-use crate::stop::StopSignal;
+use crate::outbox::{Outbox, Posted};
 
-/// How often a vCPU that waits for room looks whether the run is to end.
-const LOOK: Duration = Duration::from_millis(100);
-/// How long it waits for room once the run is to end. Whoever pressed ctrl-C wants the end more than this event.
-const PATIENCE: Duration = Duration::from_secs(1);
-
-/// What goes through the channel.
+/// A message to the writing thread.
 #[derive(Debug)]
 pub(super) enum Message {
     /// An event.
     Event(Box<Event>),
-    /// What the guest wrote to its serial line.
+    /// Bytes that the guest wrote to its serial line.
     Console(Vec<u8>),
     /// Nothing follows.
     End {
-        /// How the run ended, if it got so far.
+        /// The run's summary, if the run came to one.
         summary: Option<Box<Summary>>,
-        /// Events that did not get into the channel.
-        dropped: u64,
+        /// The losses at the queue's limit.
+        refused: Refused,
     },
 }
 
-/// The way into the channel.
-#[derive(Clone, Debug)]
-pub(super) struct Outbox {
-    messages: Sender<Message>,
-    stop: StopSignal,
+/// The losses at the queue's limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) events: u64,
+    pub(super) console_bytes: u64,
 }
 
-/// What became of a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Posted {
-    Sent,
-    Lost,
+/// Counters of posts and of losses at the queue's limit. No memory is ordered by the counters.
+#[derive(Debug, Default)]
+pub(super) struct Posts {
+    events: AtomicU64,
+    refused_events: AtomicU64,
+    refused_console_bytes: AtomicU64,
 }
 
-impl Outbox {
-    pub(super) fn new(messages: Sender<Message>, stop: StopSignal) -> Self {
-        Self { messages, stop }
-    }
-
-    /// Waits for room, but not for ever when the run is to end.
-    fn post(&self, mut message: Message) -> Posted {
-        loop {
-            let stopping = self.stop.requested().is_some();
-            match self
-                .messages
-                .send_timeout(message, if stopping { PATIENCE } else { LOOK })
-            {
-                Ok(()) => return Posted::Sent,
-                Err(SendTimeoutError::Timeout(returned)) if !stopping => message = returned,
-                Err(SendTimeoutError::Timeout(_) | SendTimeoutError::Disconnected(_)) => {
-                    return Posted::Lost;
-                }
-            }
+impl Posts {
+    pub(super) fn refused(&self) -> Refused {
+        Refused {
+            events: self.refused_events.load(Ordering::Relaxed),
+            console_bytes: self.refused_console_bytes.load(Ordering::Relaxed),
         }
     }
+
+    /// The number of events posted, lost events included.
+    pub(super) fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
 }
 
-/// Sends events to the writer.
+/// Posts events to the writing thread.
 #[derive(Debug)]
-pub(super) struct ChannelSink {
-    outbox: Outbox,
-    dropped: AtomicU64,
+pub(super) struct QueueSink {
+    outbox: Outbox<Message>,
+    posts: Arc<Posts>,
 }
 
-impl ChannelSink {
-    pub(super) fn new(outbox: Outbox) -> Self {
-        Self {
-            outbox,
-            dropped: AtomicU64::new(0),
-        }
-    }
-
-    /// Events that did not get into the channel.
-    pub(super) fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+impl QueueSink {
+    pub(super) fn new(outbox: Outbox<Message>, posts: Arc<Posts>) -> Self {
+        Self { outbox, posts }
     }
 }
 
-impl EventSink for ChannelSink {
+impl EventSink for QueueSink {
     fn event(&self, event: Event) {
+        self.posts.events.fetch_add(1, Ordering::Relaxed);
         if self.outbox.post(Message::Event(Box::new(event))) == Posted::Lost {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.posts.refused_events.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn has_room(&self) -> bool {
+        self.outbox.has_room()
+    }
+
+    fn await_room(&self, limit: Duration) {
+        self.outbox.await_room(limit);
     }
 }
 
-/// Sends the console's bytes to the writer.
+/// Posts the console's bytes to the writing thread.
 #[derive(Debug)]
 pub(super) struct ConsoleWriter {
-    outbox: Outbox,
+    outbox: Outbox<Message>,
+    posts: Arc<Posts>,
 }
 
 impl ConsoleWriter {
-    pub(super) fn new(outbox: Outbox) -> Self {
-        Self { outbox }
+    pub(super) fn new(outbox: Outbox<Message>, posts: Arc<Posts>) -> Self {
+        Self { outbox, posts }
     }
 }
 
@@ -112,11 +101,17 @@ impl io::Write for ConsoleWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.outbox.post(Message::Console(bytes.to_vec())) {
             Posted::Sent => Ok(bytes.len()),
-            Posted::Lost => Err(io::ErrorKind::BrokenPipe.into()),
+            Posted::Lost => {
+                let lost = bytes.len() as u64;
+                self.posts
+                    .refused_console_bytes
+                    .fetch_add(lost, Ordering::Relaxed);
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
         }
     }
 
-    /// The writer flushes whenever nothing more is on its way.
+    /// The writing thread flushes whenever the queue is empty.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -124,49 +119,35 @@ impl io::Write for ConsoleWriter {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use probes::Note;
 
     use super::*;
-    use crate::stop::StopReason;
-
-    fn note(n: u64) -> Event {
-        Event::Note(Note {
-            ts_ns: n,
-            probe: None,
-            text: String::new(),
-        })
-    }
 
     #[test]
-    fn a_full_channel_makes_the_sender_wait_and_loses_nothing() {
-        let (messages, receiver) = crossbeam_channel::bounded(1);
-        let sink = std::sync::Arc::new(ChannelSink::new(Outbox::new(
-            messages,
-            StopSignal::default(),
-        )));
-        let sender = std::thread::spawn({
-            let sink = std::sync::Arc::clone(&sink);
-            move || (0..20).for_each(|n| sink.event(note(n)))
-        });
-        std::thread::sleep(LOOK * 2);
-        for n in 0..20 {
-            let Ok(Message::Event(event)) = receiver.recv() else {
-                panic!("no event {n}")
-            };
-            assert_eq!(*event, note(n));
-        }
-        sender.join().expect("sender");
-        assert_eq!(sink.dropped(), 0);
-    }
-
-    #[test]
-    fn a_run_that_is_to_end_does_not_wait_for_ever_and_counts() {
-        let (messages, _receiver) = crossbeam_channel::bounded(1);
-        let stop = StopSignal::default();
-        let sink = ChannelSink::new(Outbox::new(messages, stop.clone()));
-        sink.event(note(0));
-        stop.request(StopReason::Signal);
-        sink.event(note(1));
-        assert_eq!(sink.dropped(), 1);
+    fn what_the_queue_does_not_take_is_counted() {
+        let (outbox, receiver) = Outbox::new();
+        let posts = Arc::<Posts>::default();
+        let sink = QueueSink::new(outbox.clone(), Arc::clone(&posts));
+        let mut console = ConsoleWriter::new(outbox, Arc::clone(&posts));
+        let note = || {
+            Event::Note(Note {
+                ts_ns: 1,
+                probe: None,
+                text: String::new(),
+            })
+        };
+        sink.event(note());
+        console.write_all(b"hello").expect("there is room");
+        assert_eq!((posts.events(), posts.refused()), (1, Refused::default()));
+        drop(receiver);
+        sink.event(note());
+        console.write_all(b"hello").expect_err("nobody writes");
+        let refused = Refused {
+            events: 1,
+            console_bytes: 5,
+        };
+        assert_eq!((posts.events(), posts.refused()), (2, refused));
     }
 }

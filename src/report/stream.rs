@@ -2,9 +2,32 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// More than this is not held back.
 const BATCH_BYTES: usize = 1 << 16;
+/// The size of a write. A write to a pipe returns when all bytes are in the pipe, so the progress of a slow reader shows in steps of
+/// this size.
+const PIECE_BYTES: usize = 1 << 12;
+
+/// Counters of the bytes and events that the streams of a run have written. The thread that waits for the end of the output reads
+/// them. No memory is ordered by the counters.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    bytes: AtomicU64,
+    events: AtomicU64,
+}
+
+impl Written {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn events(&self) -> u64 {
+        self.events.load(Ordering::Relaxed)
+    }
+}
 
 /// Bytes on their way out. After the first failure everything is counted and nothing is written, so that what was
 /// written is whole lines but for the last.
@@ -15,11 +38,18 @@ pub(super) struct Stream {
     pending: Vec<u8>,
     pending_events: u64,
     dropped: u64,
+    lost_bytes: u64,
     failure: Option<io::Error>,
+    written: Arc<Written>,
 }
 
 impl Stream {
-    pub(super) fn new(name: String, to: impl Write + Send + 'static, is_terminal: bool) -> Self {
+    pub(super) fn new(
+        name: String,
+        to: impl Write + Send + 'static,
+        is_terminal: bool,
+        written: &Arc<Written>,
+    ) -> Self {
         Self {
             name,
             to: Box::new(to),
@@ -27,20 +57,22 @@ impl Stream {
             pending: Vec::new(),
             pending_events: 0,
             dropped: 0,
+            lost_bytes: 0,
             failure: None,
+            written: Arc::clone(written),
         }
     }
 
-    pub(super) fn stdout() -> Self {
+    pub(super) fn stdout(written: &Arc<Written>) -> Self {
         let stdout = io::stdout();
         let is_terminal = stdout.is_terminal();
-        Self::new("standard output".to_owned(), stdout, is_terminal)
+        Self::new("standard output".to_owned(), stdout, is_terminal, written)
     }
 
-    pub(super) fn stderr() -> Self {
+    pub(super) fn stderr(written: &Arc<Written>) -> Self {
         let stderr = io::stderr();
         let is_terminal = stderr.is_terminal();
-        Self::new("standard error".to_owned(), stderr, is_terminal)
+        Self::new("standard error".to_owned(), stderr, is_terminal, written)
     }
 
     /// Whether what is written here is seen at once.
@@ -69,15 +101,22 @@ impl Stream {
 
     /// Writes what is pending.
     pub(super) fn flush(&mut self) {
-        if self.failure.is_none() && !self.pending.is_empty() {
-            self.failure = self
-                .to
-                .write_all(&self.pending)
-                .and_then(|()| self.to.flush())
-                .err();
+        let mut left = self.pending.as_slice();
+        if self.failure.is_none() && !left.is_empty() {
+            self.failure = write_on(self.to.as_mut(), &mut left, &self.written).err();
         }
-        if self.failure.is_some() {
+        if self.failure.is_none() {
+            let events = self.pending_events;
+            self.written.events.fetch_add(events, Ordering::Relaxed);
+        } else {
             self.dropped += self.pending_events;
+            // What a flush could not write may be any part of it.
+            let lost = if left.is_empty() {
+                self.pending.len()
+            } else {
+                left.len()
+            };
+            self.lost_bytes += lost as u64;
         }
         self.pending.clear();
         self.pending_events = 0;
@@ -100,10 +139,31 @@ impl Stream {
             .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Its name, and what went wrong.
-    pub(super) fn into_failure(self) -> Option<(String, io::Error)> {
-        Some((self.name, self.failure?))
+    /// The stream's name, the number of bytes that were not written, and what went wrong, unless the reader closed its end.
+    /// `refused` says whether some bytes never came as far as the stream.
+    pub(super) fn into_failure(self, refused: bool) -> Option<(String, u64, io::Error)> {
+        let too_slow = || io::Error::new(io::ErrorKind::TimedOut, "it takes output too slowly");
+        let failure = self.failure.or_else(|| refused.then(too_slow))?;
+        let is_closed = failure.kind() == io::ErrorKind::BrokenPipe;
+        (!is_closed).then_some((self.name, self.lost_bytes, failure))
     }
+}
+
+/// Writes `left`, and leaves in it what is not written.
+fn write_on(to: &mut dyn Write, left: &mut &[u8], written: &Written) -> io::Result<()> {
+    while !left.is_empty() {
+        let piece = left.get(..PIECE_BYTES).unwrap_or(left);
+        match to.write(piece) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(bytes) => {
+                *left = left.get(bytes..).unwrap_or_default();
+                written.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
+            Err(error) => return Err(error),
+        }
+    }
+    to.flush()
 }
 
 impl fmt::Debug for Stream {
@@ -139,7 +199,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_written_is_counted() {
-        let mut stream = Stream::new("x".to_owned(), Full(10), false);
+        let written = Arc::default();
+        let mut stream = Stream::new("x".to_owned(), Full(10), false, &written);
         let event = |stream: &mut Stream| stream.event(|out| out.extend_from_slice(b"12345678\n"));
         event(&mut stream);
         stream.flush();
@@ -150,11 +211,24 @@ mod tests {
         event(&mut stream);
         stream.flush();
         assert_eq!(stream.dropped(), 3);
+        assert_eq!((written.events(), written.bytes()), (1, 10));
         assert!(!stream.is_closed());
-        let (name, error) = stream.into_failure().expect("failure");
+        let (name, bytes, error) = stream.into_failure(false).expect("failure");
+        // Of four lines of nine bytes, ten bytes are written.
         assert_eq!(
-            (name.as_str(), error.kind()),
-            ("x", io::ErrorKind::StorageFull)
+            (name.as_str(), bytes, error.kind()),
+            ("x", 26, io::ErrorKind::StorageFull)
+        );
+    }
+
+    #[test]
+    fn bytes_that_never_came_to_a_stream_are_its_failure() {
+        let stream = || Stream::new("x".to_owned(), Full(10), false, &Arc::default());
+        assert!(stream().into_failure(false).is_none());
+        let (name, bytes, error) = stream().into_failure(true).expect("failure");
+        assert_eq!(
+            (name.as_str(), bytes, error.kind()),
+            ("x", 0, io::ErrorKind::TimedOut)
         );
     }
 }

@@ -2,6 +2,7 @@
 
 use probes::{GuestEnd, ProbeState, ProbeSummary, Summary, Tier};
 
+use super::printable::printable;
 use super::style::{Ink, Style};
 use super::text::{line, seconds};
 
@@ -26,7 +27,7 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
         .guest
         .detail
         .as_ref()
-        .map(|detail| format!(": {detail}"))
+        .map(|detail| format!(": {}", printable(detail)))
         .unwrap_or_default();
     line(out, format_args!(""));
     line(
@@ -38,6 +39,12 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
             summary.accel,
         ),
     );
+    for why in &summary.restarts {
+        line(
+            out,
+            format_args!("QEMU was started again: {}", printable(why)),
+        );
+    }
     if summary.dropped > 0 {
         let lost = format!("{} events could not be written", summary.dropped);
         line(out, format_args!("{}", style.paint(Ink::Bad, lost)));
@@ -87,15 +94,15 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
             ink => line(out, format_args!("{}", style.paint(ink, text))),
         }
         if let Some(filter) = &probe.filter {
-            line(out, format_args!("  filter: {filter}"));
+            line(out, format_args!("  filter: {}", printable(filter)));
         }
         if let Some(result) = &probe.result {
             for text in result.to_string().lines() {
-                line(out, format_args!("  {text}"));
+                line(out, format_args!("  {}", printable(text)));
             }
         }
         for (reason, count) in &probe.missed {
-            line(out, format_args!("  missed {count}: {reason}"));
+            line(out, format_args!("  missed {count}: {}", printable(reason)));
         }
         if let (Some(returns), Some(in_flight)) = (probe.returns, probe.in_flight) {
             line(
@@ -104,10 +111,10 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
             );
         }
         if let Some(reason) = &probe.reason {
-            line(out, format_args!("  {reason}"));
+            line(out, format_args!("  {}", printable(reason)));
         }
         if let Some(why) = &probe.unoptimised {
-            line(out, format_args!("  not optimised: {why}"));
+            line(out, format_args!("  not optimised: {}", printable(why)));
         }
     }
     let quiet = probes.len() - shown.len();
@@ -137,7 +144,7 @@ fn missed(probe: &ProbeSummary) -> u64 {
 
 fn row(probe: &ProbeSummary) -> [String; 7] {
     [
-        probe.probe.clone(),
+        printable(&probe.probe).into_owned(),
         probe.ip.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
         probe.hits.to_string(),
         missed(probe).to_string(),
@@ -220,22 +227,39 @@ mod tests {
         }
     }
 
-    fn shown(probes: Vec<ProbeSummary>) -> String {
+    fn run(probes: Vec<ProbeSummary>) -> Summary {
         let guest = GuestSummary {
             end: GuestEnd::Poweroff,
             detail: None,
             crash: None,
         };
-        let run = Summary {
+        Summary {
             accel: "kvm".to_owned(),
             guest,
             ran_ns: 7_213_000_000,
             probes,
             dropped: 0,
+            restarts: Vec::new(),
+        }
+    }
+
+    fn shown(probes: Vec<ProbeSummary>) -> String {
+        let mut out = Vec::new();
+        summary(&run(probes), Style::plain(), &mut out);
+        String::from_utf8(out).expect("utf-8")
+    }
+
+    #[test]
+    fn restarts_are_told_below_the_end() {
+        let run = Summary {
+            restarts: vec!["QEMU ended after 2.1 s (signal: 6)".to_owned()],
+            ..run(Vec::new())
         };
         let mut out = Vec::new();
         summary(&run, Style::plain(), &mut out);
-        String::from_utf8(out).expect("utf-8")
+        let text = String::from_utf8(out).expect("utf-8");
+        let told = "(kvm)\nQEMU was started again: QEMU ended after 2.1 s (signal: 6)\n";
+        assert!(text.ends_with(told), "{text}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::io::Write as _;
 
 use probes::{Event, Note};
 
+use super::printable::printable;
 use super::style::{Ink, Style};
 use super::table;
 
@@ -37,12 +38,14 @@ impl Formatter {
         match event {
             Event::Hit(hit) => {
                 let args = hit.args.map(|arg| arg.to_string()).join(", ");
-                let told = (hit.ts_ns, hit.vcpu, &*hit.probe, &*hit.symbol);
+                let (probe, symbol) = (printable(&hit.probe), printable(&hit.symbol));
+                let told = (hit.ts_ns, hit.vcpu, &*probe, &*symbol);
                 self.row(told, format!("({args})"), out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
-                let told = (ret.ts_ns, ret.vcpu, &*ret.probe, &*ret.symbol);
+                let (probe, symbol) = (printable(&ret.probe), printable(&ret.symbol));
+                let told = (ret.ts_ns, ret.vcpu, &*probe, &*symbol);
                 self.row(told, format!("= {} after {took} µs", ret.retval), out);
             }
             Event::Note(note) => self.note(note, out),
@@ -87,7 +90,7 @@ impl Formatter {
         let about = note
             .probe
             .as_ref()
-            .map(|probe| format!("{probe}: "))
+            .map(|probe| format!("{}: ", printable(probe)))
             .unwrap_or_default();
         line(
             out,
@@ -97,7 +100,7 @@ impl Formatter {
                 style.paint(Ink::Faint, time),
                 style.paint(Ink::Warning, "note "),
                 style.paint(Ink::Name, about),
-                note.text,
+                printable(&note.text),
             ),
         );
     }
@@ -132,9 +135,44 @@ fn cut(text: String, width: Option<usize>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use probes::{Hex, Hit, Registers};
+    use probes::{GuestEnd, GuestSummary, Hex, Hit, Registers, Summary};
 
     use super::*;
+
+    #[test]
+    fn text_of_the_guest_adds_no_line_and_no_escape() {
+        let summary = Summary {
+            accel: "kvm".to_owned(),
+            guest: GuestSummary {
+                end: GuestEnd::Panic,
+                detail: Some("x\nall 3 expectations hold\x1b[2J".to_owned()),
+                crash: None,
+            },
+            ran_ns: 0,
+            probes: Vec::new(),
+            dropped: 0,
+            restarts: Vec::new(),
+        };
+        let note = Note {
+            ts_ns: 0,
+            probe: None,
+            text: "module `a\nb`".to_owned(),
+        };
+        let events = [
+            hit("kprobe:\x1b]0;f", "f\n  1.0  cpu0"),
+            Event::Note(note),
+            Event::Summary(summary),
+        ];
+        let mut out = Vec::new();
+        let mut formatter = Formatter::new(Style::plain(), false);
+        events
+            .iter()
+            .for_each(|event| formatter.event(event, &mut out));
+        let text = String::from_utf8(out).expect("text");
+        assert!(!text.contains('\x1b'), "{text}");
+        // A line each, and an empty one before the summary.
+        assert_eq!(text.lines().count(), 4, "{text}");
+    }
 
     fn hit(probe: &str, symbol: &str) -> Event {
         Event::Hit(Hit {

@@ -6,10 +6,10 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use probes::{Event, Summary};
 
 use super::lines::Lines;
-use super::sink::Message;
+use super::sink::{Message, Refused};
 use super::stream::Stream;
 use super::style::Style;
-use super::{Progress, WriteFailure, json, text};
+use super::{Lost, Progress, WriteFailure, json, text};
 use crate::stop::{StopReason, StopSignal};
 
 /// An incomplete line of the console that has waited for so long is shown as it is.
@@ -32,6 +32,16 @@ pub(super) enum ConsoleTarget {
     Own(Stream),
 }
 
+impl ConsoleTarget {
+    /// The console's own stream, if it has one.
+    pub(super) fn stream(&self) -> Option<&Stream> {
+        match self {
+            Self::Own(stream) => Some(stream),
+            Self::Nowhere | Self::WithEvents => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Writer {
     pub(super) format: EventFormat,
@@ -45,7 +55,7 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Writes until the end is sent.
-    pub(super) fn run(mut self, messages: &Receiver<Message>) -> Option<WriteFailure> {
+    pub(super) fn run(mut self, messages: &Receiver<Message>) -> Vec<WriteFailure> {
         let mut lines = Lines::default();
         let mut hits = 0_u64;
         loop {
@@ -68,18 +78,22 @@ impl Writer {
                 Ok(Message::Event(event)) => {
                     hits += u64::from(matches!(*event, Event::Hit(_) | Event::Return(_)));
                     self.event(&event, &mut lines);
+                    self.tell_closed();
                 }
-                Ok(Message::Console(bytes)) => self.console(&bytes, &mut lines),
-                Ok(Message::End { summary, dropped }) => {
+                Ok(Message::Console(bytes)) => {
+                    self.console(&bytes, &mut lines);
+                    self.tell_closed();
+                }
+                Ok(Message::End { summary, refused }) => {
                     self.events.push(|out| {
                         lines.release(out);
                         lines.begin_line(out);
                     });
-                    return self.end(summary, dropped);
+                    return self.end(summary, refused);
                 }
                 Err(RecvTimeoutError::Timeout) => self.events.push(|out| lines.release(out)),
                 // The reporter was dropped: the run was not brought to its end.
-                Err(RecvTimeoutError::Disconnected) => return self.end(None, 0),
+                Err(RecvTimeoutError::Disconnected) => return self.end(None, Refused::default()),
             }
         }
     }
@@ -117,37 +131,63 @@ impl Writer {
                 self.progress.clear();
             }
             stream.flush();
-            if stream.is_closed() {
-                self.stop.request(StopReason::OutputClosed);
-            }
+        }
+        self.tell_closed();
+    }
+
+    /// Ends the run if nobody reads any more. A queue that is never empty is never flushed, so this is called with each message.
+    fn tell_closed(&self) {
+        let console = self.console.stream().is_some_and(Stream::is_closed);
+        if self.events.is_closed() || console {
+            self.stop.request(StopReason::OutputClosed);
         }
     }
 
-    fn end(mut self, summary: Option<Box<Summary>>, dropped: u64) -> Option<WriteFailure> {
+    fn end(mut self, summary: Option<Box<Summary>>, refused: Refused) -> Vec<WriteFailure> {
         // Flushed first, so that the summary knows what has been lost.
         self.flush();
         self.progress.clear();
-        let dropped = dropped + self.events.dropped();
+        let dropped = refused.events + self.events.dropped();
         if let Some(mut summary) = summary {
             summary.dropped += dropped;
             let event = Event::Summary(*summary);
             self.event(&event, &mut Lines::default());
-            if let Some((mut stream, style)) = self.table.take() {
-                stream.push(|out| text::Formatter::new(style, false).event(&event, out));
+            // First the file: whoever should read the table may read nothing.
+            self.flush();
+            if let Some((stream, style)) = &mut self.table {
+                stream.push(|out| text::Formatter::new(*style, false).event(&event, out));
                 stream.flush();
             }
-            self.flush();
         }
-        if self.events.is_closed() {
-            return None;
-        }
-        let (stream, source) = self.events.into_failure()?;
-        Some(WriteFailure {
-            stream,
-            dropped,
-            source,
-        })
+        let console = match self.console {
+            ConsoleTarget::Own(stream) => Some(stream),
+            ConsoleTarget::Nowhere | ConsoleTarget::WithEvents => None,
+        };
+        let console_lost = |bytes| Lost::Bytes(bytes + refused.console_bytes);
+        let is_console_shared = console.is_none();
+        let console =
+            console.and_then(|stream| failure(stream, refused.console_bytes > 0, console_lost));
+        let refused_here = refused.events > 0 || (is_console_shared && refused.console_bytes > 0);
+        let events = failure(self.events, refused_here, |bytes| Lost::Events {
+            events: dropped,
+            bytes: bytes + u64::from(is_console_shared) * refused.console_bytes,
+        });
+        let table = self
+            .table
+            .and_then(|(stream, _)| failure(stream, false, Lost::Bytes));
+        [events, console, table].into_iter().flatten().collect()
     }
+}
+
+/// What `stream` did not take, if anything; `lost` makes it of the number of bytes. `refused` says whether the queue before the
+/// stream was full.
+fn failure(stream: Stream, refused: bool, lost: impl FnOnce(u64) -> Lost) -> Option<WriteFailure> {
+    let (stream, bytes, error) = stream.into_failure(refused)?;
+    Some(WriteFailure {
+        stream,
+        lost: lost(bytes),
+        error,
+    })
 }
 
 #[cfg(test)]

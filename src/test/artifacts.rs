@@ -1,7 +1,8 @@
 //! What is kept of a case that failed: a folder with its console, its last events, its summary and its crash.
 
-use std::fs;
-use std::io;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use super::TestError;
@@ -9,6 +10,16 @@ use super::attempt::{Attempt, Outcome};
 use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
 use crate::report::json_line;
+
+/// The names of all files in a folder.
+const FILES: [&str; 6] = [
+    "console.log",
+    "events.jsonl",
+    "events.txt",
+    "reasons.txt",
+    "crash.txt",
+    "summary.json",
+];
 
 /// Writes the folder of `finished` in `all`, if it has failed; of several attempts, the last one's.
 pub(super) fn write(all: &Path, finished: &Finished) -> Result<Option<PathBuf>, TestError> {
@@ -18,7 +29,7 @@ pub(super) fn write(all: &Path, finished: &Finished) -> Result<Option<PathBuf>, 
     if attempt.outcome == Outcome::Passed {
         return Ok(None);
     }
-    let folder = all.join(finished.case.folder());
+    let folder = all.join(&finished.case.folder);
     match files(&folder, attempt) {
         Ok(()) => Ok(Some(folder)),
         Err(source) => Err(TestError::Write {
@@ -29,35 +40,43 @@ pub(super) fn write(all: &Path, finished: &Finished) -> Result<Option<PathBuf>, 
 }
 
 fn files(folder: &Path, attempt: &Attempt) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    // Of an earlier failure, which may have had what this one has not.
-    for name in ["crash.txt", "summary.json"] {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)?;
+    // Of an earlier failure: it may have had others, and another mode.
+    for name in FILES {
         match fs::remove_file(folder.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => (),
         }
     }
-    fs::write(folder.join("console.log"), &attempt.console)?;
+    let write = |name: &str, contents: &[u8]| write_private(&folder.join(name), contents);
+    write("console.log", &attempt.console)?;
     let mut events = Vec::new();
     for event in &attempt.events {
         json_line(event, &mut events);
     }
-    fs::write(folder.join("events.jsonl"), events)?;
-    fs::write(folder.join("events.txt"), in_words(&attempt.events))?;
+    write("events.jsonl", &events)?;
+    write("events.txt", in_words(&attempt.events).as_bytes())?;
     let reasons = match &attempt.outcome {
         Outcome::Passed => String::new(),
         Outcome::Failed(reasons) => reasons.join("\n") + "\n",
         Outcome::Error { why, .. } => why.clone() + "\n",
     };
-    fs::write(folder.join("reasons.txt"), reasons)?;
+    write("reasons.txt", reasons.as_bytes())?;
     if let Some(crash) = attempt.crash() {
-        fs::write(folder.join("crash.txt"), crash_in_words(crash))?;
+        write("crash.txt", crash_in_words(crash).as_bytes())?;
     }
     if let Some(summary) = &attempt.summary {
-        fs::write(
-            folder.join("summary.json"),
-            serde_json::to_vec_pretty(summary)?,
-        )?;
+        write("summary.json", &serde_json::to_vec_pretty(summary)?)?;
     }
     Ok(())
+}
+
+/// Writes a file that only its owner can read: the console and the registers may tell secrets of the guest.
+fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    let options = options.write(true).create_new(true).mode(0o600);
+    options.open(path)?.write_all(contents)
 }

@@ -1,18 +1,21 @@
 //! One boot of a case.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use probes::judge::Verdict;
-use probes::{Crash, Event, Summary, Word as _};
+use probes::{Crash, Event, GuestEnd, Summary, Word as _};
 
 use super::case::Case;
-use super::record::{ConsoleTail, LastEvents, printable};
+use super::record::{ConsoleTail, LastEvents};
 use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
 use crate::guest::Guest;
 use crate::judged::{self, Judged, admit};
+use crate::panics::Since;
 use crate::place::{Console, Ends, Place};
+use crate::report::printable;
 use crate::run::RunError;
 use crate::stop::{StopReason, StopSignal};
 
@@ -47,6 +50,13 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
+    /// Why QEMU was started again before the guest's first instruction, a reason for each time.
+    pub(super) fn restarts(&self) -> &[String] {
+        self.summary
+            .as_ref()
+            .map_or(&[], |summary| &summary.restarts)
+    }
+
     /// How the guest's kernel died, if it has.
     pub(super) fn crash(&self) -> Option<&Crash> {
         self.summary.as_ref()?.guest.crash.as_deref()
@@ -55,17 +65,20 @@ impl Attempt {
 
 /// Boots `case`; `stop` ends it.
 pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt {
-    let began = Instant::now();
+    let (began, panics) = (Instant::now(), Since::now());
     let (console, events) = (ConsoleTail::default(), Arc::new(LastEvents::default()));
-    let ran = boot(case, place, stop, &console, &events);
-    let (outcome, summary, verdicts) = match ran {
-        Ok((summary, verdicts)) => (
-            judge(&summary, &verdicts, stop.requested()),
-            Some(summary),
-            verdicts,
-        ),
-        Err(error) => {
-            let (exit, why) = (error.exit(), in_one_line(&error));
+    // What a panic leaves behind is used no more, except for what was written to the console and the events.
+    let boot = AssertUnwindSafe(|| boot(case, place, stop, &console, &events));
+    let (outcome, summary, verdicts) = match catch_unwind(boot) {
+        Err(_) => (failed(panics.first()), None, Vec::new()),
+        Ok(Ok((summary, verdicts))) => {
+            let outcome = judge(&summary, &verdicts, stop.asked());
+            let is_judged = judged::is_judged(summary.guest.end, stop.asked());
+            let verdicts = if is_judged { verdicts } else { Vec::new() };
+            (outcome, Some(summary), verdicts)
+        }
+        Ok(Err(error)) => {
+            let (exit, why) = (error.exit(), printable(&in_one_line(&error)).into_owned());
             (Outcome::Error { exit, why }, None, Vec::new())
         }
     };
@@ -102,17 +115,32 @@ fn boot(
     Ok((summary, verdicts))
 }
 
+/// hyprobe itself failed, for this reason.
+fn failed(why: Option<String>) -> Outcome {
+    Outcome::Error {
+        exit: Exit::HostCannot,
+        why: why.unwrap_or_else(|| "hyprobe failed".to_owned()),
+    }
+}
+
 fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -> Outcome {
+    if summary.guest.end == GuestEnd::Failed {
+        let detail = summary.guest.detail.as_deref();
+        return failed(detail.map(|detail| printable(detail).into_owned()));
+    }
+    if !judged::is_judged(summary.guest.end, stopped) {
+        return Outcome::Failed(vec!["it was interrupted".to_owned()]);
+    }
     let mut reasons: Vec<String> = verdicts
         .iter()
         .filter_map(|verdict| {
             let why = verdict.broken.as_ref()?;
-            Some(format!("{}: {why}", verdict.expected))
+            Some(format!("{}: {}", verdict.expected, printable(why)))
         })
         .collect();
     let guest = &summary.guest;
     // A bad end that nobody expected is a reason of its own.
-    let is_bad = judged::exit(guest.end, &[]) != Exit::Done;
+    let is_bad = judged::exit(guest.end, &[], None) != Exit::Done;
     if is_bad && !verdicts.iter().any(|verdict| verdict.of_the_end) {
         let detail = guest.detail.as_deref().map(printable);
         let detail = detail.map(|detail| format!(": {detail}"));
@@ -122,9 +150,6 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
             detail.unwrap_or_default()
         ));
     }
-    if stopped == Some(StopReason::Signal) {
-        reasons.insert(0, "it was interrupted".to_owned());
-    }
     match reasons.is_empty() {
         true => Outcome::Passed,
         false => Outcome::Failed(reasons),
@@ -133,7 +158,7 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
 
 #[cfg(test)]
 mod tests {
-    use probes::{GuestEnd, GuestSummary};
+    use probes::GuestSummary;
 
     use super::*;
 
@@ -148,13 +173,14 @@ mod tests {
             ran_ns: 1,
             probes: Vec::new(),
             dropped: 0,
+            restarts: Vec::new(),
         };
         judge(&summary, verdicts, stopped)
     }
 
     #[test]
     fn a_bad_end_that_nobody_expected_is_a_reason() {
-        let panics = Outcome::Failed(vec!["the guest ended by panic: bad [2J%s".to_owned()]);
+        let panics = Outcome::Failed(vec!["the guest ended by panic: bad \\x1b[2J%s".to_owned()]);
         assert_eq!(outcome(GuestEnd::Panic, &[], None), panics);
         let expected = Verdict {
             expected: "the guest ends by panic".to_owned(),
@@ -163,6 +189,20 @@ mod tests {
         };
         assert_eq!(outcome(GuestEnd::Panic, &[expected], None), Outcome::Passed);
         assert_eq!(outcome(GuestEnd::Reset, &[], None), Outcome::Passed);
+    }
+
+    #[test]
+    fn run_that_failed_is_an_error_whatever_was_expected() {
+        let holds = Verdict {
+            expected: "the guest ends by panic".to_owned(),
+            broken: None,
+            of_the_end: true,
+        };
+        let error = Outcome::Error {
+            exit: Exit::HostCannot,
+            why: "bad \\x1b[2J%s".to_owned(),
+        };
+        assert_eq!(outcome(GuestEnd::Failed, &[holds], None), error);
     }
 
     #[test]

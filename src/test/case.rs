@@ -1,5 +1,6 @@
 //! What is tested: a manifest with what the matrix puts over it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,6 +23,8 @@ pub(super) struct Case {
     pub(super) number: usize,
     /// The manifest, and what the matrix says.
     pub(super) name: String,
+    /// The name of the folder for what is kept of the case.
+    pub(super) folder: String,
     /// The run.
     pub(super) plan: Plan,
 }
@@ -42,32 +45,59 @@ impl Case {
             console: Some(Console::None),
             ..RunArgs::default()
         };
-        let mut name = file.with_extension("").display().to_string();
         for setting in settings {
             // Its value was tried when it was read.
             let _ = setting.apply(&mut run);
         }
-        if !settings.is_empty() {
-            let words: Vec<_> = settings.iter().map(Setting::in_words).collect();
-            name = format!("{name} [{}]", words.join(" "));
-        }
+        let name = name(file, settings);
         let mut plan = merge(&run, say)?;
         let timeout = args.timeout.or(plan.config.timeout);
         plan.config.timeout = Some(timeout.unwrap_or(DEFAULT_TIMEOUT));
         plan.config.control = None;
-        Ok(Self { number, name, plan })
+        let folder = folder(&name);
+        Ok(Self {
+            number,
+            name,
+            folder,
+            plan,
+        })
     }
+}
 
-    /// Its name for a folder.
-    pub(super) fn folder(&self) -> String {
-        let fits = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
-        let name = self.name.trim_start_matches(['.', '/']);
-        name.chars()
-            .map(|c| if fits(c) { c } else { '-' })
-            .collect::<String>()
-            .trim_end_matches('-')
-            .to_owned()
+/// The name of a folder for the case `name`.
+fn folder(name: &str) -> String {
+    let fits = |c: char| c.is_ascii_alphanumeric() || "-_.=".contains(c);
+    let name = name.trim_start_matches(['.', '/']);
+    name.chars()
+        .map(|c| if fits(c) { c } else { '-' })
+        .collect::<String>()
+        .trim_end_matches('-')
+        .to_owned()
+}
+
+/// The name of the case: the manifest, and what the matrix says.
+pub(super) fn name(file: &Path, settings: &[Setting]) -> String {
+    let name = file.with_extension("").display().to_string();
+    if settings.is_empty() {
+        return name;
     }
+    let words: Vec<_> = settings.iter().map(Setting::in_words).collect();
+    format!("{name} [{}]", words.join(" "))
+}
+
+/// A folder for each of all cases: `a/b.toml` and `a-b.toml` would share one.
+pub(super) fn folders(names: &[String]) -> Vec<String> {
+    let plain: Vec<String> = names.iter().map(|name| folder(name)).collect();
+    let mut cases: BTreeMap<&str, usize> = BTreeMap::new();
+    for folder in &plain {
+        *cases.entry(folder).or_default() += 1;
+    }
+    let own = |(number, folder): (usize, &String)| match cases.get(folder.as_str()) {
+        // No other folder's name has this character.
+        Some(2..) => format!("{folder}~{number}"),
+        _ => folder.clone(),
+    };
+    plain.iter().enumerate().map(own).collect()
 }
 
 /// The manifests that `paths` are or hold, those of each folder in order.
@@ -121,6 +151,12 @@ fn collect(folder: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cases_with_similar_names_have_folders_of_their_own() {
+        let names = ["a/b", "./a-b", "c [cpus=1]"].map(str::to_owned);
+        assert_eq!(folders(&names), ["a-b~0", "a-b~1", "c--cpus=1"]);
+    }
 
     #[test]
     fn folders_are_searched_in_order() {

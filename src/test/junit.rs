@@ -9,6 +9,7 @@ use super::TestError;
 use super::attempt::{Attempt, Outcome};
 use super::record::last_lines;
 use super::schedule::Finished;
+use crate::report::printable;
 
 /// As much of the console as a report shows.
 const CONSOLE_LINES: usize = 100;
@@ -45,8 +46,15 @@ fn report(finished: &[Finished]) -> Report {
         let mut test = TestCase::new(&case.case.name, status);
         test.set_classname("hyprobe")
             .set_time(case.attempts.iter().map(|attempt| attempt.took).sum());
-        if last.outcome != Outcome::Passed {
-            test.set_system_out(last_lines(&last.console, CONSOLE_LINES).join("\n"));
+        let restarts = case.attempts.iter().flat_map(Attempt::restarts);
+        let restarts = restarts.map(|why| format!("QEMU was started again: {}", printable(why)));
+        let console = match last.outcome {
+            Outcome::Passed => Vec::new(),
+            _ => last_lines(&last.console, CONSOLE_LINES),
+        };
+        let out: Vec<String> = restarts.chain(console).collect();
+        if !out.is_empty() {
+            test.set_system_out(out.join("\n"));
         }
         suite.add_test_case(test);
     }

@@ -32,11 +32,13 @@ use crate::config::Accel;
 use crate::exit::{Exit, Failure as _};
 use crate::failure;
 use crate::merge::MergeError;
+use crate::panics::Since;
 use crate::place::Place;
 use crate::report::Progress;
 use crate::run::RunError;
 use crate::signals;
-use crate::stop::StopSignal;
+use crate::stderr::say;
+use crate::stop::{StopReason, StopSignal};
 
 /// Why nothing could be tested, or the results not be told.
 #[derive(Debug, Error)]
@@ -96,8 +98,9 @@ pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
 }
 
 fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
+    let began = Since::now();
     let cases = cases(args, progress)?;
-    let tell = |text: String| progress.pause(|| eprintln!("hyprobe: {text}"));
+    let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let jobs = jobs(cases, &tell)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
@@ -135,7 +138,12 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         junit::write(path, &finished)?;
     }
     kept?;
-    Ok(exit(&finished, all))
+    match (began.first(), stop.asked()) {
+        // The case that was run meanwhile says why.
+        (Some(_), _) => Ok(Exit::HostCannot),
+        (None, Some(StopReason::Signal)) => Ok(Exit::Interrupted),
+        (None, _) => Ok(exit(&finished, all)),
+    }
 }
 
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
@@ -167,14 +175,20 @@ fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
         .flat_map(|file| combinations.iter().map(move |settings| (file, settings)))
         .collect();
     let shard = args.shard.unwrap_or(Shard::ALL);
+    let names: Vec<String> = all
+        .iter()
+        .map(|(file, settings)| case::name(file, settings))
+        .collect();
+    let folders = case::folders(&names);
     let mine = all
         .into_iter()
+        .zip(folders)
         .enumerate()
         .filter(|(number, _)| shard.has(*number));
     let (mut cases, mut wrong, mut exit) = (Vec::new(), 0, None);
-    for (number, (file, settings)) in mine {
+    for (number, ((file, settings), folder)) in mine {
         match Case::read(number, file, settings, args, &|text| progress.say(text)) {
-            Ok(case) => cases.push(case),
+            Ok(case) => cases.push(Case { folder, ..case }),
             Err(error) => {
                 wrong += 1;
                 progress.pause(|| failure::print(&error));

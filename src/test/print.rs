@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::attempt::{Attempt, Outcome};
 use super::record::{crash_in_words, in_words, last_lines};
 use super::schedule::{Finished, News};
-use crate::report::{Ink, Progress, Style};
+use crate::report::{Ink, Progress, Style, printable};
 
 /// Of the console of a case that failed.
 const CONSOLE_LINES: usize = 20;
@@ -145,6 +145,12 @@ impl Printer {
             text += &format!(" (attempt {})", finished.attempts.len());
         }
         text.push('\n');
+        let restarts = finished.attempts.iter().flat_map(Attempt::restarts);
+        indent(
+            &mut text,
+            "QEMU was started again: ",
+            restarts.map(|why| printable(why)),
+        );
         match &last.outcome {
             Outcome::Passed => return text,
             Outcome::Failed(reasons) => indent(&mut text, "", reasons),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use probes::{Crash, Event, EventSink};
 
-use crate::report::{Formatter, Style};
+use crate::report::{Formatter, Style, printable};
 
 /// Of the console, bytes.
 const CONSOLE_BYTES: usize = 1 << 20;
@@ -50,7 +50,7 @@ pub(super) fn last_lines(console: &[u8], count: usize) -> Vec<String> {
         .rsplit('\n')
         .filter(is_shown)
         .take(count)
-        .map(printable)
+        .map(|line| printable(line.trim_end_matches('\r')).into_owned())
         .collect();
     lines.reverse();
     lines
@@ -123,14 +123,9 @@ pub(super) fn crash_in_words(crash: &Crash) -> String {
     }
     text += "stack:\n";
     for frame in &crash.frames {
-        text += &format!("  {} {}\n", frame.ip, frame.symbol);
+        text += &format!("  {} {}\n", frame.ip, printable(&frame.symbol));
     }
     text
-}
-
-/// What a guest has written, without what a terminal would obey.
-pub(super) fn printable(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).collect()
 }
 
 #[cfg(test)]
@@ -149,6 +144,6 @@ mod tests {
         tail.write_all(b"\r\n\x1b[1mone\r\n\r\ntwo").expect("write");
         let bytes = tail.bytes();
         assert_eq!(bytes.len(), CONSOLE_BYTES);
-        assert_eq!(last_lines(&bytes, 2), ["[1mone", "two"]);
+        assert_eq!(last_lines(&bytes, 2), ["\\x1b[1mone", "two"]);
     }
 }

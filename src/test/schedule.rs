@@ -15,6 +15,7 @@ use super::TestError;
 use super::attempt::{Attempt, Outcome, attempt};
 use super::case::Case;
 use crate::exit::Exit;
+use crate::panics::Since;
 use crate::place::Place;
 use crate::stop::StopSignal;
 
@@ -130,6 +131,7 @@ pub(super) fn run(
                 .map_err(TestError::Thread)?;
         }
         drop(news);
+        let _ends = EndsAll(&shared);
         loop {
             match received.recv_timeout(LOOK) {
                 Ok(news) => tell(news).map_err(|source| {
@@ -141,7 +143,7 @@ pub(super) fn run(
                 })?,
                 Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(()),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
-                    if stop.requested().is_some() {
+                    if stop.asked().is_some() {
                         shared.end_all();
                     }
                 }
@@ -153,9 +155,14 @@ pub(super) fn run(
 /// A worker: one case after the other.
 fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
     while let Some((cost, Job { case, place })) = shared.next() {
+        let running = Running {
+            shared,
+            number: case.number,
+            cost,
+        };
         // Nobody listens any more when the results cannot be written.
         let _ = news.send(News::Begun(case.name.clone()));
-        let mut attempts = Vec::new();
+        let (mut attempts, panics) = (Vec::new(), Since::now());
         for _ in 0..=retries {
             let stop = StopSignal::default();
             shared.begin(case.number, &stop);
@@ -166,16 +173,43 @@ fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
                 Outcome::Error { exit, .. } => *exit != Exit::Usage,
             };
             attempts.push(tried);
-            if !again || shared.stop.requested().is_some() {
+            // A second boot would hide the panic.
+            let has_panicked = panics.first().is_some();
+            if !again || has_panicked || shared.stop.asked().is_some() {
                 break;
             }
         }
-        shared.end(case.number, cost);
+        drop(running);
         let _ = news.send(News::Finished(Box::new(Finished {
             number: case.number,
             case,
             attempts,
         })));
+    }
+}
+
+/// A case that runs: what it takes is given back however its worker ends, or the others would wait for ever.
+#[derive(Debug)]
+struct Running<'a> {
+    shared: &'a Shared<'a>,
+    number: usize,
+    cost: Cost,
+}
+
+/// Ends all cases if the thread that tells of them panics.
+struct EndsAll<'a>(&'a Shared<'a>);
+
+impl Drop for EndsAll<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.end_all();
+        }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.shared.end(self.number, self.cost);
     }
 }
 
@@ -188,7 +222,7 @@ impl Shared<'_> {
     fn next(&self) -> Option<(Cost, Job)> {
         let mut board = self.lock();
         loop {
-            if board.waiting.is_empty() || self.stop.requested().is_some() {
+            if board.waiting.is_empty() || self.stop.asked().is_some() {
                 return None;
             }
             if let Some(next) = board.take() {
@@ -204,7 +238,7 @@ impl Shared<'_> {
     /// An attempt begins, which `stop` ends.
     fn begin(&self, number: usize, stop: &StopSignal) {
         self.lock().stops.insert(number, stop.clone());
-        if let Some(reason) = self.stop.requested() {
+        if let Some(reason) = self.stop.asked() {
             stop.request(reason);
         }
     }
@@ -218,7 +252,7 @@ impl Shared<'_> {
     }
 
     fn end_all(&self) {
-        let reason = self.stop.requested();
+        let reason = self.stop.asked();
         let mut board = self.lock();
         board.waiting.clear();
         for stop in board.stops.values() {

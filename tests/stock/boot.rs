@@ -1,7 +1,7 @@
 //! One run of the command: a stock kernel with the workload as its init.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use guest_images::workload::{self, Counts};
 use guest_images::{Initramfs, ModuleTree};
@@ -77,6 +77,12 @@ pub(crate) struct Boot<'a> {
     counted: Vec<String>,
     options: Vec<&'a str>,
     modules: &'a [&'a str],
+    /// `[[expect]]` sections of the manifest.
+    expectations: &'a str,
+    /// The file for the console instead of one that can be read.
+    console: Option<&'a str>,
+    /// Events go to standard output, which nobody reads.
+    unread: bool,
 }
 
 impl<'a> Boot<'a> {
@@ -91,7 +97,28 @@ impl<'a> Boot<'a> {
             counted: Vec::new(),
             options: Vec::new(),
             modules: &[],
+            expectations: "",
+            console: None,
+            unread: false,
         }
+    }
+
+    /// `expectations` are sections of a manifest.
+    pub(crate) fn expecting(mut self, expectations: &'a str) -> Self {
+        self.expectations = expectations;
+        self
+    }
+
+    /// The console goes to the file `path`.
+    pub(crate) fn console_at(mut self, path: &'a str) -> Self {
+        self.console = Some(path);
+        self
+    }
+
+    /// Events go to standard output, a pipe that is open and that nobody reads.
+    pub(crate) fn unread(mut self) -> Self {
+        self.unread = true;
+        self
     }
 
     /// The guest's own kprobes check themselves; `parameters` are those of that program.
@@ -169,36 +196,46 @@ impl<'a> Boot<'a> {
         let load = load.expect("the modules can be read");
         let initrd = files.path().join("initrd");
         std::fs::write(&initrd, initramfs.build().expect("initramfs")).expect("write");
-        let (events, console) = (files.path().join("events"), files.path().join("console"));
+        let events = files.path().join("events");
+        let console = match self.console {
+            Some(path) => path.into(),
+            None => files.path().join("console"),
+        };
         // The kernel's messages come between the workload's words: only what is wrong is to be said.
         let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {parameters} {load}");
         let manifest = files.path().join("counted.toml");
         let counted = |spec: &String| format!("[[probe]]\nat = \"{spec}\"\naction = \"count\"\n");
         let counted: Vec<String> = self.counted.iter().map(counted).collect();
-        std::fs::write(&manifest, counted.concat()).expect("write");
+        let sections = counted.concat() + self.expectations;
+        std::fs::write(&manifest, &sections).expect("write");
 
         let turn = Turn::take();
-        let child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        let output = (!self.unread).then_some(["--output".as_ref(), events.as_os_str()]);
+        let mut child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
             .args(["run", "--accel", "nested", "--format", "json"])
-            .args((!self.counted.is_empty()).then_some(&manifest))
+            .args((!sections.is_empty()).then_some(&manifest))
             .args(["--cmdline", &cmdline, "--cpus", &self.cpus.to_string()])
             .arg("--kernel")
             .arg(&self.stock.path)
             .arg("--initrd")
             .arg(&initrd)
-            .arg("--output")
-            .arg(&events)
+            .args(output.into_iter().flatten())
             .arg("--console")
             .arg(&console)
             .args(&self.options)
             .current_dir(files.path())
             .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(if self.unread {
+                Stdio::piped()
+            } else {
+                Stdio::null()
+            })
             .stderr(Stdio::piped())
             .spawn()
             .expect("the command starts");
         Running {
+            _unread: child.stdout.take(),
             child: Some(child),
             files,
             _turn: turn,
@@ -224,6 +261,8 @@ fn script(script: &str) -> Initramfs {
 pub(crate) struct Running {
     /// Until its end was waited for.
     child: Option<Child>,
+    /// The end of a pipe that nobody reads.
+    _unread: Option<ChildStdout>,
     files: TempDir,
     _turn: Turn,
 }
@@ -238,6 +277,26 @@ impl Running {
     pub(crate) fn has_ended(&mut self) -> bool {
         let child = self.child.as_mut().expect("its end was not waited for");
         child.try_wait().expect("it is a child").is_some()
+    }
+
+    /// Waits until the console has this text.
+    pub(crate) fn wait_for_console(&mut self, text: &str) {
+        let console = self.folder().join("console");
+        loop {
+            let said = std::fs::read(&console).unwrap_or_default();
+            if String::from_utf8_lossy(&said).contains(text) {
+                return;
+            }
+            assert!(!self.has_ended(), "it has ended without {text:?}");
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+    }
+
+    /// Sends SIGTERM.
+    pub(crate) fn terminate(&self) {
+        let child = self.child.as_ref().expect("its end was not waited for");
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it goes on");
     }
 
     /// Waits for its end.

@@ -1,5 +1,8 @@
 //! Bad ends: the exit code and the summary say which.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::{Duration, Instant};
+
 use probes::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
@@ -36,4 +39,65 @@ fn a_timeout_is_told() {
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Timeout);
     assert!(summary.ran_ns >= 10_000_000_000, "{} ns", summary.ran_ns);
+}
+
+/// What was never to happen might have happened later.
+#[test]
+fn a_run_that_a_signal_ends_is_not_judged() {
+    let stock = Stock::fetch(IMAGE);
+    let mut running = Boot::new(&stock, "getpids=1 repeat=1000000 pause=1")
+        .expecting(
+            "[[expect]]\nprobe = 'kprobe:panic'\nnever = true\n\
+             [[expect]]\nconsole = 'workload: done'\n",
+        )
+        .start();
+    running.wait_for_console("workload: start");
+    running.terminate();
+    for file in ["events", "console"] {
+        let metadata = std::fs::metadata(running.folder().join(file)).expect("it is written");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600, "{file}");
+    }
+    let ran = running.finish();
+    assert_eq!(ran.code, Some(6), "{}", ran.told());
+    assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
+    let told = ran.told();
+    assert!(told.contains("the run was interrupted"), "{told}");
+    assert!(!told.contains("expectation"), "{told}");
+}
+
+/// The events fill the pipe, the queues of both Linuxes and the guest's ring; the probe is made of those that exit.
+#[test]
+fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
+    let stock = Stock::fetch(IMAGE);
+    let began = Instant::now();
+    let ran = Boot::new(&stock, "getpids=100000 repeat=1000000")
+        .probe("kprobe:__x64_sys_getpid")
+        .option("--timeout", "20s")
+        .unread()
+        .run();
+    let took = began.elapsed();
+    let told = ran.told();
+    assert_eq!(ran.code, Some(3), "{told}");
+    let (_, lost) = told.split_once("was not read for 30 s: ").expect(&told);
+    let (lost, _) = lost.split_once(' ').expect(&told);
+    let lost: u64 = lost.parse().expect(&told);
+    // A pipe holds some hundred.
+    assert!(lost > 5000, "{told}");
+    assert!(took < Duration::from_secs(200), "{took:?}: {told}");
+}
+
+#[test]
+fn a_console_that_cannot_be_written_is_a_failure_and_the_events_are_whole() {
+    let stock = Stock::fetch(IMAGE);
+    let ran = Boot::new(&stock, "getpids=10")
+        .probe("kprobe:__x64_sys_getpid")
+        .console_at("/dev/full")
+        .run();
+    assert_eq!(ran.code, Some(3), "{}", ran.told());
+    let told = ran.told();
+    assert!(told.contains("cannot write to /dev/full: "), "{told}");
+    assert!(told.contains(" bytes are lost: No space left"), "{told}");
+    let summary = ran.summary();
+    assert_eq!(summary.guest.end, GuestEnd::Poweroff);
+    assert!(probe(&summary, "kprobe:__x64_sys_getpid").hits >= 10);
 }

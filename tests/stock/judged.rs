@@ -1,6 +1,7 @@
 //! `hyprobe test` on stock kernels, nested: the manifests that come with hyprobe pass, and a kernel that panics leaves
 //! what one wants to know of it.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -103,4 +104,51 @@ fn a_panic_is_kept_with_registers_and_stack() {
         console.contains("Kernel panic - not syncing: VFS"),
         "{console}"
     );
+}
+
+/// Crashes at the first start, before the outer Linux is up.
+const CRASHES_ONCE: &str = r#"#!/bin/sh
+case $1 in --version) exec qemu-system-x86_64 "$@" ;; esac
+if mkdir "$0.tried" 2>/dev/null; then
+    echo 'Assertion `x < y` failed.' >&2
+    kill -ABRT $$
+fi
+exec qemu-system-x86_64 "$@"
+"#;
+
+/// A case that passes at the second start of QEMU says so to people, and in JUnit.
+#[test]
+fn a_restart_of_qemu_is_told() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let qemu = folder.path().join("qemu");
+    std::fs::write(&qemu, CRASHES_ONCE).expect("written");
+    std::fs::set_permissions(&qemu, PermissionsExt::from_mode(0o755)).expect("executable");
+    let manifest = folder.path().join("boot.toml");
+    let text =
+        "[guest]\nimage = 'debian-6.1'\n[run]\ntimeout = '100s'\n[[expect]]\nend = 'poweroff'\n";
+    std::fs::write(&manifest, text).expect("written");
+    let turn = Turn::take();
+    let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        .current_dir(folder.path())
+        .env("HYPROBE_QEMU", &qemu)
+        .args([
+            "test",
+            "boot.toml",
+            "--accel",
+            "nested",
+            "--junit",
+            "junit.xml",
+        ])
+        .output();
+    drop(turn);
+    let output = output.expect("the command starts");
+    let words = String::from_utf8_lossy(&output.stdout);
+    let junit = std::fs::read_to_string(folder.path().join("junit.xml")).expect("written");
+    assert_eq!(output.status.code(), Some(0), "{words}{output:?}");
+    let assertion = "QEMU was started again: QEMU ended after ";
+    for text in [&*words, &*junit] {
+        assert!(text.contains(assertion), "{text}");
+        assert!(text.contains("signal: 6 (SIGABRT)"), "{text}");
+        assert!(text.contains("failed.)"), "{text}");
+    }
 }

@@ -10,7 +10,9 @@ mod contract;
 mod ends;
 mod judged;
 mod overhead;
+mod panics;
 mod remote;
+mod stalled;
 
 use std::path::Path;
 use std::sync::LazyLock;

@@ -1,21 +1,28 @@
-//! Events on their way out: from vCPU threads through a channel to one thread that writes.
+//! Events and console output on their way out: from vCPU threads through a queue to a thread that writes to both ports.
+//!
+//! The launcher reads the ports only as fast as its own reader reads, until the run has ended: a port may block for long, and no
+//! vCPU may wait for a port (see `outbox`).
 
 use std::io::{self, Write};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::Receiver;
 use probes::{Event, EventSink};
 
-/// Beyond that, vCPUs wait: nothing is lost, the guest is slowed down.
-const QUEUED_EVENTS: usize = 16 << 10;
+use crate::outbox::{Outbox, Posted};
+
 /// One write is one notification of the host, which is dear under emulation.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// The sink that the run inside is given.
 #[derive(Debug)]
 pub(super) struct EventsPort {
-    queue: Sender<Message>,
+    queue: Outbox<Message>,
+    /// Events and writes of the console that the queue did not take.
+    refused: Arc<AtomicU64>,
     writer: Mutex<Option<JoinHandle<u64>>>,
 }
 
@@ -23,50 +30,104 @@ pub(super) struct EventsPort {
     clippy::large_enum_variant,
     reason = "nearly all are events, and a box would be an allocation for each hit"
 )]
+#[derive(Debug)]
 enum Message {
     Event(Event),
+    Console(Vec<u8>),
     End,
 }
 
+/// The two ports.
+struct Ports<E, C> {
+    events: E,
+    console: C,
+}
+
 impl EventsPort {
-    /// Starts the thread that writes to `port`.
-    pub(super) fn start(port: impl Write + Send + 'static) -> io::Result<Self> {
-        let (queue, queued) = bounded(QUEUED_EVENTS);
+    /// Starts the thread that writes to the ports.
+    pub(super) fn start(
+        events: impl Write + Send + 'static,
+        console: impl Write + Send + 'static,
+    ) -> io::Result<Self> {
+        let (queue, queued) = Outbox::new();
+        let ports = Ports { events, console };
         let writer = thread::Builder::new()
             .name("events".to_owned())
-            .spawn(move || write_all(&queued, port))?;
+            .spawn(move || write_all(&queued, ports))?;
         Ok(Self {
             queue,
+            refused: Arc::default(),
             writer: Mutex::new(Some(writer)),
         })
     }
 
-    /// Writes what is queued and returns how many events could not be written. Later events are dropped by the caller's
+    /// Takes the guest's console.
+    pub(super) fn console(&self) -> impl Write + Send + 'static {
+        ConsoleWriter {
+            queue: self.queue.clone(),
+            refused: Arc::clone(&self.refused),
+        }
+    }
+
+    /// Writes what is queued and returns how many events, and writes of the console, could not be written. Later events are dropped by the caller's
     /// own choice.
     pub(super) fn finish(&self) -> u64 {
-        // An error means that the thread is gone, which the join tells better.
-        let _ = self.queue.send(Message::End);
+        // A loss means that the thread is gone, which the join tells better.
+        let _ = self.queue.post_last(Message::End);
         let writer = self
             .writer
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        writer
+        let lost = writer
             .and_then(|writer| writer.join().ok())
-            .unwrap_or_default()
+            .unwrap_or_default();
+        lost + self.refused.swap(0, Ordering::Relaxed)
     }
 }
 
 impl EventSink for EventsPort {
     fn event(&self, event: Event) {
-        // An error means that the run is over.
-        let _ = self.queue.send(Message::Event(event));
+        if self.queue.post(Message::Event(event)) == Posted::Lost {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.queue.has_room()
+    }
+
+    fn await_room(&self, limit: Duration) {
+        self.queue.await_room(limit);
     }
 }
 
-/// Returns how many events could not be written.
-fn write_all(queued: &Receiver<Message>, mut port: impl Write) -> u64 {
+/// Posts the console's bytes.
+struct ConsoleWriter {
+    queue: Outbox<Message>,
+    refused: Arc<AtomicU64>,
+}
+
+impl Write for ConsoleWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.queue.post(Message::Console(bytes.to_vec())) {
+            Posted::Sent => Ok(bytes.len()),
+            Posted::Lost => {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+                Err(io::ErrorKind::BrokenPipe.into())
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes until the end is posted. Returns how many events could not be written.
+fn write_all(queued: &Receiver<Message>, mut ports: Ports<impl Write, impl Write>) -> u64 {
     let mut lines = Vec::with_capacity(BATCH_BYTES);
+    let mut console = Vec::new();
     let (mut in_lines, mut lost, mut ended) = (0, 0, false);
     while !ended {
         let Ok(first) = queued.recv() else { break };
@@ -81,13 +142,17 @@ fn write_all(queued: &Receiver<Message>, mut port: impl Write) -> u64 {
                     Ok(()) => in_lines += 1,
                     Err(_) => lost += 1,
                 },
+                Message::Console(bytes) => console.extend_from_slice(&bytes),
             }
-            next = match lines.len() < BATCH_BYTES {
+            next = match lines.len() + console.len() < BATCH_BYTES {
                 true => queued.try_recv().ok(),
                 false => None,
             };
         }
-        if port.write_all(&lines).is_err() {
+        // A console that is gone is no reason to stop the guest.
+        let _ = ports.console.write_all(&console);
+        console.clear();
+        if ports.events.write_all(&lines).is_err() {
             lost += in_lines;
         }
         lines.clear();
@@ -109,8 +174,6 @@ fn append(lines: &mut Vec<u8>, event: &Event) -> serde_json::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use probes::Note;
 
     use super::*;
@@ -137,8 +200,10 @@ mod tests {
 
     #[test]
     fn every_event_of_every_thread_is_a_line() {
-        let port = Shared::default();
-        let events = Arc::new(EventsPort::start(port.clone()).expect("thread"));
+        let (port, serial) = (Shared::default(), Shared::default());
+        let events = Arc::new(EventsPort::start(port.clone(), serial.clone()).expect("thread"));
+        let mut console = events.console();
+        console.write_all(b"boot\r\n").expect("there is room");
         let threads: Vec<_> = (0..4_u64)
             .map(|_| {
                 let events = Arc::clone(&events);
@@ -149,6 +214,7 @@ mod tests {
             .into_iter()
             .for_each(|thread| thread.join().expect("thread"));
         assert_eq!(events.finish(), 0);
+        assert_eq!(serial.0.lock().expect("lock").as_slice(), b"boot\r\n");
         let written = port.0.lock().expect("lock");
         assert_eq!(written.split(|byte| *byte == b'\n').count(), 4001);
         assert!(
@@ -170,10 +236,36 @@ mod tests {
                 Ok(())
             }
         }
-        let events = EventsPort::start(Gone).expect("thread");
+        let events = EventsPort::start(Gone, Gone).expect("thread");
         (0..100).for_each(|ts| events.event(note(ts)));
         assert_eq!(events.finish(), 100);
         events.event(note(0));
+        assert_eq!(events.finish(), 1);
+        events.console().write_all(b"x").expect_err("nobody writes");
+    }
+
+    #[test]
+    fn a_port_that_blocks_holds_up_no_event() {
+        struct Blocked(std::sync::mpsc::Receiver<()>);
+        impl Write for Blocked {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                // Until the test ends the sender.
+                let _ = self.0.recv();
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let (opener, opened) = std::sync::mpsc::channel();
+        let events = EventsPort::start(Blocked(opened), io::sink()).expect("thread");
+        let mut posted = 0;
+        while events.has_room() {
+            events.event(note(posted));
+            posted += 1;
+        }
+        drop(opener);
         assert_eq!(events.finish(), 0);
+        assert!(events.has_room() && posted > 1000);
     }
 }

@@ -23,6 +23,7 @@ use crate::config::RunConfig;
 use crate::nested::lines::read_line;
 use crate::nested::outer::CONFIG_PATH;
 use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOuter};
+use crate::panics::Since;
 use crate::stop::{StopReason, StopSignal};
 
 /// The exit code of a host that cannot do it, which includes one whose outer Linux does not work.
@@ -121,7 +122,7 @@ where
     let console_count = console.count();
     let events = Counted::new(ports::open(Port::Events)?);
     let events_count = events.count();
-    let events = Arc::new(EventsPort::start(events)?);
+    let events = Arc::new(EventsPort::start(events, console)?);
     let stop = StopSignal::default();
     listen(control.try_clone()?, stop.clone())?;
     let (link, clients) = match config.control {
@@ -134,10 +135,12 @@ where
     let uptime_ms = u64::try_from(system::uptime().as_millis()).unwrap_or(u64::MAX);
     tell(&mut control, &ToOuter::Started { uptime_ms })?;
 
+    let began = Since::now();
     let sink: Arc<dyn EventSink> = events.clone();
     let result = catch_unwind(AssertUnwindSafe(|| {
-        run(&config, sink, Box::new(console), stop, clients)
+        run(&config, sink, Box::new(events.console()), stop, clients)
     }));
+    tell(&mut control, &ToOuter::Ending)?;
     let lost = events.finish();
     *sent = Sent {
         events: events_count.load(Ordering::Acquire),
@@ -147,6 +150,7 @@ where
     Ok(match result {
         Ok(Ok(mut summary)) => {
             summary.dropped += lost;
+            began.judge(&mut summary);
             Outcome::Summary(summary)
         }
         Ok(Err(failure)) => Outcome::Failure(failure),

@@ -9,6 +9,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::history::{History, KEPT, Row};
 use crate::remote::{time, words};
+use crate::report::printable;
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -89,12 +90,7 @@ fn shown(row: &Row, highest: u64) -> TableRow<'static> {
         number(missed),
         Cell::from(words::tier(summary.tier)),
         Cell::from(words::probe(summary.state)),
-        Cell::from(
-            row.probe
-                .name
-                .clone()
-                .unwrap_or_else(|| summary.probe.clone()),
-        ),
+        Cell::from(printable(row.probe.name.as_ref().unwrap_or(&summary.probe)).into_owned()),
     ])
 }
 

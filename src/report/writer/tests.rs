@@ -26,7 +26,7 @@ impl Paper {
     }
 
     fn stream(&self) -> Stream {
-        Stream::new("paper".to_owned(), self.clone(), false)
+        Stream::new("paper".to_owned(), self.clone(), false, &Arc::default())
     }
 }
 
@@ -60,7 +60,7 @@ fn console(text: &str) -> Message {
     Message::Console(text.as_bytes().to_vec())
 }
 
-fn end(dropped: u64) -> Message {
+fn end(refused_events: u64) -> Message {
     let guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
@@ -72,15 +72,19 @@ fn end(dropped: u64) -> Message {
         ran_ns: 0,
         probes: Vec::new(),
         dropped: 0,
+        restarts: Vec::new(),
     };
     Message::End {
         summary: Some(Box::new(summary)),
-        dropped,
+        refused: Refused {
+            events: refused_events,
+            console_bytes: 0,
+        },
     }
 }
 
 struct Outcome {
-    failure: Option<WriteFailure>,
+    failures: Vec<WriteFailure>,
     stopped: Option<StopReason>,
 }
 
@@ -107,7 +111,7 @@ fn write(
         sender.send(message).expect("send");
     }
     Outcome {
-        failure: thread.join().expect("writer"),
+        failures: thread.join().expect("writer"),
         stopped: stop.requested(),
     }
 }
@@ -133,7 +137,7 @@ fn console_and_events_share_a_stream_in_text() {
         None,
         messages,
     );
-    assert!(outcome.failure.is_none() && outcome.stopped.is_none());
+    assert!(outcome.failures.is_empty() && outcome.stopped.is_none());
     assert_eq!(
         paper.text(),
         "boot\n>>    0.001000  note   hit\nlogin\n# \n\nThe guest powered off after 0.000000 s (kvm)\n"
@@ -146,8 +150,13 @@ fn json_keeps_the_console_out_and_ends_with_the_summary() {
     let target = ConsoleTarget::Own(serial.stream());
     let messages = vec![console("boot\r\n"), note("hit"), end(2)];
     let outcome = write(EventFormat::Json, &events, target, None, messages);
-    assert!(outcome.failure.is_none());
     assert_eq!(serial.text(), "boot\r\n");
+    // Two events never came as far as the stream.
+    let [failure] = &outcome.failures[..] else {
+        panic!("{:?}", outcome.failures);
+    };
+    assert_eq!(failure.error.kind(), io::ErrorKind::TimedOut);
+    assert!(matches!(failure.lost, Lost::Events { events: 2, .. }));
     let text = events.text();
     let lines: Vec<Event> = text
         .lines()
@@ -185,7 +194,7 @@ fn a_reader_that_has_gone_ends_the_run_and_is_no_failure() {
         messages,
     );
     assert_eq!(outcome.stopped, Some(StopReason::OutputClosed));
-    assert!(outcome.failure.is_none());
+    assert!(outcome.failures.is_empty());
 }
 
 #[test]
@@ -202,11 +211,38 @@ fn a_full_disk_is_counted_and_told() {
         Some(&table),
         messages,
     );
-    assert_eq!(outcome.failure.expect("failure").dropped, 3);
+    let [failure] = &outcome.failures[..] else {
+        panic!("{:?}", outcome.failures);
+    };
+    let Lost::Events { events: 3, bytes } = failure.lost else {
+        panic!("{failure}");
+    };
+    assert!(bytes > 0, "{failure}");
     assert_eq!(outcome.stopped, None);
     assert!(
         table.text().contains("3 events could not be written"),
         "{}",
         table.text()
     );
+}
+
+#[test]
+fn console_on_a_full_disk_is_counted_and_told() {
+    let (events, serial) = (
+        Paper::default(),
+        Paper::that_ends(0, io::ErrorKind::StorageFull),
+    );
+    let target = ConsoleTarget::Own(serial.stream());
+    let messages = vec![
+        console("boot\r\n"),
+        note("hit"),
+        console("login\r\n"),
+        end(0),
+    ];
+    let outcome = write(EventFormat::Json, &events, target, None, messages);
+    let [failure] = &outcome.failures[..] else {
+        panic!("{:?}", outcome.failures);
+    };
+    assert_eq!(failure.lost, Lost::Bytes(13), "{failure}");
+    assert_eq!(events.text().lines().count(), 2);
 }
