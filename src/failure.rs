@@ -1,7 +1,7 @@
 //! Telling the user what went wrong.
 
 use std::error::Error;
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io::IsTerminal as _;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
@@ -67,6 +67,9 @@ fn spots(manifest: &InvalidManifest, style: Style) -> String {
     for problem in manifest.problems() {
         // A string takes everything.
         let _ = handler.render_report(&mut text, &Located { problem, manifest });
+    }
+    if manifest.more() > 0 {
+        let _ = writeln!(text, "… and {} more", manifest.more());
     }
     text
 }

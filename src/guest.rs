@@ -1,10 +1,11 @@
 //! What a run boots, read and checked before there is any machine.
 
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
-use probes::{Kernel, ProbeSpec, ResolveError, SessionError, check_addresses, resolve};
+use files::ReadError;
+use probes::{
+    Kernel, ProbeSpec, ResolveError, SessionError, check_addresses, check_number, resolve,
+};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelError, KernelFile};
@@ -31,8 +32,8 @@ pub(crate) enum GuestError {
     Initrd {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// The cause.
+        source: ReadError,
     },
     /// A stock kernel, or the demo guest.
     #[error(transparent)]
@@ -98,10 +99,15 @@ impl Guest {
         let (file, vmlinux, kernel) = load_kernel(&config.kernel, say)?;
         let initrd = match &config.initrd {
             Initrd::None => None,
-            Initrd::File(path) => Some(fs::read(path).map_err(|source| GuestError::Initrd {
-                path: path.clone(),
-                source,
-            })?),
+            // A larger initrd could not be loaded.
+            Initrd::File(path) => {
+                Some(files::read(path, config.memory_bytes).map_err(|source| {
+                    GuestError::Initrd {
+                        path: path.clone(),
+                        source,
+                    }
+                })?)
+            }
             Initrd::Demo => Some(images::demo_initramfs(&config.modules, say)?),
         };
         Ok(Self {
@@ -114,8 +120,10 @@ impl Guest {
 
     /// Finds out what would go wrong later and more slowly: probes without a place, and too little memory.
     pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
+        let mut sites = 0;
         for probe in &config.probes {
-            resolve(&self.kernel, &probe.at, 0)?;
+            sites += resolve(&self.kernel, &probe.at, 0)?.len();
+            check_number(&probe.at, sites)?;
         }
         for injection in &config.injections {
             resolve(&self.kernel, &injection.at, 0)?;

@@ -28,27 +28,43 @@ pub(crate) fn admit(
         let mut probes = expectation.probes().into_iter();
         !expectation.optional || probes.all(|(spec, _)| has(spec))
     });
+    let mut probes: Vec<Named> = config.probes.drain(..).map(Named::from).collect();
     for expectation in &expectations {
         for (spec, action) in expectation.probes() {
-            add(&mut config.probes, spec, action);
+            add(&mut probes, spec, action);
         }
     }
+    config.probes = probes.into_iter().map(|named| named.probe).collect();
     expectations
 }
 
+/// A probe with its name: many probes are compared with many expectations.
+#[derive(Debug)]
+struct Named {
+    probe: ProbeRequest,
+    name: String,
+}
+
+impl From<ProbeRequest> for Named {
+    fn from(probe: ProbeRequest) -> Self {
+        let name = probe.at.to_string();
+        Self { probe, name }
+    }
+}
+
 /// Sees to it that the places of `spec` are probed once, so that each hit counts once.
-fn add(probes: &mut Vec<ProbeRequest>, spec: &ProbeSpec, action: ProbeAction) {
-    let covers = |one: &ProbeSpec, other: &ProbeSpec| one.stands_for(&other.to_string());
+fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
+    let name = spec.to_string();
     let told = |one, other| match (one, other) {
         (ProbeAction::Count, ProbeAction::Count) => ProbeAction::Count,
         _ => ProbeAction::Trace,
     };
     if probes
         .iter()
-        .any(|probe| probe.at == *spec && probe.has_program())
+        .any(|Named { probe, .. }| probe.at == *spec && probe.has_program())
     {
         // The manifest has been checked: it is what the expectation is about.
-        probes.retain(|probe| probe.at != *spec || probe.has_program());
+        probes.retain(|Named { probe, .. }| probe.at != *spec || probe.has_program());
         return;
     }
     let mut wanted = ProbeRequest {
@@ -57,15 +73,16 @@ fn add(probes: &mut Vec<ProbeRequest>, spec: &ProbeSpec, action: ProbeAction) {
     };
     let mut place = None;
     let mut at = 0;
-    probes.retain(|probe| {
-        let stays = !covers(spec, &probe.at) || (place.is_none() && probe.at == *spec);
+    probes.retain(|named| {
+        let probe = &named.probe;
+        let stays = !spec.stands_for(&named.name) || (place.is_none() && probe.at == *spec);
         if !stays || probe.at == *spec {
             wanted.action = told(wanted.action, probe.action);
             wanted.maxactive = wanted.maxactive.max(probe.maxactive);
             wanted.enabled &= probe.enabled;
         }
         if stays {
-            if covers(&probe.at, spec) {
+            if probe.at.stands_for(&name) {
                 place.get_or_insert(at);
             }
             at += 1;
@@ -73,9 +90,9 @@ fn add(probes: &mut Vec<ProbeRequest>, spec: &ProbeSpec, action: ProbeAction) {
         stays
     });
     match place.and_then(|place| probes.get_mut(place)) {
-        Some(probe) if probe.at == *spec => *probe = wanted,
-        Some(probe) => probe.action = told(probe.action, action),
-        None => probes.push(wanted),
+        Some(named) if named.probe.at == *spec => named.probe = wanted,
+        Some(named) => named.probe.action = told(named.probe.action, action),
+        None => probes.push(wanted.into()),
     }
 }
 
@@ -236,8 +253,9 @@ mod tests {
             action: *action,
             ..ProbeRequest::from(at.parse::<ProbeSpec>().expect("a probe"))
         };
-        let mut probes: Vec<_> = there.iter().map(request).collect();
+        let mut probes: Vec<_> = there.iter().map(request).map(Named::from).collect();
         add(&mut probes, &spec.parse().expect("a probe"), action);
+        let probes: Vec<_> = probes.into_iter().map(|named| named.probe).collect();
         specs(&probes)
     }
 

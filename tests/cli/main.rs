@@ -1,8 +1,11 @@
 //! What the command says about bad input, word by word, and with which exit code. Nothing here needs KVM: whatever is
 //! wrong with the user's files is found out before any machine is looked for.
 
+mod bounds;
+
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use assert_cmd::Command;
 use tempfile::TempDir;
@@ -32,6 +35,7 @@ impl Folder {
             .args(args)
             .current_dir(self.0.path())
             .env("HYPROBE_CACHE", self.0.path().join("cache"))
+            .timeout(PATIENCE)
             .output()
             .expect("hyprobe");
         let folder = format!("{}/", self.0.path().display());
@@ -51,6 +55,9 @@ impl Folder {
         assert_eq!((outcome.code, outcome.stdout.as_str()), (Some(code), ""));
     }
 }
+
+/// A command that is refused takes no longer, on a busy host either.
+const PATIENCE: Duration = Duration::from_secs(100);
 
 /// A small kernel with symbols: the bare-metal test guest.
 fn kernel() -> &'static str {

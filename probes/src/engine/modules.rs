@@ -22,7 +22,7 @@ use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
-use crate::resolve::{Refusal, ResolveError, Resolved, in_module};
+use crate::resolve::{Refusal, ResolveError, check_number, in_module};
 use crate::{ProbeState, resolve::Place};
 
 /// The loaded modules, while any module has probes.
@@ -260,8 +260,14 @@ impl Engine {
                     self.refuse(probe, ResolveError { spec, problem }.to_string());
                 }
                 Ok(found) if probe.is_glob() => {
-                    let missing = |found: &Resolved| !known.contains(&(probe.id, &*found.name));
-                    for found in found.into_iter().filter(missing) {
+                    let mut missing = found;
+                    missing.retain(|found| !known.contains(&(probe.id, &*found.name)));
+                    // The guest chooses the names, and may load modules again and again.
+                    if let Err(error) = check_number(spec, after.len() + missing.len()) {
+                        self.refuse(probe, error.to_string());
+                        continue;
+                    }
+                    for found in missing {
                         let Ok(spec) = found.name.parse() else {
                             continue;
                         };

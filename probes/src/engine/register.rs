@@ -12,7 +12,7 @@ use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::program::{Aggregate, Filter};
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{Refusal, Resolved, resolve};
+use crate::resolve::{Refusal, Resolved, check_number, resolve};
 use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
 /// The action at the hits of a new probe.
@@ -148,7 +148,9 @@ impl Engine {
                     Purpose::Inject(Arc::new(Injector::from(injection.clone())))
                 }
             };
-            for Resolved { name, place } in resolve(&self.kernel, spec, slide)? {
+            let found = resolve(&self.kernel, spec, slide)?;
+            check_number(spec, self.probes.load().len() + probes.len() + found.len())?;
+            for Resolved { name, place } in found {
                 let name = match &purpose {
                     // An injection may share the site with a probe that reports or counts hits.
                     Purpose::Inject(_) => name.replacen("kprobe:", "inject:", 1).into(),

@@ -1,9 +1,10 @@
 //! What is wrong with a manifest.
 
 use std::fmt;
-use std::io;
 use std::path::PathBuf;
+use std::str::Utf8Error;
 
+use files::ReadError;
 use miette::{Diagnostic, NamedSource, SourceSpan};
 use thiserror::Error;
 
@@ -19,15 +20,26 @@ pub enum ManifestError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// The cause.
+        source: ReadError,
+    },
+    /// The file is not text.
+    #[error("the manifest {path} is not UTF-8 text")]
+    NotText {
+        /// The file.
+        path: PathBuf,
+        /// The first wrong byte.
+        source: Utf8Error,
     },
     /// It is not what a manifest should be.
     #[error(transparent)]
     Invalid(#[from] InvalidManifest),
 }
 
-/// A text that is no manifest, with all that is wrong in it.
+/// The maximum number of problems shown. Each is shown with its lines of the text.
+const SHOWN: usize = 20;
+
+/// A text that is no manifest, with the first of its problems.
 #[derive(Debug, Error, Diagnostic)]
 #[error("{name} is not a valid manifest")]
 pub struct InvalidManifest {
@@ -36,23 +48,33 @@ pub struct InvalidManifest {
     text: NamedSource<String>,
     #[related]
     problems: Vec<Problem>,
+    more: usize,
 }
 
 impl InvalidManifest {
     pub(super) fn new(name: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| problem.span().offset());
+        let more = problems.len().saturating_sub(SHOWN);
+        problems.truncate(SHOWN);
         let text = NamedSource::new(name, text.to_owned()).with_language("toml");
         Self {
             name: name.to_owned(),
             text,
             problems,
+            more,
         }
     }
 
-    /// What is wrong, in the order of the text.
+    /// The first problems, in the order of the text.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
+    }
+
+    /// The number of problems behind those.
+    #[must_use]
+    pub fn more(&self) -> usize {
+        self.more
     }
 }
 
@@ -164,6 +186,19 @@ pub enum Problem {
         #[help]
         help: Option<String>,
     },
+    /// More of something than a manifest may have.
+    #[error("there are {number} {what}")]
+    TooMany {
+        /// The things, in the plural.
+        what: &'static str,
+        /// Their maximum number.
+        most: usize,
+        /// Their number.
+        number: usize,
+        /// The first that is too many.
+        #[label("the maximum is {most}")]
+        span: SourceSpan,
+    },
     /// A key without which the table means nothing.
     #[error("{table} needs the key `{key}`")]
     Missing {
@@ -241,6 +276,7 @@ impl Problem {
             | Self::Missing { span, .. }
             | Self::Empty { span, .. }
             | Self::Regex { span, .. }
+            | Self::TooMany { span, .. }
             | Self::Meaning { span, .. }
             | Self::Both { span, .. } => *span,
         }

@@ -47,6 +47,7 @@
 mod error;
 mod expect;
 mod inject;
+mod limits;
 mod probe;
 mod programs;
 mod reader;
@@ -138,14 +139,18 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or is no manifest.
+    /// When the file cannot be read, is not a regular file, has more than 16 MiB, or is no manifest.
     pub fn load(path: &Path) -> Result<Self, ManifestError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ManifestError::Read {
+        let bytes = files::read(path, limits::BYTES).map_err(|source| ManifestError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        let text = str::from_utf8(&bytes).map_err(|source| ManifestError::NotText {
             path: path.to_owned(),
             source,
         })?;
         let folder = path.parent().unwrap_or(Path::new(""));
-        Ok(Self::parse(&text, &path.display().to_string(), folder)?)
+        Ok(Self::parse(text, &path.display().to_string(), folder)?)
     }
 
     /// Understands a manifest's text. `name` stands for it in errors, its files are in `folder`.

@@ -14,9 +14,13 @@ pub(super) fn check(
     expectations: &[(Expectation, Range<usize>)],
     problems: &mut Vec<Problem>,
 ) {
+    if !probes.iter().any(ProbeRequest::has_program) {
+        return;
+    }
+    let probes: Vec<_> = probes.iter().map(|it| (it, it.at.to_string())).collect();
     for (expectation, span) in expectations {
         for (spec, action) in expectation.probes() {
-            if let Some((what, help)) = problem(probes, spec, action) {
+            if let Some((what, help)) = problem(&probes, spec, action) {
                 problems.push(Problem::Meaning {
                     table: "[[expect]]",
                     what,
@@ -28,15 +32,18 @@ pub(super) fn check(
     }
 }
 
+/// `probes` are those of the manifest with their names.
 fn problem(
-    probes: &[ProbeRequest],
+    probes: &[(&ProbeRequest, String)],
     spec: &ProbeSpec,
     action: ProbeAction,
 ) -> Option<(String, &'static str)> {
-    let overlaps = |probe: &&ProbeRequest| {
-        probe.at.stands_for(&spec.to_string()) || spec.stands_for(&probe.at.to_string())
+    let wanted = spec.to_string();
+    let overlaps = |probe: &&(&ProbeRequest, String)| {
+        let (probe, name) = probe;
+        probe.at.stands_for(&wanted) || spec.stands_for(name)
     };
-    let there: Vec<_> = probes.iter().filter(overlaps).collect();
+    let there: Vec<_> = probes.iter().filter(overlaps).map(|(it, _)| it).collect();
     let with_program = there.iter().find(|probe| probe.has_program())?;
     let at = &with_program.at;
     if there.len() > 1 || at != spec {

@@ -10,7 +10,8 @@ use super::expect::expect;
 use super::inject::inject;
 use super::probe::probe;
 use super::reader::Reader;
-use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection, programs};
+use super::{GuestSection, InitrdSource, KernelSource, Manifest, RunSection, limits, programs};
+use crate::Location;
 use crate::choices::Console;
 use crate::units::{parse_duration, parse_size};
 
@@ -47,6 +48,24 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
     let probe_tables = array(&mut root, "probe", "`at`");
     let expect_tables = array(&mut root, "expect", "what is expected");
     let inject_tables = array(&mut root, "inject", "`at` and `return`");
+    let probe_tables = limits::at_most(
+        limits::PROBES,
+        "[[probe]] tables",
+        probe_tables,
+        &mut problems,
+    );
+    let expect_tables = limits::at_most(
+        limits::EXPECTATIONS,
+        "[[expect]] tables",
+        expect_tables,
+        &mut problems,
+    );
+    let inject_tables = limits::at_most(
+        limits::INJECTIONS,
+        "[[inject]] tables",
+        inject_tables,
+        &mut problems,
+    );
     let expectations: Vec<_> = expect_tables
         .into_iter()
         .filter_map(|(table, span)| {
@@ -55,9 +74,34 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
         .collect();
     let probes: Vec<_> = probe_tables
         .into_iter()
-        .filter_map(|(table, span)| probe(text, table, span, &mut problems))
+        .filter_map(|(table, span)| {
+            probe(text, table, span.clone(), &mut problems).map(|it| (it, span))
+        })
         .collect();
-    programs::check(&probes, &expectations, &mut problems);
+    let expected = expectations
+        .iter()
+        .flat_map(|(it, span)| it.probes().into_iter().map(move |_| span));
+    limits::check(
+        limits::EXPECTED_PROBES,
+        "probes in [[expect]] tables",
+        expected,
+        &mut problems,
+    );
+    let patterns = probes
+        .iter()
+        .filter(|(probe, _)| matches!(probe.at.location, Location::Glob(_)))
+        .map(|(_, span)| span);
+    limits::check(
+        limits::PATTERNS,
+        "[[probe]] tables with patterns",
+        patterns,
+        &mut problems,
+    );
+    let probes: Vec<_> = probes.into_iter().map(|(probe, _)| probe).collect();
+    // What is refused anyway may be too much to compare.
+    if problems.is_empty() {
+        programs::check(&probes, &expectations, &mut problems);
+    }
     let manifest = Manifest {
         guest: guest_table
             .map(|table| guest(table, folder, &mut problems))

@@ -60,6 +60,12 @@ pub enum ResolveProblem {
         /// The limit.
         most: usize,
     },
+    /// Too many probes in all.
+    #[error("with it, there are more than {most} probes")]
+    TooManyProbes {
+        /// The limit.
+        most: usize,
+    },
     /// The program reads a value that is lost at the return.
     #[error(transparent)]
     NotAtReturn(#[from] NotAtReturn),
@@ -104,7 +110,9 @@ impl ResolveError {
                 Some(format!("probe +{before:#x} or +{after:#x}"))
             }
             ResolveProblem::NotAtReturn(error) => Some(error.help()),
-            ResolveProblem::TooMany { .. } => Some("use a narrower pattern".to_owned()),
+            ResolveProblem::TooMany { .. } | ResolveProblem::TooManyProbes { .. } => {
+                Some("use a narrower pattern".to_owned())
+            }
             _ => None,
         }
     }

@@ -50,6 +50,24 @@ pub struct Resolved {
     pub place: Result<Place, Refusal>,
 }
 
+/// The maximum number of probes at once, each match of a pattern counted: every function of a stock kernel, five times.
+pub(crate) const PROBES_MAX: usize = 1 << 18;
+
+/// Checks the number of probes, `spec` and its matches included.
+///
+/// # Errors
+///
+/// If there are more than an engine takes.
+pub fn check_number(spec: &ProbeSpec, number: usize) -> Result<(), ResolveError> {
+    match number > PROBES_MAX {
+        true => Err(ResolveError {
+            spec: spec.to_string(),
+            problem: ResolveProblem::TooManyProbes { most: PROBES_MAX },
+        }),
+        false => Ok(()),
+    }
+}
+
 /// Resolves `spec` to sites; sites in a module are known once the module is loaded. `slide` is the distance by which the kernel
 /// has moved, and matters to plain addresses only.
 ///

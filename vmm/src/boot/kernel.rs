@@ -1,10 +1,9 @@
 //! The kernel file that the user names.
 
 use std::borrow::Cow;
-use std::fs::File;
-use std::io::{self, Read};
 use std::path::Path;
 
+use files::ReadError;
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 
@@ -43,14 +42,8 @@ pub enum KernelError {
     Read {
         /// The file.
         path: String,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file is larger than any kernel.
-    #[error("{path} is not a kernel: it has more than 0x{MAX_KERNEL_FILE_BYTES:x} bytes")]
-    TooLarge {
-        /// The file.
-        path: String,
+        /// The cause.
+        source: ReadError,
     },
     /// The file is something else.
     #[error(
@@ -109,20 +102,14 @@ impl KernelFile {
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, or is neither an ELF file nor a bootable bzImage.
+    /// When the file cannot be read, is not a regular file, has more than 2 GiB, or is neither an ELF file nor a bootable bzImage.
     pub fn open(path: &Path) -> Result<Self, KernelError> {
         let name = path.display().to_string();
-        let read = |source| KernelError::Read {
-            path: name.clone(),
-            source,
-        };
-        let mut bytes = Vec::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_KERNEL_FILE_BYTES + 1).read_to_end(&mut bytes))
-            .map_err(read)?;
-        if u64::try_from(bytes.len()).is_ok_and(|len| len > MAX_KERNEL_FILE_BYTES) {
-            return Err(KernelError::TooLarge { path: name });
-        }
+        let bytes =
+            files::read(path, MAX_KERNEL_FILE_BYTES).map_err(|source| KernelError::Read {
+                path: name.clone(),
+                source,
+            })?;
         Self::from_bytes(&name, bytes)
     }
 

@@ -16,7 +16,7 @@ pub const MAX_VMLINUX_BYTES: u64 = 512 << 20;
 const SIZE_TRAILER_BYTES: usize = 4;
 /// `zstd --ultra -22`, with which kernels are packed, uses a window of 128 MiB.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 256 << 20;
-/// Bound on the dictionary of an lzma payload; kernels are packed with 32 MiB or less.
+/// Bound on the dictionary of an xz or lzma payload; kernels are packed with 128 MiB or less.
 const MAX_LZMA_MEMORY_KIB: u32 = 256 << 10;
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 
@@ -109,7 +109,11 @@ impl Compression {
         Ok(match self {
             Self::Gzip => Box::new(flate2::read::GzDecoder::new(payload)),
             Self::Bzip2 => Box::new(bzip2::read::BzDecoder::new(payload)),
-            Self::Xz => Box::new(lzma_rust2::XzReader::new(payload, false)),
+            Self::Xz => Box::new(lzma_rust2::XzReader::new_mem_limit(
+                payload,
+                false,
+                MAX_LZMA_MEMORY_KIB,
+            )),
             Self::Lzma => Box::new(lzma_rust2::LzmaReader::new_mem_limit(
                 payload,
                 MAX_LZMA_MEMORY_KIB,

@@ -6,10 +6,11 @@ use proptest::prelude::*;
 use introspect::Gva;
 
 use super::{PLAIN, Rig, gpa};
-use crate::engine::NewProbe;
+use crate::engine::{NewProbe, RegisterError};
 use crate::registry::ProbeId;
+use crate::resolve::PROBES_MAX;
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{PlantByte, ProbeSpec};
+use crate::{PlantByte, ProbeSpec, ResolveError, ResolveProblem};
 
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
 /// Offsets of PLAIN's instructions.
@@ -114,4 +115,28 @@ proptest! {
         prop_assert!(rig.memory.bytes() == unprobed);
         prop_assert_eq!(rig.engine.table.load().plants().count(), 0);
     }
+}
+
+#[test]
+fn more_probes_than_an_engine_takes_are_refused_and_none_is_there() {
+    let (kernel, _) = kernel();
+    let rig = Rig::new(&kernel, &["kprobe:plain0"]);
+    let count = |count: usize| vec![NewProbe::from(spec(1)); count];
+    let error = rig
+        .engine
+        .register(&rig.paused, &count(PROBES_MAX))
+        .expect_err("one too many");
+    assert!(
+        matches!(
+            &error,
+            RegisterError::Resolve(ResolveError {
+                problem: ResolveProblem::TooManyProbes { .. },
+                ..
+            })
+        ),
+        "{error}"
+    );
+    assert_eq!(rig.engine.summaries().len(), 1);
+    let ids = rig.engine.register(&rig.paused, &count(1)).expect("room");
+    assert_eq!(ids.len(), 1);
 }

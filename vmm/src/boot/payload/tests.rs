@@ -51,6 +51,20 @@ fn unpacks_xz_with_branch_filter() {
 }
 
 #[test]
+fn an_xz_payload_that_asks_for_much_memory_is_refused() {
+    let mut options = XzOptions::with_preset(1);
+    options.lzma_options.dict_size = 1 << 30;
+    let mut encoder = XzWriter::new(Vec::new(), options).unwrap();
+    encoder.write_all(&kernel()).unwrap();
+    let payload = with_trailer(encoder.finish().unwrap());
+    let error = extract_vmlinux(&bzimage(&payload)).unwrap_err();
+    let PayloadError::Corrupt { source, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(source.to_string().contains("memory"), "{source}");
+}
+
+#[test]
 fn unpacks_lzma() {
     let options = LzmaOptions::with_preset(1);
     let mut encoder = LzmaWriter::new_use_header(Vec::new(), &options, None).unwrap();
