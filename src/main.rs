@@ -3,6 +3,7 @@
 mod check;
 mod cli;
 mod config;
+mod confine;
 mod doctor;
 mod exit;
 mod failure;
@@ -46,6 +47,10 @@ fn main() -> ExitCode {
         });
     }
     let cli = Cli::parse();
+    if let Err(error) = confine::begin() {
+        stderr::say(format_args!("error: {}", in_one_line(&error)));
+        return Exit::HostCannot.into();
+    }
     logging::start(cli.verbose);
     // The panic has been printed.
     let exit = catch_unwind(|| command(&cli)).unwrap_or(Exit::HostCannot);

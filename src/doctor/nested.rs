@@ -16,6 +16,14 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
             })
             .verdict(Warn, crate::in_one_line(error)),
     };
+    let sandbox = Check::new(Group::Nested, "qemu-sandbox", "QEMU's system calls");
+    let sandbox = qemu.as_ref().ok().map(|qemu| match qemu.has_sandbox() {
+        true => sandbox.found("filtered"),
+        false => sandbox.found("not filtered").verdict(
+            Warn,
+            "this QEMU was built without seccomp: a guest that takes it over can start programs",
+        ),
+    });
     let kernel = Check::new(Group::Nested, "outer-kernel", "kernel of the outer Linux");
     let kernel = match guest_images::cached(OUTER_IMAGE) {
         Ok(Some(image)) => kernel.found(image.release()),
@@ -27,5 +35,8 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
             .found("not usable")
             .verdict(Warn, crate::in_one_line(&error)),
     };
-    vec![program, kernel]
+    [Some(program), sandbox, Some(kernel)]
+        .into_iter()
+        .flatten()
+        .collect()
 }

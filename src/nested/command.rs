@@ -156,6 +156,7 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
 
     let mut command = Command::new(qemu.path());
     command
+        .args(qemu.sandbox())
         .args(machine_arguments(machine))
         .args([
             "-kernel",
@@ -219,7 +220,7 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
 }
 
 fn machine_arguments(machine: &Machine<'_>) -> Vec<String> {
-    let fixed = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
+    let fixed = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
                  -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
     let mut arguments: Vec<String> = fixed.split_ascii_whitespace().map(str::to_owned).collect();
     arguments.extend(["-smp".into(), machine.cpus.to_string()]);

@@ -20,6 +20,12 @@ const OLDEST: Version = Version {
     minor: 0,
 };
 
+/// QEMU's filter of system calls: old calls, other identities, new processes and changed limits kill QEMU.
+const SANDBOX: [&str; 2] = [
+    "-sandbox",
+    "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
+];
+
 /// What a newcomer does about a missing or old QEMU.
 const INSTALL: &str = "on Debian 13 and Ubuntu 25.04 or later `apt install qemu-system-x86`; on Debian 12 enable \
                        bookworm-backports and `apt install -t bookworm-backports qemu-system-x86`; or name one in \
@@ -90,6 +96,7 @@ pub(crate) enum QemuError {
 pub(crate) struct Qemu {
     path: PathBuf,
     version: Version,
+    has_sandbox: bool,
 }
 
 impl Qemu {
@@ -103,14 +110,24 @@ impl Qemu {
     }
 
     pub(super) fn at(path: PathBuf) -> Result<Self, QemuError> {
-        let output = Command::new(&path)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|source| QemuError::Start {
-                path: path.clone(),
-                source,
-            })?;
+        let ask = |options: &[&str]| {
+            Command::new(&path)
+                .args(options)
+                .arg("--version")
+                .stdin(Stdio::null())
+                .output()
+                .map_err(|source| QemuError::Start {
+                    path: path.clone(),
+                    source,
+                })
+        };
+        // A QEMU that was built without seccomp refuses the option.
+        let in_sandbox = ask(&SANDBOX)?;
+        let has_sandbox = in_sandbox.status.success();
+        let output = match has_sandbox {
+            true => in_sandbox,
+            false => ask(&[])?,
+        };
         let output = String::from_utf8_lossy(&output.stdout).into_owned();
         match Version::parse(&output) {
             None => Err(QemuError::NotQemu {
@@ -118,13 +135,30 @@ impl Qemu {
                 said: output.chars().take(80).collect(),
             }),
             Some(found) if found < OLDEST => Err(QemuError::TooOld { path, found }),
-            Some(version) => Ok(Self { path, version }),
+            Some(version) => Ok(Self {
+                path,
+                version,
+                has_sandbox,
+            }),
         }
     }
 
     /// The program.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether QEMU can filter its own system calls.
+    pub(crate) fn has_sandbox(&self) -> bool {
+        self.has_sandbox
+    }
+
+    /// The options that confine QEMU.
+    pub(super) fn sandbox(&self) -> &'static [&'static str] {
+        match self.has_sandbox {
+            true => &SANDBOX,
+            false => &[],
+        }
     }
 }
 
@@ -169,6 +203,23 @@ mod tests {
         assert_eq!(search(only_path), None);
         let both = |_: &str| Some("/opt/qemu".into());
         assert_eq!(search(both), Some("/opt/qemu".into()));
+    }
+
+    #[test]
+    fn a_qemu_without_seccomp_is_asked_again_and_not_confined() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("qemu");
+        for (refuses, has_sandbox) in [("--version", true), ("-sandbox", false)] {
+            let script = format!(
+                "#!/bin/sh\n[ \"$1\" = --version ] || [ {refuses} != \"$1\" ] || exit 1\n\
+                 echo 'QEMU emulator version 10.0.2'\n"
+            );
+            std::fs::write(&path, script).expect("write");
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("chmod");
+            let qemu = Qemu::at(path.clone()).expect("it will do");
+            assert_eq!(qemu.has_sandbox(), has_sandbox);
+            assert_eq!(qemu.sandbox().is_empty(), !has_sandbox);
+        }
     }
 
     #[test]

@@ -292,6 +292,12 @@ impl Running {
         }
     }
 
+    /// The command's process.
+    pub(crate) fn pid(&self) -> u32 {
+        let child = self.child.as_ref().expect("its end was not waited for");
+        child.id()
+    }
+
     /// Sends SIGTERM.
     pub(crate) fn terminate(&self) {
         let child = self.child.as_ref().expect("its end was not waited for");

@@ -6,6 +6,7 @@
 
 mod boot;
 mod clocks;
+mod confined;
 mod counts;
 mod cpus;
 mod detours;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::ram::RamError;
+use super::ram::{RamError, map};
 use super::slots::{PageRange, RamRegion, SlotError};
 
 /// Where it is put if the guest's physical addresses reach that far and its RAM does not.
@@ -50,8 +50,7 @@ impl DetourMemory {
     pub(crate) fn new(gpa: GuestAddress, size: DetourSize) -> Result<Self, RamError> {
         let bytes = size.read_only + size.writable;
         let region = (gpa, usize::try_from(bytes).unwrap_or(usize::MAX));
-        let memory =
-            GuestMemoryMmap::from_ranges(&[region]).map_err(|source| RamError { bytes, source })?;
+        let memory = map(&[region])?;
         Ok(Self {
             memory: Arc::new(memory),
             gpa,

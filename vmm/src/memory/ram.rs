@@ -1,18 +1,26 @@
 //! The guest's RAM in this process.
 
-use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use rustix::mm::{Advice, madvise};
+use vm_memory::{
+    GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
+};
 
 use super::slots::RamRegion;
 
 /// The guest's RAM could not be had.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot map {bytes} bytes of guest memory")]
-pub struct RamError {
-    /// How much was asked for.
-    pub bytes: u64,
-    /// The cause.
-    #[source]
-    pub source: vm_memory::mmap::FromRangesError,
+pub enum RamError {
+    /// The host has no address space for it.
+    #[error("cannot map {bytes} bytes of guest memory")]
+    Map {
+        /// How much was asked for.
+        bytes: u64,
+        /// The cause.
+        source: vm_memory::mmap::FromRangesError,
+    },
+    /// A crash of this process would write the guest's memory to a file.
+    #[error("cannot keep guest memory out of core dumps")]
+    CoreDumps(#[source] rustix::io::Errno),
 }
 
 /// The guest's RAM, mapped and zero.
@@ -22,16 +30,16 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Maps RAM for these guest-physical regions. The host gives pages when they are touched.
+    /// Maps RAM for these guest-physical regions. The host gives pages when they are touched. Core dumps of this process do not
+    /// have the RAM.
     ///
     /// # Errors
     ///
-    /// When the host has no address space for it.
+    /// See [`RamError`].
     pub(crate) fn new(regions: &[(GuestAddress, usize)]) -> Result<Self, RamError> {
-        let bytes = regions.iter().map(|(_, bytes)| *bytes as u64).sum();
-        let guest =
-            GuestMemoryMmap::from_ranges(regions).map_err(|source| RamError { bytes, source })?;
-        Ok(Self { guest })
+        Ok(Self {
+            guest: map(regions)?,
+        })
     }
 
     /// The memory by guest-physical address.
@@ -60,5 +68,48 @@ impl Ram {
                 host: region.as_ptr() as u64,
             })
             .collect()
+    }
+}
+
+/// Maps memory of a guest, which core dumps of this process do not have.
+pub(super) fn map(regions: &[(GuestAddress, usize)]) -> Result<GuestMemoryMmap, RamError> {
+    let bytes = regions.iter().map(|(_, bytes)| *bytes as u64).sum();
+    let memory =
+        GuestMemoryMmap::from_ranges(regions).map_err(|source| RamError::Map { bytes, source })?;
+    for region in memory.iter() {
+        forbid_dump(region).map_err(RamError::CoreDumps)?;
+    }
+    Ok(memory)
+}
+
+#[expect(unsafe_code, reason = "advice on memory takes an address")]
+fn forbid_dump(region: &GuestRegionMmap) -> rustix::io::Result<()> {
+    let len = region.size();
+    // SAFETY: the region has mapped exactly these bytes, and the advice changes none of them.
+    unsafe { madvise(region.as_ptr().cast(), len, Advice::LinuxDontDump) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guest_memory_is_not_in_core_dumps() {
+        let ram = Ram::new(&[(GuestAddress(0), 1 << 20)]).expect("memory");
+        let host = ram.regions()[0].host;
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+        // Neighbours with the same flags are one mapping.
+        let mut is_here = false;
+        let flags = maps.lines().find_map(|line| {
+            if let Some((from, to)) = line.split(' ').next().and_then(|it| it.split_once('-'))
+                && let (Ok(from), Ok(to)) =
+                    (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16))
+            {
+                is_here = (from..to).contains(&host);
+            }
+            line.strip_prefix("VmFlags:").filter(|_| is_here)
+        });
+        let flags = flags.expect("the flags of the mapping");
+        assert!(flags.split(' ').any(|flag| flag == "dd"), "{flags}");
     }
 }

@@ -1,0 +1,26 @@
+//! What the whole process gives up before it starts a thread or reads a file. Its children give up the same.
+
+use rustix::io;
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::set_no_new_privs;
+
+/// The process cannot give up a right.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfineError {
+    /// Programs with the set-user-ID bit would still get other rights.
+    #[error("cannot set no_new_privs")]
+    NewPrivileges(#[source] io::Errno),
+    /// A crash would write the guest's memory to a file.
+    #[error("cannot forbid core dumps")]
+    CoreDumps(#[source] io::Errno),
+}
+
+/// Gives up what no part of hyprobe needs: privileges of the programs that it executes, and core dumps.
+pub(crate) fn begin() -> Result<(), ConfineError> {
+    set_no_new_privs(true).map_err(ConfineError::NewPrivileges)?;
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    setrlimit(Resource::Core, none).map_err(ConfineError::CoreDumps)
+}
