@@ -7,20 +7,23 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use guest_images::Module;
 pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use probes::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
+
+pub(crate) use crate::kernel_input::KernelInput;
 
 /// Everything that the engine needs to know, here or in the outer Linux.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunConfig {
     /// The kernel: an ELF vmlinux or a bzImage.
-    pub(crate) kernel: PathBuf,
+    pub(crate) kernel: KernelInput,
     /// The guest's first file system.
     pub(crate) initrd: Initrd,
     /// What the demo guest loads, in this order.
-    pub(crate) modules: Vec<DemoModule>,
+    pub(crate) modules: Vec<Module>,
     /// The kernel's command line.
     pub(crate) cmdline: String,
     /// The guest's RAM.
@@ -61,15 +64,6 @@ pub(crate) enum Initrd {
     File(PathBuf),
     /// The demo guest, built when it is needed.
     Demo,
-}
-
-/// A module of the guest's kernel.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DemoModule {
-    /// Its name as the kernel knows it.
-    pub(crate) name: String,
-    /// Its file, perhaps compressed.
-    pub(crate) path: PathBuf,
 }
 
 /// What only the process that the user started needs to know.

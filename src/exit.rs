@@ -11,6 +11,7 @@ use crate::check::CheckError;
 use crate::doctor::DoctorError;
 use crate::guest::GuestError;
 use crate::images::ImageError;
+use crate::kernel_input::OpenKernelError;
 use crate::merge::MergeError;
 use crate::nested::LaunchError;
 use crate::run::RunError;
@@ -157,8 +158,8 @@ impl Failure for GuestError {
     fn exit(&self) -> Exit {
         match self {
             Self::Demo(error) => error.exit(),
-            Self::Memory { .. } => Exit::HostCannot,
-            Self::Kernel(_)
+            Self::Memory { .. } | Self::Kernel(OpenKernelError::Cached(_)) => Exit::HostCannot,
+            Self::Kernel(OpenKernelError::Kernel(_))
             | Self::Contents { .. }
             | Self::Initrd { .. }
             | Self::Boot(_)
@@ -203,7 +204,10 @@ impl Failure for SymbolsError {
     fn exit(&self) -> Exit {
         match self {
             Self::Image(error) => error.exit(),
-            Self::Kernel(_) | Self::Contents { .. } | Self::Pattern { .. } => Exit::Usage,
+            Self::Kernel(OpenKernelError::Cached(_)) => Exit::HostCannot,
+            Self::Kernel(OpenKernelError::Kernel(_))
+            | Self::Contents { .. }
+            | Self::Pattern { .. } => Exit::Usage,
             Self::NoMatch { .. } => Exit::ExpectationFailed,
             Self::Write(_) => Exit::HostCannot,
         }

@@ -1,6 +1,6 @@
 //! What a run boots, read and checked before there is any machine.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use files::ReadError;
 use probes::{
@@ -8,17 +8,18 @@ use probes::{
 };
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
-use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelError, KernelFile};
+use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelFile};
 
-use crate::config::{Boot, Initrd, RunConfig};
+use crate::config::{Boot, Initrd, KernelInput, RunConfig};
 use crate::images::{self, ImageError};
+use crate::kernel_input::OpenKernelError;
 
 /// Why a guest cannot be booted or probed as it was asked for.
 #[derive(Debug, Error)]
 pub(crate) enum GuestError {
     /// The kernel's file.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Kernel(#[from] OpenKernelError),
     /// What is in it.
     #[error("cannot use {path}")]
     Contents {
@@ -65,18 +66,18 @@ pub(crate) enum GuestError {
     Probe(#[from] ResolveError),
 }
 
-/// Reads the kernel at `path`: the file, the ELF of it, and what is known of it.
+/// Reads the kernel `input`: the file, the ELF of it, and what is known of it.
 pub(crate) fn load_kernel(
-    path: &Path,
+    input: &KernelInput,
     say: &dyn Fn(String),
 ) -> Result<(KernelFile, Vec<u8>, Kernel), GuestError> {
+    let path = input.path();
     say(format!("reading {}", path.display()));
-    let file = KernelFile::open(path)?;
-    let vmlinux = file.vmlinux()?.into_owned();
-    let kernel = Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents {
-        path: path.to_owned(),
-        source,
-    })?;
+    let file = input.open()?;
+    let vmlinux = file.vmlinux().map_err(OpenKernelError::from)?;
+    let vmlinux = vmlinux.into_owned();
+    let kernel =
+        Kernel::from_vmlinux(&vmlinux).map_err(|source| GuestError::Contents { path, source })?;
     Ok((file, vmlinux, kernel))
 }
 

@@ -1,16 +1,15 @@
 //! Stock kernels and the demo guest: `hyprobe images`, `--image`, `--workload`.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use guest_images::demo::{self, Tracing};
 use guest_images::{
-    CacheError, FetchError, Freshness, ImageKind, InitramfsError, Module, ModuleError, Store,
+    CacheError, CachedFile, CachedFileError, FetchError, Freshness, ImageKind, InitramfsError,
+    Module, ModuleError, Store,
 };
 use thiserror::Error;
 
 use crate::cli::ImagesCommand;
-use crate::config::DemoModule;
 use crate::exit::Exit;
 use crate::report::Progress;
 
@@ -32,6 +31,9 @@ pub(crate) enum ImageError {
     /// The demo guest cannot be put together.
     #[error("cannot build the demo guest")]
     Demo(#[from] InitramfsError),
+    /// A file of the image cache cannot be read or has changed.
+    #[error(transparent)]
+    File(#[from] CachedFileError),
     /// A module cannot be had.
     #[error(transparent)]
     Module(#[from] ModuleError),
@@ -59,10 +61,10 @@ impl ImageError {
 }
 
 /// The file of a stock kernel, fetched if need be.
-pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<PathBuf, ImageError> {
+pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<CachedFile, ImageError> {
     let image = guest_images::fetch(name, &|step| say(step.to_string()))?;
     match image.kind {
-        ImageKind::Kernel => Ok(image.path()),
+        ImageKind::Kernel => Ok(image.main_file()),
         ImageKind::Program => Err(ImageError::NotAKernel {
             name: name.to_owned(),
         }),
@@ -71,37 +73,20 @@ pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<PathBuf, ImageE
 
 /// The demo guest's initramfs; fetches its busybox if need be.
 pub(crate) fn demo_initramfs(
-    modules: &[DemoModule],
+    modules: &[Module],
     say: &dyn Fn(String),
 ) -> Result<Vec<u8>, ImageError> {
     let busybox = guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?;
-    let mut initramfs = demo::initramfs(&busybox.path(), Tracing::Off)?;
-    let modules: Vec<_> = modules.iter().map(Module::from).collect();
-    demo::add_modules(&mut initramfs, &modules)?;
+    let mut initramfs = demo::initramfs(busybox.main_file().read()?, Tracing::Off);
+    demo::add_modules(&mut initramfs, modules)?;
     Ok(initramfs.build()?)
 }
 
 /// The modules called `names` of a stock kernel, with what they need, in the order in which they are loaded.
-pub(crate) fn modules(image: &str, names: &[String]) -> Result<Vec<DemoModule>, ImageError> {
+pub(crate) fn modules(image: &str, names: &[String]) -> Result<Vec<Module>, ImageError> {
     let image = guest_images::fetch(image, &|_| {})?;
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let order = image.modules()?.load_order(&names)?;
-    Ok(order.into_iter().map(DemoModule::from).collect())
-}
-
-impl From<Module> for DemoModule {
-    fn from(Module { name, path }: Module) -> Self {
-        Self { name, path }
-    }
-}
-
-impl From<&DemoModule> for Module {
-    fn from(module: &DemoModule) -> Self {
-        Self {
-            name: module.name.clone(),
-            path: module.path.clone(),
-        }
-    }
+    Ok(image.modules()?.load_order(&names)?)
 }
 
 /// `hyprobe images`.
@@ -139,7 +124,7 @@ fn list(store: &Store) -> Result<Exit, ImageError> {
 fn fetch(store: &Store, names: &[String], freshness: Freshness) -> Result<Exit, ImageError> {
     // All names first: a slip in the last should not be found out after minutes.
     for name in names {
-        store.cached(name)?;
+        store.entry(name)?;
     }
     let progress = Progress::on_stderr();
     let mut out = io::stdout().lock();

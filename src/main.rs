@@ -10,6 +10,7 @@ mod failure;
 mod guest;
 mod images;
 mod judged;
+mod kernel_input;
 mod logging;
 mod merge;
 mod nested;

@@ -9,7 +9,7 @@ use probes::{Expectation, ProbeRequest, ProbeSpec, SpecError};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
-use crate::config::{Console, Initrd, OutputConfig, RunConfig, Workload};
+use crate::config::{Console, Initrd, KernelInput, OutputConfig, RunConfig, Workload};
 use crate::images;
 
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
@@ -104,11 +104,12 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
     let (kernel, modules) = match asked.kernel {
         _ if !wanted.is_empty() && asked.initrd != Initrd::Demo => return Err(MergeError::Modules),
         KernelSource::File(_) if !wanted.is_empty() => return Err(MergeError::Modules),
-        KernelSource::File(path) => (path, Vec::new()),
+        KernelSource::File(path) => (KernelInput::File(absolute(path)?), Vec::new()),
         KernelSource::Image(name) => images::kernel(&name, say)
-            .and_then(|path| match wanted.is_empty() {
-                true => Ok((path, Vec::new())),
-                false => Ok((path, images::modules(&name, wanted)?)),
+            .map(KernelInput::Cached)
+            .and_then(|kernel| match wanted.is_empty() {
+                true => Ok((kernel, Vec::new())),
+                false => Ok((kernel, images::modules(&name, wanted)?)),
             })
             .map_err(|source| MergeError::Image { name, source })?,
     };
@@ -123,7 +124,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
         .or_else(|| run.console.clone())
         .unwrap_or_default();
     let config = RunConfig {
-        kernel: absolute(kernel)?,
+        kernel,
         initrd,
         modules,
         cmdline: asked.cmdline,
@@ -251,7 +252,7 @@ mod tests {
         let path = dir.path().join("run.toml");
         std::fs::write(&path, MANIFEST).expect("write");
         let (config, output) = merged(&[path.to_str().expect("path")]);
-        assert_eq!(config.kernel, dir.path().join("vmlinuz"));
+        assert_eq!(config.kernel.path(), dir.path().join("vmlinuz"));
         assert_eq!(config.initrd, Initrd::File(dir.path().join("initrd.gz")));
         assert_eq!((config.memory_bytes, config.cpus), (1 << 30, 2));
         assert_eq!((config.boot, config.accel), (Boot::BzImage, Accel::Nested));
@@ -287,8 +288,8 @@ mod tests {
             "kprobe:vfs_write",
         ]);
         assert_eq!(
-            (config.kernel.as_path(), config.initrd),
-            (Path::new("/k"), Initrd::Demo)
+            (config.kernel.path(), config.initrd),
+            (PathBuf::from("/k"), Initrd::Demo)
         );
         assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
         assert!(!config.optimise);
@@ -309,7 +310,7 @@ mod tests {
     #[test]
     fn paths_become_absolute_and_defaults_are_filled_in() {
         let (config, _) = merged(&["--kernel", "vmlinuz"]);
-        assert!(config.kernel.is_absolute());
+        assert!(config.kernel.path().is_absolute());
         assert_eq!(config.initrd, Initrd::None);
         assert_eq!(config.cmdline, DEFAULT_CMDLINE);
         assert_eq!(

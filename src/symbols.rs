@@ -8,11 +8,11 @@ use probes::Hex;
 use regex::Regex;
 use serde::Serialize;
 use thiserror::Error;
-use vmm::boot::{KernelError, KernelFile};
 
 use crate::cli::SymbolsArgs;
 use crate::exit::Exit;
 use crate::images::{self, ImageError};
+use crate::kernel_input::{KernelInput, OpenKernelError};
 use crate::report::Progress;
 
 /// So many names are offered when none matches.
@@ -26,7 +26,7 @@ pub(crate) enum SymbolsError {
     Image(#[from] ImageError),
     /// The kernel's file.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Kernel(#[from] OpenKernelError),
     /// What is in it.
     #[error("cannot use {path}")]
     Contents {
@@ -100,15 +100,18 @@ fn whole_name(pattern: &str) -> Result<Regex, SymbolsError> {
 }
 
 fn table(args: &SymbolsArgs, progress: &Progress) -> Result<SymbolTable, SymbolsError> {
-    let path = match (&args.kernel, &args.image) {
-        (Some(path), _) => path.clone(),
-        (None, name) => images::kernel(name.as_deref().unwrap_or_default(), &|step| {
-            progress.say(step)
-        })?,
+    let kernel = match (&args.kernel, &args.image) {
+        (Some(path), _) => KernelInput::File(path.clone()),
+        (None, name) => {
+            let name = name.as_deref().unwrap_or_default();
+            KernelInput::Cached(images::kernel(name, &|step| progress.say(step))?)
+        }
     };
+    let path = kernel.path();
     progress.say(format!("reading {}", path.display()));
-    let file = KernelFile::open(&path)?;
-    kallsyms::from_elf(&file.vmlinux()?).map_err(|source| SymbolsError::Contents { path, source })
+    let file = kernel.open()?;
+    let vmlinux = file.vmlinux().map_err(OpenKernelError::from)?;
+    kallsyms::from_elf(&vmlinux).map_err(|source| SymbolsError::Contents { path, source })
 }
 
 /// Gives the number of symbols printed.

@@ -11,6 +11,8 @@
 
 #[path = "../src/config.rs"]
 mod config;
+#[path = "../src/kernel_input.rs"]
+mod kernel_input;
 #[path = "../src/nested/mod.rs"]
 mod nested;
 #[path = "../src/outbox.rs"]
@@ -94,7 +96,7 @@ fn payload(
     _clients: Option<control::Incoming>,
 ) -> Result<Summary, InnerFailure> {
     assert_eq!(config.accel, Accel::Kvm, "inside it is an ordinary run");
-    assert_eq!(std::fs::read(&config.kernel).expect("kernel"), KERNEL);
+    assert_eq!(std::fs::read(config.kernel.path()).expect("kernel"), KERNEL);
     let mut guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
@@ -230,7 +232,7 @@ impl Run {
         let kernel = files.path().join("kernel");
         std::fs::write(&kernel, KERNEL).expect("write");
         let config = RunConfig {
-            kernel,
+            kernel: kernel.into(),
             initrd: Initrd::None,
             cmdline: payload.into(),
             memory_bytes: 64 << 20,

@@ -14,6 +14,8 @@ use std::process::Command;
 
 pub(crate) use mirror::{Mirror, mirrors};
 
+use crate::digest::Digest;
+
 /// What following dependencies may visit before it is taken for nonsense.
 const PACKAGES_MAX: usize = 32;
 
@@ -34,7 +36,7 @@ pub(crate) enum ToolFailure {
 pub(crate) struct Package {
     pub(crate) name: String,
     pub(crate) version: String,
-    pub(crate) sha256: String,
+    pub(crate) sha256: Digest,
     pub(crate) bytes: u64,
     /// The first alternative of each dependency.
     depends: Vec<String>,
@@ -263,7 +265,7 @@ fn parse_package(text: &str) -> Option<Package> {
     Some(Package {
         name: field("Package")?,
         version: field("Version")?,
-        sha256: field("SHA256")?,
+        sha256: field("SHA256")?.parse().ok()?,
         bytes: field("Size")?.parse().ok()?,
         depends: field("Depends")
             .unwrap_or_default()
@@ -279,10 +281,14 @@ mod tests {
 
     #[test]
     fn a_package_entry_is_read() {
-        let text = "Package: linux-image-7.2-cloud-amd64\nVersion: 7.2.13-1\nDepends: dracut | \
-                    initramfs-tools (>= 0.1), linux-binary-7.2-cloud-amd64 (= 7.2.13-1), \
-                    linux-modules-7.2-cloud-amd64\nSize: 1916\nSHA256: 10ab\n";
-        let package = parse_package(text).expect("package");
+        let text = format!(
+            "Package: linux-image-7.2-cloud-amd64\nVersion: 7.2.13-1\nDepends: dracut | \
+             initramfs-tools (>= 0.1), linux-binary-7.2-cloud-amd64 (= 7.2.13-1), \
+             linux-modules-7.2-cloud-amd64\nSize: 1916\nSHA256: {}\n",
+            Digest::of(b"deb")
+        );
+        let package = parse_package(&text).expect("package");
+        assert_eq!(package.sha256, Digest::of(b"deb"));
         assert_eq!(
             (package.version.as_str(), package.bytes),
             ("7.2.13-1", 1916)

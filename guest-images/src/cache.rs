@@ -13,11 +13,11 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::catalog::{Catalog, ImageEntry, ImageKind};
-use crate::modules::{ModuleError, ModuleTree};
+use crate::cached_file::digests_below;
+use crate::catalog::{Catalog, ImageEntry};
+use crate::image::{Image, ImageRecord, main_file};
 
 const RECORD: &str = "image.json";
 
@@ -51,85 +51,6 @@ impl CacheError {
             path: path.to_owned(),
             source,
         }
-    }
-}
-
-/// A package that an image was made from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PackageRecord {
-    /// The package.
-    pub name: String,
-    /// Its version.
-    pub version: String,
-    /// SHA-256 of the `.deb`, in hex, as the signed package list gives it.
-    pub sha256: String,
-}
-
-/// What `image.json` holds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ImageRecord {
-    /// The kernel's release (`uname -r`) or the program's package version.
-    pub release: String,
-    /// SHA-256 of the kernel or program itself, in hex.
-    pub sha256: String,
-    /// The packages that it was made from.
-    pub packages: Vec<PackageRecord>,
-}
-
-/// An image in the cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Image {
-    /// Its name in the catalog.
-    pub name: String,
-    /// Kernel or program.
-    pub kind: ImageKind,
-    /// Where it is.
-    pub dir: PathBuf,
-    /// Which one it is.
-    pub record: ImageRecord,
-}
-
-impl Image {
-    /// The file that the image is for: a kernel's `vmlinuz`, or the executable.
-    pub fn path(&self) -> PathBuf {
-        self.dir.join(main_file(self.kind, &self.name))
-    }
-
-    /// The kernel's release (`uname -r`) or the program's package version.
-    pub fn release(&self) -> &str {
-        &self.record.release
-    }
-
-    /// The kernel's build configuration.
-    pub fn config(&self) -> PathBuf {
-        self.dir.join("config")
-    }
-
-    /// The kernel's symbol table, where the package has a real one. Debian's has none.
-    pub fn system_map(&self) -> Option<PathBuf> {
-        Some(self.dir.join("System.map")).filter(|path| path.is_file())
-    }
-
-    /// The directory of the kernel's modules.
-    pub fn modules_dir(&self) -> PathBuf {
-        self.dir.join("modules")
-    }
-
-    /// The kernel's modules.
-    ///
-    /// # Errors
-    ///
-    /// The module directory cannot be read.
-    pub fn modules(&self) -> Result<ModuleTree, ModuleError> {
-        ModuleTree::open(&self.modules_dir())
-    }
-}
-
-/// What the file that an image is for is called in its directory.
-pub(crate) fn main_file(kind: ImageKind, name: &str) -> &str {
-    match kind {
-        ImageKind::Kernel => "vmlinuz",
-        ImageKind::Program => name,
     }
 }
 
@@ -194,6 +115,21 @@ impl Store {
         }))
     }
 
+    /// Adds the digests of files to the record of `image`, which an earlier version published.
+    /// The image is used as it is: there is nothing that the files could be compared with. The
+    /// caller holds the suite's lock.
+    pub(crate) fn add_digests(&self, mut image: Image) -> Result<Image, CacheError> {
+        let mut files = digests_below(&image.dir).map_err(CacheError::io(&image.dir))?;
+        files.remove(RECORD);
+        files.remove(main_file(image.kind, &image.name));
+        image.record.files = Some(files);
+        let new = image.dir.join(format!("{RECORD}.new"));
+        write_record(&new, &image.record)?;
+        let path = image.dir.join(RECORD);
+        fs::rename(&new, &path).map_err(CacheError::io(&path))?;
+        Ok(image)
+    }
+
     /// Puts the finished directory `from` where the image of `entry` belongs, in place of an
     /// older one. The caller holds the suite's lock.
     pub(crate) fn publish(
@@ -202,12 +138,7 @@ impl Store {
         from: &Path,
         record: &ImageRecord,
     ) -> Result<(), CacheError> {
-        let path = from.join(RECORD);
-        let text = serde_json::to_vec_pretty(record).map_err(|source| CacheError::Record {
-            path: path.clone(),
-            source,
-        })?;
-        fs::write(&path, text).map_err(CacheError::io(&path))?;
+        write_record(&from.join(RECORD), record)?;
         let target = self.images_dir().join(&entry.name);
         let retired = from.with_extension("retired");
         match fs::rename(&target, &retired) {
@@ -224,6 +155,14 @@ impl Store {
     }
 }
 
+fn write_record(path: &Path, record: &ImageRecord) -> Result<(), CacheError> {
+    let text = serde_json::to_vec_pretty(record).map_err(|source| CacheError::Record {
+        path: path.to_owned(),
+        source,
+    })?;
+    fs::write(path, text).map_err(CacheError::io(path))
+}
+
 fn root_from(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     let set = |name: &str| {
         variable(name)
@@ -238,12 +177,21 @@ fn root_from(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<Pa
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::digest::Digest;
+    use crate::image::MODULES;
+    use crate::modules::ModuleError;
 
-    fn record(release: &str) -> ImageRecord {
+    const KVM: &str = "modules/kvm.ko";
+    const KVM_TEXT: &str = "module";
+
+    /// The record of an image whose `vmlinuz` holds the release.
+    fn record(release: &str, modules: &[(&str, &str)]) -> ImageRecord {
+        let digest = |(name, text): &(&str, &str)| (name.to_string(), Digest::of(text.as_bytes()));
         ImageRecord {
             release: release.into(),
-            sha256: "00".into(),
+            sha256: Digest::of(release.as_bytes()),
             packages: Vec::new(),
+            files: Some(modules.iter().map(digest).collect()),
         }
     }
 
@@ -254,9 +202,63 @@ mod tests {
         let made = work.path().join("image");
         fs::create_dir(&made).expect("mkdir");
         fs::write(made.join("vmlinuz"), release).expect("write");
+        fs::create_dir(made.join(MODULES)).expect("mkdir");
+        fs::write(made.join(KVM), KVM_TEXT).expect("write");
         store
-            .publish(entry, &made, &record(release))
+            .publish(entry, &made, &record(release, &[(KVM, KVM_TEXT)]))
             .expect("publish");
+    }
+
+    fn lookup(store: &Store) -> Option<Image> {
+        let entry = store.catalog().get("debian-6.1").expect("entry");
+        store.lookup(entry).expect("lookup")
+    }
+
+    #[test]
+    fn changed_kernel_or_module_is_refused_when_it_is_read() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        publish(&store, "6.1.0-1");
+        let image = lookup(&store).expect("present");
+        image.verify().expect("unchanged");
+        let kvm = image.modules().expect("modules").get("kvm").expect("kvm");
+        assert_eq!(kvm.read().expect("read"), KVM_TEXT.as_bytes());
+
+        fs::write(image.dir.join(KVM), "other").expect("write");
+        assert!(kvm.read().is_err() && image.verify().is_err());
+        fs::write(image.dir.join(KVM), KVM_TEXT).expect("write");
+        image.verify().expect("as it was");
+        fs::write(image.path(), "other").expect("write");
+        assert!(image.main_file().read().is_err() && image.verify().is_err());
+    }
+
+    #[test]
+    fn file_without_a_digest_in_the_record_is_no_module() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        publish(&store, "6.1.0-1");
+        let image = lookup(&store).expect("present");
+        fs::write(image.dir.join("modules/added.ko"), "added").expect("write");
+        let modules = image.modules().expect("modules");
+        assert_eq!(modules.names().collect::<Vec<_>>(), ["kvm"]);
+    }
+
+    #[test]
+    fn record_of_an_earlier_version_gets_digests() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        publish(&store, "6.1.0-1");
+        let mut old = lookup(&store).expect("present");
+        let published = old.clone();
+        old.record.files = None;
+        write_record(&old.dir.join(RECORD), &old.record).expect("write");
+
+        let old = lookup(&store).expect("present");
+        assert_eq!(old.record.files, None);
+        assert_eq!(old.main_file().read().expect("kernel"), b"6.1.0-1");
+        assert!(matches!(old.modules(), Err(ModuleError::NoDigests { .. })));
+        store.add_digests(old).expect("upgrade");
+        assert_eq!(lookup(&store), Some(published));
     }
 
     #[test]

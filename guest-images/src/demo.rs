@@ -1,8 +1,6 @@
 //! The demo guest: busybox and an init that does a few things worth probing.
 
-use std::path::Path;
-
-use crate::initramfs::{Initramfs, InitramfsError};
+use crate::initramfs::Initramfs;
 use crate::modules::{Module, ModuleError};
 
 const INIT: &str = include_str!("../demo/init");
@@ -23,15 +21,11 @@ pub const BANNER: &str = "hyprobe demo guest: up";
 /// The beginning of the line that the guest prints when its work is done.
 pub const DONE: &str = "hyprobe demo guest: done";
 
-/// Describes the demo guest's initramfs; `busybox` is the static one on the host.
-///
-/// # Errors
-///
-/// `busybox` cannot be read.
-pub fn initramfs(busybox: &Path, tracing: Tracing) -> Result<Initramfs, InitramfsError> {
+/// Describes the demo guest's initramfs; `busybox` is the static executable.
+pub fn initramfs(busybox: Vec<u8>, tracing: Tracing) -> Initramfs {
     let mut initramfs = Initramfs::with_devices();
     initramfs
-        .host_file("bin/busybox", 0o755, busybox)?
+        .file("bin/busybox", 0o755, busybox)
         .symlink("bin/sh", "busybox")
         .file("init", 0o755, INIT)
         .file("etc/motd", 0o644, "probed from one level down\n");
@@ -41,7 +35,7 @@ pub fn initramfs(busybox: &Path, tracing: Tracing) -> Result<Initramfs, Initramf
     if tracing == Tracing::Tracefs {
         initramfs.file("etc/tracefs", 0o644, "");
     }
-    Ok(initramfs)
+    initramfs
 }
 
 /// Lets the demo guest load `modules` in this order before it does anything else, and unload them at its end.

@@ -3,24 +3,21 @@
 //! Two fetches at once are safe: the suite's lock file is held from looking at the cache to
 //! publishing, so the second one finds what the first one made.
 
+mod arrange;
 mod error;
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::path::{Path, PathBuf};
-
-use sha2::{Digest, Sha256};
+use std::path::Path;
 
 use crate::apt::{self, Package, Suite, ToolFailure};
-use crate::cache::{CacheError, Image, ImageRecord, PackageRecord, Store, main_file};
-use crate::catalog::{Catalog, ImageEntry, ImageKind};
+use crate::cache::{CacheError, Store};
+use crate::catalog::{Catalog, ImageEntry};
+use crate::image::{Image, PackageRecord};
 use crate::progress::{Progress, Report};
 
 pub use error::FetchError;
 use error::explain;
-
-/// A real symbol table is megabytes long; Debian ships a sentence in its place.
-const SYSTEM_MAP_MIN_BYTES: u64 = 4096;
 
 /// Whether an image that is already there will do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +70,7 @@ impl Store {
         let entry = self.entry(name)?;
         if freshness == Freshness::Cached
             && let Some(image) = self.lookup(entry)?
+            && image.record.files.is_some()
         {
             return Ok(image);
         }
@@ -84,7 +82,12 @@ impl Store {
         // Damage is repaired by fetching anew.
         let present = self.lookup(entry).ok().flatten();
         match (freshness, present) {
-            (Freshness::Cached, Some(image)) => return Ok(image),
+            (Freshness::Cached, Some(image)) => {
+                return match image.record.files {
+                    Some(_) => Ok(image),
+                    None => Ok(self.add_digests(image)?),
+                };
+            }
             (_, present) => Making {
                 store: self,
                 entry,
@@ -105,7 +108,12 @@ impl Store {
         Ok(image)
     }
 
-    fn entry(&self, name: &str) -> Result<&ImageEntry, FetchError> {
+    /// The entry of the image `name` in the catalog.
+    ///
+    /// # Errors
+    ///
+    /// The name is unknown.
+    pub fn entry(&self, name: &str) -> Result<&ImageEntry, FetchError> {
         self.catalog().get(name).ok_or_else(|| FetchError::Unknown {
             name: name.to_owned(),
             known: known_names(self.catalog()),
@@ -122,7 +130,7 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// Publishes the image, unless `present` is made of the packages of today.
+    /// Publishes the image, unless `present` is made of the packages of today and unchanged.
     fn make(&self, present: Option<Image>) -> Result<(), FetchError> {
         self.update()?;
         let packages = self.suite.resolve(&self.entry.package).map_err(|failure| {
@@ -133,7 +141,7 @@ impl Making<'_> {
             })
         })?;
         let records: Vec<PackageRecord> = packages.iter().map(record_of).collect();
-        if present.is_some_and(|image| image.record.packages == records) {
+        if present.is_some_and(|image| is_up_to_date(&image, &records)) {
             return Ok(());
         }
         let images = self.store.images_dir();
@@ -149,7 +157,7 @@ impl Making<'_> {
             self.download(package, work.path(), &unpacked)?;
         }
         let image = work.path().join("image");
-        let record = self.arrange(&unpacked, &image, records)?;
+        let record = arrange::arrange(self.entry, &unpacked, &image, records)?;
         Ok(self.store.publish(self.entry, &image, &record)?)
     }
 
@@ -209,87 +217,19 @@ impl Making<'_> {
             })
         })
     }
+}
 
-    /// Moves what the image is made of from the unpacked packages into `image`.
-    fn arrange(
-        &self,
-        unpacked: &Path,
-        image: &Path,
-        packages: Vec<PackageRecord>,
-    ) -> Result<ImageRecord, FetchError> {
-        let missing = |missing: &str| FetchError::Incomplete {
-            packages: packages
-                .iter()
-                .map(|p| p.name.as_str())
-                .collect::<Vec<_>>()
-                .join(", "),
-            missing: missing.to_owned(),
-        };
-        fs::create_dir(image).map_err(CacheError::io(image))?;
-        let main = image.join(main_file(self.entry.kind, &self.entry.name));
-        let release = match self.entry.kind {
-            ImageKind::Program => {
-                let file = self.entry.file.as_deref().unwrap_or(&self.entry.package);
-                let found = [unpacked.join(file), unpacked.join("usr").join(file)]
-                    .into_iter()
-                    .find(|path| path.is_file())
-                    .ok_or_else(|| missing(file))?;
-                rename(&found, &main)?;
-                packages
-                    .first()
-                    .map(|package| package.version.clone())
-                    .unwrap_or_default()
-            }
-            ImageKind::Kernel => {
-                let modules = [
-                    unpacked.join("usr/lib/modules"),
-                    unpacked.join("lib/modules"),
-                ]
-                .iter()
-                .find_map(|dir| only_directory(dir))
-                .ok_or_else(|| missing("lib/modules/<release>"))?;
-                let release = modules
-                    .file_name()
-                    .unwrap_or_default()
-                    .to_string_lossy()
-                    .into_owned();
-                let boot = |name: &str| unpacked.join(format!("boot/{name}-{release}"));
-                let vmlinuz = [boot("vmlinuz"), modules.join("vmlinuz")]
-                    .into_iter()
-                    .find(|path| path.is_file())
-                    .ok_or_else(|| missing("vmlinuz"))?;
-                rename(&vmlinuz, &main)?;
-                let config = [boot("config"), modules.join("config")]
-                    .into_iter()
-                    .find(|path| path.is_file())
-                    .ok_or_else(|| missing("config"))?;
-                rename(&config, &image.join("config"))?;
-                let map = boot("System.map");
-                if fs::metadata(&map).is_ok_and(|map| map.len() >= SYSTEM_MAP_MIN_BYTES) {
-                    rename(&map, &image.join("System.map"))?;
-                }
-                rename(&modules, &image.join("modules"))?;
-                release
-            }
-        };
-        let bytes = fs::read(&main).map_err(CacheError::io(&main))?;
-        let sha256 = Sha256::digest(&bytes)
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        Ok(ImageRecord {
-            release,
-            sha256,
-            packages,
-        })
-    }
+/// Whether `image` is made of `packages` and each file is as it was published. A record without
+/// digests does not show the latter.
+fn is_up_to_date(image: &Image, packages: &[PackageRecord]) -> bool {
+    image.record.packages == packages && image.record.files.is_some() && image.verify().is_ok()
 }
 
 fn record_of(package: &Package) -> PackageRecord {
     PackageRecord {
         name: package.name.clone(),
         version: package.version.clone(),
-        sha256: package.sha256.clone(),
+        sha256: package.sha256,
     }
 }
 
@@ -299,10 +239,6 @@ fn known_names(catalog: &Catalog) -> String {
         .map(|image| image.name.as_str())
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-fn rename(from: &Path, to: &Path) -> Result<(), CacheError> {
-    fs::rename(from, to).map_err(CacheError::io(to))
 }
 
 /// Removes what fetches that were killed have left in `dir`. The suite's lock is held, so nobody
@@ -315,17 +251,6 @@ fn remove_left_over(dir: &Path, prefix: &str) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// The one directory in `dir`, if it is exactly one.
-fn only_directory(dir: &Path) -> Option<PathBuf> {
-    let mut found = fs::read_dir(dir).ok()?.filter_map(|entry| {
-        entry
-            .ok()
-            .map(|entry| entry.path())
-            .filter(|path| path.is_dir())
-    });
-    found.next().filter(|_| found.next().is_none())
 }
 
 /// Locks `file` until it is dropped; calls `waiting` if that takes time.
@@ -342,7 +267,12 @@ fn acquire(file: &File, waiting: impl FnOnce()) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+    use crate::catalog::ImageKind;
+    use crate::digest::Digest;
+    use crate::image::ImageRecord;
 
     #[test]
     fn an_unknown_name_lists_the_known_ones() {
@@ -378,12 +308,26 @@ mod tests {
     }
 
     #[test]
-    fn the_modules_directory_must_be_the_only_one() {
+    fn changed_image_of_the_same_packages_is_not_up_to_date() {
         let dir = tempfile::tempdir().expect("tempdir");
-        assert_eq!(only_directory(dir.path()), None);
-        fs::create_dir(dir.path().join("6.1")).expect("mkdir");
-        assert_eq!(only_directory(dir.path()), Some(dir.path().join("6.1")));
-        fs::create_dir(dir.path().join("6.2")).expect("mkdir");
-        assert_eq!(only_directory(dir.path()), None);
+        fs::write(dir.path().join("busybox-static"), "program").expect("write");
+        let record = |files| ImageRecord {
+            release: "1".to_owned(),
+            sha256: Digest::of(b"program"),
+            packages: Vec::new(),
+            files,
+        };
+        let mut image = Image {
+            name: "busybox-static".to_owned(),
+            kind: ImageKind::Program,
+            dir: dir.path().to_owned(),
+            record: record(Some(BTreeMap::new())),
+        };
+        assert!(is_up_to_date(&image, &[]));
+        fs::write(image.path(), "changed").expect("write");
+        assert!(!is_up_to_date(&image, &[]));
+        fs::write(image.path(), "program").expect("write");
+        image.record = record(None);
+        assert!(!is_up_to_date(&image, &[]));
     }
 }

@@ -4,12 +4,14 @@
 //! installed on. So the dependencies are read from the modules themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSection};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+use crate::cached_file::{CachedFile, CachedFileError};
 
 /// What the outer Linux of a nested launch needs: KVM for either vendor, and virtio-serial.
 /// What they depend on differs from kernel to kernel and is found by [`ModuleTree::load_order`].
@@ -21,9 +23,26 @@ const MODULE_MAX_BYTES: u64 = 64 << 20;
 /// Why modules could not be found or read.
 #[derive(Debug, Error)]
 pub enum ModuleError {
-    /// A directory or file could not be read.
-    #[error("cannot read {path}; fetch the image again with --refresh")]
-    Read {
+    /// A file of the image could not be read, or has changed since it was fetched.
+    #[error(transparent)]
+    File(#[from] CachedFileError),
+    /// The record of the image has no digests of modules.
+    #[error(
+        "the record of the image {image} has no digests of modules: an earlier version of hyprobe \
+         fetched the image; `hyprobe images fetch {image}` adds the digests"
+    )]
+    NoDigests {
+        /// The image.
+        image: String,
+    },
+    /// The module could not be decompressed.
+    #[error(
+        "cannot decompress {path}, a module of the image {image}; `hyprobe images fetch --refresh \
+         {image}` fetches a newer version, if there is one"
+    )]
+    Decompress {
+        /// The image.
+        image: String,
         /// The file.
         path: PathBuf,
         /// The cause.
@@ -38,8 +57,13 @@ pub enum ModuleError {
         dir: PathBuf,
     },
     /// The file is no module.
-    #[error("{path} is no kernel module; fetch the image again with --refresh")]
+    #[error(
+        "{path} is no kernel module; `hyprobe images fetch --refresh {image}` fetches a newer \
+         version of the image, if there is one"
+    )]
     NotAModule {
+        /// The image.
+        image: String,
         /// The file.
         path: PathBuf,
         /// The cause.
@@ -48,68 +72,64 @@ pub enum ModuleError {
 }
 
 /// A module of a kernel.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// Its name as the kernel knows it, with underscores.
+    /// The module's name as the kernel knows it, with underscores.
     pub name: String,
-    /// Its file, perhaps compressed.
-    pub path: PathBuf,
+    /// The module's file, perhaps compressed.
+    pub file: CachedFile,
 }
 
 impl Module {
-    /// The module as `finit_module` takes it, decompressed.
+    /// The module as `finit_module` takes it, decompressed. The digest of the file's bytes is
+    /// compared first.
     ///
     /// # Errors
     ///
-    /// The file cannot be read or decompressed.
+    /// The file cannot be read or decompressed, or has another digest.
     pub fn read(&self) -> Result<Vec<u8>, ModuleError> {
-        let failed = |source| ModuleError::Read {
-            path: self.path.clone(),
+        let path = self.file.path();
+        decompress(&path, self.file.read()?).map_err(|source| ModuleError::Decompress {
+            image: self.file.image().to_owned(),
+            path,
             source,
-        };
-        let bytes = fs::read(&self.path).map_err(failed)?;
-        decompress(&self.path, bytes).map_err(failed)
+        })
     }
 }
 
-/// All modules of a kernel.
+/// All modules of a kernel: those that the image's record has a digest for.
 #[derive(Debug, Clone)]
 pub struct ModuleTree {
     dir: PathBuf,
-    files: BTreeMap<String, PathBuf>,
+    files: BTreeMap<String, CachedFile>,
     builtin: BTreeSet<String>,
 }
 
 impl ModuleTree {
-    /// The modules in `dir`, what a package has as `/lib/modules/<release>`.
+    /// The modules among `files`, and the names in `builtin`, the package's `modules.builtin`.
     ///
     /// # Errors
     ///
-    /// A directory cannot be read.
-    pub fn open(dir: &Path) -> Result<Self, ModuleError> {
-        let mut files = BTreeMap::new();
-        let mut pending = vec![dir.to_owned()];
-        while let Some(path) = pending.pop() {
-            let failed = |source| ModuleError::Read {
-                path: path.clone(),
-                source,
-            };
-            for entry in fs::read_dir(&path).map_err(failed)? {
-                let entry = entry.map_err(failed)?;
-                if entry.file_type().map_err(failed)?.is_dir() {
-                    pending.push(entry.path());
-                } else if let Some(name) = module_name(&entry.file_name().to_string_lossy()) {
-                    files.insert(name, entry.path());
-                }
-            }
-        }
-        let builtin = fs::read_to_string(dir.join("modules.builtin")).unwrap_or_default();
-        let builtin = builtin
+    /// `builtin` cannot be read or has another digest.
+    pub(crate) fn new(
+        dir: PathBuf,
+        files: impl IntoIterator<Item = CachedFile>,
+        builtin: Option<&CachedFile>,
+    ) -> Result<Self, ModuleError> {
+        let files = files
+            .into_iter()
+            .filter_map(|file| {
+                let name = module_name(&file.path().file_name()?.to_string_lossy())?;
+                Some((name, file))
+            })
+            .collect();
+        let builtin = builtin.map(CachedFile::read).transpose()?;
+        let builtin = String::from_utf8_lossy(&builtin.unwrap_or_default())
             .lines()
             .filter_map(|line| module_name(line.rsplit('/').next().unwrap_or(line)))
             .collect();
         Ok(Self {
-            dir: dir.to_owned(),
+            dir,
             files,
             builtin,
         })
@@ -118,8 +138,8 @@ impl ModuleTree {
     /// The module called `name`, with either `-` or `_`.
     pub fn get(&self, name: &str) -> Option<Module> {
         let name = name.replace('-', "_");
-        self.files.get(&name).map(|path| Module {
-            path: path.clone(),
+        self.files.get(&name).map(|file| Module {
+            file: file.clone(),
             name,
         })
     }
@@ -169,7 +189,8 @@ impl ModuleTree {
 fn depends(module: &Module) -> Result<Vec<String>, ModuleError> {
     let bytes = module.read()?;
     let refused = |source| ModuleError::NotAModule {
-        path: module.path.clone(),
+        image: module.file.image().to_owned(),
+        path: module.file.path(),
         source,
     };
     let file = object::File::parse(&*bytes).map_err(refused)?;
@@ -217,9 +238,11 @@ fn decompress(path: &Path, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Write;
 
     use super::*;
+    use crate::digest::Digest;
 
     #[test]
     fn names_and_dependencies_are_normalised() {
@@ -251,28 +274,55 @@ mod tests {
         }
     }
 
+    /// The tree of the modules directory `dir`, which holds these files.
+    fn tree(dir: &Path, files: &[(&str, &str)]) -> ModuleTree {
+        let file = |(name, text): &(&str, &str)| {
+            fs::write(dir.join(name), text).expect("write");
+            CachedFile::new("debian-6.1", dir, name, Digest::of(text.as_bytes()))
+        };
+        let files: Vec<_> = files.iter().map(file).collect();
+        let builtin = files
+            .iter()
+            .find(|file| file.path().ends_with("modules.builtin"))
+            .cloned();
+        ModuleTree::new(dir.to_owned(), files, builtin.as_ref()).expect("tree")
+    }
+
     #[test]
     fn builtin_modules_are_not_looked_for() {
         let dir = tempfile::tempdir().expect("tempdir");
-        fs::write(
-            dir.path().join("modules.builtin"),
-            "kernel/drivers/virtio/virtio-ring.ko\n",
-        )
-        .expect("write");
-        let tree = ModuleTree::open(dir.path()).expect("open");
+        let builtin = ("modules.builtin", "kernel/drivers/virtio/virtio-ring.ko\n");
+        let tree = tree(dir.path(), &[builtin]);
         assert_eq!(tree.load_order(&["virtio_ring"]).expect("builtin"), []);
         let error = tree.load_order(&["kvm-amd"]).expect_err("missing");
         assert!(matches!(error, ModuleError::Missing { ref name, .. } if name == "kvm_amd"));
     }
 
     #[test]
-    fn what_is_no_module_is_refused() {
+    fn file_that_is_no_module_is_refused() {
         let dir = tempfile::tempdir().expect("tempdir");
-        fs::write(dir.path().join("kvm.ko"), "text").expect("write");
-        let tree = ModuleTree::open(dir.path()).expect("open");
+        let tree = tree(dir.path(), &[("kvm.ko", "text")]);
         assert!(matches!(
             tree.load_order(&["kvm"]),
             Err(ModuleError::NotAModule { .. })
         ));
+    }
+
+    #[test]
+    fn module_that_changed_after_publication_is_refused() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let tree = tree(dir.path(), &[("kvm.ko", "text")]);
+        let module = tree.get("kvm").expect("kvm");
+        assert_eq!(module.read().expect("unchanged"), b"text");
+        fs::write(dir.path().join("kvm.ko"), "tex!").expect("write");
+        for error in [
+            module.read().expect_err("read"),
+            tree.load_order(&["kvm"]).expect_err("load order"),
+        ] {
+            assert!(
+                matches!(error, ModuleError::File(CachedFileError::Changed(_))),
+                "{error}"
+            );
+        }
     }
 }

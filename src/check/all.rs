@@ -11,6 +11,7 @@ use crate::cli::CheckArgs;
 use crate::exit::Exit;
 use crate::guest::{GuestError, load_kernel};
 use crate::images;
+use crate::kernel_input::KernelInput;
 use crate::report::Progress;
 
 /// A line of `--json`.
@@ -91,11 +92,13 @@ pub(super) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
 
 fn judged(args: &CheckArgs, progress: &Progress) -> Result<Vec<FunctionVerdict>, GuestError> {
     let say = |text| progress.say(text);
-    let path = match (&args.kernel, &args.image) {
-        (Some(path), _) => path.clone(),
-        (None, name) => images::kernel(name.as_deref().unwrap_or_default(), &say)?,
+    let input = match (&args.kernel, &args.image) {
+        (Some(path), _) => KernelInput::File(path.clone()),
+        (None, name) => {
+            KernelInput::Cached(images::kernel(name.as_deref().unwrap_or_default(), &say)?)
+        }
     };
-    let (_, _, kernel) = load_kernel(&path, &say)?;
+    let (_, _, kernel) = load_kernel(&input, &say)?;
     Ok(functions(&kernel))
 }
 

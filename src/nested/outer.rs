@@ -1,13 +1,11 @@
 //! What the outer Linux consists of: a stock kernel, four modules, this executable, and the run.
 
-use std::path::Path;
-
-use guest_images::{FetchError, Initramfs, InitramfsError, Module, ModuleError, Progress};
+use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
 use thiserror::Error;
-use vmm::boot::{KernelError, KernelFile};
 
 use super::executable::{ExecutableError, own_executable};
-use crate::config::{Accel, Boot, DemoModule, Initrd, RunConfig};
+use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig};
+use crate::kernel_input::OpenKernelError;
 
 /// The kernel of the outer Linux, in the catalog of images.
 pub(crate) const IMAGE: &str = "debian-6.1";
@@ -44,10 +42,13 @@ pub(crate) enum OuterError {
     Modules(#[from] ModuleError),
     /// The guest's kernel cannot be used.
     #[error(transparent)]
-    GuestKernel(KernelError),
+    GuestKernel(OpenKernelError),
     /// The outer Linux's kernel cannot be used.
-    #[error("the image {IMAGE} in the cache is damaged; fetch it again with --refresh")]
-    OuterKernel(#[source] KernelError),
+    #[error("cannot use the kernel of the image {IMAGE}")]
+    OuterKernel(#[source] OpenKernelError),
+    /// The demo guest's busybox cannot be read or has changed.
+    #[error(transparent)]
+    Busybox(#[from] CachedFileError),
     /// An initramfs could not be built.
     #[error("cannot build an initramfs")]
     Initramfs(#[from] InitramfsError),
@@ -83,7 +84,7 @@ impl Outer {
         let mut files = Initramfs::with_devices();
         let mut inner = config.clone();
         inner.accel = Accel::Kvm;
-        inner.kernel = KERNEL_PATH.into();
+        inner.kernel = KernelInput::File(KERNEL_PATH.into());
         files.file(
             KERNEL_PATH,
             0o600,
@@ -98,11 +99,10 @@ impl Outer {
             Initrd::Demo => {
                 let busybox = fetch(BUSYBOX, progress)?;
                 let mut demo = guest_images::demo::initramfs(
-                    &busybox.path(),
+                    busybox.main_file().read()?,
                     guest_images::demo::Tracing::Off,
-                )?;
-                let modules: Vec<_> = config.modules.iter().map(module).collect();
-                guest_images::demo::add_modules(&mut demo, &modules)?;
+                );
+                guest_images::demo::add_modules(&mut demo, &config.modules)?;
                 inner.modules.clear();
                 files.file(INITRD_PATH, 0o600, demo.build()?);
             }
@@ -125,18 +125,12 @@ impl Outer {
 
         let initramfs = files.build()?;
         Ok(Self {
-            kernel: vmlinux(&image.path()).map_err(OuterError::OuterKernel)?,
+            kernel: vmlinux(&KernelInput::Cached(image.main_file()))
+                .map_err(OuterError::OuterKernel)?,
             memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
             cpus: cpus(config.cpus),
             initramfs,
         })
-    }
-}
-
-fn module(module: &DemoModule) -> Module {
-    Module {
-        name: module.name.clone(),
-        path: module.path.clone(),
     }
 }
 
@@ -148,16 +142,15 @@ fn fetch(
 }
 
 /// The guest's kernel as the run inside gets it: unpacked, unless the guest is to do that itself.
-fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, KernelError> {
-    let kernel = KernelFile::open(&config.kernel)?;
+fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
     match config.boot {
-        Boot::Direct => Ok(kernel.vmlinux()?.into_owned()),
-        Boot::BzImage => Ok(kernel.bytes().to_vec()),
+        Boot::Direct => vmlinux(&config.kernel),
+        Boot::BzImage => Ok(config.kernel.open()?.bytes().to_vec()),
     }
 }
 
-fn vmlinux(path: &Path) -> Result<Vec<u8>, KernelError> {
-    Ok(KernelFile::open(path)?.vmlinux()?.into_owned())
+fn vmlinux(kernel: &KernelInput) -> Result<Vec<u8>, OpenKernelError> {
+    Ok(kernel.open()?.vmlinux()?.into_owned())
 }
 
 /// The guest's RAM, the initramfs twice (as it is loaded, and as it is unpacked), and what runs there.

@@ -35,7 +35,8 @@ impl Stock {
     pub(crate) fn fetch(name: &str) -> Self {
         let image = guest_images::fetch(name, &|step| println!("{step}"))
             .expect("the feature `test-nested` promises a network or a filled image cache");
-        let file = KernelFile::open(&image.path()).expect("a kernel");
+        let bytes = image.main_file().read().expect("the kernel is as fetched");
+        let file = KernelFile::from_bytes(name, bytes).expect("a kernel");
         let vmlinux = file.vmlinux().expect("it unpacks");
         let kernel = Kernel::from_vmlinux(&vmlinux).expect("it has symbols");
         Self {
@@ -249,8 +250,11 @@ fn script(script: &str) -> Initramfs {
         .expect("the feature `test-nested` promises a network or a filled image cache");
     let mut initramfs = Initramfs::with_devices();
     initramfs
-        .host_file("bin/busybox", 0o755, &busybox.path())
-        .expect("busybox can be read")
+        .file(
+            "bin/busybox",
+            0o755,
+            busybox.main_file().read().expect("busybox is as fetched"),
+        )
         .file("init", 0o755, script)
         .directory("sys", 0o755);
     initramfs

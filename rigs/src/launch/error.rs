@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
-use guest_images::{BuildError, FetchError, InitramfsError, ModuleError};
+use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, ModuleError};
 use thiserror::Error;
 use vmm::boot::KernelError;
 
@@ -40,6 +40,9 @@ pub enum LaunchError {
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),
+    /// A kernel in the cache cannot be read or has changed.
+    #[error(transparent)]
+    Cached(#[from] CachedFileError),
     /// A module is missing.
     #[error("cannot take the outer Linux's modules")]
     Modules(#[from] ModuleError),

@@ -3,9 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use guest_images::{Initramfs, Progress, workload};
-use vmm::boot::KernelFile;
 
-use super::{LaunchError, error};
+use super::{LaunchError, error, stock};
 
 /// Modules that it loads, by the names that its init knows.
 const MODULES: [&str; 3] = ["tun", "dummy", "nbd"];
@@ -30,14 +29,12 @@ pub(super) fn build(dir: &Path, image: &str) -> Result<GroundFiles, LaunchError>
         files.file(&format!("/{}.ko", module.name), 0o644, module.read()?);
     }
     files
-        .host_file("/vmlinuz", 0o644, &image.path())?
+        .file("/vmlinuz", 0o644, image.main_file().read()?)
         .file("/next", 0o644, next.build()?)
         .character_device("/dev/net/tun", 0o666, 10, 200);
     let initrd = dir.join("initrd");
     std::fs::write(&initrd, files.build()?).map_err(error::file("write", &initrd))?;
     // Unpacked here: under emulation that takes minutes.
-    let kernel = dir.join("vmlinux");
-    let file = KernelFile::open(&image.path())?;
-    std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+    let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
     Ok(GroundFiles { kernel, initrd })
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use guest_images::{Image, Initramfs, Progress};
 
 use super::payload::{Payload, Program};
-use super::{Launch, LaunchError, error};
+use super::{Launch, LaunchError, error, stock};
 use crate::line::Backend;
 use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
 
@@ -103,7 +103,7 @@ pub(super) fn build(
     // Not compressed: reading is cheap under emulation, unpacking is not.
     std::fs::write(&initramfs, files.build()?).map_err(error::file("write", &initramfs))?;
     Ok(Outer {
-        kernel: image.path(),
+        kernel: stock::copy(&image, dir.join("outer-kernel"))?,
         initramfs,
         release: image.release().to_owned(),
     })

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use guest_images::{Progress, workload};
-use vmm::boot::KernelFile;
 
 use super::{Launch, LaunchError, error, ground, stock};
 use crate::line::Backend;
@@ -110,10 +109,8 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 files.push(given("--initrd", STOCK_INITRD_PATH, initrd));
                 // There is a QEMU only where there is no Linux of ours around.
                 if launch.backend == Backend::Local {
-                    options.extend([
-                        "--image".to_owned(),
-                        stock::image()?.path().display().to_string(),
-                    ]);
+                    let packed = stock::copy(&stock::image()?, dir.join("packed"))?;
+                    options.extend(["--image".to_owned(), packed.display().to_string()]);
                 }
             }
             (files, 1280)
@@ -126,9 +123,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
             // Unpacked here: under emulation that takes minutes.
-            let kernel = dir.join("vmlinux");
-            let file = KernelFile::open(&image.path())?;
-            std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
+            let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
             let kernel = given("--kernel", GUEST_PATH, kernel);
             let cpus = stock::cpus(launch.backend);
             options.extend(["--cpus".to_owned(), cpus.to_string()]);
@@ -141,16 +136,15 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
-            let kernel = dir.join("vmlinux");
-            let packed = KernelFile::open(&image.path())?;
-            std::fs::write(&kernel, packed.vmlinux()?).map_err(error::file("write", &kernel))?;
+            let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
+            let packed = stock::copy(&image, dir.join("packed"))?;
             // The launch writes to the file while the program reads.
             let known = dir.join("known");
             let lines = launch.results.join(format!("{name}.jsonl"));
             std::fs::copy(&lines, &known).map_err(error::file("read", &lines))?;
             let files = vec![
                 given("--kernel", GUEST_PATH, kernel),
-                given("--packed", PACKED_PATH, image.path()),
+                given("--packed", PACKED_PATH, packed),
                 given("--initrd", INITRD_PATH, initrd),
                 given("--known", KNOWN_PATH, known),
             ];

@@ -30,10 +30,20 @@ pub(super) fn image() -> Result<Image, LaunchError> {
 
 /// Unpacks its kernel into `dir`.
 pub(super) fn kernel(dir: &Path) -> Result<PathBuf, LaunchError> {
-    let kernel = dir.join("stock-kernel");
-    let file = KernelFile::open(&image()?.path())?;
-    std::fs::write(&kernel, file.vmlinux()?).map_err(error::file("write", &kernel))?;
-    Ok(kernel)
+    unpack(&image()?, dir.join("stock-kernel"))
+}
+
+/// Writes the unpacked kernel of `image` to the file `to`.
+pub(super) fn unpack(image: &Image, to: PathBuf) -> Result<PathBuf, LaunchError> {
+    let file = KernelFile::from_bytes(&image.name, image.main_file().read()?)?;
+    std::fs::write(&to, file.vmlinux()?).map_err(error::file("write", &to))?;
+    Ok(to)
+}
+
+/// Writes the kernel of `image`, as it is packed, to the file `to`.
+pub(super) fn copy(image: &Image, to: PathBuf) -> Result<PathBuf, LaunchError> {
+    std::fs::write(&to, image.main_file().read()?).map_err(error::file("write", &to))?;
+    Ok(to)
 }
 
 /// Builds it in `dir`.
