@@ -15,6 +15,7 @@ use std::process::Command;
 pub(crate) use mirror::{Mirror, mirrors};
 
 use crate::digest::Digest;
+use crate::directory::{self, DirectoryError};
 
 /// What following dependencies may visit before it is taken for nonsense.
 const PACKAGES_MAX: usize = 32;
@@ -61,9 +62,9 @@ pub(crate) struct Suite {
 
 impl Suite {
     /// The apt of the suite `name` in the directory `dir`, which is made.
-    pub(crate) fn open(name: &str, dir: PathBuf) -> io::Result<Self> {
+    pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, DirectoryError> {
         for part in ["lists/partial", "cache/archives/partial", "none"] {
-            fs::create_dir_all(dir.join(part))?;
+            directory::make_below(&dir, Path::new(part))?;
         }
         Ok(Self {
             name: name.to_owned(),

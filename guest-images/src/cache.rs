@@ -7,7 +7,8 @@
 //! ```
 //!
 //! An image is put together in a directory of another name and renamed, so that `image.json`
-//! is there exactly when all the rest is.
+//! is there exactly when all the rest is. Directories are made with mode 0700; a directory that
+//! others can write to is refused.
 
 use std::fs;
 use std::io;
@@ -17,9 +18,11 @@ use thiserror::Error;
 
 use crate::cached_file::digests_below;
 use crate::catalog::{Catalog, ImageEntry};
+use crate::directory::{self, DirectoryError};
 use crate::image::{Image, ImageRecord, main_file};
 
 const RECORD: &str = "image.json";
+const IMAGES: &str = "images";
 
 /// Why the cache could not be used.
 #[derive(Debug, Error)]
@@ -27,6 +30,9 @@ pub enum CacheError {
     /// No directory can be derived from the environment.
     #[error("no place for the image cache: set HYPROBE_CACHE to a directory, or HOME")]
     NoHome,
+    /// A directory of the cache cannot be used.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// A file of the cache could not be read or written.
     #[error("cannot use {path} in the image cache; set HYPROBE_CACHE to a writable directory")]
     Io {
@@ -92,12 +98,23 @@ impl Store {
     }
 
     /// The directory of the finished images.
-    pub(crate) fn images_dir(&self) -> PathBuf {
-        self.root.join("images")
+    fn images_dir(&self) -> PathBuf {
+        self.root.join(IMAGES)
+    }
+
+    /// Makes the directory of the finished images.
+    pub(crate) fn make_images_dir(&self) -> Result<PathBuf, DirectoryError> {
+        directory::make_below(&self.root, Path::new(IMAGES))
+    }
+
+    /// Makes the directory of what belongs to the suite `name`.
+    pub(crate) fn make_suite_dir(&self, name: &str) -> Result<PathBuf, DirectoryError> {
+        directory::make_below(&self.root, &Path::new("apt").join(name))
     }
 
     /// The image of `entry` if it is in the cache.
     pub(crate) fn lookup(&self, entry: &ImageEntry) -> Result<Option<Image>, CacheError> {
+        directory::check_below(&self.root, &Path::new(IMAGES).join(&entry.name))?;
         let dir = self.images_dir().join(&entry.name);
         let path = dir.join(RECORD);
         let text = match fs::read(&path) {
@@ -197,7 +214,7 @@ mod tests {
 
     fn publish(store: &Store, release: &str) {
         let entry = store.catalog().get("debian-6.1").expect("entry");
-        fs::create_dir_all(store.images_dir()).expect("mkdir");
+        store.make_images_dir().expect("mkdir");
         let work = tempfile::tempdir_in(store.images_dir()).expect("tempdir");
         let made = work.path().join("image");
         fs::create_dir(&made).expect("mkdir");
@@ -275,6 +292,49 @@ mod tests {
         }
         let left: Vec<_> = fs::read_dir(store.images_dir()).expect("list").collect();
         assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn image_directory_that_others_can_write_to_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        publish(&store, "6.1.0-1");
+        let image = lookup(&store).expect("present");
+        let entry = store.catalog().get("debian-6.1").expect("entry");
+        for dir in [&image.dir, &store.images_dir(), &store.root] {
+            let before = fs::metadata(dir).expect("metadata").permissions();
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o777)).expect("chmod");
+            let error = store.lookup(entry).expect_err("writable by others");
+            assert!(matches!(error, CacheError::Directory(_)), "{error}");
+            fs::set_permissions(dir, before).expect("chmod");
+        }
+        assert_eq!(lookup(&store), Some(image));
+    }
+
+    #[test]
+    fn reader_during_publications_gets_a_complete_image_or_none() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let store = Store::at(root.path(), Catalog::builtin());
+        publish(&store, "first");
+        let publisher = std::thread::spawn({
+            let store = store.clone();
+            move || (0..200).for_each(|number| publish(&store, &format!("release {number}")))
+        });
+        let mut complete = 0_u32;
+        while !publisher.is_finished() {
+            let Some(image) = lookup(&store) else {
+                continue;
+            };
+            // Between the record and the kernel the image may be replaced; then the digest differs.
+            if let Ok(kernel) = image.main_file().read() {
+                assert_eq!(kernel, image.release().as_bytes());
+                complete += 1;
+            }
+        }
+        publisher.join().expect("publisher");
+        assert!(complete > 0);
+        assert_eq!(lookup(&store).expect("present").release(), "release 199");
     }
 
     #[test]

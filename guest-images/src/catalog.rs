@@ -34,6 +34,19 @@ pub enum CatalogError {
         /// The name used twice.
         name: String,
     },
+    /// A suite that cannot be a directory.
+    #[error(
+        "the suite {suite:?} of the image {name:?} in {origin} is no directory name; use letters, \
+         digits, . _ and -"
+    )]
+    BadSuite {
+        /// The file.
+        origin: String,
+        /// The image.
+        name: String,
+        /// The suite.
+        suite: String,
+    },
     /// A name that cannot be a directory.
     #[error("image name {name:?} in {origin} is no directory name; use letters, digits, . _ and -")]
     BadName {
@@ -127,6 +140,17 @@ impl Catalog {
             origin: origin.to_owned(),
             source,
         })?;
+        if let Some(image) = catalog
+            .images
+            .iter()
+            .find(|image| !is_directory_name(&image.suite))
+        {
+            return Err(CatalogError::BadSuite {
+                origin: origin.to_owned(),
+                name: image.name.clone(),
+                suite: image.suite.clone(),
+            });
+        }
         let mut seen = std::collections::BTreeSet::new();
         for name in catalog.images.iter().flat_map(ImageEntry::names) {
             let (origin, owned) = (origin.to_owned(), name.to_owned());
@@ -219,6 +243,16 @@ mod tests {
         let text = "[[image]]\nname='a'\nkind='kernel'\nsuit='sid'\npackage='p'\n";
         let error = Catalog::parse(text, "x.toml").expect_err("suit");
         assert!(matches!(error, CatalogError::Parse { .. }), "{error}");
+    }
+
+    #[test]
+    fn suite_that_leads_out_of_the_cache_is_refused() {
+        for suite in ["../sid", "/sid", "sid main"] {
+            let text =
+                format!("[[image]]\nname='a'\nkind='kernel'\nsuite='{suite}'\npackage='p'\n");
+            let error = Catalog::parse(&text, "x.toml").expect_err(suite);
+            assert!(matches!(error, CatalogError::BadSuite { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -74,8 +74,10 @@ impl Store {
         {
             return Ok(image);
         }
-        let dir = self.root().join("apt").join(&entry.suite);
-        let suite = Suite::open(&entry.suite, dir.clone()).map_err(CacheError::io(&dir))?;
+        let dir = self
+            .make_suite_dir(&entry.suite)
+            .map_err(CacheError::from)?;
+        let suite = Suite::open(&entry.suite, dir.clone()).map_err(CacheError::from)?;
         let lock = suite.lock_file().map_err(CacheError::io(&dir))?;
         acquire(&lock, || report(&Progress::Waiting { image: &entry.name }))
             .map_err(CacheError::io(&dir))?;
@@ -144,9 +146,8 @@ impl Making<'_> {
         if present.is_some_and(|image| is_up_to_date(&image, &records)) {
             return Ok(());
         }
-        let images = self.store.images_dir();
-        fs::create_dir_all(&images).map_err(CacheError::io(&images))?;
-        let prefix = format!(".making-{}-", self.entry.suite);
+        let images = self.store.make_images_dir().map_err(CacheError::from)?;
+        let prefix = work_prefix(&self.entry.suite);
         remove_left_over(&images, &prefix).map_err(CacheError::io(&images))?;
         let work = tempfile::Builder::new()
             .prefix(&prefix)
@@ -233,6 +234,12 @@ fn record_of(package: &Package) -> PackageRecord {
     }
 }
 
+/// How the names of the directories begin in which images of `suite` are put together. Suites have
+/// no `~` in their names, so the prefix of one suite does not begin that of another.
+fn work_prefix(suite: &str) -> String {
+    format!(".making-{suite}~")
+}
+
 fn known_names(catalog: &Catalog) -> String {
     catalog
         .images()
@@ -299,12 +306,18 @@ mod tests {
     #[test]
     fn what_a_killed_fetch_left_is_removed() {
         let dir = tempfile::tempdir().expect("tempdir");
-        for name in [".making-sid-x", ".making-trixie-y", "debian-sid"] {
+        let of = |suite: &str| work_prefix(suite) + "x";
+        for name in [
+            of("sid"),
+            of("trixie"),
+            of("sid-backports"),
+            "debian-sid".to_owned(),
+        ] {
             fs::create_dir_all(dir.path().join(name).join("unpacked")).expect("mkdir");
         }
-        remove_left_over(dir.path(), ".making-sid-").expect("remove");
-        assert!(!dir.path().join(".making-sid-x").exists());
-        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 2);
+        remove_left_over(dir.path(), &work_prefix("sid")).expect("remove");
+        assert!(!dir.path().join(of("sid")).exists());
+        assert_eq!(fs::read_dir(dir.path()).expect("list").count(), 3);
     }
 
     #[test]

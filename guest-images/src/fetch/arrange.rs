@@ -7,6 +7,7 @@ use super::FetchError;
 use crate::cache::CacheError;
 use crate::cached_file::digests_below;
 use crate::catalog::{ImageEntry, ImageKind};
+use crate::directory;
 use crate::image::{ImageRecord, MODULES, PackageRecord, main_file};
 
 /// A real symbol table is megabytes long; Debian ships a sentence in its place.
@@ -28,7 +29,7 @@ pub(super) fn arrange(
             .join(", "),
         missing: missing.to_owned(),
     };
-    fs::create_dir(image).map_err(CacheError::io(image))?;
+    directory::make(image).map_err(CacheError::from)?;
     let main_name = main_file(entry.kind, &entry.name);
     let main = image.join(main_name);
     let release = match entry.kind {
@@ -103,6 +104,8 @@ fn only_directory(dir: &Path) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::catalog::Catalog;
     use crate::digest::Digest;
@@ -126,6 +129,8 @@ mod tests {
         let image = dir.path().join("image");
         let record = arrange(entry, &unpacked, &image, Vec::new()).expect("arrange");
         assert_eq!(record.release, "6.1");
+        let mode = fs::metadata(&image).expect("metadata").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
         assert_eq!(record.sha256, Digest::of(b"kernel"));
         let files: Vec<_> = record.files.into_iter().flatten().collect();
         assert_eq!(
