@@ -118,6 +118,8 @@ set_up_qemu() {
 # system's sources stay as they are, and nothing else of the system comes from there later.
 install_from_backports() {
     local own mirror security keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -r "$keyring" ] ||
+        stop "$keyring is missing, with which Debian's package lists are checked; \`apt-get install debian-archive-keyring\`, then run the same command again."
     own=$(mktemp -d)
     # shellcheck disable=SC2064  # the value of now is meant
     trap "rm -rf '$own'" EXIT

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use guest_images::demo::{self, Tracing};
 use guest_images::{
     CacheError, CachedFile, CachedFileError, FetchError, Freshness, ImageKind, InitramfsError,
-    Module, ModuleError, Store,
+    MirrorError, Module, ModuleError, Store,
 };
 use thiserror::Error;
 
@@ -49,12 +49,16 @@ impl From<CacheError> for ImageError {
 }
 
 impl ImageError {
-    /// Whether it is the user's choice of a name that is wrong, not this host.
+    /// Whether the user's choice of a name or a mirror is wrong, not this host.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
-            Self::Fetch(FetchError::Unknown { .. })
-                | Self::NotAKernel { .. }
+            Self::Fetch(
+                FetchError::Unknown { .. }
+                    | FetchError::Mirror(
+                        MirrorError::Variable { .. } | MirrorError::NotUtf8 { .. }
+                    )
+            ) | Self::NotAKernel { .. }
                 | Self::Module(ModuleError::Missing { .. })
         )
     }

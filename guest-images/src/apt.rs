@@ -4,7 +4,9 @@
 //! Only what reaching a mirror takes is copied from the system's configuration: proxies, date
 //! checks, keyrings and credentials.
 
+mod configured;
 mod mirror;
+mod mirror_error;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -13,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub(crate) use mirror::{Mirror, mirrors};
+pub use mirror_error::{MirrorError, UriError};
 
 use crate::digest::Digest;
 use crate::directory::{self, DirectoryError};

@@ -163,7 +163,7 @@ impl Making<'_> {
     }
 
     fn update(&self) -> Result<(), FetchError> {
-        let mirrors = apt::mirrors(self.store.catalog().archive());
+        let mirrors = apt::mirrors(self.store.catalog().archive())?;
         let mut first_detail = None;
         for mirror in &mirrors {
             let (image, suite) = (&self.entry.name, &self.entry.suite);

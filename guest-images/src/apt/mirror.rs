@@ -1,205 +1,217 @@
 //! Which Debian mirror to use: the one that the system's apt is configured with, so that a
 //! mirror near by, or the only one reachable, is the one that is asked.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::env::{self, VarError};
+use std::path::Path;
 
+use super::configured::{Configured, configured};
+use super::mirror_error::{MirrorError, UriError};
+
+const VARIABLE: &str = "HYPROBE_MIRROR";
 const DEFAULT: &str = "http://deb.debian.org/debian";
-const SUITES: [&str; 10] = [
-    "bullseye",
-    "bookworm",
-    "trixie",
-    "forky",
-    "duke",
-    "sid",
-    "oldstable",
-    "stable",
-    "testing",
-    "unstable",
-];
 const KEYRINGS: [&str; 2] = [
     "/usr/share/keyrings/debian-archive-keyring.pgp",
     "/usr/share/keyrings/debian-archive-keyring.gpg",
 ];
+/// What a URI may have besides letters and digits. Blanks, quotes, brackets and `#` would end the
+/// URI in a line of `sources.list`.
+const URI_PUNCTUATION: &str = "-._~:/@%+=,";
 
 /// A Debian mirror and what its lists are signed with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
     pub(crate) uri: String,
-    keyring: Option<PathBuf>,
+    /// The keyring's file, or several, as apt's option `signed-by` takes them.
+    keyring: String,
 }
 
 impl Mirror {
-    fn new(uri: &str, keyring: Option<&str>) -> Self {
-        let keyring = keyring
-            .filter(|path| path.starts_with('/'))
-            .or_else(|| KEYRINGS.into_iter().find(|path| Path::new(path).is_file()));
-        Self {
-            uri: uri.trim_end_matches('/').to_owned(),
-            keyring: keyring.map(PathBuf::from),
-        }
-    }
-
-    /// The line of `sources.list` for `suite` on this mirror.
+    /// The line of `sources.list` for `suite` on this mirror. apt trusts the keys of the named
+    /// keyring only.
     pub(crate) fn source_line(&self, suite: &str) -> String {
-        let options = match &self.keyring {
-            Some(keyring) => format!("[signed-by={}] ", keyring.display()),
-            None => String::new(),
-        };
-        format!("deb {options}{} {suite} main\n", self.uri)
+        format!(
+            "deb [signed-by={}] {} {suite} main\n",
+            self.keyring, self.uri
+        )
     }
 }
 
 /// The mirrors to try, best first: `$HYPROBE_MIRROR` alone if it is set; else the system's,
 /// then `archive`.
-pub(crate) fn mirrors(archive: Option<&str>) -> Vec<Mirror> {
-    if let Some(uri) = std::env::var("HYPROBE_MIRROR")
-        .ok()
-        .filter(|uri| !uri.is_empty())
-    {
-        return vec![Mirror::new(&uri, None)];
-    }
-    let system = configured(Path::new("/etc/apt")).unwrap_or_else(|| Mirror::new(DEFAULT, None));
-    std::iter::once(system)
-        .chain(archive.map(|uri| Mirror::new(uri, None)))
-        .collect()
+///
+/// # Errors
+///
+/// `$HYPROBE_MIRROR` or `archive` is no URI for apt, or Debian's keyring is not installed.
+pub(crate) fn mirrors(archive: Option<&str>) -> Result<Vec<Mirror>, MirrorError> {
+    let chosen = chosen(env::var(VARIABLE))?;
+    let system = configured(Path::new("/etc/apt"));
+    let debian_keyring = KEYRINGS.into_iter().find(|path| Path::new(path).is_file());
+    choose(chosen, system, archive, debian_keyring)
 }
 
-fn configured(etc: &Path) -> Option<Mirror> {
-    let mut files: Vec<PathBuf> = fs::read_dir(etc.join("sources.list.d"))
+/// The mirror that the user chose; an empty variable is none.
+fn chosen(variable: Result<String, VarError>) -> Result<Option<String>, MirrorError> {
+    let uri = match variable {
+        Err(VarError::NotPresent) => return Ok(None),
+        Err(VarError::NotUnicode(value)) => return Err(MirrorError::NotUtf8 { value }),
+        Ok(uri) if uri.is_empty() => return Ok(None),
+        Ok(uri) => uri,
+    };
+    match check_uri(&uri) {
+        Ok(()) => Ok(Some(uri)),
+        Err(reason) => Err(MirrorError::Variable { uri, reason }),
+    }
+}
+
+fn choose(
+    chosen: Option<String>,
+    system: Option<Configured>,
+    archive: Option<&str>,
+    debian_keyring: Option<&str>,
+) -> Result<Vec<Mirror>, MirrorError> {
+    let mirror = |uri: &str, signed_by: Option<String>| {
+        let keyring = signed_by.or_else(|| debian_keyring.map(str::to_owned));
+        Ok(Mirror {
+            uri: uri.trim_end_matches('/').to_owned(),
+            keyring: keyring.ok_or(MirrorError::NoKeyring)?,
+        })
+    };
+    if let Some(uri) = chosen {
+        return Ok(vec![mirror(&uri, None)?]);
+    }
+    let system = system
+        .filter(|system| check_uri(&system.uri).is_ok())
+        .unwrap_or_else(|| Configured::new(DEFAULT, None));
+    let mut mirrors = vec![mirror(&system.uri, system.signed_by)?];
+    if let Some(uri) = archive {
+        check_uri(uri).map_err(|reason| MirrorError::Archive {
+            uri: uri.to_owned(),
+            reason,
+        })?;
+        // Without Debian's keyring the system's mirror alone can still be used.
+        mirrors.extend(mirror(uri, None).ok());
+    }
+    Ok(mirrors)
+}
+
+/// Whether `uri` can stand in a line of `sources.list` and names a mirror.
+fn check_uri(uri: &str) -> Result<(), UriError> {
+    let character = |c: &char| !c.is_ascii_alphanumeric() && !URI_PUNCTUATION.contains(*c);
+    if let Some(character) = uri.chars().find(character) {
+        return Err(UriError::Character { character });
+    }
+    let host = ["http://", "https://"]
         .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-        .collect();
-    files.sort();
-    std::iter::once(etc.join("sources.list"))
-        .chain(files)
-        .find_map(|path| {
-            let text = fs::read_to_string(&path).ok()?;
-            match path.extension()?.to_str()? {
-                "list" => text.lines().find_map(from_line),
-                "sources" => stanzas(&text).iter().find_map(|stanza| from_stanza(stanza)),
-                _ => None,
-            }
-        })
-}
-
-/// Reads `deb [options] uri suite component…`.
-fn from_line(line: &str) -> Option<Mirror> {
-    let rest = line.trim().strip_prefix("deb")?;
-    let rest = rest.strip_prefix([' ', '\t'])?.trim_start();
-    let (options, rest) = match rest.strip_prefix('[') {
-        Some(bracketed) => bracketed.split_once(']')?,
-        None => ("", rest),
-    };
-    let mut words = rest.split_whitespace();
-    let (uri, suite) = (words.next()?, words.next()?);
-    let keyring = options
-        .split_whitespace()
-        .find_map(|option| option.strip_prefix("signed-by="));
-    is_debian(uri, suite, words).then(|| Mirror::new(uri, keyring))
-}
-
-/// Splits a deb822 file into stanzas without comments.
-fn stanzas(text: &str) -> Vec<Vec<&str>> {
-    let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
-    lines
-        .split(|line| line.trim().is_empty())
-        .map(<[&str]>::to_vec)
-        .collect()
-}
-
-fn from_stanza(stanza: &[&str]) -> Option<Mirror> {
-    let field = |name: &str| {
-        stanza.iter().find_map(|line| {
-            let (key, value) = line.split_once(':')?;
-            key.eq_ignore_ascii_case(name).then_some(value.trim())
-        })
-    };
-    if field("Enabled").is_some_and(|value| value.eq_ignore_ascii_case("no"))
-        || !field("Types")?.split_whitespace().any(|kind| kind == "deb")
-    {
-        return None;
+        .find_map(|scheme| uri.strip_prefix(scheme));
+    match (host, uri.strip_prefix("file:")) {
+        (Some(rest), _) if rest.is_empty() || rest.starts_with('/') => Err(UriError::NoHost),
+        (None, Some(path)) if !path.starts_with('/') => Err(UriError::RelativePath),
+        (None, None) => Err(UriError::Scheme),
+        _ => Ok(()),
     }
-    let components = field("Components")?;
-    let suites = field("Suites")?;
-    field("URIs")?
-        .split_whitespace()
-        .find(|uri| {
-            suites
-                .split_whitespace()
-                .any(|suite| is_debian(uri, suite, components.split_whitespace()))
-        })
-        .map(|uri| Mirror::new(uri, field("Signed-By")))
-}
-
-/// Whether this is Debian itself and not a third party's packages for it.
-fn is_debian<'a>(uri: &str, suite: &str, mut components: impl Iterator<Item = &'a str>) -> bool {
-    (uri.starts_with("http://") || uri.starts_with("https://"))
-        && uri.contains("debian")
-        && SUITES.contains(&suite)
-        && components.any(|component| component == "main")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn one_line_sources() {
-        let line = "deb [arch=amd64 signed-by=/k.gpg] https://mirror.example/debian/ trixie main";
-        let mirror = from_line(line).expect("mirror");
-        assert_eq!(
-            mirror.source_line("sid"),
-            "deb [signed-by=/k.gpg] https://mirror.example/debian sid main\n"
-        );
-        for other in [
-            "# deb http://deb.debian.org/debian sid main",
-            "deb-src http://deb.debian.org/debian sid main",
-            "deb http://deb.debian.org/debian-security bookworm-security main",
-            "deb https://download.docker.com/linux/debian bookworm stable",
-            "deb https://apt.grafana.com stable main",
-            "deb cdrom:[Debian] bookworm main",
-            "deb",
-        ] {
-            assert_eq!(from_line(other), None, "{other}");
+    fn system(uri: &str, signed_by: &str) -> Configured {
+        Configured {
+            uri: uri.to_owned(),
+            signed_by: Some(signed_by.to_owned()),
         }
     }
 
     #[test]
-    fn deb822_sources() {
-        let text = "Types: deb\nURIs: https://deb.nodesource.com/node_20.x\nSuites: nodistro\n\
-                    Components: main\n\nTypes: deb deb-src\n# a comment\nURIs: http://a/debian\n\
-                    Suites: bookworm bookworm-updates\nComponents: main contrib\nSigned-By: /k.gpg\n";
-        let all = stanzas(text);
-        let found: Vec<_> = all
-            .iter()
-            .filter_map(|stanza| from_stanza(stanza))
-            .collect();
-        assert_eq!(found, [Mirror::new("http://a/debian", Some("/k.gpg"))]);
-        let off = text.replace("Types: deb deb-src", "Enabled: no\nTypes: deb");
-        assert!(
-            stanzas(&off)
-                .iter()
-                .all(|stanza| from_stanza(stanza).is_none())
-        );
+    fn wrong_mirror_variable_is_an_error_with_the_reason() {
+        let wrong = [
+            ("ftp://mirror.example/debian", UriError::Scheme),
+            ("mirror.example/debian", UriError::Scheme),
+            ("http:///debian", UriError::NoHost),
+            ("file:debian", UriError::RelativePath),
+        ];
+        let characters = [
+            ' ', '\t', '\n', '\0', '[', ']', '(', '<', '"', '\'', '`', '#', 'é',
+        ];
+        let with = characters.map(|character| {
+            let uri = format!("http://mirror.example/{character}debian");
+            (uri, UriError::Character { character })
+        });
+        let wrong = wrong.map(|(uri, error)| (uri.to_owned(), error));
+        for (uri, reason) in wrong.into_iter().chain(with) {
+            let error = chosen(Ok(uri.clone())).expect_err(&uri);
+            let text = error.to_string();
+            assert!(text.contains(VARIABLE), "{text}");
+            assert!(text.contains(&reason.to_string()), "{text}");
+        }
+        let error = chosen(Err(VarError::NotUnicode("\u{fffd}".into()))).expect_err("not UTF-8");
+        assert!(error.to_string().contains(VARIABLE), "{error}");
     }
 
     #[test]
-    fn the_first_of_the_configured_ones_is_used() {
-        let etc = tempfile::tempdir().expect("tempdir");
-        assert_eq!(configured(etc.path()), None);
-        fs::create_dir(etc.path().join("sources.list.d")).expect("mkdir");
-        let write = |name: &str, uri: &str| {
-            let text = format!("deb {uri} bookworm main\n");
-            fs::write(etc.path().join("sources.list.d").join(name), text).expect("write");
+    fn mirror_variable_with_http_https_or_file_is_the_only_mirror() {
+        assert_eq!(chosen(Err(VarError::NotPresent)), Ok(None));
+        assert_eq!(chosen(Ok(String::new())), Ok(None));
+        for uri in [
+            "http://mirror.example:8080/debian",
+            "https://user:p%20w@mirror.example/debian",
+            "file:/srv/debian",
+            "file:///srv/debian",
+        ] {
+            let chosen = chosen(Ok(uri.to_owned())).expect(uri);
+            let system = system("http://a/debian", "/a.gpg");
+            let mirrors = choose(chosen, Some(system), Some(DEFAULT), Some("/d.gpg")).expect(uri);
+            let [mirror] = &*mirrors else {
+                panic!("{mirrors:?}");
+            };
+            let line = format!("deb [signed-by=/d.gpg] {uri} sid main\n");
+            assert_eq!(mirror.source_line("sid"), line);
+        }
+    }
+
+    #[test]
+    fn missing_debian_keyring_is_an_error_that_names_the_package() {
+        for (chosen, system) in [
+            (Some("http://a/debian".to_owned()), None),
+            (None, Some(Configured::new("http://a/debian", None))),
+            (None, None),
+        ] {
+            let error = choose(chosen, system, None, None).expect_err("no keyring");
+            assert!(
+                error.to_string().contains("debian-archive-keyring"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn keyring_of_the_systems_entry_is_used_for_its_mirror_only() {
+        let chosen = |debian_keyring| {
+            let system = system("http://a/debian", "/a.gpg");
+            let mirrors = choose(None, Some(system), Some("http://b/debian"), debian_keyring);
+            let line = |mirror: &Mirror| mirror.source_line("sid");
+            mirrors
+                .expect("mirrors")
+                .iter()
+                .map(line)
+                .collect::<Vec<_>>()
         };
-        write("c.list", "http://c/debian");
-        write("b.list", "http://b/debian");
-        write("a.list.off", "http://a/debian");
-        assert_eq!(
-            configured(etc.path()).expect("mirror").uri,
-            "http://b/debian"
+        let lines = [
+            "deb [signed-by=/a.gpg] http://a/debian sid main\n",
+            "deb [signed-by=/d.gpg] http://b/debian sid main\n",
+        ];
+        assert_eq!(chosen(Some("/d.gpg")), lines);
+        assert_eq!(chosen(None), lines[..1]);
+    }
+
+    #[test]
+    fn wrong_archive_of_the_catalog_is_an_error() {
+        let error = choose(
+            None,
+            None,
+            Some("http://b/debian [trusted=yes]"),
+            Some("/d.gpg"),
         );
+        assert!(matches!(error, Err(MirrorError::Archive { .. })));
     }
 }

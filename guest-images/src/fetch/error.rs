@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::apt::ToolFailure;
+use crate::apt::{MirrorError, ToolFailure};
 use crate::cache::CacheError;
 
 /// Why an image could not be fetched.
@@ -29,6 +29,9 @@ pub enum FetchError {
         /// The cause.
         source: io::Error,
     },
+    /// There is no mirror to ask.
+    #[error(transparent)]
+    Mirror(#[from] MirrorError),
     /// No mirror gave the suite's package list.
     #[error(
         "cannot read the package lists of {suite} from {tried} ({detail}); check the network, \
