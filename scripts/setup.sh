@@ -120,10 +120,12 @@ install_from_backports() {
     local own mirror security keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -r "$keyring" ] ||
         stop "$keyring is missing, with which Debian's package lists are checked; \`apt-get install debian-archive-keyring\`, then run the same command again."
-    own=$(mktemp -d)
+    # apt downloads as the user _apt, who must be able to enter the directory; apt gives it the directories `partial`.
+    own=$(mktemp -d -p /var/tmp)
     # shellcheck disable=SC2064  # the value of now is meant
     trap "rm -rf '$own'" EXIT
     mkdir -p "$own/lists/partial" "$own/cache/archives/partial"
+    chmod 711 "$own" "$own"/lists "$own"/cache "$own"/cache/archives
     mirror=$(configured_mirror bookworm)
     security=$(configured_mirror bookworm-security)
     {
@@ -139,7 +141,6 @@ install_from_backports() {
         -o Dir::Etc::sourceparts=-
         -o "Dir::State::lists=$own/lists"
         -o "Dir::Cache=$own/cache"
-        -o APT::Sandbox::User=root
         -o Acquire::Languages=none
         -o APT::Update::Error-Mode=any
     )

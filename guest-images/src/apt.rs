@@ -2,11 +2,13 @@
 //! directory, so that names resolve within the suite and the system's apt is not touched.
 //!
 //! Only what reaching a mirror takes is copied from the system's configuration: proxies, date
-//! checks, keyrings and credentials.
+//! checks, keyrings and credentials, and the user of apt's sandbox.
 
 mod configured;
 mod mirror;
 mod mirror_error;
+mod package;
+mod work_dir;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,9 +18,15 @@ use std::process::Command;
 
 pub(crate) use mirror::{Mirror, mirrors};
 pub use mirror_error::{MirrorError, UriError};
+pub(crate) use package::Package;
+use package::parse_package;
+pub use work_dir::WorkDirError;
+use work_dir::{SandboxUser, WorkDir};
 
 use crate::digest::Digest;
-use crate::directory::{self, DirectoryError};
+
+/// The user that apt's downloads run as, unless the system's configuration names another.
+const SANDBOX_USER: &str = "_apt";
 
 /// What following dependencies may visit before it is taken for nonsense.
 const PACKAGES_MAX: usize = 32;
@@ -35,61 +43,52 @@ pub(crate) enum ToolFailure {
     Exit { detail: String },
 }
 
-/// A package as the suite's list has it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Package {
-    pub(crate) name: String,
-    pub(crate) version: String,
-    pub(crate) sha256: Digest,
-    pub(crate) bytes: u64,
-    /// The first alternative of each dependency.
-    depends: Vec<String>,
-}
-
-impl Package {
-    /// Those of its dependencies that are parts of a kernel.
-    fn kernel_parts(&self) -> impl Iterator<Item = &str> {
-        self.depends
-            .iter()
-            .map(String::as_str)
-            .filter(|name| is_kernel_part(name))
-    }
+/// Why the private apt of a suite could not be set up.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    /// The system's configuration of apt cannot be read.
+    Configuration(ToolFailure),
+    /// The sandbox's user does not exist.
+    NoUser { user: String, detail: String },
+    /// There is no directory for it.
+    WorkDir(WorkDirError),
 }
 
 /// The private apt of one suite.
 #[derive(Debug)]
 pub(crate) struct Suite {
     name: String,
-    dir: PathBuf,
+    work: WorkDir,
+    /// The system's configuration of apt, as `apt-config dump` prints it.
+    system: String,
 }
 
 impl Suite {
-    /// The apt of the suite `name` in the directory `dir`, which is made.
-    pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, DirectoryError> {
-        for part in ["lists/partial", "cache/archives/partial", "none"] {
-            directory::make_below(&dir, Path::new(part))?;
-        }
+    /// The apt of the suite `name`. Unless apt has a sandbox, it works in the directory `dir` of
+    /// the cache. The caller holds the suite's lock.
+    pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, OpenError> {
+        let system = run("apt-config", Command::new("apt-config").arg("dump"))
+            .map_err(OpenError::Configuration)?
+            .stdout;
+        let work = match sandbox_user(&system) {
+            Some(user) if rustix::process::geteuid().is_root() => {
+                WorkDir::for_sandbox(with_uid(user)?)
+            }
+            _ => WorkDir::in_cache(dir),
+        };
         Ok(Self {
             name: name.to_owned(),
-            dir,
+            work: work.map_err(OpenError::WorkDir)?,
+            system,
         })
-    }
-
-    /// The file whose lock says that someone works with this suite.
-    pub(crate) fn lock_file(&self) -> io::Result<File> {
-        File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(self.dir.join("lock"))
     }
 
     /// Reads the suite's package list from `mirror`. Later calls use what this one found.
     pub(crate) fn update(&self, mirror: &Mirror) -> Result<(), ToolFailure> {
-        let system = run("apt-config", Command::new("apt-config").arg("dump"))?;
-        self.write("apt.conf", &configuration(&self.dir, &system))?;
+        let work = self.work.path();
+        self.write("apt.conf", &configuration(work, &self.system))?;
         self.write("sources.list", &mirror.source_line(&self.name))?;
-        self.apt("apt-get", &["-q", "update"], &self.dir).map(drop)
+        self.apt("apt-get", &["-q", "update"], work).map(drop)
     }
 
     /// The packages that hold what `package` stands for: the parts of a kernel that it leads
@@ -113,24 +112,28 @@ impl Suite {
         Ok(found)
     }
 
-    /// Downloads `package` into the empty directory `into` and returns the file. Apt checks it
-    /// against the signed list.
-    pub(crate) fn download(&self, package: &Package, into: &Path) -> Result<PathBuf, ToolFailure> {
+    /// Downloads `package` to the file `to`, which the sandbox's user cannot reach, and compares
+    /// its digest with the signed list.
+    pub(crate) fn download(&self, package: &Package, to: &Path) -> Result<(), ToolFailure> {
+        let work = self.work.path();
+        let dir = self
+            .work
+            .download_dir()
+            .map_err(|error| failed_io(work, &error))?;
         let exact = format!("{}={}", package.name, package.version);
-        self.apt("apt-get", &["-q", "download", &exact], into)?;
-        let files = fs::read_dir(into).map_err(|error| failed_io(into, &error))?;
-        files
-            .filter_map(|entry| entry.ok().map(|entry| entry.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+        self.apt("apt-get", &["-q", "download", &exact], dir.path())?;
+        let deb = only_deb(dir.path())
+            .map_err(|error| failed_io(dir.path(), &error))?
             .ok_or_else(|| ToolFailure::Exit {
                 detail: format!("no file came for {exact}"),
-            })
+            })?;
+        take(&deb, to, package.sha256)
     }
 
     /// Removes apt's indexes, many times the size of the lists that they are made from.
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for index in ["pkgcache.bin", "srcpkgcache.bin"] {
-            match fs::remove_file(self.dir.join("cache").join(index)) {
+            match fs::remove_file(self.work.path().join("cache").join(index)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }
@@ -139,7 +142,8 @@ impl Suite {
     }
 
     fn show(&self, name: &str) -> Result<Package, ToolFailure> {
-        let text = self.apt("apt-cache", &["show", "--no-all-versions", name], &self.dir)?;
+        let arguments = ["show", "--no-all-versions", name];
+        let text = self.apt("apt-cache", &arguments, self.work.path())?;
         parse_package(&text).ok_or_else(|| ToolFailure::Exit {
             detail: format!("the list's entry for {name} has no version or checksum"),
         })
@@ -155,12 +159,18 @@ impl Suite {
         command
             .args(arguments)
             .current_dir(dir)
-            .env("APT_CONFIG", self.dir.join("apt.conf"));
-        run(program, &mut command)
+            .env("APT_CONFIG", self.work.path().join("apt.conf"));
+        let printed = run(program, &mut command)?;
+        match lost_sandbox(&printed.stderr) {
+            Some(notice) if self.work.has_sandbox() => Err(ToolFailure::Exit {
+                detail: format!("apt gave up its sandbox: {notice}"),
+            }),
+            _ => Ok(printed.stdout),
+        }
     }
 
     fn write(&self, name: &str, text: &str) -> Result<(), ToolFailure> {
-        let path = self.dir.join(name);
+        let path = self.work.path().join(name);
         fs::write(&path, text).map_err(|error| failed_io(&path, &error))
     }
 }
@@ -174,17 +184,91 @@ pub(crate) fn unpack(deb: &Path, into: &Path) -> Result<(), ToolFailure> {
     .map(drop)
 }
 
-fn run(program: &'static str, command: &mut Command) -> Result<String, ToolFailure> {
+/// Copies the package file `deb` to `to` and compares the copy's digest.
+fn take(deb: &Path, to: &Path, expected: Digest) -> Result<(), ToolFailure> {
+    let actual = fs::copy(deb, to)
+        .and_then(|_| Digest::of_reader(File::open(to)?))
+        .map_err(|error| failed_io(to, &error))?;
+    if actual != expected {
+        return Err(ToolFailure::Exit {
+            detail: format!("its sha256 is {actual}, but the signed list has {expected}"),
+        });
+    }
+    Ok(())
+}
+
+/// The package file in `dir`.
+fn only_deb(dir: &Path) -> io::Result<Option<PathBuf>> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_file() && path.extension().is_some_and(|end| end == "deb") {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
+/// The user that apt's downloads run as, if root starts apt. The administrator can switch this
+/// off, as is usual where there is only one user.
+fn sandbox_user(system: &str) -> Option<&str> {
+    let user = system.lines().find_map(|line| {
+        line.strip_prefix("APT::Sandbox::User \"")?
+            .strip_suffix("\";")
+    });
+    Some(user.unwrap_or(SANDBOX_USER)).filter(|user| !["", "root"].contains(user))
+}
+
+fn with_uid(user: &str) -> Result<SandboxUser, OpenError> {
+    let no_user = |detail| OpenError::NoUser {
+        user: user.to_owned(),
+        detail,
+    };
+    let printed = run("id", Command::new("id").args(["-u", "--", user])).map_err(|failure| {
+        no_user(match failure {
+            ToolFailure::Start { source, .. } => source.to_string(),
+            ToolFailure::Exit { detail } => detail,
+        })
+    })?;
+    let uid = printed.stdout.trim();
+    Ok(SandboxUser {
+        name: user.to_owned(),
+        uid: uid
+            .parse()
+            .map_err(|_| no_user(format!("id printed {uid:?}")))?,
+    })
+}
+
+/// apt's notice that it downloaded as root.
+fn lost_sandbox(stderr: &str) -> Option<&str> {
+    stderr.lines().find(|line| {
+        ["performed unsandboxed", "No sandbox user"]
+            .iter()
+            .any(|notice| line.contains(notice))
+    })
+}
+
+/// What a program printed.
+struct Printed {
+    stdout: String,
+    stderr: String,
+}
+
+fn run(program: &'static str, command: &mut Command) -> Result<Printed, ToolFailure> {
     let output = command
         .env("LC_ALL", "C")
         .stdin(std::process::Stdio::null())
         .output()
         .map_err(|source| ToolFailure::Start { program, source })?;
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        return Ok(Printed {
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr,
+        });
     }
     Err(ToolFailure::Exit {
-        detail: complaint(&String::from_utf8_lossy(&output.stderr)),
+        detail: complaint(&stderr),
     })
 }
 
@@ -221,7 +305,6 @@ Dir::State::status "/dev/null";
 Dir::Cache "{dir}/cache";
 APT::Architecture "amd64";
 APT::Architectures {{ "amd64"; }};
-APT::Sandbox::User "root";
 APT::Update::Error-Mode "any";
 Acquire::Languages "none";
 Acquire::Retries "2";
@@ -230,88 +313,25 @@ Acquire::IndexTargets::deb::DEP-11::DefaultEnabled "false";
 "#
     );
     let carried = system.lines().filter(|line| {
-        ["http", "https", "Check-Valid-Until", "Check-Date"]
-            .iter()
-            .any(|name| {
-                line.strip_prefix("Acquire::")
-                    .and_then(|rest| rest.strip_prefix(name))
-                    .is_some_and(|rest| rest.starts_with([' ', ':']))
-            })
+        [
+            "Acquire::http",
+            "Acquire::https",
+            "Acquire::Check-Valid-Until",
+            "Acquire::Check-Date",
+            "APT::Sandbox",
+        ]
+        .iter()
+        .any(|name| {
+            line.strip_prefix(name)
+                .is_some_and(|rest| rest.starts_with([' ', ':']))
+        })
     });
     carried.fold(own, |text, line| text + line + "\n")
-}
-
-fn is_kernel_part(package: &str) -> bool {
-    [
-        "linux-image-",
-        "linux-binary-",
-        "linux-modules-",
-        "linux-base-",
-    ]
-    .iter()
-    .any(|prefix| package.starts_with(prefix))
-}
-
-fn parse_package(text: &str) -> Option<Package> {
-    let field = |name: &str| {
-        text.lines()
-            .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-            .map(str::to_owned)
-    };
-    let first_name = |dependency: &str| {
-        dependency
-            .split(['|', '(', ':'])
-            .next()
-            .unwrap_or_default()
-            .trim()
-            .to_owned()
-    };
-    Some(Package {
-        name: field("Package")?,
-        version: field("Version")?,
-        sha256: field("SHA256")?.parse().ok()?,
-        bytes: field("Size")?.parse().ok()?,
-        depends: field("Depends")
-            .unwrap_or_default()
-            .split(',')
-            .map(first_name)
-            .collect(),
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_package_entry_is_read() {
-        let text = format!(
-            "Package: linux-image-7.2-cloud-amd64\nVersion: 7.2.13-1\nDepends: dracut | \
-             initramfs-tools (>= 0.1), linux-binary-7.2-cloud-amd64 (= 7.2.13-1), \
-             linux-modules-7.2-cloud-amd64\nSize: 1916\nSHA256: {}\n",
-            Digest::of(b"deb")
-        );
-        let package = parse_package(&text).expect("package");
-        assert_eq!(package.sha256, Digest::of(b"deb"));
-        assert_eq!(
-            (package.version.as_str(), package.bytes),
-            ("7.2.13-1", 1916)
-        );
-        let parts: Vec<_> = package
-            .depends
-            .iter()
-            .filter(|d| is_kernel_part(d))
-            .collect();
-        assert_eq!(
-            parts,
-            [
-                "linux-binary-7.2-cloud-amd64",
-                "linux-modules-7.2-cloud-amd64"
-            ]
-        );
-        assert_eq!(parse_package("Package: x\nVersion: 1\n"), None);
-        assert!(!is_kernel_part("linux-base"));
-    }
 
     #[test]
     fn only_what_reaching_a_mirror_takes_is_copied() {
@@ -324,6 +344,44 @@ mod tests {
         assert!(!text.contains("httpsx") && !text.contains("var/cache/apt"));
         assert!(!text.contains("IndexTargets::deb \"\""));
         assert!(text.contains("Dir::State::lists \"/c/apt/sid/lists\";"));
+    }
+
+    #[test]
+    fn sandbox_is_the_one_of_the_systems_apt() {
+        let off = "APT::Sandbox::User \"root\";";
+        let text = |system| configuration(Path::new("/c"), system);
+        assert!(!text("").contains("Sandbox"));
+        assert!(text(off).contains(off));
+        assert_eq!(sandbox_user(off), None);
+        assert_eq!(sandbox_user("APT::Sandbox::User \"\";"), None);
+        assert_eq!(sandbox_user("APT::Architecture \"amd64\";\n"), Some("_apt"));
+        let other = "APT::Sandbox \"\";\nAPT::Sandbox::User \"fetcher\";\n";
+        assert_eq!(sandbox_user(other), Some("fetcher"));
+    }
+
+    #[test]
+    fn notice_that_the_sandbox_is_off_is_found() {
+        let notice = "W: Download is performed unsandboxed as root as file '/root/a.deb' couldn't \
+                      be accessed by user '_apt'. - pkgAcquire::Run (13: Permission denied)";
+        assert_eq!(lost_sandbox(&format!("W: slow\n{notice}\n")), Some(notice));
+        assert_eq!(lost_sandbox("W: slow\n"), None);
+    }
+
+    #[test]
+    fn package_with_another_digest_than_the_list_is_refused() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let (deb, to) = (dir.path().join("a.deb"), dir.path().join("copy"));
+        fs::write(&deb, "package").expect("write");
+        assert_eq!(only_deb(dir.path()).expect("list"), Some(deb.clone()));
+        take(&deb, &to, Digest::of(b"package")).expect("as listed");
+        assert_eq!(fs::read(&to).expect("read"), b"package");
+        let Err(ToolFailure::Exit { detail }) = take(&deb, &to, Digest::of(b"other")) else {
+            panic!("it was taken");
+        };
+        assert!(
+            detail.contains(&Digest::of(b"other").to_string()),
+            "{detail}"
+        );
     }
 
     #[test]

@@ -217,7 +217,7 @@ mod tests {
         store.make_images_dir().expect("mkdir");
         let work = tempfile::tempdir_in(store.images_dir()).expect("tempdir");
         let made = work.path().join("image");
-        fs::create_dir(&made).expect("mkdir");
+        directory::make(&made).expect("mkdir");
         fs::write(made.join("vmlinuz"), release).expect("write");
         fs::create_dir(made.join(MODULES)).expect("mkdir");
         fs::write(made.join(KVM), KVM_TEXT).expect("write");
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn changed_kernel_or_module_is_refused_when_it_is_read() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");
         let image = lookup(&store).expect("present");
         image.verify().expect("unchanged");
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn file_without_a_digest_in_the_record_is_no_module() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");
         let image = lookup(&store).expect("present");
         fs::write(image.dir.join("modules/added.ko"), "added").expect("write");
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn record_of_an_earlier_version_gets_digests() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");
         let mut old = lookup(&store).expect("present");
         let published = old.clone();
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn what_is_published_is_found_and_replaced() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         let entry = store.catalog().get("debian-6.1").expect("entry").clone();
         assert_eq!(store.lookup(&entry).expect("lookup"), None);
         for release in ["6.1.0-1", "6.1.0-2"] {
@@ -298,7 +298,7 @@ mod tests {
     fn image_directory_that_others_can_write_to_is_refused() {
         use std::os::unix::fs::PermissionsExt;
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");
         let image = lookup(&store).expect("present");
         let entry = store.catalog().get("debian-6.1").expect("entry");
@@ -315,7 +315,7 @@ mod tests {
     #[test]
     fn reader_during_publications_gets_a_complete_image_or_none() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "first");
         let publisher = std::thread::spawn({
             let store = store.clone();
@@ -340,7 +340,7 @@ mod tests {
     #[test]
     fn a_damaged_record_says_so() {
         let root = tempfile::tempdir().expect("tempdir");
-        let store = Store::at(root.path(), Catalog::builtin());
+        let store = Store::at(root.path().join("cache"), Catalog::builtin());
         publish(&store, "6.1.0-1");
         fs::write(store.images_dir().join("debian-6.1/image.json"), "{").expect("write");
         let entry = store.catalog().get("debian-6.1").expect("entry");

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-const PRIVATE_MODE: u32 = 0o700;
+/// The mode of directories of the cache.
+pub(crate) const PRIVATE_MODE: u32 = 0o700;
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 const PERMISSION_BITS: u32 = 0o7777;
 
@@ -187,9 +188,11 @@ mod tests {
     #[test]
     fn file_in_the_place_of_a_directory_is_refused() {
         let dir = tempfile::tempdir().expect("tempdir");
-        fs::write(dir.path().join("images"), "").expect("write");
+        let root = dir.path().join("cache");
+        make(&root).expect("make");
+        fs::write(root.join("images"), "").expect("write");
         assert!(matches!(
-            check_below(dir.path(), Path::new("images")),
+            check_below(&root, Path::new("images")),
             Err(DirectoryError::NotADirectory { .. })
         ));
     }

@@ -6,13 +6,15 @@
 mod arrange;
 mod error;
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use crate::apt::{self, Package, Suite, ToolFailure};
 use crate::cache::{CacheError, Store};
 use crate::catalog::{Catalog, ImageEntry};
+use crate::directory;
 use crate::image::{Image, PackageRecord};
 use crate::progress::{Progress, Report};
 
@@ -77,8 +79,7 @@ impl Store {
         let dir = self
             .make_suite_dir(&entry.suite)
             .map_err(CacheError::from)?;
-        let suite = Suite::open(&entry.suite, dir.clone()).map_err(CacheError::from)?;
-        let lock = suite.lock_file().map_err(CacheError::io(&dir))?;
+        let lock = lock_file(&dir).map_err(CacheError::io(&dir))?;
         acquire(&lock, || report(&Progress::Waiting { image: &entry.name }))
             .map_err(CacheError::io(&dir))?;
         // Damage is repaired by fetching anew.
@@ -90,15 +91,18 @@ impl Store {
                     None => Ok(self.add_digests(image)?),
                 };
             }
-            (_, present) => Making {
-                store: self,
-                entry,
-                suite: &suite,
-                report,
+            (_, present) => {
+                let suite = Suite::open(&entry.suite, dir.clone())?;
+                let making = Making {
+                    store: self,
+                    entry,
+                    suite: &suite,
+                    report,
+                };
+                making.make(present)?;
+                suite.tidy().map_err(CacheError::io(&dir))?;
             }
-            .make(present)?,
         }
-        suite.tidy().map_err(CacheError::io(&dir))?;
         let image = self.lookup(entry)?.ok_or_else(|| FetchError::Incomplete {
             packages: entry.package.clone(),
             missing: "image".to_owned(),
@@ -151,6 +155,7 @@ impl Making<'_> {
         remove_left_over(&images, &prefix).map_err(CacheError::io(&images))?;
         let work = tempfile::Builder::new()
             .prefix(&prefix)
+            .permissions(Permissions::from_mode(directory::PRIVATE_MODE))
             .tempdir_in(&images)
             .map_err(CacheError::io(&images))?;
         let unpacked = work.path().join("unpacked");
@@ -198,10 +203,9 @@ impl Making<'_> {
             version: &package.version,
             bytes: package.bytes,
         });
-        let into = work.join(&package.name);
-        fs::create_dir(&into).map_err(CacheError::io(&into))?;
+        let deb = work.join(format!("{}.deb", package.name));
         let name = || package.name.clone();
-        let deb = self.suite.download(package, &into).map_err(|failure| {
+        self.suite.download(package, &deb).map_err(|failure| {
             explain(failure, |detail| FetchError::Download {
                 package: name(),
                 detail,
@@ -260,6 +264,15 @@ fn remove_left_over(dir: &Path, prefix: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// The file in the suite's directory `dir` whose lock says that a process works with this suite.
+fn lock_file(dir: &Path) -> io::Result<File> {
+    File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(dir.join("lock"))
+}
+
 /// Locks `file` until it is dropped; calls `waiting` if that takes time.
 fn acquire(file: &File, waiting: impl FnOnce()) -> io::Result<()> {
     match file.try_lock() {
@@ -292,10 +305,9 @@ mod tests {
     #[test]
     fn the_lock_makes_the_second_one_wait() {
         let dir = tempfile::tempdir().expect("tempdir");
-        let suite = Suite::open("sid", dir.path().join("sid")).expect("open");
-        let first = suite.lock_file().expect("file");
+        let first = lock_file(dir.path()).expect("file");
         acquire(&first, || panic!("nobody else holds it")).expect("lock");
-        let second = suite.lock_file().expect("file");
+        let second = lock_file(dir.path()).expect("file");
         let (told, waits) = std::sync::mpsc::channel();
         let waiting = std::thread::spawn(move || acquire(&second, || told.send(()).expect("send")));
         waits.recv().expect("it waits");

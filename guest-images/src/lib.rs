@@ -27,7 +27,7 @@ pub mod initramfs;
 pub mod testguest;
 pub mod workload;
 
-pub use apt::{MirrorError, UriError};
+pub use apt::{MirrorError, UriError, WorkDirError};
 pub use cache::{CacheError, Store};
 pub use cached_file::{CachedFile, CachedFileError, ChangedFile};
 pub use catalog::{Catalog, CatalogError, Fetched, ImageEntry, ImageKind};

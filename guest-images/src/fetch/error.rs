@@ -4,7 +4,7 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::apt::{MirrorError, ToolFailure};
+use crate::apt::{MirrorError, OpenError, ToolFailure, WorkDirError};
 use crate::cache::CacheError;
 
 /// Why an image could not be fetched.
@@ -29,6 +29,26 @@ pub enum FetchError {
         /// The cause.
         source: io::Error,
     },
+    /// The system's configuration of apt cannot be read.
+    #[error("cannot read the system's configuration of apt ({detail}); correct it and fetch again")]
+    AptConfiguration {
+        /// What apt-config said.
+        detail: String,
+    },
+    /// The user of apt's sandbox does not exist.
+    #[error(
+        "apt, started by root, downloads as the user {user}, and there is no such user ({detail}); \
+         reinstall the package apt, or name another user in APT::Sandbox::User in /etc/apt/apt.conf.d"
+    )]
+    NoSandboxUser {
+        /// The user.
+        user: String,
+        /// What `id` said.
+        detail: String,
+    },
+    /// There is no directory for apt to work in.
+    #[error(transparent)]
+    WorkDir(#[from] WorkDirError),
     /// There is no mirror to ask.
     #[error(transparent)]
     Mirror(#[from] MirrorError),
@@ -88,6 +108,18 @@ pub enum FetchError {
     /// The cache cannot be used.
     #[error(transparent)]
     Cache(#[from] CacheError),
+}
+
+impl From<OpenError> for FetchError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Configuration(failure) => {
+                explain(failure, |detail| Self::AptConfiguration { detail })
+            }
+            OpenError::NoUser { user, detail } => Self::NoSandboxUser { user, detail },
+            OpenError::WorkDir(error) => Self::WorkDir(error),
+        }
+    }
 }
 
 /// Tells a missing tool from one that `exit` has a word for.
