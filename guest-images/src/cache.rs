@@ -14,6 +14,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use files::ReadError;
 use thiserror::Error;
 
 use crate::cached_file::digests_below;
@@ -41,6 +42,14 @@ pub enum CacheError {
         /// The cause.
         source: io::Error,
     },
+    /// An image's record could not be read.
+    #[error("cannot read {path} in the image cache; fetch the image again with --refresh")]
+    Read {
+        /// The record.
+        path: PathBuf,
+        /// The cause.
+        source: ReadError,
+    },
     /// An image's record is damaged.
     #[error("{path} is damaged; fetch the image again with --refresh")]
     Record {
@@ -50,6 +59,9 @@ pub enum CacheError {
         source: serde_json::Error,
     },
 }
+
+/// The maximum size of an image's record, which has a line for each module.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 impl CacheError {
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
@@ -117,10 +129,12 @@ impl Store {
         directory::check_below(&self.root, &Path::new(IMAGES).join(&entry.name))?;
         let dir = self.images_dir().join(&entry.name);
         let path = dir.join(RECORD);
-        let text = match fs::read(&path) {
+        let text = match files::read(&path, MAX_RECORD_BYTES) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => return Err(CacheError::Io { path, source }),
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(None);
+            }
+            Err(source) => return Err(CacheError::Read { path, source }),
         };
         let record =
             serde_json::from_slice(&text).map_err(|source| CacheError::Record { path, source })?;

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use files::ReadError;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -28,7 +29,7 @@ pub enum CachedFileError {
         /// The file.
         path: PathBuf,
         /// The cause.
-        source: io::Error,
+        source: ReadError,
     },
     /// The file has changed since the image was published.
     #[error(transparent)]
@@ -54,6 +55,9 @@ pub struct ChangedFile {
     /// The digest of the bytes that were read.
     pub actual: Digest,
 }
+
+/// The maximum size of a file of an image.
+const MAX_BYTES: u64 = 2 << 30;
 
 /// A file of an image and its digest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,7 +97,7 @@ impl CachedFile {
     /// The file cannot be read, or its bytes have another digest.
     pub fn read(&self) -> Result<Vec<u8>, CachedFileError> {
         let path = self.path();
-        let bytes = fs::read(&path).map_err(|source| CachedFileError::Read {
+        let bytes = files::read(&path, MAX_BYTES).map_err(|source| CachedFileError::Read {
             image: self.image.clone(),
             path: path.clone(),
             source,
@@ -173,6 +177,18 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in {text}");
         }
+    }
+
+    #[test]
+    fn fifo_in_place_of_the_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, dir.path().join("vmlinuz"), mode).expect("a FIFO");
+        let error = file(dir.path()).read().expect_err("no file");
+        let CachedFileError::Read { source, .. } = error else {
+            panic!("{error}");
+        };
+        assert!(source.to_string().contains("FIFO"), "{source}");
     }
 
     #[test]

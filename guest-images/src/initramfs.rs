@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use cpio::newc;
+use files::ReadError;
 use flate2::{Compression, GzBuilder};
 use thiserror::Error;
 
@@ -28,7 +29,7 @@ pub enum InitramfsError {
         /// Its path in the initramfs.
         name: String,
         /// The cause.
-        source: io::Error,
+        source: ReadError,
     },
     /// The format holds sizes in 32 bits.
     #[error("/{name} has {bytes:#x} bytes; a file in an initramfs must be smaller than 4 GiB")]
@@ -42,6 +43,9 @@ pub enum InitramfsError {
     #[error("cannot write the initramfs")]
     Write(#[from] io::Error),
 }
+
+/// The maximum size of a file of the host.
+const MAX_HOST_FILE_BYTES: u64 = 1 << 30;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
@@ -102,11 +106,12 @@ impl Initramfs {
         mode: u32,
         host: &Path,
     ) -> Result<&mut Self, InitramfsError> {
-        let bytes = std::fs::read(host).map_err(|source| InitramfsError::HostFile {
-            path: host.to_owned(),
-            name: relative(path).to_owned(),
-            source,
-        })?;
+        let bytes =
+            files::read(host, MAX_HOST_FILE_BYTES).map_err(|source| InitramfsError::HostFile {
+                path: host.to_owned(),
+                name: relative(path).to_owned(),
+                source,
+            })?;
         Ok(self.file(path, mode, bytes))
     }
 

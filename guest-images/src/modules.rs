@@ -19,6 +19,8 @@ pub const OUTER_MODULES: [&str; 4] = ["kvm_amd", "kvm_intel", "virtio_pci", "vir
 
 /// No module of a distribution comes near this once unpacked.
 const MODULE_MAX_BYTES: u64 = 64 << 20;
+/// Modules are packed with dictionaries of 1 MiB.
+const MODULE_XZ_MEMORY_KIB: u32 = 64 << 10;
 
 /// Why modules could not be found or read.
 #[derive(Debug, Error)]
@@ -225,7 +227,11 @@ fn decompress(path: &Path, bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         Ok(unpacked)
     };
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("xz") => read(&mut lzma_rust2::XzReader::new(&bytes[..], true)),
+        Some("xz") => read(&mut lzma_rust2::XzReader::new_mem_limit(
+            &bytes[..],
+            true,
+            MODULE_XZ_MEMORY_KIB,
+        )),
         Some("gz") => read(&mut flate2::read::GzDecoder::new(&bytes[..])),
         Some("zst") => {
             let mut decoder = ruzstd::decoding::StreamingDecoder::new(&bytes[..])

@@ -41,9 +41,8 @@ const SHOWN: usize = 20;
 
 /// A text that is no manifest, with the first of its problems.
 #[derive(Debug, Error, Diagnostic)]
-#[error("{name} is not a valid manifest")]
+#[error("{} is not a valid manifest", text.name())]
 pub struct InvalidManifest {
-    name: String,
     #[source_code]
     text: NamedSource<String>,
     #[related]
@@ -58,7 +57,6 @@ impl InvalidManifest {
         problems.truncate(SHOWN);
         let text = NamedSource::new(name, text.to_owned()).with_language("toml");
         Self {
-            name: name.to_owned(),
             text,
             problems,
             more,
