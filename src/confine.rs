@@ -18,9 +18,10 @@ pub(crate) enum ConfineError {
 /// Gives up what no part of hyprobe needs: privileges of the programs that it executes, and core dumps.
 pub(crate) fn begin() -> Result<(), ConfineError> {
     set_no_new_privs(true).map_err(ConfineError::NewPrivileges)?;
+    // 0 would mean no files only. At 1, the kernel gives no dump to a program (`core_pattern`) either.
     let none = Rlimit {
-        current: Some(0),
-        maximum: Some(0),
+        current: Some(1),
+        maximum: Some(1),
     };
     setrlimit(Resource::Core, none).map_err(ConfineError::CoreDumps)
 }

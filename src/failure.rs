@@ -14,6 +14,9 @@ use crate::stderr::say;
 /// Lines of a diagnostic are not longer, also where there is no terminal.
 const DIAGNOSTIC_COLUMNS: usize = 100;
 
+/// Words of a diagnostic that cannot be drawn are not longer: they quote the manifest.
+const DIAGNOSTIC_CHARS: usize = 300;
+
 /// Prints an error with its causes, or with the spots in the manifest.
 pub(crate) fn print(failure: &dyn Failure) {
     let style = Style::for_stream(std::io::stderr().is_terminal());
@@ -66,12 +69,29 @@ fn spots(manifest: &InvalidManifest, style: Style) -> String {
     let mut text = String::new();
     for problem in manifest.problems() {
         // A string takes everything.
-        let _ = handler.render_report(&mut text, &Located { problem, manifest });
+        let _ = match manifest.has_short_lines(problem) {
+            true => handler.render_report(&mut text, &Located { problem, manifest }),
+            false => in_words(&mut text, problem, manifest),
+        };
     }
     if manifest.more() > 0 {
         let _ = writeln!(text, "… and {} more", manifest.more());
     }
     text
+}
+
+/// A problem whose lines are too long to be drawn.
+fn in_words(text: &mut String, problem: &Problem, manifest: &InvalidManifest) -> fmt::Result {
+    let cut = |words: String| match words.char_indices().nth(DIAGNOSTIC_CHARS) {
+        Some((end, _)) => format!("{}…", &words[..end]),
+        None => words,
+    };
+    let place = manifest.place(problem);
+    writeln!(text, "{place}: {}", cut(problem.to_string()))?;
+    match problem.help() {
+        Some(help) => writeln!(text, "  help: {}", cut(help.to_string())),
+        None => Ok(()),
+    }
 }
 
 /// A problem together with the text that it is in.

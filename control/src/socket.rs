@@ -1,18 +1,23 @@
 //! The socket's file: made for its owner alone, never taken from a process that still listens, gone at the end.
 
+use std::collections::hash_map::RandomState;
 use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, fchmod, flock, linkat, open, unlinkat};
+use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
+/// Names that are tried for the staged file.
+const TRIES: u32 = 8;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
 /// Another hyprobe that starts at the same path takes less.
@@ -142,13 +147,24 @@ struct StagedFile<'a> {
 
 impl<'a> StagedFile<'a> {
     fn bind(directory: &'a File, socket: &OwnedFd) -> io::Result<Self> {
-        let name = format!(".hyprobe-{}.sock", std::process::id());
-        // A process that was killed here may have had the same number.
-        let _ = unlinkat(directory, &name, AtFlags::empty());
-        // The length of an address is limited. This one is short, whatever the directory's path is.
-        let address = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
-        bind(socket, &SocketAddrUnix::new(address)?)?;
-        Ok(Self { directory, name })
+        let mut tries = 0;
+        loop {
+            // Other users may write to the directory: they must not know the name.
+            let name = format!(
+                ".hyprobe-{:016x}",
+                RandomState::new().build_hasher().finish()
+            );
+            // The length of an address is limited. This one is short, whatever the directory's path is.
+            let address = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
+            match bind(socket, &SocketAddrUnix::new(address)?) {
+                Err(Errno::ADDRINUSE) if tries < TRIES => tries += 1,
+                bound => {
+                    return bound
+                        .map(|()| Self { directory, name })
+                        .map_err(io::Error::from);
+                }
+            }
+        }
     }
 
     /// Gives the file the name `path` in addition. Fails if there is a file.
@@ -215,11 +231,15 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
         }
         Ok(_) => (),
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(failed)
-        }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+    // A listener that accepts nothing would make a blocking call wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let answer = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        connect(&socket, &address)
+    });
+    match answer {
+        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
+        Err(Errno::NOENT) => Ok(()),
         // It listens, or it is not ours to know.
         Ok(_) | Err(_) => Err(SocketError::InUse {
             path: path.to_owned(),
@@ -230,6 +250,7 @@ fn clear_stale(path: &Path) -> Result<(), SocketError> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -260,7 +281,10 @@ mod tests {
             let name = path.as_path();
             let socket = std::thread::scope(|scope| {
                 let client = scope.spawn(move || {
-                    while !name.exists() {}
+                    let began = Instant::now();
+                    while !name.exists() {
+                        assert!(began.elapsed() < Duration::from_secs(60), "no file");
+                    }
                     UnixStream::connect(name)
                 });
                 let socket = ControlSocket::bind(name).expect("bound");
@@ -272,6 +296,27 @@ mod tests {
             assert_eq!(names.count(), 1, "only the socket's own file is there");
             drop(socket);
         }
+    }
+
+    #[test]
+    fn a_socket_with_a_full_backlog_is_in_use() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        let address = SocketAddrUnix::new(&path).expect("short");
+        let open = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let busy = open(SocketFlags::CLOEXEC).expect("socket");
+        bind(&busy, &address).expect("bound");
+        listen(&busy, 0).expect("listens");
+        let mut waiting = Vec::new();
+        loop {
+            let client = open(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).expect("socket");
+            match connect(&client, &address) {
+                Ok(()) => waiting.push(client),
+                Err(error) => break assert_eq!(error, Errno::AGAIN),
+            }
+        }
+        let error = ControlSocket::bind(&path).expect_err("in use");
+        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 /// A file is not usable.
 #[derive(Debug, thiserror::Error)]
@@ -16,7 +17,7 @@ pub enum ReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The name leads to something that is not a regular file.
-    #[error("it is {found}, not a regular file")]
+    #[error("it is {found}, not a regular file: give a file with the contents")]
     NotRegular {
         /// The type of the file, with an article.
         found: &'static str,
@@ -39,9 +40,14 @@ pub enum ReadError {
 pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
     // Without `NONBLOCK`, the open of a FIFO waits for a writer. Reads of regular files ignore the flag.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file: File = rustix::fs::open(path, flags, Mode::empty())
-        .map_err(io::Error::from)?
-        .into();
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        // A file server has lent the file to a client, and the kernel asks for it back.
+        Err(Errno::WOULDBLOCK) if is_regular(path) => {
+            rustix::fs::open(path, flags - OFlags::NONBLOCK, Mode::empty())
+        }
+        opened => opened,
+    };
+    let file: File = file.map_err(io::Error::from)?.into();
     let stat = rustix::fs::fstat(&file).map_err(io::Error::from)?;
     let found = FileType::from_raw_mode(stat.st_mode);
     if found != FileType::RegularFile {
@@ -53,13 +59,20 @@ pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
     if size > max {
         return Err(ReadError::TooLarge { max });
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(size).unwrap_or(0));
+    let mut bytes = Vec::new();
+    bytes
+        .try_reserve_exact(usize::try_from(size).unwrap_or(usize::MAX))
+        .map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
     // The file may grow meanwhile, and files in /proc have no size.
     file.take(max.saturating_add(1)).read_to_end(&mut bytes)?;
     match u64::try_from(bytes.len()) {
         Ok(len) if len <= max => Ok(bytes),
         _ => Err(ReadError::TooLarge { max }),
     }
+}
+
+fn is_regular(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.is_file())
 }
 
 fn described(found: FileType) -> &'static str {

@@ -7,6 +7,7 @@
 mod configured;
 mod mirror;
 mod mirror_error;
+mod namespace;
 mod package;
 mod work_dir;
 
@@ -18,6 +19,7 @@ use std::process::Command;
 
 pub(crate) use mirror::{Mirror, mirrors};
 pub use mirror_error::{MirrorError, UriError};
+use namespace::can_become;
 pub(crate) use package::Package;
 use package::parse_package;
 pub use work_dir::WorkDirError;
@@ -59,7 +61,8 @@ pub(crate) enum OpenError {
 pub(crate) struct Suite {
     name: String,
     work: WorkDir,
-    /// The system's configuration of apt, as `apt-config dump` prints it.
+    /// The system's configuration of apt, as `apt-config dump` prints it. In a user namespace that the sandbox's user is not in,
+    /// the last line switches the sandbox off.
     system: String,
 }
 
@@ -67,12 +70,19 @@ impl Suite {
     /// The apt of the suite `name`. Unless apt has a sandbox, it works in the directory `dir` of
     /// the cache. The caller holds the suite's lock.
     pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, OpenError> {
-        let system = run("apt-config", Command::new("apt-config").arg("dump"))
+        let mut system = run("apt-config", Command::new("apt-config").arg("dump"))
             .map_err(OpenError::Configuration)?
             .stdout;
         let work = match sandbox_user(&system) {
             Some(user) if rustix::process::geteuid().is_root() => {
-                WorkDir::for_sandbox(with_uid(user)?)
+                let user = with_uid(user)?;
+                match can_become(user.uid) {
+                    true => WorkDir::for_sandbox(user),
+                    false => {
+                        system += "APT::Sandbox::User \"root\";\n";
+                        WorkDir::in_cache(dir)
+                    }
+                }
             }
             _ => WorkDir::in_cache(dir),
         };

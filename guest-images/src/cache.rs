@@ -11,7 +11,8 @@
 //! others can write to is refused.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use files::ReadError;
@@ -64,6 +65,18 @@ pub enum CacheError {
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 impl CacheError {
+    /// Whether this user can only read the cache.
+    pub(crate) fn is_read_only(&self) -> bool {
+        let (Self::Directory(DirectoryError::Io { source, .. }) | Self::Io { source, .. }) = self
+        else {
+            return false;
+        };
+        matches!(
+            source.kind(),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+        )
+    }
+
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io {
             path: path.to_owned(),
@@ -129,6 +142,7 @@ impl Store {
         directory::check_below(&self.root, &Path::new(IMAGES).join(&entry.name))?;
         let dir = self.images_dir().join(&entry.name);
         let path = dir.join(RECORD);
+        directory::check_file(&path)?;
         let text = match files::read(&path, MAX_RECORD_BYTES) {
             Ok(text) => text,
             Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {
@@ -191,7 +205,15 @@ fn write_record(path: &Path, record: &ImageRecord) -> Result<(), CacheError> {
         path: path.to_owned(),
         source,
     })?;
-    fs::write(path, text).map_err(CacheError::io(path))
+    // Nobody else writes to it, whatever the umask is.
+    let file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path);
+    file.and_then(|mut file| file.write_all(&text))
+        .map_err(CacheError::io(path))
 }
 
 fn root_from(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -25,17 +25,28 @@ pub enum DirectoryError {
         /// The cause.
         source: io::Error,
     },
-    /// Users other than the owner may write to the directory.
+    /// Users other than the owner may write to the directory, or to an image's record.
     #[error(
-        "other users can write to the directory {} of the image cache (mode {mode:04o}), so its \
-         images cannot be trusted; if its contents are yours, run `chmod go-w {}`, otherwise remove \
+        "other users can write to {} of the image cache (mode {mode:04o}), so its \
+         images cannot be trusted; if its contents are yours, run `chmod -R go-w {}`, otherwise remove \
          it or set HYPROBE_CACHE to another directory", .path.display(), .path.display()
     )]
     WritableByOthers {
-        /// The directory.
+        /// The directory or file.
         path: PathBuf,
         /// The permission bits.
         mode: u32,
+    },
+    /// The directory, or an image's record, is another user's.
+    #[error(
+        "{path} of the image cache belongs to the user {owner}, who could replace the images; \
+         remove it or set HYPROBE_CACHE to another directory"
+    )]
+    Foreign {
+        /// The directory or file.
+        path: PathBuf,
+        /// The user's number.
+        owner: u32,
     },
     /// The path leads to something else.
     #[error("{path} is in the place of a directory of the image cache; remove it")]
@@ -102,10 +113,39 @@ fn check_if_present(path: &Path) -> Result<(), DirectoryError> {
 
 fn check(path: &Path) -> Result<(), DirectoryError> {
     let metadata = fs::metadata(path).map_err(io_error(path))?;
-    let mode = metadata.permissions().mode() & PERMISSION_BITS;
     if !metadata.is_dir() {
         return Err(DirectoryError::NotADirectory {
             path: path.to_owned(),
+        });
+    }
+    check_trusted(path, &metadata)
+}
+
+/// Refuses the file `path` if others can change it. A file that does not exist is accepted.
+///
+/// # Errors
+///
+/// See [`DirectoryError`].
+pub(crate) fn check_file(path: &Path) -> Result<(), DirectoryError> {
+    match fs::metadata(path) {
+        Ok(metadata) => check_trusted(path, &metadata),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(io_error(path)(error)),
+    }
+}
+
+/// Root can change all files anyway, so what root owns is trusted.
+fn is_trusted(owner: u32, user: u32) -> bool {
+    owner == user || owner == 0
+}
+
+fn check_trusted(path: &Path, metadata: &fs::Metadata) -> Result<(), DirectoryError> {
+    let mode = metadata.permissions().mode() & PERMISSION_BITS;
+    let owner = metadata.uid();
+    if !is_trusted(owner, rustix::process::geteuid().as_raw()) {
+        return Err(DirectoryError::Foreign {
+            path: path.to_owned(),
+            owner,
         });
     }
     if mode & WRITABLE_BY_OTHERS != 0 {
@@ -169,7 +209,7 @@ mod tests {
             for error in refused.map(|result| result.expect_err("writable by others")) {
                 let text = error.to_string();
                 assert!(
-                    text.contains(&format!("chmod go-w {}", path.display())),
+                    text.contains(&format!("chmod -R go-w {}", path.display())),
                     "{text}"
                 );
                 assert!(text.contains(&format!("{bits:04o}")), "{text}");
@@ -177,6 +217,25 @@ mod tests {
             set_mode(path, 0o755);
             check_below(&root, Path::new("images/debian-6.1")).expect("readable is accepted");
         }
+    }
+
+    #[test]
+    fn file_that_others_can_write_to_is_refused() {
+        let dir = tempfile::tempdir().expect("tempdir");
+        let path = dir.path().join("image.json");
+        check_file(&path).expect("absent");
+        fs::write(&path, "{}").expect("write");
+        set_mode(&path, 0o644);
+        check_file(&path).expect("readable is accepted");
+        set_mode(&path, 0o664);
+        let error = check_file(&path).expect_err("writable by others");
+        assert!(matches!(error, DirectoryError::WritableByOthers { .. }));
+    }
+
+    #[test]
+    fn only_the_user_and_root_are_trusted() {
+        assert!(is_trusted(1000, 1000) && is_trusted(0, 1000) && is_trusted(0, 0));
+        assert!(!is_trusted(1001, 1000) && !is_trusted(1000, 0));
     }
 
     #[test]

@@ -9,7 +9,7 @@ mod error;
 use std::fs::{self, File, Permissions, TryLockError};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::apt::{self, Package, Suite, ToolFailure};
 use crate::cache::{CacheError, Store};
@@ -70,18 +70,20 @@ impl Store {
         report: &Report<'_>,
     ) -> Result<Image, FetchError> {
         let entry = self.entry(name)?;
-        if freshness == Freshness::Cached
-            && let Some(image) = self.lookup(entry)?
-            && image.record.files.is_some()
-        {
-            return Ok(image);
-        }
-        let dir = self
-            .make_suite_dir(&entry.suite)
-            .map_err(CacheError::from)?;
-        let lock = lock_file(&dir).map_err(CacheError::io(&dir))?;
-        acquire(&lock, || report(&Progress::Waiting { image: &entry.name }))
-            .map_err(CacheError::io(&dir))?;
+        let cached = match freshness {
+            Freshness::Cached => self.lookup(entry)?,
+            Freshness::Newest => None,
+        };
+        let cached = match cached {
+            Some(image) if image.record.files.is_some() => return Ok(image),
+            other => other,
+        };
+        let (dir, _lock) = match (self.lock(entry, report), cached) {
+            (Ok(locked), _) => locked,
+            // An earlier version's image in a cache that this user can only read: its kernel has a digest.
+            (Err(error), Some(image)) if error.is_read_only() => return Ok(image),
+            (Err(error), _) => return Err(error.into()),
+        };
         // Damage is repaired by fetching anew.
         let present = self.lookup(entry).ok().flatten();
         match (freshness, present) {
@@ -112,6 +114,15 @@ impl Store {
             release: image.release(),
         });
         Ok(image)
+    }
+
+    /// Makes and locks the directory of the suite of `entry`.
+    fn lock(&self, entry: &ImageEntry, report: &Report<'_>) -> Result<(PathBuf, File), CacheError> {
+        let dir = self.make_suite_dir(&entry.suite)?;
+        let lock = lock_file(&dir).map_err(CacheError::io(&dir))?;
+        acquire(&lock, || report(&Progress::Waiting { image: &entry.name }))
+            .map_err(CacheError::io(&dir))?;
+        Ok((dir, lock))
     }
 
     /// The entry of the image `name` in the catalog.

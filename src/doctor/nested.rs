@@ -21,7 +21,8 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
         true => sandbox.found("filtered"),
         false => sandbox.found("not filtered").verdict(
             Warn,
-            "this QEMU was built without seccomp: a guest that takes it over can start programs",
+            "this QEMU refuses `-sandbox`, for want of seccomp in QEMU or on this host: a guest that takes QEMU over can start \
+             programs",
         ),
     });
     let kernel = Check::new(Group::Nested, "outer-kernel", "kernel of the outer Linux");

@@ -185,7 +185,7 @@ mod tests {
 
     /// Stands in for QEMU: does FIRST the first time, and then says what the outer Linux would.
     const SCRIPT: &str = r#"#!/bin/bash
-case "$*" in *--version) echo "QEMU emulator version 10.0.0"; exit;; esac
+case "$*" in --version | *help) echo "QEMU emulator version 10.0.0"; exit;; esac
 if [ ! -e "$0.tried" ]; then : >"$0.tried"; FIRST; fi
 for word; do
     case $word in *id=org.hyprobe.control,*) fd=${word##*fd=};; esac

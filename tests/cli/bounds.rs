@@ -29,7 +29,9 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
         ("/dev/zero", "a device"),
         ("/proc", "a directory"),
     ] {
-        let cause = format!("\n  caused by: it is {what}, not a regular file");
+        let cause = format!(
+            "\n  caused by: it is {what}, not a regular file: give a file with the contents"
+        );
         folder.refuses(
             &["run", path],
             2,
@@ -177,4 +179,49 @@ fn a_manifest_at_its_limits_is_understood() {
         "{}",
         outcome.stderr
     );
+}
+
+#[test]
+fn a_problem_in_a_long_line_is_told_in_words() {
+    let folder = Folder::new();
+    let blanks = " ".repeat(100_000);
+    let key = "k".repeat(1_000_000);
+    let ones = "1,".repeat(40_000);
+    let lines = "\n".repeat(5000);
+    for (text, told) in [
+        (
+            format!("[guest]\nkernel=\"x\"{blanks}y\n"),
+            "run.toml:2:100011: this is not TOML",
+        ),
+        (
+            format!("[guest]\n{key} = 1\n"),
+            "run.toml:2:1: [guest] has no key `kkkk",
+        ),
+        (
+            format!("probe = [{ones}]\n"),
+            "run.toml:1:10: `probe` must be an array of tables",
+        ),
+        (
+            format!("[run]\ntimeout = \"\"\"{lines}\"\"\"\n"),
+            "run.toml:2:11: `timeout` is not usable",
+        ),
+    ] {
+        folder.file("run.toml", text);
+        let outcome = folder.hyprobe(&["run", "run.toml"]);
+        assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(told), "{told}: {}", outcome.stderr);
+        assert!(outcome.stderr.len() < 20_000, "{}", outcome.stderr.len());
+    }
+}
+
+#[test]
+fn a_long_pattern_is_refused() {
+    let folder = Folder::new();
+    let pattern = format!("kprobe:*[{}", "a".repeat(100_000));
+    folder.file("run.toml", format!("[[probe]]\nat = \"{pattern}\"\n"));
+    let outcome = folder.hyprobe(&["run", "run.toml"]);
+    assert_eq!(outcome.code, Some(2));
+    let reason = "it has 100009 bytes, and no name of a symbol has more than 640";
+    assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
+    assert!(outcome.stderr.len() < 1000, "{}", outcome.stderr.len());
 }

@@ -44,7 +44,7 @@ fn the_command_and_qemu_gain_no_rights_and_qemu_filters_its_calls() {
         let limits = fs::read_to_string(format!("/proc/{pid}/limits")).expect("limits");
         let core = limits.lines().find(|line| line.starts_with("Max core"));
         let core = core.expect("a limit of core files");
-        assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+        assert_eq!(core.split_whitespace().nth(4), Some("1"), "{core}");
     }
     let filters = of_threads(qemu, "Seccomp");
     assert!(filters.len() > 2, "{filters:?}");

@@ -108,7 +108,7 @@ fn a_panic_is_kept_with_registers_and_stack() {
 
 /// Crashes at the first start, before the outer Linux is up.
 const CRASHES_ONCE: &str = r#"#!/bin/sh
-case "$*" in *--version) exec qemu-system-x86_64 "$@" ;; esac
+case "$*" in --version | *help) exec qemu-system-x86_64 "$@" ;; esac
 if mkdir "$0.tried" 2>/dev/null; then
     echo 'Assertion `x < y` failed.' >&2
     kill -ABRT $$

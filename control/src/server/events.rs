@@ -50,8 +50,8 @@ pub(super) struct EventsQuery {
         ("Last-Event-ID" = Option<u64>, Header, description = "Like `from` with the number after this")),
     responses((status = 200, description = "The stream", content(
             (EventLine = "text/event-stream"), (EventLine = "application/x-ndjson"))),
-        (status = 400, description = "The query is not what it should be", body = Problem),
-        (status = 503, description = "Too many streams already", body = Problem)))]
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many streams already", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stream(
     State(app): State<Arc<App>>,
     Extension(patience): Extension<Patience>,

@@ -33,7 +33,7 @@ pub(super) struct SymbolsQuery {
 /// Symbols of the guest's kernel, in the order of their addresses.
 #[utoipa::path(get, path = "/symbols", tag = "look", params(SymbolsQuery),
     responses((status = 200, description = "Symbols, maybe none", body = Symbols),
-        (status = 400, description = "The query is not what it should be", body = Problem)))]
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn symbols(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<SymbolsQuery>,
@@ -88,8 +88,8 @@ pub(super) struct MemoryQuery {
 /// bytes that belong together.
 #[utoipa::path(get, path = "/memory", tag = "look", params(MemoryQuery),
     responses((status = 200, description = "The bytes", body = Memory),
-        (status = 400, description = "The query is not what it should be", body = Problem),
-        (status = 422, description = "There is no such memory, or it is not mapped", body = Problem)))]
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "There is no such memory, or it is not mapped", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn memory(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<MemoryQuery>,

@@ -35,7 +35,7 @@ pub(super) struct ListQuery {
 /// All probes, in the order in which they were added, a page at a time.
 #[utoipa::path(get, path = "/probes", tag = "probes", params(ListQuery),
     responses((status = 200, description = "Probes", body = Probes),
-        (status = 400, description = "The query is not what it should be", body = Problem)))]
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn list(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<ListQuery>,
@@ -65,11 +65,11 @@ pub(super) async fn list(
 #[utoipa::path(post, path = "/probes", tag = "probes",
     request_body(content = AddProbes, description = "A probe or an array of at most 1000"),
     responses((status = 201, description = "They are there", body = Added),
-        (status = 400, description = "The body is not what it should be, or its text is no probe", body = Problem),
-        (status = 409, description = "The name is taken", body = Problem),
-        (status = 413, description = "The body is larger than 1 MiB", body = Problem),
-        (status = 422, description = "The kernel has no such place, or it cannot be planted", body = Problem),
-        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem)))]
+        (status = 400, description = "The body is not what it should be, or its text is no probe", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "The body is larger than 1 MiB", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The kernel has no such place, or it cannot be planted", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn add(
     State(app): State<Arc<App>>,
     Bytes(body): Bytes,
@@ -105,7 +105,7 @@ pub(super) async fn add(
 #[utoipa::path(get, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "The probe", body = Changed),
-        (status = 404, description = "There is none", body = Problem)))]
+        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn show(
     State(app): State<Arc<App>>,
     Named(named): Named,
@@ -121,7 +121,7 @@ pub(super) async fn show(
 #[utoipa::path(get, path = "/probes/{id}/stats", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "Its counts", body = Stats),
-        (status = 404, description = "There is none", body = Problem)))]
+        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stats(
     State(app): State<Arc<App>>,
     Named(named): Named,
@@ -139,9 +139,9 @@ pub(super) async fn stats(
 #[utoipa::path(patch, path = "/probes/{id}", tag = "probes", request_body = ChangeProbe,
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "The probe as it is now", body = Changed),
-        (status = 400, description = "The body is not what it should be", body = Problem),
-        (status = 404, description = "There is none", body = Problem),
-        (status = 409, description = "The name is taken", body = Problem)))]
+        (status = 400, description = "The body is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+        (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn change(
     State(app): State<Arc<App>>,
     Named(named): Named,
@@ -163,7 +163,7 @@ pub(super) async fn change(
 #[utoipa::path(delete, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "It is gone", body = Removed),
-        (status = 404, description = "There is none", body = Problem)))]
+        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     Named(named): Named,

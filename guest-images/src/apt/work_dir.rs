@@ -71,7 +71,7 @@ pub(super) struct SandboxUser {
 pub(super) enum WorkDir {
     /// A directory of the cache, kept for the next fetch.
     Cache(PathBuf),
-    /// A directory that the sandbox's user can enter, removed in the end.
+    /// A directory that the sandbox's user can enter. The drop of the value removes it; a process that is killed leaves it.
     Sandbox { dir: TempDir, user: SandboxUser },
 }
 

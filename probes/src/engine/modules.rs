@@ -247,6 +247,7 @@ impl Engine {
             }
         }
         let mut after = Vec::with_capacity(before.len());
+        let mut number = before.len();
         for probe in before.iter() {
             after.push(Arc::clone(probe));
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
@@ -263,10 +264,11 @@ impl Engine {
                     let mut missing = found;
                     missing.retain(|found| !known.contains(&(probe.id, &*found.name)));
                     // The guest chooses the names, and may load modules again and again.
-                    if let Err(error) = check_number(spec, after.len() + missing.len()) {
+                    if let Err(error) = check_number(spec, number + missing.len()) {
                         self.refuse(probe, error.to_string());
                         continue;
                     }
+                    number += missing.len();
                     for found in missing {
                         let Ok(spec) = found.name.parse() else {
                             continue;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::Utf8Error;
 
 use files::ReadError;
-use miette::{Diagnostic, NamedSource, SourceSpan};
+use miette::{Diagnostic, LabeledSpan, NamedSource, SourceSpan};
 use thiserror::Error;
 
 use crate::SpecError;
@@ -39,6 +39,20 @@ pub enum ManifestError {
 /// The maximum number of problems shown. Each is shown with its lines of the text.
 const SHOWN: usize = 20;
 
+/// The maximum number of bytes shown around a label.
+const SHOWN_BYTES: usize = 2000;
+
+fn to_second_line_end<'t>(bytes: impl Iterator<Item = &'t u8>) -> usize {
+    let mut line_ends = 0;
+    bytes
+        .take_while(|byte| {
+            line_ends += usize::from(**byte == b'\n');
+            line_ends < 2
+        })
+        .take(SHOWN_BYTES + 1)
+        .count()
+}
+
 /// A text that is no manifest, with the first of its problems.
 #[derive(Debug, Error, Diagnostic)]
 #[error("{} is not a valid manifest", text.name())]
@@ -67,6 +81,31 @@ impl InvalidManifest {
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
+    }
+
+    /// The name of the text with the line and the column of `problem`: `run.toml:3:7`.
+    #[must_use]
+    pub fn place(&self, problem: &Problem) -> String {
+        let text = self.text.inner();
+        let before = text.get(..problem.span().offset()).unwrap_or(text);
+        let line = before.matches('\n').count() + 1;
+        let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+        format!("{}:{line}:{column}", self.text.name())
+    }
+
+    /// Whether the lines of `problem`, and those before and behind them, are short enough to be shown.
+    #[must_use]
+    pub fn has_short_lines(&self, problem: &Problem) -> bool {
+        let text = self.text.inner().as_bytes();
+        let is_short = |label: LabeledSpan| {
+            let (start, end) = (label.offset(), label.offset() + label.len());
+            let before = text.get(..start).unwrap_or_default().iter().rev();
+            let behind = text.get(end..).unwrap_or_default().iter();
+            // Up to the end of the line before, and of the line behind.
+            to_second_line_end(before) + label.len() + to_second_line_end(behind) <= SHOWN_BYTES
+        };
+        let mut labels = problem.labels().into_iter().flatten();
+        labels.all(is_short)
     }
 
     /// The number of problems behind those.

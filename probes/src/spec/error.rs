@@ -23,6 +23,9 @@ pub enum SpecProblem {
     /// There is nothing.
     #[error("a probe is missing")]
     Empty,
+    /// More than any name of a symbol.
+    #[error("it has {0} bytes, and no name of a symbol has more than {MAX_BYTES}")]
+    TooLong(usize),
     /// There is no colon.
     #[error("it does not say what kind of probe `{0}` is")]
     NoKind(String),
@@ -66,6 +69,9 @@ pub enum SpecProblem {
     OffsetFromPattern,
 }
 
+/// The maximum length of a probe's text. Linux cuts symbols at 511 bytes, and modules at 55.
+pub(super) const MAX_BYTES: usize = 640;
+
 /// The kinds that other tracers have, which people will try.
 pub(super) const ELSEWHERE: [&str; 7] = [
     "uprobe",
@@ -106,7 +112,8 @@ impl SpecError {
                 Some("an offset is a number of bytes, like +5 or +0x5".to_owned())
             }
             SpecProblem::OffsetFromAddress => Some("add it to the address".to_owned()),
-            SpecProblem::BadModule(_)
+            SpecProblem::TooLong(_)
+            | SpecProblem::BadModule(_)
             | SpecProblem::BadAddress(_)
             | SpecProblem::BadCharacter(_)
             | SpecProblem::OffsetOfReturn

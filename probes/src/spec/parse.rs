@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use introspect::Gva;
 
-use super::error::ELSEWHERE;
+use super::error::{ELSEWHERE, MAX_BYTES};
 use super::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
 
 /// A piece of the text that knows where it is.
@@ -47,6 +47,10 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     let whole = Piece { text, start: 0 };
     if text.trim().is_empty() {
         return Err(whole.is(SpecProblem::Empty));
+    }
+    // The look for a pattern takes a time that grows with the pattern, for each symbol.
+    if text.len() > MAX_BYTES {
+        return Err(whole.is(SpecProblem::TooLong(text.len())));
     }
     let Some((kind, place)) = whole.split(':') else {
         return Err(whole.is(match parse_kind(whole) {
