@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use files::ReadError;
 use probes::{
-    Kernel, ProbeSpec, ResolveError, SessionError, check_addresses, check_number, resolve,
+    Kernel, ProbeNumber, ProbeSpec, ResolveError, SessionError, check_addresses, resolve,
 };
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
@@ -121,10 +121,9 @@ impl Guest {
 
     /// Finds out what would go wrong later and more slowly: probes without a place, and too little memory.
     pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
-        let mut sites = 0;
+        let mut number = ProbeNumber::default();
         for probe in &config.probes {
-            sites += resolve(&self.kernel, &probe.at, 0)?.len();
-            check_number(&probe.at, sites)?;
+            number.add(&probe.at, resolve(&self.kernel, &probe.at, 0)?.len())?;
         }
         for injection in &config.injections {
             resolve(&self.kernel, &injection.at, 0)?;

@@ -22,7 +22,7 @@ use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
-use crate::resolve::{Refusal, ResolveError, check_number, in_module};
+use crate::resolve::{ProbeNumber, Refusal, ResolveError, in_module};
 use crate::{ProbeState, resolve::Place};
 
 /// The loaded modules, while any module has probes.
@@ -247,7 +247,7 @@ impl Engine {
             }
         }
         let mut after = Vec::with_capacity(before.len());
-        let mut number = before.len();
+        let mut number = ProbeNumber::new(before.len());
         for probe in before.iter() {
             after.push(Arc::clone(probe));
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
@@ -264,11 +264,10 @@ impl Engine {
                     let mut missing = found;
                     missing.retain(|found| !known.contains(&(probe.id, &*found.name)));
                     // The guest chooses the names, and may load modules again and again.
-                    if let Err(error) = check_number(spec, number + missing.len()) {
+                    if let Err(error) = number.add(spec, missing.len()) {
                         self.refuse(probe, error.to_string());
                         continue;
                     }
-                    number += missing.len();
                     for found in missing {
                         let Ok(spec) = found.name.parse() else {
                             continue;

@@ -12,7 +12,7 @@ use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::program::{Aggregate, Filter};
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{Refusal, Resolved, check_number, resolve};
+use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
 use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
 /// The action at the hits of a new probe.
@@ -106,6 +106,7 @@ impl Engine {
     ) -> Result<Vec<Arc<Probe>>, ResolveError> {
         let slide = slide.unwrap_or(0);
         let mut probes = Vec::new();
+        let mut number = ProbeNumber::new(self.probes.load().len());
         for NewProbe {
             spec,
             action,
@@ -149,7 +150,7 @@ impl Engine {
                 }
             };
             let found = resolve(&self.kernel, spec, slide)?;
-            check_number(spec, self.probes.load().len() + probes.len() + found.len())?;
+            number.add(spec, found.len())?;
             for Resolved { name, place } in found {
                 let name = match &purpose {
                     // An injection may share the site with a probe that reports or counts hits.

@@ -8,6 +8,7 @@
 mod clock;
 mod error;
 mod functions;
+mod number;
 mod place;
 #[cfg(test)]
 pub(crate) mod synthetic;
@@ -26,6 +27,9 @@ use crate::{Location, ProbeKind, ProbeSpec};
 
 pub use error::{ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
+#[cfg(test)]
+pub(crate) use number::PROBES_MAX;
+pub use number::ProbeNumber;
 pub use place::{Place, Refusal, Via, When};
 pub(crate) use text::Text;
 
@@ -48,24 +52,6 @@ pub struct Resolved {
     pub name: Arc<str>,
     /// The site, or the reason against a probe.
     pub place: Result<Place, Refusal>,
-}
-
-/// The maximum number of probes at once, each match of a pattern counted: every function of a stock kernel, five times.
-pub(crate) const PROBES_MAX: usize = 1 << 18;
-
-/// Checks the number of probes, `spec` and its matches included.
-///
-/// # Errors
-///
-/// If there are more than an engine takes.
-pub fn check_number(spec: &ProbeSpec, number: usize) -> Result<(), ResolveError> {
-    match number > PROBES_MAX {
-        true => Err(ResolveError {
-            spec: spec.to_string(),
-            problem: ResolveProblem::TooManyProbes { most: PROBES_MAX },
-        }),
-        false => Ok(()),
-    }
 }
 
 /// Resolves `spec` to sites; sites in a module are known once the module is loaded. `slide` is the distance by which the kernel
