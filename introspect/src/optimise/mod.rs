@@ -9,6 +9,7 @@
 mod arrivals;
 mod exceptions;
 mod movable;
+mod retpoline;
 mod survey;
 mod sweep;
 mod tables;

@@ -447,6 +447,30 @@ fn code_that_is_entered_from_programs_or_laid_out_on_purpose_is_left_alone() {
 }
 
 #[test]
+fn retpoline_is_optimisable_and_other_thunks_are_not() {
+    let thunk = [0xe8, 1, 0, 0, 0, 0xcc, 0x48, 0x89, 0x04, 0x24, 0xc3];
+    let (mut kernel, _) = Kernel::of(&PLAIN);
+    let at = kernel.function("__x86_indirect_thunk_rax", &thunk);
+    let image = kernel.image();
+    let survey = Survey::of_kernel(&image, &kernel.symbols.build());
+    let sites = PatchSites::default();
+    let found = survey.verdict(&sites, at, &thunk).expect("optimisable");
+    assert_eq!((found.region_len, found.instructions), (5, 1));
+    assert_eq!(survey.verdict_on_byte(&sites, at, &thunk), Ok(()));
+    // lfence; jmp rax; int3
+    let fenced = [0x0f, 0xae, 0xe8, 0xff, 0xe0, 0xcc];
+    let no = WhyNot::Unfit(Unfit::Thunk);
+    assert_eq!(survey.verdict(&sites, at, &fenced), Err(no));
+    assert_eq!(survey.verdict_on_byte(&sites, at, &fenced), Err(no));
+    // The same bytes elsewhere: a call among a function's instructions.
+    let (kernel, at) = Kernel::of(&thunk);
+    let image = kernel.image();
+    let survey = Survey::of_kernel(&image, &kernel.symbols.build());
+    let call = survey.verdict_on_byte(&sites, at, &thunk);
+    assert_eq!(call, Err(WhyNot::Call { at }));
+}
+
+#[test]
 fn a_function_that_cannot_be_followed_is_left_alone() {
     // .. and an opcode that does not exist in 64-bit code.
     let (kernel, at) = Kernel::of(&[&PLAIN[..], &[0x06, 0xc3]].concat());

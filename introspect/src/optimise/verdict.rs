@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::exceptions::Exceptions;
 use super::movable::{Fixed, Motion, motion};
+use super::retpoline::is_retpoline;
 use super::survey::Survey;
 use super::sweep::function_at;
 use super::unfit::Unfit;
@@ -102,6 +103,14 @@ pub enum WhyNot {
     },
 }
 
+/// A jump over the call of a retpoline, which the kernel may replace at boot.
+const RETPOLINE: Optimisable = Optimisable {
+    region_len: JUMP_BYTES,
+    instructions: 1,
+    ends: true,
+    boot_patched: true,
+};
+
 impl WhyNot {
     /// The reason without its place, as one word.
     #[must_use]
@@ -136,7 +145,11 @@ impl Survey {
     ///
     /// Why they cannot; of several reasons, the one that is looked at first.
     pub fn verdict(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<Optimisable, WhyNot> {
-        let (function, exceptions) = self.known(at)?;
+        let (function, exceptions) = match self.known(at) {
+            // The layout of the instructions stays, and a detour's call is followed by a trap for speculation as well.
+            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => return Ok(RETPOLINE),
+            known => known?,
+        };
         let left = usize::try_from(function.end.0 - at.0).unwrap_or(usize::MAX);
         let code = &code[..code.len().min(left)];
         let region = region(code, at)?;
@@ -190,7 +203,10 @@ impl Survey {
     ///
     /// Why not, as for a [verdict](Self::verdict).
     pub fn verdict_on_byte(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<(), WhyNot> {
-        let (_, exceptions) = self.fit(at)?;
+        let (_, exceptions) = match self.fit(at) {
+            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => return Ok(()),
+            known => known?,
+        };
         let decoded = decode(code, at).map_err(|_| WhyNot::TooShort { bytes: 0 })?;
         match motion(&decoded).map_err(|why| WhyNot::Fixed { at, why })? {
             Motion::Through | Motion::Ends => (),

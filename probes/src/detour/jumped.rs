@@ -54,11 +54,6 @@ impl Jumped {
         self.first.at()
     }
 
-    /// The first instruction, which has room for the jump or `int3`.
-    pub(crate) fn first(&self) -> &Decoded {
-        &self.first
-    }
-
     /// The instruction behind the first, if the detour executes two.
     pub(crate) fn then(&self) -> Option<&Decoded> {
         self.then.as_ref()

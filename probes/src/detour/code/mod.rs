@@ -32,7 +32,7 @@ use iced_x86::{
     BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
 };
 use introspect::Gva;
-use introspect::insn::is_position_independent;
+use introspect::insn::{Decoded, is_position_independent};
 
 use super::DetourError;
 use super::jumped::Jumped;
@@ -215,7 +215,13 @@ fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedErro
             asm.add_instruction(*decoded.instruction())?;
         }
     }
-    asm.jmp(jumped.next().0)
+    asm.jmp(jumped.next().0)?;
+    let is_call = |decoded: &Decoded| decoded.instruction().code() == Opcode::Call_rel32_64;
+    if jumped.instructions().any(is_call) {
+        // A retpoline: the return predictor leads to the jump, and no speculation may pass the jump.
+        asm.int3()?;
+    }
+    Ok(())
 }
 
 /// The code at its address, with its exits: where each is, and where it goes on.

@@ -4,7 +4,7 @@
 //! do the same in the detour, and does the kernel patch or compare the instruction?
 
 use introspect::insn::{Decoded, is_plain};
-use introspect::optimise::WhyNot;
+use introspect::optimise::{MAX_REGION_BYTES, WhyNot};
 use introspect::{Gpa, PatchKind, PatchTime};
 
 use super::JUMP_BYTES;
@@ -122,7 +122,7 @@ impl Engine {
             return Err(NotOptimised::PatchedLater);
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
-            self.surveyed(&jumped, located)?;
+            self.surveyed(&jumped, located, &[])?;
             return self.alone(plant, gpa).map(|()| (jumped, gpa));
         }
         if let Some(kind) = self.patched_at_run_time(plant, &planted) {
@@ -133,13 +133,23 @@ impl Engine {
         if plant.spot.room() < planted.len() {
             return Err(NotOptimised::AcrossPages);
         }
-        self.surveyed(&jumped, located)?;
+        self.surveyed(&jumped, located, &self.own_code(plant))?;
         self.alone(plant, plant.spot.gpa)?;
         Ok((jumped, plant.spot.gpa))
     }
 
-    /// Whether the survey of the kernel allows the jump. Modules have no survey; a single plain instruction needs none.
-    fn surveyed(&self, jumped: &Jumped, located: Located) -> Result<(), WhyNot> {
+    /// The original bytes from the plant on, at the most to the end of the page.
+    fn own_code(&self, plant: &Plant) -> Vec<u8> {
+        let mut code = vec![0; plant.spot.room().min(MAX_REGION_BYTES)];
+        match self.planter.read_own(plant.spot.gpa, &mut code) {
+            Ok(()) => code,
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Whether the survey of the kernel allows the jump. Modules have no survey; a single plain instruction needs none. `code` lies
+    /// at the jump, if the jump displaces one instruction.
+    fn surveyed(&self, jumped: &Jumped, located: Located, code: &[u8]) -> Result<(), WhyNot> {
         if self.modules.holding(jumped.at()).is_some() {
             return Ok(());
         }
@@ -148,9 +158,9 @@ impl Engine {
         match jumped.then() {
             Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
             None => {
-                survey.verdict(sites, at, jumped.first().bytes())?;
+                survey.verdict(sites, at, code)?;
                 // `verdict` accepts a call that is re-encoded with its return address; the detour's address would differ.
-                survey.verdict_on_byte(sites, at, jumped.first().bytes())
+                survey.verdict_on_byte(sites, at, code)
             }
         }
     }

@@ -302,3 +302,36 @@ fn place_that_is_rewritten_again_and_again_keeps_its_plant_and_says_so() {
     let why = rig.probe(0).unoptimised.expect("a reason");
     assert!(why.contains("ten thousand times"), "{why}");
 }
+
+/// `call 1f; int3; 1: mov [rsp], rax; ret`
+const RETPOLINE: [u8; 11] = [0xe8, 1, 0, 0, 0, 0xcc, 0x48, 0x89, 0x04, 0x24, 0xc3];
+
+#[test]
+fn retpoline_is_counted_without_exits_and_branches_to_its_target() {
+    let mut kernel = SyntheticKernel::new();
+    let target = kernel.function("target", &ROOMY);
+    let at = kernel.function("__x86_indirect_thunk_rax", &RETPOLINE);
+    // Records carry the number of the processor.
+    kernel.function("cpu_number", &3u32.to_le_bytes());
+    for new in [count, new] {
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        let probe = new("__x86_indirect_thunk_rax");
+        rig.engine
+            .register(&rig.paused, &[probe])
+            .expect("registered");
+        for n in 0..10 {
+            let mut vcpu = rig.calling(at, n, STACK);
+            vcpu.regs.rax = target.0;
+            assert_eq!(rig.run(&mut vcpu, 200), Stepped::Returned);
+            assert_eq!(vcpu.regs.rax, n + 1);
+            assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+        }
+        assert_eq!(rig.shown::<1>(at), [0xe9]);
+        assert_eq!(rig.own(at), RETPOLINE);
+        rig.engine.take_out_records();
+        let (hits, exits, tier) = rig.counted(0);
+        assert_eq!((hits, tier), (10, Some(Tier::Optimised)));
+        assert!(exits <= 2, "the first hit, and the one that opens the ring");
+    }
+}
