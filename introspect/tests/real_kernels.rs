@@ -260,6 +260,44 @@ fn guest_memory_gives_the_same_types() {
 }
 
 #[test]
+fn retpolines_are_optimisable_and_other_thunks_are_not() {
+    const REGISTERS: [&str; 15] = [
+        "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "r8", "r9", "r10", "r11", "r12", "r13",
+        "r14", "r15",
+    ];
+    const OTHERS: [&str; 6] = [
+        "__x86_return_thunk",
+        "srso_safe_ret*",
+        "srso_return_thunk",
+        "*_untrain_ret",
+        "its_return_thunk",
+        "__x86_indirect_call_thunk_*",
+    ];
+    each_kernel(|path, image, symbols| {
+        let sites = PatchSites::read(image, symbols);
+        let survey = Survey::of_kernel(image, symbols);
+        let verdict = |at| {
+            let code = image.bytes_at(at, MAX_REGION_BYTES).expect("code");
+            survey.verdict(&sites, at, code)
+        };
+        for register in REGISTERS {
+            let name = format!("__x86_indirect_thunk_{register}");
+            let at = symbols.address_of(&name).expect("each kernel has them");
+            let found = verdict(at).unwrap_or_else(|why| panic!("{path}: {name}: {why}"));
+            assert_eq!(
+                (found.region_len, found.instructions),
+                (5, 1),
+                "{path}: {name}"
+            );
+        }
+        for thunk in OTHERS.iter().flat_map(|name| symbols.matching(name)) {
+            let found = verdict(thunk.address);
+            assert!(found.is_err(), "{path}: {}: {found:?}", thunk.name);
+        }
+    });
+}
+
+#[test]
 fn a_jump_fits_behind_most_ftrace_calls() {
     each_kernel(|path, image, symbols| {
         let sites = PatchSites::read(image, symbols);

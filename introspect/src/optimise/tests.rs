@@ -455,7 +455,7 @@ fn retpoline_is_optimisable_and_other_thunks_are_not() {
     let survey = Survey::of_kernel(&image, &kernel.symbols.build());
     let sites = PatchSites::default();
     let found = survey.verdict(&sites, at, &thunk).expect("optimisable");
-    assert_eq!((found.region_len, found.instructions), (5, 1));
+    assert_eq!(found, yes(5, 1).expect("optimisable"));
     assert_eq!(survey.verdict_on_byte(&sites, at, &thunk), Ok(()));
     // lfence; jmp rax; int3
     let fenced = [0x0f, 0xae, 0xe8, 0xff, 0xe0, 0xcc];

@@ -53,7 +53,7 @@ const RANGES: [(&str, &str, Unfit); 3] = [
     ),
 ];
 
-const NAMES: [(&str, Unfit); 27] = [
+const NAMES: [(&str, Unfit); 28] = [
     // Between two `swapgs`, the kernel's own `gs` is not in force.
     ("asm_load_gs_index", Unfit::Entry),
     ("native_load_gs_index", Unfit::Entry),
@@ -82,6 +82,7 @@ const NAMES: [(&str, Unfit); 27] = [
     ("its_return_thunk", Unfit::Thunk),
     ("*_untrain_ret*", Unfit::Thunk),
     ("retbleed_return_thunk", Unfit::Thunk),
+    ("call_depth_return_thunk", Unfit::Thunk),
 ];
 
 /// The stretches of such code that `symbols` name.

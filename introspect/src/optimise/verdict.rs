@@ -103,14 +103,6 @@ pub enum WhyNot {
     },
 }
 
-/// A jump over the call of a retpoline, which the kernel may replace at boot.
-const RETPOLINE: Optimisable = Optimisable {
-    region_len: JUMP_BYTES,
-    instructions: 1,
-    ends: true,
-    boot_patched: true,
-};
-
 impl WhyNot {
     /// The reason without its place, as one word.
     #[must_use]
@@ -146,8 +138,9 @@ impl Survey {
     /// Why they cannot; of several reasons, the one that is looked at first.
     pub fn verdict(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<Optimisable, WhyNot> {
         let (function, exceptions) = match self.known(at) {
-            // The layout of the instructions stays, and a detour's call is followed by a trap for speculation as well.
-            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => return Ok(RETPOLINE),
+            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => {
+                return self.verdict_on_retpoline(sites, at);
+            }
             known => known?,
         };
         let left = usize::try_from(function.end.0 - at.0).unwrap_or(usize::MAX);
@@ -197,14 +190,17 @@ impl Survey {
     }
 
     /// Whether the instruction at `at`, where one begins, can be executed in a detour to which its first byte leads, as an
-    /// `int3` does: nothing can be gone to in the middle of one byte. `code` is what lies there now.
+    /// `int3` does: nothing can be gone to in the middle of one byte. `code` is what lies there now; a retpoline is recognised only
+    /// if `code` reaches to the target of the call.
     ///
     /// # Errors
     ///
     /// Why not, as for a [verdict](Self::verdict).
     pub fn verdict_on_byte(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<(), WhyNot> {
         let (_, exceptions) = match self.fit(at) {
-            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => return Ok(()),
+            Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => {
+                return self.verdict_on_retpoline(sites, at).map(|_| ());
+            }
             known => known?,
         };
         let decoded = decode(code, at).map_err(|_| WhyNot::TooShort { bytes: 0 })?;
@@ -213,6 +209,23 @@ impl Survey {
             Motion::Call => return Err(WhyNot::Call { at }),
         }
         untouched(exceptions, sites, at, decoded.len() as u64).map(|_| ())
+    }
+
+    /// Whether the call at `at`, with which a retpoline begins, can be replaced by a jump. A detour's call is followed by a trap for
+    /// speculation as well, and a detour jumps back behind the call, although a retpoline never returns there.
+    fn verdict_on_retpoline(&self, sites: &PatchSites, at: Gva) -> Result<Optimisable, WhyNot> {
+        let len = JUMP_BYTES as u64;
+        let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
+        let boot_patched = untouched(exceptions, sites, at, len)?;
+        match self.arrivals.inside(&(at..at.wrapping_add(len))) {
+            Some(to) => Err(WhyNot::BranchInto { to }),
+            None => Ok(Optimisable {
+                region_len: JUMP_BYTES,
+                instructions: 1,
+                ends: false,
+                boot_patched,
+            }),
+        }
     }
 
     /// The function at `at`, all of which is understood, and the kernel's exceptions.

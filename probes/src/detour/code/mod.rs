@@ -18,6 +18,8 @@
 //! Each part begins and ends with the registers, the flags and the stack of the guest, so that it does not matter which others
 //! there are. A part that exits has an exit of its own, which says whose hit it is; behind it the next part begins.
 //!
+//! Behind the call of a retpoline, `lfence` and an `int3` behind the jump end speculation.
+//!
 //! What is pushed lies where the kernel's own interrupts push: the kernel is built without a red zone. While a slot is
 //! being filled interrupts are off, so that the task that has taken it never sleeps before it is filled.
 
@@ -215,10 +217,14 @@ fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedErro
             asm.add_instruction(*decoded.instruction())?;
         }
     }
-    asm.jmp(jumped.next().0)?;
     let is_call = |decoded: &Decoded| decoded.instruction().code() == Opcode::Call_rel32_64;
-    if jumped.instructions().any(is_call) {
-        // A retpoline: the return predictor leads to the jump, and no speculation may pass the jump.
+    let is_retpoline = jumped.instructions().any(is_call);
+    if is_retpoline {
+        // The return predictor leads here. The kernel's retpolines end speculation in the same way.
+        asm.lfence()?;
+    }
+    asm.jmp(jumped.next().0)?;
+    if is_retpoline {
         asm.int3()?;
     }
     Ok(())

@@ -159,7 +159,8 @@ impl Engine {
             Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
             None => {
                 survey.verdict(sites, at, code)?;
-                // `verdict` accepts a call that is re-encoded with its return address; the detour's address would differ.
+                // `verdict` accepts a call that pushes the original return address; a detour's call pushes another. Only a retpoline does
+                // not care.
                 survey.verdict_on_byte(sites, at, code)
             }
         }

@@ -305,33 +305,104 @@ fn place_that_is_rewritten_again_and_again_keeps_its_plant_and_says_so() {
 
 /// `call 1f; int3; 1: mov [rsp], rax; ret`
 const RETPOLINE: [u8; 11] = [0xe8, 1, 0, 0, 0, 0xcc, 0x48, 0x89, 0x04, 0x24, 0xc3];
+/// `call 1f; 0: pause; lfence; jmp 0b; 1: mov [rsp], rax; ret`
+const LOOPING_RETPOLINE: [u8; 17] = [
+    0xe8, 7, 0, 0, 0, 0xf3, 0x90, 0x0f, 0xae, 0xe8, 0xeb, 0xf9, 0x48, 0x89, 0x04, 0x24, 0xc3,
+];
+const THUNK: &str = "__x86_indirect_thunk_rax";
+
+/// A guest with a retpoline that calls a roomy function through RAX.
+struct Retpoline {
+    rig: Rig,
+    at: Gva,
+    target: Gva,
+}
+
+impl Retpoline {
+    fn with(code: &[u8], probes: &[NewProbe]) -> Self {
+        let mut kernel = SyntheticKernel::new();
+        let target = kernel.function("target", &ROOMY);
+        let at = kernel.function(THUNK, code);
+        // Records carry the number of the processor.
+        kernel.function("cpu_number", &3u32.to_le_bytes());
+        let rig = Rig::with(&kernel, &[], ABILITIES);
+        rig.engine.set_optimising(&rig.paused, true).expect("set");
+        rig.engine
+            .register(&rig.paused, probes)
+            .expect("registered");
+        Self { rig, at, target }
+    }
+
+    fn calling(&self, n: u64) -> FakeVcpu {
+        let mut vcpu = self.rig.calling(self.at, n, STACK);
+        vcpu.regs.rax = self.target.0;
+        vcpu
+    }
+
+    fn finish(&self, vcpu: &mut FakeVcpu, n: u64) {
+        assert_eq!(self.rig.run(vcpu, 200), Stepped::Returned);
+        assert_eq!(vcpu.regs.rax, n + 1);
+        assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+    }
+
+    fn call(&self, n: u64) {
+        self.finish(&mut self.calling(n), n);
+    }
+}
 
 #[test]
 fn retpoline_is_counted_without_exits_and_branches_to_its_target() {
-    let mut kernel = SyntheticKernel::new();
-    let target = kernel.function("target", &ROOMY);
-    let at = kernel.function("__x86_indirect_thunk_rax", &RETPOLINE);
-    // Records carry the number of the processor.
-    kernel.function("cpu_number", &3u32.to_le_bytes());
-    for new in [count, new] {
-        let rig = Rig::with(&kernel, &[], ABILITIES);
-        rig.engine.set_optimising(&rig.paused, true).expect("set");
-        let probe = new("__x86_indirect_thunk_rax");
-        rig.engine
-            .register(&rig.paused, &[probe])
-            .expect("registered");
-        for n in 0..10 {
-            let mut vcpu = rig.calling(at, n, STACK);
-            vcpu.regs.rax = target.0;
-            assert_eq!(rig.run(&mut vcpu, 200), Stepped::Returned);
-            assert_eq!(vcpu.regs.rax, n + 1);
-            assert_eq!((vcpu.regs.rsp, vcpu.regs.rflags), (STACK, FLAGS));
+    for code in [&RETPOLINE[..], &LOOPING_RETPOLINE] {
+        for new in [count, new] {
+            let guest = Retpoline::with(code, &[new(THUNK)]);
+            (0..10).for_each(|n| guest.call(n));
+            let rig = &guest.rig;
+            assert_eq!(rig.shown::<1>(guest.at), [0xe9]);
+            assert_eq!(rig.own::<11>(guest.at)[..], code[..11]);
+            rig.engine.take_out_records();
+            let (hits, exits, tier) = rig.counted(0);
+            assert_eq!((hits, tier), (10, Some(Tier::Optimised)));
+            assert!(exits <= 2, "the first hit, and the one that opens the ring");
         }
-        assert_eq!(rig.shown::<1>(at), [0xe9]);
-        assert_eq!(rig.own(at), RETPOLINE);
-        rig.engine.take_out_records();
-        let (hits, exits, tier) = rig.counted(0);
-        assert_eq!((hits, tier), (10, Some(Tier::Optimised)));
-        assert!(exits <= 2, "the first hit, and the one that opens the ring");
     }
+}
+
+#[test]
+fn retpoline_beside_a_plant_in_its_middle_is_recognised_by_the_original_bytes() {
+    let store = format!("{THUNK}+0x6");
+    let guest = Retpoline::with(&RETPOLINE, &[count(&store), count(THUNK)]);
+    (0..10).for_each(|n| guest.call(n));
+    assert_eq!(guest.rig.shown::<1>(guest.at), [0xe9]);
+    assert_eq!(guest.rig.counted(0).0, 10);
+    assert_eq!(guest.rig.counted(1).0, 10);
+    assert_eq!(guest.rig.counted(1).1, 1);
+}
+
+#[test]
+fn vcpu_at_any_step_of_a_retpoline_is_counted_once_when_the_jump_goes() {
+    for steps in 0..9 {
+        let guest = Retpoline::with(&RETPOLINE, &[count(THUNK)]);
+        guest.call(1);
+        let mut vcpu = guest.calling(7);
+        assert_eq!(guest.rig.run(&mut vcpu, steps), Stepped::On);
+        guest.rig.stands(&[&vcpu]);
+        let paused = &guest.rig.paused;
+        guest.rig.engine.set_optimising(paused, false).expect("set");
+        guest.finish(&mut vcpu, 7);
+        assert_eq!(guest.rig.counted(0).0, 2, "after {steps} steps");
+    }
+}
+
+#[test]
+fn jump_over_a_retpoline_goes_with_the_retpoline_and_stays_away() {
+    let guest = Retpoline::with(&RETPOLINE, &[count(THUNK)]);
+    guest.call(1);
+    assert_eq!(guest.rig.shown::<1>(guest.at), [0xe9]);
+    // jmp rax; int3; int3; int3
+    let direct = [0xff, 0xe0, 0xcc, 0xcc, 0xcc];
+    guest.rig.guest_writes(guest.at, &direct);
+    (0..3).for_each(|n| guest.call(n));
+    assert_eq!(guest.rig.shown(guest.at), [0xee, 0xe0, 0xcc, 0xcc, 0xcc]);
+    assert_eq!(guest.rig.own(guest.at), direct);
+    assert_eq!(guest.rig.counted(0).0, 4);
 }
