@@ -125,6 +125,9 @@ pub(crate) struct RunArgs {
     /// End the guest after this time: 60s, 2m, 500ms
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
     pub(crate) timeout: Option<Duration>,
+    /// Keep all rights of the user: no Landlock rules, no filters of system calls
+    #[arg(long, help_heading = "Run")]
+    pub(crate) no_sandbox: bool,
     /// Listen on this Unix socket for `hyprobe probe`, `events`, `top` and `ctl`
     #[arg(long, value_name = "SOCKET", help_heading = "Run")]
     pub(crate) control: Option<PathBuf>,
@@ -166,6 +169,9 @@ pub(crate) struct TestArgs {
     /// End each guest after this time [default: the manifest's, or 300s]
     #[arg(long, value_name = "TIME", value_parser = units::parse_duration, help_heading = "Run")]
     pub(crate) timeout: Option<Duration>,
+    /// Keep all rights of the user: no Landlock rules, no filters of system calls
+    #[arg(long, help_heading = "Run")]
+    pub(crate) no_sandbox: bool,
     /// Write the results as JUnit XML
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) junit: Option<PathBuf>,

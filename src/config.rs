@@ -13,6 +13,7 @@ use probes::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::kernel_input::KernelInput;
+pub(crate) use crate::sandbox::Sandbox;
 
 /// Everything that the engine needs to know, here or in the outer Linux.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +53,8 @@ pub(crate) struct RunConfig {
     /// The socket through which the run can be controlled. The process that the user started listens there; in an
     /// outer Linux this only says that there is one.
     pub(crate) control: Option<PathBuf>,
+    /// Whether hyprobe and its QEMU give up rights, here and in the outer Linux.
+    pub(crate) sandbox: Sandbox,
 }
 
 /// Where the guest's first file system comes from.

@@ -19,6 +19,9 @@ use crate::session::RunFailure;
 use crate::symbols::SymbolsError;
 use crate::test::TestError;
 
+/// What to do if the sandbox cannot be put in force.
+const SANDBOX_HELP: &str = "`--no-sandbox` runs without it: a guest that takes hyprobe over then has all rights of its user";
+
 /// How the command ended. The numbers are part of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -109,6 +112,7 @@ impl Failure for RunError {
             | Self::Clients(_)
             | Self::Nested(_)
             | Self::Output(_)
+            | Self::Sandbox(_)
             | Self::Panicked(_) => Exit::HostCannot,
             Self::Report(_) | Self::Socket(_) => Exit::Usage,
         }
@@ -118,6 +122,7 @@ impl Failure for RunError {
         match self {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
+            Self::Sandbox(_) => Some(SANDBOX_HELP.to_owned()),
             _ => None,
         }
     }

@@ -9,7 +9,7 @@ use probes::{Expectation, ProbeRequest, ProbeSpec, SpecError};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
-use crate::config::{Console, Initrd, KernelInput, OutputConfig, RunConfig, Workload};
+use crate::config::{Console, Initrd, KernelInput, OutputConfig, RunConfig, Sandbox, Workload};
 use crate::images;
 
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
@@ -148,6 +148,10 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
             .or_else(|| run.control.clone())
             .map(absolute)
             .transpose()?,
+        sandbox: match args.no_sandbox {
+            true => Sandbox::Off,
+            false => Sandbox::On,
+        },
     };
     let output = OutputConfig {
         format: args.format.or(run.format).unwrap_or_default(),

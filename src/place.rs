@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::sync::Arc;
 
+use confine::FileRights;
 use control::Incoming;
 use probes::{EventSink, Summary};
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::guest::Guest;
-use crate::nested::{self, Choice, Outside, Qemu, Unusable};
+use crate::nested::{self, Choice, LaunchError, Outside, Qemu, Unusable};
 use crate::panics::Since;
 use crate::run::{RunError, input};
 use crate::session;
@@ -66,6 +67,25 @@ impl Place {
                     Choice::Neither { kvm, qemu } => Err(RunError::Neither { kvm, source: qemu }),
                 }
             }
+        }
+    }
+
+    /// Fetches what a run here needs beside the guest, if need be; `say` is told how far it is.
+    pub(crate) fn prepare(&self, say: &dyn Fn(String)) -> Result<(), RunError> {
+        match self {
+            Self::Here => Ok(()),
+            Self::Nested(_) => {
+                let fetched = nested::prepare(&|step| say(step.to_string()));
+                Ok(fetched.map_err(LaunchError::from)?)
+            }
+        }
+    }
+
+    /// The rights to files that a run here needs.
+    pub(crate) fn add_rights(&self, rights: &mut FileRights) {
+        match self {
+            Self::Here => (),
+            Self::Nested(qemu) => qemu.add_rights(rights),
         }
     }
 

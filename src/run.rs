@@ -18,6 +18,7 @@ use crate::nested::{LaunchError, QemuError};
 use crate::panics::Since;
 use crate::place::{Console, Ends, Place};
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
+use crate::sandbox::{self, SandboxError};
 use crate::session::RunFailure;
 use crate::signals;
 use crate::stderr::say;
@@ -52,6 +53,9 @@ pub(crate) enum RunError {
     /// The output.
     #[error(transparent)]
     Report(#[from] ReportError),
+    /// The rights of this process.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// Signals.
     #[error("cannot catch signals")]
     Signals(#[source] io::Error),
@@ -94,14 +98,22 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let place = Place::find(config.accel, &tell)?;
+    place.prepare(&show)?;
     // Until the end of the run; what comes before the guest does waits there.
     let socket = match &config.control {
         Some(path) => Some(ControlSocket::bind(path)?),
         None => None,
     };
     let stop = StopSignal::default();
+    let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
+    // Threads inherit what is given up.
+    progress.rest();
+    let mut rights = sandbox::common_rights()?;
+    sandbox::add_run(&mut rights, &config);
+    place.add_rights(&mut rights);
+    config.sandbox.put_in_force(&rights, &tell)?;
     signals::listen(&stop).map_err(RunError::Signals)?;
-    let reporter = Reporter::start(&output, &config.console, progress.clone(), &stop)?;
+    let reporter = reporter.start()?;
     let clients = match &socket {
         Some(socket) => Some(Incoming::Socket(
             socket.listener().map_err(RunError::Clients)?,

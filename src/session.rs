@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use confine::ThreadKind;
 use control::{EventHub, Incoming, Live, Server, Tee};
 use probes::{
     Event, EventSink, NewProbe, PlantByte, Session, SessionConfig, SessionError, Summary,
@@ -118,7 +119,10 @@ pub(crate) fn run_guest(
     };
     let over = AtomicBool::new(false);
     let summary = thread::scope(|scope| {
-        scope.spawn(|| end_on_request(&control, &stop, &over));
+        scope.spawn(|| {
+            confine::enter(ThreadKind::Engine);
+            end_on_request(&control, &stop, &over);
+        });
         let summary = session.run(config.timeout, "kvm");
         over.store(true, Ordering::Release);
         summary

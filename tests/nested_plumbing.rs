@@ -19,6 +19,8 @@ mod nested;
 mod outbox;
 #[path = "../src/panics.rs"]
 mod panics;
+#[path = "../src/sandbox.rs"]
+mod sandbox;
 #[path = "../src/stderr.rs"]
 mod stderr;
 #[path = "../src/stop.rs"]
@@ -248,6 +250,7 @@ impl Run {
             injections: Vec::new(),
             modules: Vec::new(),
             control: None,
+            sandbox: sandbox::Sandbox::On,
         };
         Self {
             config,

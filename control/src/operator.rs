@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use confine::ThreadKind;
 use probes::Paused;
 use tokio::sync::oneshot;
 
@@ -126,7 +127,10 @@ impl Operator {
         let (jobs, waiting) = sync_channel(WAITING_CHANGES);
         let thread = std::thread::Builder::new()
             .name("control-changes".to_owned())
-            .spawn(move || operate(target.as_ref(), &pauses, &waiting))?;
+            .spawn(move || {
+                confine::enter(ThreadKind::Engine);
+                operate(target.as_ref(), &pauses, &waiting);
+            })?;
         Ok((Self { jobs }, thread))
     }
 

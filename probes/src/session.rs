@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use confine::ThreadKind;
 use introspect::insn::{CpuidWords, Features, Vendor};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
@@ -206,7 +207,12 @@ impl Session {
         let (engine, control) = (Arc::clone(&self.engine), self.control());
         thread::Builder::new()
             .name("survey".to_owned())
-            .spawn(move || control.watch(|| engine.survey()))
+            .spawn(move || {
+                control.watch(|| {
+                    confine::enter(ThreadKind::Engine);
+                    engine.survey();
+                });
+            })
             .map_err(SessionError::Thread)?;
         let records = Tending::start(&self.engine, self.control()).map_err(SessionError::Thread)?;
         let end = self.wait(started, timeout);
@@ -298,6 +304,7 @@ impl Tending {
         let (engine, told) = (Arc::clone(engine), Arc::clone(&ended));
         let tend = move || {
             control.watch(|| {
+                confine::enter(ThreadKind::Engine);
                 while !told.load(Ordering::Acquire) {
                     let has_room = engine.has_room();
                     if !has_room {

@@ -2,6 +2,7 @@
 
 mod kvm;
 mod nested;
+mod sandbox;
 mod table;
 
 use std::io::{self, IsTerminal as _, Write};
@@ -47,6 +48,8 @@ pub(crate) enum Group {
     SelfTest,
     /// What nested runs need.
     Nested,
+    /// What confines a run.
+    Sandbox,
 }
 
 /// One line of the table.
@@ -129,6 +132,7 @@ fn examine() -> Report {
     };
     let qemu = Qemu::find();
     checks.extend(nested::checks(&qemu));
+    checks.extend(sandbox::checks());
     let choice = choose(&facts, || qemu);
     Report {
         checks,

@@ -44,6 +44,7 @@ const fn heading(group: Group) -> &'static str {
         Group::Capabilities => "What KVM says it can do",
         Group::SelfTest => "What it does when it is tried",
         Group::Nested => "Nested",
+        Group::Sandbox => "Sandbox",
     }
 }
 

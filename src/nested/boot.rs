@@ -182,6 +182,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::config::Sandbox;
 
     /// Stands in for QEMU: does FIRST the first time, and then says what the outer Linux would.
     const SCRIPT: &str = r#"#!/bin/bash
@@ -206,6 +207,7 @@ exec sleep 60
             initramfs: b"initramfs",
             cpus: 1,
             memory_mib: 1,
+            sandbox: Sandbox::Off,
         };
         let limits = [Duration::from_millis(300), Duration::from_secs(30)];
         let given_up = RefCell::new(Vec::new());

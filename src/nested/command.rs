@@ -17,6 +17,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::process::{Child, Command, Stdio};
 
+use confine::{FileError, Layer};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
@@ -24,6 +25,7 @@ use thiserror::Error;
 
 use super::protocol::Port;
 use super::qemu::Qemu;
+use crate::config::Sandbox;
 
 /// For the kernel of the outer Linux.
 ///
@@ -59,6 +61,9 @@ pub(crate) enum StartError {
         /// The cause.
         source: io::Error,
     },
+    /// The rules for QEMU's files.
+    #[error(transparent)]
+    Files(#[from] FileError),
     /// It cannot be executed.
     #[error("cannot start {qemu}")]
     Spawn {
@@ -80,6 +85,8 @@ pub(super) struct Machine<'a> {
     pub(super) cpus: u8,
     /// RAM.
     pub(super) memory_mib: u64,
+    /// Whether QEMU's process gives up its rights to files.
+    pub(super) sandbox: Sandbox,
 }
 
 /// A QEMU that has been started. Dropping it kills it.
@@ -191,6 +198,11 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
 
     let mut given: Vec<OwnedFd> = vec![kernel.into(), initramfs.into(), serial_theirs.into()];
     given.extend(theirs.into_iter().map(|(_, end)| end.into()));
+    let layer = match machine.sandbox {
+        Sandbox::On => Some(qemu.layer()?),
+        Sandbox::Off => None,
+    };
+    let rules = layer.as_ref().and_then(Layer::fd);
     let parent = rustix::process::getpid();
     let prepare = move || {
         for file in &given {
@@ -201,10 +213,10 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
         if rustix::process::getppid() != Some(parent) {
             return Err(io::Error::from(io::ErrorKind::BrokenPipe));
         }
-        Ok(())
+        rules.map_or(Ok(()), confine::enter_layer)
     };
     // SAFETY: after a fork of a process with threads only async-signal-safe functions may be called: `prepare` makes
-    // three kinds of system calls, allocates nothing and takes no lock.
+    // four kinds of system calls, allocates nothing and takes no lock.
     unsafe { command.pre_exec(prepare) };
     let child = command.spawn().map_err(|source| StartError::Spawn {
         qemu: qemu.clone(),

@@ -186,6 +186,7 @@ pub(crate) fn launch(
         initramfs: &outer.initramfs,
         cpus: outer.cpus,
         memory_mib: outer.memory_mib,
+        sandbox: config.sandbox,
     };
     let restarts = RefCell::new(Vec::new());
     let again = |start: GivenUp| {

@@ -134,6 +134,15 @@ impl Outer {
     }
 }
 
+/// Fetches the kernel of the outer Linux, if it is not in the cache.
+///
+/// # Errors
+///
+/// If the kernel cannot be fetched.
+pub(crate) fn prepare(progress: &dyn Fn(&Progress<'_>)) -> Result<(), OuterError> {
+    fetch(IMAGE, progress).map(|_| ())
+}
+
 fn fetch(
     image: &'static str,
     progress: &dyn Fn(&Progress<'_>),

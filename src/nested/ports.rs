@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use confine::ThreadKind;
 use probes::{Event, EventSink};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -217,6 +218,10 @@ pub(super) fn named(
     name: &str,
     follow: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
+    let follow = || {
+        confine::enter(ThreadKind::Ports);
+        follow();
+    };
     thread::Builder::new().name(name.to_owned()).spawn(follow)
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use confine::{FileError, FileRights, Layer};
 use thiserror::Error;
 
 /// Names the QEMU to use; beats the search in `PATH`.
@@ -19,6 +20,9 @@ const OLDEST: Version = Version {
     major: 10,
     minor: 0,
 };
+
+/// The directories of a system's programs, libraries and settings.
+const SYSTEM: [&str; 5] = ["/usr", "/bin", "/lib", "/lib64", "/etc"];
 
 /// QEMU's filter of system calls: old calls, other identities, new processes and changed limits kill QEMU.
 const SANDBOX: [&str; 2] = [
@@ -149,6 +153,32 @@ impl Qemu {
     /// Whether QEMU can filter its own system calls.
     pub(crate) fn has_sandbox(&self) -> bool {
         self.has_sandbox
+    }
+
+    /// Adds the rights to files that QEMU needs: itself, its libraries and firmware.
+    pub(crate) fn add_rights(&self, rights: &mut FileRights) {
+        rights.execute.extend(SYSTEM.iter().map(PathBuf::from));
+        let program = self.path.canonicalize();
+        let directory = program.as_deref().unwrap_or(&self.path).parent();
+        // A QEMU that is not the system's has its libraries and firmware beside `bin`.
+        let prefix = directory.and_then(|directory| match directory.ends_with("bin") {
+            true => directory
+                .parent()
+                .filter(|prefix| prefix.parent().is_some()),
+            false => Some(directory),
+        });
+        rights.execute.extend(prefix.map(Path::to_owned));
+    }
+
+    /// The rules for QEMU's own process: what it needs to start, and no file of the user.
+    pub(super) fn layer(&self) -> Result<Layer, FileError> {
+        let mut rights = FileRights {
+            read: ["/proc", "/sys"].map(PathBuf::from).to_vec(),
+            devices: ["/dev/null", "/dev/urandom"].map(PathBuf::from).to_vec(),
+            ..FileRights::default()
+        };
+        self.add_rights(&mut rights);
+        rights.layer()
     }
 
     /// The options that confine QEMU.

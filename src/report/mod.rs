@@ -30,6 +30,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use confine::ThreadKind;
+use crossbeam_channel::Receiver;
 use probes::{EventSink, Summary};
 
 pub(crate) use self::json::line as json_line;
@@ -144,14 +146,59 @@ pub(crate) struct Reporter {
     stop: StopSignal,
 }
 
+/// A run's output, open and without a writing thread.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    writer: Writer,
+    receiver: Receiver<Message>,
+    outbox: Outbox<Message>,
+    written: Arc<Written>,
+    console: Console,
+    is_on_terminal: bool,
+    stop: StopSignal,
+}
+
+impl Opened {
+    /// Starts the writing thread.
+    ///
+    /// # Errors
+    ///
+    /// If the host has no thread to give.
+    pub(crate) fn start(self) -> Result<Reporter, ReportError> {
+        let Self {
+            writer, receiver, ..
+        } = self;
+        let thread = std::thread::Builder::new()
+            .name("report".to_owned())
+            .spawn(move || {
+                confine::enter(ThreadKind::Report);
+                writer.run(&receiver)
+            })
+            .map_err(ReportError::Thread)?;
+        Ok(Reporter {
+            outbox: self.outbox,
+            posts: Arc::default(),
+            written: self.written,
+            thread,
+            console: self.console,
+            is_on_terminal: self.is_on_terminal,
+            stop: self.stop,
+        })
+    }
+}
+
 impl Reporter {
-    /// Opens the files and starts the writer.
-    pub(crate) fn start(
+    /// Opens the files.
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be created.
+    pub(crate) fn open(
         output: &OutputConfig,
         console: &Console,
         progress: Progress,
         stop: &StopSignal,
-    ) -> Result<Self, ReportError> {
+    ) -> Result<Opened, ReportError> {
         let written = Arc::<Written>::default();
         let style = Style::for_stream(io::stdout().is_terminal());
         let (events, events_style) = match &output.output {
@@ -185,15 +232,11 @@ impl Reporter {
             progress,
             stop: stop.clone(),
         };
-        let thread = std::thread::Builder::new()
-            .name("report".to_owned())
-            .spawn(move || writer.run(&receiver))
-            .map_err(ReportError::Thread)?;
-        Ok(Self {
+        Ok(Opened {
+            writer,
+            receiver,
             outbox,
-            posts: Arc::default(),
             written,
-            thread,
             console: console.clone(),
             is_on_terminal,
             stop: stop.clone(),

@@ -44,6 +44,11 @@ impl Progress {
         }
     }
 
+    /// Stops the thread that moves the line, until the next message.
+    pub(crate) fn rest(&self) {
+        self.bar.disable_steady_tick();
+    }
+
     /// Lets `write` write to the terminal without the line in the way.
     pub(crate) fn pause<R>(&self, write: impl FnOnce() -> R) -> R {
         self.bar.suspend(write)

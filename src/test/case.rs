@@ -43,6 +43,7 @@ impl Case {
             accel: args.accel,
             // Nothing is typed; what is said is kept.
             console: Some(Console::None),
+            no_sandbox: args.no_sandbox,
             ..RunArgs::default()
         };
         for setting in settings {

@@ -17,8 +17,10 @@ mod print;
 mod record;
 mod schedule;
 
+use std::fs::{self, DirBuilder, OpenOptions};
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
@@ -36,6 +38,7 @@ use crate::panics::Since;
 use crate::place::Place;
 use crate::report::Progress;
 use crate::run::RunError;
+use crate::sandbox::{self, Sandbox};
 use crate::signals;
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
@@ -101,7 +104,10 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let began = Since::now();
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let jobs = jobs(cases, &tell)?;
+    let jobs = jobs(cases, progress, &tell)?;
+    let outputs = Outputs::prepare(args)?;
+    progress.rest();
+    confine_to(args, &jobs, &tell)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
     let all = jobs.len();
@@ -137,6 +143,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     if let Some(path) = &args.junit {
         junit::write(path, &finished)?;
     }
+    outputs.tidy();
     kept?;
     match (began.first(), stop.asked()) {
         // The case that was run meanwhile says why.
@@ -146,8 +153,65 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     }
 }
 
+/// What the command writes: the files must be there before the process gives up its rights.
+#[derive(Debug)]
+struct Outputs<'a> {
+    artifacts: &'a Path,
+}
+
+impl<'a> Outputs<'a> {
+    /// Makes the folder of the artifacts and the JUnit file, if they are not there.
+    fn prepare(args: &'a TestArgs) -> Result<Self, TestError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            |source| TestError::Write { path, source }
+        };
+        let mut folder = DirBuilder::new();
+        let made = folder.recursive(true).mode(0o700).create(&args.artifacts);
+        made.map_err(failed(&args.artifacts))?;
+        if let Some(path) = &args.junit {
+            let mut options = OpenOptions::new();
+            let opened = options.create(true).append(true).open(path);
+            opened.map_err(failed(path))?;
+        }
+        Ok(Self {
+            artifacts: &args.artifacts,
+        })
+    }
+
+    /// Removes the folder of the artifacts, if no case has left any.
+    fn tidy(&self) {
+        // The error of a folder with files is the usual one.
+        let _ = fs::remove_dir(self.artifacts);
+    }
+}
+
+/// Gives up the rights that the cases do not need. The process has one thread.
+fn confine_to(args: &TestArgs, jobs: &[Job], tell: &dyn Fn(String)) -> Result<(), RunError> {
+    let mut rights = sandbox::common_rights()?;
+    for Job { case, place } in jobs {
+        sandbox::add_run(&mut rights, &case.plan.config);
+        place.add_rights(&mut rights);
+    }
+    rights.change.push(args.artifacts.clone());
+    rights.change.extend(args.junit.clone());
+    let parent = args.artifacts.parent();
+    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    rights.prune.push(parent.to_owned());
+    let sandbox = match args.no_sandbox {
+        true => Sandbox::Off,
+        false => Sandbox::On,
+    };
+    Ok(sandbox.put_in_force(&rights, tell)?)
+}
+
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
-fn jobs(cases: Vec<Case>, tell: &dyn Fn(String)) -> Result<Vec<Job>, RunError> {
+fn jobs(
+    cases: Vec<Case>,
+    progress: &Progress,
+    tell: &dyn Fn(String),
+) -> Result<Vec<Job>, RunError> {
     let mut places: Vec<(Accel, Place)> = Vec::new();
     let mut jobs = Vec::new();
     for case in cases {
@@ -157,6 +221,7 @@ fn jobs(cases: Vec<Case>, tell: &dyn Fn(String)) -> Result<Vec<Job>, RunError> {
             Some((_, place)) => place.clone(),
             None => {
                 let place = Place::find(accel, tell)?;
+                place.prepare(&|text| progress.say(text))?;
                 places.push((accel, place.clone()));
                 place
             }

@@ -27,7 +27,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 #[test]
-fn the_command_and_qemu_gain_no_rights_and_qemu_filters_its_calls() {
+fn all_threads_of_the_command_and_of_qemu_gain_no_rights_and_filter_their_calls() {
     let stock = Stock::fetch("debian-6.1");
     let mut running = Boot::new(&stock, "getpids=1 repeat=1000000 pause=1")
         .probe("kprobe:__x64_sys_getpid")
@@ -46,9 +46,11 @@ fn the_command_and_qemu_gain_no_rights_and_qemu_filters_its_calls() {
         let core = core.expect("a limit of core files");
         assert_eq!(core.split_whitespace().nth(4), Some("1"), "{core}");
     }
-    let filters = of_threads(qemu, "Seccomp");
-    assert!(filters.len() > 2, "{filters:?}");
-    assert!(filters.iter().all(|value| value == "2"), "{filters:?}");
+    for pid in [command, qemu] {
+        let filters = of_threads(pid, "Seccomp");
+        assert!(filters.len() > 2, "{filters:?}");
+        assert!(filters.iter().all(|value| value == "2"), "{filters:?}");
+    }
     running.terminate();
     running.finish();
 }

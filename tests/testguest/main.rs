@@ -6,6 +6,7 @@
 
 #![cfg(feature = "test-kvm")]
 
+mod confined;
 mod contract;
 mod ends;
 mod judged;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use confine::ThreadKind;
 use kvm_ioctls::VmFd;
 
 use crate::devices::{Platform, SerialInput};
@@ -290,7 +291,10 @@ impl Machine {
             let spawned = thread::Builder::new()
                 .name(format!("vcpu{index}"))
                 .spawn(move || {
-                    let run = || run::run(&mut fd, index, &shared, handler.as_ref());
+                    let run = || {
+                        confine::enter(ThreadKind::Vcpu);
+                        run::run(&mut fd, index, &shared, handler.as_ref());
+                    };
                     shared.ending.watch(run);
                 });
             match spawned {

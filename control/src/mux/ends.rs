@@ -4,6 +4,7 @@ use std::io;
 use std::os::unix::net::UnixStream as StdStream;
 use std::thread::JoinHandle;
 
+use confine::ThreadKind;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot};
@@ -48,6 +49,7 @@ impl Outer {
         let thread = std::thread::Builder::new()
             .name("nested-clients".to_owned())
             .spawn(move || {
+                confine::enter(ThreadKind::Ports);
                 runtime.block_on(pass(arrivals, port));
                 runtime.shutdown_background();
             })?;
@@ -144,6 +146,7 @@ impl Inner {
         let thread = std::thread::Builder::new()
             .name("control-link".to_owned())
             .spawn(move || {
+                confine::enter(ThreadKind::Ports);
                 runtime.block_on(take(server, port, finished));
                 runtime.shutdown_background();
             })?;

@@ -18,6 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use confine::ThreadKind;
 use tokio::sync::oneshot;
 
 use self::app::App;
@@ -62,6 +63,7 @@ impl Server {
         let serving = std::thread::Builder::new()
             .name("control-http".to_owned())
             .spawn(move || {
+                confine::enter(ThreadKind::Clients);
                 runtime.block_on(connections::serve(incoming, app, finished));
                 // Tasks that are left would keep what they hold.
                 runtime.shutdown_background();

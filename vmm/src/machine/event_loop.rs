@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
+use confine::ThreadKind;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -53,6 +54,7 @@ impl EventLoop {
             .name("devices".into())
             .spawn(move || {
                 ending.watch(|| {
+                    confine::enter(ThreadKind::Devices);
                     while !stopped.lock().is_ok_and(|stopped| *stopped) {
                         if let Err(error) = manager.run() {
                             tracing::error!(%error, "console input ends");

@@ -6,7 +6,7 @@ use rustix::thread::set_no_new_privs;
 
 /// The process cannot give up a right.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ConfineError {
+pub enum ConfineError {
     /// Programs with the set-user-ID bit would still get other rights.
     #[error("cannot set no_new_privs")]
     NewPrivileges(#[source] io::Errno),
@@ -16,7 +16,11 @@ pub(crate) enum ConfineError {
 }
 
 /// Gives up what no part of hyprobe needs: privileges of the programs that it executes, and core dumps.
-pub(crate) fn begin() -> Result<(), ConfineError> {
+///
+/// # Errors
+///
+/// If the kernel refuses.
+pub fn begin() -> Result<(), ConfineError> {
     set_no_new_privs(true).map_err(ConfineError::NewPrivileges)?;
     // 0 would mean no files only. At 1, the kernel gives no dump to a program (`core_pattern`) either.
     let none = Rlimit {

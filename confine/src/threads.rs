@@ -1,0 +1,137 @@
+//! System-call filters of threads.
+
+use std::io;
+use std::sync::OnceLock;
+
+use seccompiler::{BpfProgram, TargetArch, apply_filter, compile_from_json};
+
+use crate::ThreadKind;
+use crate::violation;
+
+/// The filter of all threads: it forbids what no part of hyprobe does. Child processes inherit it.
+const ALL: (&str, &str) = ("all", include_str!("filters/all.json"));
+/// The second filter of each thread that works for a guest: such a thread opens no file.
+const GUEST: (&str, &str) = ("guest", include_str!("filters/guest.json"));
+
+/// The filters cannot be put in force.
+#[derive(Debug, thiserror::Error)]
+pub enum FilterError {
+    /// A filter is no valid filter.
+    #[error("the system-call filter `{name}` cannot be compiled")]
+    Compile {
+        /// The filter.
+        name: &'static str,
+        /// The cause.
+        source: seccompiler::Error,
+    },
+    /// A filter's file has a filter of another name.
+    #[error("no system-call filter is called `{name}`")]
+    Unnamed {
+        /// The filter.
+        name: &'static str,
+    },
+    /// The kernel refuses filters.
+    #[error("the kernel takes no system-call filter (CONFIG_SECCOMP_FILTER)")]
+    Apply(#[source] seccompiler::Error),
+    /// No handler for forbidden calls.
+    #[error("cannot handle SIGSYS, which reports forbidden system calls")]
+    Handler(#[source] io::Error),
+}
+
+/// The filters of threads that work for a guest.
+#[derive(Debug)]
+struct Filters {
+    guest: BpfProgram,
+    kinds: Vec<(ThreadKind, BpfProgram)>,
+}
+
+/// Set once: then each thread that begins to work for a guest takes its filter.
+static FILTERS: OnceLock<Filters> = OnceLock::new();
+
+fn compile(name: &'static str, json: &str) -> Result<BpfProgram, FilterError> {
+    let compiled = compile_from_json(json.as_bytes(), TargetArch::x86_64);
+    let mut programs = compiled.map_err(|source| FilterError::Compile { name, source })?;
+    programs.remove(name).ok_or(FilterError::Unnamed { name })
+}
+
+impl Filters {
+    fn new() -> Result<Self, FilterError> {
+        let (guest, json) = GUEST;
+        let kinds = ThreadKind::ALL
+            .iter()
+            .map(|kind| Ok((*kind, compile(kind.name(), kind.filter())?)));
+        Ok(Self {
+            guest: compile(guest, json)?,
+            kinds: kinds.collect::<Result<_, FilterError>>()?,
+        })
+    }
+}
+
+/// Prepares the filters: from now on [`enter`] gives threads theirs.
+///
+/// # Errors
+///
+/// If a filter is no filter, or forbidden calls could not be reported.
+pub fn load_filters() -> Result<(), FilterError> {
+    if FILTERS.get().is_some() {
+        return Ok(());
+    }
+    let filters = Filters::new()?;
+    violation::report().map_err(FilterError::Handler)?;
+    // Another caller's filters are the same.
+    let _ = FILTERS.set(filters);
+    Ok(())
+}
+
+/// Forbids this thread, and each thread and process that it starts from now on, the calls that no part of hyprobe makes; such a call
+/// fails with EPERM. Call it while the process has one thread.
+///
+/// # Errors
+///
+/// If the kernel has no filters.
+pub fn filter_this_thread() -> Result<(), FilterError> {
+    let (name, json) = ALL;
+    apply_filter(&compile(name, json)?).map_err(FilterError::Apply)
+}
+
+/// Whether this host's kernel has filters.
+#[must_use]
+pub fn has_filters() -> bool {
+    std::path::Path::new("/proc/sys/kernel/seccomp/actions_avail").exists()
+}
+
+/// Gives the calling thread the filter of its kind, for good. Without [`load_filters`] before, the call does nothing.
+///
+/// A call that the filter does not list ends the process: a message on standard error names the thread and the call, and the exit code
+/// is 3. If the thread blocks signals at the call, SIGSYS ends the process without a message.
+///
+/// # Panics
+///
+/// If the kernel refuses a filter: the thread must not work without.
+pub fn enter(kind: ThreadKind) {
+    let Some(filters) = FILTERS.get() else {
+        return;
+    };
+    let own = filters.kinds.iter().find(|(known, _)| *known == kind);
+    violation::name_thread(kind.name());
+    for program in [&filters.guest].into_iter().chain(own.map(|(_, own)| own)) {
+        if let Err(error) = apply_filter(program) {
+            panic!("the kernel refuses the filter `{}`: {error}", kind.name());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_of_all_kinds_compile_and_allow_less_than_everything() {
+        let filters = Filters::new().expect("filters");
+        assert_eq!(filters.kinds.len(), ThreadKind::ALL.len());
+        for (kind, program) in &filters.kinds {
+            assert!(program.len() > 20, "{kind:?}");
+        }
+        compile(ALL.0, ALL.1).expect("the filter of all threads");
+    }
+}

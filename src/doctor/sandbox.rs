@@ -1,0 +1,31 @@
+//! What confines a run on this host.
+
+use confine::{Landlock, has_filters, landlock};
+
+use super::Verdict::Warn;
+use super::{Check, Group};
+
+pub(super) fn checks() -> [Check; 2] {
+    let files = Check::new(Group::Sandbox, "landlock", "access to files");
+    let files = match landlock() {
+        Landlock::Full => files.found("confined (Landlock)"),
+        Landlock::Partial => files.found("confined in part").verdict(
+            Warn,
+            "this kernel's Landlock is older than 6.12: TCP, device controls or signals to other processes are not confined",
+        ),
+        Landlock::Missing => files.found("not confined").verdict(
+            Warn,
+            "this kernel has no Landlock, or it is switched off: a guest that takes hyprobe over can read and write the files of \
+             its user",
+        ),
+    };
+    let calls = Check::new(Group::Sandbox, "seccomp", "system calls of threads");
+    let calls = match has_filters() {
+        true => calls.found("filtered (seccomp)"),
+        false => calls.found("not filtered").verdict(
+            Warn,
+            "this kernel has no CONFIG_SECCOMP_FILTER: a run needs --no-sandbox",
+        ),
+    };
+    [files, calls]
+}

@@ -1,0 +1,129 @@
+//! The sandbox of a run: the files, the calls and the hosts that this process still reaches while guests run.
+//!
+//! A guest that takes hyprobe over has the rights of this process. The process therefore gives up everything that the rest of the run
+//! does not need, after it has read the user's files and opened the outputs, and before it starts a thread. `SECURITY.md` lists what
+//! stays.
+
+use std::env;
+use std::path::PathBuf;
+
+use confine::{FileError, FileRights, FilterError, Landlock};
+use guest_images::{CacheError, Store};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::config::{Initrd, KernelInput, RunConfig};
+
+/// Whether a run has a sandbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Sandbox {
+    /// All that this host's kernel offers.
+    #[default]
+    On,
+    /// `--no-sandbox`.
+    Off,
+}
+
+/// The sandbox cannot be put in force.
+#[derive(Debug, Error)]
+pub(crate) enum SandboxError {
+    /// Files.
+    #[error(transparent)]
+    Files(#[from] FileError),
+    /// System calls.
+    #[error(transparent)]
+    Calls(#[from] FilterError),
+    /// The image cache, whose files stay readable.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+}
+
+/// What a user is told who switches the sandbox off.
+const OFF: &str = "no sandbox: a guest that takes hyprobe over has all rights of its user";
+/// What a user is told whose kernel lacks a part.
+const NO_LANDLOCK: &str = "this host's kernel has no Landlock: a guest that takes hyprobe over can read and write the files of \
+                           its user";
+
+impl Sandbox {
+    /// Gives up all rights but `rights`; `tell` is told of missing parts. The process has one thread.
+    ///
+    /// # Errors
+    ///
+    /// See [`SandboxError`].
+    pub(crate) fn put_in_force(
+        self,
+        rights: &FileRights,
+        tell: &dyn Fn(String),
+    ) -> Result<(), SandboxError> {
+        match self {
+            Self::Off => tell(OFF.to_owned()),
+            Self::On => {
+                if rights.restrict()? == Landlock::Missing {
+                    tell(NO_LANDLOCK.to_owned());
+                }
+                confine::load_filters()?;
+                confine::filter_this_thread()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rights to files that every run needs: devices, and what the system tells of processors, memory and processes.
+///
+/// # Errors
+///
+/// If the image cache is not usable.
+pub(crate) fn common_rights() -> Result<FileRights, SandboxError> {
+    let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect();
+    let mut rights = FileRights {
+        read: paths(&["/proc", "/sys/devices/system", "/sys/fs/cgroup"]),
+        devices: paths(&["/dev/kvm", "/dev/null", "/dev/urandom"]),
+        ..FileRights::default()
+    };
+    rights.read.push(Store::open()?.root().to_owned());
+    // Nested runs boot this executable.
+    rights.read.extend(env::current_exe().ok());
+    Ok(rights)
+}
+
+/// Adds the rights to the files of a run.
+pub(crate) fn add_run(rights: &mut FileRights, config: &RunConfig) {
+    if let KernelInput::File(path) = &config.kernel {
+        rights.read.push(path.clone());
+    }
+    if let Initrd::File(path) = &config.initrd {
+        rights.read.push(path.clone());
+    }
+    // The socket's file is removed at the end.
+    let socket = config.control.as_deref();
+    let directory = socket.and_then(|socket| socket.parent());
+    rights
+        .remove
+        .extend(directory.map(|directory| directory.to_owned()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_those_to_the_files_of_the_run() {
+        let config = serde_json::json!({
+            "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
+            "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
+            "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
+            "control": "/run/x/y.sock", "sandbox": "on",
+        });
+        let config: RunConfig = serde_json::from_value(config).expect("a run");
+        let mut rights = FileRights::default();
+        add_run(&mut rights, &config);
+        let expected = FileRights {
+            read: vec!["/k/vmlinuz".into(), "/i/initrd".into()],
+            remove: vec!["/run/x".into()],
+            ..FileRights::default()
+        };
+        assert_eq!(rights, expected);
+    }
+}
