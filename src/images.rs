@@ -4,8 +4,8 @@ use std::io::{self, Write};
 
 use guest_images::demo::{self, Tracing};
 use guest_images::{
-    CacheError, CachedFile, CachedFileError, FetchError, Freshness, ImageKind, InitramfsError,
-    MirrorError, Module, ModuleError, Store,
+    CacheError, CachedFile, CachedFileError, FetchError, Freshness, Image, ImageKind,
+    InitramfsError, MirrorError, Module, ModuleError, Store,
 };
 use thiserror::Error;
 
@@ -75,12 +75,17 @@ pub(crate) fn kernel(name: &str, say: &dyn Fn(String)) -> Result<CachedFile, Ima
     }
 }
 
+/// The demo guest's busybox, fetched if need be.
+pub(crate) fn fetch_busybox(say: &dyn Fn(String)) -> Result<Image, ImageError> {
+    Ok(guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?)
+}
+
 /// The demo guest's initramfs; fetches its busybox if need be.
 pub(crate) fn demo_initramfs(
     modules: &[Module],
     say: &dyn Fn(String),
 ) -> Result<Vec<u8>, ImageError> {
-    let busybox = guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?;
+    let busybox = fetch_busybox(say)?;
     let mut initramfs = demo::initramfs(busybox.main_file().read()?, Tracing::Off);
     demo::add_modules(&mut initramfs, modules)?;
     Ok(initramfs.build()?)

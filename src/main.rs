@@ -36,7 +36,6 @@ use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 use crate::failure::in_one_line;
 use crate::nested::InnerFailure;
-use crate::sandbox::Sandbox;
 
 fn main() -> ExitCode {
     panics::note_all();
@@ -44,11 +43,6 @@ fn main() -> ExitCode {
         // Standard error is the launcher's.
         logging::start(0);
         nested::run_as_pid_1(|config, sink, console, stop, control| {
-            if config.sandbox == Sandbox::On {
-                // QEMU confines the outer Linux; the filters make nested runs a test of those on KVM.
-                confine::load_filters()
-                    .map_err(|error| InnerFailure::new(Exit::HostCannot as u8, &error))?;
-            }
             session::run_here(config, sink, console, stop, control)
                 .map_err(|error| InnerFailure::new(error.exit() as u8, &error))
         });

@@ -108,10 +108,11 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
     // Threads inherit what is given up.
     progress.rest();
-    let mut rights = sandbox::common_rights()?;
-    sandbox::add_run(&mut rights, &config);
-    place.add_rights(&mut rights);
-    config.sandbox.put_in_force(&rights, &tell)?;
+    let add = |rights: &mut _| {
+        sandbox::add_run(rights, &config);
+        place.add_rights(rights);
+    };
+    config.sandbox.put_in_force(add, &tell)?;
     signals::listen(&stop).map_err(RunError::Signals)?;
     let reporter = reporter.start()?;
     let clients = match &socket {

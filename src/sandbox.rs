@@ -4,11 +4,10 @@
 //! does not need, after it has read the user's files and opened the outputs, and before it starts a thread. `SECURITY.md` lists what
 //! stays.
 
-use std::env;
 use std::path::PathBuf;
 
 use confine::{FileError, FileRights, FilterError, Landlock};
-use guest_images::{CacheError, Store};
+use guest_images::Store;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -34,9 +33,6 @@ pub(crate) enum SandboxError {
     /// System calls.
     #[error(transparent)]
     Calls(#[from] FilterError),
-    /// The image cache, whose files stay readable.
-    #[error(transparent)]
-    Cache(#[from] CacheError),
 }
 
 /// What a user is told who switches the sandbox off.
@@ -46,46 +42,58 @@ const NO_LANDLOCK: &str = "this host's kernel has no Landlock: a guest that take
                            its user";
 
 impl Sandbox {
-    /// Gives up all rights but `rights`; `tell` is told of missing parts. The process has one thread.
+    /// Gives up all rights but those that all runs have and those that `add` adds; `tell` is told of missing parts. The process has
+    /// one thread.
     ///
     /// # Errors
     ///
     /// See [`SandboxError`].
     pub(crate) fn put_in_force(
         self,
-        rights: &FileRights,
+        add: impl FnOnce(&mut FileRights),
         tell: &dyn Fn(String),
     ) -> Result<(), SandboxError> {
         match self {
             Self::Off => tell(OFF.to_owned()),
             Self::On => {
-                if rights.restrict()? == Landlock::Missing {
-                    tell(NO_LANDLOCK.to_owned());
+                let mut rights = common_rights();
+                add(&mut rights);
+                match rights.restrict()? {
+                    Landlock::Full => (),
+                    Landlock::Partial => {
+                        tracing::info!("this host's kernel confines files in part")
+                    }
+                    Landlock::Missing => tell(NO_LANDLOCK.to_owned()),
                 }
                 confine::load_filters()?;
-                confine::filter_this_thread()?;
+                confine::filter_process()?;
             }
         }
         Ok(())
     }
 }
 
-/// The rights to files that every run needs: devices, and what the system tells of processors, memory and processes.
-///
-/// # Errors
-///
-/// If the image cache is not usable.
-pub(crate) fn common_rights() -> Result<FileRights, SandboxError> {
+/// The rights to files that every run needs: devices, the image cache, and what the system tells of processors, memory and
+/// processes.
+fn common_rights() -> FileRights {
     let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect();
     let mut rights = FileRights {
-        read: paths(&["/proc", "/sys/devices/system", "/sys/fs/cgroup"]),
+        // Nested runs boot this executable.
+        read: paths(&[
+            "/proc",
+            "/proc/self/exe",
+            "/sys/devices/system",
+            "/sys/fs/cgroup",
+        ]),
         devices: paths(&["/dev/kvm", "/dev/null", "/dev/urandom"]),
         ..FileRights::default()
     };
-    rights.read.push(Store::open()?.root().to_owned());
-    // Nested runs boot this executable.
-    rights.read.extend(env::current_exe().ok());
-    Ok(rights)
+    // A run that needs the cache has opened it before, and would have failed.
+    let cache = Store::open().ok();
+    rights
+        .read
+        .extend(cache.map(|cache| cache.root().to_owned()));
+    rights
 }
 
 /// Adds the rights to the files of a run.

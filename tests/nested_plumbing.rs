@@ -52,6 +52,8 @@ fn main() {
     if nested::is_pid_1_of_an_outer_linux() {
         nested::run_as_pid_1(payload);
     }
+    // Without it, only root may give QEMU rules for its files.
+    confine::begin().expect("rights given up");
     // For runners that start each test by itself.
     let given = |flag: &str| std::env::args().any(|argument| argument == flag);
     if given("--list") {

@@ -16,7 +16,7 @@ use landlock::{
     RulesetError, RulesetStatus, Scope,
 };
 
-/// The newest version of Landlock whose rights are given up; an older kernel gives up those that it knows.
+/// The version of Landlock whose rights are given up, that of Linux 6.12; an older kernel gives up those that it knows.
 const NEWEST: ABI = ABI::V6;
 
 /// The rules cannot be put in force.

@@ -3,14 +3,18 @@
 use std::io;
 use std::sync::OnceLock;
 
-use seccompiler::{BpfProgram, TargetArch, apply_filter, compile_from_json};
+use seccompiler::{
+    BpfProgram, TargetArch, apply_filter, apply_filter_all_threads, compile_from_json,
+};
 
 use crate::ThreadKind;
 use crate::violation;
 
 /// The filter of all threads: it forbids what no part of hyprobe does. Child processes inherit it.
 const ALL: (&str, &str) = ("all", include_str!("filters/all.json"));
-/// The second filter of each thread that works for a guest: such a thread opens no file.
+/// The second filter of all threads.
+const CLONE3: (&str, &str) = ("clone3", include_str!("filters/clone3.json"));
+/// The first filter of each thread that works for a guest: such a thread opens no file.
 const GUEST: (&str, &str) = ("guest", include_str!("filters/guest.json"));
 
 /// The filters cannot be put in force.
@@ -83,15 +87,17 @@ pub fn load_filters() -> Result<(), FilterError> {
     Ok(())
 }
 
-/// Forbids this thread, and each thread and process that it starts from now on, the calls that no part of hyprobe makes; such a call
-/// fails with EPERM. Call it while the process has one thread.
+/// Forbids all threads of this process, and each process that it starts from now on, the calls that no part of hyprobe makes; such a
+/// call fails.
 ///
 /// # Errors
 ///
 /// If the kernel has no filters.
-pub fn filter_this_thread() -> Result<(), FilterError> {
-    let (name, json) = ALL;
-    apply_filter(&compile(name, json)?).map_err(FilterError::Apply)
+pub fn filter_process() -> Result<(), FilterError> {
+    for (name, json) in [ALL, CLONE3] {
+        apply_filter_all_threads(&compile(name, json)?).map_err(FilterError::Apply)?;
+    }
+    Ok(())
 }
 
 /// Whether this host's kernel has filters.
@@ -114,6 +120,8 @@ pub fn enter(kind: ThreadKind) {
     };
     let own = filters.kinds.iter().find(|(known, _)| *known == kind);
     violation::name_thread(kind.name());
+    // Their handlers wake the thread that waits for signals, with calls that the filter does not list.
+    violation::leave_signals_to_others();
     for program in [&filters.guest].into_iter().chain(own.map(|(_, own)| own)) {
         if let Err(error) = apply_filter(program) {
             panic!("the kernel refuses the filter `{}`: {error}", kind.name());
@@ -132,6 +140,8 @@ mod tests {
         for (kind, program) in &filters.kinds {
             assert!(program.len() > 20, "{kind:?}");
         }
-        compile(ALL.0, ALL.1).expect("the filter of all threads");
+        for (name, json) in [ALL, CLONE3] {
+            compile(name, json).expect("a filter of all threads");
+        }
     }
 }

@@ -15,6 +15,9 @@ use std::ptr;
 /// The exit code of hyprobe when hyprobe itself has failed.
 pub(crate) const EXIT_CODE: i32 = 3;
 
+/// The code of a SIGSYS that a filter has raised.
+const SYS_SECCOMP: libc::c_int = 1;
+
 thread_local! {
     static NAME: Cell<&'static str> = const { Cell::new("main") };
 }
@@ -22,6 +25,23 @@ thread_local! {
 /// Notes the name of the calling thread, for messages.
 pub(crate) fn name_thread(name: &'static str) {
     NAME.set(name);
+}
+
+/// Signals that end a run. A thread that works for a guest does not take them.
+const ENDS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+/// Blocks the signals that end a run in the calling thread: the kernel gives them to another.
+pub(crate) fn leave_signals_to_others() {
+    // SAFETY: all bits zero is a valid `sigset_t`, which `sigemptyset` initialises in any case; the pointers are to this set, which
+    // outlives the calls, and the old mask is not asked for.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        for signal in ENDS {
+            libc::sigaddset(&raw mut set, signal);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, ptr::null_mut());
+    }
 }
 
 /// Installs the handler.
@@ -39,20 +59,26 @@ pub(crate) fn report() -> io::Result<()> {
     }
 }
 
-extern "C" fn on_violation(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_violation(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: with SA_SIGINFO, the kernel passes the signal's information as the second argument, valid while the handler runs.
+    let is_filtered = unsafe { (*info).si_code } == SYS_SECCOMP;
     // SAFETY: with SA_SIGINFO, the kernel passes the interrupted context as the third argument, valid while the handler runs.
     let context = unsafe { &*context.cast::<libc::ucontext_t>() };
     // The kernel restores RAX, which held the number of the call.
     let call = context.uc_mcontext.gregs[libc::REG_RAX as usize];
     let mut line = Line::default();
-    line.add(b"hyprobe: thread `");
-    line.add(NAME.get().as_bytes());
-    line.add(b"` made the system call ");
-    line.add_number(call);
-    line.add(
-        b", which its filter forbids: hyprobe ends. This is a bug of hyprobe or an attack by the guest; please report \
-          it. `--no-sandbox` runs without filters.\n",
-    );
+    if is_filtered {
+        line.add(b"hyprobe: thread `");
+        line.add(NAME.get().as_bytes());
+        line.add(b"` made the system call ");
+        line.add_number(call);
+        line.add(
+            b", which its filter forbids: hyprobe ends. This is a bug of hyprobe or an attack by the guest; please report \
+              it. `--no-sandbox` runs without filters.\n",
+        );
+    } else {
+        line.add(b"hyprobe: a process has sent SIGSYS: hyprobe ends.\n");
+    }
     // SAFETY: the pointer and the length are those of a slice; `write` and `_exit` are async-signal-safe.
     unsafe {
         let bytes = line.bytes();

@@ -75,6 +75,10 @@ pub fn set_up() -> Result<Vec<String>, OuterError> {
         let module = fs::read(path).map_err(failed("read", path))?;
         init_module(&module, c"").map_err(failed("load", path))?;
     }
+    // The guests' threads work behind their filters, as they do in the command.
+    confine::load_filters()
+        .map_err(io::Error::other)
+        .map_err(failed("filter", "the guests' threads"))?;
     let arguments = fs::read(ARGUMENTS_PATH).map_err(failed("read", ARGUMENTS_PATH))?;
     serde_json::from_slice(&arguments).map_err(failed("understand", ARGUMENTS_PATH))
 }

@@ -11,7 +11,8 @@ pub(super) fn checks() -> [Check; 2] {
         Landlock::Full => files.found("confined (Landlock)"),
         Landlock::Partial => files.found("confined in part").verdict(
             Warn,
-            "this kernel's Landlock is older than 6.12: TCP, device controls or signals to other processes are not confined",
+            "this kernel is older than Linux 6.12, and its Landlock does not confine all of these: truncating files, TCP, device controls, \
+             signals to other processes",
         ),
         Landlock::Missing => files.found("not confined").verdict(
             Warn,

@@ -22,7 +22,17 @@ const OLDEST: Version = Version {
 };
 
 /// The directories of a system's programs, libraries and settings.
-const SYSTEM: [&str; 5] = ["/usr", "/bin", "/lib", "/lib64", "/etc"];
+const SYSTEM: [&str; 7] = [
+    "/usr",
+    "/bin",
+    "/lib",
+    "/lib64",
+    "/etc",
+    "/nix/store",
+    "/gnu/store",
+];
+/// The directories of a QEMU's own libraries, helpers and firmware.
+const BESIDE: [&str; 6] = ["lib", "lib64", "libexec", "share", "pc-bios", "qemu-bundle"];
 
 /// QEMU's filter of system calls: old calls, other identities, new processes and changed limits kill QEMU.
 const SANDBOX: [&str; 2] = [
@@ -158,22 +168,25 @@ impl Qemu {
     /// Adds the rights to files that QEMU needs: itself, its libraries and firmware.
     pub(crate) fn add_rights(&self, rights: &mut FileRights) {
         rights.execute.extend(SYSTEM.iter().map(PathBuf::from));
+        // A QEMU that is not the system's has libraries and firmware beside its program, or beside `bin`.
         let program = self.path.canonicalize();
-        let directory = program.as_deref().unwrap_or(&self.path).parent();
-        // A QEMU that is not the system's has its libraries and firmware beside `bin`.
-        let prefix = directory.and_then(|directory| match directory.ends_with("bin") {
-            true => directory
-                .parent()
-                .filter(|prefix| prefix.parent().is_some()),
+        let program = program.as_deref().unwrap_or(&self.path);
+        rights.execute.push(program.to_owned());
+        let directory = program.parent().filter(|it| !it.as_os_str().is_empty());
+        let beside = directory.and_then(|directory| match directory.ends_with("bin") {
+            true => directory.parent(),
             false => Some(directory),
         });
-        rights.execute.extend(prefix.map(Path::to_owned));
+        let beside = beside
+            .into_iter()
+            .flat_map(|it| BESIDE.map(|name| it.join(name)));
+        rights.execute.extend(beside);
     }
 
     /// The rules for QEMU's own process: what it needs to start, and no file of the user.
     pub(super) fn layer(&self) -> Result<Layer, FileError> {
         let mut rights = FileRights {
-            read: ["/proc", "/sys"].map(PathBuf::from).to_vec(),
+            read: ["/proc", "/sys/devices/system"].map(PathBuf::from).to_vec(),
             devices: ["/dev/null", "/dev/urandom"].map(PathBuf::from).to_vec(),
             ..FileRights::default()
         };

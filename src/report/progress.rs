@@ -44,6 +44,13 @@ impl Progress {
         }
     }
 
+    /// Says what is being done now, without a thread that moves the line: for threads that may start none.
+    pub(crate) fn show(&self, text: impl Into<String>) {
+        if !self.bar.is_hidden() && !self.bar.is_finished() {
+            self.bar.set_message(text.into());
+        }
+    }
+
     /// Stops the thread that moves the line, until the next message.
     pub(crate) fn rest(&self) {
         self.bar.disable_steady_tick();

@@ -65,7 +65,7 @@ impl Writer {
                 Err(_) => {
                     self.flush();
                     if hits > 0 {
-                        self.progress.say(format!("running, {hits} hits"));
+                        self.progress.show(format!("running, {hits} hits"));
                     }
                     if lines.is_holding() {
                         messages.recv_timeout(PROMPT_WAIT)

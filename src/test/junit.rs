@@ -1,6 +1,7 @@
 //! Results in the form that CI systems read.
 
-use std::fs;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::Path;
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestRerun, TestSuite};
@@ -15,12 +16,13 @@ use crate::report::printable;
 const CONSOLE_LINES: usize = 100;
 
 /// Writes all results to `path`.
-pub(super) fn write(path: &Path, finished: &[Finished]) -> Result<(), TestError> {
+pub(super) fn write(mut file: File, path: &Path, finished: &[Finished]) -> Result<(), TestError> {
     let text = report(finished).to_string()?;
-    fs::write(path, text).map_err(|source| TestError::Write {
-        path: path.to_owned(),
-        source,
-    })
+    file.write_all(text.as_bytes())
+        .map_err(|source| TestError::Write {
+            path: path.to_owned(),
+            source,
+        })
 }
 
 fn report(finished: &[Finished]) -> Report {

@@ -17,11 +17,12 @@ mod print;
 mod record;
 mod schedule;
 
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
+use confine::FileRights;
 use thiserror::Error;
 
 use self::attempt::Outcome;
@@ -30,9 +31,11 @@ pub(crate) use self::matrix::{Axis, Shard};
 use self::print::Printer;
 use self::schedule::{Finished, Job};
 use crate::cli::TestArgs;
-use crate::config::Accel;
+use crate::config::{Accel, Initrd};
 use crate::exit::{Exit, Failure as _};
 use crate::failure;
+use crate::guest::GuestError;
+use crate::images;
 use crate::merge::MergeError;
 use crate::panics::Since;
 use crate::place::Place;
@@ -105,7 +108,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let jobs = jobs(cases, progress, &tell)?;
-    let outputs = Outputs::prepare(args)?;
+    let mut outputs = Outputs::prepare(args)?;
     progress.rest();
     confine_to(args, &jobs, &tell)?;
     let stop = StopSignal::default();
@@ -140,8 +143,8 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
             path: "standard output".into(),
             source,
         })?;
-    if let Some(path) = &args.junit {
-        junit::write(path, &finished)?;
+    if let Some((file, path)) = outputs.junit.take().zip(args.junit.as_deref()) {
+        junit::write(file, path, &finished)?;
     }
     outputs.tidy();
     kept?;
@@ -153,57 +156,63 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     }
 }
 
-/// What the command writes: the files must be there before the process gives up its rights.
+/// What the command writes, made before the process gives up its rights.
 #[derive(Debug)]
 struct Outputs<'a> {
     artifacts: &'a Path,
+    has_made_folder: bool,
+    junit: Option<File>,
 }
 
 impl<'a> Outputs<'a> {
-    /// Makes the folder of the artifacts and the JUnit file, if they are not there.
+    /// Makes the folder of the artifacts, if there is none, and an empty JUnit file.
     fn prepare(args: &'a TestArgs) -> Result<Self, TestError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             |source| TestError::Write { path, source }
         };
+        let artifacts = args.artifacts.as_path();
+        let has_made_folder = !artifacts.exists();
         let mut folder = DirBuilder::new();
-        let made = folder.recursive(true).mode(0o700).create(&args.artifacts);
-        made.map_err(failed(&args.artifacts))?;
-        if let Some(path) = &args.junit {
-            let mut options = OpenOptions::new();
-            let opened = options.create(true).append(true).open(path);
-            opened.map_err(failed(path))?;
-        }
+        let made = folder.recursive(true).mode(0o700).create(artifacts);
+        made.map_err(failed(artifacts))?;
+        let junit = args.junit.as_deref();
+        let create = |path| File::create(path).map_err(failed(path));
         Ok(Self {
-            artifacts: &args.artifacts,
+            artifacts,
+            has_made_folder,
+            junit: junit.map(create).transpose()?,
         })
     }
 
-    /// Removes the folder of the artifacts, if no case has left any.
+    /// Removes the folder of the artifacts, if this command has made it and no case has left any.
     fn tidy(&self) {
-        // The error of a folder with files is the usual one.
-        let _ = fs::remove_dir(self.artifacts);
+        if self.has_made_folder {
+            // The error of a folder with files is the usual one.
+            let _ = fs::remove_dir(self.artifacts);
+        }
     }
 }
 
 /// Gives up the rights that the cases do not need. The process has one thread.
 fn confine_to(args: &TestArgs, jobs: &[Job], tell: &dyn Fn(String)) -> Result<(), RunError> {
-    let mut rights = sandbox::common_rights()?;
-    for Job { case, place } in jobs {
-        sandbox::add_run(&mut rights, &case.plan.config);
-        place.add_rights(&mut rights);
-    }
-    rights.change.push(args.artifacts.clone());
-    rights.change.extend(args.junit.clone());
-    let parent = args.artifacts.parent();
-    let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
-    let parent = parent.unwrap_or(Path::new("."));
-    rights.prune.push(parent.to_owned());
+    let add = |rights: &mut FileRights| {
+        for Job { case, place } in jobs {
+            sandbox::add_run(rights, &case.plan.config);
+            place.add_rights(rights);
+        }
+        rights.change.push(args.artifacts.clone());
+        let parent = args.artifacts.parent();
+        let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
+        rights
+            .prune
+            .push(parent.unwrap_or(Path::new(".")).to_owned());
+    };
     let sandbox = match args.no_sandbox {
         true => Sandbox::Off,
         false => Sandbox::On,
     };
-    Ok(sandbox.put_in_force(&rights, tell)?)
+    Ok(sandbox.put_in_force(add, tell)?)
 }
 
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
@@ -215,6 +224,9 @@ fn jobs(
     let mut places: Vec<(Accel, Place)> = Vec::new();
     let mut jobs = Vec::new();
     for case in cases {
+        if case.plan.config.initrd == Initrd::Demo {
+            images::fetch_busybox(&|text| progress.say(text)).map_err(GuestError::from)?;
+        }
         let accel = case.plan.config.accel;
         let known = places.iter().find(|(known, _)| *known == accel);
         let place = match known {

@@ -1,6 +1,8 @@
 //! The rights of the command and of its QEMU.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use crate::boot::{Boot, Stock};
 
@@ -53,4 +55,42 @@ fn all_threads_of_the_command_and_of_qemu_gain_no_rights_and_filter_their_calls(
     }
     running.terminate();
     running.finish();
+}
+
+/// A QEMU that tries to read a file beside itself, and says so.
+const READS: &str = r#"#!/bin/sh
+case "$*" in --version | *help) exec qemu-system-x86_64 "$@" ;; esac
+if cat "$0.secret"; then echo 'it was read' >&2; else echo 'it was refused' >&2; fi
+exit 7
+"#;
+
+#[test]
+fn qemu_reads_no_file_of_the_user() {
+    for (options, said) in [
+        (&[][..], "it was refused"),
+        (&["--no-sandbox"], "it was read"),
+    ] {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let qemu = folder.path().join("qemu");
+        fs::write(&qemu, READS).expect("written");
+        fs::write(folder.path().join("qemu.secret"), "a secret").expect("written");
+        fs::set_permissions(&qemu, PermissionsExt::from_mode(0o755)).expect("executable");
+        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+            .env("HYPROBE_QEMU", &qemu)
+            .args([
+                "run",
+                "--image",
+                "debian-6.1",
+                "--accel",
+                "nested",
+                "--console",
+                "none",
+            ])
+            .args(options)
+            .output()
+            .expect("the command starts");
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{told}");
+        assert!(told.contains(said), "{told}");
+    }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 /// The limit for waits that take milliseconds on an idle host.
@@ -24,7 +25,7 @@ const THREADS: [&str; 8] = [
 /// A run whose guest works until the value is dropped.
 struct Running {
     child: Child,
-    folder: TempDir,
+    _folder: TempDir,
 }
 
 impl Running {
@@ -49,7 +50,10 @@ impl Running {
             .stderr(Stdio::null())
             .spawn()
             .expect("the command starts");
-        let running = Self { child, folder };
+        let running = Self {
+            child,
+            _folder: folder,
+        };
         let began = Instant::now();
         while !running.is_complete() {
             assert!(began.elapsed() < PATIENCE, "{:?}", running.threads());
@@ -74,6 +78,23 @@ impl Running {
         tasks.filter_map(|task| status(&task.path())).collect()
     }
 
+    /// A field of the status of the thread `name`.
+    fn field(&self, name: &str, field: &str) -> Option<String> {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.child.id())).ok()?;
+        let statuses =
+            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("status")).ok());
+        let is_it = |status: &String| {
+            let named = status
+                .lines()
+                .next()
+                .and_then(|line| line.strip_prefix("Name:"));
+            named.is_some_and(|found| found.trim() == name)
+        };
+        let status = statuses.into_iter().find(is_it)?;
+        let value = status.lines().find_map(|line| line.strip_prefix(field))?;
+        Some(value.trim().to_owned())
+    }
+
     fn is_complete(&self) -> bool {
         let threads = self.threads();
         let mut names = THREADS.iter();
@@ -95,7 +116,27 @@ fn all_threads_of_a_run_filter_their_calls() {
     for (thread, filtered, no_privileges) in running.threads() {
         assert_eq!((&*filtered, &*no_privileges), ("2", "1"), "{thread}");
     }
-    assert!(running.folder.path().join("x.sock").exists());
+    // The two of all threads, that of all threads which work for a guest, and the thread's own.
+    for guest in THREADS.iter().skip(2) {
+        let filters = running.field(guest, "Seccomp_filters:");
+        assert_eq!(filters.as_deref(), Some("4"), "{guest}");
+    }
+}
+
+/// Threads that work for a guest leave signals to others: their filters do not know what a signal's handler does.
+#[test]
+fn signal_to_a_vcpu_thread_is_left_to_others_and_ends_the_run() {
+    let mut running = Running::start(&[]);
+    let blocked = running.field("vcpu0", "SigBlk:").expect("a mask");
+    let blocked = u64::from_str_radix(&blocked, 16).expect("a number");
+    for signal in [Signal::HUP, Signal::INT, Signal::TERM] {
+        assert_ne!(blocked >> (signal.as_raw() - 1) & 1, 0, "{signal:?}");
+    }
+    for signal in [Signal::STOP, Signal::TERM, Signal::CONT] {
+        kill_process(Pid::from_child(&running.child), signal).expect("sent");
+    }
+    let end = running.child.wait().expect("it ends");
+    assert_eq!(end.code(), Some(6));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
+use confine::FilterError;
 use control::Incoming;
 use probes::{EventSink, Summary};
 use thiserror::Error;
@@ -19,7 +20,7 @@ use super::counted::Counted;
 use super::events::EventsPort;
 use super::ports::{self, PortError};
 use super::system::{self, SystemError};
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Sandbox};
 use crate::nested::lines::read_line;
 use crate::nested::outer::CONFIG_PATH;
 use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOuter};
@@ -41,6 +42,8 @@ enum SetUpError {
     System(#[from] SystemError),
     #[error(transparent)]
     Port(#[from] PortError),
+    #[error(transparent)]
+    Filters(#[from] FilterError),
     #[error("cannot use a virtio-serial port")]
     Io(#[from] io::Error),
     #[error("cannot read {CONFIG_PATH} in the outer Linux")]
@@ -116,6 +119,10 @@ where
 {
     let config = fs::read(CONFIG_PATH).map_err(SetUpError::Config)?;
     let config: RunConfig = serde_json::from_slice(&config)?;
+    if config.sandbox == Sandbox::On {
+        // QEMU confines the outer Linux. The filters of the guest's threads are those of a run on KVM.
+        confine::load_filters()?;
+    }
     let console = ports::open(Port::Console)?;
     rustix::stdio::dup2_stdin(&console).map_err(io::Error::from)?;
     let console = Counted::new(console);
