@@ -1,8 +1,8 @@
 //! The sandbox of a run: the files, the calls and the hosts that this process still reaches while guests run.
 //!
-//! A guest that takes hyprobe over has the rights of this process. The process therefore gives up everything that the rest of the run
-//! does not need, after it has read the user's files and opened the outputs, and before it starts a thread. `SECURITY.md` lists what
-//! stays.
+//! A guest that takes hyprobe over has the rights of this process. The process therefore gives up the rights that the rest of the run
+//! does not need: after the reading of the user's files and the opening of the outputs, before the first thread starts. `SECURITY.md`
+//! lists the remaining rights.
 
 use std::path::PathBuf;
 
@@ -35,15 +35,15 @@ pub(crate) enum SandboxError {
     Calls(#[from] FilterError),
 }
 
-/// What a user is told who switches the sandbox off.
+/// The consequence of `--no-sandbox`.
 const OFF: &str = "no sandbox: a guest that takes hyprobe over has all rights of its user";
-/// What a user is told whose kernel lacks a part.
+/// The consequence of a kernel without Landlock.
 const NO_LANDLOCK: &str = "this host's kernel has no Landlock: a guest that takes hyprobe over can read and write the files of \
                            its user";
 
 impl Sandbox {
-    /// Gives up all rights but those that all runs have and those that `add` adds; `tell` is told of missing parts. The process has
-    /// one thread.
+    /// Gives up rights. The rights of all runs and the rights added by `add` remain. `tell` gets a sentence for each missing part. The
+    /// process must have one thread.
     ///
     /// # Errors
     ///

@@ -16,7 +16,7 @@ use landlock::{
     RulesetError, RulesetStatus, Scope,
 };
 
-/// The version of Landlock whose rights are given up, that of Linux 6.12; an older kernel gives up those that it knows.
+/// The version of Landlock in Linux 6.12: the process gives up all rights of this version. An older kernel knows fewer rights.
 const NEWEST: ABI = ABI::V6;
 
 /// The rules cannot be put in force.
@@ -89,7 +89,7 @@ pub struct FileRights {
 }
 
 impl FileRights {
-    /// Confines this thread, and each thread and process that it starts from now on. Call it while the process has one thread.
+    /// Confines the calling thread, and the threads and processes that the thread starts later. The process must have one thread.
     ///
     /// TCP connections, and abstract sockets and processes outside of this process and its children are out of reach, too.
     ///
@@ -178,7 +178,7 @@ impl Layer {
 }
 
 /// Puts the rules of a [`Layer`] in force for the calling thread: one system call, for a child between fork and exec. The child
-/// cannot gain privileges any more ([`crate::begin`]).
+/// cannot gain privileges any more ([`crate::begin()`]).
 ///
 /// # Errors
 ///

@@ -5,13 +5,13 @@
 //!  each thread                                                                                     enter(kind) ──▶ its work
 //! ```
 //!
-//! * [`begin`]: no new privileges, no core files. In force before the command reads a file.
+//! * [`begin()`]: no new privileges, no core files. In force before the command reads a file.
 //! * [`FileRights`]: Landlock. The process opens only the files that a run still needs.
 //! * [`filter_process`]: seccomp for all threads and children. The filter forbids the calls that no part of hyprobe makes.
 //! * [`enter`]: seccomp for threads that work for a guest. They make only the calls that the filter of their [`ThreadKind`] lists.
 //!
-//! Threads and child processes inherit all three. The process has one thread when it gives up its files: Landlock confines the
-//! calling thread only.
+//! Threads and child processes inherit all three. Landlock confines the calling thread only: the process must have no other thread at
+//! that time.
 
 mod begin;
 mod files;

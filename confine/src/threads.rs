@@ -10,7 +10,7 @@ use seccompiler::{
 use crate::ThreadKind;
 use crate::violation;
 
-/// The filter of all threads: it forbids what no part of hyprobe does. Child processes inherit it.
+/// The filter of all threads: the filter forbids the calls that no part of hyprobe makes. Child processes inherit the filter.
 const ALL: (&str, &str) = ("all", include_str!("filters/all.json"));
 /// The second filter of all threads.
 const CLONE3: (&str, &str) = ("clone3", include_str!("filters/clone3.json"));

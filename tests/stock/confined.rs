@@ -57,7 +57,7 @@ fn all_threads_of_the_command_and_of_qemu_gain_no_rights_and_filter_their_calls(
     running.finish();
 }
 
-/// A QEMU that tries to read a file beside itself, and says so.
+/// A stand-in for QEMU: the program tries to read the file beside the program, and prints the result.
 const READS: &str = r#"#!/bin/sh
 case "$*" in --version | *help) exec qemu-system-x86_64 "$@" ;; esac
 if cat "$0.secret"; then echo 'it was read' >&2; else echo 'it was refused' >&2; fi

@@ -146,3 +146,27 @@ fn run_without_sandbox_filters_nothing() {
         assert_eq!((&*filtered, &*no_privileges), ("0", "1"), "{thread}");
     }
 }
+
+/// On a terminal, the thread that writes the output also says how many hits there are.
+#[test]
+fn line_of_progress_on_a_terminal_needs_no_further_thread() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let kernel = guest_images::build_testguest(&folder.path().join("guest"));
+    let kernel = kernel.expect("the test guest compiles");
+    let run = format!(
+        "{} run --accel kvm --memory 64M --cpus 2 --console none --timeout 5s --cmdline run=record2=1000000000 \
+         --no-optimise -p kprobe:bm_recorded --output hits --kernel {}",
+        env!("CARGO_BIN_EXE_hyprobe"),
+        kernel.display()
+    );
+    // `script` gives the command a terminal, and exits as the command does.
+    let output = Command::new("script")
+        .args(["-qec", &run, "/dev/null"])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .expect("script is there");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(5), "{told}");
+    assert!(told.contains(" hits ("), "{told}");
+}
