@@ -44,6 +44,7 @@ impl Found {
                     | Line::Arming(_)
                     | Line::Boot(_)
                     | Line::Sweep(_)
+                    | Line::Restart { .. }
                     | Line::End { .. } => (),
                 }
             }

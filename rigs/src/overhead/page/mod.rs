@@ -81,7 +81,11 @@ impl Measured {
                 Line::Boot(boot) => {
                     measured.boots.insert(boot.kind, boot);
                 }
-                Line::Host { .. } | Line::Case(_) | Line::Sweep(_) | Line::End { .. } => (),
+                Line::Host { .. }
+                | Line::Case(_)
+                | Line::Sweep(_)
+                | Line::Restart { .. }
+                | Line::End { .. } => (),
             }
         }
         measured
