@@ -341,8 +341,8 @@ pub(crate) struct SymbolsArgs {
     /// A stock kernel by name, fetched if need be
     #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
     pub(crate) image: Option<String>,
-    /// Names to show: a regular expression for the whole name
-    pub(crate) regex: String,
+    /// The names to show: a name or a glob, as in `kprobe:PATTERN`
+    pub(crate) pattern: String,
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use probes::manifest::{InvalidManifest, ManifestError};
-use probes::{GuestEnd, SessionError};
+use probes::{GuestEnd, PATTERN_HELP, SessionError};
 
 use crate::check::CheckError;
 use crate::doctor::DoctorError;
@@ -210,9 +210,7 @@ impl Failure for SymbolsError {
         match self {
             Self::Image(error) => error.exit(),
             Self::Kernel(OpenKernelError::Cached(_)) => Exit::HostCannot,
-            Self::Kernel(OpenKernelError::Kernel(_))
-            | Self::Contents { .. }
-            | Self::Pattern { .. } => Exit::Usage,
+            Self::Kernel(OpenKernelError::Kernel(_)) | Self::Contents { .. } => Exit::Usage,
             Self::NoMatch { .. } => Exit::ExpectationFailed,
             Self::Write(_) => Exit::HostCannot,
         }
@@ -223,6 +221,7 @@ impl Failure for SymbolsError {
             Self::NoMatch { near, .. } if !near.is_empty() => {
                 Some(format!("near names: {}", near.join(", ")))
             }
+            Self::NoMatch { .. } => Some(PATTERN_HELP.to_owned()),
             _ => None,
         }
     }

@@ -54,8 +54,8 @@ pub use plant::PlantByte;
 pub use registry::ProbeId;
 pub use request::ProbeRequest;
 pub use resolve::{
-    FunctionVerdict, Place, ProbeNumber, Refusal, ResolveError, ResolveProblem, Resolved, Via,
-    When, functions, resolve,
+    FunctionVerdict, PATTERN_HELP, Place, ProbeNumber, Refusal, ResolveError, ResolveProblem,
+    Resolved, Via, When, functions, resolve,
 };
 pub use session::{Session, SessionConfig, SessionError, check_addresses};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

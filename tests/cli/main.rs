@@ -271,7 +271,7 @@ fn a_kernel_that_is_cut_off() {
 fn a_name_that_no_symbol_has() {
     let folder = Folder::new();
     let symbols = folder
-        .hyprobe(&["symbols", "--kernel", kernel(), "--json", ".*"])
+        .hyprobe(&["symbols", "--kernel", kernel(), "--json", "*"])
         .stdout;
     let known = symbols
         .lines()
@@ -306,6 +306,18 @@ fn a_name_that_no_symbol_has() {
         search.stderr
     );
     assert!(search.stderr.contains(&known), "{}", search.stderr);
+}
+
+#[test]
+fn regular_expression_for_symbols_gets_the_advice_to_write_a_glob() {
+    let folder = Folder::new();
+    let search = folder.hyprobe(&["symbols", "--kernel", kernel(), "^fn_.*$"]);
+    assert_eq!((search.code, search.stdout.as_str()), (Some(1), ""));
+    assert!(
+        search.stderr.contains("help: patterns are globs: "),
+        "{}",
+        search.stderr
+    );
 }
 
 #[test]

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use regex::Regex;
-
 use super::{Symbol, SymbolOffset, glob_matches, rank, suggest};
 use crate::Gva;
 
@@ -129,12 +127,9 @@ impl SymbolTable {
 
     /// The symbols whose names match a pattern of `*`, `?` and `[a-z]`, in address order.
     pub fn matching<'t>(&'t self, pattern: &'t str) -> impl Iterator<Item = Symbol> + 't {
-        self.matching_by(move |name| glob_matches(pattern, name))
-    }
-
-    /// The symbols whose names `pattern` matches somewhere, in address order.
-    pub fn matching_regex<'t>(&'t self, pattern: &'t Regex) -> impl Iterator<Item = Symbol> + 't {
-        self.matching_by(|name| pattern.is_match(name))
+        (0..self.entries.len())
+            .filter(move |&index| glob_matches(pattern, self.entries[index].name(&self.names)))
+            .map(|index| self.symbol(index))
     }
 
     /// At most `n` names that somebody who typed `name` may have meant, the likeliest first.
@@ -195,15 +190,6 @@ impl SymbolTable {
     /// All symbols in address order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Symbol> + '_ {
         (0..self.entries.len()).map(|index| self.symbol(index))
-    }
-
-    fn matching_by<'t>(
-        &'t self,
-        matches: impl Fn(&str) -> bool + 't,
-    ) -> impl Iterator<Item = Symbol> + 't {
-        (0..self.entries.len())
-            .filter(move |&index| matches(self.entries[index].name(&self.names)))
-            .map(|index| self.symbol(index))
     }
 
     fn named(&self, name: &str) -> &[u32] {

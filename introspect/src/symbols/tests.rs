@@ -1,7 +1,6 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use regex::Regex;
 
 use super::{SymbolTable, SymbolTableBuilder};
 use crate::Gva;
@@ -120,11 +119,7 @@ fn patterns_match_in_address_order() {
         (TEXT + 0x10, 'T', "ksys_read"),
     ]);
     assert_eq!(names(table.matching("vfs_*")), ["vfs_write", "vfs_read"]);
-    let read = Regex::new("_read$").expect("a pattern");
-    assert_eq!(
-        names(table.matching_regex(&read)),
-        ["ksys_read", "vfs_read"]
-    );
+    assert_eq!(names(table.matching("*_read")), ["ksys_read", "vfs_read"]);
     assert_eq!(names(table.iter()), ["vfs_write", "ksys_read", "vfs_read"]);
     assert_eq!(table.nearest_names("vfs_raed", 1), ["vfs_read"]);
 }

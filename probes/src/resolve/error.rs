@@ -5,6 +5,9 @@ use introspect::insn::NotABoundary;
 
 use crate::program::NotAtReturn;
 
+/// The remedy for a pattern without a match.
+pub const PATTERN_HELP: &str = "patterns are globs: `*` is any characters (`.*` in a regular expression), `?` is one, `[a-z]` is one of a set";
+
 /// A specification without a corresponding site in this kernel.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot probe `{spec}`: {problem}")]
@@ -96,9 +99,10 @@ impl ResolveError {
             ResolveProblem::NoSymbol { near, .. } if !near.is_empty() => {
                 Some(format!("near names: {}", near.join(", ")))
             }
-            ResolveProblem::NoSymbol { .. } | ResolveProblem::NoMatch { .. } => {
-                Some("`hyprobe symbols --kernel FILE REGEX` lists what there is".to_owned())
+            ResolveProblem::NoSymbol { .. } => {
+                Some("`hyprobe symbols --kernel FILE PATTERN` lists the symbols".to_owned())
             }
+            ResolveProblem::NoMatch { .. } => Some(PATTERN_HELP.to_owned()),
             ResolveProblem::Ambiguous { addresses, .. } => {
                 let all: Vec<String> = addresses
                     .iter()

@@ -25,7 +25,7 @@ use crate::kernel::Kernel;
 use crate::module::LoadedModule;
 use crate::{Location, ProbeKind, ProbeSpec};
 
-pub use error::{ResolveError, ResolveProblem};
+pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
 #[cfg(test)]
 pub(crate) use number::PROBES_MAX;

@@ -5,7 +5,8 @@ use introspect::optimise::WhyNot;
 
 use super::synthetic::{SyntheticKernel, TEXT};
 use super::{
-    Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions, resolve,
+    PATTERN_HELP, Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions,
+    resolve,
 };
 use crate::Kernel;
 
@@ -354,6 +355,7 @@ fn a_glob_stands_for_the_functions_that_match() {
         matches!(error.problem, ResolveProblem::NoMatch { .. }),
         "{error}"
     );
+    assert_eq!(error.help().as_deref(), Some(PATTERN_HELP));
 }
 
 /// The other matches are still armed.
