@@ -82,13 +82,6 @@ pub(super) fn start(
     };
     let iso = iso::build(dir, outer)?;
     let serial = dir.join("serial");
-    // The lines of an earlier boot are not lines of this one.
-    match std::fs::remove_file(&serial) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error::file("remove", &serial)(error));
-        }
-        _ => (),
-    }
     let write = |name: &str, text: &str| {
         let path = dir.join(name);
         std::fs::write(&path, text).map_err(error::file("write", &path))?;

@@ -24,7 +24,7 @@ pub enum LaunchError {
     /// A file is in the way.
     #[error("cannot {what} {}", path.display())]
     File {
-        /// Create, read, remove or write.
+        /// Create, read or write.
         what: &'static str,
         /// The file.
         path: PathBuf,
