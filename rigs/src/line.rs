@@ -43,13 +43,6 @@ pub enum Line {
     Boot(Boot),
     /// A step of a sweep.
     Sweep(Step),
-    /// A CPU of the outer Linux locked up, and the next case is the first of another boot.
-    Restart {
-        /// The kind of KVM.
-        backend: Backend,
-        /// Number of cases with a result.
-        cases: usize,
-    },
     /// All cases have ended: the last line.
     End {
         /// The kind of KVM.

@@ -23,9 +23,6 @@ struct Arguments {
     /// Only cases whose name contains this, or one of these, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
-    /// Number of cases, of those that `--only` leaves, that an earlier boot has run.
-    #[arg(long, default_value_t = 0)]
-    skip: usize,
     /// A kind of generated snippets that is not run, or a field of them that is not compared; may be given several times.
     #[arg(long)]
     without: Vec<String>,
@@ -93,7 +90,6 @@ fn run(arguments: Arguments) -> ExitCode {
         guest: &arguments.guest,
         stock: stock.as_ref(),
         only: &arguments.only,
-        skip: arguments.skip,
         without: &arguments.without,
         cannot: &arguments.cannot,
         generated: arguments.generated,

@@ -136,13 +136,9 @@ fn main() -> ExitCode {
     let launched = result.as_ref().ok().map(|outcome| outcome.cases);
     let result = result.map(|outcome| {
         format!(
-            "{} cases, {} failed, {}{:.0} s; the lines are in {}\n",
+            "{} cases, {} failed, {:.0} s; the lines are in {}\n",
             outcome.cases,
             outcome.failed,
-            match outcome.restarts {
-                0 => String::new(),
-                restarts => format!("{restarts} restarts, "),
-            },
             outcome.took.as_secs_f64(),
             outcome.path.display()
         )
@@ -223,11 +219,6 @@ fn show(line: &Line) {
             println!(
                 "{mark} {:24} {:6} ms  {}",
                 case.case, case.took_ms, case.detail
-            );
-        }
-        Line::Restart { backend, cases } => {
-            println!(
-                "{backend}: a CPU locked up behind {cases} cases; the next case is the first of another boot"
             );
         }
         Line::Sweep(Step::Booting { .. }) => {}

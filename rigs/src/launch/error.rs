@@ -97,12 +97,6 @@ pub enum LaunchError {
         /// The end of what came out of the serial line.
         said: String,
     },
-    /// A CPU of the outer Linux is locked up.
-    #[error("a CPU of the outer Linux is locked up; the last words:\n{said}")]
-    LockedUp {
-        /// The end of what came out of the serial line.
-        said: String,
-    },
     /// There was an end, but not to the cases.
     #[error("the lines have no end")]
     NoEnd,

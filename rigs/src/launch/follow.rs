@@ -1,12 +1,12 @@
 //! Waiting for lines.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::LaunchError;
-use super::lines::Lines;
 use crate::line::Line;
 
 const POLL: Duration = Duration::from_millis(200);
@@ -22,27 +22,17 @@ pub(super) trait Follow {
     fn output(&mut self) -> Result<Vec<u8>, LaunchError>;
 }
 
-/// What the outer kernel prints about a CPU that no task and no interrupt gets.
-const SOFT_LOCKUP: &str = "BUG: soft lockup";
-
-/// The limits of a wait for lines.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// The last line must come before.
-    pub(super) deadline: Instant,
-    /// Whether a soft lockup of the outer kernel ends the wait.
-    pub(super) ends_at_lockup: bool,
-}
-
-/// Gives every line to `lines` as it comes, until the last one.
+/// Gives every line to `take` as it comes, until the last one. `silence` is the time within which the next line must come,
+/// which `take` may change.
 ///
 /// # Errors
 ///
-/// The machine ends, locks up, or a limit is reached, and the last line is not there.
+/// The machine ends, or the time is over, and the last line is not there.
 pub(super) fn until_end(
     running: &mut dyn Follow,
-    limits: Limits,
-    lines: &mut Lines<'_>,
+    deadline: Instant,
+    silence: &Cell<Duration>,
+    take: &mut dyn FnMut(Line) -> Result<(), LaunchError>,
 ) -> Result<(), LaunchError> {
     let began = Instant::now();
     let (mut taken, mut heard) = (0, began);
@@ -58,14 +48,10 @@ pub(super) fn until_end(
             if let Some(line) = Line::find(text) {
                 heard = Instant::now();
                 let last = matches!(line, Line::End { .. });
-                lines.take(&line)?;
+                take(line)?;
                 if last {
                     return Ok(());
                 }
-            } else if limits.ends_at_lockup && text.contains(SOFT_LOCKUP) {
-                return Err(LaunchError::LockedUp {
-                    said: last_words(&output),
-                });
             }
         }
         taken = complete;
@@ -76,13 +62,13 @@ pub(super) fn until_end(
                 said: said(),
             });
         }
-        if heard.elapsed() > lines.silence() {
+        if heard.elapsed() > silence.get() {
             return Err(LaunchError::Silent {
                 after_s: heard.elapsed().as_secs(),
                 said: said(),
             });
         }
-        if Instant::now() >= limits.deadline {
+        if Instant::now() >= deadline {
             return Err(LaunchError::TimedOut {
                 after_s: began.elapsed().as_secs(),
                 said: said(),

@@ -61,13 +61,12 @@ const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 mitigations=off nokaslr \
                                        no_timer_check cryptomgr.notests=1 random.trust_cpu=on lsm=";
 
-/// Builds it in `dir` with `module`, which is KVM's for the vendor. `more` are arguments of this boot.
+/// Builds it in `dir` with `module`, which is KVM's for the vendor.
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
     payload: &Payload,
     module: &str,
-    more: &[String],
 ) -> Result<Outer, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
@@ -97,7 +96,7 @@ pub(super) fn build(
         .chain(given)
         .chain(mistakes.iter().copied())
         .chain(payload.options.iter().map(String::as_str))
-        .chain(launch.arguments.iter().chain(more).map(String::as_str))
+        .chain(launch.arguments.iter().map(String::as_str))
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");

@@ -16,7 +16,7 @@ const LOADER: [&str; 2] = [
 /// Writes `dir/rig.iso`.
 pub(super) fn build(dir: &Path, outer: &Outer) -> Result<PathBuf, LaunchError> {
     let contents = dir.join("iso");
-    std::fs::create_dir_all(&contents).map_err(error::file("create", &contents))?;
+    std::fs::create_dir(&contents).map_err(error::file("create", &contents))?;
     for from in LOADER.map(Path::new) {
         if !from.exists() {
             return Err(LaunchError::Missing {
@@ -38,9 +38,8 @@ pub(super) fn build(dir: &Path, outer: &Outer) -> Result<PathBuf, LaunchError> {
         std::fs::copy(from, &to).map_err(error::file("write", &to))?;
     }
     let config = contents.join("isolinux.cfg");
-    // A CPU that is locked up is reported after ten seconds of Bochs's clock, which are minutes.
     let text = format!(
-        "default rig\nprompt 0\ntimeout 1\nlabel rig\nkernel linux\nappend initrd=initrd {COMMAND_LINE} watchdog_thresh=5\n"
+        "default rig\nprompt 0\ntimeout 1\nlabel rig\nkernel linux\nappend initrd=initrd {COMMAND_LINE}\n"
     );
     std::fs::write(&config, text).map_err(error::file("write", &config))?;
     let iso = dir.join("rig.iso");

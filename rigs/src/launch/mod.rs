@@ -7,26 +7,28 @@ mod follow;
 mod ground;
 mod image;
 mod iso;
-mod lines;
 mod local;
 mod payload;
 mod qemu;
 mod stock;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::line::{Backend, Line};
+use crate::sweep::Step;
 
 pub use error::LaunchError;
 pub(crate) use error::file as file_error;
 pub use payload::Program;
 
-use follow::{Follow, Limits};
-use lines::Lines;
-use payload::Payload;
+use follow::Follow;
+
+/// A sweep starts, lists functions and boots without probes within this time, or does not come to it.
+const BEFORE_THE_FIRST_BOOT: Duration = Duration::from_secs(1500);
 
 /// What to run, and where.
 #[derive(Clone, Copy, Debug)]
@@ -65,102 +67,86 @@ pub struct Launched {
     pub cases: usize,
     /// Number of those that failed.
     pub failed: usize,
-    /// How often a CPU of the outer Linux locked up, and the next case was the first of another boot.
-    pub restarts: usize,
     /// From the start to the last line.
     pub took: Duration,
     /// The lines.
     pub path: PathBuf,
 }
 
-/// Runs the program there. `show` gets each line when it comes.
+/// Runs the program there. `tell` gets each line when it comes.
 ///
 /// # Errors
 ///
 /// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
-pub fn run(launch: &Launch<'_>, show: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
     let payload = payload::build(launch, &dir)?;
+    let outer = match launch.backend {
+        Backend::Intel => Some(image::build(launch, &dir, &payload, "kvm_intel")?),
+        Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &payload, "kvm_amd")?),
+        Backend::Local => None,
+    };
+    let memory_mib = payload.memory_mib;
     let began = Instant::now();
-    let mut lines = Lines::open(launch, show)?;
-    // Two vCPUs can lock up a CPU of Bochs's SVM (docs/rigs.md).
-    let boots_again = matches!(
-        (launch.program, launch.backend),
-        (Program::Contract { .. }, Backend::Amd)
-    );
-    let (mut restarts, mut skipped) = (0, 0);
-    loop {
-        let mut machine = Machine::start(launch, &dir, &payload, skipped)?;
-        if restarts == 0 {
-            let release = machine.release.as_deref();
-            lines.take(&about::about(launch.backend, release)?)?;
+    let mut running: Box<dyn Follow> = match &outer {
+        Some(outer) if launch.backend == Backend::Nested => {
+            Box::new(qemu::start(&dir, outer, memory_mib)?)
         }
-        let limits = Limits {
-            deadline: began + launch.timeout,
-            ends_at_lockup: boots_again,
-        };
-        match follow::until_end(machine.running.as_mut(), limits, &mut lines) {
-            // The case in which a CPU locks up is the first of the next boot. If a CPU locks up there again, the case fails.
-            Err(LaunchError::LockedUp { .. }) if lines.cases() > skipped => {
-                skipped = lines.cases();
-                restarts += 1;
-                lines.take(&Line::Restart {
-                    backend: launch.backend,
-                    cases: skipped,
-                })?;
-            }
-            ended => break ended?,
+        Some(outer) => Box::new(bochs::start(launch, &dir, outer, memory_mib)?),
+        None => Box::new(local::start(launch, &dir, &payload)?),
+    };
+    let path = launch.results.join(format!("{}.jsonl", launch.name()));
+    // What is known of other cases stays when only some are run.
+    let some = match launch.program {
+        Program::Sweep { .. } => true,
+        Program::Contract { .. }
+        | Program::Bench { .. }
+        | Program::Busy { .. }
+        | Program::Ground { .. } => launch
+            .arguments
+            .iter()
+            .any(|word| word.starts_with("--only")),
+    };
+    let mut file = File::options()
+        .create(true)
+        .write(true)
+        .append(some)
+        .truncate(!some)
+        .open(&path)
+        .map_err(error::file("create", &path))?;
+    let mut end = None;
+    let silence = Cell::new(match launch.program {
+        Program::Sweep { .. } => BEFORE_THE_FIRST_BOOT,
+        Program::Contract { .. }
+        | Program::Bench { .. }
+        | Program::Busy { .. }
+        | Program::Ground { .. } => launch.timeout,
+    });
+    let mut keep = |line: Line| {
+        tell(&line);
+        if let Line::Sweep(step) = &line {
+            silence.set(match step {
+                Step::Booting { limit_ms, .. } => Duration::from_millis(*limit_ms),
+                _ => BEFORE_THE_FIRST_BOOT,
+            });
         }
-    }
+        if let Line::End { cases, failed, .. } = line {
+            end = Some((cases, failed));
+        }
+        let json = serde_json::to_string(&line).unwrap_or_default();
+        writeln!(file, "{json}").map_err(error::file("write", &path))
+    };
+    let release = outer.as_ref().map(|outer| &*outer.release);
+    keep(about::about(launch.backend, release)?)?;
+    let deadline = began + launch.timeout;
+    follow::until_end(running.as_mut(), deadline, &silence, &mut keep)?;
+    let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
     Ok(Launched {
-        cases: lines.total().ok_or(LaunchError::NoEnd)?,
-        failed: lines.failed(),
-        restarts,
+        cases,
+        failed,
         took: began.elapsed(),
-        path: lines.path(),
+        path,
     })
-}
-
-/// A running program, with the Linux around it.
-struct Machine {
-    running: Box<dyn Follow>,
-    /// The release of the outer Linux.
-    release: Option<String>,
-}
-
-impl Machine {
-    /// Starts `payload` behind its first `skipped` cases.
-    fn start(
-        launch: &Launch<'_>,
-        dir: &Path,
-        payload: &Payload,
-        skipped: usize,
-    ) -> Result<Self, LaunchError> {
-        let module = match launch.backend {
-            Backend::Intel => "kvm_intel",
-            Backend::Amd | Backend::Nested => "kvm_amd",
-            Backend::Local => {
-                return Ok(Self {
-                    running: Box::new(local::start(launch, dir, payload)?),
-                    release: None,
-                });
-            }
-        };
-        let skip = match skipped {
-            0 => Vec::new(),
-            _ => vec!["--skip".to_owned(), skipped.to_string()],
-        };
-        let outer = image::build(launch, dir, payload, module, &skip)?;
-        let memory_mib = payload.memory_mib;
-        let running: Box<dyn Follow> = match launch.backend {
-            Backend::Nested => Box::new(qemu::start(dir, &outer, memory_mib)?),
-            _ => Box::new(bochs::start(launch, dir, &outer, memory_mib)?),
-        };
-        Ok(Self {
-            running,
-            release: Some(outer.release),
-        })
-    }
 }
 
 /// Adds a line to those that are kept.

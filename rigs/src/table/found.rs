@@ -44,7 +44,6 @@ impl Found {
                     | Line::Arming(_)
                     | Line::Boot(_)
                     | Line::Sweep(_)
-                    | Line::Restart { .. }
                     | Line::End { .. } => (),
                 }
             }

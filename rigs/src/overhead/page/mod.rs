@@ -81,11 +81,7 @@ impl Measured {
                 Line::Boot(boot) => {
                     measured.boots.insert(boot.kind, boot);
                 }
-                Line::Host { .. }
-                | Line::Case(_)
-                | Line::Sweep(_)
-                | Line::Restart { .. }
-                | Line::End { .. } => (),
+                Line::Host { .. } | Line::Case(_) | Line::Sweep(_) | Line::End { .. } => (),
             }
         }
         measured
