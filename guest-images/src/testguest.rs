@@ -43,7 +43,7 @@
 //! `testguest: count FUNCTION=N`, how often the first instruction of each function ran, and
 //! `testguest: end failed=N`; then the guest writes N to the debug-exit port
 //! [`DEBUG_EXIT_PORT`], or ends through the keyboard controller with `exit=reset`, or halts with
-//! `exit=halt`. An unexpected trap prints `testguest: trap FAIL …` and ends with 0x7e.
+//! `exit=halt`. With `wait=exit`, processors that wait for each other exit again and again. An unexpected trap prints `testguest: trap FAIL …` and ends with 0x7e.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

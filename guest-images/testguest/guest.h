@@ -147,6 +147,9 @@ static inline void relax(void)
 	__asm__ volatile("pause" : : : "memory");
 }
 
+/* Whether processors that wait for each other exit: `wait=exit` on the command line. */
+extern int waits_exit;
+
 /* console.c */
 void put(const char *string);
 void put_hex(u64 value);

@@ -63,6 +63,7 @@ static const struct scenario scenarios[] = {
 
 static char command_line[COMMAND_LINE_MAX];
 static const char *end_how = "";
+int waits_exit;
 
 /* If the word at `text` begins with `prefix`, what follows it. */
 static const char *after(const char *text, const char *prefix)
@@ -176,6 +177,7 @@ void main(const char *text)
 	put("testguest: up ");
 	put(command_line);
 	end_line();
+	waits_exit = parameter("wait=exit") != 0;
 	how = parameter("exit=");
 	if (how)
 		end_how = how;

@@ -44,6 +44,9 @@ struct Arguments {
     /// Says which snippets these are.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// More words for each command line of the test guest.
+    #[arg(long, default_value = "")]
+    guest_words: String,
     /// Seconds for each run of the test guest.
     #[arg(long, default_value_t = 100)]
     timeout: u64,
@@ -94,6 +97,7 @@ fn run(arguments: Arguments) -> ExitCode {
         cannot: &arguments.cannot,
         generated: arguments.generated,
         seed: arguments.seed,
+        guest_words: &arguments.guest_words,
         timeout: Duration::from_secs(arguments.timeout),
     };
     match contract.run(&mut std::io::stdout().lock()) {

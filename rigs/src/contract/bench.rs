@@ -18,6 +18,7 @@ pub struct Bench {
     pub(super) facts: HostFacts,
     pub(super) file: KernelFile,
     elf: Vec<u8>,
+    pub(super) words: String,
     pub(super) timeout: Duration,
 }
 
@@ -39,8 +40,16 @@ impl Bench {
             facts,
             file,
             elf,
+            words: String::new(),
             timeout,
         })
+    }
+
+    /// Adds `words` to each command line of the test guest.
+    #[must_use]
+    pub fn with_words(mut self, words: &str) -> Self {
+        words.clone_into(&mut self.words);
+        self
     }
 
     /// This machine's KVM.

@@ -113,13 +113,14 @@ impl<'a> Guest<'a> {
     pub fn prepare_with(self, sink: impl FnOnce(Observer) -> Arc<dyn EventSink>) -> Prepared<'a> {
         let bench = self.here.bench;
         let observer = Observer::default();
+        let cmdline = format!("{} {}", self.cmdline, bench.words);
         let config = SessionConfig {
             file: &bench.file,
             vmlinux: bench.elf(),
             kernel: bench.kernel(),
             method: BootMethod::Direct,
             initrd: None,
-            cmdline: &self.cmdline,
+            cmdline: cmdline.trim_end(),
             memory_bytes: MEMORY_BYTES,
             cpus: self.here.cpus,
             probes: &self.probes,

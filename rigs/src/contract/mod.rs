@@ -113,6 +113,8 @@ pub struct Contract<'a> {
     pub generated: u64,
     /// Says which snippets.
     pub seed: u64,
+    /// More words for each command line of the test guest.
+    pub guest_words: &'a str,
     /// No run of the test guest takes longer.
     pub timeout: Duration,
 }
@@ -173,7 +175,7 @@ impl Contract<'_> {
             failed: 0,
         };
         let began = Instant::now();
-        let bench = Bench::open(self.guest, self.timeout)?;
+        let bench = Bench::open(self.guest, self.timeout)?.with_words(self.guest_words);
         teller.print(&Line::Host {
             backend,
             facts: format!("{:?}", bench.facts()),

@@ -22,7 +22,10 @@ pub(super) struct Outer {
 }
 
 /// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
-const MISTAKES_OF_BOCHS_SVM: [&str; 12] = [
+const MISTAKES_OF_BOCHS_SVM: [&str; 14] = [
+    // While a guest runs with IF clear, no interrupt of the host gets through.
+    "--guest-words",
+    "wait=exit",
     "--without",
     "guest steps",
     "--without",
