@@ -9,9 +9,10 @@ help:
 	@echo 'make demo      boot a stock Debian kernel and watch probes fire in it'
 	@echo 'make test      everything that is checked before a commit counts'
 	@echo 'make build     the command alone: $(HYPROBE)'
+	@echo 'make dist      what is released: static binary, Debian package, man pages, completions, bill of materials, checksums, in $(TARGET_DIR)/dist'
 	@echo 'make setup     install what building, testing and nested runs need'
 	@echo 'make images    fetch the stock kernels that tests boot'
-	@echo 'make lint      formatting, clippy and the documentation'
+	@echo 'make lint      formatting, clippy, the documentation, and the rules for dependencies'
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
 	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
@@ -29,6 +30,10 @@ build:
 	@scripts/setup.sh build
 	$(CARGO) build --release --locked
 
+dist:
+	@scripts/setup.sh build
+	@scripts/dist.sh
+
 setup:
 	@scripts/setup.sh
 
@@ -39,6 +44,7 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
+	@scripts/deny.sh
 
 # The cheap checks first.
 test: setup lint
@@ -92,4 +98,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep clean
+.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep clean

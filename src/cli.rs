@@ -56,6 +56,9 @@ pub(crate) enum Command {
     /// List and fetch stock guest kernels
     #[command(subcommand)]
     Images(ImagesCommand),
+    /// Write the man pages and the shell completions of this command, for packages
+    #[command(hide = true)]
+    PackageFiles(PackageFilesArgs),
 }
 
 /// What to boot and what to probe. Whatever is given here beats the manifest; probes are added to its probes.
@@ -346,6 +349,13 @@ pub(crate) struct SymbolsArgs {
     /// One JSON object a line
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PackageFilesArgs {
+    /// The directory for the files; it is created if it does not exist
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
 }
 
 #[derive(Debug, Subcommand)]

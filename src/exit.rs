@@ -14,6 +14,7 @@ use crate::images::ImageError;
 use crate::kernel_input::OpenKernelError;
 use crate::merge::MergeError;
 use crate::nested::LaunchError;
+use crate::package_files::PackageFilesError;
 use crate::run::RunError;
 use crate::session::RunFailure;
 use crate::symbols::SymbolsError;
@@ -262,6 +263,12 @@ impl Failure for CheckError {
             Self::Merge(error) => error.manifest(),
             Self::Guest(_) | Self::Write(_) => None,
         }
+    }
+}
+
+impl Failure for PackageFilesError {
+    fn exit(&self) -> Exit {
+        Exit::HostCannot
     }
 }
 

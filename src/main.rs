@@ -14,6 +14,7 @@ mod logging;
 mod merge;
 mod nested;
 mod outbox;
+mod package_files;
 mod panics;
 mod place;
 mod remote;
@@ -70,6 +71,7 @@ fn command(cli: &Cli) -> Exit {
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
         Command::Images(command) => images::images(command).map_err(boxed),
+        Command::PackageFiles(args) => package_files::write(args).map_err(boxed),
     };
     done.unwrap_or_else(|failure| {
         failure::print(failure.as_ref());
