@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 
+use files::CreateError;
 use probes::manifest::{InvalidManifest, ManifestError};
 use probes::{GuestEnd, PATTERN_HELP, SessionError};
 
@@ -231,12 +232,17 @@ impl Failure for SymbolsError {
 impl Failure for TestError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Read { .. } | Self::Nothing { .. } => Exit::Usage,
             Self::Manifests { exit, .. } => *exit,
             Self::Place(error) => error.exit(),
-            Self::Signals(_) | Self::Thread(_) | Self::Write { .. } | Self::Junit(_) => {
-                Exit::HostCannot
+            Self::Signals(_)
+            | Self::Thread(_)
+            | Self::Write { .. }
+            | Self::Create {
+                source: CreateError::Io(_),
+                ..
             }
+            | Self::Junit(_) => Exit::HostCannot,
+            Self::Read { .. } | Self::Nothing { .. } | Self::Create { .. } => Exit::Usage,
         }
     }
 }

@@ -22,9 +22,7 @@ mod text;
 mod writer;
 
 use std::fmt;
-use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,6 +30,7 @@ use std::time::Duration;
 
 use confine::ThreadKind;
 use crossbeam_channel::Receiver;
+use files::CreateError;
 use probes::{EventSink, Summary};
 
 pub(crate) use self::json::line as json_line;
@@ -61,8 +60,8 @@ pub(crate) enum ReportError {
     Create {
         /// The file.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// The cause.
+        source: CreateError,
     },
     /// The host has no thread to give.
     #[error("cannot start the thread that writes events")]
@@ -314,13 +313,7 @@ impl Reporter {
 }
 
 fn file(path: &Path, written: &Arc<Written>) -> Result<Stream, ReportError> {
-    // Registers and console may tell secrets of the guest.
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(path)
+    files::create(path)
         .map(|file| Stream::new(path.display().to_string(), file, false, written))
         .map_err(|source| ReportError::Create {
             path: path.to_owned(),

@@ -17,12 +17,12 @@ mod print;
 mod record;
 mod schedule;
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use confine::FileRights;
+use files::{CreateError, Folder};
 use thiserror::Error;
 
 use self::attempt::Outcome;
@@ -90,7 +90,15 @@ pub(crate) enum TestError {
         /// What the system said.
         source: io::Error,
     },
-    /// The JUnit file.
+    /// The JUnit file, or the folder of the artifacts.
+    #[error("cannot write the results to {path}")]
+    Create {
+        /// Where to.
+        path: PathBuf,
+        /// The cause.
+        source: CreateError,
+    },
+    /// The results in JUnit's form.
     #[error("cannot put the results into JUnit's form")]
     Junit(#[from] quick_junit::SerializeError),
 }
@@ -125,7 +133,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         let Some(case) = printer.tell(news)? else {
             return Ok(());
         };
-        match artifacts::write(&args.artifacts, &case) {
+        match artifacts::write(&outputs.artifacts, outputs.path, &case) {
             Ok(Some(folder)) => printer.artifacts(&folder)?,
             Ok(None) => (),
             // The verdicts are worth more: the other cases run on.
@@ -159,8 +167,8 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
 /// What the command writes, made before the process gives up its rights.
 #[derive(Debug)]
 struct Outputs<'a> {
-    artifacts: &'a Path,
-    has_made_folder: bool,
+    artifacts: Folder,
+    path: &'a Path,
     junit: Option<File>,
 }
 
@@ -169,27 +177,23 @@ impl<'a> Outputs<'a> {
     fn prepare(args: &'a TestArgs) -> Result<Self, TestError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
-            |source| TestError::Write { path, source }
+            |source| TestError::Create { path, source }
         };
-        let artifacts = args.artifacts.as_path();
-        let has_made_folder = !artifacts.exists();
-        let mut folder = DirBuilder::new();
-        let made = folder.recursive(true).mode(0o700).create(artifacts);
-        made.map_err(failed(artifacts))?;
+        let path = args.artifacts.as_path();
         let junit = args.junit.as_deref();
-        let create = |path| File::create(path).map_err(failed(path));
+        let create = |path| files::create(path).map_err(failed(path));
         Ok(Self {
-            artifacts,
-            has_made_folder,
+            artifacts: Folder::open_or_make(path).map_err(failed(path))?,
+            path,
             junit: junit.map(create).transpose()?,
         })
     }
 
     /// Removes the folder of the artifacts, if this command has made it and no case has left any.
     fn tidy(&self) {
-        if self.has_made_folder {
+        if self.artifacts.is_new() {
             // The error of a folder with files is the usual one.
-            let _ = fs::remove_dir(self.artifacts);
+            let _ = fs::remove_dir(self.path);
         }
     }
 }

@@ -1,0 +1,29 @@
+//! The last step of each path: one name in a directory that is open.
+
+use std::ffi::OsStr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::{Errno, Result};
+
+/// The mode of files that hyprobe makes: console and registers may tell secrets of the guest.
+pub(crate) const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
+/// The mode of directories that hyprobe makes.
+pub(crate) const PRIVATE_FOLDER: Mode = Mode::RWXU;
+
+/// Opens `name` in `directory`. A symbolic link is an error, unless `flags` have `PATH`: then the link itself is opened.
+pub(crate) fn open(
+    directory: impl AsFd,
+    name: &OsStr,
+    flags: OFlags,
+    mode: Mode,
+) -> Result<OwnedFd> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
+    match openat2(&directory, name, flags, mode, resolve) {
+        // Linux before 5.6, or a container's filter that does not know the call. `name` is one component, so `NOFOLLOW` is as
+        // strict.
+        Err(Errno::NOSYS | Errno::PERM) => openat(directory, name, flags, mode),
+        opened => opened,
+    }
+}

@@ -1,0 +1,293 @@
+//! Outputs that users name.
+
+use std::ffi::OsStr;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, readlinkat};
+use rustix::io::Errno;
+
+use crate::beneath::{self, PRIVATE_FILE};
+use crate::walk::{self, is_trusted};
+
+/// Another process may replace the file between two looks so many times.
+const TRIES: usize = 8;
+
+/// An output cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The system's answer.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The path ends in `..` or is `/`.
+    #[error("it has no file name: name a file")]
+    NoName,
+    /// The name leads elsewhere.
+    #[error(
+        "it is a symbolic link to {target}, and no output is written through a link, which another user or program may have \
+         put there: remove the link, or name the file itself"
+    )]
+    Link {
+        /// The link's text.
+        target: PathBuf,
+    },
+    /// A link in the path belongs to another user.
+    #[error(
+        "{link} is a symbolic link of the user {owner}, who could choose the file that is written: name the directory itself, \
+         without the link"
+    )]
+    ForeignLink {
+        /// The link.
+        link: PathBuf,
+        /// The number of its owner.
+        owner: u32,
+    },
+    /// The file belongs to another user.
+    #[error(
+        "the {found} belongs to the user {owner}, who could read what is written: remove it, or name another file"
+    )]
+    ForeignFile {
+        /// The type of the file.
+        found: &'static str,
+        /// The number of its owner.
+        owner: u32,
+    },
+    /// Another process replaces the file all the time.
+    #[error("another process keeps replacing it: name a file in a directory of your own")]
+    Replaced,
+}
+
+impl From<Errno> for CreateError {
+    fn from(error: Errno) -> Self {
+        Self::Io(error.into())
+    }
+}
+
+/// Opens the output at `path` for writing: a new file with mode 0600, an empty regular file, or a FIFO or a device.
+///
+/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors of this process. Any other symbolic link at the name
+/// is refused, and so are links of other users in the path, and files and FIFOs of other users. Root's files are not other users'. The
+/// open of a FIFO waits for a reader.
+///
+/// # Errors
+///
+/// See [`CreateError`].
+pub fn create(path: &Path) -> Result<File, CreateError> {
+    if is_descriptor(path) {
+        return Ok(OpenOptions::new().write(true).truncate(true).open(path)?);
+    }
+    let (directory, name) = walk::parent(path)?;
+    for _ in 0..TRIES {
+        let opened = match beneath::open(&directory, name, OFlags::PATH, Mode::empty()) {
+            Ok(found) => open_found(&directory, name, &found)?,
+            Err(Errno::NOENT) => make(&directory, name)?,
+            Err(error) => return Err(error.into()),
+        };
+        if let Some(file) = opened {
+            return Ok(file);
+        }
+    }
+    Err(CreateError::Replaced)
+}
+
+/// Whether `path` names a descriptor of this process. What lies behind is the user's choice, whatever links lead there.
+fn is_descriptor(path: &Path) -> bool {
+    let is_number = |name: &OsStr| {
+        let name = name.as_encoded_bytes();
+        !name.is_empty() && name.iter().all(u8::is_ascii_digit)
+    };
+    let folder = path.parent().and_then(Path::to_str);
+    match (folder, path.file_name()) {
+        (Some("/dev"), Some(name)) => name == "stdout" || name == "stderr",
+        (Some("/dev/fd" | "/proc/self/fd"), Some(name)) => is_number(name),
+        _ => false,
+    }
+}
+
+/// A new file, unless there is one meanwhile.
+pub(crate) fn make(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>, CreateError> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+    match beneath::open(directory, name, flags, PRIVATE_FILE) {
+        Ok(file) => Ok(Some(file.into())),
+        Err(Errno::EXIST) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Opens the file that `found` refers to, unless the name has another file meanwhile.
+fn open_found(
+    directory: &OwnedFd,
+    name: &OsStr,
+    found: &OwnedFd,
+) -> Result<Option<File>, CreateError> {
+    let stat = fstat(found)?;
+    check(&stat, found)?;
+    let flags = OFlags::WRONLY | OFlags::NOCTTY;
+    let file = match beneath::open(directory, name, flags, Mode::empty()) {
+        Ok(file) => file,
+        Err(Errno::NOENT | Errno::LOOP) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let opened = fstat(&file)?;
+    if (opened.st_dev, opened.st_ino) != (stat.st_dev, stat.st_ino) {
+        return Ok(None);
+    }
+    if FileType::from_raw_mode(opened.st_mode) == FileType::RegularFile {
+        ftruncate(&file, 0)?;
+    }
+    Ok(Some(file.into()))
+}
+
+/// Whether hyprobe may write to the file: devices are the system's, and of directories and sockets the open itself says why not.
+fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
+    let foreign = |found| match is_trusted(stat.st_uid) {
+        true => Ok(()),
+        false => Err(CreateError::ForeignFile {
+            found,
+            owner: stat.st_uid,
+        }),
+    };
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::Symlink => Err(link_error(found)),
+        FileType::RegularFile => foreign("file"),
+        FileType::Fifo => foreign("FIFO"),
+        _ => Ok(()),
+    }
+}
+
+/// The error of the symbolic link `link`, open with `PATH`.
+pub(crate) fn link_error(link: &OwnedFd) -> CreateError {
+    use std::os::unix::ffi::OsStringExt as _;
+    match readlinkat(link, "", Vec::new()) {
+        Ok(target) => CreateError::Link {
+            target: std::ffi::OsString::from_vec(target.into_bytes()).into(),
+        },
+        Err(error) => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::{Read as _, Write as _};
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::{CWD, mkfifoat};
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("there").permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn new_file_is_the_users_alone_and_an_old_one_is_emptied() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("out");
+        for text in ["first, and longer", "second"] {
+            let mut file = create(&path).expect("created");
+            file.write_all(text.as_bytes()).expect("written");
+            assert_eq!(fs::read_to_string(&path).expect("read"), text);
+            assert_eq!(mode(&path), 0o600);
+        }
+    }
+
+    #[test]
+    fn link_at_the_name_is_refused_and_its_target_stays() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        fs::write(&target, "mine").expect("written");
+        symlink(&target, &link).expect("link");
+        let error = create(&link).expect_err("a link");
+        assert!(matches!(error, CreateError::Link { .. }), "{error}");
+        assert!(error.to_string().contains(target.to_str().expect("UTF-8")));
+        assert_eq!(fs::read_to_string(&target).expect("read"), "mine");
+
+        // A link without a target would otherwise make the target.
+        fs::remove_file(&target).expect("removed");
+        let error = create(&link).expect_err("a link");
+        assert!(matches!(error, CreateError::Link { .. }), "{error}");
+        assert!(!target.exists());
+    }
+
+    #[test]
+    fn link_of_the_user_in_the_path_is_followed() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        fs::create_dir(folder.path().join("real")).expect("mkdir");
+        symlink("real", folder.path().join("link")).expect("link");
+        create(&folder.path().join("link/out")).expect("created");
+        assert!(folder.path().join("real/out").exists());
+    }
+
+    #[test]
+    fn descriptors_of_this_process_are_reached_through_their_links() {
+        let (mut reader, writer) = io::pipe().expect("a pipe");
+        for folder in ["/dev/fd", "/proc/self/fd"] {
+            let path = format!("{folder}/{}", writer.as_raw_fd());
+            let mut file = create(Path::new(&path)).expect("opened");
+            file.write_all(b"x").expect("written");
+            let mut byte = [0];
+            reader.read_exact(&mut byte).expect("read");
+            assert_eq!(&byte, b"x");
+        }
+        for (path, expected) in [
+            ("/dev/stdout", true),
+            ("/dev/stderr", true),
+            ("/dev/stdin", false),
+            ("/dev/fd/x", false),
+            ("/tmp/fd/1", false),
+        ] {
+            assert_eq!(is_descriptor(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn devices_and_fifos_are_opened() {
+        create(Path::new("/dev/null")).expect("opened");
+        let folder = tempfile::tempdir().expect("tempdir");
+        let fifo = folder.path().join("fifo");
+        mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o600)).expect("a FIFO");
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| fs::read_to_string(&fifo));
+            let mut writer = create(&fifo).expect("opened");
+            writer.write_all(b"events").expect("written");
+            drop(writer);
+            let text = reader.join().expect("no panic").expect("read");
+            assert_eq!(text, "events");
+        });
+    }
+
+    #[test]
+    fn directories_and_paths_without_a_name_are_errors() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let error = create(folder.path()).expect_err("a directory");
+        assert!(matches!(error, CreateError::Io(_)), "{error}");
+        let error = create(Path::new("/")).expect_err("no name");
+        assert!(matches!(error, CreateError::NoName), "{error}");
+    }
+
+    /// Only root can give a file to another user. Without root, `walk` tests the rule.
+    #[test]
+    fn file_and_fifo_of_another_user_are_refused_at_once() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (file, fifo) = (folder.path().join("file"), folder.path().join("fifo"));
+        fs::write(&file, "theirs").expect("written");
+        mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o666)).expect("a FIFO");
+        for path in [&file, &fifo] {
+            chown(path, Some(65_534), None).expect("given away");
+            let began = Instant::now();
+            let error = create(path).expect_err("a stranger's");
+            assert!(matches!(error, CreateError::ForeignFile { .. }), "{error}");
+            assert!(began.elapsed() < Duration::from_secs(10));
+        }
+        assert_eq!(fs::read_to_string(&file).expect("read"), "theirs");
+    }
+}

@@ -1,0 +1,151 @@
+//! A folder below which no symbolic link is followed.
+
+use std::ffi::OsStr;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, mkdirat, unlinkat};
+use rustix::io::Errno;
+
+use crate::beneath::{self, PRIVATE_FOLDER};
+use crate::create::{CreateError, link_error, make};
+use crate::walk::{self, Missing};
+
+/// An open folder, in which a test keeps files.
+#[derive(Debug)]
+pub struct Folder {
+    directory: OwnedFd,
+    is_new: bool,
+}
+
+impl Folder {
+    /// Opens the folder `path`, which the user names, and makes it and its parents with mode 0700 if there is none. Links of other
+    /// users in the path are refused.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`].
+    pub fn open_or_make(path: &Path) -> Result<Self, CreateError> {
+        let walked = walk::directory(path, Missing::Make)?;
+        Ok(Self {
+            directory: walked.directory,
+            is_new: walked.is_new,
+        })
+    }
+
+    /// Whether the folder was made when it was opened.
+    #[must_use]
+    pub fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// Opens the folder `name` in this one, and makes it with mode 0700 if there is none.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`]. A symbolic link is refused.
+    pub fn subfolder(&self, name: &str) -> Result<Self, CreateError> {
+        let name = OsStr::new(name);
+        let is_new = match mkdirat(&self.directory, name, PRIVATE_FOLDER) {
+            Ok(()) => true,
+            Err(Errno::EXIST) => false,
+            Err(error) => return Err(error.into()),
+        };
+        self.refuse_link(name)?;
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        let directory = beneath::open(&self.directory, name, flags, Mode::empty())?;
+        Ok(Self { directory, is_new })
+    }
+
+    /// Removes the file `name`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`]. A symbolic link is refused.
+    pub fn remove(&self, name: &str) -> Result<(), CreateError> {
+        let name = OsStr::new(name);
+        self.refuse_link(name)?;
+        match unlinkat(&self.directory, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes the new file `name` with mode 0600.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`]. A file of this name is one, and so is a symbolic link.
+    pub fn write_new(&self, name: &str, contents: &[u8]) -> Result<(), CreateError> {
+        match make(&self.directory, OsStr::new(name))? {
+            Some(mut file) => Ok(file.write_all(contents)?),
+            None => Err(Errno::EXIST.into()),
+        }
+    }
+
+    /// Says where a link leads. Without this look, the call behind it would fail too, or remove the link, with less to say.
+    fn refuse_link(&self, name: &OsStr) -> Result<(), CreateError> {
+        let found = match beneath::open(&self.directory, name, OFlags::PATH, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(()),
+            found => found?,
+        };
+        match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+            FileType::Symlink => Err(link_error(&found)),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).expect("there").permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn folders_and_files_are_the_users_alone() {
+        let parent = tempfile::tempdir().expect("tempdir");
+        let path = parent.path().join("artifacts");
+        let folder = Folder::open_or_make(&path).expect("made");
+        let case = folder.subfolder("case").expect("made");
+        case.write_new("file", b"text").expect("written");
+        let modes = ["", "case", "case/file"].map(|name| mode(&path.join(name)));
+        assert_eq!(modes, [0o700, 0o700, 0o600]);
+        assert!(folder.is_new() && case.is_new());
+        assert!(!Folder::open_or_make(&path).expect("found").is_new());
+
+        case.write_new("file", b"other").expect_err("there is one");
+        case.remove("file").expect("removed");
+        case.remove("file").expect("nothing to do");
+        case.write_new("file", b"other").expect("written");
+        assert_eq!(fs::read(path.join("case/file")).expect("read"), b"other");
+    }
+
+    #[test]
+    fn link_below_the_folder_is_refused_and_its_target_stays() {
+        let parent = tempfile::tempdir().expect("tempdir");
+        let (path, elsewhere) = (parent.path().join("a"), parent.path().join("elsewhere"));
+        fs::create_dir(&elsewhere).expect("mkdir");
+        fs::write(elsewhere.join("file"), "mine").expect("written");
+        let folder = Folder::open_or_make(&path).expect("made");
+        symlink(&elsewhere, path.join("case")).expect("link");
+        symlink(elsewhere.join("file"), path.join("file")).expect("link");
+
+        let told = [folder.subfolder("case").map(|_| ()), folder.remove("file")];
+        for result in told {
+            let error = result.expect_err("a link");
+            assert!(matches!(error, CreateError::Link { .. }), "{error}");
+        }
+        folder.write_new("file", b"other").expect_err("a link");
+        assert_eq!(
+            fs::read_to_string(elsewhere.join("file")).expect("read"),
+            "mine"
+        );
+    }
+}

@@ -1,0 +1,208 @@
+//! The way to a directory, link by link.
+//!
+//! A path may lead through links that the system's administrator or the user has made: `/var/run`, a moved home directory, the
+//! workspace of a CI job. A link that another user has made, in `/tmp` or in a shared directory, would let that user choose the file
+//! that hyprobe writes. The kernel's `fs.protected_symlinks` has the same rule for directories with the sticky bit; not every host sets it.
+
+use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, mkdirat, open, openat, readlinkat};
+use rustix::io::Errno;
+use rustix::process::geteuid;
+
+use crate::beneath::PRIVATE_FOLDER;
+use crate::create::CreateError;
+
+/// As many links as the kernel follows in a path.
+const MAX_LINKS: usize = 40;
+
+/// What the walk does where there is no directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Missing {
+    /// The walk fails.
+    Fail,
+    /// The walk makes a directory for the user alone.
+    Make,
+}
+
+/// A directory at the end of a walk.
+#[derive(Debug)]
+pub(crate) struct Walked {
+    pub(crate) directory: OwnedFd,
+    /// Whether the walk has made the directory.
+    pub(crate) is_new: bool,
+}
+
+/// Whether a file of `owner` is one of the user or of root.
+pub(crate) fn is_trusted(owner: u32) -> bool {
+    owner == 0 || owner == geteuid().as_raw()
+}
+
+/// Opens the directory `path`.
+pub(crate) fn directory(path: &Path, missing: Missing) -> Result<Walked, CreateError> {
+    let mut ahead = pieces(path);
+    let start = if path.is_absolute() { "/" } else { "." };
+    let mut walked = Walked {
+        directory: open(start, directory_flags(), Mode::empty())?,
+        is_new: false,
+    };
+    // For messages only: the way so far.
+    let mut so_far = PathBuf::new();
+    let mut links = 0;
+    while let Some(piece) = ahead.pop_front() {
+        let at = so_far.join(&piece);
+        if Path::new(&piece).is_absolute() || piece == ".." {
+            walked = Walked {
+                directory: openat(&walked.directory, &piece, directory_flags(), Mode::empty())?,
+                is_new: false,
+            };
+            so_far = at;
+            continue;
+        }
+        let (entry, is_new) = enter(&walked.directory, &piece, missing)?;
+        let stat = fstat(&entry)?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::Directory => {
+                walked = Walked {
+                    directory: entry,
+                    is_new,
+                };
+                so_far = at;
+            }
+            FileType::Symlink if !is_trusted(stat.st_uid) => {
+                return Err(CreateError::ForeignLink {
+                    link: at,
+                    owner: stat.st_uid,
+                });
+            }
+            FileType::Symlink if links < MAX_LINKS => {
+                links += 1;
+                let target = readlinkat(&entry, "", Vec::new())?;
+                let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
+                for piece in pieces(&target).into_iter().rev() {
+                    ahead.push_front(piece);
+                }
+            }
+            FileType::Symlink => return Err(Errno::LOOP.into()),
+            _ => return Err(Errno::NOTDIR.into()),
+        }
+    }
+    Ok(walked)
+}
+
+/// The components of a path; the first is `/` if the path is absolute.
+fn pieces(path: &Path) -> VecDeque<OsString> {
+    let components = path.components();
+    let named = components.filter(|component| *component != Component::CurDir);
+    named
+        .map(|component| component.as_os_str().to_owned())
+        .collect()
+}
+
+fn directory_flags() -> OFlags {
+    OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC
+}
+
+/// Opens the entry `name` itself, and makes a directory if there is none and `missing` says so.
+fn enter(
+    directory: &OwnedFd,
+    name: &OsStr,
+    missing: Missing,
+) -> Result<(OwnedFd, bool), CreateError> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let open = || openat(directory, name, flags, Mode::empty());
+    match open() {
+        Err(Errno::NOENT) if missing == Missing::Make => {
+            let is_new = match mkdirat(directory, name, PRIVATE_FOLDER) {
+                Ok(()) => true,
+                // Another process was faster.
+                Err(Errno::EXIST) => false,
+                Err(error) => return Err(error.into()),
+            };
+            Ok((open()?, is_new))
+        }
+        opened => Ok((opened?, false)),
+    }
+}
+
+/// The directory of the file `path`, and the file's name in it.
+pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
+    let name = path.file_name().ok_or(CreateError::NoName)?;
+    let parent = path.parent().unwrap_or(Path::new(""));
+    let walked = directory(parent, Missing::Fail)?;
+    Ok((walked.directory, name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
+
+    use super::*;
+
+    fn inode(path: &Path) -> u64 {
+        fs::metadata(path).expect("there").ino()
+    }
+
+    fn walked_to(path: &Path) -> u64 {
+        let walked = directory(path, Missing::Fail).expect("a directory");
+        fstat(walked.directory).expect("open").st_ino
+    }
+
+    #[test]
+    fn links_of_the_user_lead_to_their_targets() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir_all(at("a/b")).expect("mkdir");
+        symlink("a/../a", at("relative")).expect("link");
+        symlink(at("relative/b"), at("absolute")).expect("link");
+        for path in ["a/b", "relative/b", "absolute", "absolute/../b", "./a/./b/"] {
+            assert_eq!(walked_to(&at(path)), inode(&at("a/b")), "{path}");
+        }
+    }
+
+    #[test]
+    fn links_in_a_circle_are_an_error() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let link = folder.path().join("link");
+        symlink("link", &link).expect("link");
+        let error = directory(&link, Missing::Fail).expect_err("a circle");
+        assert!(matches!(error, CreateError::Io(_)), "{error}");
+    }
+
+    #[test]
+    fn missing_directories_are_made_for_the_user_alone_if_asked() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("a/b");
+        directory(&path, Missing::Fail).expect_err("nothing there");
+        assert!(directory(&path, Missing::Make).expect("made").is_new);
+        assert!(!directory(&path, Missing::Make).expect("found").is_new);
+        for path in [path.as_path(), &folder.path().join("a")] {
+            let mode = fs::metadata(path).expect("there").mode();
+            assert_eq!(mode & 0o7777, 0o700, "{}", path.display());
+        }
+    }
+
+    /// Only root can give a link to another user. Without root, the rule itself is looked at.
+    #[test]
+    fn link_of_another_user_is_refused() {
+        const OTHER: u32 = 65_534;
+        assert!(!is_trusted(OTHER) && is_trusted(0) && is_trusted(geteuid().as_raw()));
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("tempdir");
+        let link = folder.path().join("link");
+        symlink(folder.path(), &link).expect("link");
+        lchown(&link, Some(OTHER), Some(OTHER)).expect("given away");
+        let error = directory(&link, Missing::Fail).expect_err("a stranger's");
+        match error {
+            CreateError::ForeignLink { link: at, owner } => assert_eq!((at, owner), (link, OTHER)),
+            other => panic!("{other}"),
+        }
+    }
+}
