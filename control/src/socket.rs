@@ -1,16 +1,37 @@
 //! The socket's file: made for its owner alone, never taken from a process that still listens, gone at the end.
+//!
+//! No lock guards the path, because a lock that other users can find is a lock that they can hold. Two steps of the kernel decide
+//! between processes that start at the same path:
+//!
+//! ```text
+//! staged name: bind, listen ──▶ link(staged, path) ── the path is free ──▶ done
+//!                                      │ EEXIST
+//!                                      ▼
+//!                 connect to the file at the path ── it listens ──▶ in use
+//!                                      │ refused: stale for good, because a socket's file is bound once only
+//!                                      ▼
+//!                 exchange(staged, path) ── the stale file has the staged name now ──▶ done
+//!                                      │ another file has it: another process was faster
+//!                                      ▼
+//!                 exchange again, until the staged name has its own file ──▶ in use
+//! ```
+//!
+//! An exchange removes no name, so the socket of the faster process is not lost, and clients find a listening socket at the path during
+//! the replacement.
 
 use std::collections::hash_map::RandomState;
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
 use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, fchmod, flock, linkat, open, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, open, openat,
+    renameat_with, statat, unlinkat,
+};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
@@ -20,9 +41,10 @@ use rustix::net::{
 const TRIES: u32 = 8;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
-/// Another hyprobe that starts at the same path takes less.
-const LOCK_LIMIT: Duration = Duration::from_secs(2);
-const LOCK_LOOK: Duration = Duration::from_millis(10);
+/// Other processes may come and go at the path so many times.
+const ROUNDS: u32 = 100;
+/// The pause after an exchange that has met another one.
+const EXCHANGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The control socket cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -45,9 +67,11 @@ pub enum SocketError {
         /// The path.
         path: PathBuf,
     },
-    /// The directory is kept locked.
-    #[error("another process keeps the directory of {path} locked")]
-    Locked {
+    /// A file system without atomic exchanges.
+    #[error(
+        "the socket {path} is left over from a run that was killed, and its file system cannot replace it in one step: remove it"
+    )]
+    Stale {
         /// The path.
         path: PathBuf,
     },
@@ -66,8 +90,11 @@ pub enum SocketError {
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Device and inode: somebody may have put another file there.
-    file: (u64, u64),
+    /// The path's directory and the name in it: the path itself may lead elsewhere later.
+    directory: OwnedFd,
+    name: OsString,
+    /// Somebody may have put another file there.
+    file: FileId,
 }
 
 impl ControlSocket {
@@ -86,9 +113,10 @@ impl ControlSocket {
         SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
             path: path.to_owned(),
         })?;
-        // Between the look at what is there and its replacement no other hyprobe may do the same.
-        let directory = lock_directory(path)?;
-        clear_stale(path)?;
+        let name = path
+            .file_name()
+            .ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
+        let directory = open_parent(path).map_err(|error| failed(error.into()))?;
         let socket = socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -102,12 +130,14 @@ impl ControlSocket {
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(|error| failed(error.into()))?;
         let staged = StagedFile::bind(&directory, &socket).map_err(failed)?;
         listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
-        staged.link(path).map_err(failed)?;
-        let made = std::fs::symlink_metadata(path).map_err(failed)?;
+        let file = staged.file;
+        staged.publish(name, path)?;
         Ok(Self {
             listener: UnixListener::from(socket),
             path: path.to_owned(),
-            file: (made.dev(), made.ino()),
+            name: name.to_owned(),
+            directory,
+            file,
         })
     }
 
@@ -129,24 +159,40 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
-        let ours = std::fs::symlink_metadata(&self.path)
-            .is_ok_and(|found| (found.dev(), found.ino()) == self.file);
-        if ours {
+        // No process replaces a socket that listens, and this one still does.
+        if FileId::of(&self.directory, &self.name).is_ok_and(|found| found == self.file) {
             // Whoever has removed it first has done what was to be done.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
         }
+    }
+}
+
+/// A file, whatever its names are: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId(u64, u64);
+
+impl From<Stat> for FileId {
+    fn from(stat: Stat) -> Self {
+        Self(stat.st_dev, stat.st_ino)
+    }
+}
+
+impl FileId {
+    fn of(directory: &OwnedFd, name: &OsStr) -> rustix::io::Result<Self> {
+        statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).map(Self::from)
     }
 }
 
 /// The file of a socket under a name that nobody waits for: between `bind` and `listen`, connections are refused. The drop of the
 /// value removes the name.
 struct StagedFile<'a> {
-    directory: &'a File,
-    name: String,
+    directory: &'a OwnedFd,
+    name: OsString,
+    file: FileId,
 }
 
 impl<'a> StagedFile<'a> {
-    fn bind(directory: &'a File, socket: &OwnedFd) -> io::Result<Self> {
+    fn bind(directory: &'a OwnedFd, socket: &OwnedFd) -> io::Result<Self> {
         let mut tries = 0;
         loop {
             // Other users may write to the directory: they must not know the name.
@@ -159,24 +205,70 @@ impl<'a> StagedFile<'a> {
             match bind(socket, &SocketAddrUnix::new(address)?) {
                 Err(Errno::ADDRINUSE) if tries < TRIES => tries += 1,
                 bound => {
-                    return bound
-                        .map(|()| Self { directory, name })
-                        .map_err(io::Error::from);
+                    bound?;
+                    let name = OsString::from(name);
+                    let file = FileId::of(directory, &name)?;
+                    return Ok(Self {
+                        directory,
+                        name,
+                        file,
+                    });
                 }
             }
         }
     }
 
-    /// Gives the file the name `path` in addition. Fails if there is a file.
-    fn link(&self, path: &Path) -> io::Result<()> {
-        let here = rustix::fs::CWD;
-        Ok(linkat(
-            self.directory,
-            &self.name,
-            here,
-            path,
-            AtFlags::empty(),
-        )?)
+    /// Gives the file the name `name`, whose path is `path`. Only a stale socket is replaced.
+    fn publish(self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
+        let failed = |error: Errno| SocketError::Io {
+            path: path.to_owned(),
+            source: error.into(),
+        };
+        for _ in 0..ROUNDS {
+            let here = self.directory;
+            match linkat(here, &self.name, here, name, AtFlags::empty()) {
+                Err(Errno::EXIST) => (),
+                linked => return linked.map_err(failed),
+            }
+            let Some(stale) = StaleSocket::at(here, name, path)? else {
+                continue;
+            };
+            match self.replace(&stale, name) {
+                Ok(Replaced::Done) => return Ok(()),
+                Ok(Replaced::InUse) => break,
+                Err(Errno::NOENT) => (),
+                Err(Errno::INVAL) => {
+                    return Err(SocketError::Stale {
+                        path: path.to_owned(),
+                    });
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Err(SocketError::InUse {
+            path: path.to_owned(),
+        })
+    }
+
+    /// Exchanges the names of this file and of `stale`. If `name` has another file meanwhile, both files get their names back.
+    fn replace(&self, stale: &StaleSocket, name: &OsStr) -> rustix::io::Result<Replaced> {
+        let exchange = || {
+            let here = self.directory;
+            renameat_with(here, &self.name, here, name, RenameFlags::EXCHANGE)
+        };
+        exchange()?;
+        if FileId::of(self.directory, &self.name)? == stale.file {
+            return Ok(Replaced::Done);
+        }
+        // Exchanges of several processes permute their files and lose none. Each process gives up no file but its own.
+        for _ in 0..ROUNDS {
+            exchange()?;
+            if FileId::of(self.directory, &self.name)? == self.file {
+                return Ok(Replaced::InUse);
+            }
+            std::thread::sleep(EXCHANGE_PAUSE);
+        }
+        Err(Errno::BUSY)
     }
 }
 
@@ -187,72 +279,93 @@ impl Drop for StagedFile<'_> {
     }
 }
 
-fn lock_directory(path: &Path) -> Result<File, SocketError> {
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let failed = |error: rustix::io::Errno| SocketError::Io {
-        path: path.to_owned(),
-        source: error.into(),
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let directory = open(parent, flags, Mode::empty()).map_err(failed)?;
-    let began = Instant::now();
-    loop {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(directory.into()),
-            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < LOCK_LIMIT => {
-                std::thread::sleep(LOCK_LOOK);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(SocketError::Locked {
-                    path: path.to_owned(),
-                });
-            }
-            Err(error) => return Err(failed(error)),
-        }
-    }
+/// What came of a replacement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Replaced {
+    /// The path leads to the new socket.
+    Done,
+    /// Another process was faster, and keeps the path.
+    InUse,
 }
 
-/// Removes a socket that nobody listens at.
-fn clear_stale(path: &Path) -> Result<(), SocketError> {
-    let failed = |source: io::Error| SocketError::Io {
-        path: path.to_owned(),
-        source,
-    };
-    match std::fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
-        Ok(found) if !found.file_type().is_socket() => {
+/// A socket that nobody will listen at any more.
+#[derive(Debug)]
+struct StaleSocket {
+    file: FileId,
+    /// While the file is open, no other file gets its inode's number.
+    _open: OwnedFd,
+}
+
+impl StaleSocket {
+    /// The stale socket `name`; none if there is no file any more.
+    fn at(directory: &OwnedFd, name: &OsStr, path: &Path) -> Result<Option<Self>, SocketError> {
+        let failed = |error: Errno| SocketError::Io {
+            path: path.to_owned(),
+            source: error.into(),
+        };
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = match openat(directory, name, flags, Mode::empty()) {
+            Err(Errno::NOENT) => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        let stat = fstat(&file).map_err(failed)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Socket {
             return Err(SocketError::NotASocket {
                 path: path.to_owned(),
             });
         }
-        Ok(_) => (),
+        // A listener that accepts nothing would make a blocking call wait.
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let address = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let answer = SocketAddrUnix::new(address).and_then(|address| {
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            connect(&socket, &address)
+        });
+        match answer {
+            Err(Errno::CONNREFUSED) => Ok(Some(Self {
+                file: stat.into(),
+                _open: file,
+            })),
+            // It listens, or it is not ours to know.
+            Ok(_) | Err(_) => Err(SocketError::InUse {
+                path: path.to_owned(),
+            }),
+        }
     }
-    // A listener that accepts nothing would make a blocking call wait.
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let answer = SocketAddrUnix::new(path).and_then(|address| {
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        connect(&socket, &address)
-    });
-    match answer {
-        Err(Errno::CONNREFUSED) => std::fs::remove_file(path).map_err(failed),
-        Err(Errno::NOENT) => Ok(()),
-        // It listens, or it is not ours to know.
-        Ok(_) | Err(_) => Err(SocketError::InUse {
-            path: path.to_owned(),
-        }),
-    }
+}
+
+fn open_parent(path: &Path) -> rustix::io::Result<OwnedFd> {
+    let parent = match path.parent() {
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    open(parent, flags, Mode::empty())
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixStream;
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    use rustix::fs::{FlockOperation, flock};
 
     use super::*;
+
+    /// What a process that was killed leaves behind.
+    fn leave_stale(path: &Path) {
+        drop(UnixListener::bind(path).expect("bound"));
+        assert!(path.exists());
+    }
+
+    fn names(folder: &Path) -> Vec<OsString> {
+        let entries = std::fs::read_dir(folder).expect("a directory");
+        let names = entries.map(|entry| entry.expect("an entry").file_name());
+        names.collect()
+    }
 
     #[test]
     fn the_file_is_for_its_owner_alone_and_goes_away() {
@@ -292,8 +405,8 @@ mod tests {
                 connected.expect("the socket listens");
                 socket
             });
-            let names = std::fs::read_dir(folder.path()).expect("a directory");
-            assert_eq!(names.count(), 1, "only the socket's own file is there");
+            let names = names(folder.path());
+            assert_eq!(names.len(), 1, "only the socket's own file: {names:?}");
             drop(socket);
         }
     }
@@ -328,10 +441,102 @@ mod tests {
         assert!(matches!(error, SocketError::InUse { .. }), "{error}");
         UnixStream::connect(live.path()).expect("it still listens");
         drop(live);
-        // What a process that was killed leaves behind.
-        drop(UnixListener::bind(&path).expect("bound"));
-        assert!(path.exists());
-        ControlSocket::bind(&path).expect("the stale one is replaced");
+        leave_stale(&path);
+        let socket = ControlSocket::bind(&path).expect("the stale one is replaced");
+        UnixStream::connect(socket.path()).expect("it listens");
+        assert_eq!(names(folder.path()), ["x.sock"]);
+    }
+
+    #[test]
+    fn lock_of_another_process_on_the_directory_does_not_hold_up_a_start() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        let directory = std::fs::File::open(folder.path()).expect("open");
+        flock(&directory, FlockOperation::LockExclusive).expect("locked");
+        leave_stale(&path);
+        let began = Instant::now();
+        ControlSocket::bind(&path).expect("bound");
+        assert!(began.elapsed() < Duration::from_secs(1));
+    }
+
+    #[test]
+    fn stale_socket_is_replaced_without_a_moment_without_a_file() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        for _ in 0..50 {
+            leave_stale(&path);
+            let is_over = AtomicBool::new(false);
+            let socket = std::thread::scope(|scope| {
+                let looking = scope.spawn(|| {
+                    let mut looks = 0_u64;
+                    while !is_over.load(Ordering::Relaxed) {
+                        assert!(path.symlink_metadata().is_ok(), "no file");
+                        looks += 1;
+                    }
+                    looks
+                });
+                let socket = ControlSocket::bind(&path).expect("bound");
+                is_over.store(true, Ordering::Relaxed);
+                looking.join().expect("there was a file at each look");
+                socket
+            });
+            drop(socket);
+        }
+    }
+
+    #[test]
+    fn of_several_starts_at_a_stale_socket_one_listens_and_the_others_are_refused() {
+        const STARTS: usize = 4;
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        for _ in 0..200 {
+            leave_stale(&path);
+            let barrier = Barrier::new(STARTS);
+            let mut started: Vec<_> = std::thread::scope(|scope| {
+                let start = || {
+                    barrier.wait();
+                    ControlSocket::bind(&path)
+                };
+                let starts: Vec<_> = (0..STARTS).map(|_| scope.spawn(start)).collect();
+                let ends = starts.into_iter().map(|start| start.join());
+                ends.map(|end| end.expect("no panic")).collect()
+            });
+            started.sort_by_key(|started| started.is_err());
+            let [Ok(socket), others @ ..] = started.as_slice() else {
+                panic!("none listens: {started:?}");
+            };
+            for other in others {
+                let in_use = matches!(other, Err(SocketError::InUse { .. }));
+                assert!(in_use, "{other:?}");
+            }
+            let _client = UnixStream::connect(&path).expect("a socket that listens");
+            socket.listener.set_nonblocking(true).expect("set");
+            socket.listener.accept().expect("it is the winner's");
+            assert_eq!(names(folder.path()), ["x.sock"]);
+        }
+    }
+
+    #[test]
+    fn live_socket_in_place_of_the_stale_one_keeps_the_path() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (path, other) = (folder.path().join("x.sock"), folder.path().join("y.sock"));
+        leave_stale(&path);
+        let directory = open_parent(&path).expect("open");
+        let name = OsStr::new("x.sock");
+        let stale = StaleSocket::at(&directory, name, &path).expect("a socket");
+        let stale = stale.expect("stale");
+        // Another process is faster.
+        let live = ControlSocket::bind(&path).expect("bound");
+        let late = ControlSocket::bind(&other).expect("bound");
+        let staged = StagedFile {
+            directory: &directory,
+            name: "y.sock".into(),
+            file: late.file,
+        };
+        let replaced = staged.replace(&stale, name).expect("exchanged twice");
+        assert_eq!(replaced, Replaced::InUse);
+        let found = FileId::of(&directory, name).expect("there");
+        assert_eq!(found, live.file);
     }
 
     #[test]
