@@ -10,6 +10,7 @@ mod confined;
 mod contract;
 mod ends;
 mod judged;
+mod outputs;
 mod overhead;
 mod panics;
 mod remote;
