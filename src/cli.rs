@@ -9,6 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use probes::{ProbeAction, Word, units};
 
 use crate::config::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+use crate::identity::Account;
 use crate::test::{Axis, Shard};
 
 const EXIT_CODES: &str = "\
@@ -131,6 +132,8 @@ pub(crate) struct RunArgs {
     /// Keep all rights of the user: no Landlock rules, no filters of system calls
     #[arg(long, help_heading = "Run")]
     pub(crate) no_sandbox: bool,
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
     /// Listen on this Unix socket for `hyprobe probe`, `events`, `top` and `ctl`
     #[arg(long, value_name = "SOCKET", help_heading = "Run")]
     pub(crate) control: Option<PathBuf>,
@@ -143,6 +146,17 @@ pub(crate) struct RunArgs {
     /// Where the guest's console goes: stdio, none or a file [default: stdio]
     #[arg(long, value_name = "WHERE", value_parser = parse_console, help_heading = "Output")]
     pub(crate) console: Option<Console>,
+}
+
+/// The user and the root directory that a hyprobe of root changes to, before a guest runs.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct IdentityArgs {
+    /// If root starts hyprobe: become this user, without capabilities, before a guest runs (on this host's KVM only)
+    #[arg(long, value_name = "USER[:GROUP]", help_heading = "Run")]
+    pub(crate) user: Option<Account>,
+    /// Make this directory the root directory before the change of user (`hyprobe run` only)
+    #[arg(long, value_name = "DIR", requires = "user", help_heading = "Run")]
+    pub(crate) chroot: Option<PathBuf>,
 }
 
 /// Which manifests, and how.
@@ -175,6 +189,8 @@ pub(crate) struct TestArgs {
     /// Keep all rights of the user: no Landlock rules, no filters of system calls
     #[arg(long, help_heading = "Run")]
     pub(crate) no_sandbox: bool,
+    #[command(flatten)]
+    pub(crate) identity: IdentityArgs,
     /// Write the results as JUnit XML
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub(crate) junit: Option<PathBuf>,

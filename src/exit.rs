@@ -17,6 +17,7 @@ use crate::merge::MergeError;
 use crate::nested::LaunchError;
 use crate::package_files::PackageFilesError;
 use crate::run::RunError;
+use crate::sandbox::SandboxError;
 use crate::session::RunFailure;
 use crate::symbols::SymbolsError;
 use crate::test::TestError;
@@ -116,7 +117,7 @@ impl Failure for RunError {
             | Self::Output(_)
             | Self::Sandbox(_)
             | Self::Panicked(_) => Exit::HostCannot,
-            Self::Report(_) | Self::Socket(_) => Exit::Usage,
+            Self::Report(_) | Self::Socket(_) | Self::Identity(_) => Exit::Usage,
         }
     }
 
@@ -124,7 +125,10 @@ impl Failure for RunError {
         match self {
             Self::Merge(error) => error.help(),
             Self::Guest(error) => error.help(),
-            Self::Sandbox(_) => Some(SANDBOX_HELP.to_owned()),
+            Self::Identity(error) => Some(error.advice()),
+            Self::Sandbox(SandboxError::Files(_) | SandboxError::Calls(_)) => {
+                Some(SANDBOX_HELP.to_owned())
+            }
             _ => None,
         }
     }
@@ -243,6 +247,13 @@ impl Failure for TestError {
             }
             | Self::Junit(_) => Exit::HostCannot,
             Self::Read { .. } | Self::Nothing { .. } | Self::Create { .. } => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Place(error) => error.help(),
+            _ => None,
         }
     }
 }

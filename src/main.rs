@@ -7,6 +7,7 @@ mod doctor;
 mod exit;
 mod failure;
 mod guest;
+mod identity;
 mod images;
 mod judged;
 mod kernel_input;

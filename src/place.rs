@@ -1,28 +1,47 @@
 //! Where a guest runs: on this host's KVM, or nested.
 
 use std::io::Write;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use confine::FileRights;
+use confine::{FileRights, Identity};
 use control::Incoming;
 use probes::{EventSink, Summary};
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::guest::Guest;
+use crate::identity::IdentityError;
 use crate::nested::{self, Choice, LaunchError, Outside, Qemu, Unusable};
 use crate::panics::Since;
 use crate::run::{RunError, input};
-use crate::session;
+use crate::session::{self, RunFailure};
 use crate::stop::StopSignal;
 
 /// Where the guest runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
     /// On this host's KVM.
-    Here,
+    Here(Device),
     /// In an outer Linux.
     Nested(Qemu),
+}
+
+/// `/dev/kvm`, opened at most once. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Device {
+    host: Arc<OnceLock<Host>>,
+}
+
+impl Device {
+    fn open(&self) -> Result<&Host, RunFailure> {
+        match self.host.get() {
+            Some(host) => Ok(host),
+            None => {
+                let host = Host::open()?;
+                Ok(self.host.get_or_init(|| host))
+            }
+        }
+    }
 }
 
 /// What a run is connected to.
@@ -51,7 +70,7 @@ impl Place {
     /// Finds out where; `tell` is told why, where there was a choice.
     pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, RunError> {
         match accel {
-            Accel::Kvm => Ok(Self::Here),
+            Accel::Kvm => Ok(Self::Here(Device::default())),
             Accel::Nested => Ok(Self::Nested(Qemu::find()?)),
             Accel::Auto => {
                 let kvm = Host::open()
@@ -62,7 +81,7 @@ impl Place {
                     tell(choice.to_string());
                 }
                 match choice {
-                    Choice::Kvm { .. } => Ok(Self::Here),
+                    Choice::Kvm { .. } => Ok(Self::Here(Device::default())),
                     Choice::Nested { qemu, .. } => Ok(Self::Nested(qemu)),
                     Choice::Neither { kvm, qemu } => Err(RunError::Neither { kvm, source: qemu }),
                 }
@@ -70,10 +89,11 @@ impl Place {
         }
     }
 
-    /// Fetches what a run here needs beside the guest, if need be; `say` is told how far it is.
+    /// Opens `/dev/kvm`, which the process may not be able to do later, or fetches what a nested run needs beside the guest, if need
+    /// be; `say` is told how far it is.
     pub(crate) fn prepare(&self, say: &dyn Fn(String)) -> Result<(), RunError> {
         match self {
-            Self::Here => Ok(()),
+            Self::Here(device) => Ok(device.open().map(|_| ())?),
             Self::Nested(_) => {
                 let fetched = nested::prepare(&|step| say(step.to_string()));
                 Ok(fetched.map_err(LaunchError::from)?)
@@ -81,10 +101,18 @@ impl Place {
         }
     }
 
+    /// Whether runs here work as another user than the one who started hyprobe.
+    pub(crate) fn check_identity(&self, identity: Option<&Identity>) -> Result<(), IdentityError> {
+        match (self, identity) {
+            (Self::Nested(_), Some(_)) => Err(IdentityError::Nested),
+            (Self::Nested(_), None) | (Self::Here(_), _) => Ok(()),
+        }
+    }
+
     /// The rights to files that a run here needs.
     pub(crate) fn add_rights(&self, rights: &mut FileRights) {
         match self {
-            Self::Here => (),
+            Self::Here(_) => (),
             Self::Nested(qemu) => qemu.add_rights(rights),
         }
     }
@@ -104,10 +132,11 @@ impl Place {
             clients,
         } = ends;
         match self {
-            Self::Here => {
+            Self::Here(device) => {
                 say("booting".to_owned());
+                let host = device.open()?;
                 Ok(session::run_guest(
-                    config, guest, sink, console, stop, clients,
+                    config, guest, host, sink, console, stop, clients,
                 )?)
             }
             Self::Nested(qemu) => {

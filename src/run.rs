@@ -12,6 +12,7 @@ use crate::cli::RunArgs;
 use crate::config;
 use crate::exit::Exit;
 use crate::guest::{Guest, GuestError};
+use crate::identity::{self, IdentityError};
 use crate::judged::{self, Judged, admit};
 use crate::merge::{MergeError, Plan, merge};
 use crate::nested::{LaunchError, QemuError};
@@ -33,6 +34,9 @@ pub(crate) enum RunError {
     /// What was asked for cannot be booted or probed.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// `--user` or `--chroot`.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// Neither KVM nor QEMU will do.
     #[error("this host cannot run stock kernels: {kvm}")]
     Neither {
@@ -86,6 +90,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
 
 fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let began = Since::now();
+    let identity = identity::find(&args.identity)?;
     let show = |text| progress.say(text);
     let Plan {
         mut config,
@@ -98,6 +103,7 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let place = Place::find(config.accel, &tell)?;
+    place.check_identity(identity.as_ref())?;
     place.prepare(&show)?;
     // Until the end of the run; what comes before the guest does waits there.
     let socket = match &config.control {
@@ -112,7 +118,8 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
         sandbox::add_run(rights, &config);
         place.add_rights(rights);
     };
-    config.sandbox.put_in_force(add, &tell)?;
+    let sandbox = config.sandbox;
+    sandbox.put_in_force(identity.as_ref(), add, &tell)?;
     signals::listen(&stop).map_err(RunError::Signals)?;
     let reporter = reporter.start()?;
     let clients = match &socket {

@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use confine::{FileError, FileRights, FilterError, Landlock};
+use confine::{FileError, FileRights, FilterError, Identity, IdentityError, Landlock};
 use guest_images::Store;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -33,6 +33,9 @@ pub(crate) enum SandboxError {
     /// System calls.
     #[error(transparent)]
     Calls(#[from] FilterError),
+    /// The user.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
 }
 
 /// The consequence of `--no-sandbox`.
@@ -42,34 +45,43 @@ const NO_LANDLOCK: &str = "this host's kernel has no Landlock: a guest that take
                            its user";
 
 impl Sandbox {
-    /// Gives up rights. The rights of all runs and the rights added by `add` remain. `tell` gets a sentence for each missing part. The
-    /// process must have one thread.
+    /// Gives up rights, and becomes `identity`. The rights of all runs and the rights added by `add` remain. `tell` gets a sentence for
+    /// each missing part. The process must have one thread.
     ///
     /// # Errors
     ///
     /// See [`SandboxError`].
     pub(crate) fn put_in_force(
         self,
+        identity: Option<&Identity>,
         add: impl FnOnce(&mut FileRights),
         tell: &dyn Fn(String),
     ) -> Result<(), SandboxError> {
-        match self {
-            Self::Off => tell(OFF.to_owned()),
+        let rules = match self {
+            Self::Off => None,
             Self::On => {
                 let mut rights = common_rights();
                 add(&mut rights);
-                match rights.restrict()? {
-                    Landlock::Full => (),
-                    Landlock::Partial => {
-                        tracing::info!("this host's kernel confines files in part")
-                    }
-                    Landlock::Missing => tell(NO_LANDLOCK.to_owned()),
-                }
-                confine::load_filters()?;
-                confine::filter_process()?;
+                // The files of the rules may lie outside of the new root directory.
+                Some(rights.rules()?)
             }
+        };
+        if let Some(identity) = identity {
+            identity.assume()?;
         }
-        Ok(())
+        let Some(rules) = rules else {
+            tell(OFF.to_owned());
+            return Ok(());
+        };
+        match rules.restrict()? {
+            Landlock::Full => (),
+            Landlock::Partial => {
+                tracing::info!("this host's kernel confines files in part")
+            }
+            Landlock::Missing => tell(NO_LANDLOCK.to_owned()),
+        }
+        confine::load_filters()?;
+        Ok(confine::filter_process()?)
     }
 }
 

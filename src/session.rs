@@ -55,21 +55,21 @@ pub(crate) fn run_here(
     clients: Option<Incoming>,
 ) -> Result<Summary, RunFailure> {
     let guest = Guest::load(config, &|_| {})?;
-    run_guest(config, guest, sink, console, stop, clients)
+    run_guest(config, guest, &Host::open()?, sink, console, stop, clients)
 }
 
-/// The same with files that have been read already.
+/// The same with files that have been read already, and a KVM that is open.
 pub(crate) fn run_guest(
     config: &RunConfig,
     guest: Guest,
+    host: &Host,
     sink: Arc<dyn EventSink>,
     console: Box<dyn Write + Send>,
     stop: StopSignal,
     clients: Option<Incoming>,
 ) -> Result<Summary, RunFailure> {
     let began = Since::now();
-    let host = Host::open()?;
-    let facts = self_test(&host)?;
+    let facts = self_test(host)?;
     let (hub, sink) = match &clients {
         Some(_) => {
             let hub = Arc::new(EventHub::default());
@@ -82,7 +82,7 @@ pub(crate) fn run_guest(
     // Behind the probes, so that these see the calls that do not run.
     probes.extend(config.injections.iter().map(NewProbe::from));
     let session = Session::new(
-        &host,
+        host,
         facts,
         SessionConfig {
             file: &guest.file,

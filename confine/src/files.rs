@@ -89,20 +89,13 @@ pub struct FileRights {
 }
 
 impl FileRights {
-    /// Confines the calling thread, and the threads and processes that the thread starts later. The process must have one thread.
-    ///
-    /// TCP connections, and abstract sockets and processes outside of this process and its children are out of reach, too.
+    /// The rules of these rights. The files are opened here, as the user and below the root directory of this moment.
     ///
     /// # Errors
     ///
     /// If the kernel has Landlock and refuses the rules.
-    pub fn restrict(&self) -> Result<Landlock, FileError> {
-        let status = self.ruleset()?.restrict_self()?;
-        Ok(match status.ruleset {
-            RulesetStatus::FullyEnforced => Landlock::Full,
-            RulesetStatus::PartiallyEnforced => Landlock::Partial,
-            RulesetStatus::NotEnforced => Landlock::Missing,
-        })
+    pub fn rules(&self) -> Result<Rules, FileError> {
+        Ok(Rules(self.ruleset()?))
     }
 
     /// The same rules for a child process, which puts them in force itself.
@@ -163,6 +156,28 @@ fn allowing(
         false => access & AccessFs::from_file(NEWEST),
     };
     Ok(ruleset.add_rule(PathBeneath::new(file, access))?)
+}
+
+/// Rules that are not in force yet.
+#[derive(Debug)]
+pub struct Rules(RulesetCreated);
+
+impl Rules {
+    /// Confines the calling thread, and the threads and processes that the thread starts later. The process must have one thread.
+    ///
+    /// TCP connections, and abstract sockets and processes outside of this process and its children are out of reach, too.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has Landlock and refuses the rules.
+    pub fn restrict(self) -> Result<Landlock, FileError> {
+        let status = self.0.restrict_self()?;
+        Ok(match status.ruleset {
+            RulesetStatus::FullyEnforced => Landlock::Full,
+            RulesetStatus::PartiallyEnforced => Landlock::Partial,
+            RulesetStatus::NotEnforced => Landlock::Missing,
+        })
+    }
 }
 
 /// Rules for a child process.

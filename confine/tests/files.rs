@@ -14,10 +14,13 @@ fn restricted<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     begin().expect("rights given up");
-    let thread = std::thread::spawn(move || match rights.restrict().expect("restricted") {
-        // A host without Landlock has nothing to show.
-        Landlock::Missing => None,
-        Landlock::Full | Landlock::Partial => Some(work()),
+    let thread = std::thread::spawn(move || {
+        let rules = rights.rules().expect("rules");
+        match rules.restrict().expect("restricted") {
+            // A host without Landlock has nothing to show.
+            Landlock::Missing => None,
+            Landlock::Full | Landlock::Partial => Some(work()),
+        }
     });
     thread.join().expect("the thread ends")
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fstat, mkdirat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, fstat, mkdirat, unlinkat};
 use rustix::io::Errno;
 
 use crate::beneath::{self, PRIVATE_FOLDER};
@@ -38,6 +38,17 @@ impl Folder {
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    /// Makes another user the folder's owner.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`].
+    pub fn give_to(&self, uid: u32, gid: u32) -> Result<(), CreateError> {
+        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        let itself = AtFlags::EMPTY_PATH;
+        Ok(chownat(&self.directory, "", Some(uid), Some(gid), itself)?)
     }
 
     /// Opens the folder `name` in this one, and makes it with mode 0700 if there is none.

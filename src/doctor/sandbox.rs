@@ -1,11 +1,12 @@
 //! What confines a run on this host.
 
 use confine::{Landlock, has_filters, landlock};
+use rustix::process::geteuid;
 
 use super::Verdict::Warn;
 use super::{Check, Group};
 
-pub(super) fn checks() -> [Check; 2] {
+pub(super) fn checks() -> [Check; 3] {
     let files = Check::new(Group::Sandbox, "landlock", "access to files");
     let files = match landlock() {
         Landlock::Full => files.found("confined (Landlock)"),
@@ -28,5 +29,15 @@ pub(super) fn checks() -> [Check; 2] {
             "this kernel has no CONFIG_SECCOMP_FILTER: a run needs --no-sandbox",
         ),
     };
-    [files, calls]
+    let user = Check::new(Group::Sandbox, "user", "user");
+    let uid = geteuid();
+    let user = match uid.is_root() {
+        false => user.found(format!("not root (user {})", uid.as_raw())),
+        true => user.found("root").verdict(
+            Warn,
+            "a guest that takes hyprobe over is root within its files and calls: on this host's KVM, `--user USER` and `--chroot DIR` give \
+             that up; a nested run needs no root",
+        ),
+    };
+    [files, calls, user]
 }

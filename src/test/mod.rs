@@ -21,8 +21,9 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use confine::FileRights;
+use confine::{FileRights, Identity};
 use files::{CreateError, Folder};
+use rustix::fs::{Access, access};
 use thiserror::Error;
 
 use self::attempt::Outcome;
@@ -35,6 +36,7 @@ use crate::config::{Accel, Initrd};
 use crate::exit::{Exit, Failure as _};
 use crate::failure;
 use crate::guest::GuestError;
+use crate::identity::{self, IdentityError};
 use crate::images;
 use crate::merge::MergeError;
 use crate::panics::Since;
@@ -113,12 +115,21 @@ pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
 
 fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let began = Since::now();
+    let identity = identity::find(&args.identity).map_err(RunError::from)?;
+    if args.identity.chroot.is_some() {
+        return Err(RunError::from(IdentityError::TestRoot).into());
+    }
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let jobs = jobs(cases, progress, &tell)?;
+    for Job { place, .. } in &jobs {
+        let checked = place.check_identity(identity.as_ref());
+        checked.map_err(RunError::from)?;
+    }
     let mut outputs = Outputs::prepare(args)?;
     progress.rest();
-    confine_to(args, &jobs, &tell)?;
+    outputs.give_to(identity.as_ref())?;
+    confine_to(args, &jobs, identity.as_ref(), &tell)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
     let all = jobs.len();
@@ -189,6 +200,20 @@ impl<'a> Outputs<'a> {
         })
     }
 
+    /// Gives the folder of the artifacts to the user that hyprobe becomes, if this command has made it.
+    fn give_to(&self, identity: Option<&Identity>) -> Result<(), TestError> {
+        let given = match identity {
+            Some(identity) if self.artifacts.is_new() => {
+                self.artifacts.give_to(identity.uid, identity.gid)
+            }
+            _ => Ok(()),
+        };
+        given.map_err(|source| TestError::Create {
+            path: self.path.to_owned(),
+            source,
+        })
+    }
+
     /// Removes the folder of the artifacts, if this command has made it and no case has left any.
     fn tidy(&self) {
         if self.artifacts.is_new() {
@@ -199,7 +224,12 @@ impl<'a> Outputs<'a> {
 }
 
 /// Gives up the rights that the cases do not need. The process has one thread.
-fn confine_to(args: &TestArgs, jobs: &[Job], tell: &dyn Fn(String)) -> Result<(), RunError> {
+fn confine_to(
+    args: &TestArgs,
+    jobs: &[Job],
+    identity: Option<&Identity>,
+    tell: &dyn Fn(String),
+) -> Result<(), RunError> {
     let add = |rights: &mut FileRights| {
         for Job { case, place } in jobs {
             sandbox::add_run(rights, &case.plan.config);
@@ -216,7 +246,29 @@ fn confine_to(args: &TestArgs, jobs: &[Job], tell: &dyn Fn(String)) -> Result<()
         true => Sandbox::Off,
         false => Sandbox::On,
     };
-    Ok(sandbox.put_in_force(add, tell)?)
+    sandbox.put_in_force(identity, add, tell)?;
+    match identity {
+        Some(identity) => check_files(jobs, identity.uid),
+        None => Ok(()),
+    }
+}
+
+/// Whether this process, which is the user `uid` now, can still read the files of the cases.
+fn check_files(jobs: &[Job], uid: u32) -> Result<(), RunError> {
+    let configs = jobs.iter().map(|job| &job.case.plan.config);
+    let paths = configs.flat_map(|config| {
+        let initrd = match &config.initrd {
+            Initrd::File(path) => Some(path.clone()),
+            Initrd::None | Initrd::Demo => None,
+        };
+        [Some(config.kernel.path()), initrd]
+    });
+    for path in paths.flatten() {
+        if access(&path, Access::READ_OK).is_err() {
+            return Err(IdentityError::Unreadable { uid, path }.into());
+        }
+    }
+    Ok(())
 }
 
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.

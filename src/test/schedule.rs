@@ -48,7 +48,7 @@ impl Job {
     fn cost(&self) -> Cost {
         let config = &self.case.plan.config;
         let beside = match self.place {
-            Place::Here => HERE_BYTES,
+            Place::Here(_) => HERE_BYTES,
             Place::Nested(_) => NESTED_BYTES,
         };
         Cost {
@@ -307,6 +307,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
+    use crate::place::Device;
 
     fn job(number: usize) -> Job {
         let folder = tempfile::tempdir().expect("tempdir");
@@ -319,7 +320,7 @@ mod tests {
         let case = Case::read(number, &manifest, &[], &args, &|_| {}).expect("a case");
         Job {
             case,
-            place: Place::Here,
+            place: Place::Here(Device::default()),
         }
     }
 

@@ -23,13 +23,13 @@ const THREADS: [&str; 8] = [
 ];
 
 /// A run whose guest works until the value is dropped.
-struct Running {
-    child: Child,
-    _folder: TempDir,
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) folder: TempDir,
 }
 
 impl Running {
-    fn start(options: &[&str]) -> Self {
+    pub(crate) fn start(options: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("tempdir");
         let kernel = guest_images::build_testguest(&folder.path().join("guest"));
         let child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
@@ -50,10 +50,7 @@ impl Running {
             .stderr(Stdio::null())
             .spawn()
             .expect("the command starts");
-        let running = Self {
-            child,
-            _folder: folder,
-        };
+        let running = Self { child, folder };
         let began = Instant::now();
         while !running.is_complete() {
             assert!(began.elapsed() < PATIENCE, "{:?}", running.threads());

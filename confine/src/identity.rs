@@ -1,0 +1,112 @@
+//! The user that a process of root becomes, and the directory that becomes the root of its files.
+//!
+//! The order is that of Firecracker's jailer and of QEMU's `-run-with`: root directory, groups, group, user. Each step needs rights that
+//! the next one gives up. The kernel keeps all of these for each thread, so the process must have one thread, from which the others
+//! inherit them.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use rustix::process::{chdir, chroot};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, Gid, Uid, set_capabilities, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+
+/// What a process of root becomes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The number of the user.
+    pub uid: u32,
+    /// The number of the group, the only one.
+    pub gid: u32,
+    /// The directory that becomes the root.
+    pub root: Option<PathBuf>,
+}
+
+/// The process cannot become another user.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    /// The number of threads is not one, or `/proc` does not say it.
+    #[error(
+        "cannot change the user: hyprobe has another thread, which would keep the rights of root"
+    )]
+    Threads,
+    /// The root directory.
+    #[error("cannot make {root} the root directory")]
+    Root {
+        /// The directory.
+        root: PathBuf,
+        /// The system's answer.
+        source: Errno,
+    },
+    /// The user or the groups.
+    #[error(
+        "cannot become the user {uid} of the group {gid}: is hyprobe in a user namespace without them?"
+    )]
+    Ids {
+        /// The user.
+        uid: u32,
+        /// The group.
+        gid: u32,
+        /// The system's answer.
+        source: Errno,
+    },
+    /// Capabilities.
+    #[error("cannot give up the capabilities of root")]
+    Capabilities(#[source] Errno),
+    /// The process could become root again.
+    #[error(
+        "the user {uid} can still become root: the host's settings (securebits) keep the rights of root"
+    )]
+    StillRoot {
+        /// The user.
+        uid: u32,
+    },
+}
+
+impl Identity {
+    /// Becomes the user. Files that are open stay open; the process has no capability and no supplementary group any more.
+    ///
+    /// # Errors
+    ///
+    /// If the system refuses a step. The process must end then: some steps may be done.
+    pub fn assume(&self) -> Result<(), IdentityError> {
+        let Self { uid, gid, .. } = *self;
+        if !has_one_thread() {
+            return Err(IdentityError::Threads);
+        }
+        if let Some(root) = &self.root {
+            chroot(root)
+                .and_then(|()| chdir("/"))
+                .map_err(|source| IdentityError::Root {
+                    root: root.clone(),
+                    source,
+                })?;
+        }
+        let (user, group) = (Uid::from_raw(uid), Gid::from_raw(gid));
+        set_thread_groups(&[])
+            .and_then(|()| set_thread_res_gid(group, group, group))
+            .and_then(|()| set_thread_res_uid(user, user, user))
+            .map_err(|source| IdentityError::Ids { uid, gid, source })?;
+        // The change of the user clears the effective and permitted ones, unless securebits keep them.
+        let none = CapabilitySets {
+            effective: CapabilitySet::empty(),
+            permitted: CapabilitySet::empty(),
+            inheritable: CapabilitySet::empty(),
+        };
+        set_capabilities(None, none).map_err(IdentityError::Capabilities)?;
+        match set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT) {
+            Ok(()) => Err(IdentityError::StillRoot { uid }),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+fn has_one_thread() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let threads = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Threads:"));
+    threads.is_some_and(|threads| threads.trim() == "1")
+}

@@ -1,0 +1,241 @@
+//! `--user` and `--chroot`: the user and the root directory that a hyprobe of root changes to.
+//!
+//! Names are looked up in `/etc/passwd` and `/etc/group` only: a static program has no other name services.
+
+use std::fs;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use confine::Identity;
+use rustix::process::geteuid;
+use thiserror::Error;
+
+use crate::cli::IdentityArgs;
+
+/// `USER[:GROUP]`, names or numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    user: String,
+    group: Option<String>,
+}
+
+/// The text is no `USER[:GROUP]`.
+#[derive(Debug, Error)]
+#[error("write USER or USER:GROUP, names or numbers")]
+pub(crate) struct AccountError;
+
+/// hyprobe cannot become the user, or not for this command.
+#[derive(Debug, Error)]
+pub(crate) enum IdentityError {
+    /// Only root can.
+    #[error(
+        "cannot become another user: hyprobe runs as the user {uid}, and only root can do that"
+    )]
+    NotRoot {
+        /// The user of this process.
+        uid: u32,
+    },
+    /// No such user.
+    #[error("no user `{user}` in /etc/passwd")]
+    User {
+        /// As given.
+        user: String,
+    },
+    /// No such group.
+    #[error("no group `{group}` in /etc/group")]
+    Group {
+        /// As given.
+        group: String,
+    },
+    /// A user by number, whose group is not known.
+    #[error("the user {uid} is not in /etc/passwd, so its group is not known")]
+    NoGroup {
+        /// The user.
+        uid: u32,
+    },
+    /// The rights would stay.
+    #[error("the user `{user}` is root, and would keep the rights of root")]
+    Root {
+        /// As given.
+        user: String,
+    },
+    /// A nested run.
+    #[error(
+        "--user is for runs on this host's KVM: a nested run reads the image cache and starts QEMU after the change of user, from \
+         files that only the user who started hyprobe can read"
+    )]
+    Nested,
+    /// `hyprobe test --chroot`.
+    #[error(
+        "--chroot is for `hyprobe run`: `hyprobe test` reads the kernel again for each boot, and the new root does not have it"
+    )]
+    TestRoot,
+    /// A file that is read after the change of user.
+    #[error("the user {uid} cannot read {path}, and `hyprobe test` reads it again for each boot")]
+    Unreadable {
+        /// The user.
+        uid: u32,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+impl IdentityError {
+    /// What to do about it.
+    pub(crate) fn advice(&self) -> String {
+        let advice = match self {
+            Self::NotRoot { .. } => "leave --user and --chroot out",
+            Self::User { .. } | Self::Group { .. } => {
+                "names of other services are not looked up: give numbers, such as --user 1000:1000"
+            }
+            Self::NoGroup { uid } => return format!("give the group, too: --user {uid}:GROUP"),
+            Self::Root { .. } => "name a user without rights, such as nobody",
+            Self::Nested => {
+                "start hyprobe as that user (setpriv, runuser): a nested run needs neither root nor /dev/kvm; or use --accel kvm"
+            }
+            Self::TestRoot => "use --user alone, or `hyprobe run` for each manifest",
+            Self::Unreadable { .. } => "let the user read it, or use `hyprobe run`",
+        };
+        advice.to_owned()
+    }
+}
+
+impl FromStr for Account {
+    type Err = AccountError;
+
+    fn from_str(text: &str) -> Result<Self, AccountError> {
+        let (user, group) = match text.split_once(':') {
+            Some((user, group)) => (user, Some(group)),
+            None => (text, None),
+        };
+        let is_name = |name: &str| !name.is_empty() && !name.contains([':', '\n']);
+        match is_name(user) && group.is_none_or(is_name) {
+            true => Ok(Self {
+                user: user.to_owned(),
+                group: group.map(str::to_owned),
+            }),
+            false => Err(AccountError),
+        }
+    }
+}
+
+/// The identity that `args` ask for, if they do.
+pub(crate) fn find(args: &IdentityArgs) -> Result<Option<Identity>, IdentityError> {
+    let Some(account) = &args.user else {
+        return Ok(None);
+    };
+    let uid = geteuid();
+    if !uid.is_root() {
+        return Err(IdentityError::NotRoot { uid: uid.as_raw() });
+    }
+    let text = |path| fs::read_to_string(path).unwrap_or_default();
+    let (uid, gid) = account.look_up(&text("/etc/passwd"), &text("/etc/group"))?;
+    Ok(Some(Identity {
+        uid,
+        gid,
+        root: args.chroot.clone(),
+    }))
+}
+
+impl Account {
+    /// The numbers of user and group, by the texts of the two files.
+    fn look_up(&self, passwd: &str, group: &str) -> Result<(u32, u32), IdentityError> {
+        let user = &self.user;
+        let by_name = fields(passwd).find(|entry| entry.first() == Some(&user.as_str()));
+        let uid = match &by_name {
+            Some(entry) => entry.get(2).and_then(|uid| number(uid)),
+            None => number(user),
+        };
+        let uid = uid.ok_or_else(|| IdentityError::User { user: user.clone() })?;
+        if uid == 0 {
+            return Err(IdentityError::Root { user: user.clone() });
+        }
+        let gid = match &self.group {
+            Some(name) => {
+                let entry = fields(group).find(|entry| entry.first() == Some(&name.as_str()));
+                let gid = match &entry {
+                    Some(entry) => entry.get(2).and_then(|gid| number(gid)),
+                    None => number(name),
+                };
+                gid.ok_or_else(|| IdentityError::Group {
+                    group: name.clone(),
+                })?
+            }
+            None => {
+                let has_number =
+                    |entry: &Vec<&str>| entry.get(2).and_then(|uid| number(uid)) == Some(uid);
+                let entry = by_name.or_else(|| fields(passwd).find(has_number));
+                let gid = entry.and_then(|entry| number(entry.get(3)?));
+                gid.ok_or(IdentityError::NoGroup { uid })?
+            }
+        };
+        Ok((uid, gid))
+    }
+}
+
+/// The lines of a file such as `/etc/passwd`, each in fields.
+fn fields(text: &str) -> impl Iterator<Item = Vec<&str>> {
+    text.lines().map(|line| line.split(':').collect())
+}
+
+/// The number of a user or a group. To the kernel, the largest number means "no change".
+fn number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number != u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASSWD: &str = "\
+        root:x:0:0:root:/root:/bin/sh\n\
+        probe:x:990:980::/:/bin/false\n\
+        7:x:70:71::/:/bin/false\n";
+    const GROUP: &str = "root:x:0:\nkvm:x:106:probe\n";
+
+    fn look_up(text: &str) -> Result<(u32, u32), IdentityError> {
+        let account: Account = text.parse().expect("USER[:GROUP]");
+        account.look_up(PASSWD, GROUP)
+    }
+
+    #[test]
+    fn names_and_numbers_are_looked_up_names_first() {
+        for (text, expected) in [
+            ("probe", (990, 980)),
+            ("990", (990, 980)),
+            ("probe:kvm", (990, 106)),
+            ("1000:1001", (1000, 1001)),
+            ("7", (70, 71)),
+        ] {
+            assert_eq!(look_up(text).expect(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn root_and_unknown_names_and_numbers_are_refused() {
+        for (text, expected) in [
+            (
+                "root",
+                "the user `root` is root, and would keep the rights of root",
+            ),
+            (
+                "0:1",
+                "the user `0` is root, and would keep the rights of root",
+            ),
+            ("nobdy", "no user `nobdy` in /etc/passwd"),
+            ("4294967295", "no user `4294967295` in /etc/passwd"),
+            ("probe:kwm", "no group `kwm` in /etc/group"),
+            ("1:4294967295", "no group `4294967295` in /etc/group"),
+            (
+                "1000",
+                "the user 1000 is not in /etc/passwd, so its group is not known",
+            ),
+        ] {
+            let error = look_up(text).expect_err(text);
+            assert_eq!(error.to_string(), expected);
+        }
+        for text in ["", ":", "a:", ":b", "a:b:c"] {
+            text.parse::<Account>().expect_err(text);
+        }
+    }
+}
