@@ -4,7 +4,7 @@ use std::io;
 use std::sync::OnceLock;
 
 use seccompiler::{
-    BpfProgram, TargetArch, apply_filter, apply_filter_all_threads, compile_from_json,
+    BpfProgram, TargetArch, apply_filter, apply_filter_all_threads, compile_from_json, sock_filter,
 };
 
 use crate::ThreadKind;
@@ -87,6 +87,28 @@ pub fn load_filters() -> Result<(), FilterError> {
     Ok(())
 }
 
+/// The bit that marks calls of the x32 interface: the same calls under other numbers, which no filter's list has.
+const X32_BIT: u32 = 0x4000_0000;
+/// `BPF_LD | BPF_W | BPF_ABS`: load a word of the data that describes the call.
+const LOAD: u16 = 0x20;
+/// `BPF_JMP | BPF_JSET | BPF_K`: jump if a bit is set.
+const JUMP_IF_SET: u16 = 0x45;
+/// `BPF_RET | BPF_K`: answer.
+const ANSWER: u16 = 0x06;
+
+/// `program` behind a look at the number of the call: calls of the x32 interface, which kernels of some distributions have, fail.
+fn without_x32(program: BpfProgram) -> BpfProgram {
+    let instruction = |code, k, jf| sock_filter { code, jt: 0, jf, k };
+    let refused = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+    let look = [
+        // The number is the first word.
+        instruction(LOAD, 0, 0),
+        instruction(JUMP_IF_SET, X32_BIT, 1),
+        instruction(ANSWER, refused, 0),
+    ];
+    look.into_iter().chain(program).collect()
+}
+
 /// Forbids all threads of this process, and each process that it starts from now on, the calls that no part of hyprobe makes; such a
 /// call fails.
 ///
@@ -95,7 +117,8 @@ pub fn load_filters() -> Result<(), FilterError> {
 /// If the kernel has no filters.
 pub fn filter_process() -> Result<(), FilterError> {
     for (name, json) in [ALL, CLONE3] {
-        apply_filter_all_threads(&compile(name, json)?).map_err(FilterError::Apply)?;
+        let program = without_x32(compile(name, json)?);
+        apply_filter_all_threads(&program).map_err(FilterError::Apply)?;
     }
     Ok(())
 }

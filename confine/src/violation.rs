@@ -79,12 +79,26 @@ extern "C" fn on_violation(_: libc::c_int, info: *mut libc::siginfo_t, context: 
     } else {
         line.add(b"hyprobe: a process has sent SIGSYS: hyprobe ends.\n");
     }
-    // SAFETY: the pointer and the length are those of a slice; `write` and `_exit` are async-signal-safe.
-    unsafe {
+    if has_room(libc::STDERR_FILENO) {
         let bytes = line.bytes();
-        libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len());
-        libc::_exit(EXIT_CODE);
+        // SAFETY: the pointer and the length are those of a slice; `write` is async-signal-safe.
+        unsafe { libc::write(libc::STDERR_FILENO, bytes.as_ptr().cast(), bytes.len()) };
     }
+    // SAFETY: `_exit` is async-signal-safe.
+    unsafe { libc::_exit(EXIT_CODE) }
+}
+
+/// Whether a write of a line returns at once. A pipe that nobody reads must not keep the process alive; the exit code says enough. A pipe
+/// is ready when it has room for a page, which is more than a line.
+fn has_room(file: libc::c_int) -> bool {
+    let mut asked = libc::pollfd {
+        fd: file,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: the pointer is to one entry, which outlives the call; the call does not wait, and `poll` is async-signal-safe.
+    let ready = unsafe { libc::poll(&raw mut asked, 1, 0) };
+    ready == 1 && asked.revents & libc::POLLOUT != 0
 }
 
 const LINE_BYTES: usize = 320;

@@ -1,25 +1,40 @@
 //! Each kind of thread tries calls that its filter forbids. A forbidden call ends the process, so each try is a process of its own:
 //! this test program, started again.
 
-use std::io::ErrorKind;
+#![expect(
+    unsafe_code,
+    reason = "no library makes a system call of another interface"
+)]
+
+use std::io::{ErrorKind, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use hyprobe_confine::{ThreadKind, begin, enter, filter_process, load_filters};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, getpid, pidfd_getfd, pidfd_open};
 
+/// The limit for processes that end at once on an idle host.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Marks the calls of the x32 interface.
+const X32_BIT: libc::c_long = 0x4000_0000;
 /// Names the thread kind and the call in the environment of the started process.
 const VARIABLE: &str = "HYPROBE_CONFINE_TEST";
 
+/// A process in which a thread of `kind` makes `call`.
+fn command(kind: &str, call: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command
+        .args(["--exact", "started_process_makes_the_call", "--nocapture"])
+        .env(VARIABLE, format!("{kind} {call}"));
+    command
+}
+
 /// Runs `call` in a thread of `kind`, in a process of its own.
 fn try_call(kind: &str, call: &str) -> Output {
-    let program = std::env::current_exe().expect("this program");
-    Command::new(program)
-        .args(["--exact", "started_process_makes_the_call", "--nocapture"])
-        .env(VARIABLE, format!("{kind} {call}"))
-        .output()
-        .expect("it starts")
+    command(kind, call).output().expect("it starts")
 }
 
 /// The body of the started process. Without the variable the test runner has started the test: nothing is to be done.
@@ -53,6 +68,13 @@ fn started_process_makes_the_call() {
             "socket" => {
                 let bound = std::net::TcpListener::bind("127.0.0.1:0");
                 bound.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
+            }
+            // `getpid` under its number of the x32 interface. A kernel without x32 would answer ENOSYS.
+            "x32" => {
+                // SAFETY: the call has no arguments and touches no memory.
+                let done = unsafe { libc::syscall(X32_BIT | libc::SYS_getpid) };
+                let error = std::io::Error::last_os_error();
+                done == -1 && error.raw_os_error() == Some(libc::EPERM)
             }
             // A pair has no address.
             "pair" => std::os::unix::net::UnixStream::pair().is_ok(),
@@ -113,8 +135,38 @@ fn forbidden_call_ends_the_process_and_is_named() {
 }
 
 #[test]
+fn forbidden_call_ends_the_process_although_nobody_reads_the_message() {
+    for kind in ThreadKind::ALL {
+        let (_unread, mut full) = std::io::pipe().expect("a pipe");
+        let flags = fcntl_getfl(&full).expect("flags");
+        fcntl_setfl(&full, flags | OFlags::NONBLOCK).expect("set");
+        for page in [&[0; 4096][..], &[0]] {
+            while full.write(page).is_ok() {}
+        }
+        fcntl_setfl(&full, flags).expect("set");
+        let mut process = command(kind.name(), "socket")
+            .stdout(Stdio::null())
+            .stderr(full)
+            .spawn()
+            .expect("it starts");
+        let began = Instant::now();
+        let end = loop {
+            match process.try_wait().expect("a process") {
+                Some(end) => break Some(end),
+                None if began.elapsed() > PATIENCE => break None,
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        // An error means that it has ended.
+        let _ = process.kill();
+        let _ = process.wait();
+        assert_eq!(end.and_then(|end| end.code()), Some(3), "{kind:?}");
+    }
+}
+
+#[test]
 fn filter_of_all_threads_answers_with_an_error_and_lets_other_work_through() {
-    for call in ["take", "usual", "socket", "pair"] {
+    for call in ["take", "usual", "socket", "pair", "x32"] {
         let output = try_call("main", call);
         let text = text(&output);
         assert!(
