@@ -27,8 +27,8 @@ pub const PROBES_LISTED: usize = 10_000;
 /// Symbols of one answer, and how many if nothing is said.
 pub const SYMBOLS: usize = 10_000;
 pub(crate) const SYMBOLS_SHOWN: usize = 100;
-/// Bytes of a pattern for symbols.
-pub(crate) const PATTERN_BYTES: usize = 256;
+/// Characters of a pattern for symbols.
+pub(crate) const PATTERN_CHARS: usize = 256;
 /// Bytes of guest memory that one request reads.
 pub const MEMORY_BYTES: u64 = 64 << 10;
 /// Bytes of a probe's own name.

@@ -38,6 +38,8 @@ impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.strip_prefix("0x")
+            // The conversion would take a sign.
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .and_then(|digits| u64::from_str_radix(digits, 16).ok())
             .map(Self)
             .ok_or_else(|| {
@@ -51,7 +53,7 @@ impl utoipa::PartialSchema for Hex {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
         utoipa::openapi::ObjectBuilder::new()
             .schema_type(utoipa::openapi::schema::Type::String)
-            .pattern(Some("^0x[0-9a-f]{1,16}$"))
+            .pattern(Some("^0x0*[0-9a-fA-F]{1,16}$"))
             .description(Some("A 64-bit value in hexadecimal."))
             .into()
     }

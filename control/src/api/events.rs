@@ -3,7 +3,9 @@
 use probes::Event;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 /// Events that the reader was too slow for, or that are no longer kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -33,6 +35,37 @@ pub enum EventLine {
     /// Events are missing here.
     Lost(Lost),
 }
+
+/// A server-sent event of the stream: what the description says of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerSentEvent;
+
+impl PartialSchema for ServerSentEvent {
+    fn schema() -> RefOr<Schema> {
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let event = text()
+            .enum_values(Some(["hit", "return", "note", "summary", "lost"]))
+            .description(Some(
+                "The type of the event; `lost` where events are missing.",
+            ));
+        let id = text()
+            .pattern(Some("^[0-9]+$"))
+            .description(Some("The sequence number; absent with `lost`."));
+        let data = text()
+            .content_media_type("application/json")
+            .description(Some("An `EventLine`."));
+        ObjectBuilder::new()
+            .property("event", event)
+            .property("id", id)
+            .property("data", data)
+            .required("event")
+            .required("data")
+            .description(Some("A server-sent event."))
+            .into()
+    }
+}
+
+impl ToSchema for ServerSentEvent {}
 
 impl<'de> Deserialize<'de> for EventLine {
     /// Not derived, because of events an untagged enum would only say that they match no variant.

@@ -10,6 +10,7 @@ mod probe;
 mod problem;
 mod symbols;
 
+pub(crate) use events::ServerSentEvent;
 pub use events::{EventLine, Lost};
 pub use knobs::{Knobs, SetKnobs};
 pub use machine::{Machine, MachineState, Pause, PauseStats};

@@ -1,28 +1,41 @@
 //! Probes: as they are asked for, and as they are.
 
 use probes::{ProbeAction, ProbeKind, ProbeRecord, ProbeSummary};
-use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder};
+use utoipa::openapi::{Ref, RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::Pause;
+use crate::limits::PROBES_PER_REQUEST;
 
 /// A probe to be added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddProbe {
     /// Where, as `-p` of the command line has it.
-    #[schema(example = "kprobe:vfs_write")]
+    #[schema(example = "kprobe:vfs_write", min_length = 1)]
     pub spec: String,
     /// A name of its own, which can be used in place of its number: letters, digits, `_`, `-` and `.`, at most 64,
     /// not all of them digits.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(
+        pattern = "^[0-9]*[A-Za-z_.-][A-Za-z0-9_.-]*$",
+        min_length = 1,
+        max_length = 64
+    )]
     pub name: Option<String>,
     /// Added disabled, it has no plant until it is enabled.
     #[serde(default = "yes")]
     pub enabled: bool,
     /// For a return probe: how many calls are followed at once.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    #[schema(minimum = 1)]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        default,
+        deserialize_with = "whole_number"
+    )]
+    #[schema(minimum = 1, maximum = 65_535)]
     pub maxactive: Option<u16>,
     /// What is done at its hits, unless there is an aggregate.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -41,6 +54,21 @@ const fn yes() -> bool {
     true
 }
 
+/// To JSON Schema, `7.0` is an integer, too.
+fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
+    let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    let of_fraction = || {
+        let fraction = number.as_f64().filter(|number| number.fract() == 0.0)?;
+        format!("{fraction:.0}").parse().ok()
+    };
+    let whole = number.as_u64().or_else(of_fraction);
+    let small = whole.and_then(|whole| u16::try_from(whole).ok());
+    let wrong = || D::Error::custom(format!("`{number}` is no whole number up to {}", u16::MAX));
+    small.map(Some).ok_or_else(wrong)
+}
+
 impl AddProbe {
     /// A probe at `spec`, enabled and traced.
     pub fn new(spec: impl Into<String>) -> Self {
@@ -57,14 +85,32 @@ impl AddProbe {
 }
 
 /// A body that adds probes: all of them or none.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum AddProbes {
     /// One.
     One(AddProbe),
-    /// At most 1000.
+    /// At least one and at most 1000.
     Many(Vec<AddProbe>),
 }
+
+/// Not derived, because a derived schema has no limits of a variant.
+impl PartialSchema for AddProbes {
+    fn schema() -> RefOr<Schema> {
+        let one = || Ref::from_schema_name("AddProbe");
+        let many = ArrayBuilder::new()
+            .items(one())
+            .min_items(Some(1))
+            .max_items(Some(PROBES_PER_REQUEST));
+        OneOfBuilder::new()
+            .item(one())
+            .item(many)
+            .description(Some("A body that adds probes: all of them or none."))
+            .into()
+    }
+}
+
+impl ToSchema for AddProbes {}
 
 /// What kind of probe it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -169,8 +215,13 @@ pub struct ChangeProbe {
     /// Its switch.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enabled: Option<bool>,
-    /// Its name.
+    /// Its name, as for a new probe.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(
+        pattern = "^[0-9]*[A-Za-z_.-][A-Za-z0-9_.-]*$",
+        min_length = 1,
+        max_length = 64
+    )]
     pub name: Option<String>,
 }
 
@@ -213,6 +264,19 @@ mod tests {
     fn a_spec_alone_is_a_probe() {
         let probe: AddProbe = serde_json::from_str(r#"{"spec": "kprobe:a"}"#).expect("json");
         assert_eq!(probe, AddProbe::new("kprobe:a"));
+        for (number, expected) in [
+            ("7", Some(7)),
+            ("7.0", Some(7)),
+            ("7e0", Some(7)),
+            ("7.5", None),
+            ("-1.0", None),
+            ("65536.0", None),
+        ] {
+            let text = format!(r#"{{"spec": "kprobe:a", "maxactive": {number}}}"#);
+            let probe = serde_json::from_str::<AddProbe>(&text);
+            let read = probe.ok().and_then(|probe| probe.maxactive);
+            assert_eq!(read, expected, "{number}");
+        }
         let wrong = serde_json::from_str::<AddProbe>(r#"{"spec": "kprobe:a", "enable": false}"#);
         let error = wrong.expect_err("unknown").to_string();
         assert!(error.contains("unknown field `enable`"), "{error}");

@@ -40,6 +40,8 @@ pub enum ProblemKind {
     NoSuchMethod,
     /// There is no such probe.
     NoSuchProbe,
+    /// Parts of the request exclude each other, or a part is missing that another one needs.
+    Contradictory,
     /// The text is no probe.
     NotAProbe,
     /// The text is no filter, or no aggregate.
@@ -70,8 +72,13 @@ impl ProblemKind {
             Self::NoSuchPath => ("no-such-path", 404, "There is no such path"),
             Self::NoSuchMethod => ("no-such-method", 405, "The path has no such method"),
             Self::NoSuchProbe => ("no-such-probe", 404, "There is no such probe"),
-            Self::NotAProbe => ("not-a-probe", 400, "The text is no probe"),
-            Self::NotAProgram => ("not-a-program", 400, "The text is no program"),
+            Self::Contradictory => (
+                "contradictory",
+                422,
+                "Parts of the request do not fit together",
+            ),
+            Self::NotAProbe => ("not-a-probe", 422, "The text is no probe"),
+            Self::NotAProgram => ("not-a-program", 422, "The text is no program"),
             Self::CannotProbe => ("cannot-probe", 422, "It cannot be probed"),
             Self::NameTaken => ("name-taken", 409, "The name is taken"),
             Self::CannotRead => ("cannot-read", 422, "The memory cannot be read"),

@@ -20,7 +20,7 @@ use utoipa::IntoParams;
 use super::app::App;
 use super::body::Asked;
 use super::pacing::Patience;
-use crate::api::{EventLine, Lost, Problem, ProblemKind};
+use crate::api::{EventLine, Lost, Problem, ProblemKind, ServerSentEvent};
 use crate::hub::EventHub;
 use crate::limits::EVENT_STREAMS;
 
@@ -36,21 +36,51 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 pub(super) struct EventsQuery {
     /// From this sequence number on; from now on, if nothing is said. What is no longer kept is told as lost.
     #[serde(default)]
+    #[param(maximum = 18_446_744_073_709_551_615_u64)]
     from: Option<u64>,
     /// The stream ends after so many events.
     #[serde(default)]
+    #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<u64>,
 }
+
+/// Where a reader that was interrupted goes on, as browsers say it.
+#[derive(Debug, IntoParams)]
+#[into_params(parameter_in = Header)]
+struct EventsHeaders {
+    /// Like `from` with the number after this.
+    #[param(
+        rename = "Last-Event-ID",
+        required = false,
+        maximum = 18_446_744_073_709_551_615_u64
+    )]
+    last_event_id: u64,
+}
+
+impl EventsHeaders {
+    /// The header, if there is one. An id that hyprobe has not given would make the reader lose events silently.
+    fn read(headers: &HeaderMap) -> Result<Option<Self>, Problem> {
+        let Some(id) = headers.get(LAST_EVENT_ID) else {
+            return Ok(None);
+        };
+        let number = id.to_str().ok().and_then(|id| id.parse().ok());
+        let wrong = || ProblemKind::Malformed.with("`Last-Event-ID` is the number of an event");
+        number
+            .map(|last_event_id| Some(Self { last_event_id }))
+            .ok_or_else(wrong)
+    }
+}
+
+const LAST_EVENT_ID: &str = "last-event-id";
 
 /// Events as they come, until the run ends or the client goes. JSON lines if `Accept` asks for
 /// `application/x-ndjson` or `application/jsonl`, else server-sent events. A reader that is too slow is told how many
 /// events it has lost; the guest never waits for one.
 #[utoipa::path(get, path = "/events", tag = "events",
-    params(EventsQuery,
-        ("Last-Event-ID" = Option<u64>, Header, description = "Like `from` with the number after this")),
+    params(EventsQuery, EventsHeaders),
     responses((status = 200, description = "The stream", content(
-            (EventLine = "text/event-stream"), (EventLine = "application/x-ndjson"))),
-        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
+            (ServerSentEvent = "text/event-stream"), (EventLine = "application/x-ndjson"))),
+        (status = 400, description = "The query or the header is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "Too many streams already", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stream(
     State(app): State<Arc<App>>,
@@ -58,15 +88,12 @@ pub(super) async fn stream(
     headers: HeaderMap,
     Asked(asked): Asked<EventsQuery>,
 ) -> Result<Response, Problem> {
+    let resumed = EventsHeaders::read(&headers)?.map(|read| read.last_event_id.saturating_add(1));
     let room = Arc::clone(&app.streams).try_acquire_owned().map_err(|_| {
         ProblemKind::Busy.with(format!("{EVENT_STREAMS} clients read events already"))
     })?;
     patience.grant();
     let (_, next) = app.hub.numbers();
-    let resumed = headers
-        .get("last-event-id")
-        .and_then(|id| id.to_str().ok()?.parse::<u64>().ok())
-        .map(|last| last.saturating_add(1));
     let reader = Reader {
         hub: Arc::clone(&app.hub),
         format: Format::accepted(&headers),

@@ -14,19 +14,20 @@ use utoipa::IntoParams;
 use super::app::App;
 use super::body::{Asked, Told, json};
 use crate::api::{Encoding, Memory, Problem, ProblemKind, Symbol, Symbols};
-use crate::limits::{MEMORY_BYTES, PATTERN_BYTES, SYMBOLS, SYMBOLS_SHOWN};
+use crate::limits::{MEMORY_BYTES, PATTERN_CHARS, SYMBOLS, SYMBOLS_SHOWN};
 
 /// Which symbols.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct SymbolsQuery {
-    /// A pattern for whole names, as in `kprobe:PATTERN`: `*`, `?`, `[a-z]`. At most 256 bytes.
+    /// A pattern for whole names, as in `kprobe:PATTERN`: `*`, `?`, `[a-z]`. At most 256 characters.
     #[serde(rename = "match")]
-    #[param(rename = "match", example = "vfs_*")]
+    #[param(rename = "match", example = "vfs_*", max_length = 256)]
     pattern: String,
     /// How many at the most, up to 10 000; 100 if nothing is said.
     #[serde(default)]
+    #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<usize>,
 }
 
@@ -38,8 +39,8 @@ pub(super) async fn symbols(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<SymbolsQuery>,
 ) -> Result<Told<Symbols>, Problem> {
-    if asked.pattern.len() > PATTERN_BYTES {
-        let detail = format!("the pattern is longer than {PATTERN_BYTES} bytes");
+    if asked.pattern.chars().count() > PATTERN_CHARS {
+        let detail = format!("the pattern is longer than {PATTERN_CHARS} characters");
         return Err(ProblemKind::Malformed.with(detail));
     }
     let limit = asked.limit.unwrap_or(SYMBOLS_SHOWN).min(SYMBOLS);
@@ -89,7 +90,7 @@ pub(super) struct MemoryQuery {
 #[utoipa::path(get, path = "/memory", tag = "look", params(MemoryQuery),
     responses((status = 200, description = "The bytes", body = Memory),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "There is no such memory, or it is not mapped", body = Problem, content_type = "application/problem+json")))]
+        (status = 422, description = "Neither or both of `gva` and `gpa` are given, or there is no such memory, or it is not mapped", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn memory(
     State(app): State<Arc<App>>,
     Asked(asked): Asked<MemoryQuery>,
@@ -97,7 +98,7 @@ pub(super) async fn memory(
     let at = match (asked.gva, asked.gpa) {
         (Some(gva), None) => At::Virtual(Gva(gva.0)),
         (None, Some(gpa)) => At::Physical(Gpa(gpa.0)),
-        _ => return Err(ProblemKind::Malformed.with("say where: either `gva` or `gpa`")),
+        _ => return Err(ProblemKind::Contradictory.with("say where: either `gva` or `gpa`")),
     };
     let len = usize::try_from(asked.len)
         .ok()
@@ -140,7 +141,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// This description.
 #[utoipa::path(get, path = "/openapi.json", tag = "look",
-    responses((status = 200, description = "OpenAPI 3.1")))]
+    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
 pub(super) async fn openapi() -> Response {
     json(StatusCode::OK, "application/json", &crate::openapi())
 }

@@ -42,7 +42,7 @@ pub(super) async fn show(State(app): State<Arc<App>>) -> Told<Machine> {
 /// Pauses every vCPU, until it is resumed or stopped. Probes can be changed meanwhile. Does nothing to a paused one.
 #[utoipa::path(post, path = "/machine/pause", tag = "machine",
     responses((status = 200, description = "It stands", body = Machine),
-        (status = 503, description = "The run is over", body = Problem, content_type = "application/problem+json")))]
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
     app.operator.run(|bench| bench.hold()).await?;
     Ok(Told(app.machine()))
@@ -51,7 +51,7 @@ pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, 
 /// Lets a paused machine run on. Does nothing to a running one.
 #[utoipa::path(post, path = "/machine/resume", tag = "machine",
     responses((status = 200, description = "It runs", body = Machine),
-        (status = 503, description = "The run is over", body = Problem, content_type = "application/problem+json")))]
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<Told<Machine>, Problem> {
     app.operator.run(|bench| bench.release()).await?;
     Ok(Told(app.machine()))
@@ -86,7 +86,9 @@ impl App {
 #[utoipa::path(put, path = "/knobs", tag = "knobs", request_body = SetKnobs,
     responses((status = 200, description = "They are set", body = Knobs),
         (status = 400, description = "The body is not what it should be", body = Problem, content_type = "application/problem+json"),
-        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json")))]
+        (status = 413, description = "The body is larger than 1 MiB", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn set_knobs(
     State(app): State<Arc<App>>,
     Said(wanted): Said<SetKnobs>,

@@ -60,7 +60,7 @@ impl Order {
                 .at(format!("{pointer}/maxactive")));
         }
         if wanted.name.is_some() && stands_for_many(&spec) {
-            return Err(ProblemKind::Malformed
+            return Err(ProblemKind::Contradictory
                 .with(format!(
                     "a name is for one probe, and `{spec}` stands for many"
                 ))
@@ -71,7 +71,7 @@ impl Order {
             program(wanted.aggregate.as_deref(), "aggregate", &pointer)?;
         let action = match (aggregate, wanted.action) {
             (Some(_), Some(_)) => {
-                return Err(ProblemKind::Malformed
+                return Err(ProblemKind::Contradictory
                     .with("`action` and `aggregate` exclude each other")
                     .at(format!("{pointer}/aggregate")));
             }

@@ -26,9 +26,11 @@ use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 pub(super) struct ListQuery {
     /// Probes with a higher number than this.
     #[serde(default)]
+    #[param(maximum = 18_446_744_073_709_551_615_u64)]
     after: Option<u64>,
     /// How many at the most, up to 10 000; 1000 if nothing is said.
     #[serde(default)]
+    #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<usize>,
 }
 
@@ -65,10 +67,11 @@ pub(super) async fn list(
 #[utoipa::path(post, path = "/probes", tag = "probes",
     request_body(content = AddProbes, description = "A probe or an array of at most 1000"),
     responses((status = 201, description = "They are there", body = Added),
-        (status = 400, description = "The body is not what it should be, or its text is no probe", body = Problem, content_type = "application/problem+json"),
+        (status = 400, description = "The body is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
         (status = 413, description = "The body is larger than 1 MiB", body = Problem, content_type = "application/problem+json"),
-        (status = 422, description = "The kernel has no such place, or it cannot be planted", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The text is no probe or no program, parts exclude each other, or the kernel has no such place that can be planted", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn add(
     State(app): State<Arc<App>>,
@@ -105,6 +108,7 @@ pub(super) async fn add(
 #[utoipa::path(get, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "The probe", body = Changed),
+        (status = 400, description = "The path is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn show(
     State(app): State<Arc<App>>,
@@ -121,6 +125,7 @@ pub(super) async fn show(
 #[utoipa::path(get, path = "/probes/{id}/stats", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "Its counts", body = Stats),
+        (status = 400, description = "The path is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn stats(
     State(app): State<Arc<App>>,
@@ -141,7 +146,10 @@ pub(super) async fn stats(
     responses((status = 200, description = "The probe as it is now", body = Changed),
         (status = 400, description = "The body is not what it should be", body = Problem, content_type = "application/problem+json"),
         (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-        (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json")))]
+        (status = 409, description = "The name is taken", body = Problem, content_type = "application/problem+json"),
+        (status = 413, description = "The body is larger than 1 MiB", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn change(
     State(app): State<Arc<App>>,
     Named(named): Named,
@@ -163,7 +171,10 @@ pub(super) async fn change(
 #[utoipa::path(delete, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "It is gone", body = Removed),
-        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json")))]
+        (status = 400, description = "The path is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     Named(named): Named,
@@ -179,7 +190,9 @@ pub(super) async fn remove(
 
 /// Removes all probes.
 #[utoipa::path(delete, path = "/probes", tag = "probes",
-    responses((status = 200, description = "They are gone", body = Removed)))]
+    responses((status = 200, description = "They are gone", body = Removed),
+        (status = 500, description = "Bytes could not be changed", body = Problem, content_type = "application/problem+json"),
+        (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
 pub(super) async fn remove_all(State(app): State<Arc<App>>) -> Result<Told<Removed>, Problem> {
     app.remove(None).await.map(Told)
 }

@@ -108,7 +108,7 @@ fn a_probe_has_a_program() {
         ),
         (
             both,
-            ProblemKind::Malformed,
+            ProblemKind::Contradictory,
             "/aggregate",
             "`action` and `aggregate` exclude each other",
         ),
@@ -160,7 +160,7 @@ fn an_array_is_all_or_nothing() {
         ),
         (
             named("kprobe:many_*", "all"),
-            ProblemKind::Malformed,
+            ProblemKind::Contradictory,
             "/1/name",
         ),
     ];
@@ -195,7 +195,7 @@ fn problems_say_what_the_command_line_says() {
     let rig = Rig::new();
     let problem = rig
         .send("POST", "/probes", r#"{"spec": "kprob:vfs_read"}"#)
-        .problem(400);
+        .problem(422);
     assert_eq!(
         problem.detail,
         "`kprob:vfs_read` is not a probe: there is no probe kind `kprob`"
@@ -324,9 +324,12 @@ fn symbols_and_memory() {
     );
     rig.get("/memory?gpa=0x2000&len=3").problem(422);
     rig.get("/memory?gva=0xffffffff81000000&len=3").problem(422);
+    for wrong in ["/memory?len=3", "/memory?gpa=0x1000&gva=0x1000&len=3"] {
+        let problem = rig.get(wrong).problem(422);
+        assert!(problem.is(ProblemKind::Contradictory), "{problem:?}");
+    }
     for wrong in [
-        "/memory?len=3",
-        "/memory?gpa=0x1000&gva=0x1000&len=3",
+        "/memory?gpa=0x+1000&len=3",
         "/memory?gpa=0x1000&len=0",
         "/memory?gpa=0x1000&len=65537",
         "/memory?gpa=4096&len=1",
@@ -368,6 +371,8 @@ fn events_in_both_forms_from_any_number() {
     );
     assert!(!answer.body.contains("id: 4"), "{answer:?}");
     rig.get("/events?from=x").problem(400);
+    let raw = b"GET /events HTTP/1.1\r\nhost: x\r\nlast-event-id: x\r\nconnection: close\r\n\r\n";
+    rig.raw(raw).problem(400);
 }
 
 #[test]

@@ -235,7 +235,7 @@ fn bodies(curl: &mut Curl<'_>) {
         (400, "malformed"),
     );
     let no_probe = ["--data", "{\"spec\": \"vfs_read\"}"];
-    curl.refused(("POST", "/probes", ""), &no_probe, (400, "not-a-probe"));
+    curl.refused(("POST", "/probes", ""), &no_probe, (422, "not-a-probe"));
     curl.ask("DELETE", "/probes/{id}", &id, &[]).good();
 }
 
@@ -275,16 +275,13 @@ fn looking(curl: &mut Curl<'_>) {
         &[],
         (422, "cannot-read"),
     );
-    for wrong in [
-        "gva=0x10",
-        "len=8",
-        "gva=0x10&gpa=0x10&len=8",
-        "gva=x&len=8",
-        "gpa=0&len=65537",
-        "gpa=0&len=-1",
-    ] {
+    for wrong in ["gva=0x10", "gva=x&len=8", "gpa=0&len=65537", "gpa=0&len=-1"] {
         let path = format!("/memory?{wrong}");
         curl.refused(("GET", &path, ""), &[], (400, "malformed"));
+    }
+    for wrong in ["len=8", "gva=0x10&gpa=0x10&len=8"] {
+        let path = format!("/memory?{wrong}");
+        curl.refused(("GET", &path, ""), &[], (422, "contradictory"));
     }
 
     let metrics = curl.ask("GET", "/metrics", "", &[]);
