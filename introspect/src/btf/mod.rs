@@ -25,7 +25,8 @@ pub use blob::Btf;
 pub use error::BtfError;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use super::format;
 
 /// Types in the order they are added, the first of them number 1.
 #[derive(Debug, Default)]
-pub(crate) struct Blob {
+pub struct Blob {
     types: Vec<u8>,
     strings: Vec<u8>,
     layouts: Vec<u8>,
@@ -13,7 +13,7 @@ pub(crate) struct Blob {
 
 impl Blob {
     /// With the empty string, which every blob begins with.
-    pub(crate) fn new() -> Self {
+    pub fn new() -> Self {
         Self {
             strings: vec![0],
             ..Self::default()
@@ -22,7 +22,7 @@ impl Blob {
 
     /// Any record: `count` goes into the info word as it is, `body` behind it. The new type's
     /// number.
-    pub(crate) fn record(
+    pub fn record(
         &mut self,
         name: &str,
         (kind, flag): (u8, bool),
@@ -40,25 +40,20 @@ impl Blob {
         self.count
     }
 
-    pub(crate) fn int(&mut self, name: &str, bytes: u32) -> u32 {
+    pub fn int(&mut self, name: &str, bytes: u32) -> u32 {
         self.record(name, (format::INT, false), 0, bytes, &[bytes * 8])
     }
 
-    pub(crate) fn pointer(&mut self, to: u32) -> u32 {
+    pub fn pointer(&mut self, to: u32) -> u32 {
         self.record("", (format::POINTER, false), 0, to, &[])
     }
 
-    pub(crate) fn array(&mut self, element: u32, len: u32) -> u32 {
+    pub fn array(&mut self, element: u32, len: u32) -> u32 {
         self.record("", (format::ARRAY, false), 0, 0, &[element, element, len])
     }
 
     /// A struct of `bytes`, each member with its type and the offset in bytes.
-    pub(crate) fn structure(
-        &mut self,
-        name: &str,
-        bytes: u32,
-        members: &[(&str, u32, u32)],
-    ) -> u32 {
+    pub fn structure(&mut self, name: &str, bytes: u32, members: &[(&str, u32, u32)]) -> u32 {
         let bits: Vec<_> = members
             .iter()
             .map(|&(name, ty, offset)| (name, ty, offset * 8))
@@ -67,7 +62,7 @@ impl Blob {
     }
 
     /// The same with a kind and flag, and offsets as they stand in the blob.
-    pub(crate) fn structure_in_bits(
+    pub fn structure_in_bits(
         &mut self,
         name: &str,
         kind: (u8, bool),
@@ -81,7 +76,7 @@ impl Blob {
         self.record(name, kind, members.len(), bytes, &body)
     }
 
-    pub(crate) fn enumeration(&mut self, name: &str, signed: bool, values: &[(&str, u32)]) -> u32 {
+    pub fn enumeration(&mut self, name: &str, signed: bool, values: &[(&str, u32)]) -> u32 {
         let body: Vec<u32> = values
             .iter()
             .flat_map(|&(name, value)| [self.string(name), value])
@@ -89,7 +84,7 @@ impl Blob {
         self.record(name, (format::ENUM, signed), values.len(), 4, &body)
     }
 
-    pub(crate) fn function(&mut self, name: &str, returns: u32, params: &[(&str, u32)]) -> u32 {
+    pub fn function(&mut self, name: &str, returns: u32, params: &[(&str, u32)]) -> u32 {
         let body: Vec<u32> = params
             .iter()
             .flat_map(|&(name, ty)| [self.string(name), ty])
@@ -100,13 +95,13 @@ impl Blob {
     }
 
     /// Tells how long records of `kind` are, as kernels from 7.1 on may.
-    pub(crate) fn layout(&mut self, kind: u8, fixed: u8, each: u8) {
+    pub fn layout(&mut self, kind: u8, fixed: u8, each: u8) {
         let at = usize::from(kind) * 4;
         self.layouts.resize(self.layouts.len().max(at + 4), 0);
         self.layouts[at..at + 2].copy_from_slice(&[fixed, each]);
     }
 
-    pub(crate) fn finish(self) -> Vec<u8> {
+    pub fn finish(self) -> Vec<u8> {
         let len = |bytes: &[u8]| u32::try_from(bytes.len()).expect("a small section");
         let (types, strings) = (len(&self.types), len(&self.strings));
         let mut words = vec![0x0001_eb9f, 24, 0, types, types, strings];
@@ -131,4 +126,46 @@ impl Blob {
         self.strings.push(0);
         start
     }
+}
+
+/// A blob with a bit of everything.
+pub fn sample() -> Vec<u8> {
+    let mut blob = Blob::new();
+    let int = blob.int("int", 4);
+    let long = blob.int("long", 8);
+    let constant = blob.record("", (format::CONST, false), 0, long, &[]);
+    let alias = blob.record("alias_t", (format::TYPEDEF, false), 0, constant, &[]);
+    let grid = blob.array(int, 3);
+    let grid = blob.array(grid, 2);
+    let inner = blob.structure("inner", 16, &[("a", int, 0), ("b", alias, 8)]);
+    let nameless = blob.structure_in_bits(
+        "",
+        (format::UNION, false),
+        8,
+        &[("whole", long, 0), ("half", int, 0)],
+    );
+    let outer = blob.structure(
+        "outer",
+        72,
+        &[
+            ("first", int, 0),
+            ("", nameless, 8),
+            ("inner", inner, 16),
+            ("grid", grid, 32),
+            ("tail", long, 56),
+        ],
+    );
+    let pointer = blob.pointer(outer);
+    // 12 bits at bit 3, and a plain member behind them.
+    let fields = [("bits", int, 12 << 24 | 3), ("plain", int, 32)];
+    blob.structure_in_bits("flags", (format::STRUCT, true), 8, &fields);
+    blob.enumeration(
+        "state",
+        true,
+        &[("BAD", u32::MAX), ("GOOD", 0), ("FINE", 7)],
+    );
+    blob.enumeration("mask", false, &[("TOP", 1 << 31)]);
+    blob.function("open", int, &[("where", pointer), ("", int)]);
+    blob.function("print", 0, &[("format", pointer), ("", 0)]);
+    blob.finish()
 }

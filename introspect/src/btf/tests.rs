@@ -1,51 +1,12 @@
 use proptest::prelude::*;
 
-use super::{BitField, Btf, BtfError, Int, Member, Type, TypeId, format, synthetic::Blob};
+use super::{
+    BitField, Btf, BtfError, Int, Member, Type, TypeId, format,
+    synthetic::{Blob, sample},
+};
 
 fn parse(blob: Blob) -> Btf {
     Btf::parse(blob.finish()).expect("a blob")
-}
-
-/// A blob with a bit of everything.
-fn sample() -> Vec<u8> {
-    let mut blob = Blob::new();
-    let int = blob.int("int", 4);
-    let long = blob.int("long", 8);
-    let constant = blob.record("", (format::CONST, false), 0, long, &[]);
-    let alias = blob.record("alias_t", (format::TYPEDEF, false), 0, constant, &[]);
-    let grid = blob.array(int, 3);
-    let grid = blob.array(grid, 2);
-    let inner = blob.structure("inner", 16, &[("a", int, 0), ("b", alias, 8)]);
-    let nameless = blob.structure_in_bits(
-        "",
-        (format::UNION, false),
-        8,
-        &[("whole", long, 0), ("half", int, 0)],
-    );
-    let outer = blob.structure(
-        "outer",
-        72,
-        &[
-            ("first", int, 0),
-            ("", nameless, 8),
-            ("inner", inner, 16),
-            ("grid", grid, 32),
-            ("tail", long, 56),
-        ],
-    );
-    let pointer = blob.pointer(outer);
-    // 12 bits at bit 3, and a plain member behind them.
-    let fields = [("bits", int, 12 << 24 | 3), ("plain", int, 32)];
-    blob.structure_in_bits("flags", (format::STRUCT, true), 8, &fields);
-    blob.enumeration(
-        "state",
-        true,
-        &[("BAD", u32::MAX), ("GOOD", 0), ("FINE", 7)],
-    );
-    blob.enumeration("mask", false, &[("TOP", 1 << 31)]);
-    blob.function("open", int, &[("where", pointer), ("", int)]);
-    blob.function("print", 0, &[("format", pointer), ("", 0)]);
-    blob.finish()
 }
 
 fn sample_btf() -> Btf {

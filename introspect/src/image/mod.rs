@@ -15,7 +15,8 @@ pub use guest::GuestImage;
 pub use layout::KernelLayout;
 pub use source::{ImageSource, NotInImage};
 
-#[cfg(test)]
-pub(crate) mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -29,7 +29,8 @@ mod view;
 pub use error::KallsymsError;
 pub use sources::{from_elf, from_guest, from_image};
 
-#[cfg(test)]
-mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use crate::Gva;
 
 /// Where the tables of a kernel generation lie and how they are encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Layout {
+pub enum Layout {
     /// Up to 4.19: 64-bit markers, offsets first.
     WideMarkers,
     /// Up to 6.1: offsets, base, count, names, markers, tokens.
@@ -21,7 +21,7 @@ pub(super) enum Layout {
     SelfRelative,
 }
 
-pub(super) const LAYOUTS: [Layout; 7] = [
+pub const LAYOUTS: [Layout; 7] = [
     Layout::WideMarkers,
     Layout::OffsetsFirst,
     Layout::Absolute,
@@ -31,8 +31,11 @@ pub(super) const LAYOUTS: [Layout; 7] = [
     Layout::SelfRelative,
 ];
 
+/// The address of `_text`.
+pub const TEXT: u64 = 0xffff_ffff_8100_0000;
+
 /// A symbol to write: address, type letter, name.
-pub(super) type Entry = (u64, char, String);
+pub type Entry = (u64, char, String);
 
 /// What stands before and behind the tables, as other read-only data of the kernel does.
 const SURROUNDINGS_BYTES: usize = 4096 + 40;
@@ -43,8 +46,37 @@ const PAIRS: [&str; 6] = ["vf", "s_", "__", "ea", "re", "do"];
 /// The first token that no letter of a name needs.
 const FIRST_PAIR: u8 = 0x80;
 
+/// Per-CPU symbols, the label of the text, `count` functions, and names of all lengths among them.
+pub fn symbols(layout: Layout, count: u64) -> Vec<Entry> {
+    let per_cpu = matches!(
+        layout,
+        Layout::WideMarkers
+            | Layout::OffsetsFirst
+            | Layout::Absolute
+            | Layout::SequenceBeforeTokens
+            | Layout::OffsetsLast
+    );
+    let mut symbols = Vec::new();
+    if per_cpu {
+        symbols.extend((0..20).map(|n| (n * 0x40, 'A', format!("per_cpu_{n}"))));
+    }
+    symbols.push((TEXT, 'T', "_text".to_owned()));
+    symbols.push((TEXT, 'T', "_stext".to_owned()));
+    // The folded length takes a second byte from 6.1 on.
+    let longest = if layout == Layout::WideMarkers {
+        100
+    } else {
+        400
+    };
+    for n in 0..count {
+        let tail = "_x7".repeat(usize::try_from(n * 7 % longest).expect("short") / 3);
+        symbols.push((TEXT + 0x10 + n * 0x30, 't', format!("vfs_read_{n}{tail}")));
+    }
+    symbols
+}
+
 /// The bytes of a kernel, mapped at `base`, that holds `symbols` in `layout`.
-pub(super) fn kernel(layout: Layout, base: Gva, relative_base: u64, symbols: &[Entry]) -> Vec<u8> {
+pub fn kernel(layout: Layout, base: Gva, relative_base: u64, symbols: &[Entry]) -> Vec<u8> {
     let mut image = Image {
         bytes: vec![0x5a; SURROUNDINGS_BYTES],
         align: layout.align(),

@@ -4,44 +4,14 @@ use super::{
     KallsymsError,
     budget::Budget,
     from_elf, from_guest, names,
-    synthetic::{Entry, LAYOUTS, Layout, kernel},
+    synthetic::{Entry, LAYOUTS, Layout, TEXT, kernel, symbols},
     tables, tokens,
     view::View,
 };
 use crate::{FlatMemory, Gpa, Gva, SymbolTable};
 
-const TEXT: u64 = 0xffff_ffff_8100_0000;
 /// Where the synthetic kernel's read-only data is mapped.
 const RODATA: Gva = Gva(0xffff_ffff_8240_0000);
-
-/// Per-CPU symbols, the label of the text, `count` functions, and names of all lengths among them.
-fn symbols(layout: Layout, count: u64) -> Vec<Entry> {
-    let per_cpu = matches!(
-        layout,
-        Layout::WideMarkers
-            | Layout::OffsetsFirst
-            | Layout::Absolute
-            | Layout::SequenceBeforeTokens
-            | Layout::OffsetsLast
-    );
-    let mut symbols = Vec::new();
-    if per_cpu {
-        symbols.extend((0..20).map(|n| (n * 0x40, 'A', format!("per_cpu_{n}"))));
-    }
-    symbols.push((TEXT, 'T', "_text".to_owned()));
-    symbols.push((TEXT, 'T', "_stext".to_owned()));
-    // The folded length takes a second byte from 6.1 on.
-    let longest = if layout == Layout::WideMarkers {
-        100
-    } else {
-        400
-    };
-    for n in 0..count {
-        let tail = "_x7".repeat(usize::try_from(n * 7 % longest).expect("short") / 3);
-        symbols.push((TEXT + 0x10 + n * 0x30, 't', format!("vfs_read_{n}{tail}")));
-    }
-    symbols
-}
 
 fn parse(bytes: &[u8], base: Gva) -> Option<SymbolTable> {
     tables::parse(&[View { bytes, base }])

@@ -25,7 +25,8 @@ pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
 
-#[cfg(test)]
-mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;

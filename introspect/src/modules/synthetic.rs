@@ -5,21 +5,21 @@ use crate::{
 };
 
 /// The address of the guest's memory, mapped by a single page of a gigabyte.
-pub(super) const BASE: u64 = 0xffff_ffff_c000_0000;
+pub const BASE: u64 = 0xffff_ffff_c000_0000;
 const MEMORY_BYTES: usize = 8 << 20;
 /// The page tables take the first two pages.
 const FIRST_FREE: u64 = 0x2000;
 
 /// The form of `struct module`: the kernel has used two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub enum Form {
     /// `core_layout` and `init_layout`.
     Layouts,
     /// `mem[]`.
     Memory,
 }
 
-pub(super) const FORMS: [Form; 2] = [Form::Layouts, Form::Memory];
+pub const FORMS: [Form; 2] = [Form::Layouts, Form::Memory];
 
 const STATE: u64 = 0;
 const LIST: u64 = 8;
@@ -32,7 +32,7 @@ const FTRACE: u64 = 232;
 const MODULE_BYTES: u32 = 256;
 
 /// The types of a kernel with modules.
-pub(super) fn types(form: Form) -> Blob {
+pub fn types(form: Form) -> Blob {
     let mut blob = Blob::new();
     let int = blob.int("unsigned int", 4);
     let long = blob.int("unsigned long", 8);
@@ -106,25 +106,39 @@ pub(super) fn types(form: Form) -> Blob {
 
 /// The shape of a module; each part has a page.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Shape {
-    pub(super) name: &'static str,
-    pub(super) state: u32,
-    pub(super) init: bool,
+pub struct Shape {
+    pub name: &'static str,
+    pub state: u32,
+    pub init: bool,
 }
+
+/// A live module without its init parts.
+pub const LIVE: Shape = Shape {
+    name: "steady",
+    state: 0,
+    init: false,
+};
+
+/// A module whose init function has not returned.
+pub const COMING: Shape = Shape {
+    name: "fresh",
+    state: 1,
+    init: true,
+};
 
 /// The guest's memory, with the modules so far.
 #[derive(Debug)]
-pub(super) struct Guest {
-    pub(super) memory: FlatMemory,
-    pub(super) kernel: SymbolTable,
+pub struct Guest {
+    pub memory: FlatMemory,
+    pub kernel: SymbolTable,
     form: Form,
     next: u64,
     last_link: Gva,
-    pub(super) head: Gva,
+    pub head: Gva,
 }
 
 impl Guest {
-    pub(super) fn new(form: Form) -> Self {
+    pub fn new(form: Form) -> Self {
         let mut memory = FlatMemory::zeroed(MEMORY_BYTES);
         let mut put = |at, value: u64| memory.write(Gpa(at), &value.to_le_bytes());
         put(511 * 8, 0x1000 | 3).expect("the root");
@@ -145,28 +159,35 @@ impl Guest {
         guest
     }
 
-    pub(super) fn paging() -> PagingState {
+    pub fn paging() -> PagingState {
         PagingState::four_level(0)
     }
 
-    pub(super) fn btf(&self) -> Btf {
+    pub fn btf(&self) -> Btf {
         Btf::parse(types(self.form).finish()).expect("the types")
     }
 
+    /// The memory in use, which begins at guest-physical 0: page tables, the list, modules.
+    #[must_use]
+    pub fn used(&self) -> &[u8] {
+        let end = usize::try_from(self.next).expect("small");
+        &self.memory.bytes()[..end]
+    }
+
     /// Room for `len` bytes, aligned to `align`.
-    pub(super) fn room(&mut self, len: u64, align: u64) -> Gva {
+    pub fn room(&mut self, len: u64, align: u64) -> Gva {
         let at = self.next.next_multiple_of(align);
         self.next = at + len;
         Gva(BASE + at)
     }
 
-    pub(super) fn put(&mut self, at: Gva, bytes: &[u8]) {
+    pub fn put(&mut self, at: Gva, bytes: &[u8]) {
         self.memory
             .write(Gpa(at.0 - BASE), bytes)
             .expect("within memory");
     }
 
-    pub(super) fn put32(&mut self, at: Gva, value: u32) {
+    pub fn put32(&mut self, at: Gva, value: u32) {
         self.put(at, &value.to_le_bytes());
     }
 
@@ -181,7 +202,7 @@ impl Guest {
     }
 
     /// Appends a module with a page of nops as text. Returns the address of its `struct module`.
-    pub(super) fn module(&mut self, shape: Shape) -> Gva {
+    pub fn module(&mut self, shape: Shape) -> Gva {
         let module = self.room(MODULE_BYTES.into(), 8);
         self.put32(module, shape.state);
         self.put(module.wrapping_add(NAME), shape.name.as_bytes());
@@ -200,22 +221,22 @@ impl Guest {
     }
 
     /// The address of a module's link to the next module.
-    pub(super) fn link(module: Gva) -> Gva {
+    pub fn link(module: Gva) -> Gva {
         module.wrapping_add(LIST)
     }
 
     /// The address of a module's number of symbols.
-    pub(super) fn symbol_count(&self, module: Gva) -> Gva {
+    pub fn symbol_count(&self, module: Gva) -> Gva {
         Gva(self.get64(module.wrapping_add(KALLSYMS))).wrapping_add(8)
     }
 
     /// The address of a module's number of calls to `__fentry__`.
-    pub(super) fn ftrace_count(module: Gva) -> Gva {
+    pub fn ftrace_count(module: Gva) -> Gva {
         module.wrapping_add(FTRACE + 8)
     }
 
     /// Gives a module `count` symbols at the start of its text, all with the same name of 500 letters.
-    pub(super) fn share_one_name(&mut self, module: Gva, count: u32) {
+    pub fn share_one_name(&mut self, module: Gva, count: u32) {
         let text = self.get64(module.wrapping_add(LAYOUTS));
         let mut entry = [0; 24];
         // In some section.

@@ -2,20 +2,10 @@ use proptest::prelude::*;
 
 use super::{
     Module, ModuleState, Modules, ModulesError, RegionKind,
-    synthetic::{BASE, FORMS, Form, Guest, Shape, types},
+    synthetic::{BASE, COMING, FORMS, Form, Guest, LIVE, Shape, types},
 };
 use crate::{Btf, FlatMemory, Gpa, Gva, PatchKind, PatchSite, PatchSites};
 
-const LIVE: Shape = Shape {
-    name: "steady",
-    state: 0,
-    init: false,
-};
-const COMING: Shape = Shape {
-    name: "fresh",
-    state: 1,
-    init: true,
-};
 const UNFORMED: Shape = Shape {
     name: "half",
     state: 3,

@@ -17,5 +17,8 @@ pub use kind::{PatchKind, PatchTime};
 pub use sites::{PatchSite, PatchSites};
 pub(crate) use targets::patched_targets;
 
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 #[cfg(test)]
 mod tests;

@@ -1,68 +1,14 @@
 use proptest::prelude::*;
 
-use super::{PatchKind, PatchSite, PatchSites, PatchTime};
-use crate::{FlatMemory, Gpa, GuestImage, Gva, SymbolTable, SymbolTableBuilder};
+use super::{
+    PatchKind, PatchSite, PatchSites, PatchTime,
+    synthetic::{Kernel, SLIDE, TEXT, TEXT_BYTES},
+};
+use crate::{Gva, SymbolTable};
 
-const TEXT: u64 = 0xffff_ffff_8100_0000;
-const TEXT_BYTES: usize = 0x1000;
-const SLIDE: i64 = 0x1240_0000;
-
-/// A kernel of a page of nops, and tables behind the page.
-struct Kernel {
-    bytes: Vec<u8>,
-    symbols: SymbolTableBuilder,
-}
-
-impl Kernel {
-    fn new() -> Self {
-        let mut symbols = SymbolTableBuilder::new();
-        symbols.push(Gva(TEXT), 'T', "_text");
-        symbols.push(Gva(TEXT + TEXT_BYTES as u64), 'T', "_etext");
-        Self {
-            bytes: vec![0x90; TEXT_BYTES],
-            symbols,
-        }
-    }
-
-    fn code(&mut self, at: usize, code: &[u8]) {
-        self.bytes[at..at + code.len()].copy_from_slice(code);
-    }
-
-    fn table(&mut self, start: &str, end: &str, write: impl FnOnce(&mut Self)) {
-        self.symbols.push(self.here(), 'D', start);
-        write(self);
-        self.symbols.push(self.here(), 'D', end);
-    }
-
-    /// Appends the distance from the next byte to the code at `offset`.
-    fn relative(&mut self, offset: u64) {
-        let distance = (TEXT + offset).wrapping_sub(self.here().0);
-        self.bytes
-            .extend(distance.to_le_bytes().into_iter().take(4));
-    }
-
-    /// Appends the address of the code at `offset`, as stored by a moved kernel.
-    fn absolute(&mut self, offset: u64) {
-        let address = (TEXT + offset).wrapping_add_signed(SLIDE);
-        self.bytes.extend(address.to_le_bytes());
-    }
-
-    fn here(&self) -> Gva {
-        Gva(TEXT + self.bytes.len() as u64)
-    }
-
-    fn sites(self) -> PatchSites {
-        let (source, symbols) = self.finish();
-        PatchSites::read(&source, &symbols)
-    }
-
-    fn finish(self) -> (GuestImage<FlatMemory>, SymbolTable) {
-        let memory = FlatMemory::new(Gpa(0), self.bytes);
-        (
-            GuestImage::new(memory, Gva(TEXT), Gpa(0), SLIDE),
-            self.symbols.build(),
-        )
-    }
+fn sites(kernel: Kernel) -> PatchSites {
+    let (source, symbols) = kernel.finish();
+    PatchSites::read(&source, &symbols)
 }
 
 const fn site(kind: PatchKind, offset: u64, len: u8) -> PatchSite {
@@ -95,7 +41,7 @@ fn ftrace_sites_are_absolute_and_move_with_the_kernel() {
         kernel.absolute(0x10);
         kernel.absolute(0x10_0000);
     });
-    let sites = kernel.sites();
+    let sites = sites(kernel);
     let expected = [
         site(PatchKind::Ftrace, 0x10, 5),
         site(PatchKind::Ftrace, 0x40, 5),
@@ -146,7 +92,7 @@ fn jump_labels_and_calls_are_as_long_as_their_instruction() {
         site(PatchKind::StaticCall, 0x50, 6),
         site(PatchKind::StaticCall, 0x60, 8),
     ];
-    let sites = kernel.sites();
+    let sites = sites(kernel);
     assert_eq!(all(&sites), expected);
     let moved = sites.rebased(SLIDE);
     let there = |offset: u64| Gva((TEXT + offset).wrapping_add_signed(SLIDE));
@@ -167,7 +113,7 @@ fn every_layout_of_alternatives_is_recognised() {
                 kernel.bytes.extend(vec![0; behind]);
             }
         });
-        let sites = all(&kernel.sites());
+        let sites = all(&sites(kernel));
         assert_eq!(
             sites.len(),
             30,
@@ -218,7 +164,7 @@ fn the_other_tables() {
         site(PatchKind::RuntimeConst, 0x70, 1),
         site(PatchKind::Cfi, 0x80, 16),
     ];
-    assert_eq!(all(&kernel.sites()), expected);
+    assert_eq!(all(&sites(kernel)), expected);
 }
 
 #[test]
@@ -264,7 +210,7 @@ fn labels_that_make_no_sense_give_no_sites() {
     kernel
         .symbols
         .push(Gva(u64::MAX), 'D', "__return_sites_end");
-    assert!(kernel.sites().is_empty());
+    assert!(sites(kernel).is_empty());
     let (source, _) = Kernel::new().finish();
     assert!(PatchSites::read(&source, &SymbolTable::default()).is_empty());
 }
@@ -286,8 +232,18 @@ proptest! {
         for (start, end) in LABELS {
             kernel.table(start, end, |kernel| kernel.bytes.extend(&bytes));
         }
-        for site in kernel.sites().iter() {
+        for site in sites(kernel).iter() {
             prop_assert!((TEXT..TEXT + TEXT_BYTES as u64).contains(&site.address.0));
         }
     }
+}
+
+/// The fuzz target `patch_sites` begins with the sample.
+#[test]
+fn the_sample_has_sites_of_every_kind() {
+    let kinds: std::collections::BTreeSet<PatchKind> = sites(Kernel::sample())
+        .iter()
+        .map(|site| site.kind)
+        .collect();
+    assert_eq!(kinds.len(), 12, "{kinds:?}");
 }

@@ -29,7 +29,12 @@ const BASE_FLAGS: u64 = 0x202;
 
 /// A random case; `None` when the bytes are not an instruction to be emulated.
 pub(crate) fn case(random: &mut Random, layout: &Layout) -> Option<Case> {
-    let mut bytes = bytes(random);
+    let bytes = bytes(random);
+    state(bytes, random, layout)
+}
+
+/// A random state for the instruction in `bytes`; `None` when they are not an instruction to be emulated.
+pub(crate) fn state(mut bytes: Vec<u8>, random: &mut Random, layout: &Layout) -> Option<Case> {
     let decoded = decode(&bytes, Gva(layout.instruction)).ok()?;
     if classify(&decoded) != Class::Emulatable {
         return None;
