@@ -18,8 +18,9 @@ mod load;
 mod params;
 mod payload;
 mod prepare;
-#[cfg(test)]
-mod synthetic;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod synthetic;
 
 pub use acpi::{AcpiError, MAX_VCPUS, write_acpi_tables};
 pub use cpu_state::{CpuStateError, boot_regs, set_boot_sregs, write_boot_tables};

@@ -3,20 +3,22 @@
 use std::mem::offset_of;
 
 use linux_loader::bootparam::boot_params;
+use lzma_rust2::{FilterType, LzmaOptions, LzmaWriter, XzOptions, XzWriter};
+use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 
 /// Setup sectors behind the boot sector.
 const SETUP_SECTS: u8 = 2;
 /// Where the protected-mode kernel starts.
-pub(super) const SETUP_BYTES: usize = 3 * 512;
+pub const SETUP_BYTES: usize = 3 * 512;
 /// Where the payload starts, from there.
-pub(super) const PAYLOAD_OFFSET: u32 = 0x240;
+pub const PAYLOAD_OFFSET: u32 = 0x240;
 /// The load address that the made-up header asks for.
-pub(super) const PREF_ADDRESS: u64 = 0x40_0000;
+pub const PREF_ADDRESS: u64 = 0x40_0000;
 /// The memory that it asks for.
-pub(super) const INIT_SIZE: u32 = 0x2_0000;
+pub const INIT_SIZE: u32 = 0x2_0000;
 
 /// A bzImage with a header of protocol 2.15.
-pub(super) fn bzimage(payload: &[u8]) -> Vec<u8> {
+pub fn bzimage(payload: &[u8]) -> Vec<u8> {
     let mut image = vec![0; SETUP_BYTES];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
     let length = u32::try_from(payload.len()).expect("test payloads are small");
@@ -58,16 +60,90 @@ pub(super) fn bzimage(payload: &[u8]) -> Vec<u8> {
     image
 }
 
+/// A compression of payloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "they are what they are called")]
+pub enum Packer {
+    Gzip,
+    Bzip2,
+    Xz,
+    Lzma,
+    Lz4,
+    Zstd,
+}
+
+impl Packer {
+    /// All compressions.
+    pub const ALL: [Self; 6] = [
+        Self::Gzip,
+        Self::Bzip2,
+        Self::Xz,
+        Self::Lzma,
+        Self::Lz4,
+        Self::Zstd,
+    ];
+
+    /// The payload with `kernel` in it, as the kernel's build packs it: with the size behind it, except for gzip.
+    #[must_use]
+    pub fn pack(self, kernel: &[u8]) -> Vec<u8> {
+        let mut packed = match self {
+            Self::Gzip => {
+                let level = flate2::Compression::fast();
+                let encoder = flate2::write::GzEncoder::new(Vec::new(), level);
+                return written(encoder, kernel).finish().expect("a vector");
+            }
+            Self::Bzip2 => {
+                let level = bzip2::Compression::fast();
+                let encoder = bzip2::write::BzEncoder::new(Vec::new(), level);
+                written(encoder, kernel).finish().expect("a vector")
+            }
+            Self::Xz => {
+                let mut options = XzOptions::with_preset(1);
+                options.prepend_pre_filter(FilterType::BcjX86, 0);
+                let encoder = XzWriter::new(Vec::new(), options).expect("options");
+                written(encoder, kernel).finish().expect("a vector")
+            }
+            Self::Lzma => {
+                let options = LzmaOptions::with_preset(1);
+                let encoder = LzmaWriter::new_use_header(Vec::new(), &options, None);
+                written(encoder.expect("options"), kernel)
+                    .finish()
+                    .expect("a vector")
+            }
+            Self::Lz4 => {
+                let block = lz4_flex::block::compress(kernel);
+                let mut packed = 0x184c_2102_u32.to_le_bytes().to_vec();
+                packed.extend(u32::try_from(block.len()).expect("small").to_le_bytes());
+                packed.extend(block);
+                packed
+            }
+            Self::Zstd => compress_to_vec(kernel, CompressionLevel::Fastest),
+        };
+        packed.extend(u32::try_from(kernel.len()).expect("small").to_le_bytes());
+        packed
+    }
+}
+
+fn written<W: std::io::Write>(mut encoder: W, bytes: &[u8]) -> W {
+    encoder.write_all(bytes).expect("a vector");
+    encoder
+}
+
 /// A loadable segment.
-pub(super) struct Segment<'a> {
-    pub(super) paddr: u64,
-    pub(super) vaddr: u64,
-    pub(super) bytes: &'a [u8],
-    pub(super) memsz: u64,
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The physical address.
+    pub paddr: u64,
+    /// The virtual address.
+    pub vaddr: u64,
+    /// The bytes in the file.
+    pub bytes: &'a [u8],
+    /// The number of bytes in memory.
+    pub memsz: u64,
 }
 
 /// An ELF file for x86-64.
-pub(super) fn elf(entry: u64, segments: &[Segment<'_>]) -> Vec<u8> {
+pub fn elf(entry: u64, segments: &[Segment<'_>]) -> Vec<u8> {
     const HEADER_BYTES: u16 = 64;
     const SEGMENT_BYTES: u16 = 56;
 
