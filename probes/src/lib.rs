@@ -12,6 +12,9 @@ mod detour;
 mod engine;
 mod event;
 mod expect;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod guest;
 mod handler;
 mod hit;

@@ -13,6 +13,9 @@
 
 mod ends;
 mod frame;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod link;
 
 pub use ends::{Inner, Outer};

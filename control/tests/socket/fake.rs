@@ -141,6 +141,10 @@ impl Straw {
                 Location::Symbol { name, .. } if self.symbols.lookup(name).is_some() => {
                     added.push(self.record(probe, name, ProbeState::Armed));
                 }
+                Location::Address(address) => {
+                    let name = address.to_string();
+                    added.push(self.record(probe, &name, ProbeState::Armed));
+                }
                 other => panic!("{other:?} has been checked"),
             }
         }

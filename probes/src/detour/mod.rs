@@ -53,6 +53,8 @@ pub(crate) use pages::ChangedEntry;
 pub(crate) use ring::{
     FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
 };
+#[cfg(feature = "fuzzing")]
+pub(crate) use ring::{FIRST as FIRST_SLOT, HEAD, SLOT_BYTES, SLOTS};
 pub(crate) use ring::{Record, Ring};
 
 /// The reason for a missing copy or detour.

@@ -34,9 +34,9 @@ use super::DetourError;
 use crate::guest::{GuestError, GuestMemory};
 
 /// The number of slots; a power of two.
-pub(super) const SLOTS: u64 = 8192;
+pub(crate) const SLOTS: u64 = 8192;
 /// Three cache lines.
-pub(super) const SLOT_BYTES: u64 = SLOT_LEN as u64;
+pub(crate) const SLOT_BYTES: u64 = SLOT_LEN as u64;
 const SLOT_LEN: usize = 192;
 /// More than the processors between check and `xadd`, each with an NMI on top: KVM gives a guest 254.
 const SLACK: u64 = 1024;

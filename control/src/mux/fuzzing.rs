@@ -1,0 +1,97 @@
+//! One side of a link, for the fuzz target `link_frames` alone.
+
+use std::io;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::UnixStream;
+use tokio::task::JoinSet;
+
+use super::frame::{Channel, Frame};
+use super::link::{Link, Opened};
+
+/// More than all windows: the answer never waits for room.
+const ANSWER_BYTES: usize = 32 << 20;
+/// The maximum number of channels that the other side opens.
+const CHANNELS: usize = 16;
+
+/// Reads the frames in `bytes` to the end, and writes them again.
+///
+/// # Errors
+///
+/// If the bytes are not frames.
+pub async fn rewrite(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut written = Vec::new();
+    while let Some(frame) = Frame::read(&mut bytes).await? {
+        frame.write(&mut written);
+    }
+    Ok(written)
+}
+
+/// Follows the frames in `pieces`, and lets all tasks run after each piece. The clients of all channels send back what they
+/// receive. `connected` channels are open from the beginning, as on the outer side. Returns the frames that this side writes.
+///
+/// # Errors
+///
+/// If the other side breaks the rules.
+pub async fn follow(pieces: Vec<Vec<u8>>, connected: u8) -> io::Result<Vec<u8>> {
+    let (to, mut answer) = tokio::io::duplex(ANSWER_BYTES);
+    let (from, mut port) = tokio::io::duplex(ANSWER_BYTES);
+    let (link, writing) = Link::new(to);
+    let writing = tokio::spawn(writing);
+    let (mut tasks, mut clients) = (JoinSet::new(), Clients::new(link.clone()));
+    for channel in 0..Channel::from(connected) {
+        let stream = clients.opened().ok_or(io::ErrorKind::QuotaExceeded)?;
+        link.connect(channel, stream, &mut tasks);
+    }
+    let feeding = tokio::spawn(async move {
+        for piece in pieces {
+            // An error means that the link has ended.
+            if port.write_all(&piece).await.is_err() {
+                return;
+            }
+            for _ in 0..CHANNELS {
+                tokio::task::yield_now().await;
+            }
+        }
+    });
+    let followed = link.follow(from, clients, &mut tasks).await;
+    link.hang_up();
+    feeding.abort();
+    tasks.shutdown().await;
+    assert_eq!(link.channels(), 0, "a channel is left");
+    drop(link);
+    let mut frames = Vec::new();
+    answer.read_to_end(&mut frames).await?;
+    writing.await?;
+    followed.map(|()| frames)
+}
+
+/// Clients that send back what they receive.
+struct Clients {
+    link: Link,
+    tasks: JoinSet<()>,
+}
+
+impl Clients {
+    fn new(link: Link) -> Self {
+        Self {
+            link,
+            tasks: JoinSet::new(),
+        }
+    }
+}
+
+impl Opened for Clients {
+    fn opened(&mut self) -> Option<UnixStream> {
+        if self.link.channels() >= CHANNELS {
+            return None;
+        }
+        let (ours, mut theirs) = UnixStream::pair().ok()?;
+        self.tasks.spawn(async move {
+            let (mut from, mut to) = theirs.split();
+            // An error means that the channel has ended.
+            let _ = tokio::io::copy(&mut from, &mut to).await;
+        });
+        Some(ours)
+    }
+}
