@@ -17,6 +17,7 @@ help:
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
 	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
 	@echo 'make sweep     every function of a stock kernel is probed, in every mode: KERNEL=debian-6.1 MODES=return,live SEED=1 CPUS=2, docs/sweep.md'
+	@echo 'make fuzz      a fuzz target, or all: TARGET=kallsyms SECONDS=600, docs/security.md'
 	@echo 'make bench     what probes cost, measured here and nested: docs/overhead.md; BENCH_ON="intel amd" for Bochs'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
@@ -83,6 +84,14 @@ sweep:
 	$(dir $(HYPROBE))rig sweep --image $(KERNEL) $(if $(MODES),--modes $(MODES)) $(SWEEP_SEED) $(if $(CPUS),--cpus $(CPUS)) \
 		--timeout $(SWEEP_SECONDS) $(SWEEP_ARGS); code=$$?; scripts/sweep-page.sh $(dir $(HYPROBE))rig && exit $$code
 
+# Hostile input of every kind, by libFuzzer. Without a target, each for a minute. FUZZ_ARGS=-timeout=60 on a busy machine.
+TARGET ?=
+FUZZ_SECONDS = $(if $(filter command line environment,$(origin SECONDS)),$(SECONDS),60)
+fuzz:
+	@scripts/setup.sh fuzz
+	for target in $(or $(TARGET),$(basename $(notdir $(wildcard fuzz/fuzz_targets/*.rs)))); do \
+		scripts/fuzz.sh $$target $(FUZZ_SECONDS) $(FUZZ_ARGS) || exit; done
+
 # What probes cost; docs/overhead.md is written anew. BENCH_ARGS='-- --calls 200 --rounds 31' says how much is measured.
 BENCH_ON ?= local nested
 bench:
@@ -98,4 +107,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep clean
+.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep fuzz clean

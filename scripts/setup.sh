@@ -4,6 +4,7 @@
 #   scripts/setup.sh build   what compiles it: gcc, a static C library, make; looks whether Rust is new enough
 #   scripts/setup.sh qemu    what nested runs need: QEMU 10 or later
 #   scripts/setup.sh rigs    what the engine is tested on besides: Bochs, which interprets VT-x and SVM, and a CD for it
+#   scripts/setup.sh fuzz    build, and a C++ compiler for libFuzzer
 #   scripts/setup.sh demo    build, and qemu unless this machine has hardware virtualisation
 #   scripts/setup.sh         build, qemu and rigs, for the tests
 set -euo pipefail
@@ -191,6 +192,15 @@ set_up_xmllint() {
     install "$package"
 }
 
+set_up_fuzz() {
+    local package=g++
+    command -v c++ >/dev/null && return
+    say "a C++ compiler is missing; libFuzzer is compiled with it"
+    stop_without_apt "$package"
+    stop_unless_root "$package" "sudo apt-get install --no-install-recommends $package"
+    install "$package"
+}
+
 # Kernel and device agree that ring 0 runs at the processor's speed.
 has_hardware_virtualisation() { [ -e /dev/kvm ] && grep -qwE 'vmx|svm' /proc/cpuinfo; }
 
@@ -199,6 +209,10 @@ case ${1-all} in
 build) set_up_build ;;
 qemu) set_up_qemu ;;
 rigs) set_up_rigs ;;
+fuzz)
+    set_up_build
+    set_up_fuzz
+    ;;
 demo)
     set_up_build
     has_hardware_virtualisation || set_up_qemu
@@ -210,5 +224,5 @@ all)
     set_up_rigs
     set_up_xmllint
     ;;
-*) stop "there is no part '$1'; the parts are build, qemu, rigs and demo." ;;
+*) stop "there is no part '$1'; the parts are build, qemu, rigs, fuzz and demo." ;;
 esac

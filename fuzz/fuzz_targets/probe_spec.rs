@@ -1,0 +1,20 @@
+//! The specification of a probe, as a user or a client of the control socket writes it.
+
+#![cfg_attr(fuzzing, no_main)]
+
+use hyprobe_fuzz::fuzz_target;
+use probes::ProbeSpec;
+
+fuzz_target!(|text: &str| {
+    match text.parse::<ProbeSpec>() {
+        Ok(spec) => {
+            let printed = spec.to_string();
+            assert_eq!(printed.parse().as_ref(), Ok(&spec), "{printed}");
+            assert!(spec.stands_for(&printed), "{printed}");
+        }
+        Err(error) => {
+            assert!(text.get(error.span.clone()).is_some(), "{error:?}");
+            let _ = (error.to_string(), error.help());
+        }
+    }
+});

@@ -1,0 +1,60 @@
+//! Each fuzz target on its seeds, in programs without libFuzzer.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The files in the folder `target`, of which there is at least one.
+fn seeds(target: &str) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
+    let entries = std::fs::read_dir(folder.join(target)).expect("a folder");
+    let seeds: Vec<PathBuf> = entries
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    assert!(!seeds.is_empty(), "{target} has no seeds");
+    seeds
+}
+
+/// Runs `program`, which always runs its target on the empty input first, on `seeds`.
+fn run(program: &str, seeds: &[PathBuf]) {
+    let output = Command::new(program).args(seeds).output();
+    let output = output.expect("a program");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {told}", output.status);
+}
+
+macro_rules! program {
+    ($target:ident) => {
+        env!(concat!("CARGO_BIN_EXE_", stringify!($target)))
+    };
+}
+
+macro_rules! targets_with_seeds {
+    ($($target:ident)+) => {
+        $(
+            #[test]
+            fn $target() {
+                run(program!($target), &seeds(stringify!($target)));
+            }
+        )+
+    };
+}
+
+targets_with_seeds! {
+    http_body manifest probe_spec program
+}
+
+/// Targets whose input says what changes in a valid kernel, or is an instruction or frames.
+macro_rules! targets_without_seeds {
+    ($($target:ident)+) => {
+        $(
+            #[test]
+            fn $target() {
+                run(program!($target), &[]);
+            }
+        )+
+    };
+}
+
+targets_without_seeds! {
+    boot_image btf emulator kallsyms link_frames module_list patch_sites ring
+}
