@@ -1,9 +1,9 @@
 //! Files whose names come from outside: kernels, initrds, manifests and cached images, which are read; outputs and artifacts, which are
 //! written.
 //!
-//! * [`read`]: such a name may lead to a FIFO that nobody writes to, to `/dev/zero`, or to a file larger than the host's memory. The
+//! * [`read()`]: such a name may lead to a FIFO that nobody writes to, to `/dev/zero`, or to a file larger than the host's memory. The
 //!   function takes regular files only, and no more bytes than the caller allows.
-//! * [`create`]: another user of the host may have put a symbolic link, a FIFO or a file at the name of an output. The function
+//! * [`create()`]: another user of the host may have put a symbolic link, a FIFO or a file at the name of an output. The function
 //!   writes through no link of another user, and makes files with mode 0600.
 //! * [`Folder`]: the artifacts of a test. Below the folder that the user names, no symbolic link is followed.
 //!
