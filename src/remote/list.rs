@@ -4,7 +4,7 @@ use control::api::{Kind, Probe};
 use probes::{ProbeState, Tier};
 
 use super::words;
-use crate::report::printable;
+use crate::report::{printable, total};
 
 /// One line a probe: address, `k` or `r`, place, module, flags; hits, missed, tier; number and name.
 pub(super) fn table(probes: &[Probe]) -> String {
@@ -87,7 +87,7 @@ fn row(probe: &Probe) -> [String; 6] {
         kind.to_owned(),
         printable(&place).into_owned(),
         summary.hits.to_string(),
-        summary.missed.values().sum::<u64>().to_string(),
+        total(summary.missed.values().copied()).to_string(),
     ]
 }
 

@@ -39,6 +39,7 @@ pub(crate) use self::progress::Progress;
 use self::sink::{ConsoleWriter, Message, Posts, QueueSink};
 use self::stream::{Stream, Written};
 pub(crate) use self::style::{Ink, Style};
+pub(crate) use self::table::total;
 pub(crate) use self::text::Formatter;
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};

@@ -125,9 +125,9 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
         );
     }
     if probes.len() > 1 {
-        let hits: u64 = probes.iter().map(|probe| probe.hits).sum();
-        let missed: u64 = probes.iter().map(missed).sum();
-        let exits: u64 = probes.iter().map(|probe| probe.exits).sum();
+        let hits = total(probes.iter().map(|probe| probe.hits));
+        let missed = total(probes.iter().map(missed));
+        let exits = total(probes.iter().map(|probe| probe.exits));
         line(
             out,
             format_args!(
@@ -139,7 +139,12 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
 }
 
 fn missed(probe: &ProbeSummary) -> u64 {
-    probe.missed.values().sum()
+    total(probe.missed.values().copied())
+}
+
+/// The sum. A guest's kernel can write any number to the counters of detours.
+pub(crate) fn total(counts: impl Iterator<Item = u64>) -> u64 {
+    counts.fold(0, u64::saturating_add)
 }
 
 fn row(probe: &ProbeSummary) -> [String; 7] {
@@ -260,6 +265,22 @@ mod tests {
         let text = String::from_utf8(out).expect("utf-8");
         let told = "(kvm)\nQEMU was started again: QEMU ended after 2.1 s (signal: 6)\n";
         assert!(text.ends_with(told), "{text}");
+    }
+
+    #[test]
+    fn counts_that_a_guest_has_overwritten_are_summed_up() {
+        let missed = BTreeMap::from([("ring full".to_owned(), u64::MAX), ("busy".to_owned(), 1)]);
+        let probes = vec![
+            ProbeSummary {
+                missed,
+                ..probe("kprobe:a", u64::MAX)
+            },
+            probe("kprobe:b", 1),
+        ];
+        let out = shown(probes);
+        let most = u64::MAX;
+        let last = format!("2 probes: {most} hits, {most} missed, {most} exits");
+        assert!(out.contains(&last), "{out}");
     }
 
     #[test]

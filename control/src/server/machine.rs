@@ -13,6 +13,7 @@ impl App {
         let facts = self.target.facts().clone();
         let records = self.target.records();
         let (oldest_event, next_event) = self.hub.numbers();
+        let hits = records.iter().map(|record| record.summary.hits);
         Machine {
             state: self.state(),
             accel: facts.accel,
@@ -22,7 +23,8 @@ impl App {
             slide: self.target.slide(),
             ts_ns: self.target.clock_ns(),
             probes: records.len() as u64,
-            hits: records.iter().map(|record| record.summary.hits).sum(),
+            // A guest's kernel can write any number to the counters of detours.
+            hits: hits.fold(0, u64::saturating_add),
             pauses: self.pauses.stats(),
             next_event,
             oldest_event,

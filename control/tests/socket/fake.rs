@@ -92,7 +92,7 @@ impl Paused for Pause<'_> {
 }
 
 impl Straw {
-    fn probes(&self) -> MutexGuard<'_, Vec<ProbeRecord>> {
+    pub(crate) fn probes(&self) -> MutexGuard<'_, Vec<ProbeRecord>> {
         self.probes.lock().expect("nobody panics with it")
     }
 

@@ -23,6 +23,19 @@ fn note(ts_ns: u64) -> Event {
     })
 }
 
+/// The counters of detours are the guest's to write to.
+#[test]
+fn counts_that_a_guest_has_overwritten_are_summed_up() {
+    let rig = Rig::new();
+    let mut client = rig.client();
+    client.add(&one("kprobe:one")).expect("added");
+    client.add(&one("kprobe:two")).expect("added");
+    for probe in rig.straw.probes().iter_mut() {
+        probe.summary.hits = u64::MAX - 1;
+    }
+    assert_eq!(client.machine().expect("machine").hits, u64::MAX);
+}
+
 #[test]
 fn a_probe_comes_changes_and_goes() {
     let rig = Rig::new();

@@ -37,13 +37,15 @@ impl Tally {
     }
 
     fn add(&mut self, spec: &ProbeSpec, probe: &ProbeSummary) {
-        self.seen += match spec.kind {
+        let seen = match spec.kind {
             ProbeKind::Kprobe => probe.hits,
             ProbeKind::Kretprobe => probe.returns.unwrap_or_default(),
         };
+        // A guest's kernel can write any number to the counters of detours.
+        self.seen = self.seen.saturating_add(seen);
         for (reason, count) in &probe.missed {
             if *count > 0 && UNSEEN.contains(&reason.as_str()) {
-                self.unseen += count;
+                self.unseen = self.unseen.saturating_add(*count);
                 self.reasons.push(format!("{reason} {count}"));
             }
         }

@@ -133,6 +133,18 @@ fn a_pattern_s_matches_are_added_up_once_each() {
     assert_eq!(broken(judge, &summary(&probes)), None);
 }
 
+/// The counters of detours are the guest's to write to.
+#[test]
+fn counts_that_a_guest_has_overwritten_are_added_up_and_judged() {
+    let mut unseen = probe("kprobe:vfs_write", 1);
+    for reason in ["unwatched", "maxactive"] {
+        unseen.missed.insert(reason.to_owned(), u64::MAX);
+    }
+    let probes = [probe("kprobe:vfs_read", u64::MAX), unseen];
+    let judge = judge("probe = 'kprobe:vfs_*'\nat_most = 3");
+    assert!(broken(judge, &summary(&probes)).is_some());
+}
+
 #[test]
 fn what_was_not_seen_does_not_pass_as_nothing() {
     let never = "probe = 'kprobe:f'\nnever = true";

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use control::api::{Machine, Probe};
 
+use crate::report::total;
+
 /// Rates that are kept of each probe: one column of the line each.
 pub(super) const KEPT: usize = 16;
 
@@ -65,7 +67,7 @@ impl History {
 
     /// Hits a second of all probes.
     pub(super) fn rate(&self) -> u64 {
-        self.rows.iter().map(Row::rate).sum()
+        total(self.rows.iter().map(Row::rate))
     }
 }
 

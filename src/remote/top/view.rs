@@ -9,7 +9,7 @@ use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::history::{History, KEPT, Row};
 use crate::remote::{time, words};
-use crate::report::printable;
+use crate::report::{printable, total};
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
@@ -81,7 +81,7 @@ fn title(machine: &Machine, history: &History) -> [String; 2] {
 
 fn shown(row: &Row, highest: u64) -> TableRow<'static> {
     let summary = &row.probe.summary;
-    let missed: u64 = summary.missed.values().sum();
+    let missed = total(summary.missed.values().copied());
     let number = |number: u64| Cell::from(Line::from(number.to_string()).right_aligned());
     TableRow::new([
         number(row.rate()),
