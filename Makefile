@@ -18,6 +18,7 @@ help:
 	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
 	@echo 'make sweep     every function of a stock kernel is probed, in every mode: KERNEL=debian-6.1 MODES=return,live SEED=1 CPUS=2, docs/sweep.md'
 	@echo 'make fuzz      a fuzz target, or all: TARGET=kallsyms SECONDS=600, docs/security.md'
+	@echo 'make hostile   five minutes of guests that attack the VMM while probes come and go: SECONDS=300 SEED=1, HOSTILE_ON=local or nested'
 	@echo 'make bench     what probes cost, measured here and nested: docs/overhead.md; BENCH_ON="intel amd" for Bochs'
 	@echo 'make clean     remove what was built (fetched kernels stay: ~/.cache/hyprobe)'
 
@@ -71,6 +72,12 @@ stress:
 	$(dir $(HYPROBE))rig busy --on $(BUSY_ON) --timeout $$(($(SECONDS) + 2400)) $(RIG_ARGS) -- --only hot --seed $(SEED) \
 		$(if $(filter intel amd,$(BUSY_ON)),--seconds 100000 --turns $(TURNS),--seconds $(SECONDS))
 
+# Guests that attack the VMM, each in a `hyprobe run` of its own: docs/security.md. Without HOSTILE_ON, on KVM and nested in turns.
+HOSTILE_ON ?=
+hostile:
+	$(CARGO) build --release --locked -p hyprobe -p hyprobe-rigs
+	$(dir $(HYPROBE))hostile $(if $(HOSTILE_ON),--on $(HOSTILE_ON)) --seconds $(SECONDS) --seed $(SEED)
+
 # Every function of a kernel, probed in each mode; docs/sweep.md is written anew, from docs/sweep/. Hours for all modes: MODES chooses.
 # SWEEP_ARGS=--resume goes on where the last run ended; SWEEP_ARGS='--on intel --sample 200' runs a sample on VT-x.
 KERNEL ?= debian-6.1
@@ -107,4 +114,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress sweep fuzz clean
+.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress hostile sweep fuzz clean

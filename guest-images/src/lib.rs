@@ -6,7 +6,8 @@
 //! - [`ModuleTree`] finds a stock kernel's modules and the order to load them in.
 //! - [`Initramfs`] builds an initramfs in memory, the same bytes every time.
 //! - [`demo`] is the guest of the first command a newcomer types, [`workload`] an init that makes
-//!   system calls in known numbers, [`testguest`] a bare-metal kernel that checks itself.
+//!   system calls in known numbers, [`testguest`] a bare-metal kernel that checks itself,
+//!   [`hostile`] a guest that attacks the VMM.
 //!
 //! Nothing binary is part of the sources: everything is fetched or compiled.
 
@@ -23,6 +24,7 @@ mod progress;
 mod toolchain;
 
 pub mod demo;
+pub mod hostile;
 pub mod initramfs;
 pub mod testguest;
 pub mod workload;

@@ -36,6 +36,7 @@
 //! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
 //! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
+//! | `hostile` | (once) the acts of [`hostile`] with seed N, by two processors, and an end that the seed chooses |
 //! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
 //! | `exit` | the run ends with code N |
 //!
@@ -50,6 +51,7 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectSection};
 
+use crate::hostile;
 use crate::toolchain::{BuildError, Source, compile};
 
 /// A byte written here ends the run with that code.
@@ -61,9 +63,9 @@ macro_rules! sources {
     };
 }
 
-const SOURCES: [Source; 30] = sources! {
+const SOURCES: [Source; 31] = sources! {
     "bench.S" "bench.c" "boot.S" "calls.c" "console.c" "detour.c" "ends.c" "functions.S" "generated.S" "generated.c" "generated.h"
-    "guest.h" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
+    "guest.h" "hostile.c" "interrupts.c" "leave.c" "link.ld" "main.c" "models.c" "paging.c" "ports.S" "ports.c" "raises.S" "raises.c"
     "ring3.c" "smp.c" "steps.S" "steps.c" "text.c" "traps.S" "traps.c" "user.S"
 };
 
@@ -96,7 +98,8 @@ const FLAGS: [&str; 20] = [
 ///
 /// gcc is missing or refuses, or the directory cannot be written.
 pub fn build_testguest(out_dir: &Path) -> Result<PathBuf, BuildError> {
-    compile(out_dir, "testguest", &SOURCES, &FLAGS)
+    let sources: Vec<_> = SOURCES.into_iter().chain(hostile::ACTS).collect();
+    compile(out_dir, "testguest", &sources, &FLAGS)
 }
 
 /// What the scenario `checksum` prints as `sum` if the guest finds the text as it is in the

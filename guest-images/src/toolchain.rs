@@ -36,10 +36,11 @@ pub enum BuildError {
     },
 }
 
-/// A source file embedded in this crate.
-pub(crate) struct Source {
-    pub(crate) name: &'static str,
-    pub(crate) text: &'static str,
+/// A source file: embedded in this crate, or made for one guest.
+#[derive(Clone, Copy)]
+pub(crate) struct Source<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) text: &'a str,
 }
 
 /// Compiles and links `sources` into `out_dir/output` with these flags. Headers and linker
@@ -48,7 +49,7 @@ pub(crate) struct Source {
 pub(crate) fn compile(
     out_dir: &Path,
     output: &str,
-    sources: &[Source],
+    sources: &[Source<'_>],
     flags: &[&str],
 ) -> Result<PathBuf, BuildError> {
     let io = |path: &Path| {

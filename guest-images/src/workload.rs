@@ -32,7 +32,7 @@ const GROUND: Source = Source {
 };
 
 /// What all are made with.
-const HEADERS: [Source; 10] = [
+pub(crate) const HEADERS: [Source; 10] = [
     Source {
         name: "syscall.h",
         text: include_str!("../workload/syscall.h"),
@@ -75,7 +75,7 @@ const HEADERS: [Source; 10] = [
     },
 ];
 
-const FLAGS: [&str; 16] = [
+pub(crate) const FLAGS: [&str; 16] = [
     "-std=gnu11",
     "-O2",
     "-g1",

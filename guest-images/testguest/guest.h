@@ -243,6 +243,9 @@ int scenario_task(u64 rounds);
 /* generated.c */
 int scenario_generated(u64 argument);
 
+/* hostile.c */
+int scenario_hostile(u64 seed);
+
 /* ends.c */
 int scenario_msr(u64 argument);
 int scenario_panic(u64 argument);

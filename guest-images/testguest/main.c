@@ -54,6 +54,7 @@ static const struct scenario scenarios[] = {
 	{ "record1", scenario_record1, 100 },
 	{ "record2", scenario_record2, 100 },
 	{ "generated", scenario_generated, 0 },
+	{ "hostile", scenario_hostile, 1 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },
 	{ "hang", scenario_hang, 0 },

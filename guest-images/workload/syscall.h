@@ -32,6 +32,7 @@ enum {
 
 enum {
 	AT_FDCWD = -100,
+	EAGAIN = 11,
 	EILSEQ = 84,
 	EINVAL = 22,
 	ENOENT = 2,

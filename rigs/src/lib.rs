@@ -9,13 +9,14 @@
 //! ```
 //!
 //! [`contract`], with the test guest, and [`busy`], [`ground`] and [`sweep`], with a stock kernel, are what runs beside KVM,
-//! [`launch`] what brings it there; [`mod@line`] is what they agree on.
+//! [`launch`] what brings it there; [`mod@line`] is what they agree on. [`hostile`] starts the command itself.
 
 pub mod busy;
 pub mod chain;
 pub mod contract;
 pub mod generated;
 pub mod ground;
+pub mod hostile;
 pub mod launch;
 pub mod line;
 pub mod outer;

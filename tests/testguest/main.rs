@@ -9,6 +9,7 @@
 mod confined;
 mod contract;
 mod ends;
+mod hostile;
 mod identity;
 mod judged;
 mod outputs;

@@ -1,0 +1,251 @@
+//! Boot after boot, until the time is over.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use guest_images::hostile::{Acts, TemplateError};
+use guest_images::{
+    BuildError, CacheError, CachedFileError, FetchError, InitramfsError, ModuleError,
+};
+use thiserror::Error;
+use vmm::boot::KernelError;
+
+use super::boot::{Boot, Booted};
+use super::guest::HostileGuest;
+use super::verdict::End;
+use crate::launch::{LaunchError, file_error};
+use crate::line::Backend;
+
+/// The rig itself fails.
+#[derive(Debug, Error)]
+pub enum HostileError {
+    /// A file is in the way.
+    #[error(transparent)]
+    File(#[from] LaunchError),
+    /// A guest does not compile.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The test guest cannot be read.
+    #[error("the test guest is no ELF file")]
+    Object(#[from] object::Error),
+    /// The stock kernel cannot be had.
+    #[error("cannot get the stock kernel")]
+    Fetch(#[from] FetchError),
+    /// A file of the cache has changed.
+    #[error(transparent)]
+    Cached(#[from] CachedFileError),
+    /// The kernel cannot be unpacked.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The kernel has no symbols.
+    #[error("the stock kernel cannot be read")]
+    Symbols(#[from] probes::KernelError),
+    /// A module cannot be read.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// A module is not what it should be.
+    #[error("cannot make a module for the stock kernel")]
+    Template(#[from] TemplateError),
+    /// The kernel has no module to make one like.
+    #[error("the stock kernel has no module `{0}`")]
+    NoTemplate(&'static str),
+    /// The kernel lacks a symbol.
+    #[error("the stock kernel has no symbol `{0}`")]
+    NoSymbol(&'static str),
+    /// The initramfs cannot be built.
+    #[error("cannot build the initramfs")]
+    Initramfs(#[from] InitramfsError),
+    /// The files of a boot cannot be listed.
+    #[error("cannot list the files of a boot")]
+    Snapshot(#[source] io::Error),
+    /// A directory cannot be used.
+    #[error("cannot use the directory of the results")]
+    Paths(#[source] io::Error),
+    /// There is no image cache.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// hyprobe could not be started.
+    #[error("cannot start {}", path.display())]
+    Start {
+        /// The program.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// hyprobe's end cannot be waited for.
+    #[error("cannot wait for hyprobe")]
+    Wait(#[source] io::Error),
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Campaign<'a> {
+    /// Where: they take turns, so that each has the same share of the time.
+    pub backends: &'a [Backend],
+    /// The first boot's seed; the next one has the next number.
+    pub seed: u64,
+    /// No boot begins after this time.
+    pub limit: Duration,
+    /// At most so many boots.
+    pub boots: u64,
+    /// The command.
+    pub hyprobe: &'a Path,
+    /// The image cache.
+    pub cache: &'a Path,
+    /// The directory for what is made, and for what is kept of boots that fail.
+    pub results: &'a Path,
+}
+
+/// What all boots have come to.
+#[derive(Clone, Debug, Default)]
+pub struct Totals {
+    /// Ends, by backend.
+    pub ends: BTreeMap<(&'static str, End), u64>,
+    /// Boots, and those that failed.
+    pub boots: u64,
+    /// As above.
+    pub failed: u64,
+    acts: Acts,
+    added: u64,
+    removed: u64,
+    requests: u64,
+    refused: u64,
+    exits: u64,
+    slowest: BTreeMap<&'static str, Duration>,
+    hyprobe_kib: BTreeMap<&'static str, u64>,
+    qemu_kib: u64,
+    took: Duration,
+}
+
+impl Totals {
+    fn add(&mut self, backend: &'static str, booted: &Booted) {
+        self.boots += 1;
+        self.failed += u64::from(!booted.failures.is_empty());
+        if let Some(end) = booted.end {
+            *self.ends.entry((backend, end)).or_default() += 1;
+        }
+        self.acts.add(&booted.acts);
+        self.added += booted.added;
+        self.removed += booted.removed;
+        self.requests += booted.requests;
+        self.refused += booted.refused;
+        self.exits = self.exits.saturating_add(booted.exits);
+        let slowest = self.slowest.entry(backend).or_default();
+        *slowest = booted.slowest.max(*slowest);
+        let kib = self.hyprobe_kib.entry(backend).or_default();
+        *kib = booted.hyprobe_kib.max(*kib);
+        self.qemu_kib = self.qemu_kib.max(booted.qemu_kib);
+        self.took += booted.took;
+    }
+}
+
+impl fmt::Display for Totals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let minutes = self.took.as_secs() / 60;
+        writeln!(
+            f,
+            "{} boots in {minutes} min, {} failed",
+            self.boots, self.failed
+        )?;
+        for ((backend, end), count) in &self.ends {
+            writeln!(f, "  {backend}: {count} {end}")?;
+        }
+        let acts: Vec<_> = self
+            .acts
+            .0
+            .iter()
+            .map(|(name, count)| format!("{name} {count}"))
+            .collect();
+        writeln!(f, "acts: {}", acts.join(", "))?;
+        writeln!(
+            f,
+            "probes: {} added, {} removed; {} requests answered, {} refused; {} exits for probes",
+            self.added, self.removed, self.requests, self.refused, self.exits
+        )?;
+        for (backend, slowest) in &self.slowest {
+            let mib = self.hyprobe_kib.get(backend).copied().unwrap_or(0) / 1024;
+            writeln!(
+                f,
+                "{backend}: slowest answer {:.1} s, hyprobe's memory at most {mib} MiB",
+                slowest.as_secs_f64()
+            )?;
+        }
+        write!(f, "QEMU's memory at most {} MiB", self.qemu_kib / 1024)
+    }
+}
+
+impl Campaign<'_> {
+    /// Makes the boots. `tell` gets a line for each.
+    ///
+    /// # Errors
+    ///
+    /// The rig itself fails; a boot that fails is none.
+    pub fn run(&self, tell: &dyn Fn(&str)) -> Result<Totals, HostileError> {
+        let mut guests = Vec::new();
+        for &backend in self.backends {
+            let dir = self.results.join(format!("guest-{backend}"));
+            std::fs::create_dir_all(&dir).map_err(file_error("create", &dir))?;
+            guests.push((backend, HostileGuest::build(backend, &dir)?, Duration::ZERO));
+        }
+        let path = self.results.join("boots.txt");
+        let mut lines = File::create(&path).map_err(file_error("create", &path))?;
+        let (mut totals, began) = (Totals::default(), Instant::now());
+        let mut seed = self.seed;
+        while began.elapsed() < self.limit && totals.boots < self.boots {
+            let Some((backend, guest, used)) = guests.iter_mut().min_by_key(|(_, _, used)| *used)
+            else {
+                break;
+            };
+            let dir = self.results.join("boot");
+            let boot = Boot {
+                backend: *backend,
+                seed,
+                guest,
+                hyprobe: self.hyprobe,
+                cache: self.cache,
+                dir: &dir,
+            };
+            let booted = boot.run()?;
+            *used += booted.took;
+            totals.add(backend.word(), &booted);
+            let line = line(*backend, seed, &booted);
+            tell(&line);
+            writeln!(lines, "{line}").map_err(file_error("write", &path))?;
+            if !booted.failures.is_empty() {
+                let kept = self.results.join(format!("failed-{backend}-{seed}"));
+                // An earlier one of the same seed is replaced.
+                let _ = std::fs::remove_dir_all(&kept);
+                std::fs::rename(&dir, &kept).map_err(file_error("rename", &kept))?;
+            }
+            seed += 1;
+        }
+        writeln!(lines, "{totals}").map_err(file_error("write", &path))?;
+        Ok(totals)
+    }
+}
+
+fn line(backend: Backend, seed: u64, booted: &Booted) -> String {
+    let end = booted
+        .end
+        .map_or("FAILED".to_owned(), |end| end.to_string());
+    let acts = booted.acts.total();
+    let mut line = format!(
+        "{backend} seed {seed}: {end} after {:.1} s, {acts} acts, {} probes added, {} removed, {} exits, slowest answer {} ms, \
+         {} MiB",
+        booted.took.as_secs_f64(),
+        booted.added,
+        booted.removed,
+        booted.exits,
+        booted.slowest.as_millis(),
+        booted.hyprobe_kib / 1024
+    );
+    for failure in &booted.failures {
+        line.push_str("\n  FAILED: ");
+        line.push_str(failure);
+    }
+    line
+}

@@ -1,0 +1,240 @@
+//! Probes come and go through the control socket while the guest misbehaves.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use control::api::{AddProbe, AddProbes, ChangeProbe, Removed, SetKnobs};
+use control::{Client, ClientError};
+use probes::ProbeAction;
+
+use crate::busy::random::Random;
+use crate::chain::chain;
+
+/// So many probes of the operator at once.
+const PROBES_MAX: usize = 300;
+/// A run whose connection has broken is over within this time.
+const END_TIME: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(20);
+/// Addresses to read at: hyprobe's own memory, the text, edges, nothing.
+const READS: [(&str, u64); 8] = [
+    ("gpa", 0),
+    ("gpa", 0x3ff_f000),
+    ("gpa", 0x10_0000_0000),
+    ("gpa", 0x10_0400_0000),
+    ("gpa", 0xffff_ffff_ffff_f000),
+    ("gva", 0xffff_ffff_8100_0000),
+    ("gva", 0x10_0000),
+    ("gva", 0x7fff_ffff_f000),
+];
+const FILTERS: [&str; 4] = [
+    "arg0 != 0",
+    "cpu == 1",
+    "arg2 > 4096 && cpu == 0",
+    "arg1 == 7",
+];
+const AGGREGATES: [&str; 3] = ["hist(arg2)", "sum(arg0)", "max(arg1)"];
+
+/// What an operator has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Operated {
+    pub(super) added: u64,
+    pub(super) removed: u64,
+    pub(super) exits: u64,
+    pub(super) requests: u64,
+    pub(super) refused: u64,
+    pub(super) slowest: Duration,
+    /// What went wrong.
+    pub(super) failure: Option<String>,
+}
+
+impl Operated {
+    fn note(&mut self, removed: &Removed) {
+        self.removed += removed.removed;
+        let exits = removed.probes.iter().map(|probe| probe.summary.exits);
+        self.exits = exits.fold(self.exits, u64::saturating_add);
+    }
+}
+
+/// An operator of one run.
+pub(super) struct Operator<'a> {
+    pub(super) socket: &'a Path,
+    pub(super) probes: &'a [String],
+    /// The guest runs when there is anything in it: until an outer Linux has booted, requests wait.
+    pub(super) console: &'a Path,
+    /// Set when the guest has begun.
+    pub(super) is_up: &'a AtomicBool,
+    /// Set when the run is over.
+    pub(super) is_over: &'a AtomicBool,
+    /// When the operator asks for the run's end, if it does, from the guest's beginning on.
+    pub(super) stops_after: Option<Duration>,
+    /// An answer within this time is in time.
+    pub(super) answer_time: Duration,
+}
+
+impl Operator<'_> {
+    /// Works until the run is over.
+    pub(super) fn run(&self, seed: u64) -> Operated {
+        let mut operated = Operated::default();
+        while !(self.socket.exists() && self.console.metadata().is_ok_and(|file| file.len() > 0)) {
+            if self.is_over.load(Ordering::Acquire) {
+                return operated;
+            }
+            std::thread::sleep(LOOK);
+        }
+        if let Err(failure) = self.work(&mut Random::new(seed), &mut operated) {
+            operated.failure = Some(failure);
+        }
+        operated
+    }
+
+    fn work(&self, random: &mut Random, operated: &mut Operated) -> Result<(), String> {
+        let mut client = Client::new(self.socket).map_err(chain)?;
+        let (mut up, mut ids) = (None, Vec::new());
+        while !self.is_over.load(Ordering::Acquire) {
+            let asked = Instant::now();
+            if up.is_none() && self.is_up.load(Ordering::Acquire) {
+                up = Some(Instant::now());
+            }
+            let attacked = up.map(|up: Instant| up.elapsed());
+            let stops =
+                attacked.is_some_and(|time| self.stops_after.is_some_and(|after| time > after));
+            let answer = match stops {
+                true => client.command("stop").map(drop),
+                false => self.ask(&mut client, random, &mut ids, operated),
+            };
+            let took = asked.elapsed();
+            match answer {
+                Ok(()) => operated.requests += 1,
+                Err(ClientError::Refused(problem)) if problem.status != 500 => {
+                    operated.refused += 1
+                }
+                Err(ClientError::Refused(problem)) => {
+                    return Err(format!(
+                        "the run answers with an error of its own: {problem:?}"
+                    ));
+                }
+                Err(
+                    ClientError::Connect { .. } | ClientError::Broken(_) | ClientError::Answer(_),
+                ) => {
+                    return self.await_end();
+                }
+                Err(error) => return Err(chain(error)),
+            }
+            operated.slowest = operated.slowest.max(took);
+            if took > self.answer_time {
+                return Err(format!("an answer took {took:?}"));
+            }
+            if stops {
+                return self.await_end();
+            }
+            std::thread::sleep(Duration::from_millis(random.below(30) as u64));
+        }
+        Ok(())
+    }
+
+    /// The connection ends when the run does.
+    fn await_end(&self) -> Result<(), String> {
+        let began = Instant::now();
+        while !self.is_over.load(Ordering::Acquire) {
+            if began.elapsed() > END_TIME {
+                return Err(format!(
+                    "the socket is closed, and the run goes on after {END_TIME:?}"
+                ));
+            }
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    fn ask(
+        &self,
+        client: &mut Client,
+        random: &mut Random,
+        ids: &mut Vec<u64>,
+        operated: &mut Operated,
+    ) -> Result<(), ClientError> {
+        let kind = if ids.len() > PROBES_MAX {
+            99
+        } else {
+            random.below(100)
+        };
+        match kind {
+            0..40 => {
+                let count = 1 + random.below(6);
+                let probes = (0..count).map(|_| self.probe(random)).collect();
+                let added = client.add(&AddProbes::Many(probes))?;
+                operated.added += added.ids.len() as u64;
+                ids.extend(added.ids);
+            }
+            40..66 => {
+                if let Some(id) = any(random, ids) {
+                    ids.retain(|other| *other != id);
+                    operated.note(&client.remove(&id.to_string())?);
+                }
+            }
+            66..74 => {
+                let change = ChangeProbe {
+                    enabled: Some(random.below(2) == 0),
+                    name: None,
+                };
+                if let Some(id) = any(random, ids) {
+                    client.change(&id.to_string(), &change)?;
+                }
+            }
+            74..79 => {
+                client.set_knobs(&SetKnobs {
+                    enabled: Some(random.below(4) != 0),
+                    optimization: Some(random.below(3) != 0),
+                })?;
+            }
+            79..83 => drop(client.probes()?),
+            83..87 => {
+                if let Some(id) = any(random, ids) {
+                    client.stats(&id.to_string())?;
+                }
+            }
+            87..92 => {
+                let (place, at) = READS[random.below(READS.len())];
+                client.memory(place, at, 1 + random.below(0x10000) as u64)?;
+            }
+            92..94 => drop(client.symbols("*e*")?),
+            94..97 => {
+                client.command("pause")?;
+                client.command("resume")?;
+            }
+            97..99 => drop(client.machine()?),
+            _ => {
+                operated.note(&client.remove_all()?);
+                ids.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// One in four has an event for each hit, so that outputs have a size that can be kept.
+    fn probe(&self, random: &mut Random) -> AddProbe {
+        let spec = &self.probes[random.below(self.probes.len())];
+        let (filter, aggregate) = match random.below(8) {
+            0 | 1 => (Some(FILTERS[random.below(FILTERS.len())].to_owned()), None),
+            2 => (
+                None,
+                Some(AGGREGATES[random.below(AGGREGATES.len())].to_owned()),
+            ),
+            _ => (None, None),
+        };
+        let counts = aggregate.is_none() && random.below(4) != 0;
+        AddProbe {
+            enabled: random.below(8) != 0,
+            maxactive: spec.starts_with("kretprobe").then_some(64),
+            action: counts.then_some(ProbeAction::Count),
+            filter,
+            aggregate,
+            ..AddProbe::new(spec.as_str())
+        }
+    }
+}
+
+fn any(random: &mut Random, ids: &[u64]) -> Option<u64> {
+    ids.get(random.below(ids.len())).copied()
+}
