@@ -36,6 +36,11 @@ pub(crate) enum SandboxError {
     /// The user.
     #[error(transparent)]
     Identity(#[from] IdentityError),
+    /// The number of threads is not one, or `/proc` does not say it.
+    #[error(
+        "cannot confine the process to its files (Landlock): hyprobe has another thread, which would keep its rights"
+    )]
+    Threads,
 }
 
 /// The consequence of `--no-sandbox`.
@@ -73,6 +78,9 @@ impl Sandbox {
             tell(OFF.to_owned());
             return Ok(());
         };
+        if !confine::has_one_thread() {
+            return Err(SandboxError::Threads);
+        }
         match rules.restrict()? {
             Landlock::Full => (),
             Landlock::Partial => {
@@ -127,6 +135,13 @@ pub(crate) fn add_run(rights: &mut FileRights, config: &RunConfig) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sandbox_is_refused_beside_another_thread() {
+        // The test runner's first thread waits for this one.
+        let refused = Sandbox::On.put_in_force(None, |_| (), &|_| ());
+        assert!(matches!(refused, Err(SandboxError::Threads)), "{refused:?}");
+    }
 
     #[test]
     fn rights_are_those_to_the_files_of_the_run() {

@@ -29,3 +29,14 @@ pub fn begin() -> Result<(), ConfineError> {
     };
     setrlimit(Resource::Core, none).map_err(ConfineError::CoreDumps)
 }
+
+/// Whether the calling thread is the process's only one. Rights that the kernel keeps for each thread are given up for all of the
+/// process only then.
+#[must_use]
+pub fn has_one_thread() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let threads = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Threads:"));
+    threads.is_some_and(|threads| threads.trim() == "1")
+}

@@ -13,6 +13,8 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
+use crate::begin::has_one_thread;
+
 /// What a process of root becomes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
@@ -101,12 +103,4 @@ impl Identity {
             Err(_) => Ok(()),
         }
     }
-}
-
-fn has_one_thread() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let threads = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Threads:"));
-    threads.is_some_and(|threads| threads.trim() == "1")
 }

@@ -13,7 +13,7 @@
 //! * [`enter`]: seccomp for threads that work for a guest. They make only the calls that the filter of their [`ThreadKind`] lists.
 //!
 //! Threads and child processes inherit all of them. Landlock rules and the user are the calling thread's: the process must have no
-//! other thread at that time.
+//! other thread at that time ([`has_one_thread`]).
 
 mod begin;
 mod files;
@@ -22,7 +22,7 @@ mod kind;
 mod threads;
 mod violation;
 
-pub use begin::{ConfineError, begin};
+pub use begin::{ConfineError, begin, has_one_thread};
 pub use files::{FileError, FileRights, Landlock, Layer, Rules, enter_layer, landlock};
 pub use identity::{Identity, IdentityError};
 pub use kind::ThreadKind;

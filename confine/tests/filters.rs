@@ -20,6 +20,9 @@ use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, getpid, pidfd_getfd, 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Marks the calls of the x32 interface.
 const X32_BIT: libc::c_long = 0x4000_0000;
+/// `KVM_CREATE_VM` and `KVM_GET_REGS`.
+const KVM_CREATE_VM: libc::c_ulong = 0xae01;
+const KVM_GET_REGS: libc::c_ulong = 0x8090_ae81;
 /// Names the thread kind and the call in the environment of the started process.
 const VARIABLE: &str = "HYPROBE_CONFINE_TEST";
 
@@ -78,6 +81,14 @@ fn started_process_makes_the_call() {
             }
             // A pair has no address.
             "pair" => std::os::unix::net::UnixStream::pair().is_ok(),
+            // A request that makes another machine; one that every run makes. No descriptor has the number.
+            "machine" => request(KVM_CREATE_VM) == Err(Some(libc::EBADF)),
+            "registers" => request(KVM_GET_REGS) == Err(Some(libc::EBADF)),
+            // Another process or thread would get this thread's signals; signals that hyprobe does not use.
+            "owner" => control(libc::F_SETOWN) == Err(Some(libc::EBADF)),
+            "flags" => control(libc::F_GETFD) == Err(Some(libc::EBADF)),
+            "signal" => signal(libc::SIGURG).is_ok(),
+            "panic" => panic!("on purpose"),
             "execute" => Command::new("/bin/true").status().is_err(),
             "thread" => std::thread::Builder::new().spawn(|| ()).is_err(),
             // Another process's file descriptors; this process's own, which the kernel allows.
@@ -91,6 +102,31 @@ fn started_process_makes_the_call() {
     });
     let done = thread.join().expect("the thread ends");
     println!("{}", if done { "done" } else { "not refused" });
+}
+
+/// An `ioctl` of no descriptor.
+fn request(request: libc::c_ulong) -> Result<(), Option<libc::c_int>> {
+    // SAFETY: the kernel finds no file for the descriptor, and looks at no argument.
+    outcome(unsafe { libc::syscall(libc::SYS_ioctl, -1, request, 0) })
+}
+
+/// An `fcntl` of no descriptor.
+fn control(command: libc::c_int) -> Result<(), Option<libc::c_int>> {
+    // SAFETY: as above.
+    outcome(unsafe { libc::syscall(libc::SYS_fcntl, -1, command, 0) })
+}
+
+/// Sends the calling thread a signal.
+fn signal(number: libc::c_int) -> Result<(), Option<libc::c_int>> {
+    // SAFETY: the call touches no memory; the signal's default is to be ignored.
+    outcome(unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), number) })
+}
+
+fn outcome(done: libc::c_long) -> Result<(), Option<libc::c_int>> {
+    match done {
+        -1 => Err(std::io::Error::last_os_error().raw_os_error()),
+        _ => Ok(()),
+    }
 }
 
 fn text(output: &Output) -> String {
@@ -131,6 +167,55 @@ fn forbidden_call_ends_the_process_and_is_named() {
         assert_eq!(output.status.code(), Some(3), "{kind:?}: {text}");
         let named = format!("thread `{}` made the system call ", kind.name());
         assert!(text.contains(&named), "{text}");
+    }
+}
+
+#[test]
+fn arguments_that_hyprobe_does_not_use_end_the_process() {
+    for kind in ThreadKind::ALL {
+        for call in ["machine", "owner", "signal"] {
+            let output = try_call(kind.name(), call);
+            assert_eq!(
+                output.status.code(),
+                Some(3),
+                "{kind:?} {call}: {}",
+                text(&output)
+            );
+        }
+        let output = try_call(kind.name(), "flags");
+        assert!(
+            text(&output).contains("done\n"),
+            "{kind:?}: {}",
+            text(&output)
+        );
+        let reads_registers =
+            [ThreadKind::Vcpu, ThreadKind::Engine, ThreadKind::Clients].contains(&kind);
+        let output = try_call(kind.name(), "registers");
+        let code = if reads_registers { 0 } else { 3 };
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{kind:?}: {}",
+            text(&output)
+        );
+    }
+}
+
+#[test]
+fn panic_of_each_thread_is_reported_with_its_backtrace() {
+    for kind in ThreadKind::ALL {
+        for backtrace in ["0", "1", "full"] {
+            let output = command(kind.name(), "panic")
+                .env("RUST_BACKTRACE", backtrace)
+                .output()
+                .expect("it starts");
+            let text = text(&output);
+            // The started process waits for its thread, and panics then: no filter has ended it.
+            assert_eq!(output.status.code(), Some(101), "{kind:?}: {text}");
+            assert!(text.contains("on purpose"), "{kind:?}: {text}");
+            let has_backtrace = text.contains("stack backtrace:");
+            assert_eq!(has_backtrace, backtrace != "0", "{kind:?}: {text}");
+        }
     }
 }
 
