@@ -3,7 +3,7 @@
  * printed from time to time, since nobody knows which one is the last.
  */
 
-enum { REPORT_EVERY = 16, BURST = 32, EDGES = 16 };
+enum { REPORT_EVERY = 4, BURST = 32, EDGES = 16 };
 
 static const char *const act_names[] = {
 	"ports", "strings", "mmio", "interrupts", "rep", "tables", "scribble", "detour", "text", "msrs", "debug", "jump",
@@ -11,14 +11,16 @@ static const char *const act_names[] = {
 
 enum { PORTS, STRINGS, MMIO, INTERRUPTS, REP, TABLES, SCRIBBLE, DETOUR, TEXT, MSRS, DEBUG, JUMP, ACTS };
 
-/* Whether an access of `bytes` bytes at `port` could end the run; few of those are made. */
-static int could_end(struct hostile *self, u16 port, unsigned bytes)
+/* Whether `value` in `bytes` bytes at `port` could reset the machine or switch it off; few of those are written. */
+static int could_end(struct hostile *self, u16 port, unsigned bytes, u64 value)
 {
-	static const u16 ends[] = { 0x64, 0x92, 0xf4, 0x600, 0x601, 0x602, 0xcf9 };
+	for (unsigned i = 0; i < bytes; i++, value >>= 8) {
+		u8 byte = (u8)value;
+		int ends = port + i == 0x64 ? byte == 0xfe : port + i >= 0x600 && port + i <= 0x602 && byte & 0x20;
 
-	for (unsigned i = 0; i < sizeof ends / sizeof *ends; i++)
-		if (port <= ends[i] && ends[i] < port + bytes)
+		if (ends)
 			return below(self, 512) != 0;
+	}
 	return 0;
 }
 
@@ -38,7 +40,7 @@ static void act_ports(struct hostile *self)
 		u16 port = any_port(self);
 		u64 kind = below(self, 6), value = next(self);
 
-		if (kind >= 3 && could_end(self, port, 1u << (kind - 3)))
+		if (kind >= 3 && could_end(self, port, 1u << (kind - 3), value))
 			continue;
 		switch (kind) {
 		case 0:
@@ -104,7 +106,8 @@ static void string(struct hostile *self, u64 which)
 	u64 count = below(self, 8) ? below(self, 64) : below(self, 2048), value = next(self);
 	u16 port = any_port(self);
 
-	if (which >= 18 && could_end(self, port, 4))
+	/* What lies in memory is not known: as if it were the worst. */
+	if (which >= 18 && (could_end(self, port, 4, ~0ul) || could_end(self, port, 4, 0xfefefefe)))
 		return;
 	if (below(self, 4) == 0)
 		__asm__ volatile("std");
@@ -271,6 +274,7 @@ static void act_detour(struct hostile *self)
 
 	if (!entry)
 		entry = find_detour(self, &at, 0);
+	self->is_idle = !entry;
 	if (!entry)
 		return;
 	words = (u64 *)at;
@@ -318,6 +322,7 @@ static void act_jump(struct hostile *self)
 	/* What can be written is no code, and not what every KVM can execute. */
 	if (!entry || (*entry & 2 && !self->is_wild))
 		entry = find_detour(self, &at, 0);
+	self->is_idle = !entry;
 	if (!entry)
 		return;
 	at += below(self, 0x1000) & (below(self, 2) || !self->is_wild ? ~15ul : ~0ul);
@@ -411,7 +416,7 @@ static void act_debug(struct hostile *self)
 	__asm__ volatile("mov %0, %%dr1" : : "r"((u64)hostile_prey + below(self, 16)));
 	__asm__ volatile("mov %0, %%dr2" : : "r"((u64)self));
 	__asm__ volatile("mov %0, %%dr7" : : "r"(control));
-	if (self->is_wild)
+	if (self->is_wild && !self->avoids_int1)
 		__asm__ volatile("int1");
 	((void (*)(void))hostile_prey)();
 }
@@ -504,8 +509,9 @@ static void misbehave(struct hostile *self, u64 times, int is_last)
 
 		if (!is_last && (act == SCRIBBLE || act == MSRS || act == DEBUG))
 			act = below(self, 2) ? DETOUR : TEXT;
-		self->counts[act]++;
+		self->is_idle = 0;
 		try(self, acts[act]);
+		self->counts[act] += !self->is_idle;
 		if (i % REPORT_EVERY == 0)
 			report(self);
 	}

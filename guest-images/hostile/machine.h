@@ -41,6 +41,8 @@ struct hostile {
 	u64 next_window;
 	u64 timer; /* the local APIC's, as the kernel has set it */
 	int is_wild; /* executes bytes that are no instructions */
+	int avoids_int1; /* which a KVM that interprets ring 0 does not know */
+	int is_idle; /* the act has found nothing to do */
 	u64 counts[16];
 };
 

@@ -90,7 +90,7 @@ static void order(struct orders *orders, u64 cpu, u64 round, u64 rounds)
 
 	orders->seed = next();
 	orders->cpu = cpu;
-	orders->acts = 1 + below(48);
+	orders->acts = 1 + below(16);
 	orders->is_last = round + 2 >= rounds;
 	/* The last but one leaves the kernel to what has become of it. */
 	orders->how = round + 1 == rounds ? below(ENDS) : GOES_ON;

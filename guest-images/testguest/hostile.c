@@ -64,6 +64,7 @@ static int job(struct percpu *cpu, u64 seed)
 	for (unsigned i = 0; i < 8; i++)
 		next(self);
 	self->is_wild = seed % 16 == 0;
+	self->avoids_int1 = 1;
 	self->ram_bytes = MEMORY_BYTES;
 	self->targets = targets;
 	self->target_count = sizeof targets / sizeof *targets;
@@ -79,7 +80,7 @@ static int job(struct percpu *cpu, u64 seed)
 	}
 	report(self);
 	how = below(self, ENDS);
-	/* Half of the second processors go on until the first one ends. */
+	/* The second processor goes on for some rounds, until the first one ends at the latest. */
 	while (self->cpu && below(self, 2))
 		misbehave(self, ACTS_A_ROUND, 1);
 	end_hostile(self, how);

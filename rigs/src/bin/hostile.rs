@@ -19,7 +19,7 @@ struct Arguments {
     /// The first boot's seed; the next boot has the next number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// No boot begins after this time.
+    /// No boot begins after this time. From 600 on, the boots must have tried every act.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
     /// At most so many boots: `--on nested --seed 17 --boots 1` repeats one.
@@ -33,6 +33,13 @@ struct Arguments {
     results: PathBuf,
 }
 
+impl Arguments {
+    /// Whether there is time for every act.
+    fn is_for_time(&self) -> bool {
+        self.boots == u64::MAX && self.seconds >= 600
+    }
+}
+
 fn backend(word: &str) -> Result<Backend, String> {
     Backend::from_word(word)
         .filter(|backend| matches!(backend, Backend::Local | Backend::Nested))
@@ -40,10 +47,19 @@ fn backend(word: &str) -> Result<Backend, String> {
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
         Ok(totals) => {
-            println!("{totals}");
-            ExitCode::from(u8::from(totals.failed > 0 || totals.boots == 0))
+            print!("{totals}");
+            let missing = match arguments.is_for_time() {
+                true => totals.shortcomings(),
+                false => Vec::new(),
+            };
+            for what in &missing {
+                println!("NOT TRIED: {what}");
+            }
+            let is_bad = totals.failed > 0 || totals.boots == 0 || !missing.is_empty();
+            ExitCode::from(u8::from(is_bad))
         }
         Err(error) => {
             eprintln!("hostile: error: {}", chain(error));

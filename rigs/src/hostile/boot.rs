@@ -14,8 +14,9 @@ use super::campaign::HostileError;
 use super::files::Snapshot;
 use super::guest::HostileGuest;
 use super::operator::{Operated, Operator};
+use super::plan::Plan;
 use super::processes::Peaks;
-use super::verdict::{self, End};
+use super::verdict::{End, Left};
 use crate::busy::random::Random;
 use crate::launch::file_error;
 use crate::line::Backend;
@@ -43,30 +44,6 @@ const OUTPUTS: [(&str, u64); 4] = [
     ("stderr", 16 * MIB),
 ];
 
-/// How the rig ends a run, if the guest does not; times are from the guest's first line on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Plan {
-    /// Not at all: `--timeout` does.
-    Wait,
-    /// By the control socket.
-    Stop(Duration),
-    /// By SIGTERM.
-    Signal(Duration),
-}
-
-impl Plan {
-    /// Half of the guests have all of the time.
-    fn new(random: &mut Random, longest: Duration) -> Self {
-        let after = longest * u32::try_from(random.below(100)).unwrap_or(0) / 100;
-        match random.below(8) {
-            0 | 1 => Self::Stop(after),
-            2 => Self::Signal(after),
-            3 => Self::Wait,
-            _ => Self::Stop(longest),
-        }
-    }
-}
-
 /// A boot to be made.
 #[derive(Debug)]
 pub struct Boot<'a> {
@@ -87,6 +64,8 @@ pub struct Booted {
     pub end: Option<End>,
     /// What was wrong.
     pub failures: Vec<String>,
+    /// KVM's or QEMU's own words, if one of them ended the run.
+    pub why: Option<String>,
     /// From the start of the process to its end.
     pub took: Duration,
     /// What the guest did, as far as it has said so.
@@ -119,12 +98,13 @@ impl Boot<'_> {
     pub fn run(&self) -> Result<Booted, HostileError> {
         let out = self.prepare()?;
         let own = ["home", "tmp", "cwd"].map(|name| self.dir.join(name));
-        let watched = [
-            own[0].as_path(),
-            own[1].as_path(),
-            own[2].as_path(),
-            self.cache,
-        ];
+        let guest = self.guest.kernel.parent();
+        let watched: Vec<_> = own
+            .iter()
+            .map(PathBuf::as_path)
+            .chain([self.cache])
+            .chain(guest)
+            .collect();
         let before = Snapshot::of(&watched).map_err(HostileError::Snapshot)?;
         let plan = Plan::new(&mut Random::new(self.seed), self.guest.attack);
         let socket = out.join("x.sock");
@@ -154,7 +134,7 @@ impl Boot<'_> {
             });
             (run, operated)
         });
-        let (status, peaks, signalled) = run?;
+        let (status, peaks) = run?;
         let took = began.elapsed();
         let mut failures: Vec<String> = operated.failure.into_iter().collect();
         let after = Snapshot::of(&watched).map_err(HostileError::Snapshot)?;
@@ -166,10 +146,21 @@ impl Boot<'_> {
             read(&out.join("stdout")),
             read(&out.join("stderr"))
         );
-        let end = match status {
-            Some(status) => verdict::end(status, &said, signalled)
-                .map_err(|failure| failures.push(failure))
-                .ok(),
+        let said_by_guest = read(&console);
+        if !said_by_guest.contains(UP) {
+            failures.push("the guest has not begun".to_owned());
+        }
+        let left = status.map(|status| Left {
+            status,
+            said: &said,
+            asked: plan.asked(self.guest.timeout),
+            interpreted_below: match self.backend {
+                Backend::Nested => None,
+                _ => Some(self.guest.memory_mib * MIB),
+            },
+        });
+        let end = match &left {
+            Some(left) => left.end().map_err(|failure| failures.push(failure)).ok(),
             None => {
                 failures.push(format!("the run has not ended after {took:?}"));
                 None
@@ -179,7 +170,8 @@ impl Boot<'_> {
             end,
             failures,
             took,
-            acts: Acts::from_console(&read(&out.join("console"))),
+            why: left.and_then(|left| left.why().map(str::to_owned)),
+            acts: Acts::from_console(&said_by_guest),
             added: operated.added,
             removed: operated.removed,
             requests: operated.requests,
@@ -272,14 +264,14 @@ impl Boot<'_> {
         })
     }
 
-    /// Waits for the process, and kills it at the deadline. Returns whether a signal was sent, too.
+    /// Waits for the process, and kills it at the deadline.
     fn watch(
         &self,
         child: &mut Child,
         plan: Plan,
         console: &Path,
         is_up: &AtomicBool,
-    ) -> Result<(Option<ExitStatus>, Peaks, bool), HostileError> {
+    ) -> Result<(Option<ExitStatus>, Peaks), HostileError> {
         let (mut peaks, mut signalled) = (Peaks::default(), false);
         let (began, mut up) = (Instant::now(), None);
         loop {
@@ -289,7 +281,7 @@ impl Boot<'_> {
                 is_up.store(true, Ordering::Release);
             }
             if let Some(status) = child.try_wait().map_err(HostileError::Wait)? {
-                return Ok((Some(status), peaks, signalled));
+                return Ok((Some(status), peaks));
             }
             if let Plan::Signal(after) = plan
                 && !signalled
@@ -309,14 +301,17 @@ impl Boot<'_> {
                     .kill()
                     .and_then(|()| child.wait())
                     .map_err(HostileError::Wait)?;
-                return Ok((None, peaks, signalled));
+                return Ok((None, peaks));
             }
             std::thread::sleep(LOOK);
         }
     }
 
     fn check_outputs(&self, out: &Path) -> Vec<String> {
-        let mut wrong = Vec::new();
+        let missing = OUTPUTS.iter().filter(|(name, _)| !out.join(name).is_file());
+        let mut wrong: Vec<_> = missing
+            .map(|(name, _)| format!("there is no {name}"))
+            .collect();
         for entry in std::fs::read_dir(out).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let bytes = entry.metadata().map_or(0, |metadata| metadata.len());

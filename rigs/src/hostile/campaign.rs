@@ -109,16 +109,66 @@ pub struct Totals {
     pub boots: u64,
     /// As above.
     pub failed: u64,
+    backends: BTreeMap<&'static str, Sums>,
+    took: Duration,
+}
+
+/// What the boots of one backend have come to.
+#[derive(Clone, Debug, Default)]
+struct Sums {
+    boots: u64,
     acts: Acts,
+    /// Boots whose guest has not said that it has done anything.
+    idle: u64,
     added: u64,
     removed: u64,
     requests: u64,
     refused: u64,
     exits: u64,
-    slowest: BTreeMap<&'static str, Duration>,
-    hyprobe_kib: BTreeMap<&'static str, u64>,
+    slowest: Duration,
+    hyprobe_kib: u64,
     qemu_kib: u64,
-    took: Duration,
+}
+
+impl Sums {
+    fn add(&mut self, booted: &Booted) {
+        self.boots += 1;
+        self.acts.add(&booted.acts);
+        self.idle += u64::from(booted.acts.total() == 0);
+        self.added += booted.added;
+        self.removed += booted.removed;
+        self.requests += booted.requests;
+        self.refused += booted.refused;
+        self.exits = self.exits.saturating_add(booted.exits);
+        self.slowest = self.slowest.max(booted.slowest);
+        self.hyprobe_kib = self.hyprobe_kib.max(booted.hyprobe_kib);
+        self.qemu_kib = self.qemu_kib.max(booted.qemu_kib);
+    }
+
+    /// What these boots have not tried, so that their verdicts say nothing of it.
+    fn shortcomings(&self) -> Vec<String> {
+        let never = |(name, count): (&String, &u64)| {
+            (*count == 0).then(|| format!("no guest has done `{name}`"))
+        };
+        let mut missing: Vec<String> = self.acts.0.iter().filter_map(never).collect();
+        for (what, count) in [
+            ("act", self.acts.total()),
+            ("probe that was added", self.added),
+            ("request that was answered", self.requests),
+            ("exit for a probe", self.exits),
+        ] {
+            if count == 0 {
+                missing.push(format!("there was no {what}"));
+            }
+        }
+        if self.idle * 4 > self.boots {
+            missing.push(format!(
+                "{} of {} guests have not said that they have done anything",
+                self.idle, self.boots
+            ));
+        }
+        missing
+    }
 }
 
 impl Totals {
@@ -128,18 +178,19 @@ impl Totals {
         if let Some(end) = booted.end {
             *self.ends.entry((backend, end)).or_default() += 1;
         }
-        self.acts.add(&booted.acts);
-        self.added += booted.added;
-        self.removed += booted.removed;
-        self.requests += booted.requests;
-        self.refused += booted.refused;
-        self.exits = self.exits.saturating_add(booted.exits);
-        let slowest = self.slowest.entry(backend).or_default();
-        *slowest = booted.slowest.max(*slowest);
-        let kib = self.hyprobe_kib.entry(backend).or_default();
-        *kib = booted.hyprobe_kib.max(*kib);
-        self.qemu_kib = self.qemu_kib.max(booted.qemu_kib);
+        self.backends.entry(backend).or_default().add(booted);
         self.took += booted.took;
+    }
+
+    /// What the boots have not tried, by backend. Few boots do not try everything.
+    #[must_use]
+    pub fn shortcomings(&self) -> Vec<String> {
+        let all = self.backends.iter();
+        all.flat_map(|(backend, sums)| {
+            let missing = sums.shortcomings().into_iter();
+            missing.map(move |what| format!("{backend}: {what}"))
+        })
+        .collect()
     }
 }
 
@@ -154,27 +205,32 @@ impl fmt::Display for Totals {
         for ((backend, end), count) in &self.ends {
             writeln!(f, "  {backend}: {count} {end}")?;
         }
-        let acts: Vec<_> = self
-            .acts
-            .0
-            .iter()
-            .map(|(name, count)| format!("{name} {count}"))
-            .collect();
-        writeln!(f, "acts: {}", acts.join(", "))?;
-        writeln!(
-            f,
-            "probes: {} added, {} removed; {} requests answered, {} refused; {} exits for probes",
-            self.added, self.removed, self.requests, self.refused, self.exits
-        )?;
-        for (backend, slowest) in &self.slowest {
-            let mib = self.hyprobe_kib.get(backend).copied().unwrap_or(0) / 1024;
+        for (backend, sums) in &self.backends {
+            let acts = sums.acts.0.iter();
+            let acts: Vec<_> = acts
+                .map(|(name, count)| format!("{name} {count}"))
+                .collect();
             writeln!(
                 f,
-                "{backend}: slowest answer {:.1} s, hyprobe's memory at most {mib} MiB",
-                slowest.as_secs_f64()
+                "{backend}: {} boots, {} of them without an act; acts: {}",
+                sums.boots,
+                sums.idle,
+                acts.join(", ")
+            )?;
+            writeln!(
+                f,
+                "{backend}: probes: {} added, {} removed; {} requests answered, {} refused; {} exits for probes",
+                sums.added, sums.removed, sums.requests, sums.refused, sums.exits
+            )?;
+            writeln!(
+                f,
+                "{backend}: slowest answer {:.1} s; memory at most: hyprobe {} MiB, QEMU {} MiB",
+                sums.slowest.as_secs_f64(),
+                sums.hyprobe_kib / 1024,
+                sums.qemu_kib / 1024
             )?;
         }
-        write!(f, "QEMU's memory at most {} MiB", self.qemu_kib / 1024)
+        Ok(())
     }
 }
 
@@ -243,9 +299,9 @@ fn line(backend: Backend, seed: u64, booted: &Booted) -> String {
         booted.slowest.as_millis(),
         booted.hyprobe_kib / 1024
     );
-    for failure in &booted.failures {
-        line.push_str("\n  FAILED: ");
-        line.push_str(failure);
+    let failures = booted.failures.iter().map(|failure| ("FAILED", failure));
+    for (word, text) in failures.chain(booted.why.iter().map(|why| ("why", why))) {
+        line.push_str(&format!("\n  {word}: {text}"));
     }
     line
 }

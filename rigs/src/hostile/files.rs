@@ -12,6 +12,8 @@ struct State {
     mode: u32,
     bytes: u64,
     modified: (i64, i64),
+    /// Nobody can set this one back.
+    changed: (i64, i64),
 }
 
 /// All files and directories below some directories.
@@ -35,6 +37,7 @@ impl Snapshot {
                 mode: metadata.mode(),
                 bytes: if metadata.is_dir() { 0 } else { metadata.len() },
                 modified: (metadata.mtime(), metadata.mtime_nsec()),
+                changed: (metadata.ctime(), metadata.ctime_nsec()),
             };
             files.insert(path, state);
         }

@@ -16,6 +16,7 @@ mod campaign;
 mod files;
 mod guest;
 mod operator;
+mod plan;
 mod processes;
 mod verdict;
 

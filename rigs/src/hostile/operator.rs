@@ -13,11 +13,10 @@ use crate::chain::chain;
 
 /// So many probes of the operator at once.
 const PROBES_MAX: usize = 300;
-/// A run whose connection has broken is over within this time.
-const END_TIME: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(20);
 /// Addresses to read at: hyprobe's own memory, the text, edges, nothing.
-const READS: [(&str, u64); 8] = [
+/// The last two lead through the page tables that the guest has made for its processors (`acts.h`, `tables`).
+const READS: [(&str, u64); 10] = [
     ("gpa", 0),
     ("gpa", 0x3ff_f000),
     ("gpa", 0x10_0000_0000),
@@ -26,6 +25,8 @@ const READS: [(&str, u64); 8] = [
     ("gva", 0xffff_ffff_8100_0000),
     ("gva", 0x10_0000),
     ("gva", 0x7fff_ffff_f000),
+    ("gva", 0xffff_a100_0000_0000),
+    ("gva", 0xffff_a180_0000_0000),
 ];
 const FILTERS: [&str; 4] = [
     "arg0 != 0",
@@ -68,7 +69,7 @@ pub(super) struct Operator<'a> {
     pub(super) is_over: &'a AtomicBool,
     /// When the operator asks for the run's end, if it does, from the guest's beginning on.
     pub(super) stops_after: Option<Duration>,
-    /// An answer within this time is in time.
+    /// An answer within this time is in time, and so is the end of a run whose connection has broken.
     pub(super) answer_time: Duration,
 }
 
@@ -116,9 +117,10 @@ impl Operator<'_> {
                 }
                 Err(
                     ClientError::Connect { .. } | ClientError::Broken(_) | ClientError::Answer(_),
-                ) => {
-                    return self.await_end();
-                }
+                ) if took <= self.answer_time => return self.await_end(),
+                Err(
+                    ClientError::Connect { .. } | ClientError::Broken(_) | ClientError::Answer(_),
+                ) => return Err(format!("no answer came in {took:?}")),
                 Err(error) => return Err(chain(error)),
             }
             operated.slowest = operated.slowest.max(took);
@@ -137,9 +139,10 @@ impl Operator<'_> {
     fn await_end(&self) -> Result<(), String> {
         let began = Instant::now();
         while !self.is_over.load(Ordering::Acquire) {
-            if began.elapsed() > END_TIME {
+            if began.elapsed() > self.answer_time {
                 return Err(format!(
-                    "the socket is closed, and the run goes on after {END_TIME:?}"
+                    "the socket is closed, and the run goes on after {:?}",
+                    self.answer_time
                 ));
             }
             std::thread::sleep(LOOK);

@@ -11,14 +11,15 @@ const BUGS: [&str; 4] = [
     "internal error",
     "stack overflow",
 ];
-/// What ends a run with exit code 3, and is KVM's: the guest has executed what this KVM cannot.
-const KVM: [&str; 3] = [
-    "KVM cannot emulate the guest's instruction",
-    "cannot enter the guest: hardware reason",
-    "KVM_EXIT_INTERNAL_ERROR, suberror",
+/// What ends a run with exit code 3, and is KVM's: the guest has executed what a KVM that interprets ring 0 cannot. The address
+/// follows. A KVM on hardware executes it.
+const KVM: &str = "KVM cannot emulate the guest's instruction at 0x";
+/// The same for QEMU, in whose TCG the outer Linux runs: a crash. (SIGSYS would be hyprobe's own filter.)
+const QEMU: [&str; 3] = [
+    "QEMU ended (signal 6)",
+    "QEMU ended (signal 11)",
+    "the outer Linux has not started hyprobe",
 ];
-/// The same for QEMU, in whose TCG the outer Linux runs.
-const QEMU: [&str; 2] = ["QEMU ended (", "the outer Linux has not started hyprobe"];
 /// Words of an outer Linux whose hyprobe has used too much memory, or has died: QEMU's end follows from that.
 const OUTER: [&str; 3] = ["Out of memory", "oom-kill", "Attempted to kill init"];
 
@@ -35,6 +36,8 @@ pub enum End {
     Interrupted,
     /// KVM could not go on with the guest: 3.
     KvmGaveUp,
+    /// The same, in hyprobe's own memory: the guest jumps there, too.
+    KvmGaveUpInDetour,
     /// QEMU's own end: 3.
     QemuEnded,
 }
@@ -47,28 +50,70 @@ impl fmt::Display for End {
             Self::TimedOut => "timed-out",
             Self::Interrupted => "interrupted",
             Self::KvmGaveUp => "kvm-gave-up",
+            Self::KvmGaveUpInDetour => "kvm-gave-up-in-detour",
             Self::QemuEnded => "qemu-ended",
         })
     }
 }
 
-/// The end of a run with this exit status, after these words on standard output and error. Otherwise, what is wrong.
-pub(super) fn end(status: ExitStatus, said: &str, is_signalled: bool) -> Result<End, String> {
-    if let Some(signal) = status.signal() {
-        return Err(format!("hyprobe was ended by signal {signal}"));
+/// How the rig asked for the end of a run, if it did in good time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    /// Not, or not long before the timeout.
+    Nothing,
+    /// By the control socket.
+    Stop,
+    /// By SIGTERM.
+    Signal,
+}
+
+/// What a run has left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Left<'a> {
+    pub(super) status: ExitStatus,
+    /// Standard output and error.
+    pub(super) said: &'a str,
+    pub(super) asked: Asked,
+    /// Where KVM is an interpreter, and the guest's memory ends there. Other KVMs execute every instruction.
+    pub(super) interpreted_below: Option<u64>,
+}
+
+impl Left<'_> {
+    /// The end of the run. Otherwise, what is wrong.
+    pub(super) fn end(&self) -> Result<End, String> {
+        let Self { said, asked, .. } = *self;
+        if let Some(signal) = self.status.signal() {
+            return Err(format!("hyprobe was ended by signal {signal}"));
+        }
+        let contains = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        if let Some(word) = BUGS.iter().find(|word| said.contains(**word)) {
+            return Err(format!("hyprobe says `{word}`"));
+        }
+        match (self.status.code(), asked) {
+            (Some(0), _) => Ok(End::Ended),
+            (Some(4), _) => Ok(End::Crashed),
+            (Some(5), Asked::Nothing) => Ok(End::TimedOut),
+            (Some(5), _) => Err("the run was asked to end, and ended at its timeout".to_owned()),
+            (Some(6), Asked::Signal) => Ok(End::Interrupted),
+            (Some(3), _) if contains(&QEMU) && !contains(&OUTER) => Ok(End::QemuEnded),
+            (code, _) => match (code, self.gave_up_at(), self.interpreted_below) {
+                (Some(3), Some(at), Some(end)) if at < end => Ok(End::KvmGaveUp),
+                (Some(3), Some(_), Some(_)) => Ok(End::KvmGaveUpInDetour),
+                _ => Err(format!("exit code {code:?}")),
+            },
+        }
     }
-    let contains = |words: &[&str]| words.iter().any(|word| said.contains(word));
-    if let Some(word) = BUGS.iter().find(|word| said.contains(**word)) {
-        return Err(format!("hyprobe says `{word}`"));
+
+    fn gave_up_at(&self) -> Option<u64> {
+        let (_, address) = self.said.split_once(KVM)?;
+        let digits = address.split(|c: char| !c.is_ascii_hexdigit()).next()?;
+        u64::from_str_radix(digits, 16).ok()
     }
-    match status.code() {
-        Some(0) => Ok(End::Ended),
-        Some(4) => Ok(End::Crashed),
-        Some(5) => Ok(End::TimedOut),
-        Some(6) if is_signalled => Ok(End::Interrupted),
-        Some(3) if contains(&KVM) => Ok(End::KvmGaveUp),
-        Some(3) if contains(&QEMU) && !contains(&OUTER) => Ok(End::QemuEnded),
-        code => Err(format!("exit code {code:?}")),
+
+    /// The line that says why the run failed, if it did.
+    pub(super) fn why(&self) -> Option<&str> {
+        let is_reason = |line: &&str| line.contains(KVM) || line.contains("QEMU ended");
+        self.said.lines().find(is_reason)
     }
 }
 
@@ -76,46 +121,78 @@ pub(super) fn end(status: ExitStatus, said: &str, is_signalled: bool) -> Result<
 mod tests {
     use super::*;
 
-    fn exited(code: i32) -> ExitStatus {
-        ExitStatus::from_raw(code << 8)
+    const RAM: u64 = 0x400_0000;
+
+    fn end(code: i32, said: &str, asked: Asked) -> Result<End, String> {
+        let left = |interpreted_below| Left {
+            status: ExitStatus::from_raw(code << 8),
+            said,
+            asked,
+            interpreted_below,
+        };
+        left(Some(RAM)).end()
     }
 
     #[test]
     fn ends_of_the_guest_are_allowed() {
-        assert_eq!(end(exited(0), "", false), Ok(End::Ended));
+        assert_eq!(end(0, "", Asked::Nothing), Ok(End::Ended));
         let said = "The guest's kernel panicked: Fatal exception";
-        assert_eq!(end(exited(4), said, false), Ok(End::Crashed));
-        assert_eq!(end(exited(5), "", true), Ok(End::TimedOut));
-        assert_eq!(end(exited(6), "", true), Ok(End::Interrupted));
+        assert_eq!(end(4, said, Asked::Stop), Ok(End::Crashed));
+        assert_eq!(end(5, "", Asked::Nothing), Ok(End::TimedOut));
+        assert_eq!(end(6, "", Asked::Signal), Ok(End::Interrupted));
     }
 
     #[test]
     fn ends_of_hyprobe_are_not() {
-        for (status, said) in [
-            (ExitStatus::from_raw(11), ""),
-            (exited(0), "hyprobe's thread `vcpu0` panicked at x: y"),
-            (exited(1), ""),
-            (exited(2), ""),
+        for (code, said) in [
+            (0, "hyprobe's thread `vcpu0` panicked at x: y"),
+            (1, ""),
+            (2, ""),
+            (3, "error: cannot carry out the guest's write at 0x10"),
             (
-                exited(3),
-                "error: cannot carry out the guest's write at 0x10",
+                3,
+                "error: cannot enter the guest: hardware reason 0x80000021",
             ),
+            (3, "error: QEMU ended (signal 31) before the nested run did"),
             (
-                exited(3),
+                3,
                 "error: QEMU ended (signal 6) before the nested run did\n  Out of memory: Killed process 1",
             ),
-            (exited(6), ""),
-            (exited(101), ""),
+            (6, ""),
+            (101, ""),
         ] {
-            assert!(end(status, said, false).is_err(), "{status:?} {said}");
+            end(code, said, Asked::Nothing).expect_err(said);
+        }
+        let killed = Left {
+            status: ExitStatus::from_raw(11),
+            said: "",
+            asked: Asked::Nothing,
+            interpreted_below: None,
+        };
+        killed.end().expect_err("a signal");
+        // It was asked to end.
+        for asked in [Asked::Stop, Asked::Signal] {
+            end(5, "", asked).expect_err("its timeout");
         }
     }
 
     #[test]
     fn ends_of_kvm_and_qemu_have_their_own_names() {
-        let kvm = "The run failed: KVM cannot emulate the guest's instruction at 0x0 (bytes [d8])";
-        assert_eq!(end(exited(3), kvm, false), Ok(End::KvmGaveUp));
+        let kvm =
+            "The run failed: KVM cannot emulate the guest's instruction at 0x105bef (bytes [d8])";
+        assert_eq!(end(3, kvm, Asked::Stop), Ok(End::KvmGaveUp));
+        let detour =
+            "The run failed: KVM cannot emulate the guest's instruction at 0x4000a51 (bytes [d8])";
+        assert_eq!(end(3, detour, Asked::Stop), Ok(End::KvmGaveUpInDetour));
+        let hardware = Left {
+            status: ExitStatus::from_raw(3 << 8),
+            said: kvm,
+            asked: Asked::Nothing,
+            interpreted_below: None,
+        };
+        hardware.end().expect_err("such a KVM executes all");
+        assert_eq!(hardware.why(), Some(kvm));
         let qemu = "error: QEMU ended (signal 6) before the nested run did";
-        assert_eq!(end(exited(3), qemu, false), Ok(End::QemuEnded));
+        assert_eq!(end(3, qemu, Asked::Nothing), Ok(End::QemuEnded));
     }
 }

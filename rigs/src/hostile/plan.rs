@@ -1,0 +1,61 @@
+//! Who ends a boot, and when.
+
+use std::time::Duration;
+
+use super::verdict::Asked;
+use crate::busy::random::Random;
+
+/// A run that is asked to end so long before its timeout does not end by it.
+const END_TIME: Duration = Duration::from_secs(5);
+
+/// How the rig ends a run, if the guest does not; times are from the guest's first line on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Not at all: `--timeout` does.
+    Wait,
+    /// By the control socket.
+    Stop(Duration),
+    /// By SIGTERM.
+    Signal(Duration),
+}
+
+impl Plan {
+    /// Half of the guests have all of the time.
+    pub(super) fn new(random: &mut Random, longest: Duration) -> Self {
+        let after = longest * u32::try_from(random.below(100)).unwrap_or(0) / 100;
+        match random.below(8) {
+            0 | 1 => Self::Stop(after),
+            2 => Self::Signal(after),
+            3 => Self::Wait,
+            _ => Self::Stop(longest),
+        }
+    }
+
+    /// What the run is asked for in good time before `timeout`.
+    pub(super) fn asked(self, timeout: Duration) -> Asked {
+        let in_time = |after: Duration| after + END_TIME < timeout;
+        match self {
+            Self::Stop(after) if in_time(after) => Asked::Stop,
+            Self::Signal(after) if in_time(after) => Asked::Signal,
+            Self::Wait | Self::Stop(_) | Self::Signal(_) => Asked::Nothing,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn run_that_is_asked_shortly_before_its_timeout_may_end_by_it() {
+        let seconds = Duration::from_secs;
+        for (plan, expected) in [
+            (Plan::Wait, Asked::Nothing),
+            (Plan::Stop(seconds(9)), Asked::Stop),
+            (Plan::Stop(seconds(10)), Asked::Nothing),
+            (Plan::Signal(seconds(0)), Asked::Signal),
+        ] {
+            assert_eq!(plan.asked(seconds(15)), expected, "{plan:?}");
+        }
+    }
+}
