@@ -8,7 +8,7 @@ use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, So
 use probes::manifest::{InvalidManifest, Problem};
 
 use crate::exit::Failure;
-use crate::report::{Ink, Style};
+use crate::report::{Ink, Style, printable};
 use crate::stderr::say;
 
 /// Lines of a diagnostic are not longer, also where there is no terminal.
@@ -17,12 +17,19 @@ const DIAGNOSTIC_COLUMNS: usize = 100;
 /// Words of a diagnostic that cannot be drawn are not longer: they quote the manifest.
 const DIAGNOSTIC_CHARS: usize = 300;
 
+/// The lines of a message, each without characters that control a terminal: names of files and links may be another user's choice.
+fn lines(message: &str) -> String {
+    let lines: Vec<_> = message.lines().map(printable).collect();
+    lines.join("\n")
+}
+
 /// Prints an error with its causes, or with the spots in the manifest.
 pub(crate) fn print(failure: &dyn Failure) {
     let style = Style::for_stream(std::io::stderr().is_terminal());
     say(format_args!(
-        "{} {failure}",
-        style.paint(Ink::Bad, "error:")
+        "{} {}",
+        style.paint(Ink::Bad, "error:"),
+        lines(&failure.to_string())
     ));
     if let Some(manifest) = failure.manifest() {
         say(spots(manifest, style).trim_end_matches('\n'));
@@ -34,13 +41,17 @@ pub(crate) fn print(failure: &dyn Failure) {
         let text = error.to_string();
         // An error that is shown as its source has said it already.
         if text != said {
-            say(format_args!("  caused by: {text}"));
+            say(format_args!("  caused by: {}", lines(&text)));
             said = text;
         }
         cause = error.source();
     }
     if let Some(help) = failure.help() {
-        say(format_args!("  {} {help}", style.paint(Ink::Good, "help:")));
+        say(format_args!(
+            "  {} {}",
+            style.paint(Ink::Good, "help:"),
+            lines(&help)
+        ));
     }
 }
 
@@ -53,7 +64,7 @@ pub(crate) fn in_one_line(error: &dyn Error) -> String {
         line.push_str(&error.to_string());
         cause = error.source();
     }
-    line
+    lines(&line)
 }
 
 /// Each problem below the line that it is in.

@@ -3,14 +3,17 @@
 //! Names are looked up in `/etc/passwd` and `/etc/group` only: a static program has no other name services.
 
 use std::fs;
+use std::io;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use confine::Identity;
+use confine::{Identity, Inherited, Root};
+use files::CreateError;
 use rustix::process::geteuid;
 use thiserror::Error;
 
 use crate::cli::IdentityArgs;
+use crate::config::Accel;
 
 /// `USER[:GROUP]`, names or numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,11 +56,36 @@ pub(crate) enum IdentityError {
         /// The user.
         uid: u32,
     },
+    /// A file of users or groups.
+    #[error("cannot read {path}")]
+    Accounts {
+        /// The file.
+        path: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
     /// The rights would stay.
     #[error("the user `{user}` is root, and would keep the rights of root")]
     Root {
         /// As given.
         user: String,
+    },
+    /// Files of the group would stay open to it.
+    #[error("the group of `{user}` is root's, which may read and write files of root")]
+    RootGroup {
+        /// As given.
+        user: String,
+    },
+    /// The descriptors of the parent process.
+    #[error("cannot list the open files in /proc/self/fd, which the user would keep")]
+    Descriptors(#[source] io::Error),
+    /// The new root directory.
+    #[error("cannot open the new root directory {root}")]
+    NewRoot {
+        /// As given.
+        root: PathBuf,
+        /// The cause.
+        source: CreateError,
     },
     /// A nested run.
     #[error(
@@ -70,6 +98,22 @@ pub(crate) enum IdentityError {
         "--chroot is for `hyprobe run`: `hyprobe test` reads the kernel again for each boot, and the new root does not have it"
     )]
     TestRoot,
+    /// The artifacts of `hyprobe test`.
+    #[error("the user {uid} cannot write to the folder {path} of the artifacts")]
+    Artifacts {
+        /// The user.
+        uid: u32,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The image cache, which is the user's alone.
+    #[error(
+        "the image cache is not the user {uid}'s, and `hyprobe test` reads the programs of the demo from it for each boot"
+    )]
+    Cache {
+        /// The user.
+        uid: u32,
+    },
     /// A file that is read after the change of user.
     #[error("the user {uid} cannot read {path}, and `hyprobe test` reads it again for each boot")]
     Unreadable {
@@ -89,7 +133,15 @@ impl IdentityError {
                 "names of other services are not looked up: give numbers, such as --user 1000:1000"
             }
             Self::NoGroup { uid } => return format!("give the group, too: --user {uid}:GROUP"),
+            Self::Accounts { .. } => "give numbers, such as --user 1000:1000",
             Self::Root { .. } => "name a user without rights, such as nobody",
+            Self::RootGroup { .. } => "name another group: --user USER:GROUP",
+            Self::Descriptors(_) => "mount /proc",
+            Self::NewRoot { .. } => "name a directory that exists: an empty one of root's is best",
+            Self::Artifacts { .. } => {
+                "give the folder to the user, or name one that does not exist, in a directory of the user's"
+            }
+            Self::Cache { .. } => "name the file of an initrd, or use `hyprobe run`",
             Self::Nested => {
                 "start hyprobe as that user (setpriv, runuser): a nested run needs neither root nor /dev/kvm; or use --accel kvm"
             }
@@ -119,7 +171,16 @@ impl FromStr for Account {
     }
 }
 
-/// The identity that `args` ask for, if they do.
+/// Where runs work as another user: nowhere but on this host's KVM.
+pub(crate) fn place(accel: Accel, identity: Option<&Identity>) -> Result<Accel, IdentityError> {
+    match (accel, identity) {
+        (accel, None) => Ok(accel),
+        (Accel::Auto | Accel::Kvm, Some(_)) => Ok(Accel::Kvm),
+        (Accel::Nested, Some(_)) => Err(IdentityError::Nested),
+    }
+}
+
+/// The identity that `args` ask for, if they do. To be called before the process opens a file that it keeps.
 pub(crate) fn find(args: &IdentityArgs) -> Result<Option<Identity>, IdentityError> {
     let Some(account) = &args.user else {
         return Ok(None);
@@ -128,13 +189,33 @@ pub(crate) fn find(args: &IdentityArgs) -> Result<Option<Identity>, IdentityErro
     if !uid.is_root() {
         return Err(IdentityError::NotRoot { uid: uid.as_raw() });
     }
-    let text = |path| fs::read_to_string(path).unwrap_or_default();
-    let (uid, gid) = account.look_up(&text("/etc/passwd"), &text("/etc/group"))?;
+    let inherited = Inherited::list().map_err(IdentityError::Descriptors)?;
+    let (uid, gid) = account.look_up(&accounts("/etc/passwd")?, &accounts("/etc/group")?)?;
+    let open = |root: &PathBuf| match files::open_directory(root) {
+        Ok(directory) => Ok(Root {
+            path: root.clone(),
+            directory,
+        }),
+        Err(source) => Err(IdentityError::NewRoot {
+            root: root.clone(),
+            source,
+        }),
+    };
     Ok(Some(Identity {
         uid,
         gid,
-        root: args.chroot.clone(),
+        root: args.chroot.as_ref().map(open).transpose()?,
+        inherited,
     }))
+}
+
+/// A file of users or groups; a system may have none. A name in another encoding is no reason to know none.
+fn accounts(path: &'static str) -> Result<String, IdentityError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(source) => Err(IdentityError::Accounts { path, source }),
+    }
 }
 
 impl Account {
@@ -169,7 +250,10 @@ impl Account {
                 gid.ok_or(IdentityError::NoGroup { uid })?
             }
         };
-        Ok((uid, gid))
+        match gid {
+            0 => Err(IdentityError::RootGroup { user: user.clone() }),
+            gid => Ok((uid, gid)),
+        }
     }
 }
 
@@ -190,7 +274,8 @@ mod tests {
     const PASSWD: &str = "\
         root:x:0:0:root:/root:/bin/sh\n\
         probe:x:990:980::/:/bin/false\n\
-        7:x:70:71::/:/bin/false\n";
+        7:x:70:71::/:/bin/false\n\
+        sync:x:4:0::/:/bin/sync\n";
     const GROUP: &str = "root:x:0:\nkvm:x:106:probe\n";
 
     fn look_up(text: &str) -> Result<(u32, u32), IdentityError> {
@@ -221,6 +306,14 @@ mod tests {
             (
                 "0:1",
                 "the user `0` is root, and would keep the rights of root",
+            ),
+            (
+                "sync",
+                "the group of `sync` is root's, which may read and write files of root",
+            ),
+            (
+                "probe:root",
+                "the group of `probe` is root's, which may read and write files of root",
             ),
             ("nobdy", "no user `nobdy` in /etc/passwd"),
             ("4294967295", "no user `4294967295` in /etc/passwd"),

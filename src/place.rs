@@ -3,14 +3,13 @@
 use std::io::Write;
 use std::sync::{Arc, OnceLock};
 
-use confine::{FileRights, Identity};
+use confine::FileRights;
 use control::Incoming;
 use probes::{EventSink, Summary};
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::guest::Guest;
-use crate::identity::IdentityError;
 use crate::nested::{self, Choice, LaunchError, Outside, Qemu, Unusable};
 use crate::panics::Since;
 use crate::run::{RunError, input};
@@ -98,14 +97,6 @@ impl Place {
                 let fetched = nested::prepare(&|step| say(step.to_string()));
                 Ok(fetched.map_err(LaunchError::from)?)
             }
-        }
-    }
-
-    /// Whether runs here work as another user than the one who started hyprobe.
-    pub(crate) fn check_identity(&self, identity: Option<&Identity>) -> Result<(), IdentityError> {
-        match (self, identity) {
-            (Self::Nested(_), Some(_)) => Err(IdentityError::Nested),
-            (Self::Nested(_), None) | (Self::Here(_), _) => Ok(()),
         }
     }
 

@@ -102,14 +102,16 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let place = Place::find(config.accel, &tell)?;
-    place.check_identity(identity.as_ref())?;
+    let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
     place.prepare(&show)?;
     // Until the end of the run; what comes before the guest does waits there.
-    let socket = match &config.control {
+    let mut socket = match &config.control {
         Some(path) => Some(ControlSocket::bind(path)?),
         None => None,
     };
+    if let (Some(socket), Some(_)) = (&mut socket, &args.identity.chroot) {
+        socket.leave_file();
+    }
     let stop = StopSignal::default();
     let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
     // Threads inherit what is given up.

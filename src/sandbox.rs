@@ -65,6 +65,10 @@ impl Sandbox {
         let rules = match self {
             Self::Off => None,
             Self::On => {
+                // The new root directory may have no `/proc`.
+                if !confine::has_one_thread() {
+                    return Err(SandboxError::Threads);
+                }
                 let mut rights = common_rights();
                 add(&mut rights);
                 // The files of the rules may lie outside of the new root directory.
@@ -78,9 +82,6 @@ impl Sandbox {
             tell(OFF.to_owned());
             return Ok(());
         };
-        if !confine::has_one_thread() {
-            return Err(SandboxError::Threads);
-        }
         match rules.restrict()? {
             Landlock::Full => (),
             Landlock::Partial => {

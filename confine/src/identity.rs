@@ -4,26 +4,39 @@
 //! the next one gives up. The kernel keeps all of these for each thread, so the process must have one thread, from which the others
 //! inherit them.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use rustix::io::Errno;
-use rustix::process::{chdir, chroot};
+use rustix::process::{chdir, chroot, fchdir};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, Gid, Uid, set_capabilities, set_thread_groups,
     set_thread_res_gid, set_thread_res_uid,
 };
 
 use crate::begin::has_one_thread;
+use crate::inherited::Inherited;
+
+/// A directory that becomes the root of all paths.
+#[derive(Debug)]
+pub struct Root {
+    /// Its name, for messages.
+    pub path: PathBuf,
+    /// The directory.
+    pub directory: OwnedFd,
+}
 
 /// What a process of root becomes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Identity {
     /// The number of the user.
     pub uid: u32,
     /// The number of the group, the only one.
     pub gid: u32,
     /// The directory that becomes the root.
-    pub root: Option<PathBuf>,
+    pub root: Option<Root>,
+    /// What the process gives up besides.
+    pub inherited: Inherited,
 }
 
 /// The process cannot become another user.
@@ -31,7 +44,7 @@ pub struct Identity {
 pub enum IdentityError {
     /// The number of threads is not one, or `/proc` does not say it.
     #[error(
-        "cannot change the user: hyprobe has another thread, which would keep the rights of root"
+        "cannot change the user: hyprobe has another thread, which would keep the rights of root; this is a bug of hyprobe"
     )]
     Threads,
     /// The root directory.
@@ -68,21 +81,24 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    /// Becomes the user. Files that are open stay open; the process has no capability and no supplementary group any more.
+    /// Becomes the user. The process has no capability, no supplementary group and no descriptor of its parent's any more, but for
+    /// standard input, output and error. Files that it has opened stay open.
     ///
     /// # Errors
     ///
     /// If the system refuses a step. The process must end then: some steps may be done.
     pub fn assume(&self) -> Result<(), IdentityError> {
         let Self { uid, gid, .. } = *self;
+        self.inherited.close();
         if !has_one_thread() {
             return Err(IdentityError::Threads);
         }
         if let Some(root) = &self.root {
-            chroot(root)
+            fchdir(&root.directory)
+                .and_then(|()| chroot("."))
                 .and_then(|()| chdir("/"))
                 .map_err(|source| IdentityError::Root {
-                    root: root.clone(),
+                    root: root.path.clone(),
                     source,
                 })?;
         }

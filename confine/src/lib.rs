@@ -18,12 +18,14 @@
 mod begin;
 mod files;
 mod identity;
+mod inherited;
 mod kind;
 mod threads;
 mod violation;
 
 pub use begin::{ConfineError, begin, has_one_thread};
 pub use files::{FileError, FileRights, Landlock, Layer, Rules, enter_layer, landlock};
-pub use identity::{Identity, IdentityError};
+pub use identity::{Identity, IdentityError, Root};
+pub use inherited::Inherited;
 pub use kind::ThreadKind;
 pub use threads::{FilterError, enter, filter_process, has_filters, load_filters};

@@ -86,6 +86,8 @@ fn started_process_makes_the_call() {
             "registers" => request(KVM_GET_REGS) == Err(Some(libc::EBADF)),
             // Another process or thread would get this thread's signals; signals that hyprobe does not use.
             "owner" => control(libc::F_SETOWN) == Err(Some(libc::EBADF)),
+            // A key for the shell that reads from the same terminal; a paste.
+            "type" => [libc::TIOCSTI, libc::TIOCLINUX].map(request) == [Err(Some(libc::EPERM)); 2],
             "flags" => control(libc::F_GETFD) == Err(Some(libc::EBADF)),
             "signal" => signal(libc::SIGURG).is_ok(),
             "panic" => panic!("on purpose"),
@@ -251,7 +253,7 @@ fn forbidden_call_ends_the_process_although_nobody_reads_the_message() {
 
 #[test]
 fn filter_of_all_threads_answers_with_an_error_and_lets_other_work_through() {
-    for call in ["take", "usual", "socket", "pair", "x32"] {
+    for call in ["take", "usual", "socket", "pair", "x32", "type"] {
         let output = try_call("main", call);
         let text = text(&output);
         assert!(

@@ -90,8 +90,8 @@ pub enum SocketError {
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// The path's directory and the name in it: the path itself may lead elsewhere later.
-    directory: OwnedFd,
+    /// The path's directory and the name in it: the path itself may lead elsewhere later. None if the file is to stay.
+    directory: Option<OwnedFd>,
     name: OsString,
     /// Somebody may have put another file there.
     file: FileId,
@@ -136,7 +136,7 @@ impl ControlSocket {
             listener: UnixListener::from(socket),
             path: path.to_owned(),
             name: name.to_owned(),
-            directory,
+            directory: Some(directory),
             file,
         })
     }
@@ -150,6 +150,12 @@ impl ControlSocket {
         self.listener.try_clone()
     }
 
+    /// Closes the directory of the file, which then stays at the end; the next run replaces it. An open directory would lead out of a
+    /// new root directory.
+    pub fn leave_file(&mut self) {
+        self.directory = None;
+    }
+
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -159,10 +165,13 @@ impl ControlSocket {
 
 impl Drop for ControlSocket {
     fn drop(&mut self) {
+        let Some(directory) = &self.directory else {
+            return;
+        };
         // No process replaces a socket that listens, and this one still does.
-        if FileId::of(&self.directory, &self.name).is_ok_and(|found| found == self.file) {
+        if FileId::of(directory, &self.name).is_ok_and(|found| found == self.file) {
             // Whoever has removed it first has done what was to be done.
-            let _ = unlinkat(&self.directory, &self.name, AtFlags::empty());
+            let _ = unlinkat(directory, &self.name, AtFlags::empty());
         }
     }
 }

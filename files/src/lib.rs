@@ -25,3 +25,4 @@ mod walk;
 pub use create::{CreateError, create};
 pub use folder::Folder;
 pub use read::{ReadError, read};
+pub use walk::open_directory;

@@ -42,6 +42,15 @@ pub(crate) fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == geteuid().as_raw()
 }
 
+/// Opens the directory `path`, which the user names. Links of other users in the path are refused.
+///
+/// # Errors
+///
+/// See [`CreateError`].
+pub fn open_directory(path: &Path) -> Result<OwnedFd, CreateError> {
+    Ok(directory(path, Missing::Fail)?.directory)
+}
+
 /// Opens the directory `path`.
 pub(crate) fn directory(path: &Path, missing: Missing) -> Result<Walked, CreateError> {
     let mut ahead = pieces(path);

@@ -15,15 +15,15 @@ mod junit;
 mod matrix;
 mod print;
 mod record;
+mod rights;
 mod schedule;
 
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use confine::{FileRights, Identity};
+use confine::Identity;
 use files::{CreateError, Folder};
-use rustix::fs::{Access, access};
 use thiserror::Error;
 
 use self::attempt::Outcome;
@@ -43,7 +43,6 @@ use crate::panics::Since;
 use crate::place::Place;
 use crate::report::Progress;
 use crate::run::RunError;
-use crate::sandbox::{self, Sandbox};
 use crate::signals;
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
@@ -121,15 +120,11 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     }
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
-    let jobs = jobs(cases, progress, &tell)?;
-    for Job { place, .. } in &jobs {
-        let checked = place.check_identity(identity.as_ref());
-        checked.map_err(RunError::from)?;
-    }
+    let jobs = jobs(cases, identity.as_ref(), progress, &tell)?;
     let mut outputs = Outputs::prepare(args)?;
     progress.rest();
     outputs.give_to(identity.as_ref())?;
-    confine_to(args, &jobs, identity.as_ref(), &tell)?;
+    rights::give_up(args, &jobs, identity.as_ref(), &tell)?;
     let stop = StopSignal::default();
     signals::listen(&stop).map_err(TestError::Signals)?;
     let all = jobs.len();
@@ -223,57 +218,10 @@ impl<'a> Outputs<'a> {
     }
 }
 
-/// Gives up the rights that the cases do not need. The process has one thread.
-fn confine_to(
-    args: &TestArgs,
-    jobs: &[Job],
-    identity: Option<&Identity>,
-    tell: &dyn Fn(String),
-) -> Result<(), RunError> {
-    let add = |rights: &mut FileRights| {
-        for Job { case, place } in jobs {
-            sandbox::add_run(rights, &case.plan.config);
-            place.add_rights(rights);
-        }
-        rights.change.push(args.artifacts.clone());
-        let parent = args.artifacts.parent();
-        let parent = parent.filter(|parent| !parent.as_os_str().is_empty());
-        rights
-            .prune
-            .push(parent.unwrap_or(Path::new(".")).to_owned());
-    };
-    let sandbox = match args.no_sandbox {
-        true => Sandbox::Off,
-        false => Sandbox::On,
-    };
-    sandbox.put_in_force(identity, add, tell)?;
-    match identity {
-        Some(identity) => check_files(jobs, identity.uid),
-        None => Ok(()),
-    }
-}
-
-/// Whether this process, which is the user `uid` now, can still read the files of the cases.
-fn check_files(jobs: &[Job], uid: u32) -> Result<(), RunError> {
-    let configs = jobs.iter().map(|job| &job.case.plan.config);
-    let paths = configs.flat_map(|config| {
-        let initrd = match &config.initrd {
-            Initrd::File(path) => Some(path.clone()),
-            Initrd::None | Initrd::Demo => None,
-        };
-        [Some(config.kernel.path()), initrd]
-    });
-    for path in paths.flatten() {
-        if access(&path, Access::READ_OK).is_err() {
-            return Err(IdentityError::Unreadable { uid, path }.into());
-        }
-    }
-    Ok(())
-}
-
 /// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
 fn jobs(
     cases: Vec<Case>,
+    identity: Option<&Identity>,
     progress: &Progress,
     tell: &dyn Fn(String),
 ) -> Result<Vec<Job>, RunError> {
@@ -283,7 +231,7 @@ fn jobs(
         if case.plan.config.initrd == Initrd::Demo {
             images::fetch_busybox(&|text| progress.say(text)).map_err(GuestError::from)?;
         }
-        let accel = case.plan.config.accel;
+        let accel = identity::place(case.plan.config.accel, identity)?;
         let known = places.iter().find(|(known, _)| *known == accel);
         let place = match known {
             Some((_, place)) => place.clone(),

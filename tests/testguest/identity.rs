@@ -4,10 +4,12 @@
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use control::Client;
+use rustix::fs::{AtFlags, CWD, Gid, Uid, chownat};
+use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::geteuid;
 use tempfile::TempDir;
 
@@ -62,6 +64,11 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
     let root = root.path().to_str().expect("UTF-8");
     for sandbox in [&[][..], &["--no-sandbox"]] {
         let options = [&["--user", USER, "--chroot", root, "-o", "events"], sandbox].concat();
+        // A shell may have left these open: the second one leads out of the new root.
+        let open = ["/proc/self/status", "/"].map(|path| fs::File::open(path).expect("a file"));
+        for file in &open {
+            fcntl_setfd(file, FdFlags::empty()).expect("inherited");
+        }
         let mut running = Running::start(&options);
         let pid = running.child.id();
         let all = statuses(pid);
@@ -78,6 +85,10 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
         assert_eq!(seen, Path::new(root));
         let seen = fs::read_link(format!("/proc/{pid}/cwd")).expect("a directory");
         assert_eq!(seen, Path::new(root));
+        drop(open);
+        let outside = directories(pid).into_iter();
+        let outside: Vec<_> = outside.filter(|path| path != Path::new(root)).collect();
+        assert!(outside.is_empty(), "{outside:?} {sandbox:?}");
 
         let socket = running.folder.path().join("x.sock");
         let mut client = Client::new(&socket).expect("a client");
@@ -88,6 +99,14 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
         assert_eq!((events.uid(), events.mode() & 0o777), (0, 0o600));
         assert!(events.len() > 0);
     }
+}
+
+/// The directories that a process has open.
+fn directories(pid: u32) -> Vec<PathBuf> {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("the command runs");
+    let targets = open.map(|entry| entry.expect("a descriptor").path());
+    let targets = targets.filter_map(|path| fs::read_link(path).ok());
+    targets.filter(|target| target.is_dir()).collect()
 }
 
 /// A folder that anybody can read, with a manifest whose expectation does not hold.
@@ -157,15 +176,73 @@ fn combinations_that_cannot_work_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains(said), "{told}");
     }
-    // The chroot fails: hyprobe does not run on as root.
+    // The new root is opened before the outputs are. A link of another user could lead to any directory.
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink("/", &link).expect("a link");
+    let (user, group) = (Some(Uid::from_raw(NOBODY)), Some(Gid::from_raw(NOBODY)));
+    chownat(CWD, &link, user, group, AtFlags::SYMLINK_NOFOLLOW).expect("given away");
+    for root in ["m.toml", "link", "missing"] {
+        let args = [
+            "run", "m.toml", "--accel", "kvm", "--user", USER, "--chroot", root, "-o", "events",
+        ];
+        let output = hyprobe(folder.path(), &args);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        let said = format!("cannot open the new root directory {root}");
+        assert!(told.contains(&said), "{told}");
+        assert!(!folder.path().join("events").exists());
+    }
+}
+
+#[test]
+fn what_the_user_cannot_use_is_told_before_the_first_boot() {
+    if !is_root() {
+        return;
+    }
+    let folder = failing();
+    let artifacts = folder.path().join("kept");
+    fs::create_dir(&artifacts).expect("a folder");
     let args = [
-        "run", "m.toml", "--accel", "kvm", "--user", USER, "--chroot", "m.toml",
+        "test",
+        "m.toml",
+        "--accel",
+        "kvm",
+        "--user",
+        USER,
+        "--artifacts",
+        "kept",
     ];
     let output = hyprobe(folder.path(), &args);
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(3), "{told}");
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("cannot write to the folder kept"), "{told}");
+
+    let manifest = fs::read_to_string(folder.path().join("m.toml")).expect("a manifest");
+    let manifest = manifest.replace("[guest]", "[guest]\nworkload = 'demo'");
+    fs::write(folder.path().join("demo.toml"), manifest).expect("written");
+    let args = ["test", "demo.toml", "--accel", "kvm", "--user", USER];
+    let output = hyprobe(folder.path(), &args);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
     assert!(
-        told.contains("cannot make m.toml the root directory"),
+        told.contains("the image cache is not the user 65534's"),
         "{told}"
     );
+}
+
+#[test]
+fn nested_run_is_refused_before_qemu_starts() {
+    if !is_root() {
+        return;
+    }
+    let folder = failing();
+    let args = ["run", "m.toml", "--accel", "nested", "--user", USER];
+    let output = hyprobe(folder.path(), &args);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("--user is for runs on this host's KVM"),
+        "{told}"
+    );
+    assert!(!told.contains("QEMU…"), "{told}");
 }
