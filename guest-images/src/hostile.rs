@@ -219,15 +219,43 @@ pub fn initramfs(files: &HostileFiles) -> Result<Initramfs, InitramfsError> {
     Ok(initramfs)
 }
 
+/// The acts, by their names in `acts.h`.
+const NAMES: [&str; 12] = [
+    "ports",
+    "strings",
+    "mmio",
+    "interrupts",
+    "rep",
+    "tables",
+    "scribble",
+    "detour",
+    "text",
+    "msrs",
+    "debug",
+    "jump",
+];
 /// Counts that are no acts: acts that faulted or took too long, interrupts that were taken.
 const OUTCOMES: [&str; 2] = ["faults", "taken"];
 
 /// How often a guest has done what, by its own count.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Acts(pub BTreeMap<String, u64>);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acts(pub BTreeMap<&'static str, u64>);
+
+impl Default for Acts {
+    fn default() -> Self {
+        Self(
+            NAMES
+                .into_iter()
+                .chain(OUTCOMES)
+                .map(|name| (name, 0))
+                .collect(),
+        )
+    }
+}
 
 impl Acts {
-    /// The sum of the lines that arrived whole: of acts behind the last line nothing is known.
+    /// The sum of the lines that arrived whole: of acts behind the last line nothing is known. The guest writes to the serial port
+    /// at random, too, so a name may be damaged.
     #[must_use]
     pub fn from_console(console: &str) -> Self {
         let mut acts = Self::default();
@@ -247,8 +275,9 @@ impl Acts {
                 })
                 .collect();
             for (name, value) in parsed.unwrap_or_default() {
-                let sum = acts.0.entry(name.to_owned()).or_default();
-                *sum = sum.saturating_add(value);
+                if let Some(sum) = acts.0.get_mut(name) {
+                    *sum = sum.saturating_add(value);
+                }
             }
         }
         acts
@@ -257,17 +286,14 @@ impl Acts {
     /// All acts together.
     #[must_use]
     pub fn total(&self) -> u64 {
-        let acts = self
-            .0
-            .iter()
-            .filter(|(name, _)| !OUTCOMES.contains(&name.as_str()));
+        let acts = self.0.iter().filter(|(name, _)| !OUTCOMES.contains(name));
         acts.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
     /// Adds those of another guest.
     pub fn add(&mut self, other: &Self) {
         for (name, value) in &other.0 {
-            let sum = self.0.entry(name.clone()).or_default();
+            let sum = self.0.entry(name).or_default();
             *sum = sum.saturating_add(*value);
         }
     }
@@ -281,17 +307,20 @@ mod tests {
     fn whole_lines_are_added_up() {
         let console = "hostile: up seed=1\nhostile: cpu=0 ports=2 rep=3 faults=1 end\n\
                        x hostile: cpu=1 ports=5 rep=0 faults=0 end\r\nhostile: cpu=1 ports=9 re\n\
-                       hostile: cpu=0 ends by triple\n";
+                       hostile: cpu=0 ends by triple\nhostile: cpu=0 po\u{fffd}rts=4 end\n";
         let acts = Acts::from_console(console);
-        let expected = [("faults", 1), ("ports", 7), ("rep", 3)];
         assert_eq!(acts.total(), 10);
-        assert!(
-            acts.0
-                .iter()
-                .map(|(name, count)| (&**name, *count))
-                .eq(expected),
-            "{acts:?}"
-        );
+        let mut done = acts.0;
+        done.retain(|_, count| *count > 0);
+        assert_eq!(done, [("faults", 1), ("ports", 7), ("rep", 3)].into());
+    }
+
+    #[test]
+    fn acts_have_the_names_that_guests_print() {
+        let (_, names) = ACTS[2].text.split_once("act_names[] = {").expect("names");
+        let (names, _) = names.split_once('}').expect("their end");
+        let names: Vec<_> = names.split('"').skip(1).step_by(2).collect();
+        assert_eq!(names, NAMES);
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl Sums {
 
     /// What these boots have not tried, so that their verdicts say nothing of it.
     fn shortcomings(&self) -> Vec<String> {
-        let never = |(name, count): (&String, &u64)| {
+        let never = |(name, count): (&&str, &u64)| {
             (*count == 0).then(|| format!("no guest has done `{name}`"))
         };
         let mut missing: Vec<String> = self.acts.0.iter().filter_map(never).collect();
