@@ -54,6 +54,15 @@ pub enum CreateError {
         /// The number of its owner.
         owner: u32,
     },
+    /// The file has other names, which may be precious.
+    #[error(
+        "the file has {links} names (hard links), and its contents would be lost under each of them, one of which another user may \
+         have put here: remove this name, or name another file"
+    )]
+    HardLink {
+        /// The number of names.
+        links: u64,
+    },
     /// Another process replaces the file all the time.
     #[error("another process keeps replacing it: name a file in a directory of your own")]
     Replaced,
@@ -68,8 +77,8 @@ impl From<Errno> for CreateError {
 /// Opens the output at `path` for writing: a new file with mode 0600, an empty regular file, or a FIFO or a device.
 ///
 /// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors of this process. Any other symbolic link at the name
-/// is refused, and so are links of other users in the path, and files and FIFOs of other users. Root's files are not other users'. The
-/// open of a FIFO waits for a reader.
+/// is refused, and so are links of other users in the path, files and FIFOs of other users, and files with several names. Root's files
+/// are not other users'. The open of a FIFO waits for a reader.
 ///
 /// # Errors
 ///
@@ -151,7 +160,14 @@ fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
     };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Symlink => Err(link_error(found)),
-        FileType::RegularFile => foreign("file"),
+        FileType::RegularFile => {
+            foreign("file")?;
+            match stat.st_nlink {
+                // Without a name, the file is not at the name any more: the open says so.
+                0 | 1 => Ok(()),
+                links => Err(CreateError::HardLink { links }),
+            }
+        }
         FileType::Fifo => foreign("FIFO"),
         _ => Ok(()),
     }
@@ -213,6 +229,24 @@ mod tests {
         let error = create(&link).expect_err("a link");
         assert!(matches!(error, CreateError::Link { .. }), "{error}");
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn file_with_another_name_is_refused_and_keeps_its_contents() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (precious, path) = (folder.path().join("precious"), folder.path().join("out"));
+        fs::write(&precious, "mine").expect("written");
+        fs::hard_link(&precious, &path).expect("linked");
+        let error = create(&path).expect_err("two names");
+        assert!(
+            matches!(error, CreateError::HardLink { links: 2 }),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&precious).expect("read"), "mine");
+
+        fs::remove_file(&path).expect("removed");
+        create(&precious).expect("one name");
+        assert_eq!(fs::read_to_string(&precious).expect("read"), "");
     }
 
     #[test]
