@@ -21,8 +21,8 @@ pub enum CreateError {
     /// The system's answer.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The path ends in `..` or is `/`.
-    #[error("it has no file name: name a file")]
+    /// The path ends in `/`, `.` or `..`.
+    #[error("it names a directory: name a file")]
     NoName,
     /// The name leads elsewhere.
     #[error(
@@ -301,8 +301,14 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let error = create(folder.path()).expect_err("a directory");
         assert!(matches!(error, CreateError::Io(_)), "{error}");
+        for end in ["out/", "out/.", "out//", ".", "..", ""] {
+            let path = folder.path().join(end);
+            let error = create(&path).expect_err("no name");
+            assert!(matches!(error, CreateError::NoName), "{end}: {error}");
+        }
         let error = create(Path::new("/")).expect_err("no name");
         assert!(matches!(error, CreateError::NoName), "{error}");
+        assert!(!folder.path().join("out").exists());
     }
 
     /// Only root can give a file to another user. Without root, `walk` tests the rule.

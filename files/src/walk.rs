@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, mkdirat, open, openat, readlinkat};
@@ -129,9 +129,18 @@ fn enter(
     }
 }
 
+/// The last name of `path`. `Path::file_name` ignores `/` and `/.` at the end, which name a directory.
+pub(crate) fn file_name(path: &Path) -> Result<&OsStr, CreateError> {
+    let text = path.as_os_str().as_bytes();
+    match path.file_name() {
+        Some(name) if text.ends_with(name.as_bytes()) => Ok(name),
+        _ => Err(CreateError::NoName),
+    }
+}
+
 /// The directory of the file `path`, and the file's name in it.
 pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
-    let name = path.file_name().ok_or(CreateError::NoName)?;
+    let name = file_name(path)?;
     let parent = path.parent().unwrap_or(Path::new(""));
     let walked = directory(parent, Missing::Fail)?;
     Ok((walked.directory, name))
