@@ -114,7 +114,11 @@ fn enter(
     missing: Missing,
 ) -> Result<(OwnedFd, bool), CreateError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || openat(directory, name, flags, Mode::empty());
+    // `DIRECTORY` makes the kernel mount what is mounted on demand. With `PATH` alone, it opens the directory below.
+    let open = || match openat(directory, name, flags | OFlags::DIRECTORY, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) => openat(directory, name, flags, Mode::empty()),
+        opened => opened,
+    };
     match open() {
         Err(Errno::NOENT) if missing == Missing::Make => {
             let is_new = match mkdirat(directory, name, PRIVATE_FOLDER) {
@@ -150,6 +154,11 @@ pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
+
+    use rustix::fs::fstatfs;
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
+    };
 
     use super::*;
 
@@ -194,6 +203,30 @@ mod tests {
             let mode = fs::metadata(path).expect("there").mode();
             assert_eq!(mode & 0o7777, 0o700, "{}", path.display());
         }
+    }
+
+    /// debugfs mounts tracefs at `tracing` on demand. Without root there is no mount; the kernel's refusal is looked at instead.
+    #[test]
+    fn directory_that_is_mounted_on_demand_is_mounted() {
+        const TRACEFS_MAGIC: u64 = 0x7472_6163;
+        let context = match fsopen("debugfs", FsOpenFlags::FSOPEN_CLOEXEC) {
+            Err(Errno::NODEV) => {
+                let known = fs::read_to_string("/proc/filesystems").expect("read");
+                return assert!(!known.contains("debugfs"), "{known}");
+            }
+            Err(error) => return assert_eq!((error, geteuid().is_root()), (Errno::PERM, false)),
+            Ok(context) => context,
+        };
+        fsconfig_create(&context).expect("a file system");
+        let debugfs = fsmount(
+            &context,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        );
+        let debugfs = debugfs.expect("a mount without a path");
+        let (tracing, _) = enter(&debugfs, OsStr::new("tracing"), Missing::Fail).expect("there");
+        let found = fstatfs(&tracing).expect("open").f_type;
+        assert_eq!(u64::try_from(found), Ok(TRACEFS_MAGIC));
     }
 
     /// Only root can give a link to another user. Without root, the rule itself is looked at.
