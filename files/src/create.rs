@@ -10,6 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, readlinkat};
 use rustix::io::Errno;
 
 use crate::beneath::{self, PRIVATE_FILE};
+use crate::owner::Owner;
 use crate::walk::{self, is_trusted};
 
 /// Another process may replace the file between two looks so many times.
@@ -41,8 +42,8 @@ pub enum CreateError {
     ForeignLink {
         /// The link.
         link: PathBuf,
-        /// The number of its owner.
-        owner: u32,
+        /// Its owner.
+        owner: Owner,
     },
     /// The file belongs to another user.
     #[error(
@@ -51,8 +52,8 @@ pub enum CreateError {
     ForeignFile {
         /// The type of the file.
         found: &'static str,
-        /// The number of its owner.
-        owner: u32,
+        /// Its owner.
+        owner: Owner,
     },
     /// The file has other names, which may be precious.
     #[error(
@@ -155,7 +156,7 @@ fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
         true => Ok(()),
         false => Err(CreateError::ForeignFile {
             found,
-            owner: stat.st_uid,
+            owner: Owner::new(stat.st_uid),
         }),
     };
     match FileType::from_raw_mode(stat.st_mode) {
@@ -311,22 +312,32 @@ mod tests {
         assert!(!folder.path().join("out").exists());
     }
 
-    /// Only root can give a file to another user. Without root, `walk` tests the rule.
+    /// Only root can give a file to another user. Without root, the rule itself gets the other user's number.
     #[test]
     fn file_and_fifo_of_another_user_are_refused_at_once() {
-        if !geteuid().is_root() {
-            return;
-        }
+        const OTHER: u32 = 65_534;
         let folder = tempfile::tempdir().expect("tempdir");
         let (file, fifo) = (folder.path().join("file"), folder.path().join("fifo"));
         fs::write(&file, "theirs").expect("written");
         mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o666)).expect("a FIFO");
         for path in [&file, &fifo] {
-            chown(path, Some(65_534), None).expect("given away");
-            let began = Instant::now();
-            let error = create(path).expect_err("a stranger's");
-            assert!(matches!(error, CreateError::ForeignFile { .. }), "{error}");
-            assert!(began.elapsed() < Duration::from_secs(10));
+            let found: OwnedFd = rustix::fs::open(path, OFlags::PATH, Mode::empty()).expect("open");
+            let mut stat = fstat(&found).expect("open");
+            check(&stat, &found).expect("the user's");
+            stat.st_uid = OTHER;
+            let mut refused = vec![check(&stat, &found)];
+            if geteuid().is_root() {
+                chown(path, Some(OTHER), None).expect("given away");
+                let began = Instant::now();
+                refused.push(create(path).map(drop));
+                assert!(began.elapsed() < Duration::from_secs(10));
+            }
+            for result in refused {
+                match result.expect_err("another user's") {
+                    CreateError::ForeignFile { owner, .. } => assert_eq!(owner.uid(), OTHER),
+                    other => panic!("{other}"),
+                }
+            }
         }
         assert_eq!(fs::read_to_string(&file).expect("read"), "theirs");
     }

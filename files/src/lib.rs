@@ -19,9 +19,11 @@
 mod beneath;
 mod create;
 mod folder;
+mod owner;
 mod read;
 mod walk;
 
 pub use create::{CreateError, create};
 pub use folder::Folder;
+pub use owner::Owner;
 pub use read::{ReadError, read};

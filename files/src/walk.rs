@@ -16,6 +16,7 @@ use rustix::process::geteuid;
 
 use crate::beneath::PRIVATE_FOLDER;
 use crate::create::CreateError;
+use crate::owner::Owner;
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
@@ -76,7 +77,7 @@ pub(crate) fn directory(path: &Path, missing: Missing) -> Result<Walked, CreateE
             FileType::Symlink if !is_trusted(stat.st_uid) => {
                 return Err(CreateError::ForeignLink {
                     link: at,
-                    owner: stat.st_uid,
+                    owner: Owner::new(stat.st_uid),
                 });
             }
             FileType::Symlink if links < MAX_LINKS => {
@@ -243,7 +244,9 @@ mod tests {
         lchown(&link, Some(OTHER), Some(OTHER)).expect("given away");
         let error = directory(&link, Missing::Fail).expect_err("a stranger's");
         match error {
-            CreateError::ForeignLink { link: at, owner } => assert_eq!((at, owner), (link, OTHER)),
+            CreateError::ForeignLink { link: at, owner } => {
+                assert_eq!((at, owner.uid()), (link, OTHER))
+            }
             other => panic!("{other}"),
         }
     }
