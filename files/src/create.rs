@@ -64,6 +64,12 @@ pub enum CreateError {
         /// The number of names.
         links: u64,
     },
+    /// The new folder is not the one that was opened.
+    #[error(
+        "another process has put its folder in place of the new one, or a file into it: name a folder in a directory that no other user \
+         can write to"
+    )]
+    Exchanged,
     /// Another process replaces the file all the time.
     #[error("another process keeps replacing it: name a file in a directory of your own")]
     Replaced,

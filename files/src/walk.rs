@@ -2,7 +2,8 @@
 //!
 //! A path may lead through links that the system's administrator or the user has made: `/var/run`, a moved home directory, the
 //! workspace of a CI job. A link that another user has made, in `/tmp` or in a shared directory, would let that user choose the file
-//! that hyprobe writes. The kernel's `fs.protected_symlinks` has the same rule for directories with the sticky bit; not every host sets it.
+//! that hyprobe writes. The kernel's `fs.protected_symlinks` refuses some of these links, in directories with the sticky bit that all users
+//! can write to; not every host sets it.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
