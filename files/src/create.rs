@@ -1,7 +1,7 @@
 //! Outputs that users name.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, readlinkat};
 use rustix::io::Errno;
 
 use crate::beneath::{self, PRIVATE_FILE};
+use crate::descriptor;
 use crate::owner::Owner;
 use crate::walk::{self, is_trusted};
 
@@ -25,6 +26,14 @@ pub enum CreateError {
     /// The path ends in `/`, `.` or `..`.
     #[error("it names a directory: name a file")]
     NoName,
+    /// The descriptor of this process is closed or not for writing, or hyprobe has opened it itself.
+    #[error(
+        "the descriptor {number} is not one that hyprobe was started with and may write to: redirect it, as in `{number}>FILE`"
+    )]
+    Descriptor {
+        /// The number.
+        number: i32,
+    },
     /// The name leads elsewhere.
     #[error(
         "it is a symbolic link to {target}, and no output is written through a link, which another user or program may have \
@@ -83,7 +92,8 @@ impl From<Errno> for CreateError {
 
 /// Opens the output at `path` for writing: a new file with mode 0600, an empty regular file, or a FIFO or a device.
 ///
-/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors of this process. Any other symbolic link at the name
+/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors that this process has inherited: the output goes to a
+/// duplicate, and what the file has already stays. Any other symbolic link at the name
 /// is refused, and so are links of other users in the path, files and FIFOs of other users, and files with several names. Root's files
 /// are not other users'. The open of a FIFO waits for a reader.
 ///
@@ -91,8 +101,9 @@ impl From<Errno> for CreateError {
 ///
 /// See [`CreateError`].
 pub fn create(path: &Path) -> Result<File, CreateError> {
-    if is_descriptor(path) {
-        return Ok(OpenOptions::new().write(true).truncate(true).open(path)?);
+    walk::file_name(path)?;
+    if let Some(number) = descriptor::named_by(path) {
+        return descriptor::duplicate(number);
     }
     let (directory, name) = walk::parent(path)?;
     for _ in 0..TRIES {
@@ -106,20 +117,6 @@ pub fn create(path: &Path) -> Result<File, CreateError> {
         }
     }
     Err(CreateError::Replaced)
-}
-
-/// Whether `path` names a descriptor of this process. What lies behind is the user's choice, whatever links lead there.
-fn is_descriptor(path: &Path) -> bool {
-    let is_number = |name: &OsStr| {
-        let name = name.as_encoded_bytes();
-        !name.is_empty() && name.iter().all(u8::is_ascii_digit)
-    };
-    let folder = path.parent().and_then(Path::to_str);
-    match (folder, path.file_name()) {
-        (Some("/dev"), Some(name)) => name == "stdout" || name == "stderr",
-        (Some("/dev/fd" | "/proc/self/fd"), Some(name)) => is_number(name),
-        _ => false,
-    }
 }
 
 /// A new file, unless there is one meanwhile.
@@ -194,8 +191,7 @@ pub(crate) fn link_error(link: &OwnedFd) -> CreateError {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::{Read as _, Write as _};
-    use std::os::fd::AsRawFd as _;
+    use std::io::Write as _;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::time::{Duration, Instant};
 
@@ -263,28 +259,6 @@ mod tests {
         symlink("real", folder.path().join("link")).expect("link");
         create(&folder.path().join("link/out")).expect("created");
         assert!(folder.path().join("real/out").exists());
-    }
-
-    #[test]
-    fn descriptors_of_this_process_are_reached_through_their_links() {
-        let (mut reader, writer) = io::pipe().expect("a pipe");
-        for folder in ["/dev/fd", "/proc/self/fd"] {
-            let path = format!("{folder}/{}", writer.as_raw_fd());
-            let mut file = create(Path::new(&path)).expect("opened");
-            file.write_all(b"x").expect("written");
-            let mut byte = [0];
-            reader.read_exact(&mut byte).expect("read");
-            assert_eq!(&byte, b"x");
-        }
-        for (path, expected) in [
-            ("/dev/stdout", true),
-            ("/dev/stderr", true),
-            ("/dev/stdin", false),
-            ("/dev/fd/x", false),
-            ("/tmp/fd/1", false),
-        ] {
-            assert_eq!(is_descriptor(Path::new(path)), expected, "{path}");
-        }
     }
 
     #[test]

@@ -18,6 +18,7 @@
 
 mod beneath;
 mod create;
+mod descriptor;
 mod folder;
 mod owner;
 mod read;
