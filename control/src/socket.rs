@@ -28,8 +28,9 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use files::CreateError;
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, open, openat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, openat,
     renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
@@ -60,6 +61,14 @@ pub enum SocketError {
     NotASocket {
         /// The path.
         path: PathBuf,
+    },
+    /// The directory of the path cannot be opened, or a link of another user leads there.
+    #[error("cannot make the control socket {path}")]
+    Parent {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: CreateError,
     },
     /// The path does not fit into a socket's address.
     #[error("the path {path} is too long for a socket: at most 107 bytes")]
@@ -113,10 +122,10 @@ impl ControlSocket {
         SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
             path: path.to_owned(),
         })?;
-        let name = path
-            .file_name()
-            .ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
-        let directory = open_parent(path).map_err(|error| failed(error.into()))?;
+        let (directory, name) = files::parent(path).map_err(|source| SocketError::Parent {
+            path: path.to_owned(),
+            source,
+        })?;
         let socket = socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -334,26 +343,21 @@ impl StaleSocket {
     }
 }
 
-fn open_parent(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(parent, flags, Mode::empty())
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
 
     use rustix::fs::{FlockOperation, flock};
+    use rustix::process::geteuid;
 
     use super::*;
+
+    /// Any user but root.
+    const OTHER: u32 = 65_534;
 
     /// What a process that was killed leaves behind.
     fn leave_stale(path: &Path) {
@@ -521,8 +525,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let (path, other) = (folder.path().join("x.sock"), folder.path().join("y.sock"));
         leave_stale(&path);
-        let directory = open_parent(&path).expect("open");
-        let name = OsStr::new("x.sock");
+        let (directory, name) = files::parent(&path).expect("open");
         let stale = StaleSocket::at(&directory, name, &path).expect("a socket");
         let stale = stale.expect("stale");
         // Another process is faster.
@@ -563,5 +566,29 @@ mod tests {
         assert!(path.exists());
         drop(second);
         assert!(!path.exists());
+    }
+
+    /// Only root can give a link to another user. Without root, the link is the user's own, which is followed.
+    #[test]
+    fn link_of_another_user_before_the_name_is_refused() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (real, link) = (folder.path().join("real"), folder.path().join("link"));
+        std::fs::create_dir(&real).expect("mkdir");
+        symlink(&real, &link).expect("link");
+        let path = link.join("x.sock");
+        drop(ControlSocket::bind(&path).expect("the user's link"));
+        if geteuid().is_root() {
+            lchown(&link, Some(OTHER), None).expect("given away");
+            let error = ControlSocket::bind(&path).expect_err("another user's link");
+            let source = match &error {
+                SocketError::Parent { source, .. } => source,
+                other => panic!("{other}"),
+            };
+            assert!(
+                matches!(source, CreateError::ForeignLink { .. }),
+                "{source}"
+            );
+        }
+        assert!(names(&real).is_empty());
     }
 }

@@ -144,8 +144,12 @@ pub(crate) fn file_name(path: &Path) -> Result<&OsStr, CreateError> {
     }
 }
 
-/// The directory of the file `path`, and the file's name in it.
-pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
+/// Opens the directory of the file `path`, and returns the file's name in it. Links of other users in the path are refused.
+///
+/// # Errors
+///
+/// See [`CreateError`].
+pub fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
     let name = file_name(path)?;
     let parent = path.parent().unwrap_or(Path::new(""));
     let walked = directory(parent, Missing::Fail)?;
