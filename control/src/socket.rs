@@ -7,14 +7,20 @@
 //! staged name: bind, listen ──▶ link(staged, path) ── the path is free ──▶ done
 //!                                      │ EEXIST
 //!                                      ▼
-//!                 connect to the file at the path ── it listens ──▶ in use
-//!                                      │ refused: stale for good, because a socket's file is bound once only
+//!                 look at the file at the path ── another user's ──▶ foreign
+//!                                      │ the user's own socket
+//!                                      ▼
+//!                 connect to it ── it listens ──▶ in use
+//!                                      │ refused: stale
 //!                                      ▼
 //!                 exchange(staged, path) ── the stale file has the staged name now ──▶ done
 //!                                      │ another file has it: another process was faster
 //!                                      ▼
 //!                 exchange again, until the staged name has its own file ──▶ in use
 //! ```
+//!
+//! A socket that refuses connections is left over from a process that has ended, or another program has bound it and does not listen yet.
+//! hyprobe's own sockets listen before they have the path, so no run takes another run for stale.
 //!
 //! An exchange removes no name, so the socket of the faster process is not lost, and clients find a listening socket at the path during
 //! the replacement.
@@ -28,7 +34,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use files::CreateError;
+use files::{CreateError, Owner};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, openat,
     renameat_with, statat, unlinkat,
@@ -37,6 +43,7 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::process::geteuid;
 
 /// Names that are tried for the staged file.
 const TRIES: u32 = 8;
@@ -55,6 +62,17 @@ pub enum SocketError {
     InUse {
         /// The path.
         path: PathBuf,
+    },
+    /// A socket of another user is there. It may listen or not.
+    #[error(
+        "the socket {path} belongs to the user {owner}, and a run replaces no socket of another user: remove it as that user, or name \
+         another path"
+    )]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// Its owner.
+        owner: Owner,
     },
     /// Something else is there.
     #[error("{path} is there already and is no socket")]
@@ -107,7 +125,7 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `path`. A socket there that nobody listens at any more is replaced. The file appears when a client can connect,
+    /// Listens at `path`. A socket of the user there at which no process listens is replaced. The file appears when a client can connect,
     /// so a script may wait for the file.
     ///
     /// # Errors
@@ -193,11 +211,13 @@ impl FileId {
 }
 
 /// The file of a socket under a name that nobody waits for: between `bind` and `listen`, connections are refused. The drop of the
-/// value removes the name.
+/// value removes the name, if it has this file or the stale one: after exchanges with other processes, it may have one of theirs.
 struct StagedFile<'a> {
     directory: &'a OwnedFd,
     name: OsString,
     file: FileId,
+    /// The file that an exchange has given the name to, or may have.
+    stale: Option<FileId>,
 }
 
 impl<'a> StagedFile<'a> {
@@ -221,6 +241,7 @@ impl<'a> StagedFile<'a> {
                         directory,
                         name,
                         file,
+                        stale: None,
                     });
                 }
             }
@@ -228,7 +249,7 @@ impl<'a> StagedFile<'a> {
     }
 
     /// Gives the file the name `name`, whose path is `path`. Only a stale socket is replaced.
-    fn publish(self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
+    fn publish(mut self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
         let failed = |error: Errno| SocketError::Io {
             path: path.to_owned(),
             source: error.into(),
@@ -260,7 +281,8 @@ impl<'a> StagedFile<'a> {
     }
 
     /// Exchanges the names of this file and of `stale`. If `name` has another file meanwhile, both files get their names back.
-    fn replace(&self, stale: &StaleSocket, name: &OsStr) -> rustix::io::Result<Replaced> {
+    fn replace(&mut self, stale: &StaleSocket, name: &OsStr) -> rustix::io::Result<Replaced> {
+        self.stale = Some(stale.file);
         let exchange = || {
             let here = self.directory;
             renameat_with(here, &self.name, here, name, RenameFlags::EXCHANGE)
@@ -283,8 +305,11 @@ impl<'a> StagedFile<'a> {
 
 impl Drop for StagedFile<'_> {
     fn drop(&mut self) {
-        // If this fails, an empty file stays.
-        let _ = unlinkat(self.directory, &self.name, AtFlags::empty());
+        let found = FileId::of(self.directory, &self.name);
+        if found.is_ok_and(|found| found == self.file || Some(found) == self.stale) {
+            // If this fails, an empty file stays.
+            let _ = unlinkat(self.directory, &self.name, AtFlags::empty());
+        }
     }
 }
 
@@ -297,7 +322,18 @@ enum Replaced {
     InUse,
 }
 
-/// A socket that nobody will listen at any more.
+/// Only the user's own sockets are replaced. In a directory with the sticky bit, a user cannot replace a socket of root's either.
+fn refuse_foreign(stat: &Stat, path: &Path) -> Result<(), SocketError> {
+    if stat.st_uid == geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(SocketError::Foreign {
+        path: path.to_owned(),
+        owner: Owner::new(stat.st_uid),
+    })
+}
+
+/// A socket of the user at which no process listens.
 #[derive(Debug)]
 struct StaleSocket {
     file: FileId,
@@ -323,6 +359,7 @@ impl StaleSocket {
                 path: path.to_owned(),
             });
         }
+        refuse_foreign(&stat, path)?;
         // A listener that accepts nothing would make a blocking call wait.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let address = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -345,14 +382,15 @@ impl StaleSocket {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
+    use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
     use std::os::unix::net::UnixStream;
     use std::sync::Barrier;
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::time::Instant;
 
     use rustix::fs::{FlockOperation, flock};
-    use rustix::process::geteuid;
+    use rustix::process::Uid;
+    use rustix::thread::set_thread_res_uid;
 
     use super::*;
 
@@ -363,6 +401,10 @@ mod tests {
     fn leave_stale(path: &Path) {
         drop(UnixListener::bind(path).expect("bound"));
         assert!(path.exists());
+    }
+
+    fn allow(path: &Path, mode: u32) {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("a mode");
     }
 
     fn names(folder: &Path) -> Vec<OsString> {
@@ -467,23 +509,36 @@ mod tests {
     fn stale_socket_is_replaced_without_a_moment_without_a_file() {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("x.sock");
-        for _ in 0..50 {
+        let began = Instant::now();
+        let looks = AtomicU64::new(0);
+        let mut looks_at_binds = 0;
+        let mut binds = 0;
+        while binds < 50 || looks_at_binds < 1000 {
+            assert!(
+                began.elapsed() < Duration::from_secs(60),
+                "no look at a bind"
+            );
             leave_stale(&path);
             let is_over = AtomicBool::new(false);
             let socket = std::thread::scope(|scope| {
                 let looking = scope.spawn(|| {
-                    let mut looks = 0_u64;
                     while !is_over.load(Ordering::Relaxed) {
                         assert!(path.symlink_metadata().is_ok(), "no file");
-                        looks += 1;
+                        looks.fetch_add(1, Ordering::Relaxed);
                     }
-                    looks
                 });
-                let socket = ControlSocket::bind(&path).expect("bound");
+                let earlier = looks.load(Ordering::Relaxed);
+                while looks.load(Ordering::Relaxed) == earlier && !looking.is_finished() {
+                    std::thread::yield_now();
+                }
+                let before = looks.load(Ordering::Relaxed);
+                let socket = ControlSocket::bind(&path);
+                looks_at_binds += looks.load(Ordering::Relaxed) - before;
                 is_over.store(true, Ordering::Relaxed);
                 looking.join().expect("there was a file at each look");
-                socket
+                socket.expect("bound")
             });
+            binds += 1;
             drop(socket);
         }
     }
@@ -531,10 +586,11 @@ mod tests {
         // Another process is faster.
         let live = ControlSocket::bind(&path).expect("bound");
         let late = ControlSocket::bind(&other).expect("bound");
-        let staged = StagedFile {
+        let mut staged = StagedFile {
             directory: &directory,
             name: "y.sock".into(),
             file: late.file,
+            stale: None,
         };
         let replaced = staged.replace(&stale, name).expect("exchanged twice");
         assert_eq!(replaced, Replaced::InUse);
@@ -590,5 +646,83 @@ mod tests {
             );
         }
         assert!(names(&real).is_empty());
+    }
+
+    /// Only root can give a socket to another user. Without root, the rule itself gets the other user's number.
+    #[test]
+    fn stale_socket_of_another_user_is_refused_and_stays() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        leave_stale(&path);
+        let own = geteuid().as_raw();
+        let (directory, name) = files::parent(&path).expect("open");
+        let mut stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).expect("there");
+        refuse_foreign(&stat, &path).expect("the user's own");
+        stat.st_uid = OTHER;
+        let mut refused = vec![refuse_foreign(&stat, &path)];
+        if own == 0 {
+            for mode in [0o600, 0o777] {
+                allow(&path, mode);
+                chown(&path, Some(OTHER), None).expect("given away");
+                refused.push(ControlSocket::bind(&path).map(drop));
+                assert_eq!(FileId::of(&directory, name), Ok(stat.into()));
+                chown(&path, Some(own), None).expect("taken back");
+            }
+        }
+        for result in refused {
+            match result.expect_err("another user's") {
+                SocketError::Foreign { owner, .. } => assert_eq!(owner.uid(), OTHER),
+                other => panic!("{other}"),
+            }
+        }
+        ControlSocket::bind(&path).expect("the user's own");
+    }
+
+    /// Only root can become another user. Without root, the test above has the rule.
+    #[test]
+    fn stale_socket_of_root_is_refused_to_a_user() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let path = folder.path().join("x.sock");
+        leave_stale(&path);
+        if !geteuid().is_root() {
+            return drop(ControlSocket::bind(&path).expect("the user's own"));
+        }
+        allow(folder.path(), 0o1777);
+        for mode in [0o600, 0o777] {
+            allow(&path, mode);
+            let user = || {
+                let uid = Uid::from_raw(OTHER);
+                // The call changes this thread alone.
+                set_thread_res_uid(uid, uid, uid).expect("another user");
+                ControlSocket::bind(&path)
+            };
+            let bound = std::thread::scope(|scope| scope.spawn(user).join());
+            match bound.expect("no panic").expect_err("root's") {
+                SocketError::Foreign { owner, .. } => assert_eq!(owner.uid(), 0),
+                other => panic!("{other}"),
+            }
+            assert_eq!(names(folder.path()), ["x.sock"]);
+        }
+    }
+
+    #[test]
+    fn file_of_another_process_at_the_staged_name_stays() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (directory, _) = files::parent(&folder.path().join("x")).expect("open");
+        let staged = |name: &str, file, stale| StagedFile {
+            directory: &directory,
+            name: name.into(),
+            file,
+            stale,
+        };
+        let [ours, stale, theirs] = ["ours", "stale", "theirs"].map(|name| {
+            leave_stale(&folder.path().join(name));
+            FileId::of(&directory, OsStr::new(name)).expect("there")
+        });
+        drop(staged("theirs", ours, Some(stale)));
+        assert_eq!(FileId::of(&directory, OsStr::new("theirs")), Ok(theirs));
+        drop(staged("ours", ours, None));
+        drop(staged("stale", ours, Some(stale)));
+        assert_eq!(names(folder.path()), ["theirs"]);
     }
 }
