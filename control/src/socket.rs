@@ -7,14 +7,20 @@
 //! staged name: bind, listen ──▶ link(staged, path) ── the path is free ──▶ done
 //!                                      │ EEXIST
 //!                                      ▼
-//!                 connect to the file at the path ── it listens ──▶ in use
-//!                                      │ refused: stale for good, because a socket's file is bound once only
+//!                 look at the file at the path ── another user's ──▶ foreign
+//!                                      │ the user's own socket
+//!                                      ▼
+//!                 connect to it ── it listens ──▶ in use
+//!                                      │ refused: stale
 //!                                      ▼
 //!                 exchange(staged, path) ── the stale file has the staged name now ──▶ done
 //!                                      │ another file has it: another process was faster
 //!                                      ▼
 //!                 exchange again, until the staged name has its own file ──▶ in use
 //! ```
+//!
+//! A socket that refuses connections is left over from a process that has ended, or another program has bound it and does not listen yet.
+//! hyprobe's own sockets listen before they have the path, so no run takes another run for stale.
 //!
 //! An exchange removes no name, so the socket of the faster process is not lost, and clients find a listening socket at the path during
 //! the replacement.
@@ -28,14 +34,16 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use files::{CreateError, Owner};
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, open, openat,
+    AtFlags, FileType, Mode, OFlags, RenameFlags, Stat, fchmod, fstat, linkat, openat,
     renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
+use rustix::process::geteuid;
 
 /// Names that are tried for the staged file.
 const TRIES: u32 = 8;
@@ -55,11 +63,30 @@ pub enum SocketError {
         /// The path.
         path: PathBuf,
     },
+    /// A socket of another user is there. It may listen or not.
+    #[error(
+        "the socket {path} belongs to the user {owner}, and a run replaces no socket of another user: remove it as that user, or name \
+         another path"
+    )]
+    Foreign {
+        /// The path.
+        path: PathBuf,
+        /// Its owner.
+        owner: Owner,
+    },
     /// Something else is there.
     #[error("{path} is there already and is no socket")]
     NotASocket {
         /// The path.
         path: PathBuf,
+    },
+    /// The directory of the path cannot be opened, or a link of another user leads there.
+    #[error("cannot make the control socket {path}")]
+    Parent {
+        /// The path.
+        path: PathBuf,
+        /// The cause.
+        source: CreateError,
     },
     /// The path does not fit into a socket's address.
     #[error("the path {path} is too long for a socket: at most 107 bytes")]
@@ -98,7 +125,7 @@ pub struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens at `path`. A socket there that nobody listens at any more is replaced. The file appears when a client can connect,
+    /// Listens at `path`. A socket of the user there at which no process listens is replaced. The file appears when a client can connect,
     /// so a script may wait for the file.
     ///
     /// # Errors
@@ -113,10 +140,10 @@ impl ControlSocket {
         SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
             path: path.to_owned(),
         })?;
-        let name = path
-            .file_name()
-            .ok_or_else(|| failed(io::ErrorKind::IsADirectory.into()))?;
-        let directory = open_parent(path).map_err(|error| failed(error.into()))?;
+        let (directory, name) = files::parent(path).map_err(|source| SocketError::Parent {
+            path: path.to_owned(),
+            source,
+        })?;
         let socket = socket_with(
             AddressFamily::UNIX,
             SocketType::STREAM,
@@ -193,11 +220,13 @@ impl FileId {
 }
 
 /// The file of a socket under a name that nobody waits for: between `bind` and `listen`, connections are refused. The drop of the
-/// value removes the name.
+/// value removes the name, if it has this file or the stale one: after exchanges with other processes, it may have one of theirs.
 struct StagedFile<'a> {
     directory: &'a OwnedFd,
     name: OsString,
     file: FileId,
+    /// The file that an exchange has given the name to, or may have.
+    stale: Option<FileId>,
 }
 
 impl<'a> StagedFile<'a> {
@@ -221,6 +250,7 @@ impl<'a> StagedFile<'a> {
                         directory,
                         name,
                         file,
+                        stale: None,
                     });
                 }
             }
@@ -228,7 +258,7 @@ impl<'a> StagedFile<'a> {
     }
 
     /// Gives the file the name `name`, whose path is `path`. Only a stale socket is replaced.
-    fn publish(self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
+    fn publish(mut self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
         let failed = |error: Errno| SocketError::Io {
             path: path.to_owned(),
             source: error.into(),
@@ -260,7 +290,8 @@ impl<'a> StagedFile<'a> {
     }
 
     /// Exchanges the names of this file and of `stale`. If `name` has another file meanwhile, both files get their names back.
-    fn replace(&self, stale: &StaleSocket, name: &OsStr) -> rustix::io::Result<Replaced> {
+    fn replace(&mut self, stale: &StaleSocket, name: &OsStr) -> rustix::io::Result<Replaced> {
+        self.stale = Some(stale.file);
         let exchange = || {
             let here = self.directory;
             renameat_with(here, &self.name, here, name, RenameFlags::EXCHANGE)
@@ -283,8 +314,11 @@ impl<'a> StagedFile<'a> {
 
 impl Drop for StagedFile<'_> {
     fn drop(&mut self) {
-        // If this fails, an empty file stays.
-        let _ = unlinkat(self.directory, &self.name, AtFlags::empty());
+        let found = FileId::of(self.directory, &self.name);
+        if found.is_ok_and(|found| found == self.file || Some(found) == self.stale) {
+            // If this fails, an empty file stays.
+            let _ = unlinkat(self.directory, &self.name, AtFlags::empty());
+        }
     }
 }
 
@@ -297,7 +331,18 @@ enum Replaced {
     InUse,
 }
 
-/// A socket that nobody will listen at any more.
+/// Only the user's own sockets are replaced. In a directory with the sticky bit, a user cannot replace a socket of root's either.
+fn refuse_foreign(stat: &Stat, path: &Path) -> Result<(), SocketError> {
+    if stat.st_uid == geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(SocketError::Foreign {
+        path: path.to_owned(),
+        owner: Owner::new(stat.st_uid),
+    })
+}
+
+/// A socket of the user at which no process listens.
 #[derive(Debug)]
 struct StaleSocket {
     file: FileId,
@@ -323,6 +368,7 @@ impl StaleSocket {
                 path: path.to_owned(),
             });
         }
+        refuse_foreign(&stat, path)?;
         // A listener that accepts nothing would make a blocking call wait.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let address = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -343,234 +389,5 @@ impl StaleSocket {
     }
 }
 
-fn open_parent(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let parent = match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    open(parent, flags, Mode::empty())
-}
-
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-    use std::os::unix::net::UnixStream;
-    use std::sync::Barrier;
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::time::Instant;
-
-    use rustix::fs::{FlockOperation, flock};
-
-    use super::*;
-
-    /// What a process that was killed leaves behind.
-    fn leave_stale(path: &Path) {
-        drop(UnixListener::bind(path).expect("bound"));
-        assert!(path.exists());
-    }
-
-    fn names(folder: &Path) -> Vec<OsString> {
-        let entries = std::fs::read_dir(folder).expect("a directory");
-        let names = entries.map(|entry| entry.expect("an entry").file_name());
-        names.collect()
-    }
-
-    #[test]
-    fn the_file_is_for_its_owner_alone_and_goes_away() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        // A mask that takes nothing away must not matter; it is the process's, so it is set back at once.
-        let before = rustix::process::umask(Mode::empty());
-        let socket = ControlSocket::bind(&path);
-        rustix::process::umask(before);
-        let socket = socket.expect("bound");
-        let mode = std::fs::metadata(&path)
-            .expect("there")
-            .permissions()
-            .mode();
-        assert_eq!(mode & 0o7777, 0o600);
-        UnixStream::connect(&path).expect("it listens");
-        drop(socket);
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn a_client_can_connect_as_soon_as_the_file_is_there() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        for round in 0..500 {
-            let path = folder.path().join(format!("{round}.sock"));
-            let name = path.as_path();
-            let socket = std::thread::scope(|scope| {
-                let client = scope.spawn(move || {
-                    let began = Instant::now();
-                    while !name.exists() {
-                        assert!(began.elapsed() < Duration::from_secs(60), "no file");
-                    }
-                    UnixStream::connect(name)
-                });
-                let socket = ControlSocket::bind(name).expect("bound");
-                let connected = client.join().expect("no panic");
-                connected.expect("the socket listens");
-                socket
-            });
-            let names = names(folder.path());
-            assert_eq!(names.len(), 1, "only the socket's own file: {names:?}");
-            drop(socket);
-        }
-    }
-
-    #[test]
-    fn a_socket_with_a_full_backlog_is_in_use() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        let address = SocketAddrUnix::new(&path).expect("short");
-        let open = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let busy = open(SocketFlags::CLOEXEC).expect("socket");
-        bind(&busy, &address).expect("bound");
-        listen(&busy, 0).expect("listens");
-        let mut waiting = Vec::new();
-        loop {
-            let client = open(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).expect("socket");
-            match connect(&client, &address) {
-                Ok(()) => waiting.push(client),
-                Err(error) => break assert_eq!(error, Errno::AGAIN),
-            }
-        }
-        let error = ControlSocket::bind(&path).expect_err("in use");
-        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_live_socket_stays_and_a_stale_one_goes() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        let live = ControlSocket::bind(&path).expect("bound");
-        let error = ControlSocket::bind(&path).expect_err("in use");
-        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
-        UnixStream::connect(live.path()).expect("it still listens");
-        drop(live);
-        leave_stale(&path);
-        let socket = ControlSocket::bind(&path).expect("the stale one is replaced");
-        UnixStream::connect(socket.path()).expect("it listens");
-        assert_eq!(names(folder.path()), ["x.sock"]);
-    }
-
-    #[test]
-    fn lock_of_another_process_on_the_directory_does_not_hold_up_a_start() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        let directory = std::fs::File::open(folder.path()).expect("open");
-        flock(&directory, FlockOperation::LockExclusive).expect("locked");
-        leave_stale(&path);
-        let began = Instant::now();
-        ControlSocket::bind(&path).expect("bound");
-        assert!(began.elapsed() < Duration::from_secs(1));
-    }
-
-    #[test]
-    fn stale_socket_is_replaced_without_a_moment_without_a_file() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        for _ in 0..50 {
-            leave_stale(&path);
-            let is_over = AtomicBool::new(false);
-            let socket = std::thread::scope(|scope| {
-                let looking = scope.spawn(|| {
-                    let mut looks = 0_u64;
-                    while !is_over.load(Ordering::Relaxed) {
-                        assert!(path.symlink_metadata().is_ok(), "no file");
-                        looks += 1;
-                    }
-                    looks
-                });
-                let socket = ControlSocket::bind(&path).expect("bound");
-                is_over.store(true, Ordering::Relaxed);
-                looking.join().expect("there was a file at each look");
-                socket
-            });
-            drop(socket);
-        }
-    }
-
-    #[test]
-    fn of_several_starts_at_a_stale_socket_one_listens_and_the_others_are_refused() {
-        const STARTS: usize = 4;
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        for _ in 0..200 {
-            leave_stale(&path);
-            let barrier = Barrier::new(STARTS);
-            let mut started: Vec<_> = std::thread::scope(|scope| {
-                let start = || {
-                    barrier.wait();
-                    ControlSocket::bind(&path)
-                };
-                let starts: Vec<_> = (0..STARTS).map(|_| scope.spawn(start)).collect();
-                let ends = starts.into_iter().map(|start| start.join());
-                ends.map(|end| end.expect("no panic")).collect()
-            });
-            started.sort_by_key(|started| started.is_err());
-            let [Ok(socket), others @ ..] = started.as_slice() else {
-                panic!("none listens: {started:?}");
-            };
-            for other in others {
-                let in_use = matches!(other, Err(SocketError::InUse { .. }));
-                assert!(in_use, "{other:?}");
-            }
-            let _client = UnixStream::connect(&path).expect("a socket that listens");
-            socket.listener.set_nonblocking(true).expect("set");
-            socket.listener.accept().expect("it is the winner's");
-            assert_eq!(names(folder.path()), ["x.sock"]);
-        }
-    }
-
-    #[test]
-    fn live_socket_in_place_of_the_stale_one_keeps_the_path() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let (path, other) = (folder.path().join("x.sock"), folder.path().join("y.sock"));
-        leave_stale(&path);
-        let directory = open_parent(&path).expect("open");
-        let name = OsStr::new("x.sock");
-        let stale = StaleSocket::at(&directory, name, &path).expect("a socket");
-        let stale = stale.expect("stale");
-        // Another process is faster.
-        let live = ControlSocket::bind(&path).expect("bound");
-        let late = ControlSocket::bind(&other).expect("bound");
-        let staged = StagedFile {
-            directory: &directory,
-            name: "y.sock".into(),
-            file: late.file,
-        };
-        let replaced = staged.replace(&stale, name).expect("exchanged twice");
-        assert_eq!(replaced, Replaced::InUse);
-        let found = FileId::of(&directory, name).expect("there");
-        assert_eq!(found, live.file);
-    }
-
-    #[test]
-    fn what_is_no_socket_is_not_touched() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("file");
-        std::fs::write(&path, "mine").expect("write");
-        let error = ControlSocket::bind(&path).expect_err("a file");
-        assert!(matches!(error, SocketError::NotASocket { .. }), "{error}");
-        assert_eq!(std::fs::read(&path).expect("read"), b"mine");
-        let long = folder.path().join("x".repeat(120));
-        let error = ControlSocket::bind(&long).expect_err("long");
-        assert!(matches!(error, SocketError::TooLong { .. }), "{error}");
-    }
-
-    #[test]
-    fn another_file_at_the_path_is_left_alone_at_the_end() {
-        let folder = tempfile::tempdir().expect("tempdir");
-        let path = folder.path().join("x.sock");
-        let first = ControlSocket::bind(&path).expect("bound");
-        std::fs::remove_file(&path).expect("removed");
-        let second = ControlSocket::bind(&path).expect("bound");
-        drop(first);
-        assert!(path.exists());
-        drop(second);
-        assert!(!path.exists());
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! Outputs that users name.
 
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,8 @@ use rustix::fs::{FileType, Mode, OFlags, Stat, fstat, ftruncate, readlinkat};
 use rustix::io::Errno;
 
 use crate::beneath::{self, PRIVATE_FILE};
+use crate::descriptor;
+use crate::owner::Owner;
 use crate::walk::{self, is_trusted};
 
 /// Another process may replace the file between two looks so many times.
@@ -21,9 +23,17 @@ pub enum CreateError {
     /// The system's answer.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The path ends in `..` or is `/`.
-    #[error("it has no file name: name a file")]
+    /// The path ends in `/`, `.` or `..`.
+    #[error("it names a directory: name a file")]
     NoName,
+    /// The descriptor of this process is closed or not for writing, or hyprobe has opened it itself.
+    #[error(
+        "the descriptor {number} is not one that hyprobe was started with and may write to: redirect it, as in `{number}>FILE`"
+    )]
+    Descriptor {
+        /// The number.
+        number: i32,
+    },
     /// The name leads elsewhere.
     #[error(
         "it is a symbolic link to {target}, and no output is written through a link, which another user or program may have \
@@ -41,8 +51,8 @@ pub enum CreateError {
     ForeignLink {
         /// The link.
         link: PathBuf,
-        /// The number of its owner.
-        owner: u32,
+        /// Its owner.
+        owner: Owner,
     },
     /// The file belongs to another user.
     #[error(
@@ -51,9 +61,24 @@ pub enum CreateError {
     ForeignFile {
         /// The type of the file.
         found: &'static str,
-        /// The number of its owner.
-        owner: u32,
+        /// Its owner.
+        owner: Owner,
     },
+    /// The file has other names, which may be precious.
+    #[error(
+        "the file has {links} names (hard links), and its contents would be lost under each of them, one of which another user may \
+         have put here: remove this name, or name another file"
+    )]
+    HardLink {
+        /// The number of names.
+        links: u64,
+    },
+    /// The new folder is not the one that was opened.
+    #[error(
+        "another process has put its folder in place of the new one, or a file into it: name a folder in a directory that no other user \
+         can write to"
+    )]
+    Exchanged,
     /// Another process replaces the file all the time.
     #[error("another process keeps replacing it: name a file in a directory of your own")]
     Replaced,
@@ -67,16 +92,18 @@ impl From<Errno> for CreateError {
 
 /// Opens the output at `path` for writing: a new file with mode 0600, an empty regular file, or a FIFO or a device.
 ///
-/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors of this process. Any other symbolic link at the name
-/// is refused, and so are links of other users in the path, and files and FIFOs of other users. Root's files are not other users'. The
-/// open of a FIFO waits for a reader.
+/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors that this process has inherited: the output goes to a
+/// duplicate, and what the file has already stays. Any other symbolic link at the name
+/// is refused, and so are links of other users in the path, files and FIFOs of other users, and files with several names. Root's files
+/// are not other users'. The open of a FIFO waits for a reader.
 ///
 /// # Errors
 ///
 /// See [`CreateError`].
 pub fn create(path: &Path) -> Result<File, CreateError> {
-    if is_descriptor(path) {
-        return Ok(OpenOptions::new().write(true).truncate(true).open(path)?);
+    walk::file_name(path)?;
+    if let Some(number) = descriptor::named_by(path) {
+        return descriptor::duplicate(number);
     }
     let (directory, name) = walk::parent(path)?;
     for _ in 0..TRIES {
@@ -90,20 +117,6 @@ pub fn create(path: &Path) -> Result<File, CreateError> {
         }
     }
     Err(CreateError::Replaced)
-}
-
-/// Whether `path` names a descriptor of this process. What lies behind is the user's choice, whatever links lead there.
-fn is_descriptor(path: &Path) -> bool {
-    let is_number = |name: &OsStr| {
-        let name = name.as_encoded_bytes();
-        !name.is_empty() && name.iter().all(u8::is_ascii_digit)
-    };
-    let folder = path.parent().and_then(Path::to_str);
-    match (folder, path.file_name()) {
-        (Some("/dev"), Some(name)) => name == "stdout" || name == "stderr",
-        (Some("/dev/fd" | "/proc/self/fd"), Some(name)) => is_number(name),
-        _ => false,
-    }
 }
 
 /// A new file, unless there is one meanwhile.
@@ -146,12 +159,19 @@ fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
         true => Ok(()),
         false => Err(CreateError::ForeignFile {
             found,
-            owner: stat.st_uid,
+            owner: Owner::new(stat.st_uid),
         }),
     };
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::Symlink => Err(link_error(found)),
-        FileType::RegularFile => foreign("file"),
+        FileType::RegularFile => {
+            foreign("file")?;
+            match stat.st_nlink {
+                // Without a name, the file is not at the name any more: the open says so.
+                0 | 1 => Ok(()),
+                links => Err(CreateError::HardLink { links }),
+            }
+        }
         FileType::Fifo => foreign("FIFO"),
         _ => Ok(()),
     }
@@ -171,8 +191,7 @@ pub(crate) fn link_error(link: &OwnedFd) -> CreateError {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::io::{Read as _, Write as _};
-    use std::os::fd::AsRawFd as _;
+    use std::io::Write as _;
     use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
     use std::time::{Duration, Instant};
 
@@ -216,34 +235,30 @@ mod tests {
     }
 
     #[test]
+    fn file_with_another_name_is_refused_and_keeps_its_contents() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let (precious, path) = (folder.path().join("precious"), folder.path().join("out"));
+        fs::write(&precious, "mine").expect("written");
+        fs::hard_link(&precious, &path).expect("linked");
+        let error = create(&path).expect_err("two names");
+        assert!(
+            matches!(error, CreateError::HardLink { links: 2 }),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(&precious).expect("read"), "mine");
+
+        fs::remove_file(&path).expect("removed");
+        create(&precious).expect("one name");
+        assert_eq!(fs::read_to_string(&precious).expect("read"), "");
+    }
+
+    #[test]
     fn link_of_the_user_in_the_path_is_followed() {
         let folder = tempfile::tempdir().expect("tempdir");
         fs::create_dir(folder.path().join("real")).expect("mkdir");
         symlink("real", folder.path().join("link")).expect("link");
         create(&folder.path().join("link/out")).expect("created");
         assert!(folder.path().join("real/out").exists());
-    }
-
-    #[test]
-    fn descriptors_of_this_process_are_reached_through_their_links() {
-        let (mut reader, writer) = io::pipe().expect("a pipe");
-        for folder in ["/dev/fd", "/proc/self/fd"] {
-            let path = format!("{folder}/{}", writer.as_raw_fd());
-            let mut file = create(Path::new(&path)).expect("opened");
-            file.write_all(b"x").expect("written");
-            let mut byte = [0];
-            reader.read_exact(&mut byte).expect("read");
-            assert_eq!(&byte, b"x");
-        }
-        for (path, expected) in [
-            ("/dev/stdout", true),
-            ("/dev/stderr", true),
-            ("/dev/stdin", false),
-            ("/dev/fd/x", false),
-            ("/tmp/fd/1", false),
-        ] {
-            assert_eq!(is_descriptor(Path::new(path)), expected, "{path}");
-        }
     }
 
     #[test]
@@ -267,26 +282,42 @@ mod tests {
         let folder = tempfile::tempdir().expect("tempdir");
         let error = create(folder.path()).expect_err("a directory");
         assert!(matches!(error, CreateError::Io(_)), "{error}");
+        for end in ["out/", "out/.", "out//", ".", "..", ""] {
+            let path = folder.path().join(end);
+            let error = create(&path).expect_err("no name");
+            assert!(matches!(error, CreateError::NoName), "{end}: {error}");
+        }
         let error = create(Path::new("/")).expect_err("no name");
         assert!(matches!(error, CreateError::NoName), "{error}");
+        assert!(!folder.path().join("out").exists());
     }
 
-    /// Only root can give a file to another user. Without root, `walk` tests the rule.
+    /// Only root can give a file to another user. Without root, the rule itself gets the other user's number.
     #[test]
     fn file_and_fifo_of_another_user_are_refused_at_once() {
-        if !geteuid().is_root() {
-            return;
-        }
+        const OTHER: u32 = 65_534;
         let folder = tempfile::tempdir().expect("tempdir");
         let (file, fifo) = (folder.path().join("file"), folder.path().join("fifo"));
         fs::write(&file, "theirs").expect("written");
         mkfifoat(CWD, &fifo, Mode::from_raw_mode(0o666)).expect("a FIFO");
         for path in [&file, &fifo] {
-            chown(path, Some(65_534), None).expect("given away");
-            let began = Instant::now();
-            let error = create(path).expect_err("a stranger's");
-            assert!(matches!(error, CreateError::ForeignFile { .. }), "{error}");
-            assert!(began.elapsed() < Duration::from_secs(10));
+            let found: OwnedFd = rustix::fs::open(path, OFlags::PATH, Mode::empty()).expect("open");
+            let mut stat = fstat(&found).expect("open");
+            check(&stat, &found).expect("the user's");
+            stat.st_uid = OTHER;
+            let mut refused = vec![check(&stat, &found)];
+            if geteuid().is_root() {
+                chown(path, Some(OTHER), None).expect("given away");
+                let began = Instant::now();
+                refused.push(create(path).map(drop));
+                assert!(began.elapsed() < Duration::from_secs(10));
+            }
+            for result in refused {
+                match result.expect_err("another user's") {
+                    CreateError::ForeignFile { owner, .. } => assert_eq!(owner.uid(), OTHER),
+                    other => panic!("{other}"),
+                }
+            }
         }
         assert_eq!(fs::read_to_string(&file).expect("read"), "theirs");
     }

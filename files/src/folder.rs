@@ -5,8 +5,11 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, chownat, fstat, mkdirat, unlinkat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, Uid, fchown, fstat, mkdirat, unlinkat,
+};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::beneath::{self, PRIVATE_FOLDER};
 use crate::create::{CreateError, link_error, make};
@@ -40,15 +43,29 @@ impl Folder {
         self.is_new
     }
 
-    /// Makes another user the folder's owner.
+    /// Makes another user the owner of a new folder. A folder that was there before keeps its owner.
+    ///
+    /// Another user who can write to the parent can exchange the new folder with one of root's between `mkdirat` and the open: only an
+    /// empty folder of this user is given away. The other user could have made such a folder as well.
     ///
     /// # Errors
     ///
     /// See [`CreateError`].
     pub fn give_to(&self, uid: u32, gid: u32) -> Result<(), CreateError> {
-        let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
-        let itself = AtFlags::EMPTY_PATH;
-        Ok(chownat(&self.directory, "", Some(uid), Some(gid), itself)?)
+        if !self.is_new {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+        let itself = beneath::open(&self.directory, OsStr::new("."), flags, Mode::empty())?;
+        let is_own = fstat(&itself)?.st_uid == geteuid().as_raw();
+        if !is_own || !is_empty(&itself)? {
+            return Err(CreateError::Exchanged);
+        }
+        Ok(fchown(
+            &itself,
+            Some(Uid::from_raw(uid)),
+            Some(Gid::from_raw(gid)),
+        )?)
     }
 
     /// Opens the folder `name` in this one, and makes it with mode 0700 if there is none.
@@ -108,10 +125,19 @@ impl Folder {
     }
 }
 
+fn is_empty(directory: &OwnedFd) -> Result<bool, CreateError> {
+    for entry in Dir::read_from(directory)? {
+        if !matches!(entry?.file_name().to_bytes(), b"." | b"..") {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 
     use super::*;
 
@@ -158,5 +184,56 @@ mod tests {
             fs::read_to_string(elsewhere.join("file")).expect("read"),
             "mine"
         );
+    }
+
+    /// The folder `path` as if this process had made it.
+    fn as_new(path: &Path) -> Folder {
+        Folder {
+            is_new: true,
+            ..Folder::open_or_make(path).expect("found")
+        }
+    }
+
+    #[test]
+    fn folder_in_place_of_the_new_one_is_not_given_away() {
+        let own = geteuid().as_raw();
+        let group = rustix::process::getegid().as_raw();
+        let parent = tempfile::tempdir().expect("tempdir");
+        let path = parent.path().join("folder");
+        fs::create_dir(&path).expect("mkdir");
+        as_new(&path).give_to(own, group).expect("empty");
+
+        fs::write(path.join("file"), "mine").expect("written");
+        let error = as_new(&path).give_to(own, group).expect_err("not empty");
+        assert!(matches!(error, CreateError::Exchanged), "{error}");
+        let found = Folder::open_or_make(&path).expect("found");
+        found.give_to(own, group).expect("nothing to do");
+    }
+
+    /// Only root can give a folder away. Without root, the kernel refuses.
+    #[test]
+    fn new_folder_is_given_away_once() {
+        const OTHER: u32 = 65_534;
+        const THIRD: u32 = 65_533;
+        let parent = tempfile::tempdir().expect("tempdir");
+        let path = parent.path().join("folder");
+        let folder = Folder::open_or_make(&path).expect("made");
+        let owner = || fs::metadata(&path).expect("there").uid();
+        let given = folder.give_to(OTHER, OTHER);
+        if !geteuid().is_root() {
+            let error = given.expect_err("only root can");
+            assert!(matches!(error, CreateError::Io(_)), "{error}");
+            return assert_eq!(owner(), geteuid().as_raw());
+        }
+        given.expect("given away");
+        assert_eq!(owner(), OTHER);
+
+        let error = folder.give_to(THIRD, THIRD).expect_err("another user's");
+        assert!(matches!(error, CreateError::Exchanged), "{error}");
+        assert_eq!(owner(), OTHER);
+        chown(&path, Some(0), None).expect("taken back");
+        let found = Folder::open_or_make(&path).expect("found");
+        found.give_to(OTHER, OTHER).expect("nothing to do");
+        assert_eq!(owner(), 0);
     }
 }

@@ -5,6 +5,7 @@
 //!   function takes regular files only, and no more bytes than the caller allows.
 //! * [`create()`]: another user of the host may have put a symbolic link, a FIFO or a file at the name of an output. The function
 //!   writes through no link of another user, and makes files with mode 0600.
+//! * [`parent()`]: the directory of a file that the caller makes itself, such as a socket.
 //! * [`Folder`]: the artifacts of a test. Below the folder that the user names, no symbolic link is followed.
 //!
 //! ```text
@@ -18,11 +19,14 @@
 
 mod beneath;
 mod create;
+mod descriptor;
 mod folder;
+mod owner;
 mod read;
 mod walk;
 
 pub use create::{CreateError, create};
 pub use folder::Folder;
+pub use owner::Owner;
 pub use read::{ReadError, read};
-pub use walk::open_directory;
+pub use walk::{open_directory, parent};

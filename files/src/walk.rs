@@ -2,12 +2,13 @@
 //!
 //! A path may lead through links that the system's administrator or the user has made: `/var/run`, a moved home directory, the
 //! workspace of a CI job. A link that another user has made, in `/tmp` or in a shared directory, would let that user choose the file
-//! that hyprobe writes. The kernel's `fs.protected_symlinks` has the same rule for directories with the sticky bit; not every host sets it.
+//! that hyprobe writes. The kernel's `fs.protected_symlinks` refuses some of these links, in directories with the sticky bit that all users
+//! can write to; not every host sets it.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, mkdirat, open, openat, readlinkat};
@@ -16,6 +17,7 @@ use rustix::process::geteuid;
 
 use crate::beneath::PRIVATE_FOLDER;
 use crate::create::CreateError;
+use crate::owner::Owner;
 
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
@@ -85,7 +87,7 @@ pub(crate) fn directory(path: &Path, missing: Missing) -> Result<Walked, CreateE
             FileType::Symlink if !is_trusted(stat.st_uid) => {
                 return Err(CreateError::ForeignLink {
                     link: at,
-                    owner: stat.st_uid,
+                    owner: Owner::new(stat.st_uid),
                 });
             }
             FileType::Symlink if links < MAX_LINKS => {
@@ -123,7 +125,11 @@ fn enter(
     missing: Missing,
 ) -> Result<(OwnedFd, bool), CreateError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let open = || openat(directory, name, flags, Mode::empty());
+    // `DIRECTORY` makes the kernel mount what is mounted on demand. With `PATH` alone, it opens the directory below.
+    let open = || match openat(directory, name, flags | OFlags::DIRECTORY, Mode::empty()) {
+        Err(Errno::NOTDIR | Errno::LOOP) => openat(directory, name, flags, Mode::empty()),
+        opened => opened,
+    };
     match open() {
         Err(Errno::NOENT) if missing == Missing::Make => {
             let is_new = match mkdirat(directory, name, PRIVATE_FOLDER) {
@@ -138,9 +144,22 @@ fn enter(
     }
 }
 
-/// The directory of the file `path`, and the file's name in it.
-pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
-    let name = path.file_name().ok_or(CreateError::NoName)?;
+/// The last name of `path`. `Path::file_name` ignores `/` and `/.` at the end, which name a directory.
+pub(crate) fn file_name(path: &Path) -> Result<&OsStr, CreateError> {
+    let text = path.as_os_str().as_bytes();
+    match path.file_name() {
+        Some(name) if text.ends_with(name.as_bytes()) => Ok(name),
+        _ => Err(CreateError::NoName),
+    }
+}
+
+/// Opens the directory of the file `path`, and returns the file's name in it. Links of other users in the path are refused.
+///
+/// # Errors
+///
+/// See [`CreateError`].
+pub fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
+    let name = file_name(path)?;
     let parent = path.parent().unwrap_or(Path::new(""));
     let walked = directory(parent, Missing::Fail)?;
     Ok((walked.directory, name))
@@ -150,6 +169,11 @@ pub(crate) fn parent(path: &Path) -> Result<(OwnedFd, &OsStr), CreateError> {
 mod tests {
     use std::fs;
     use std::os::unix::fs::{MetadataExt as _, lchown, symlink};
+
+    use rustix::fs::fstatfs;
+    use rustix::mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen,
+    };
 
     use super::*;
 
@@ -196,6 +220,30 @@ mod tests {
         }
     }
 
+    /// debugfs mounts tracefs at `tracing` on demand. Without root there is no mount; the kernel's refusal is looked at instead.
+    #[test]
+    fn directory_that_is_mounted_on_demand_is_mounted() {
+        const TRACEFS_MAGIC: u64 = 0x7472_6163;
+        let context = match fsopen("debugfs", FsOpenFlags::FSOPEN_CLOEXEC) {
+            Err(Errno::NODEV) => {
+                let known = fs::read_to_string("/proc/filesystems").expect("read");
+                return assert!(!known.contains("debugfs"), "{known}");
+            }
+            Err(error) => return assert_eq!((error, geteuid().is_root()), (Errno::PERM, false)),
+            Ok(context) => context,
+        };
+        fsconfig_create(&context).expect("a file system");
+        let debugfs = fsmount(
+            &context,
+            FsMountFlags::FSMOUNT_CLOEXEC,
+            MountAttrFlags::empty(),
+        );
+        let debugfs = debugfs.expect("a mount without a path");
+        let (tracing, _) = enter(&debugfs, OsStr::new("tracing"), Missing::Fail).expect("there");
+        let found = fstatfs(&tracing).expect("open").f_type;
+        assert_eq!(u64::try_from(found), Ok(TRACEFS_MAGIC));
+    }
+
     /// Only root can give a link to another user. Without root, the rule itself is looked at.
     #[test]
     fn link_of_another_user_is_refused() {
@@ -210,7 +258,9 @@ mod tests {
         lchown(&link, Some(OTHER), Some(OTHER)).expect("given away");
         let error = directory(&link, Missing::Fail).expect_err("a stranger's");
         match error {
-            CreateError::ForeignLink { link: at, owner } => assert_eq!((at, owner), (link, OTHER)),
+            CreateError::ForeignLink { link: at, owner } => {
+                assert_eq!((at, owner.uid()), (link, OTHER))
+            }
             other => panic!("{other}"),
         }
     }
