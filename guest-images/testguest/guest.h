@@ -202,6 +202,8 @@ int user_debug_exception(const struct frame *frame);
 /* interrupts.c */
 int scenario_wait(u64 rounds);
 int scenario_nmi(u64 rounds);
+int scenario_smi(u64 argument);
+int scenario_init(u64 argument);
 
 /* ports.c */
 int scenario_outs(u64 rounds);

@@ -12,6 +12,8 @@
 #define APIC_ENABLED 0x1ff
 #define TO_ITSELF 0x40000
 #define AS_NMI 0x400
+#define AS_SMI 0x200
+#define AS_INIT 0x500
 #define EACH_TICK 0xb
 #define TICKS 2000
 #define VECTOR_NMI 2
@@ -111,4 +113,28 @@ int scenario_nmi(u64 rounds)
 	put_field(" nmis=", nmis);
 	end_line();
 	return 0;
+}
+
+static void give_up(u32 how)
+{
+	apic_write(APIC_SPURIOUS, APIC_ENABLED);
+	apic_write(APIC_COMMAND, how);
+	for (;;)
+		relax();
+}
+
+/* Into a mode whose memory this machine does not have. */
+int scenario_smi(u64 argument)
+{
+	(void)argument;
+	give_up(TO_ITSELF | AS_SMI);
+	return 1;
+}
+
+/* The first processor of a PC begins again at its firmware. */
+int scenario_init(u64 argument)
+{
+	(void)argument;
+	give_up(AS_INIT); /* to the processor with the number 0 */
+	return 1;
 }

@@ -57,6 +57,8 @@ static const struct scenario scenarios[] = {
 	{ "hostile", scenario_hostile, 1 },
 	{ "panic", scenario_panic, 0 },
 	{ "triple", scenario_triple, 0 },
+	{ "smi", scenario_smi, 0 },
+	{ "init", scenario_init, 0 },
 	{ "hang", scenario_hang, 0 },
 	{ "halt", scenario_halt, 0 },
 	{ "exit", scenario_exit, 0 },

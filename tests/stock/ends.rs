@@ -1,6 +1,7 @@
 //! Bad ends: the exit code and the summary say which.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use probes::GuestEnd;
@@ -101,4 +102,32 @@ fn a_console_that_cannot_be_written_is_a_failure_and_the_events_are_whole() {
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
     assert!(probe(&summary, "kprobe:__x64_sys_getpid").hits >= 10);
+}
+
+#[test]
+fn guest_that_interrupts_itself_for_system_management_is_told_so() {
+    let folder = tempfile::tempdir().expect("tempdir");
+    let kernel = guest_images::build_testguest(folder.path()).expect("the test guest compiles");
+    let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+        .args([
+            "run",
+            "--accel",
+            "nested",
+            "--memory",
+            "64M",
+            "--console",
+            "none",
+            "--timeout",
+            "60s",
+        ])
+        .args(["--cmdline", "run=calls=1,smi", "--kernel"])
+        .arg(kernel)
+        .output()
+        .expect("the command starts");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    assert!(
+        told.contains("vCPU 0 a system-management interrupt"),
+        "{told}"
+    );
 }

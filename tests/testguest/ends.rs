@@ -104,6 +104,20 @@ fn a_failure_of_the_guests_own_is_its_exit_code() {
     assert!(!ran.outcome.is_good());
 }
 
+/// `stock::ends` has the other way out of the machine, which this host's KVM may not know: system-management mode.
+#[test]
+fn guest_that_restarts_its_first_processor_has_no_firmware() {
+    let here = one();
+    let ran = here.guest("run=calls=1,init").run();
+    let (end, detail) = ran.end();
+    assert_eq!(end, GuestEnd::Failed);
+    let said = "no firmware to begin with";
+    assert!(
+        detail.is_some_and(|detail| detail.contains(said)),
+        "{detail:?}"
+    );
+}
+
 /// The last instruction that the guest executes is single-stepped, and does not come to an end.
 #[test]
 fn a_stepped_instruction_may_be_the_end() {

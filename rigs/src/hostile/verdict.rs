@@ -14,6 +14,11 @@ const BUGS: [&str; 4] = [
 /// What ends a run with exit code 3, and is KVM's: the guest has executed what a KVM that interprets ring 0 cannot. The address
 /// follows. A KVM on hardware executes it.
 const KVM: &str = "KVM cannot emulate the guest's instruction at 0x";
+/// The guest has left its machine: for system-management mode, whose memory it lacks, or for its firmware.
+const OUTSIDE: [&str; 2] = [
+    "a system-management interrupt, and this machine",
+    "by INIT, and this machine has no firmware",
+];
 /// The same for QEMU, in whose TCG the outer Linux runs: a crash. (SIGSYS would be hyprobe's own filter.)
 const QEMU: [&str; 3] = [
     "QEMU ended (signal 6)",
@@ -34,6 +39,8 @@ pub enum End {
     TimedOut,
     /// The rig's SIGTERM ended the run: 6.
     Interrupted,
+    /// The guest left its machine: 3.
+    Outside,
     /// KVM could not go on with the guest: 3.
     KvmGaveUp,
     /// The same, in hyprobe's own memory: the guest jumps there, too.
@@ -49,6 +56,7 @@ impl fmt::Display for End {
             Self::Crashed => "crashed",
             Self::TimedOut => "timed-out",
             Self::Interrupted => "interrupted",
+            Self::Outside => "outside",
             Self::KvmGaveUp => "kvm-gave-up",
             Self::KvmGaveUpInDetour => "kvm-gave-up-in-detour",
             Self::QemuEnded => "qemu-ended",
@@ -95,6 +103,7 @@ impl Left<'_> {
             (Some(5), Asked::Nothing) => Ok(End::TimedOut),
             (Some(5), _) => Err("the run was asked to end, and ended at its timeout".to_owned()),
             (Some(6), Asked::Signal) => Ok(End::Interrupted),
+            (Some(3), _) if contains(&OUTSIDE) => Ok(End::Outside),
             (Some(3), _) if contains(&QEMU) && !contains(&OUTER) => Ok(End::QemuEnded),
             (code, _) => match (code, self.gave_up_at(), self.interpreted_below) {
                 (Some(3), Some(at), Some(end)) if at < end => Ok(End::KvmGaveUp),
@@ -192,6 +201,8 @@ mod tests {
         };
         hardware.end().expect_err("such a KVM executes all");
         assert_eq!(hardware.why(), Some(kvm));
+        let outside = "the guest has restarted its vCPU 0 by INIT, and this machine has no firmware to begin with";
+        assert_eq!(end(3, outside, Asked::Nothing), Ok(End::Outside));
         let qemu = "error: QEMU ended (signal 6) before the nested run did";
         assert_eq!(end(3, qemu, Asked::Nothing), Ok(End::QemuEnded));
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvm_bindings::{
     KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -21,6 +21,8 @@ use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
+/// A processor begins here after a reset or an INIT, unless it waits for a start-up IPI.
+const RESET_VECTOR: u64 = 0xffff_fff0;
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
@@ -51,6 +53,22 @@ pub enum RunError {
         rip: u64,
         /// The instruction's bytes, as far as KVM told.
         bytes: Vec<u8>,
+    },
+    /// The guest has sent a vCPU a system-management interrupt.
+    #[error(
+        "the guest has sent its vCPU {vcpu} a system-management interrupt, and this machine has no memory for that mode"
+    )]
+    SystemManagement {
+        /// Which vCPU.
+        vcpu: usize,
+    },
+    /// The guest has sent its first vCPU an INIT.
+    #[error(
+        "the guest has restarted its vCPU {vcpu} by INIT, and this machine has no firmware to begin with"
+    )]
+    NoFirmware {
+        /// Which vCPU.
+        vcpu: usize,
     },
     /// An exit that this VMM has no answer to.
     #[error(
@@ -260,16 +278,25 @@ impl StoppedVcpu<'_> {
             (Otherwise::Msr, Trap::MsrWrite { index, value }) => {
                 self.complete_msr_write(index, value)?;
             }
-            (Otherwise::Fail, _) => {
-                let rip = self.regs()?.rip;
-                return Err(RunError::EmulationFailure {
-                    rip,
-                    bytes: failed_instruction(self.fd),
-                });
-            }
+            (Otherwise::Fail, _) => return Err(self.emulation_failure()?),
             (Otherwise::Continue | Otherwise::Memory | Otherwise::Msr, _) => (),
         }
         Ok(())
+    }
+
+    /// Why KVM could not emulate the instruction. Where the machine has no memory, KVM reads no instruction either.
+    fn emulation_failure(&mut self) -> Result<RunError, VcpuError> {
+        let (rip, vcpu) = (self.regs()?.rip, self.index);
+        let cs = self.sregs()?.cs;
+        let is_in_smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
+        Ok(match (is_in_smm, cs.base.wrapping_add(rip)) {
+            (true, _) => RunError::SystemManagement { vcpu },
+            (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
+            (false, _) => RunError::EmulationFailure {
+                rip,
+                bytes: failed_instruction(self.fd),
+            },
+        })
     }
 
     /// Runs the guest until its next exit, and answers it if a device can.
