@@ -6,7 +6,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
-use super::frame::{Channel, Frame};
+use super::frame::{Channel, Frame, Message};
 use super::link::{Link, Opened};
 
 /// More than all windows: the answer never waits for room.
@@ -28,11 +28,16 @@ pub async fn rewrite(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
 }
 
 /// Follows the frames in `pieces`, and lets all tasks run after each piece. The clients of all channels send back what they
-/// receive. `connected` channels are open from the beginning, as on the outer side. Returns the frames that this side writes.
+/// receive. `connected` channels are open from the beginning, as on the outer side. In the end, the other side resets the channels that are
+/// left. Returns the frames that this side writes.
 ///
 /// # Errors
 ///
 /// If the other side breaks the rules.
+///
+/// # Panics
+///
+/// If a task has panicked, or if channels or tasks are left after the resets.
 pub async fn follow(pieces: Vec<Vec<u8>>, connected: u8) -> io::Result<Vec<u8>> {
     let (to, mut answer) = tokio::io::duplex(ANSWER_BYTES);
     let (from, mut port) = tokio::io::duplex(ANSWER_BYTES);
@@ -40,7 +45,9 @@ pub async fn follow(pieces: Vec<Vec<u8>>, connected: u8) -> io::Result<Vec<u8>> 
     let writing = tokio::spawn(writing);
     let (mut tasks, mut clients) = (JoinSet::new(), Clients::new(link.clone()));
     for channel in 0..Channel::from(connected) {
-        let stream = clients.opened().ok_or(io::ErrorKind::QuotaExceeded)?;
+        let stream = (&mut clients)
+            .opened()
+            .ok_or(io::ErrorKind::QuotaExceeded)?;
         link.connect(channel, stream, &mut tasks);
     }
     let feeding = tokio::spawn(async move {
@@ -54,16 +61,37 @@ pub async fn follow(pieces: Vec<Vec<u8>>, connected: u8) -> io::Result<Vec<u8>> 
             }
         }
     });
-    let followed = link.follow(from, clients, &mut tasks).await;
-    link.hang_up();
+    let followed = link.follow(from, &mut clients, &mut tasks).await;
     feeding.abort();
+    if followed.is_ok() {
+        let resets = link.resets();
+        let reset = link.follow(&resets[..], &mut clients, &mut tasks).await;
+        reset.expect("a reset is always allowed");
+        assert_eq!(link.channels(), 0, "a channel is left");
+        // A task that never ends is a timeout.
+        while let Some(task) = tasks.join_next().await {
+            task.expect("a channel's task does not panic");
+        }
+    }
+    link.hang_up();
     tasks.shutdown().await;
-    assert_eq!(link.channels(), 0, "a channel is left");
     drop(link);
     let mut frames = Vec::new();
     answer.read_to_end(&mut frames).await?;
     writing.await?;
     followed.map(|()| frames)
+}
+
+impl Link {
+    /// A reset of each channel.
+    fn resets(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for channel in self.numbers() {
+            let message = Message::Reset;
+            Frame { channel, message }.write(&mut bytes);
+        }
+        bytes
+    }
 }
 
 /// Clients that send back what they receive.
@@ -81,7 +109,7 @@ impl Clients {
     }
 }
 
-impl Opened for Clients {
+impl Opened for &mut Clients {
     fn opened(&mut self) -> Option<UnixStream> {
         if self.link.channels() >= CHANNELS {
             return None;

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -29,15 +30,23 @@ pub(super) struct Link {
     gone: Arc<Notify>,
 }
 
+/// A connection: what the table and the connection's tasks share. After a reset, the other side may open the channel again while tasks of
+/// the former connection still run.
+#[derive(Debug)]
+struct Connection {
+    channel: Channel,
+    /// Bytes that have arrived and have not been passed on.
+    waiting: AtomicUsize,
+    /// Bytes that the other side has room for.
+    room: Semaphore,
+}
+
 /// How to reach a channel's tasks.
 #[derive(Debug)]
 struct Known {
     /// For the connection; no more than the window is ever in it.
     arrived: mpsc::UnboundedSender<Vec<u8>>,
-    /// Of those, bytes that have not been passed on.
-    waiting: usize,
-    /// Bytes that the other side has room for.
-    room: Arc<Semaphore>,
+    connection: Arc<Connection>,
     /// The other side has said that no more comes.
     ended: bool,
 }
@@ -71,6 +80,12 @@ impl Link {
         self.table().len()
     }
 
+    /// The numbers of all channels.
+    #[cfg(feature = "fuzzing")]
+    pub(super) fn numbers(&self) -> Vec<Channel> {
+        self.table().keys().copied().collect()
+    }
+
     /// A number that no channel has.
     pub(super) fn unused(&self, after: Channel) -> Channel {
         let table = self.table();
@@ -96,24 +111,28 @@ impl Link {
     /// Nothing more comes from the other side.
     pub(super) fn hang_up(&self) {
         for (_, known) in self.table().drain() {
-            known.room.close();
+            known.connection.room.close();
         }
         self.gone.notify_waiters();
     }
 
     /// Says something on behalf of whoever opens channels.
     pub(super) async fn announce(&self, frame: Frame) {
-        self.say(frame.channel, frame.message).await;
+        // An error means that the link is over.
+        let _ = self.frames.send(frame).await;
     }
 
     /// Connects `stream` to `channel`.
     pub(super) fn connect(&self, channel: Channel, stream: UnixStream, tasks: &mut JoinSet<()>) {
         let (arrived, arriving) = mpsc::unbounded_channel();
-        let room = Arc::new(Semaphore::new(WINDOW_BYTES));
+        let connection = Arc::new(Connection {
+            channel,
+            waiting: AtomicUsize::new(0),
+            room: Semaphore::new(WINDOW_BYTES),
+        });
         let known = Known {
             arrived,
-            waiting: 0,
-            room: Arc::clone(&room),
+            connection: Arc::clone(&connection),
             ended: false,
         };
         self.table().insert(channel, known);
@@ -121,25 +140,43 @@ impl Link {
         let link = self.clone();
         tasks.spawn(async move {
             let ((), ()) = tokio::join!(
-                link.send(channel, from, &room),
-                link.deliver(channel, to, arriving)
+                link.send(&connection, from),
+                link.deliver(&connection, to, arriving)
             );
-            link.forget(channel);
+            link.forget(&connection);
         });
     }
 
-    fn forget(&self, channel: Channel) {
-        self.table().remove(&channel);
+    /// Whether the channel is this connection's, and not that of a later connection, or gone.
+    fn is_current(&self, connection: &Arc<Connection>) -> bool {
+        let table = self.table();
+        let known = table.get(&connection.channel);
+        known.is_some_and(|known| Arc::ptr_eq(&known.connection, connection))
+    }
+
+    /// Removes the connection from the table, if it is there.
+    fn forget(&self, connection: &Arc<Connection>) {
+        if self.is_current(connection) {
+            self.table().remove(&connection.channel);
+        }
         self.gone.notify_waiters();
     }
 
-    async fn say(&self, channel: Channel, message: Message) {
+    /// Says something about the connection, unless the channel is no longer this connection's: the frame would be about a later one.
+    async fn say(&self, connection: &Arc<Connection>, message: Message) {
         // An error means that the link is over.
-        let _ = self.frames.send(Frame { channel, message }).await;
+        let Ok(place) = self.frames.reserve().await else {
+            return;
+        };
+        if self.is_current(connection) {
+            let channel = connection.channel;
+            place.send(Frame { channel, message });
+        }
     }
 
     /// From the connection to the other side.
-    async fn send(&self, channel: Channel, mut from: OwnedReadHalf, room: &Semaphore) {
+    async fn send(&self, connection: &Arc<Connection>, mut from: OwnedReadHalf) {
+        let room = &connection.room;
         let mut bytes = vec![0; PAYLOAD_BYTES];
         loop {
             // A closed semaphore is a channel that is over.
@@ -153,13 +190,13 @@ impl Link {
                 () = closed(room) => return,
             };
             match read {
-                Ok(0) => return self.say(channel, Message::End).await,
+                Ok(0) => return self.say(connection, Message::End).await,
                 Ok(read) => {
                     room.add_permits(more + 1 - read);
                     let data = Message::Data(bytes[..read].to_vec());
-                    self.say(channel, data).await;
+                    self.say(connection, data).await;
                 }
-                Err(_) => return self.reset(channel).await,
+                Err(_) => return self.reset(connection).await,
             }
         }
     }
@@ -167,7 +204,7 @@ impl Link {
     /// From the other side to the connection.
     async fn deliver(
         &self,
-        channel: Channel,
+        connection: &Arc<Connection>,
         mut to: OwnedWriteHalf,
         mut arriving: mpsc::UnboundedReceiver<Vec<u8>>,
     ) {
@@ -176,27 +213,27 @@ impl Link {
                 break;
             }
             if to.write_all(&bytes).await.is_err() {
-                return self.reset(channel).await;
+                return self.reset(connection).await;
             }
-            if let Some(known) = self.table().get_mut(&channel) {
-                known.waiting -= bytes.len();
-            }
+            connection.waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
             let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            self.say(channel, Message::Passed(count)).await;
+            self.say(connection, Message::Passed(count)).await;
         }
         // An error means that the client has gone, which reading from it tells.
         let _ = to.shutdown().await;
     }
 
     /// The connection is broken: neither direction goes on.
-    async fn reset(&self, channel: Channel) {
-        self.close(channel);
-        self.say(channel, Message::Reset).await;
+    async fn reset(&self, connection: &Arc<Connection>) {
+        connection.room.close();
+        self.say(connection, Message::Reset).await;
+        self.forget(connection);
     }
 
+    /// The other side has reset the channel.
     fn close(&self, channel: Channel) {
         if let Some(known) = self.table().remove(&channel) {
-            known.room.close();
+            known.connection.room.close();
         }
         self.gone.notify_waiters();
     }
@@ -222,7 +259,10 @@ impl Link {
                     }
                     match opened.opened() {
                         Some(stream) => self.connect(channel, stream, tasks),
-                        None => self.say(channel, Message::Reset).await,
+                        None => {
+                            let message = Message::Reset;
+                            self.announce(Frame { channel, message }).await;
+                        }
                     }
                 }
                 Message::Data(bytes) => self.arrive(channel, bytes)?,
@@ -236,12 +276,13 @@ impl Link {
 
     /// What is for a channel that has gone here was under way when it went.
     fn arrive(&self, channel: Channel, bytes: Vec<u8>) -> io::Result<()> {
-        let mut table = self.table();
-        let Some(known) = table.get_mut(&channel) else {
+        let table = self.table();
+        let Some(known) = table.get(&channel) else {
             return Ok(());
         };
-        known.waiting += bytes.len();
-        if known.waiting > WINDOW_BYTES || known.ended {
+        let waiting = &known.connection.waiting;
+        let before = waiting.fetch_add(bytes.len(), Ordering::Relaxed);
+        if before + bytes.len() > WINDOW_BYTES || known.ended {
             return Err(broken("a channel has more bytes than it may"));
         }
         // An error means that nobody takes them any more; its reset is under way.
@@ -267,11 +308,12 @@ impl Link {
         let Some(known) = table.get(&channel) else {
             return Ok(());
         };
+        let room = &known.connection.room;
         let count = usize::try_from(count).unwrap_or(usize::MAX);
-        if count > WINDOW_BYTES.saturating_sub(known.room.available_permits()) {
+        if count > WINDOW_BYTES.saturating_sub(room.available_permits()) {
             return Err(broken("a channel has passed on more bytes than it got"));
         }
-        known.room.add_permits(count);
+        room.add_permits(count);
         Ok(())
     }
 }
@@ -304,4 +346,98 @@ async fn write(mut queued: mpsc::Receiver<Frame>, mut to: impl AsyncWrite + Unpi
     }
     // An error means that the other side has ended.
     let _ = to.shutdown().await;
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::DuplexStream;
+
+    use super::*;
+
+    const CHANNEL: Channel = 7;
+
+    /// Opens connections on this host's sockets, and keeps the clients' ends.
+    #[derive(Default)]
+    struct Sockets(Vec<UnixStream>);
+
+    impl Opened for &mut Sockets {
+        fn opened(&mut self) -> Option<UnixStream> {
+            let (ours, theirs) = UnixStream::pair().ok()?;
+            self.0.push(theirs);
+            Some(ours)
+        }
+    }
+
+    /// Follows frames that have all arrived before a channel's task runs, and then lets the tasks run. Returns the link, the
+    /// clients, the tasks and the answer.
+    async fn follow_at_once(messages: Vec<Message>) -> (Link, Sockets, JoinSet<()>, DuplexStream) {
+        let (to, answer) = tokio::io::duplex(BATCH_BYTES);
+        let (link, writing) = Link::new(to);
+        tokio::spawn(writing);
+        let mut bytes = Vec::new();
+        for message in messages {
+            let channel = CHANNEL;
+            Frame { channel, message }.write(&mut bytes);
+        }
+        let (mut sockets, mut tasks) = (Sockets::default(), JoinSet::new());
+        let followed = link.follow(&bytes[..], &mut sockets, &mut tasks).await;
+        followed.expect("the frames keep to the rules");
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        (link, sockets, tasks, answer)
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().event_interval(1).build();
+        runtime.expect("a runtime").block_on(test);
+    }
+
+    #[test]
+    fn reopened_channel_belongs_to_its_new_connection() {
+        run(async {
+            let (link, mut sockets, mut tasks, _answer) = follow_at_once(vec![
+                Message::Open,
+                Message::Data(vec![1; 10]),
+                Message::Reset,
+                Message::Open,
+                Message::Data(vec![2; 20]),
+            ])
+            .await;
+            let first = tasks.join_next().await.expect("the first connection's");
+            first.expect("the first connection's task does not panic");
+            assert_eq!(link.channels(), 1, "the new connection is forgotten");
+            let mut bytes = [0; 20];
+            let read = sockets.0[1].read_exact(&mut bytes).await;
+            assert_eq!((read.expect("bytes"), bytes), (20, [2; 20]));
+            // The window is as large as that of any connection.
+            for _ in 0..WINDOW_BYTES / PAYLOAD_BYTES {
+                let arrived = link.arrive(CHANNEL, vec![3; PAYLOAD_BYTES]);
+                arrived.expect("there is room");
+            }
+            let more = link.arrive(CHANNEL, vec![3]);
+            more.expect_err("the window is full");
+        });
+    }
+
+    #[test]
+    fn reset_connection_says_nothing_about_reopened_channel() {
+        run(async {
+            let (link, sockets, mut tasks, mut answer) = follow_at_once(vec![
+                Message::Open,
+                Message::Data(vec![1; 10]),
+                Message::Reset,
+                Message::Open,
+            ])
+            .await;
+            let first = tasks.join_next().await.expect("the first connection's");
+            first.expect("the first connection's task does not panic");
+            tasks.shutdown().await;
+            drop((link, sockets));
+            let mut frames = Vec::new();
+            answer.read_to_end(&mut frames).await.expect("the answer");
+            assert_eq!(frames, b"", "the first connection's frames");
+        });
+    }
 }

@@ -1,6 +1,9 @@
 //! The decompressed vmlinux.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, LazyLock},
+};
 
 use object::{
     LittleEndian, elf,
@@ -18,6 +21,10 @@ const MAX_SEGMENTS: usize = 64;
 const MAX_BANNER_BYTES: usize = 512;
 /// Kernel addresses have the top bit set; the per-CPU segment of older kernels is linked at 0.
 const KERNEL_HALF: u64 = 1 << 63;
+
+/// The first bytes of the banner.
+static BANNER: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"(?-u)Linux version [0-9]").expect("a valid pattern"));
 
 /// Why bytes are not a kernel image.
 #[derive(Debug, Error)]
@@ -248,10 +255,9 @@ impl ImageSource for KernelImage {
 }
 
 fn find_banner(bytes: &[u8], segments: &[Segment]) -> Option<String> {
-    let start = Regex::new(r"(?-u)Linux version [0-9]").ok()?;
     segments.iter().find_map(|segment| {
         let held = bytes.get(segment.file_offset..segment.file_offset + segment.file_size)?;
-        let text = &held[start.find(held)?.start()..];
+        let text = &held[BANNER.find(held)?.start()..];
         let text = &text[..text.len().min(MAX_BANNER_BYTES)];
         let end = text
             .iter()

@@ -266,22 +266,32 @@ impl Aggregate {
             Self::Sum(_) => drop(word.fetch_add(value, Ordering::Relaxed)),
             Self::Min(_) => replace(|value, now| value < now),
             Self::Max(_) => replace(|value, now| value > now),
-            Self::Hist(_) | Self::Lhist { .. } => drop(word.fetch_add(1, Ordering::Relaxed)),
+            Self::Hist(_) | Self::Lhist { .. } => increment(word),
         }
-        count.fetch_add(1, Ordering::Relaxed);
+        increment(count);
     }
 
-    /// Puts the result in `other` to that in `words`.
+    /// Adds the result in `other` to the result in `words`. A sum wraps, as [`add`](Self::add) does. A count ends at the greatest number:
+    /// a guest's kernel can write any number to the counters of detours.
     pub fn merge(&self, words: &mut [u64], other: &[u64]) {
         for (index, (word, other)) in words.iter_mut().zip(other).enumerate() {
             let (signed, other_signed) = (word.cast_signed(), other.cast_signed());
             *word = match self {
                 Self::Min(_) if index == FIRST => signed.min(other_signed).cast_unsigned(),
                 Self::Max(_) if index == FIRST => signed.max(other_signed).cast_unsigned(),
-                _ => word.wrapping_add(*other),
+                Self::Sum(_) if index == FIRST => word.wrapping_add(*other),
+                _ => word.saturating_add(*other),
             };
         }
     }
+}
+
+/// Counts a value. A count ends at the greatest number.
+fn increment(count: &AtomicU64) {
+    // An error means that the count has ended.
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+        now.checked_add(1)
+    });
 }
 
 impl FromStr for Aggregate {

@@ -235,6 +235,37 @@ fn read(words: &[AtomicU64]) -> Vec<u64> {
         .collect()
 }
 
+/// A guest's kernel can write any number to the counters of detours.
+#[test]
+fn overwritten_words_leave_counts_at_the_greatest_number() {
+    for text in ["sum(arg0)", "hist(arg0)", "lhist(arg0, 0, 10, 1)"] {
+        let aggregate: Aggregate = text.parse().expect(text);
+        let words = words(&aggregate);
+        aggregate.add(&words, 0);
+        let mut merged = read(&words);
+        aggregate.merge(&mut merged, &vec![u64::MAX; aggregate.words()]);
+        let merged: Vec<AtomicU64> = merged.into_iter().map(AtomicU64::new).collect();
+        aggregate.add(&merged, 0);
+        let counts = match aggregate.result(&read(&merged)) {
+            // The sum wraps: it is that of signed numbers.
+            AggregateResult::Sum { count, value, .. } => {
+                assert_eq!(value, -1);
+                vec![count]
+            }
+            AggregateResult::Hist { count, buckets, .. } => {
+                let counts = buckets.iter().map(|bucket| bucket.count);
+                counts.chain([count]).collect()
+            }
+            AggregateResult::Lhist { count, buckets, .. } => {
+                let counts = buckets.iter().map(|bucket| bucket.count);
+                counts.chain([count]).collect()
+            }
+            other => panic!("{other:?}"),
+        };
+        assert!(counts.iter().all(|count| *count == u64::MAX), "{counts:?}");
+    }
+}
+
 #[test]
 fn a_result_is_shown_as_bpftrace_does() {
     let shown = |text: &str, values: &[i64]| {

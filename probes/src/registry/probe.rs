@@ -61,6 +61,14 @@ struct Status {
     unoptimised: Option<String>,
 }
 
+/// Adds `times` to `count`, which ends at the greatest number: a guest's kernel can write any number to the counters of detours.
+fn add(count: &AtomicU64, times: u64) {
+    // The closure always returns a number.
+    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
+        Some(now.saturating_add(times))
+    });
+}
+
 const TIER_NONE: u8 = 0;
 const TIER_EMULATED: u8 = 1;
 const TIER_RELOCATED: u8 = 2;
@@ -179,7 +187,7 @@ impl Probe {
 
     /// Counts a hit with an exit.
     pub(crate) fn count_hit(&self) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
+        add(&self.hits, 1);
         self.count_exit();
     }
 
@@ -223,7 +231,7 @@ impl Probe {
     fn end_counting(&self, counted: &mut Option<Words>) {
         if let Some(words) = counted.take() {
             let in_detour = self.in_detour(&words);
-            self.hits.fetch_add(in_detour.hits, Ordering::Relaxed);
+            add(&self.hits, in_detour.hits);
             self.count_missed(Missed::RingFull, in_detour.dropped);
             if let Purpose::Aggregate(aggregated) = &self.purpose {
                 aggregated.merge(&words.read());
@@ -253,10 +261,10 @@ impl Probe {
             hits: self
                 .hits
                 .load(Ordering::Relaxed)
-                .wrapping_add(in_detour.hits),
+                .saturating_add(in_detour.hits),
             dropped: self
                 .missed_for(Missed::RingFull)
-                .wrapping_add(in_detour.dropped),
+                .saturating_add(in_detour.dropped),
         }
     }
 
@@ -277,7 +285,7 @@ impl Probe {
 
     /// Counts a hit from a detour's record, without an exit.
     pub(crate) fn count_recorded(&self) {
-        self.hits.fetch_add(1, Ordering::Relaxed);
+        add(&self.hits, 1);
     }
 
     /// The work of a detour at a hit; none if the hit needs an exit.
@@ -352,7 +360,7 @@ impl Probe {
 
     fn count_missed(&self, why: Missed, times: u64) {
         if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
-            self.missed[index].fetch_add(times, Ordering::Relaxed);
+            add(&self.missed[index], times);
         }
     }
 
@@ -462,5 +470,39 @@ mod tests {
             is_done.store(true, Ordering::Release);
         });
         assert_eq!(probe.summary().hits, 7 * ROUNDS);
+    }
+
+    /// A probe whose detour counts in the words that are returned.
+    fn probe_with_detour(purpose: Purpose) -> (Probe, Words) {
+        let words = Words::of(Arc::new(FakeMemory::new(vec![0; 16])));
+        let probe = Probe::new(ProbeId(1), "probe".into(), purpose, None, true);
+        probe.count_in(words.clone()).expect("written");
+        (probe, words)
+    }
+
+    #[test]
+    fn overwritten_counter_leaves_hits_at_the_greatest_number() {
+        let (probe, words) = probe_with_detour(Purpose::Count);
+        probe.count_hit();
+        words.write(&[u64::MAX]).expect("written");
+        assert_eq!(probe.summary().hits, u64::MAX);
+        probe.count_in_none();
+        assert_eq!(probe.summary().hits, u64::MAX);
+        probe.count_hit();
+        probe.count_recorded();
+        assert_eq!(probe.summary().hits, u64::MAX);
+    }
+
+    #[test]
+    fn overwritten_counter_leaves_missed_at_the_greatest_number() {
+        let (probe, words) = probe_with_detour(Purpose::Trace);
+        let missed = || probe.summary().missed.into_values().collect::<Vec<_>>();
+        probe.miss(Missed::RingFull);
+        words.write(&[u64::MAX]).expect("written");
+        assert_eq!(missed(), [u64::MAX]);
+        probe.count_in_none();
+        assert_eq!(missed(), [u64::MAX]);
+        probe.miss(Missed::RingFull);
+        assert_eq!(missed(), [u64::MAX]);
     }
 }
