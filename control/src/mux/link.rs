@@ -4,6 +4,7 @@
 //! that copy, one for each direction. A channel's copying tasks own its connection; the table knows how to reach them.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -156,8 +157,11 @@ impl Link {
 
     /// Removes the connection from the table, if it is there.
     fn forget(&self, connection: &Arc<Connection>) {
-        if self.is_current(connection) {
-            self.table().remove(&connection.channel);
+        // One lock for both: between two, the channel could become a later connection's.
+        if let Entry::Occupied(known) = self.table().entry(connection.channel)
+            && Arc::ptr_eq(&known.get().connection, connection)
+        {
+            known.remove();
         }
         self.gone.notify_waiters();
     }
