@@ -126,3 +126,15 @@ impl Diagnostic for Located<'_> {
         self.manifest.source_code()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn message_keeps_its_lines_and_loses_characters_that_control_a_terminal() {
+        assert_eq!(lines("a\u{1b}[31m\n  b\u{7}"), "a\\x1b[31m\n  b\\x07");
+        let error = std::io::Error::other("x\u{9b}y");
+        assert_eq!(in_one_line(&error), "x\\u{9b}y");
+    }
+}

@@ -36,7 +36,7 @@ pub enum CreateError {
     },
     /// The name leads elsewhere.
     #[error(
-        "it is a symbolic link to {target}, and no output is written through a link, which another user or program may have \
+        "it is a symbolic link to {target:?}, and no output is written through a link, which another user or program may have \
          put there: remove the link, or name the file itself"
     )]
     Link {
@@ -45,7 +45,7 @@ pub enum CreateError {
     },
     /// A link in the path belongs to another user.
     #[error(
-        "{link} is a symbolic link of the user {owner}, who could choose the file that is written: name the directory itself, \
+        "{link:?} is a symbolic link of the user {owner}, who could choose the file that is written: name the directory itself, \
          without the link"
     )]
     ForeignLink {
@@ -232,6 +232,17 @@ mod tests {
         let error = create(&link).expect_err("a link");
         assert!(matches!(error, CreateError::Link { .. }), "{error}");
         assert!(!target.exists());
+    }
+
+    #[test]
+    fn target_of_a_link_forges_no_line_of_the_message() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        let link = folder.path().join("link");
+        symlink("\u{1b}[2J\nerror: fake", &link).expect("link");
+        let told = create(&link).expect_err("a link").to_string();
+        let quoted = r#"link to "\u{1b}[2J\nerror: fake","#;
+        assert!(told.contains(quoted), "{told}");
+        assert!(!told.contains(char::is_control), "{told}");
     }
 
     #[test]
