@@ -20,6 +20,11 @@ rss=1024 allocation=256 input_seconds=10
 # A kernel of 512 MiB may be unpacked, and its vector doubles its capacity.
 [ "$name" != boot_image ] || rss=3072 allocation=1100
 
+# The greatest length of an input. libFuzzer's length control stays off: it grows the length with the number of runs, so a slow target would
+# see inputs of some bytes only.
+max_len=1024
+[ ! -d "fuzz/seeds/$name" ] || max_len=4096
+
 # RUSTFLAGS replaces the flags in .cargo/config.toml.
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 -Cforce-frame-pointers=yes \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
@@ -33,5 +38,5 @@ mkdir -p "$corpus" "$findings"
 seeds=()
 [ ! -d "fuzz/seeds/$name" ] || seeds=("fuzz/seeds/$name")
 exec "$target/x86_64-unknown-linux-gnu/fuzz/$name" -max_total_time="$seconds" -print_final_stats=1 \
-    -timeout="$input_seconds" -rss_limit_mb="$rss" -malloc_limit_mb="$allocation" \
+    -len_control=0 -max_len="$max_len" -timeout="$input_seconds" -rss_limit_mb="$rss" -malloc_limit_mb="$allocation" \
     -artifact_prefix="$findings/" "${options[@]}" "$corpus" "${seeds[@]}"

@@ -2,22 +2,43 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
+use std::sync::LazyLock;
+
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
-use hyprobe_fuzz::{Damage, fuzz_target};
-use introspect::{Btf, Gva, KernelImage, KernelLayout, PatchSites, SymbolTable, kallsyms};
+use hyprobe_fuzz::{Damage, Symbols, fuzz_target, kernel_file};
+use introspect::patchsites::synthetic::TEXT;
+use introspect::{Btf, Gva, KernelImage, KernelLayout, Modules, PatchSites, kallsyms};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
-use vmm::boot::synthetic::{Packer, Segment, bzimage, elf};
+use vmm::boot::synthetic::{Packer, bzimage};
 use vmm::boot::{BootMethod, BootRequest, KernelFile, LoadedKernel, prepare};
 
 const RAM_BYTES: usize = 8 << 20;
-const TEXT: u64 = 0xffff_ffff_8100_0000;
 /// The largest kernel that is searched for symbols: a payload of some bytes unpacks to 512 MiB.
 const SEARCHED_BYTES: usize = 1 << 20;
+
+/// The symbols of [`KERNELS`].
+const SYMBOLS: [Symbols; 2] = [Symbols::Kallsyms, Symbols::Sections];
+static KERNELS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| SYMBOLS.map(kernel_file));
+/// The files of the undamaged kernels: packing takes longer than all the rest.
+static PACKED: LazyLock<Vec<(Packer, Symbols, Vec<u8>)>> = LazyLock::new(|| {
+    let packers = Packer::ALL.into_iter();
+    let pairs = packers.flat_map(|packer| {
+        SYMBOLS
+            .into_iter()
+            .zip(&*KERNELS)
+            .map(move |pair| (packer, pair))
+    });
+    pairs
+        .map(|(packer, (symbols, kernel))| (packer, symbols, bzimage(&packer.pack(kernel))))
+        .collect()
+});
 
 /// What the file is, and the changes to it.
 #[derive(Arbitrary, Debug)]
 struct Case {
     format: Format,
+    /// Whether sections hold the kernel's symbols and types.
+    has_sections: bool,
     /// To the ELF file, before it is packed.
     kernel: Vec<Damage>,
     /// To the file.
@@ -50,12 +71,12 @@ impl Format {
 }
 
 fuzz_target!(|case: Case| {
-    let is_booted = boot(case.bytes());
+    let is_accepted = boot(case.bytes());
     let is_whole = case.kernel.is_empty() && case.file.is_empty();
-    assert!(is_booted || !is_whole, "a valid kernel is refused");
+    assert!(is_accepted || !is_whole, "a valid kernel is refused");
 });
 
-/// Loads the kernel in each way that its format has, and reads it. Whether a direct boot is possible.
+/// Loads the kernel in each way that its format has, and reads it. Whether a direct boot is possible, and all is found that is read.
 fn boot(file: Vec<u8>) -> bool {
     let Ok(kernel) = KernelFile::from_bytes("kernel", file) else {
         return false;
@@ -64,35 +85,38 @@ fn boot(file: Vec<u8>) -> bool {
     let Ok(vmlinux) = kernel.vmlinux() else {
         return false;
     };
-    read(&vmlinux);
-    load(&kernel, BootMethod::Direct, &vmlinux)
+    let is_read = read(&vmlinux);
+    load(&kernel, BootMethod::Direct, &vmlinux) && is_read
 }
 
 impl Case {
     fn bytes(&self) -> Vec<u8> {
-        let mut text = b"Linux version 6.1.0-fuzz (somebody@example) #1 SMP\n\0".to_vec();
-        text.resize(0x400, 0x90);
-        let segments = [
-            Segment {
-                paddr: 0x10_0000,
-                vaddr: TEXT,
-                bytes: &text,
-                memsz: 0x1000,
-            },
-            Segment {
-                paddr: 0x20_0000,
-                vaddr: 0x1000,
-                bytes: b"data",
-                memsz: 0x3000,
-            },
-        ];
-        let mut file = elf(0x10_0000, &segments);
-        damage(&mut file, &self.kernel);
-        if let Some(packer) = self.format.packer() {
-            file = bzimage(&packer.pack(&file));
-        }
+        let symbols = if self.has_sections {
+            Symbols::Sections
+        } else {
+            Symbols::Kallsyms
+        };
+        let mut file = match (self.format.packer(), self.kernel.is_empty()) {
+            (None, _) => self.damaged_kernel(symbols),
+            (Some(packer), false) => bzimage(&packer.pack(&self.damaged_kernel(symbols))),
+            (Some(packer), true) => {
+                let packed = PACKED
+                    .iter()
+                    .find(|known| (known.0, known.1) == (packer, symbols));
+                packed.expect("all pairs").2.clone()
+            }
+        };
         damage(&mut file, &self.file);
         file
+    }
+
+    fn damaged_kernel(&self, symbols: Symbols) -> Vec<u8> {
+        let mut kernel = match symbols {
+            Symbols::Kallsyms => KERNELS[0].clone(),
+            Symbols::Sections => KERNELS[1].clone(),
+        };
+        damage(&mut kernel, &self.kernel);
+        kernel
     }
 }
 
@@ -125,19 +149,16 @@ fn load(kernel: &KernelFile, method: BootMethod, vmlinux: &[u8]) -> bool {
     true
 }
 
-fn read(vmlinux: &[u8]) {
+/// Whether the kernel has a banner, symbols, text, types, modules and patch sites.
+fn read(vmlinux: &[u8]) -> bool {
     if vmlinux.len() > SEARCHED_BYTES {
-        return;
+        return false;
     }
     let Ok(image) = KernelImage::parse(vmlinux) else {
-        return;
+        return false;
     };
     let (base, range) = (image.link_virtual_base(), image.virtual_range());
-    let _ = (
-        image.physical_range(),
-        image.link_physical_base(),
-        image.banner(),
-    );
+    let _ = (image.physical_range(), image.link_physical_base());
     for address in [
         base,
         range.start,
@@ -148,8 +169,10 @@ fn read(vmlinux: &[u8]) {
         let _ = image.to_physical(address).map(|gpa| image.to_virtual(gpa));
         let _ = image.bytes_at(address, 16);
     }
-    let symbols = kallsyms::from_image(&image).unwrap_or_else(|_| SymbolTable::default());
-    let _ = KernelLayout::from_symbols(&symbols);
-    let _ = Btf::from_image(&image, &symbols);
-    let _ = PatchSites::read(&image, &symbols);
+    let symbols = kallsyms::from_image(&image).unwrap_or_default();
+    let layout = KernelLayout::from_symbols(&symbols);
+    let types = Btf::from_image(&image, &symbols);
+    let modules = types.map(|types| Modules::new(&types).is_ok());
+    let sites = PatchSites::read(&image, &symbols);
+    image.banner().is_some() && layout.is_some() && modules.unwrap_or(false) && !sites.is_empty()
 }

@@ -3,16 +3,35 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
-use introspect::btf::synthetic::sample;
+use introspect::btf::synthetic::{self, sample};
 use introspect::btf::{Type, TypeId};
 use introspect::modules::synthetic::{Form, types};
-use introspect::{Btf, SymbolTable, TaskLayout};
+use introspect::{Btf, Gva, PerCpu, SymbolTable, SymbolTableBuilder, TaskLayout};
 
+/// The kind of a union.
+const UNION: u8 = 5;
+const NAMES: [&str; 7] = [
+    "outer",
+    "flags",
+    "module",
+    "list_head",
+    "task_struct",
+    "pcpu_hot",
+    "",
+];
 /// Types that are followed from one name.
 const MAX_FOLLOWED: usize = 64;
+
+/// The symbol that leads to the current task.
+static SYMBOLS: LazyLock<SymbolTable> = LazyLock::new(|| {
+    let mut symbols = SymbolTableBuilder::new();
+    symbols.push(Gva(0x35000), 'A', "pcpu_hot");
+    symbols.build()
+});
 
 /// The blob, and the changes to it.
 #[derive(Arbitrary, Debug)]
@@ -26,6 +45,8 @@ enum Blob {
     Sample,
     Layouts,
     Memory,
+    /// Those that lead to the current task.
+    Tasks,
     /// Any bytes behind a header.
     Any {
         types: Vec<u8>,
@@ -34,11 +55,13 @@ enum Blob {
 }
 
 fuzz_target!(|case: Case| {
+    let has_tasks = matches!(case.blob, Blob::Tasks);
     let is_whole = case.changes.is_empty() && !matches!(case.blob, Blob::Any { .. });
     let mut blob = match case.blob {
         Blob::Sample => sample(),
         Blob::Layouts => types(Form::Layouts).finish(),
         Blob::Memory => types(Form::Memory).finish(),
+        Blob::Tasks => tasks(),
         Blob::Any { types, strings } => with_header(&types, &strings),
     };
     for change in &case.changes {
@@ -49,7 +72,7 @@ fuzz_target!(|case: Case| {
         return;
     };
     assert!(!is_whole || btf.is_complete());
-    for name in ["outer", "flags", "module", "list_head", "task_struct", ""] {
+    for name in NAMES {
         let types = [
             btf.struct_named(name).map(TypeId::from),
             btf.union_named(name).map(TypeId::from),
@@ -65,8 +88,29 @@ fuzz_target!(|case: Case| {
             follow(&btf, function.returns);
         }
     }
-    let _ = TaskLayout::new(&btf, &SymbolTable::default());
+    let layout = TaskLayout::new(&btf, &SYMBOLS);
+    assert!(layout.is_some() || !(is_whole && has_tasks), "no tasks");
+    if let Some(layout) = layout {
+        assert!((1..=64).contains(&layout.comm_bytes), "{layout:?}");
+        let _ = layout.current(u64::MAX, i64::MAX);
+    }
+    let _ = PerCpu::cpu_number(Some(&btf), &SYMBOLS);
 });
+
+/// Types as those of Linux 6.12, where the current task is a member of `pcpu_hot`.
+fn tasks() -> Vec<u8> {
+    let mut blob = synthetic::Blob::new();
+    let byte = blob.int("char", 1);
+    let int = blob.int("int", 4);
+    let name = blob.array(byte, 16);
+    let task = [("pid", int, 8), ("comm", name, 0xbc0)];
+    let task = blob.structure("task_struct", 0x1000, &task);
+    let task = blob.pointer(task);
+    let hot = [("current_task", task, 0), ("cpu_number", int, 12 * 8)];
+    let hot = blob.structure_in_bits("", (UNION, false), 64, &hot);
+    blob.structure("pcpu_hot", 64, &[("", hot, 0)]);
+    blob.finish()
+}
 
 fn with_header(types: &[u8], strings: &[u8]) -> Vec<u8> {
     let (types_len, strings_len) = (types.len(), strings.len());

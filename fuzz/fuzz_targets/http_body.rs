@@ -6,7 +6,6 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use std::io::{Read as _, Write as _};
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +36,9 @@ fuzz_target!(|bytes: &[u8]| {
     for request in split(bytes).take(REQUESTS) {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         clients.blocking_send(theirs).expect("the server runs");
-        check(&exchange(ours, request));
+        if let Some(answer) = exchange(ours, request) {
+            check(&answer, request.starts_with(b"HEAD "));
+        }
     }
     server.finish();
 });
@@ -55,8 +56,10 @@ fn split(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Sends a request, and reads the answer to the end of the connection.
-fn exchange(mut stream: UnixStream, request: &[u8]) -> Vec<u8> {
+/// Sends a request, and reads the answer to the end of the connection. The client's end stays open: a server drops the request of a client
+/// that has gone. Returns no answer if the server has closed the connection before it
+/// took the whole request: the host may drop such an answer.
+fn exchange(mut stream: UnixStream, request: &[u8]) -> Option<Vec<u8>> {
     let line_end = request.iter().position(|byte| *byte == b'\n');
     let (line, body) = match line_end {
         Some(end) => (&request[..end], &request[end + 1..]),
@@ -68,26 +71,40 @@ fn exchange(mut stream: UnixStream, request: &[u8]) -> Vec<u8> {
     stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     // The server may have answered and closed before the request is complete.
     let _ = stream.write_all(&[line, head.as_bytes(), body].concat());
-    let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {
         let is_reset = error.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(is_reset, "the server does not answer: {error}");
+        return None;
     }
-    answer
+    Some(answer)
 }
 
-fn check(answer: &[u8]) {
-    let Some(end) = answer.windows(4).position(|window| window == b"\r\n\r\n") else {
-        return;
+fn check(answer: &[u8], is_head: bool) {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n");
+    let Some(end) = end else {
+        panic!("no whole head: {:?}", String::from_utf8_lossy(answer));
     };
-    let (head, body) = (&answer[..end], &answer[end + 4..]);
+    // The head ends with the end of its last line.
+    let (head, body) = (&answer[..end + 2], &answer[end + 4..]);
     let head = str::from_utf8(head).expect("text").to_ascii_lowercase();
     let status = head
         .get(9..12)
         .and_then(|status| status.parse::<u16>().ok());
     let status = status.expect("a status");
     assert!(status != 500, "{head}");
+    if is_head {
+        assert!(body.is_empty(), "{head}");
+        return;
+    }
+    match value(&head, "content-length") {
+        Some(len) => assert_eq!(len, body.len().to_string(), "{head}"),
+        // The last chunk is empty. Only a stream is sent in chunks.
+        None => assert!(
+            value(&head, "transfer-encoding") == Some("chunked") && body.ends_with(b"0\r\n\r\n"),
+            "{head}"
+        ),
+    }
     let has = |kind: &str| head.contains(&format!("content-type: {kind}\r\n"));
     if has("application/problem+json") {
         let problem: Problem = serde_json::from_slice(body).expect("a problem");
@@ -97,4 +114,10 @@ fn check(answer: &[u8]) {
         let value: serde_json::Value = serde_json::from_slice(body).expect("JSON");
         assert!((200..300).contains(&status) && value.is_object(), "{head}");
     }
+}
+
+/// The value of a header.
+fn value<'h>(head: &'h str, name: &str) -> Option<&'h str> {
+    let mut lines = head.lines();
+    lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
 }

@@ -1,4 +1,4 @@
-//! The symbol tables in a guest's memory.
+//! The symbol tables in a kernel's file.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -6,9 +6,11 @@ use std::sync::LazyLock;
 
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
-use introspect::kallsyms::from_guest;
+use introspect::image::Segment;
+use introspect::image::synthetic::elf;
+use introspect::kallsyms::from_image;
 use introspect::kallsyms::synthetic::{LAYOUTS, TEXT, kernel, symbols};
-use introspect::{FlatMemory, Gpa, Gva, KernelLayout, SymbolTable};
+use introspect::{Gpa, Gva, KernelImage, KernelLayout, SymbolTable};
 
 /// The address of the tables.
 const RODATA: Gva = Gva(0xffff_ffff_8240_0000);
@@ -28,7 +30,7 @@ static KERNELS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     kernels.to_vec()
 });
 
-/// Which layout, and the changes to the guest's memory.
+/// Which layout, and the changes to the tables and the bytes around.
 #[derive(Arbitrary, Debug)]
 struct Case {
     layout: u8,
@@ -40,9 +42,15 @@ fuzz_target!(|case: Case| {
     for change in &case.changes {
         change.apply(&mut bytes, RODATA.0);
     }
-    let end = RODATA_GPA.wrapping_add(bytes.len() as u64);
-    let memory = FlatMemory::new(RODATA_GPA, bytes);
-    match from_guest(&memory, RODATA_GPA..end, RODATA) {
+    let segment = Segment {
+        file_offset: 0,
+        file_size: 0,
+        memory_size: bytes.len() as u64,
+        physical: RODATA_GPA,
+        virt: RODATA,
+    };
+    let image = KernelImage::parse(elf(RODATA_GPA.0, &[(segment, &bytes)]));
+    match from_image(&image.expect("an ELF file")) {
         Ok(table) => check(&table),
         Err(error) => assert!(!case.changes.is_empty(), "{error}"),
     }

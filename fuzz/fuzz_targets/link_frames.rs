@@ -21,6 +21,8 @@ struct Case {
 enum Piece {
     /// A frame.
     Frame { channel: u8, message: Message },
+    /// Frames that have all arrived before any task of a channel runs.
+    Burst(Vec<(u8, Message)>),
     /// Several copies of a frame with data.
     Flood { channel: u8, len: u16, copies: u8 },
     /// Anything.
@@ -63,9 +65,12 @@ fuzz_target!(|case: Case| {
 impl Piece {
     fn bytes(&self) -> Vec<u8> {
         match self {
-            Self::Frame { channel, message } => {
-                let (kind, payload) = message.parts();
-                frame(*channel, kind, &payload)
+            Self::Frame { channel, message } => message.frame(*channel),
+            Self::Burst(frames) => {
+                let frames = frames.iter();
+                frames
+                    .flat_map(|(channel, message)| message.frame(*channel))
+                    .collect()
             }
             Self::Flood {
                 channel,
@@ -81,6 +86,11 @@ impl Piece {
 }
 
 impl Message {
+    fn frame(&self, channel: u8) -> Vec<u8> {
+        let (kind, payload) = self.parts();
+        frame(channel, kind, &payload)
+    }
+
     fn parts(&self) -> (u8, Vec<u8>) {
         match self {
             Self::Open => (1, Vec::new()),

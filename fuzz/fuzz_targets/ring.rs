@@ -2,7 +2,7 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +11,14 @@ use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::{Gpa, Gva, PhysMemory, Unreadable};
 use probes::fuzzing::{FIRST_SLOT, HEAD, RING_BYTES, Ring, SLOT_BYTES, SLOTS};
 use probes::{GuestMemory, Unwritable};
+
+/// A guest and its reader.
+#[derive(Arbitrary, Debug)]
+struct Case {
+    /// Whether the guest's kernel writes to the ring. Otherwise, only detours do, and each record has an identity.
+    is_hostile: bool,
+    steps: Vec<Step>,
+}
 
 /// What the guest and the reader do, in this order.
 #[derive(Arbitrary, Debug)]
@@ -21,8 +29,8 @@ enum Step {
     Later(u8, Damage),
     /// The guest moves the head.
     Head(Head),
-    /// The guest writes a record.
-    Record { slot: u16, part: u32 },
+    /// A detour writes a record.
+    Record { slot: u16 },
     /// A site of returns is allowed or forbidden.
     Site(u64, bool),
     /// The reader takes records out.
@@ -47,14 +55,16 @@ struct Contents {
     later: VecDeque<(u8, Damage)>,
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+fuzz_target!(|case: Case| {
     let memory = Arc::new(Hostile(Mutex::new(Contents {
         bytes: vec![0; RING_BYTES],
         later: VecDeque::new(),
     })));
     let ring = Ring::new(memory.clone());
-    for step in steps {
+    let mut records = Records::default();
+    for step in case.steps {
         match step {
+            Step::Write(_) | Step::Later(..) if !case.is_hostile => (),
             Step::Write(damage) => damage.apply(&mut memory.lock().bytes, 0),
             Step::Later(after, damage) => memory.lock().later.push_back((after, damage)),
             Step::Head(head) => {
@@ -64,19 +74,20 @@ fuzz_target!(|steps: Vec<Step>| {
                 };
                 memory.put(HEAD, &head.to_le_bytes());
             }
-            Step::Record { slot, part } => {
+            Step::Record { slot } => {
                 let slot = u64::from(slot) % SLOTS;
-                memory.put(FIRST_SLOT + slot * SLOT_BYTES, &part.to_le_bytes());
+                let record = records.next();
+                memory.put(FIRST_SLOT + slot * SLOT_BYTES, &record.to_le_bytes());
             }
             Step::Site(site, allowed) => {
                 ring.change_site(Gva(site), allowed).expect("memory");
             }
-            Step::TakeOut => take_out(&ring),
+            Step::TakeOut => records.take_out(&ring, case.is_hostile),
         }
         let _ = ring.has_records();
     }
     memory.lock().later.clear();
-    take_out(&ring);
+    records.take_out(&ring, case.is_hostile);
     let rest = ring.take_out().expect("memory");
     assert!(
         rest.is_empty(),
@@ -85,9 +96,30 @@ fuzz_target!(|steps: Vec<Step>| {
     );
 });
 
-fn take_out(ring: &Ring) {
-    let parts = ring.take_out().expect("memory");
-    assert!(parts.len() as u64 <= SLOTS);
+/// The records that detours have written and the reader has not taken out.
+#[derive(Debug, Default)]
+struct Records {
+    written: u32,
+    left: BTreeSet<u32>,
+}
+
+impl Records {
+    /// The identity of a new record.
+    fn next(&mut self) -> u32 {
+        self.written += 1;
+        self.left.insert(self.written);
+        self.written
+    }
+
+    /// Takes records out. Without a hostile guest, the reader finds written records only, and each at most once.
+    fn take_out(&mut self, ring: &Ring, is_hostile: bool) {
+        let parts = ring.take_out().expect("memory");
+        assert!(parts.len() as u64 <= SLOTS);
+        for record in parts {
+            let is_left = self.left.remove(&record);
+            assert!(is_left || is_hostile, "record {record} is taken out again");
+        }
+    }
 }
 
 impl Hostile {

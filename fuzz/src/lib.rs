@@ -10,10 +10,12 @@
 #![forbid(unsafe_code)]
 
 mod damage;
+mod kernel;
 mod replay;
 
 pub use arbitrary;
 pub use damage::Damage;
+pub use kernel::{Symbols, kernel_file};
 #[cfg(fuzzing)]
 pub use libfuzzer_sys;
 pub use replay::replay;

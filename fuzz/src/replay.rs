@@ -2,11 +2,25 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Runs `target` on the empty input and on each file that the program's arguments name. A panic of the target ends the program.
+/// Whether any thread or task has panicked. A runtime catches the panic of a task, and the target returns.
+static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
+
+/// Runs `target` on the empty input and on each file that the program's arguments name, up to the first input at which any thread
+/// or task panics. libFuzzer, too, ends at such an input.
 pub fn replay(target: impl Fn(&[u8])) -> ExitCode {
+    run(target, std::env::args_os().skip(1).map(PathBuf::from))
+}
+
+fn run(target: impl Fn(&[u8]), paths: impl Iterator<Item = PathBuf>) -> ExitCode {
+    note_panics();
     target(&[]);
-    let paths = std::env::args_os().skip(1).map(PathBuf::from);
+    if HAS_PANICKED.load(Ordering::Acquire) {
+        eprintln!("a panic at the empty input");
+        return ExitCode::FAILURE;
+    }
     for path in paths {
         match std::fs::read(&path) {
             Ok(bytes) => target(&bytes),
@@ -15,6 +29,45 @@ pub fn replay(target: impl Fn(&[u8])) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         }
+        if HAS_PANICKED.load(Ordering::Acquire) {
+            eprintln!("a panic at {}", path.display());
+            return ExitCode::FAILURE;
+        }
     }
     ExitCode::SUCCESS
+}
+
+/// Notes each panic from now on, besides its message.
+fn note_panics() {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let print = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            HAS_PANICKED.store(true, Ordering::Release);
+            print(panic);
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A panic in this process is noted for good, so both cases are one test.
+    #[test]
+    fn panic_of_a_task_fails_the_replay() {
+        let code = |code: ExitCode| format!("{code:?}");
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let runtime = runtime.expect("a runtime");
+        let target = |task: fn()| {
+            runtime.block_on(async {
+                // The error is the panic.
+                let _ = tokio::spawn(async move { task() }).await;
+            });
+        };
+        let quiet = run(|_| target(|| ()), std::iter::empty());
+        assert_eq!(code(quiet), code(ExitCode::SUCCESS));
+        let panicked = run(|_| target(|| panic!("a task's")), std::iter::empty());
+        assert_eq!(code(panicked), code(ExitCode::FAILURE));
+    }
 }

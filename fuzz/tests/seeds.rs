@@ -40,7 +40,7 @@ macro_rules! targets_with_seeds {
 }
 
 targets_with_seeds! {
-    http_body manifest probe_spec program
+    http_body http_stream manifest probe_spec program
 }
 
 /// Targets whose input says what changes in a valid kernel, or is an instruction or frames.

@@ -75,7 +75,7 @@ pub async fn follow(pieces: Vec<Vec<u8>>, connected: u8) -> io::Result<Vec<u8>> 
     }
     link.hang_up();
     tasks.shutdown().await;
-    drop(link);
+    drop((link, clients));
     let mut frames = Vec::new();
     answer.read_to_end(&mut frames).await?;
     writing.await?;
