@@ -6,6 +6,8 @@ mod breakpoint;
 mod cpuid;
 mod debugging;
 pub(crate) mod gate;
+#[cfg(test)]
+mod gate_tests;
 pub(crate) mod kick;
 mod msrs;
 mod port_write;
@@ -13,6 +15,7 @@ pub(crate) mod rips;
 pub(crate) mod run;
 mod stall;
 pub(crate) mod stopped;
+mod sync;
 pub(crate) mod watchdog;
 
 pub use alone::{Alone, AloneEnd};

@@ -1,0 +1,209 @@
+//! The gate in every order of its threads' steps: loom runs each model once for each order, and finds races and deadlocks that
+//! real threads meet once in years.
+//!
+//! Each model has the threads of one situation, and two rules: no vCPU is in the guest beside a holder of the gate, and every thread
+//! comes to its end.
+
+#[path = "../src/vcpu/gate.rs"]
+mod gate;
+
+/// The locks that the gate finds under this name.
+mod sync {
+    pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+}
+
+use gate::Gate;
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::sync::atomic::AtomicUsize;
+use loom::thread;
+use sync::{AtomicBool, Condvar, Mutex, Ordering};
+
+/// A machine: its gate, and the number of vCPUs that are in the guest.
+#[derive(Debug)]
+struct Machine {
+    gate: Gate,
+    inside: AtomicUsize,
+}
+
+impl Machine {
+    fn new(vcpus: usize) -> Arc<Self> {
+        let gate = Gate::default();
+        for _ in 0..vcpus {
+            gate.enter();
+        }
+        Arc::new(Self {
+            gate,
+            inside: AtomicUsize::new(0),
+        })
+    }
+
+    /// A vCPU enters the guest and leaves it.
+    fn visit(&self) {
+        self.gate.checkpoint(|| ());
+        self.inside.fetch_add(1, Ordering::SeqCst);
+        self.inside.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    fn assert_empty(&self) {
+        let inside = self.inside.load(Ordering::SeqCst);
+        assert_eq!(inside, 0, "a vCPU is in the guest beside a holder");
+    }
+
+    /// A vCPU takes the gate for itself.
+    fn hold_as_vcpu(&self) {
+        let closed = self.gate.close_from_vcpu(|| ());
+        self.assert_empty();
+        drop(closed);
+    }
+
+    /// A control thread takes the gate.
+    fn hold(&self) {
+        let closed = self.gate.close(|| ());
+        self.assert_empty();
+        drop(closed);
+    }
+}
+
+/// A guest that never ends by itself. A kick ends this run of it, or the next one.
+#[derive(Debug)]
+struct Guest {
+    is_kicked: Mutex<bool>,
+    kicked: Condvar,
+    is_over: AtomicBool,
+}
+
+impl Default for Guest {
+    fn default() -> Self {
+        Self {
+            is_kicked: Mutex::new(false),
+            kicked: Condvar::new(),
+            is_over: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Guest {
+    fn run(&self) {
+        let mut is_kicked = self.is_kicked.lock().expect("no panic");
+        while !*is_kicked {
+            is_kicked = self.kicked.wait(is_kicked).expect("no panic");
+        }
+        *is_kicked = false;
+    }
+
+    fn kick(&self) {
+        *self.is_kicked.lock().expect("no panic") = true;
+        self.kicked.notify_one();
+    }
+}
+
+/// Runs `situation` in each order of its threads' steps in which at most so many threads are interrupted.
+fn in_every_order(interruptions: usize, situation: impl Fn() + Sync + Send + 'static) {
+    let mut model = Builder::new();
+    model.preemption_bound = Some(interruptions);
+    model.check(situation);
+}
+
+#[test]
+fn pause_waits_for_a_vcpu_and_the_vcpu_for_its_end() {
+    in_every_order(4, || {
+        let machine = Machine::new(1);
+        let vcpu = thread::spawn({
+            let machine = Arc::clone(&machine);
+            move || {
+                machine.visit();
+                machine.visit();
+                machine.gate.leave();
+            }
+        });
+        machine.hold();
+        vcpu.join().expect("no panic");
+        // Nobody is left to wait for.
+        machine.hold();
+    });
+}
+
+/// A vCPU that leaves the guest only if it is kicked: a kick before the gate is closed would be for nothing.
+#[test]
+fn vcpu_that_leaves_the_guest_only_when_kicked_is_paused() {
+    in_every_order(4, || {
+        let machine = Machine::new(1);
+        let guest = Arc::new(Guest::default());
+        let vcpu = thread::spawn({
+            let (machine, guest) = (Arc::clone(&machine), Arc::clone(&guest));
+            move || {
+                loop {
+                    machine.gate.checkpoint(|| ());
+                    if guest.is_over.load(Ordering::SeqCst) {
+                        break;
+                    }
+                    machine.inside.fetch_add(1, Ordering::SeqCst);
+                    guest.run();
+                    machine.inside.fetch_sub(1, Ordering::SeqCst);
+                }
+                machine.gate.leave();
+            }
+        });
+        let closed = machine.gate.close(|| guest.kick());
+        machine.assert_empty();
+        guest.is_over.store(true, Ordering::SeqCst);
+        drop(closed);
+        guest.kick();
+        vcpu.join().expect("no panic");
+    });
+}
+
+#[test]
+fn two_pauses_and_a_vcpu_come_to_their_ends() {
+    in_every_order(3, || {
+        let machine = Machine::new(1);
+        let control = |machine: &Arc<Machine>| {
+            let machine = Arc::clone(machine);
+            thread::spawn(move || machine.hold())
+        };
+        let controls = [control(&machine), control(&machine)];
+        machine.visit();
+        machine.gate.leave();
+        for control in controls {
+            control.join().expect("no panic");
+        }
+    });
+}
+
+#[test]
+fn two_vcpus_that_want_the_gate_at_once_take_turns() {
+    in_every_order(4, || {
+        let machine = Machine::new(2);
+        let other = thread::spawn({
+            let machine = Arc::clone(&machine);
+            move || {
+                machine.hold_as_vcpu();
+                machine.visit();
+                machine.gate.leave();
+            }
+        });
+        machine.visit();
+        machine.hold_as_vcpu();
+        machine.gate.leave();
+        other.join().expect("no panic");
+    });
+}
+
+#[test]
+fn vcpu_that_waits_for_room_enters_the_guest_after_the_pause() {
+    in_every_order(4, || {
+        let machine = Machine::new(1);
+        let vcpu = thread::spawn({
+            let machine = Arc::clone(&machine);
+            move || {
+                machine.gate.parked(|| ());
+                machine.visit();
+                machine.gate.leave();
+            }
+        });
+        machine.hold();
+        vcpu.join().expect("no panic");
+    });
+}
