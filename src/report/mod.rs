@@ -301,9 +301,9 @@ impl Reporter {
                 _ => still >= STALL_LIMIT && !self.is_on_terminal,
             };
             if is_late {
-                let events = dropped_before + self.posts.events();
+                let (posted, written) = (self.posts.events(), self.written.events());
                 return Err(OutputError::Stalled {
-                    events: events.saturating_sub(self.written.events()),
+                    events: lost_events(dropped_before, posted, written),
                     after: still,
                 });
             }
@@ -320,4 +320,23 @@ fn file(path: &Path, written: &Arc<Written>) -> Result<Stream, ReportError> {
             path: path.to_owned(),
             source,
         })
+}
+
+/// The number of events that are not written, of those that never came here and those that did. The former number of a nested run is
+/// the inner hyprobe's, whose kernel a hostile guest may control.
+fn lost_events(dropped_before: u64, posted: u64, written: u64) -> u64 {
+    dropped_before
+        .saturating_add(posted)
+        .saturating_sub(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_events_end_at_the_greatest_number() {
+        assert_eq!(lost_events(2, 5, 3), 4);
+        assert_eq!(lost_events(u64::MAX, 5, 0), u64::MAX);
+    }
 }

@@ -147,9 +147,10 @@ impl Writer {
         // Flushed first, so that the summary knows what has been lost.
         self.flush();
         self.progress.clear();
-        let dropped = refused.events + self.events.dropped();
+        let dropped = refused.events.saturating_add(self.events.dropped());
         if let Some(mut summary) = summary {
-            summary.dropped += dropped;
+            // The number of a nested run is the inner hyprobe's, whose kernel a hostile guest may control.
+            summary.dropped = summary.dropped.saturating_add(dropped);
             let event = Event::Summary(*summary);
             self.event(&event, &mut Lines::default());
             // First the file: whoever should read the table may read nothing.

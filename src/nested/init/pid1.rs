@@ -156,7 +156,7 @@ where
     };
     Ok(match result {
         Ok(Ok(mut summary)) => {
-            summary.dropped += lost;
+            summary.dropped = summary.dropped.saturating_add(lost);
             began.judge(&mut summary);
             Outcome::Summary(summary)
         }

@@ -61,6 +61,11 @@ fn console(text: &str) -> Message {
 }
 
 fn end(refused_events: u64) -> Message {
+    end_after(0, refused_events)
+}
+
+/// The end of a run whose summary says that events had been lost before.
+fn end_after(dropped: u64, refused_events: u64) -> Message {
     let guest = GuestSummary {
         end: GuestEnd::Poweroff,
         detail: None,
@@ -71,7 +76,7 @@ fn end(refused_events: u64) -> Message {
         guest,
         ran_ns: 0,
         probes: Vec::new(),
-        dropped: 0,
+        dropped,
         restarts: Vec::new(),
     };
     Message::End {
@@ -166,6 +171,25 @@ fn json_keeps_the_console_out_and_ends_with_the_summary() {
         panic!("{text}")
     };
     assert_eq!(summary.dropped, 2);
+}
+
+/// The number of a nested run comes from the outer Linux.
+#[test]
+fn lost_events_of_a_summary_end_at_the_greatest_number() {
+    let events = Paper::default();
+    let messages = vec![end_after(u64::MAX - 1, 2)];
+    write(
+        EventFormat::Json,
+        &events,
+        ConsoleTarget::Nowhere,
+        None,
+        messages,
+    );
+    let text = events.text();
+    let Ok(Event::Summary(summary)) = serde_json::from_str(text.trim()) else {
+        panic!("{text}")
+    };
+    assert_eq!(summary.dropped, u64::MAX);
 }
 
 #[test]
