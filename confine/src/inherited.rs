@@ -11,7 +11,7 @@ use std::os::fd::RawFd;
 /// The first descriptor behind standard input, output and error.
 const FIRST: RawFd = 3;
 
-/// The descriptors that this process has from its parent. A shell's `7</root/secret` is among them: its rights would survive
+/// The descriptors that the parent process has handed over. A shell's `7</root/secret` is among them: its rights would survive
 /// the change of the user and of the root directory.
 #[derive(Debug)]
 pub struct Inherited(Vec<RawFd>);

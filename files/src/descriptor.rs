@@ -37,7 +37,7 @@ pub(crate) fn named_by(path: &Path) -> Option<RawFd> {
 
 /// A duplicate of the descriptor `number`, if the process that started this one has opened it for writing.
 pub(crate) fn duplicate(number: RawFd) -> Result<File, CreateError> {
-    // What this process has opened itself is closed by an `execve`, so it has not come through one.
+    // hyprobe's own descriptors have FD_CLOEXEC. A descriptor that came through `execve` has not.
     let is_inherited =
         fcntl(number, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC == 0);
     let is_writable = fcntl(number, libc::F_GETFL, 0)

@@ -43,7 +43,7 @@ impl Folder {
         self.is_new
     }
 
-    /// Makes another user the owner of a new folder. A folder that was there before keeps its owner.
+    /// Makes another user the owner of a new folder. An existing folder keeps its owner.
     ///
     /// Another user who can write to the parent can exchange the new folder with one of root's between `mkdirat` and the open: only an
     /// empty folder of this user is given away. The other user could have made such a folder as well.

@@ -1,4 +1,4 @@
-//! A guest that does what it can to harm its VMM: on bare metal the scenario `hostile` of the [test guest](crate::testguest),
+//! A hostile guest, which attacks its VMM: on bare metal the scenario `hostile` of the [test guest](crate::testguest),
 //! under a stock kernel an init and a module, which are built here for that kernel.
 //!
 //! The acts are the same in both (`hostile/acts.h`): they run in ring 0, with an interrupt table of their own. Each processor

@@ -74,7 +74,7 @@ pub struct Booted {
     pub added: u64,
     /// As above.
     pub removed: u64,
-    /// Requests that were answered, and those that were refused.
+    /// Answered requests of the operator.
     pub requests: u64,
     /// As above.
     pub refused: u64,

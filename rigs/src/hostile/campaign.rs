@@ -145,7 +145,7 @@ impl Sums {
         self.qemu_kib = self.qemu_kib.max(booted.qemu_kib);
     }
 
-    /// What these boots have not tried, so that their verdicts say nothing of it.
+    /// The acts and requests that no boot of this backend has made. The verdicts say nothing of these.
     fn shortcomings(&self) -> Vec<String> {
         let never = |(name, count): (&&str, &u64)| {
             (*count == 0).then(|| format!("no guest has done `{name}`"))
