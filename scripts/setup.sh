@@ -92,6 +92,17 @@ check_rust_tools() {
     fi
 }
 
+# A compiler that the disk has no room for ends with pages of errors, of which one line says so.
+check_room() {
+    local target needed_mib=6144 free_mib
+    target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+    [ ! -d "$target/x86_64-unknown-linux-gnu/debug" ] || return 0
+    mkdir -p "$target"
+    free_mib=$(df --output=avail --block-size=1M "$target" | tail -n 1)
+    [ "$free_mib" -ge "$needed_mib" ] ||
+        stop "$target has ${free_mib// /} MiB free, and what the tests are built of takes $needed_mib; make room or name another directory in CARGO_TARGET_DIR, then run the same command again."
+}
+
 # The version of the QEMU that hyprobe would use, or 0.
 qemu_version() {
     { "${HYPROBE_QEMU:-qemu-system-x86_64}" --version 2>/dev/null || true; } |
@@ -218,6 +229,7 @@ demo)
     has_hardware_virtualisation || set_up_qemu
     ;;
 all)
+    check_room
     set_up_build
     check_rust_tools
     set_up_qemu
