@@ -9,6 +9,10 @@ use super::text::{line, seconds};
 /// From so many probes on, those that are armed and were not hit are only counted.
 const MANY_PROBES: usize = 50;
 
+/// Cells longer than this do not move the columns behind them. The hyprobe inside a nested run chooses its cells, and a guest may have
+/// taken it over.
+const MAX_WIDTH: usize = 128;
+
 const HEADINGS: [&str; 7] = [
     "PROBE", "ADDRESS", "HITS", "MISSED", "TIER", "EXITS", "STATE",
 ];
@@ -36,7 +40,7 @@ pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
             "{}{detail} after {} s ({})",
             style.paint(ink, sentence(end)),
             seconds(summary.ran_ns),
-            summary.accel,
+            printable(&summary.accel),
         ),
     );
     for why in &summary.restarts {
@@ -82,7 +86,7 @@ fn probes(probes: &[ProbeSummary], style: Style, out: &mut Vec<u8>) {
     let mut widths = HEADINGS.map(str::len);
     for row in &rows {
         for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
+            *width = (*width).max(cell.chars().count().min(MAX_WIDTH));
         }
     }
     let headings = joined(&HEADINGS.map(str::to_owned), &widths);
@@ -281,6 +285,16 @@ mod tests {
         let most = u64::MAX;
         let last = format!("2 probes: {most} hits, {most} missed, {most} exits");
         assert!(out.contains(&last), "{out}");
+    }
+
+    #[test]
+    fn one_long_cell_does_not_widen_all_lines() {
+        let long = "x".repeat(1 << 17);
+        let probes = (0..9).map(|_| probe("kprobe:a", 1));
+        let out = shown(probes.chain([probe(&long, 1)]).collect());
+        assert!(out.contains(&long), "the name is shown whole");
+        let rest = out.len() - long.len();
+        assert!(rest < 16 * 2 * MAX_WIDTH, "{rest} bytes besides");
     }
 
     #[test]
