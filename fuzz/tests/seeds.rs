@@ -40,7 +40,7 @@ macro_rules! targets_with_seeds {
 }
 
 targets_with_seeds! {
-    http_body http_stream manifest probe_spec program
+    http_body http_stream inner_run manifest probe_spec program
 }
 
 /// Targets whose input says what changes in a valid kernel, or is an instruction or frames.
@@ -56,5 +56,5 @@ macro_rules! targets_without_seeds {
 }
 
 targets_without_seeds! {
-    boot_image btf emulator kallsyms link_frames module_list patch_sites ring
+    boot_image btf devices emulator kallsyms link_frames module_list patch_sites ring
 }
