@@ -1,4 +1,4 @@
-//! Telling the user what went wrong.
+//! Prints errors for the user.
 
 use std::error::Error;
 use std::fmt::{self, Write as _};
@@ -11,10 +11,10 @@ use crate::exit::Failure;
 use crate::report::{Ink, Style, printable};
 use crate::stderr::say;
 
-/// Lines of a diagnostic are not longer, also where there is no terminal.
+/// The greatest width of a diagnostic, with or without a terminal.
 const DIAGNOSTIC_COLUMNS: usize = 100;
 
-/// Words of a diagnostic that cannot be drawn are not longer: they quote the manifest.
+/// The maximum length of a diagnostic's words, if the diagnostic cannot be drawn: the words quote the manifest.
 const DIAGNOSTIC_CHARS: usize = 300;
 
 /// The lines of a message, each without characters that control a terminal: names of files and links may be another user's choice.
@@ -39,7 +39,7 @@ pub(crate) fn print(failure: &dyn Failure) {
     let mut said = failure.to_string();
     while let Some(error) = cause {
         let text = error.to_string();
-        // An error that is shown as its source has said it already.
+        // An error that is printed like its source adds nothing.
         if text != said {
             say(format_args!("  caused by: {}", lines(&text)));
             said = text;
@@ -67,7 +67,7 @@ pub(crate) fn in_one_line(error: &dyn Error) -> String {
     lines(&line)
 }
 
-/// Each problem below the line that it is in.
+/// Draws each problem below its line of the manifest.
 fn spots(manifest: &InvalidManifest, style: Style) -> String {
     let theme = if style.has_colour() {
         GraphicalTheme::unicode()
@@ -79,7 +79,7 @@ fn spots(manifest: &InvalidManifest, style: Style) -> String {
         .with_width(style.width.unwrap_or(DIAGNOSTIC_COLUMNS));
     let mut text = String::new();
     for problem in manifest.problems() {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = match manifest.has_short_lines(problem) {
             true => handler.render_report(&mut text, &Located { problem, manifest }),
             false => in_words(&mut text, problem, manifest),
@@ -105,7 +105,7 @@ fn in_words(text: &mut String, problem: &Problem, manifest: &InvalidManifest) ->
     }
 }
 
-/// A problem together with the text that it is in.
+/// A problem with the text of the manifest.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}")]
 struct Located<'a> {

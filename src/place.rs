@@ -52,7 +52,7 @@ pub(crate) struct Ends {
     pub(crate) console: Console,
     /// Ends the run.
     pub(crate) stop: StopSignal,
-    /// Control it.
+    /// The clients of the control socket.
     pub(crate) clients: Option<Incoming>,
 }
 
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Console {
 }
 
 impl Place {
-    /// Finds out where; `tell` is told why, where there was a choice.
+    /// Chooses the place. If there is a choice, `tell` gets the reason.
     pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, RunError> {
         match accel {
             Accel::Kvm => Ok(Self::Here(Device::default())),
@@ -88,8 +88,7 @@ impl Place {
         }
     }
 
-    /// Opens `/dev/kvm`, which the process may not be able to do later, or fetches what a nested run needs beside the guest, if need
-    /// be; `say` is told how far it is.
+    /// Opens `/dev/kvm` while the process still may, or fetches the missing images of a nested run. `say` gets the progress.
     pub(crate) fn prepare(&self, say: &dyn Fn(String)) -> Result<(), RunError> {
         match self {
             Self::Here(device) => Ok(device.open().map(|_| ())?),
@@ -108,7 +107,7 @@ impl Place {
         }
     }
 
-    /// Boots `guest` and waits for its end on the calling thread; `say` is told how far it is.
+    /// Boots `guest` and waits for its end on the calling thread. `say` gets the progress.
     pub(crate) fn run(
         self,
         config: &RunConfig,
@@ -131,7 +130,7 @@ impl Place {
                 )?)
             }
             Self::Nested(qemu) => {
-                // It reads the files itself, in the outer Linux.
+                // The hyprobe in the outer Linux reads the files.
                 drop(guest);
                 let outside = Outside {
                     sink,

@@ -17,7 +17,7 @@ use crate::config::{Initrd, KernelInput, RunConfig};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Sandbox {
-    /// All that this host's kernel offers.
+    /// Every part that this host's kernel offers.
     #[default]
     On,
     /// `--no-sandbox`.
@@ -36,7 +36,7 @@ pub(crate) enum SandboxError {
     /// The user.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The number of threads is not one, or `/proc` does not say it.
+    /// The process has several threads, or `/proc` cannot be read.
     #[error(
         "cannot confine the process to its files (Landlock): hyprobe has another thread, which would keep its rights"
     )]
@@ -94,7 +94,7 @@ impl Sandbox {
     }
 }
 
-/// The rights to files that every run needs: devices, the image cache, and what the system tells of processors, memory and
+/// The rights to files that every run needs: devices, the image cache, and the system's files about processors, memory and
 /// processes.
 fn common_rights() -> FileRights {
     let paths = |names: &[&str]| names.iter().map(PathBuf::from).collect();
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn sandbox_is_refused_beside_another_thread() {
-        // The test runner's first thread waits for this one.
+        // The test runner's first thread waits for the test's thread.
         let refused = Sandbox::On.put_in_force(None, |_| (), &|_| ());
         assert!(matches!(refused, Err(SandboxError::Threads)), "{refused:?}");
     }

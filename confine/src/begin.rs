@@ -1,4 +1,4 @@
-//! What the whole process gives up before it starts a thread or reads a file. Its children give up the same.
+//! The rights that the whole process, with its children, gives up before it starts a thread or reads a file.
 
 use rustix::io;
 use rustix::process::{Resource, Rlimit, setrlimit};

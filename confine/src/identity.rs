@@ -1,8 +1,8 @@
 //! The user that a process of root becomes, and the directory that becomes the root of its files.
 //!
-//! The order is that of Firecracker's jailer and of QEMU's `-run-with`: root directory, groups, group, user. Each step needs rights that
-//! the next one gives up. The kernel keeps all of these for each thread, so the process must have one thread, from which the others
-//! inherit them.
+//! Firecracker's jailer and QEMU's `-run-with` have the same order: root directory, groups, group, user. Each step needs rights that
+//! the next step gives up. The kernel keeps all of these rights for each thread, so the process must have a single thread, from which later threads
+//! inherit the rights.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -35,14 +35,14 @@ pub struct Identity {
     pub gid: u32,
     /// The directory that becomes the root.
     pub root: Option<Root>,
-    /// What the process gives up besides.
+    /// The descriptors that the process closes.
     pub inherited: Inherited,
 }
 
 /// The process cannot become another user.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The number of threads is not one, or `/proc` does not say it.
+    /// The process has several threads, or `/proc` cannot be read.
     #[error(
         "cannot change the user: hyprobe has another thread, which would keep the rights of root; this is a bug of hyprobe"
     )]
@@ -107,7 +107,7 @@ impl Identity {
             .and_then(|()| set_thread_res_gid(group, group, group))
             .and_then(|()| set_thread_res_uid(user, user, user))
             .map_err(|source| IdentityError::Ids { uid, gid, source })?;
-        // The change of the user clears the effective and permitted ones, unless securebits keep them.
+        // The change of the user clears the effective and permitted capabilities, unless securebits keep them.
         let none = CapabilitySets {
             effective: CapabilitySet::empty(),
             permitted: CapabilitySet::empty(),

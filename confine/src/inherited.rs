@@ -17,7 +17,7 @@ const FIRST: RawFd = 3;
 pub struct Inherited(Vec<RawFd>);
 
 impl Inherited {
-    /// Lists the open descriptors. To be called before the process opens a file that it keeps.
+    /// Lists the open descriptors. Call this before the process opens files of its own.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl Inherited {
             let name = entry?.file_name();
             open.extend(name.to_str().and_then(|name| name.parse::<RawFd>().ok()));
         }
-        // The listing has had a descriptor, too, which is closed by now.
+        // The listing's own descriptor is closed by now.
         // SAFETY: the call touches no memory, whatever the number.
         let is_open = |fd: &RawFd| unsafe { libc::fcntl(*fd, libc::F_GETFD) } != -1;
         open.retain(|fd| *fd >= FIRST && is_open(fd));

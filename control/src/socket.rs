@@ -45,19 +45,19 @@ use rustix::net::{
 };
 use rustix::process::geteuid;
 
-/// Names that are tried for the staged file.
+/// The number of names that are tried for the staged file.
 const TRIES: u32 = 8;
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 64;
-/// Other processes may come and go at the path so many times.
+/// The number of tries against other processes at the path.
 const ROUNDS: u32 = 100;
-/// The pause after an exchange that has met another one.
+/// The pause after an exchange that has met another process's.
 const EXCHANGE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The control socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// Somebody listens there.
+    /// Another process listens at the path.
     #[error("another process listens at {path}")]
     InUse {
         /// The path.
@@ -74,7 +74,7 @@ pub enum SocketError {
         /// Its owner.
         owner: Owner,
     },
-    /// Something else is there.
+    /// The path has a file of another type.
     #[error("{path} is there already and is no socket")]
     NotASocket {
         /// The path.
@@ -107,20 +107,20 @@ pub enum SocketError {
     Io {
         /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The system's answer.
         source: io::Error,
     },
 }
 
-/// A listening socket whose file is removed when this is dropped.
+/// A listening socket. The drop of the value removes the socket's file.
 #[derive(Debug)]
 pub struct ControlSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// The path's directory and the name in it: the path itself may lead elsewhere later. None if the file is to stay.
+    /// The path's directory and the name in the directory, because the path may lead elsewhere later. None if the file stays.
     directory: Option<OwnedFd>,
     name: OsString,
-    /// Somebody may have put another file there.
+    /// The socket's file. Another process may have put another file at the name.
     file: FileId,
 }
 
@@ -136,7 +136,7 @@ impl ControlSocket {
             path: path.to_owned(),
             source,
         };
-        // Clients have to use the path as an address.
+        // Clients use the path as an address, whose length is limited.
         SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong {
             path: path.to_owned(),
         })?;
@@ -152,8 +152,7 @@ impl ControlSocket {
         )
         .map_err(|error| failed(error.into()))?;
         let socket: OwnedFd = socket;
-        // The file gets the mode of the socket, so that there is no moment at which others could connect, whatever the
-        // umask is.
+        // The file gets the mode of the socket, so other users can connect at no moment, for any umask.
         fchmod(&socket, Mode::from_raw_mode(0o600)).map_err(|error| failed(error.into()))?;
         let staged = StagedFile::bind(&directory, &socket).map_err(failed)?;
         listen(&socket, BACKLOG).map_err(|error| failed(error.into()))?;
@@ -168,11 +167,11 @@ impl ControlSocket {
         })
     }
 
-    /// A handle to accept with; the file stays until this is dropped.
+    /// A handle for accepting. The file stays until `self` is dropped.
     ///
     /// # Errors
     ///
-    /// When there are no file descriptors left.
+    /// If the process has no file descriptors left.
     pub fn listener(&self) -> io::Result<UnixListener> {
         self.listener.try_clone()
     }
@@ -183,7 +182,7 @@ impl ControlSocket {
         self.directory = None;
     }
 
-    /// Where it is.
+    /// The path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -195,15 +194,15 @@ impl Drop for ControlSocket {
         let Some(directory) = &self.directory else {
             return;
         };
-        // No process replaces a socket that listens, and this one still does.
+        // This socket still listens, so no process has replaced it.
         if FileId::of(directory, &self.name).is_ok_and(|found| found == self.file) {
-            // Whoever has removed it first has done what was to be done.
+            // Another process may have removed the file first.
             let _ = unlinkat(directory, &self.name, AtFlags::empty());
         }
     }
 }
 
-/// A file, whatever its names are: device and inode.
+/// The identity of a file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId(u64, u64);
 
@@ -219,13 +218,13 @@ impl FileId {
     }
 }
 
-/// The file of a socket under a name that nobody waits for: between `bind` and `listen`, connections are refused. The drop of the
+/// The file of a socket under a staged name, because connections between `bind` and `listen` are refused. The drop of the
 /// value removes the name, if it has this file or the stale one: after exchanges with other processes, it may have one of theirs.
 struct StagedFile<'a> {
     directory: &'a OwnedFd,
     name: OsString,
     file: FileId,
-    /// The file that an exchange has given the name to, or may have.
+    /// The stale file, if an exchange has given it the staged name, or may have.
     stale: Option<FileId>,
 }
 
@@ -238,7 +237,7 @@ impl<'a> StagedFile<'a> {
                 ".hyprobe-{:016x}",
                 RandomState::new().build_hasher().finish()
             );
-            // The length of an address is limited. This one is short, whatever the directory's path is.
+            // The length of an address is limited. This address is short for any path of the directory.
             let address = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
             match bind(socket, &SocketAddrUnix::new(address)?) {
                 Err(Errno::ADDRINUSE) if tries < TRIES => tries += 1,
@@ -257,7 +256,7 @@ impl<'a> StagedFile<'a> {
         }
     }
 
-    /// Gives the file the name `name`, whose path is `path`. Only a stale socket is replaced.
+    /// Gives the file the name `name`, whose path is `path`. Replaces only a stale socket.
     fn publish(mut self, name: &OsStr, path: &Path) -> Result<(), SocketError> {
         let failed = |error: Errno| SocketError::Io {
             path: path.to_owned(),
@@ -322,7 +321,7 @@ impl Drop for StagedFile<'_> {
     }
 }
 
-/// What came of a replacement.
+/// The result of a replacement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Replaced {
     /// The path leads to the new socket.
@@ -381,7 +380,7 @@ impl StaleSocket {
                 file: stat.into(),
                 _open: file,
             })),
-            // It listens, or it is not ours to know.
+            // The socket listens, or the answer does not say.
             Ok(_) | Err(_) => Err(SocketError::InUse {
                 path: path.to_owned(),
             }),

@@ -1,4 +1,4 @@
-//! The last step of each path: one name in a directory that is open.
+//! The last step of each path: a name in an open directory.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 
-/// The mode of files that hyprobe makes: console and registers may tell secrets of the guest.
+/// The mode of files that hyprobe makes: console and registers may hold secrets of the guest.
 pub(crate) const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
 /// The mode of directories that hyprobe makes.
 pub(crate) const PRIVATE_FOLDER: Mode = Mode::RWXU;
@@ -21,7 +21,7 @@ pub(crate) fn open(
     let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::BENEATH;
     match openat2(&directory, name, flags, mode, resolve) {
-        // Linux before 5.6, or a container's filter that does not know the call. `name` is one component, so `NOFOLLOW` is as
+        // Linux before 5.6, or a container's filter without the call. `name` has one component, so `NOFOLLOW` is as
         // strict.
         Err(Errno::NOSYS | Errno::PERM) => openat(directory, name, flags, mode),
         opened => opened,

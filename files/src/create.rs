@@ -34,7 +34,7 @@ pub enum CreateError {
         /// The number.
         number: i32,
     },
-    /// The name leads elsewhere.
+    /// The name is a symbolic link.
     #[error(
         "it is a symbolic link to {target:?}, and no output is written through a link, which another user or program may have \
          put there: remove the link, or name the file itself"
@@ -64,7 +64,7 @@ pub enum CreateError {
         /// Its owner.
         owner: Owner,
     },
-    /// The file has other names, which may be precious.
+    /// The file has other names, whose contents the output would replace.
     #[error(
         "the file has {links} names (hard links), and its contents would be lost under each of them, one of which another user may \
          have put here: remove this name, or name another file"
@@ -119,7 +119,7 @@ pub fn create(path: &Path) -> Result<File, CreateError> {
     Err(CreateError::Replaced)
 }
 
-/// A new file, unless there is one meanwhile.
+/// Creates the file, unless the name has one meanwhile.
 pub(crate) fn make(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>, CreateError> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     match beneath::open(directory, name, flags, PRIVATE_FILE) {
@@ -129,7 +129,7 @@ pub(crate) fn make(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>, Cr
     }
 }
 
-/// Opens the file that `found` refers to, unless the name has another file meanwhile.
+/// Opens the file of `found`, unless the name has another file meanwhile.
 fn open_found(
     directory: &OwnedFd,
     name: &OsStr,

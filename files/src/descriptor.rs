@@ -1,7 +1,7 @@
 //! Descriptors that this process has inherited, under their names in `/dev` and `/proc`.
 //!
-//! An open of such a name opens the file behind the descriptor again: at its start, with the rights of now, and not at all if it is a
-//! socket. Outputs go to a duplicate instead, as output to standard output does.
+//! An open of such a name opens the file behind the descriptor again: at its start, with the process's present rights, and never a
+//! socket. Outputs go to a duplicate instead, as standard output does.
 
 #![expect(
     unsafe_code,
@@ -19,7 +19,7 @@ use crate::create::CreateError;
 /// Duplicates start behind standard error.
 const FIRST_DUPLICATE: c_int = 3;
 
-/// The descriptor of this process that `path` names, whether or not it is open.
+/// The number of the descriptor that `path` names. The descriptor may be closed.
 pub(crate) fn named_by(path: &Path) -> Option<RawFd> {
     let folder = path.parent().and_then(Path::to_str);
     let name = path.file_name().and_then(|name| name.to_str())?;
@@ -35,7 +35,7 @@ pub(crate) fn named_by(path: &Path) -> Option<RawFd> {
     }
 }
 
-/// A duplicate of the descriptor `number`, if the process that started this one has opened it for writing.
+/// A duplicate of the descriptor `number`, if the parent process has opened the descriptor for writing.
 pub(crate) fn duplicate(number: RawFd) -> Result<File, CreateError> {
     // hyprobe's own descriptors have FD_CLOEXEC. A descriptor that came through `execve` has not.
     let is_inherited =
@@ -51,7 +51,7 @@ pub(crate) fn duplicate(number: RawFd) -> Result<File, CreateError> {
     Ok(duplicate.into())
 }
 
-/// One of the commands above. None takes an address, and none changes or closes `number`.
+/// A command of `fcntl` from the list above. No command takes an address, changes `number` or closes `number`.
 fn fcntl(number: RawFd, command: c_int, argument: c_int) -> io::Result<c_int> {
     // SAFETY: `fcntl` gets numbers only, so it accesses no memory of this process. If `number` is not open, the answer is an error.
     match unsafe { libc::fcntl(number, command, argument) } {
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::create;
 
-    /// Makes `file` a descriptor as a shell hands it over, and names it.
+    /// Passes `file` as a shell passes a descriptor, and returns its name.
     fn inherited(file: impl AsFd) -> String {
         let file = file.as_fd();
         fcntl_setfd(file, FdFlags::empty()).expect("set");

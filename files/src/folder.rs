@@ -23,7 +23,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Opens the folder `path`, which the user names, and makes it and its parents with mode 0700 if there is none. Links of other
+    /// Opens the folder `path`, which the user names. Missing folders are made with mode 0700. Links of other
     /// users in the path are refused.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Folder {
         )?)
     }
 
-    /// Opens the folder `name` in this one, and makes it with mode 0700 if there is none.
+    /// Opens the folder `name` in this folder. A missing folder is made with mode 0700.
     ///
     /// # Errors
     ///
@@ -86,7 +86,7 @@ impl Folder {
         Ok(Self { directory, is_new })
     }
 
-    /// Removes the file `name`, if there is one.
+    /// Removes the file `name`, if it exists.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// See [`CreateError`]. A file of this name is one, and so is a symbolic link.
+    /// See [`CreateError`]. A file or a symbolic link of this name is refused.
     pub fn write_new(&self, name: &str, contents: &[u8]) -> Result<(), CreateError> {
         match make(&self.directory, OsStr::new(name))? {
             Some(mut file) => Ok(file.write_all(contents)?),
@@ -112,7 +112,7 @@ impl Folder {
         }
     }
 
-    /// Says where a link leads. Without this look, the call behind it would fail too, or remove the link, with less to say.
+    /// Refuses a symbolic link, and names its target. Without this check, the next call would fail without the target, or remove the link.
     fn refuse_link(&self, name: &OsStr) -> Result<(), CreateError> {
         let found = match beneath::open(&self.directory, name, OFlags::PATH, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),

@@ -1,6 +1,6 @@
-//! The ports, seen from outside: a thread each, and what they have found so far.
+//! The launcher's ends of the ports: a thread each, and the results so far.
 //!
-//! The threads of the output ports end when QEMU does, because nobody else holds the other ends.
+//! The threads of the output ports end with QEMU, because only QEMU holds the other ends.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
@@ -26,23 +26,23 @@ const CHUNK_BYTES: usize = 16 << 10;
 /// The period after which a thread that waits for room checks whether the run ends.
 const ROOM_LOOK: Duration = Duration::from_millis(50);
 
-/// What has come out of the ports so far.
+/// The messages and counts of the ports so far.
 #[derive(Debug, Default)]
 pub(super) struct Received {
-    /// Milliseconds from the outer kernel's start to the run's, once that has begun.
+    /// Milliseconds from the outer kernel's start to the run's start, if the run has started.
     pub(super) started: Option<u64>,
-    /// The run ends: what comes now is the last, and is read without waiting for room.
+    /// The run ends: the last output is read without waiting for room.
     pub(super) ending: bool,
-    /// The end of the run, and how much was written before it.
+    /// The outcome of the run, and the number of bytes written before it.
     pub(super) finished: Option<(Outcome, Sent)>,
-    /// What has arrived of it.
+    /// The number of bytes that have arrived.
     pub(super) arrived: Sent,
-    /// The first thing that should not have come out of a port.
+    /// The first violation of the protocol.
     pub(super) violation: Option<(Port, LineError)>,
 }
 
 impl Received {
-    /// Whether everything is here that was written before the end.
+    /// Whether all bytes that the run wrote before its end have arrived.
     pub(super) fn is_complete(&self) -> bool {
         self.finished.as_ref().is_some_and(|(_, sent)| {
             self.arrived.events >= sent.events
@@ -52,20 +52,20 @@ impl Received {
     }
 }
 
-/// [`Received`], shared between the ports' threads and the one that waits for them.
+/// [`Received`], shared between the ports' threads and the waiting thread.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Inbox {
     shared: Arc<(Mutex<Received>, Condvar)>,
 }
 
 impl Inbox {
-    /// Looks at what there is.
+    /// Locks the results.
     pub(super) fn lock(&self) -> MutexGuard<'_, Received> {
-        // Every change is plain assignments.
+        // A panic leaves no half change: each change is plain assignments.
         self.shared.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until there is news for somebody who knew this much, at most for `limit`.
+    /// Waits until the results differ from `known`, at most for `limit`.
     pub(super) fn wait_for_news(&self, known: &Facts, limit: Duration) {
         let nothing_new = |received: &mut Received| {
             received.started.is_some() == known.started
@@ -84,7 +84,7 @@ impl Inbox {
         self.shared.1.notify_one();
     }
 
-    /// Makes the threads of the output ports read on without room. Called when the guest has ended, or can no longer tell.
+    /// Makes the threads of the output ports read on without room. Called when the guest has ended, or QEMU has.
     pub(super) fn note_ending(&self) {
         self.change(|received| received.ending = true);
     }
@@ -150,8 +150,8 @@ pub(super) fn follow_events(
     })
 }
 
-/// Copies the guest's output to `console`, whose room is that of `sink`, and goes on reading when that fails: a console that is
-/// gone is no reason to stop the guest.
+/// Copies the guest's output to `console`, which has room if `sink` has room. Reads on after a failed write: a closed console is
+/// no reason to stop the guest.
 pub(super) fn follow_console(
     mut port: UnixStream,
     inbox: Inbox,
@@ -171,7 +171,7 @@ pub(super) fn follow_console(
     })
 }
 
-/// Copies what is for the clients of the control socket.
+/// Copies the answers to the clients of the control socket.
 pub(super) fn follow_clients(
     mut port: UnixStream,
     inbox: Inbox,
@@ -180,17 +180,17 @@ pub(super) fn follow_clients(
     named("nested-to-clients", move || {
         let mut chunk = [0; CHUNK_BYTES];
         while let Ok(read @ 1..) = port.read(&mut chunk) {
-            // They may all have gone; what the run inside says is read on.
+            // An error means that all clients have gone. The answers are read on.
             let _ = clients.write_all(&chunk[..read]);
             let bytes = u64::try_from(read).unwrap_or(u64::MAX);
             inbox.change(|received| received.arrived.clients += bytes);
         }
-        // An error means that nobody is there to learn of the end.
+        // An error means that all clients have gone.
         let _ = clients.shutdown(Shutdown::Both);
     })
 }
 
-/// Copies what the clients say, until they can say no more.
+/// Copies the clients' requests to the port, until either is at its end.
 pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io::Result<()> {
     named("nested-from-clients", move || {
         let mut chunk = [0; CHUNK_BYTES];
@@ -203,7 +203,7 @@ pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io:
     .map(drop)
 }
 
-/// Copies what the hyprobe inside has to say to standard error.
+/// Copies the inner hyprobe's messages to standard error.
 pub(super) fn follow_log(mut port: UnixStream) -> io::Result<JoinHandle<()>> {
     named("nested-log", move || {
         let mut chunk = [0; CHUNK_BYTES];
@@ -213,7 +213,7 @@ pub(super) fn follow_log(mut port: UnixStream) -> io::Result<JoinHandle<()>> {
     })
 }
 
-/// Runs `follow` on a thread of its own, for streams that are no ports.
+/// Runs `follow` on a new thread of the kind [`ThreadKind::Ports`].
 pub(super) fn named(
     name: &str,
     follow: impl FnOnce() + Send + 'static,
@@ -225,7 +225,7 @@ pub(super) fn named(
     thread::Builder::new().name(name.to_owned()).spawn(follow)
 }
 
-/// A thread that copies what is typed to the guest, until it is dropped.
+/// A thread that copies typed bytes to the guest, until the value is dropped.
 #[derive(Debug)]
 pub(super) struct Typing {
     stop: UnixStream,
@@ -237,7 +237,7 @@ impl Typing {
     pub(super) fn start(input: File, mut port: UnixStream) -> io::Result<Self> {
         let (stop, stopped) = UnixStream::pair()?;
         let thread = named("nested-typing", move || {
-            // Without the second descriptor, a thread that waits for the terminal would take the next line that the
+            // Without the second descriptor, the thread would wait for the terminal and take the next line that the
             // user types after the run.
             while is_readable(&input, &stopped) {
                 let mut chunk = [0; CHUNK_BYTES];
@@ -264,7 +264,7 @@ impl Drop for Typing {
     }
 }
 
-/// Waits until `input` has something to read, or is at its end; `false` when `stopped` is.
+/// Waits until `input` has bytes or is at its end. Returns `false` if `stopped` is at its end.
 fn is_readable(input: &File, stopped: &UnixStream) -> bool {
     let mut fds = [
         PollFd::new(input, PollFlags::IN),

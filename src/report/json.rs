@@ -7,7 +7,7 @@ pub(crate) fn line(event: &Event, out: &mut Vec<u8>) {
     let start = out.len();
     match serde_json::to_writer(&mut *out, event) {
         Ok(()) => out.push(b'\n'),
-        // Only maps with keys that are no strings fail, and events have none.
+        // Serialisation fails only for maps whose keys are no strings. Events have no such maps.
         Err(_) => out.truncate(start),
     }
 }

@@ -1,8 +1,8 @@
-//! The guest's console among other lines.
+//! Mixes the guest's console with lines of hyprobe.
 
 /// Puts the console's bytes and whole lines of our own into one stream.
 ///
-/// A line of the console is held until it is complete, so that an event does not cut it in two; one that stays
+/// A line of the console is held until the line is complete, so that no event cuts the line in two. A line that stays
 /// incomplete (a prompt) is shown after a moment by [`Lines::release`].
 #[derive(Debug, Default)]
 pub(super) struct Lines {
@@ -15,7 +15,7 @@ pub(super) struct Lines {
 const MAX_HELD_BYTES: usize = 1024;
 
 impl Lines {
-    /// Takes bytes of the console; what can be shown is appended to `out`.
+    /// Takes bytes of the console, and appends complete lines to `out`.
     pub(super) fn console(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for &byte in bytes {
             if byte == b'\n' {
@@ -43,12 +43,12 @@ impl Lines {
         }
     }
 
-    /// Whether something is held.
+    /// Whether an incomplete line is held.
     pub(super) fn is_holding(&self) -> bool {
         !self.held.is_empty()
     }
 
-    /// Shows what is held.
+    /// Shows the incomplete line.
     pub(super) fn release(&mut self, out: &mut Vec<u8>) {
         if self.is_holding() {
             out.append(&mut self.held);

@@ -1,4 +1,4 @@
-//! What a run tells its user: events, the guest's console, the summary.
+//! The output of a run: events, the guest's console, the summary.
 //!
 //! ```text
 //! vCPU threads ── Sink ──────────┐                    ┌── standard output or --output: text or JSON lines
@@ -8,7 +8,7 @@
 //!
 //! Formatting and writing happen on one thread, in the order of the posts. While the queue has no room, no vCPU enters the guest
 //! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
-//! [`STALL_LIMIT`] is given up. Whatever cannot be written is counted.
+//! [`STALL_LIMIT`] is given up. Lost events and bytes are counted.
 
 mod json;
 mod lines;
@@ -53,7 +53,7 @@ const STALL_LIMIT_STOPPED: Duration = Duration::from_secs(3);
 /// The period of looking for the progress of the writing thread.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Why nothing can be reported.
+/// The output of a run cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
     /// A file for events or for the console cannot be made.
@@ -69,24 +69,24 @@ pub(crate) enum ReportError {
     Thread(#[source] io::Error),
 }
 
-/// A stream that took no more.
+/// A stream that failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to {stream}: {lost}: {error}")]
 pub(crate) struct WriteFailure {
-    /// Which one.
+    /// The name of the stream.
     pub(crate) stream: String,
-    /// What is missing there.
+    /// The loss.
     pub(crate) lost: Lost,
-    /// What the system said.
+    /// The system's answer.
     pub(crate) error: io::Error,
 }
 
-/// What a stream did not take.
+/// The loss of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lost {
-    /// So many events, among them those that never came as far as the stream, and so many bytes of all kinds.
+    /// Events, including the events that the queue refused, and bytes of all kinds.
     Events { events: u64, bytes: u64 },
-    /// So many bytes of the guest's console or of the summary.
+    /// Bytes of the guest's console or of the summary.
     Bytes(u64),
 }
 
@@ -101,7 +101,7 @@ impl fmt::Display for Lost {
     }
 }
 
-/// Streams that took no more; at least one.
+/// The streams that failed; at least one.
 #[derive(Debug)]
 pub(crate) struct WriteFailures(Vec<WriteFailure>);
 
@@ -120,7 +120,7 @@ pub(crate) enum OutputError {
     /// Streams failed.
     #[error(transparent)]
     Write(#[from] WriteFailures),
-    /// Nobody reads.
+    /// The reader takes nothing.
     #[error(
         "the run has ended, but its output was not read for {} s: {events} events and what follows them are lost; if the \
          reader may pause, write to files with --output and --console",
@@ -134,7 +134,7 @@ pub(crate) enum OutputError {
     },
 }
 
-/// Writes what a run tells.
+/// Writes the output of a run.
 #[derive(Debug)]
 pub(crate) struct Reporter {
     outbox: Outbox<Message>,
@@ -224,7 +224,7 @@ impl Reporter {
             },
             events,
             console: console_target,
-            // The table is for whoever sits before standard output, unless the events are there.
+            // The table goes to standard output, unless the events do.
             table: output
                 .output
                 .is_some()
@@ -263,7 +263,7 @@ impl Reporter {
     ///
     /// # Errors
     ///
-    /// If something could not be written, except to a reader that has closed its end of a pipe. After [`OutputError::Stalled`], the
+    /// If a stream failed for another reason than a reader that closed its end of a pipe. After [`OutputError::Stalled`], the
     /// writing thread still waits for the reader; only the end of the process ends the thread.
     pub(crate) fn finish(self, summary: Option<Summary>) -> Result<(), OutputError> {
         let dropped_before = summary.as_ref().map_or(0, |summary| summary.dropped);
@@ -322,8 +322,8 @@ fn file(path: &Path, written: &Arc<Written>) -> Result<Stream, ReportError> {
         })
 }
 
-/// The number of events that are not written, of those that never came here and those that did. The former number of a nested run is
-/// the inner hyprobe's, whose kernel a hostile guest may control.
+/// The number of lost events of the run and of this output. The former number of a nested run is the inner hyprobe's, whose kernel a
+/// hostile guest may control.
 fn lost_events(dropped_before: u64, posted: u64, written: u64) -> u64 {
     dropped_before
         .saturating_add(posted)

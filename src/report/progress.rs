@@ -1,4 +1,4 @@
-//! The line that says that something is going on, while nothing else does.
+//! The progress line on a terminal.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const TICK: Duration = Duration::from_millis(100);
 
-/// A line on standard error that is there only on a terminal. Clones are the same line.
+/// A line on standard error, if standard error is a terminal. Clones share the line.
 #[derive(Clone, Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -28,7 +28,7 @@ impl Progress {
         Self { bar }
     }
 
-    /// One that is never seen.
+    /// A line that is never drawn.
     #[cfg(test)]
     pub(crate) fn hidden() -> Self {
         Self {
@@ -36,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// What is being done now.
+    /// Shows the present step.
     pub(crate) fn say(&self, text: impl Into<String>) {
         if !self.bar.is_hidden() && !self.bar.is_finished() {
             self.bar.enable_steady_tick(TICK);
@@ -44,7 +44,7 @@ impl Progress {
         }
     }
 
-    /// Says what is being done now, without a thread that moves the line: for threads that may start none.
+    /// Shows the present step without a thread that moves the line: for threads that may start no thread.
     pub(crate) fn show(&self, text: impl Into<String>) {
         if !self.bar.is_hidden() && !self.bar.is_finished() {
             self.bar.set_message(text.into());

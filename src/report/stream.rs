@@ -1,11 +1,11 @@
-//! A stream that is written in batches, and counts what it could not take.
+//! A stream that is written in batches, and counts its losses.
 
 use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// More than this is not held back.
+/// The size of a batch.
 const BATCH_BYTES: usize = 1 << 16;
 /// The size of a write. A write to a pipe returns when all bytes are in the pipe, so the progress of a slow reader shows in steps of
 /// this size.
@@ -29,8 +29,8 @@ impl Written {
     }
 }
 
-/// Bytes on their way out. After the first failure everything is counted and nothing is written, so that what was
-/// written is whole lines but for the last.
+/// Pending bytes of an output. After the first failure, the stream counts bytes and writes none, so that the written
+/// lines are whole, except for the last.
 pub(super) struct Stream {
     name: String,
     to: Box<dyn Write + Send>,
@@ -75,12 +75,12 @@ impl Stream {
         Self::new("standard error".to_owned(), stderr, is_terminal, written)
     }
 
-    /// Whether what is written here is seen at once.
+    /// Whether the stream is a terminal.
     pub(super) fn is_terminal(&self) -> bool {
         self.is_terminal
     }
 
-    /// Adds bytes that are no event.
+    /// Adds bytes of the console or the summary.
     pub(super) fn push(&mut self, format: impl FnOnce(&mut Vec<u8>)) {
         format(&mut self.pending);
         self.limit();
@@ -99,7 +99,7 @@ impl Stream {
         }
     }
 
-    /// Writes what is pending.
+    /// Writes the pending bytes.
     pub(super) fn flush(&mut self) {
         let mut left = self.pending.as_slice();
         if self.failure.is_none() && !left.is_empty() {
@@ -110,7 +110,7 @@ impl Stream {
             self.written.events.fetch_add(events, Ordering::Relaxed);
         } else {
             self.dropped += self.pending_events;
-            // What a flush could not write may be any part of it.
+            // A failed flush may have lost any part of the batch.
             let lost = if left.is_empty() {
                 self.pending.len()
             } else {
@@ -122,7 +122,7 @@ impl Stream {
         self.pending_events = 0;
     }
 
-    /// Whether there is nothing that [`flush`](Self::flush) would write.
+    /// Whether no bytes are pending.
     pub(super) fn is_flushed(&self) -> bool {
         self.pending.is_empty()
     }
@@ -139,8 +139,8 @@ impl Stream {
             .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// The stream's name, the number of bytes that were not written, and what went wrong, unless the reader closed its end.
-    /// `refused` says whether some bytes never came as far as the stream.
+    /// The stream's name, the number of lost bytes and the error, unless the reader closed its end.
+    /// `refused` says whether the queue refused bytes of the stream.
     pub(super) fn into_failure(self, refused: bool) -> Option<(String, u64, io::Error)> {
         let too_slow = || io::Error::new(io::ErrorKind::TimedOut, "it takes output too slowly");
         let failure = self.failure.or_else(|| refused.then(too_slow))?;
@@ -149,7 +149,7 @@ impl Stream {
     }
 }
 
-/// Writes `left`, and leaves in it what is not written.
+/// Writes `left`, and removes the written bytes from `left`.
 fn write_on(to: &mut dyn Write, left: &mut &[u8], written: &Written) -> io::Result<()> {
     while !left.is_empty() {
         let piece = left.get(..PIECE_BYTES).unwrap_or(left);
@@ -178,7 +178,7 @@ impl fmt::Debug for Stream {
 mod tests {
     use super::*;
 
-    /// Takes so many bytes and then no more.
+    /// Takes a number of bytes, and then fails.
     struct Full(usize);
 
     impl Write for Full {

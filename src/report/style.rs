@@ -1,8 +1,8 @@
-//! Colour, where somebody sees it.
+//! Colours of terminals.
 
 use std::fmt::{self, Display};
 
-/// Whether, and how wide, to write for a terminal.
+/// Colour and width of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Style {
     colour: bool,
@@ -10,22 +10,22 @@ pub(crate) struct Style {
     pub(crate) width: Option<usize>,
 }
 
-/// What a piece of text is.
+/// The meaning of a piece of text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ink {
-    /// Nothing special.
+    /// No meaning.
     Plain,
-    /// What comes with every line.
+    /// A part that every line has.
     Faint,
     /// A heading.
     Strong,
-    /// A name that is looked for.
+    /// A name.
     Name,
-    /// As it should be.
+    /// Success.
     Good,
-    /// Worth a look.
+    /// A warning.
     Warning,
-    /// Not as it should be.
+    /// A failure.
     Bad,
 }
 
@@ -52,7 +52,7 @@ impl Style {
         }
     }
 
-    /// What suits a stream: colour on a terminal that knows it, unless `NO_COLOR` is set.
+    /// The style of a stream: with colour on a terminal with colours, unless `NO_COLOR` is set.
     pub(crate) fn for_stream(is_terminal: bool) -> Self {
         let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let dumb = set("TERM").is_none_or(|term| term == "dumb");
@@ -65,7 +65,7 @@ impl Style {
         }
     }
 
-    /// Whether there is colour.
+    /// Whether the output has colour.
     pub(crate) const fn has_colour(self) -> bool {
         self.colour
     }

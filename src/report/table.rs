@@ -6,11 +6,11 @@ use super::printable::printable;
 use super::style::{Ink, Style};
 use super::text::{line, seconds};
 
-/// From so many probes on, those that are armed and were not hit are only counted.
+/// From this number of probes on, armed probes without a hit are only counted.
 const MANY_PROBES: usize = 50;
 
-/// Cells longer than this do not move the columns behind them. The hyprobe inside a nested run chooses its cells, and a guest may have
-/// taken it over.
+/// Longer cells do not move the columns behind them. The hyprobe inside a nested run chooses its cells, and a guest may have
+/// taken over that hyprobe.
 const MAX_WIDTH: usize = 128;
 
 const HEADINGS: [&str; 7] = [
@@ -19,7 +19,7 @@ const HEADINGS: [&str; 7] = [
 /// Numbers stand on the right of their column.
 const IS_NUMBER: [bool; 7] = [false, false, true, true, false, true, false];
 
-/// Appends how the guest ended and what became of each probe.
+/// Appends the end of the guest and the counts of each probe.
 pub(super) fn summary(summary: &Summary, style: Style, out: &mut Vec<u8>) {
     let end = summary.guest.end;
     let ink = match end {

@@ -8,14 +8,14 @@ use super::printable::printable;
 use super::style::{Ink, Style};
 use super::table;
 
-/// Names longer than this do not move the columns behind them.
+/// Longer names do not move the columns behind them.
 const MAX_COLUMN: usize = 40;
 
-/// Makes lines of events. Columns grow with what they have to hold, and never shrink.
+/// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
 pub(crate) struct Formatter {
     style: Style,
-    /// What each line begins with where others write lines too.
+    /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
     probe_width: usize,
     symbol_width: usize,
@@ -53,7 +53,7 @@ impl Formatter {
         }
     }
 
-    /// When, on which vCPU, which probe, where; and what there is to say of it.
+    /// Appends the line of a hit or return: time, vCPU, probe, symbol and details.
     fn row(
         &mut self,
         (ts_ns, vcpu, probe, symbol): (u64, usize, &str, &str),
@@ -117,11 +117,11 @@ fn micros(ns: u64) -> String {
 }
 
 pub(super) fn line(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
-    // A vector takes everything.
+    // Writing to a vector cannot fail.
     let _ = writeln!(out, "{text}");
 }
 
-/// The text, ending with `…` where it would not fit.
+/// The text, cut at `width` with `…`.
 fn cut(text: String, width: Option<usize>) -> String {
     match width {
         Some(width) if text.len() > width && width > 0 => {

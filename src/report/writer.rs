@@ -1,4 +1,4 @@
-//! The thread that writes.
+//! The writing thread.
 
 use std::time::Duration;
 
@@ -12,23 +12,23 @@ use super::style::Style;
 use super::{Lost, Progress, WriteFailure, json, text};
 use crate::stop::{StopReason, StopSignal};
 
-/// An incomplete line of the console that has waited for so long is shown as it is.
+/// The time after which an incomplete line of the console is shown.
 const PROMPT_WAIT: Duration = Duration::from_millis(100);
 
-/// How events are written.
+/// The format of events.
 #[derive(Debug)]
 pub(super) enum EventFormat {
     Json,
     Text(text::Formatter),
 }
 
-/// Where the console goes.
+/// The stream of the console.
 #[derive(Debug)]
 pub(super) enum ConsoleTarget {
     Nowhere,
     /// Between the lines of events in text.
     WithEvents,
-    /// As it is.
+    /// Unchanged, on a stream of its own.
     Own(Stream),
 }
 
@@ -47,21 +47,21 @@ pub(super) struct Writer {
     pub(super) format: EventFormat,
     pub(super) events: Stream,
     pub(super) console: ConsoleTarget,
-    /// Where the summary's table goes, if the events go elsewhere.
+    /// The stream of the summary's table, if the events have another.
     pub(super) table: Option<(Stream, Style)>,
     pub(super) progress: Progress,
     pub(super) stop: StopSignal,
 }
 
 impl Writer {
-    /// Writes until the end is sent.
+    /// Writes until [`Message::End`].
     pub(super) fn run(mut self, messages: &Receiver<Message>) -> Vec<WriteFailure> {
         let mut lines = Lines::default();
         let mut hits = 0_u64;
         loop {
             let message = match messages.try_recv() {
                 Ok(message) => Ok(message),
-                // Nothing more on its way: what has been collected is due.
+                // The queue is empty: the batch is due.
                 Err(_) => {
                     self.flush();
                     if hits > 0 {
@@ -92,7 +92,7 @@ impl Writer {
                     return self.end(summary, refused);
                 }
                 Err(RecvTimeoutError::Timeout) => self.events.push(|out| lines.release(out)),
-                // The reporter was dropped: the run was not brought to its end.
+                // The reporter was dropped before the end of the run.
                 Err(RecvTimeoutError::Disconnected) => return self.end(None, Refused::default()),
             }
         }
@@ -127,7 +127,7 @@ impl Writer {
                 continue;
             }
             if stream.is_terminal() {
-                // The line would be drawn into the text.
+                // The progress line would be drawn into the text.
                 self.progress.clear();
             }
             stream.flush();
@@ -135,7 +135,7 @@ impl Writer {
         self.tell_closed();
     }
 
-    /// Ends the run if nobody reads any more. A queue that is never empty is never flushed, so this is called with each message.
+    /// Ends the run if the reader has closed its end. A queue that is never empty is never flushed, so each message calls this.
     fn tell_closed(&self) {
         let console = self.console.stream().is_some_and(Stream::is_closed);
         if self.events.is_closed() || console {
@@ -144,7 +144,7 @@ impl Writer {
     }
 
     fn end(mut self, summary: Option<Box<Summary>>, refused: Refused) -> Vec<WriteFailure> {
-        // Flushed first, so that the summary knows what has been lost.
+        // The flush comes first, so that the summary has all losses.
         self.flush();
         self.progress.clear();
         let dropped = refused.events.saturating_add(self.events.dropped());
@@ -153,7 +153,7 @@ impl Writer {
             summary.dropped = summary.dropped.saturating_add(dropped);
             let event = Event::Summary(*summary);
             self.event(&event, &mut Lines::default());
-            // First the file: whoever should read the table may read nothing.
+            // The file comes first: the reader of the table may take nothing.
             self.flush();
             if let Some((stream, style)) = &mut self.table {
                 stream.push(|out| text::Formatter::new(*style, false).event(&event, out));
@@ -180,7 +180,7 @@ impl Writer {
     }
 }
 
-/// What `stream` did not take, if anything; `lost` makes it of the number of bytes. `refused` says whether the queue before the
+/// The loss of `stream`, if there is any; `lost` makes the loss of the number of bytes. `refused` says whether the queue before the
 /// stream was full.
 fn failure(stream: Stream, refused: bool, lost: impl FnOnce(u64) -> Lost) -> Option<WriteFailure> {
     let (stream, bytes, error) = stream.into_failure(refused)?;

@@ -1,7 +1,7 @@
-//! One side of the link: what it does with frames and with connections.
+//! One side of the link: frames and connections.
 //!
-//! Three kinds of tasks on one runtime: one reads frames and hands them out, one writes frames, and each channel has two
-//! that copy, one for each direction. A channel's copying tasks own its connection; the table knows how to reach them.
+//! Three kinds of tasks on one runtime: one reads and dispatches frames, one writes frames, and each channel has two
+//! copying tasks, one for each direction. A channel's copying tasks own its connection. The table has the channel's handles.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -17,9 +17,9 @@ use tokio::task::JoinSet;
 
 use super::frame::{Channel, Frame, Message, PAYLOAD_BYTES, WINDOW_BYTES};
 
-/// Frames that wait to be written. Whoever copies waits when they are so many.
+/// The maximum number of pending frames. With more, the copying tasks wait.
 const QUEUED_FRAMES: usize = 64;
-/// One write is one notification of the host, which is dear under emulation.
+/// The bytes of a write. Each write is a notification of the host, which is expensive under emulation.
 const BATCH_BYTES: usize = 64 << 10;
 
 /// One side.
@@ -31,35 +31,35 @@ pub(super) struct Link {
     gone: Arc<Notify>,
 }
 
-/// A connection: what the table and the connection's tasks share. After a reset, the other side may open the channel again while tasks of
+/// The state that the table and a connection's tasks share. After a reset, the other side may open the channel again while tasks of
 /// the former connection still run.
 #[derive(Debug)]
 struct Connection {
     channel: Channel,
-    /// Bytes that have arrived and have not been passed on.
+    /// Bytes that have arrived and wait for the copying task.
     waiting: AtomicUsize,
-    /// Bytes that the other side has room for.
+    /// The other side's room in bytes.
     room: Semaphore,
 }
 
-/// How to reach a channel's tasks.
+/// The handles of a channel's tasks.
 #[derive(Debug)]
 struct Known {
-    /// For the connection; no more than the window is ever in it.
+    /// Bytes for the connection, at most a window.
     arrived: mpsc::UnboundedSender<Vec<u8>>,
     connection: Arc<Connection>,
-    /// The other side has said that no more comes.
+    /// The other side has sent its last byte.
     ended: bool,
 }
 
-/// Who opens channels.
+/// Connects the channels that the other side opens.
 pub(super) trait Opened {
-    /// The other side has opened one; `None` if it cannot be.
+    /// The connection for a new channel; `None` if no connection can be made.
     fn opened(&mut self) -> Option<UnixStream>;
 }
 
 impl Link {
-    /// With the task that writes, which ends when all clones of the link are gone.
+    /// Creates the link and its writing task, which ends when all clones of the link are dropped.
     pub(super) fn new<W: AsyncWrite + Unpin + Send + 'static>(
         to: W,
     ) -> (Self, impl Future<Output = ()> + Send) {
@@ -76,7 +76,7 @@ impl Link {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many channels there are.
+    /// The number of channels.
     pub(super) fn channels(&self) -> usize {
         self.table().len()
     }
@@ -97,7 +97,7 @@ impl Link {
         channel
     }
 
-    /// Waits until there is no channel any more.
+    /// Waits until the table has no channel.
     pub(super) async fn is_quiet(&self) {
         loop {
             let mut gone = std::pin::pin!(self.gone.notified());
@@ -109,7 +109,7 @@ impl Link {
         }
     }
 
-    /// Nothing more comes from the other side.
+    /// Removes all channels: the other side has ended.
     pub(super) fn hang_up(&self) {
         for (_, known) in self.table().drain() {
             known.connection.room.close();
@@ -117,7 +117,7 @@ impl Link {
         self.gone.notify_waiters();
     }
 
-    /// Says something on behalf of whoever opens channels.
+    /// Sends a frame about a channel without a connection.
     pub(super) async fn announce(&self, frame: Frame) {
         // An error means that the link is over.
         let _ = self.frames.send(frame).await;
@@ -148,16 +148,16 @@ impl Link {
         });
     }
 
-    /// Whether the channel is this connection's, and not that of a later connection, or gone.
+    /// Whether the channel still belongs to this connection. A reset channel may belong to a later connection.
     fn is_current(&self, connection: &Arc<Connection>) -> bool {
         let table = self.table();
         let known = table.get(&connection.channel);
         known.is_some_and(|known| Arc::ptr_eq(&known.connection, connection))
     }
 
-    /// Removes the connection from the table, if it is there.
+    /// Removes the connection from the table, if the table has it.
     fn forget(&self, connection: &Arc<Connection>) {
-        // One lock for both: between two, the channel could become a later connection's.
+        // One lock for look-up and removal: between two locks, a later connection could take the channel.
         if let Entry::Occupied(known) = self.table().entry(connection.channel)
             && Arc::ptr_eq(&known.get().connection, connection)
         {
@@ -166,7 +166,7 @@ impl Link {
         self.gone.notify_waiters();
     }
 
-    /// Says something about the connection, unless the channel is no longer this connection's: the frame would be about a later one.
+    /// Sends a frame about the connection, unless the channel belongs to a later connection.
     async fn say(&self, connection: &Arc<Connection>, message: Message) {
         // An error means that the link is over.
         let Ok(place) = self.frames.reserve().await else {
@@ -178,12 +178,12 @@ impl Link {
         }
     }
 
-    /// From the connection to the other side.
+    /// Copies from the connection to the other side.
     async fn send(&self, connection: &Arc<Connection>, mut from: OwnedReadHalf) {
         let room = &connection.room;
         let mut bytes = vec![0; PAYLOAD_BYTES];
         loop {
-            // A closed semaphore is a channel that is over.
+            // A closed semaphore means that the channel is reset.
             let Ok(one) = room.acquire().await else {
                 return;
             };
@@ -205,7 +205,7 @@ impl Link {
         }
     }
 
-    /// From the other side to the connection.
+    /// Copies from the other side to the connection.
     async fn deliver(
         &self,
         connection: &Arc<Connection>,
@@ -223,18 +223,18 @@ impl Link {
             let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             self.say(connection, Message::Passed(count)).await;
         }
-        // An error means that the client has gone, which reading from it tells.
+        // An error means that the client has gone. The reading task finds the same.
         let _ = to.shutdown().await;
     }
 
-    /// The connection is broken: neither direction goes on.
+    /// Ends both directions of a broken connection.
     async fn reset(&self, connection: &Arc<Connection>) {
         connection.room.close();
         self.say(connection, Message::Reset).await;
         self.forget(connection);
     }
 
-    /// The other side has reset the channel.
+    /// Ends a channel that the other side has reset.
     fn close(&self, channel: Channel) {
         if let Some(known) = self.table().remove(&channel) {
             known.connection.room.close();
@@ -242,11 +242,11 @@ impl Link {
         self.gone.notify_waiters();
     }
 
-    /// Hands out the frames that come, until the other side ends.
+    /// Dispatches the other side's frames, until the other side ends.
     ///
     /// # Errors
     ///
-    /// When the other side breaks the rules.
+    /// If the other side violates the protocol.
     pub(super) async fn follow(
         &self,
         mut from: impl AsyncRead + Unpin,
@@ -254,7 +254,7 @@ impl Link {
         tasks: &mut JoinSet<()>,
     ) -> io::Result<()> {
         while let Some(Frame { channel, message }) = Frame::read(&mut from).await? {
-            // So that it does not grow with every connection.
+            // Finished tasks are removed, so the set does not grow with every connection.
             while tasks.try_join_next().is_some() {}
             match message {
                 Message::Open => {
@@ -278,7 +278,7 @@ impl Link {
         Ok(())
     }
 
-    /// What is for a channel that has gone here was under way when it went.
+    /// Drops frames for removed channels: the other side sent them before it learnt of the removal.
     fn arrive(&self, channel: Channel, bytes: Vec<u8>) -> io::Result<()> {
         let table = self.table();
         let Some(known) = table.get(&channel) else {
@@ -289,7 +289,7 @@ impl Link {
         if before + bytes.len() > WINDOW_BYTES || known.ended {
             return Err(broken("a channel has more bytes than it may"));
         }
-        // An error means that nobody takes them any more; its reset is under way.
+        // An error means that the copying task has ended. The channel's reset follows.
         let _ = known.arrived.send(bytes);
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Link {
                 return Err(broken("a channel ends twice"));
             }
             known.ended = true;
-            // Behind the bytes that wait: nobody sends none.
+            // The empty message marks the end, behind the waiting bytes.
             let _ = known.arrived.send(Vec::new());
         }
         Ok(())
@@ -324,7 +324,7 @@ impl Link {
 
 /// Waits until the semaphore is closed.
 async fn closed(room: &Semaphore) {
-    // More than it ever has.
+    // More permits than the semaphore ever has.
     let all = u32::try_from(WINDOW_BYTES).unwrap_or(u32::MAX);
     let _ = room.acquire_many(all.saturating_add(1)).await;
 }
@@ -333,7 +333,7 @@ fn broken(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Writes the frames that wait, all that there are at once.
+/// Writes all pending frames at once.
 async fn write(mut queued: mpsc::Receiver<Frame>, mut to: impl AsyncWrite + Unpin) {
     let mut bytes = Vec::with_capacity(BATCH_BYTES + PAYLOAD_BYTES);
     while let Some(frame) = queued.recv().await {
@@ -360,7 +360,7 @@ mod tests {
 
     const CHANNEL: Channel = 7;
 
-    /// Opens connections on this host's sockets, and keeps the clients' ends.
+    /// Opens connections by pairs of sockets, and keeps the clients' ends.
     #[derive(Default)]
     struct Sockets(Vec<UnixStream>);
 
@@ -415,7 +415,7 @@ mod tests {
             let mut bytes = [0; 20];
             let read = sockets.0[1].read_exact(&mut bytes).await;
             assert_eq!((read.expect("bytes"), bytes), (20, [2; 20]));
-            // The window is as large as that of any connection.
+            // The window has the size of each connection's window.
             for _ in 0..WINDOW_BYTES / PAYLOAD_BYTES {
                 let arrived = link.arrive(CHANNEL, vec![3; PAYLOAD_BYTES]);
                 arrived.expect("there is room");

@@ -1,4 +1,4 @@
-//! A machine of straw: it keeps what it is told, and says so.
+//! A fake machine, which records its requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,7 @@ use probes::{
     ProbeId, ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
 };
 
-/// What can be probed: `one`, `two`, `many_*`, and `refused`, which cannot be planted.
+/// The fake's symbols: `one`, `two`, `many_*`, and `refused`, at which no probe can be planted.
 pub(crate) const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];
 pub(crate) const MEMORY_AT: u64 = 0x1000;
 
@@ -25,11 +25,11 @@ pub(crate) struct Straw {
     armed: AtomicBool,
     optimising: AtomicBool,
     pub(crate) ending: AtomicBool,
-    /// Whether the kernel has said where it runs.
+    /// Whether the kernel's address is known.
     pub(crate) located: AtomicBool,
-    /// Pauses that last.
+    /// Pauses in force.
     pub(crate) paused: AtomicUsize,
-    /// How long each change takes.
+    /// The time that each change takes.
     pub(crate) slow: Mutex<Duration>,
 }
 

@@ -25,16 +25,16 @@ struct Arguments {
     /// At most so many boots: `--on nested --seed 17 --boots 1` repeats one.
     #[arg(long, default_value_t = u64::MAX)]
     boots: u64,
-    /// The command; it is looked for beside this one.
+    /// The command `hyprobe`; by default, the file beside this program.
     #[arg(long)]
     hyprobe: Option<PathBuf>,
-    /// Where guests are built, and what is left of boots that fail.
+    /// The directory of the guests, and of the files of failed boots.
     #[arg(long, default_value = "target/rigs/hostile")]
     results: PathBuf,
 }
 
 impl Arguments {
-    /// Whether there is time for every act.
+    /// Whether the campaign has time for every act.
     fn is_for_time(&self) -> bool {
         self.boots == u64::MAX && self.seconds >= 600
     }

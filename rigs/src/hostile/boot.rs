@@ -24,19 +24,19 @@ use crate::line::Backend;
 /// hyprobe starts a guest within this time.
 const START_TIME: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(20);
-/// Each guest's first line has this.
+/// A word of each guest's first line.
 const UP: &str = ": up ";
 const MIB: u64 = 1 << 20;
-/// The detour memory that a guest can write to, and that is not allocated before.
+/// The detour memory: a page is allocated when the guest writes to the page.
 const DETOUR_MIB: u64 = 128;
-/// What hyprobe may use besides: its own, symbols, probes, 16 MiB of events.
+/// The limit of hyprobe's memory besides the guest's: code, symbols, probes, 16 MiB of events.
 const OWN_MIB: u64 = 192;
-/// What the launcher of a nested run may use: while it makes the outer Linux's initramfs, and once the guest runs.
+/// The limits of the launcher's memory in a nested run: while the launcher builds the outer Linux's initramfs, and while the guest runs.
 const LAUNCHER_MIB: u64 = 512;
 const LAUNCHER_SINCE_UP_MIB: u64 = 96;
-/// What QEMU may use besides its machine's RAM: translated code, most of all.
+/// The limit of QEMU's memory besides its machine's RAM: mostly translated code.
 const QEMU_MIB: u64 = 1536;
-/// Files of a boot, and the most that each may have.
+/// The files of a boot, with the maximum size of each.
 const OUTPUTS: [(&str, u64); 4] = [
     ("events", 256 * MIB),
     ("console", 64 * MIB),
@@ -44,53 +44,52 @@ const OUTPUTS: [(&str, u64); 4] = [
     ("stderr", 16 * MIB),
 ];
 
-/// A boot to be made.
+/// The parameters of a boot.
 #[derive(Debug)]
 pub struct Boot<'a> {
     pub(super) backend: Backend,
     pub(super) seed: u64,
     pub(super) guest: &'a HostileGuest,
     pub(super) hyprobe: &'a Path,
-    /// Where the images are: hyprobe reads them, and changes nothing there.
+    /// The directory of the images, which hyprobe only reads.
     pub(super) cache: &'a Path,
-    /// The directory of this boot; it is emptied.
+    /// The directory of this boot. The rig empties the directory first.
     pub(super) dir: &'a Path,
 }
 
-/// A boot that was made.
+/// The result of a boot.
 #[derive(Clone, Debug)]
 pub struct Booted {
-    /// How it ended, unless it failed.
+    /// The end of the run, unless the boot failed.
     pub end: Option<End>,
-    /// What was wrong.
+    /// The reason of a failure.
     pub failures: Vec<String>,
-    /// KVM's or QEMU's own words, if one of them ended the run.
+    /// The error message of KVM or QEMU, if KVM or QEMU ended the run.
     pub why: Option<String>,
     /// From the start of the process to its end.
     pub took: Duration,
-    /// What the guest did, as far as it has said so.
+    /// The acts of the guest, as far as the guest has printed them.
     pub acts: Acts,
-    /// Probes that were added and removed while it ran.
+    /// Probes that the operator added while the guest ran.
     pub added: u64,
-    /// As above.
+    /// Probes that the operator removed while the guest ran.
     pub removed: u64,
-    /// Answered requests of the operator.
+    /// Requests of the operator that were answered.
     pub requests: u64,
-    /// As above.
+    /// Requests of the operator that were refused.
     pub refused: u64,
-    /// VM exits for probes, as far as hyprobe has said so: of those that were removed, and of the summary. (Hits are
-    /// counted in the guest's memory, where the guest can write.)
+    /// VM exits for probes, by hyprobe's answers and summary. (Hits are counted in the guest's memory, which the guest can overwrite.)
     pub exits: u64,
     /// The slowest answer of the control socket.
     pub slowest: Duration,
-    /// The most memory of hyprobe's: nested, since the guest began; otherwise with what the guest has written to of its RAM.
+    /// The peak memory of hyprobe. Nested, since the guest's first instruction; otherwise, with the guest's RAM in use.
     pub hyprobe_kib: u64,
-    /// The most memory of QEMU's.
+    /// The peak memory of QEMU.
     pub qemu_kib: u64,
 }
 
 impl Boot<'_> {
-    /// Boots, watches and judges.
+    /// Boots the guest, watches the run and judges its end.
     ///
     /// # Errors
     ///
@@ -186,7 +185,7 @@ impl Boot<'_> {
         })
     }
 
-    /// Nested, everything is a hundred times slower.
+    /// A nested guest is a hundred times slower.
     fn answer_time(&self) -> Duration {
         match self.backend {
             Backend::Nested => Duration::from_secs(60),
@@ -288,10 +287,10 @@ impl Boot<'_> {
                 && up.is_some_and(|up| up.elapsed() > after)
             {
                 signalled = true;
-                // A process that is gone by now is found so above.
+                // The next iteration finds a process that has ended meanwhile.
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
             }
-            // A busy host takes its time until the guest begins, from where on `--timeout` counts.
+            // `--timeout` counts from the guest's first instruction, which a busy host reaches late.
             let is_late = match up {
                 Some(up) => up.elapsed() > self.guest.timeout + self.grace(),
                 None => began.elapsed() > START_TIME + self.guest.timeout + self.grace(),

@@ -23,7 +23,7 @@ use crate::line::Backend;
 /// The rig itself fails.
 #[derive(Debug, Error)]
 pub enum HostileError {
-    /// A file is in the way.
+    /// A file cannot be replaced.
     #[error(transparent)]
     File(#[from] LaunchError),
     /// A guest does not compile.
@@ -32,7 +32,7 @@ pub enum HostileError {
     /// The test guest cannot be read.
     #[error("the test guest is no ELF file")]
     Object(#[from] object::Error),
-    /// The stock kernel cannot be had.
+    /// The stock kernel cannot be fetched.
     #[error("cannot get the stock kernel")]
     Fetch(#[from] FetchError),
     /// A file of the cache has changed.
@@ -47,10 +47,10 @@ pub enum HostileError {
     /// A module cannot be read.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// A module is not what it should be.
+    /// A module is malformed.
     #[error("cannot make a module for the stock kernel")]
     Template(#[from] TemplateError),
-    /// The kernel has no module to make one like.
+    /// The kernel has no module to copy the guest's module from.
     #[error("the stock kernel has no module `{0}`")]
     NoTemplate(&'static str),
     /// The kernel lacks a symbol.
@@ -81,12 +81,12 @@ pub enum HostileError {
     Wait(#[source] io::Error),
 }
 
-/// What to do.
+/// The parameters of a campaign.
 #[derive(Clone, Debug)]
 pub struct Campaign<'a> {
-    /// Where: they take turns, so that each has the same share of the time.
+    /// The backends. They take turns, so each has the same share of the time.
     pub backends: &'a [Backend],
-    /// The first boot's seed; the next one has the next number.
+    /// The first boot's seed; the next boot has the next number.
     pub seed: u64,
     /// No boot begins after this time.
     pub limit: Duration,
@@ -96,29 +96,29 @@ pub struct Campaign<'a> {
     pub hyprobe: &'a Path,
     /// The image cache.
     pub cache: &'a Path,
-    /// The directory for what is made, and for what is kept of boots that fail.
+    /// The directory of the guests, and of the files of failed boots.
     pub results: &'a Path,
 }
 
-/// What all boots have come to.
+/// The results of all boots.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
     /// Ends, by backend.
     pub ends: BTreeMap<(&'static str, End), u64>,
-    /// Boots, and those that failed.
+    /// The number of boots.
     pub boots: u64,
-    /// As above.
+    /// The number of failed boots.
     pub failed: u64,
     backends: BTreeMap<&'static str, Sums>,
     took: Duration,
 }
 
-/// What the boots of one backend have come to.
+/// The results of one backend's boots.
 #[derive(Clone, Debug, Default)]
 struct Sums {
     boots: u64,
     acts: Acts,
-    /// Boots whose guest has not said that it has done anything.
+    /// Boots whose guest has printed no act.
     idle: u64,
     added: u64,
     removed: u64,
@@ -145,7 +145,7 @@ impl Sums {
         self.qemu_kib = self.qemu_kib.max(booted.qemu_kib);
     }
 
-    /// The acts and requests that no boot of this backend has made. The verdicts say nothing of these.
+    /// The acts and requests that no boot of this backend has made. The verdicts do not cover them.
     fn shortcomings(&self) -> Vec<String> {
         let never = |(name, count): (&&str, &u64)| {
             (*count == 0).then(|| format!("no guest has done `{name}`"))
@@ -182,7 +182,7 @@ impl Totals {
         self.took += booted.took;
     }
 
-    /// What the boots have not tried, by backend. Few boots do not try everything.
+    /// The acts and requests that no boot has tried, by backend. A short campaign tries only some.
     #[must_use]
     pub fn shortcomings(&self) -> Vec<String> {
         let all = self.backends.iter();
@@ -235,11 +235,11 @@ impl fmt::Display for Totals {
 }
 
 impl Campaign<'_> {
-    /// Makes the boots. `tell` gets a line for each.
+    /// Runs the boots. `tell` gets a line for each boot.
     ///
     /// # Errors
     ///
-    /// The rig itself fails; a boot that fails is none.
+    /// If the rig itself fails. A failed boot is no error.
     pub fn run(&self, tell: &dyn Fn(&str)) -> Result<Totals, HostileError> {
         let mut guests = Vec::new();
         for &backend in self.backends {
@@ -273,7 +273,7 @@ impl Campaign<'_> {
             writeln!(lines, "{line}").map_err(file_error("write", &path))?;
             if !booted.failures.is_empty() {
                 let kept = self.results.join(format!("failed-{backend}-{seed}"));
-                // An earlier one of the same seed is replaced.
+                // The directory may have an earlier boot's files of the same seed.
                 let _ = std::fs::remove_dir_all(&kept);
                 std::fs::rename(&dir, &kept).map_err(file_error("rename", &kept))?;
             }

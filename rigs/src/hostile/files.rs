@@ -1,18 +1,18 @@
-//! What a run has done to files.
+//! Changes of files during a run.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// A file, as far as it can be seen that it was changed.
+/// The attributes of a file that show a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct State {
     inode: u64,
     mode: u32,
     bytes: u64,
     modified: (i64, i64),
-    /// Nobody can set this one back.
+    /// The time of the last change, which no call can set.
     changed: (i64, i64),
 }
 
@@ -21,7 +21,7 @@ struct State {
 pub(super) struct Snapshot(BTreeMap<PathBuf, State>);
 
 impl Snapshot {
-    /// What there is now.
+    /// Lists the present files.
     pub(super) fn of(directories: &[&Path]) -> io::Result<Self> {
         let mut files = BTreeMap::new();
         let mut rest: Vec<PathBuf> = directories.iter().map(|&path| path.to_owned()).collect();
@@ -44,7 +44,7 @@ impl Snapshot {
         Ok(Self(files))
     }
 
-    /// What differs from `before`.
+    /// The differences from `before`.
     pub(super) fn changes(&self, before: &Self) -> Vec<String> {
         let made = self.0.keys().filter(|path| !before.0.contains_key(*path));
         let gone = before.0.keys().filter(|path| !self.0.contains_key(*path));

@@ -15,9 +15,9 @@ use crate::launch::file_error;
 use crate::line::Backend;
 
 const IMAGE: &str = "debian-6.1";
-/// The module that the guest's own is made like.
+/// The module whose layout the guest's module has.
 const TEMPLATE: &str = "dummy";
-/// Data of the kernel that is scribbled over. The tables of kallsyms lie behind the banner, before the next symbol.
+/// Data of the kernel that the guest overwrites. The tables of kallsyms lie between the banner and the next symbol.
 const DATA: [&str; 10] = [
     "idt_table",
     "init_task",
@@ -30,7 +30,7 @@ const DATA: [&str; 10] = [
     "sys_call_table",
     "__per_cpu_offset",
 ];
-/// What the operator probes in a stock guest: what the guest executes, at its interrupts and in its module.
+/// The operator's probes in a stock guest: functions of system calls, of interrupts and of the guest's module.
 const STOCK_PROBES: [&str; 32] = [
     "kprobe:do_sys_openat2",
     "kretprobe:do_sys_openat2",
@@ -74,9 +74,9 @@ pub(super) struct HostileGuest {
     pub(super) memory_mib: u64,
     /// `hyprobe run --timeout`.
     pub(super) timeout: Duration,
-    /// How long it is left alone, from its first line on.
+    /// The time from the guest's first line to the earliest end by the rig.
     pub(super) attack: Duration,
-    /// Probes that are there from the start, and those that come and go.
+    /// The probes of the manifest, and the operator's.
     pub(super) first: Vec<String>,
     pub(super) probes: Vec<String>,
     cmdline: fn(u64) -> String,
@@ -115,7 +115,7 @@ impl HostileGuest {
                 ["", "+0x1", "+0x3", "+0x4"].map(|offset| format!("kprobe:{name}{offset}")),
             );
         }
-        // What is called, and rewritten, most.
+        // The functions that the guest calls and rewrites most.
         for _ in 0..probes.len() / 8 {
             probes.extend(["kprobe:hostile_prey", "kretprobe:hostile_prey"].map(str::to_owned));
         }
@@ -170,12 +170,12 @@ impl HostileGuest {
             .map(str::to_owned)
             .into(),
             probes: STOCK_PROBES.map(str::to_owned).into(),
-            // The edges of memory are the guest's to write to, and not its kernel's.
+            // The guest writes to the edges of memory, which its kernel must not use.
             cmdline: |seed| {
                 format!(
                     "console=ttyS0 panic=1 nopti nokaslr no5lvl mitigations=off memmap=1M$0x200000 \
                      memmap=1M$0xff00000 rdinit=/init rounds={} ram=268435456 seed={seed}",
-                    // In the last two, the guest does what its kernel may not survive.
+                    // The acts of the last two may crash the guest's kernel.
                     2 + seed % 3
                 )
             },

@@ -11,7 +11,7 @@ use probes::ProbeAction;
 use crate::busy::random::Random;
 use crate::chain::chain;
 
-/// So many probes of the operator at once.
+/// The maximum number of the operator's probes at a time.
 const PROBES_MAX: usize = 300;
 const LOOK: Duration = Duration::from_millis(20);
 /// Addresses to read at: hyprobe's own memory, the text, edges, nothing.
@@ -36,7 +36,7 @@ const FILTERS: [&str; 4] = [
 ];
 const AGGREGATES: [&str; 3] = ["hist(arg2)", "sum(arg0)", "max(arg1)"];
 
-/// What an operator has done.
+/// The requests and answers of an operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Operated {
     pub(super) added: u64,
@@ -45,7 +45,7 @@ pub(super) struct Operated {
     pub(super) requests: u64,
     pub(super) refused: u64,
     pub(super) slowest: Duration,
-    /// What went wrong.
+    /// The first failure.
     pub(super) failure: Option<String>,
 }
 
@@ -61,20 +61,20 @@ impl Operated {
 pub(super) struct Operator<'a> {
     pub(super) socket: &'a Path,
     pub(super) probes: &'a [String],
-    /// The guest runs when there is anything in it: until an outer Linux has booted, requests wait.
+    /// The guest's console. It has bytes when the guest runs; until an outer Linux has booted, requests wait.
     pub(super) console: &'a Path,
     /// Set when the guest has begun.
     pub(super) is_up: &'a AtomicBool,
     /// Set when the run is over.
     pub(super) is_over: &'a AtomicBool,
-    /// When the operator asks for the run's end, if it does, from the guest's beginning on.
+    /// The time from the guest's beginning to the operator's request to stop, if the operator makes one.
     pub(super) stops_after: Option<Duration>,
-    /// An answer within this time is in time, and so is the end of a run whose connection has broken.
+    /// The limit for an answer, and for the end of a run whose connection has broken.
     pub(super) answer_time: Duration,
 }
 
 impl Operator<'_> {
-    /// Works until the run is over.
+    /// Makes requests until the run is over.
     pub(super) fn run(&self, seed: u64) -> Operated {
         let mut operated = Operated::default();
         while !(self.socket.exists() && self.console.metadata().is_ok_and(|file| file.len() > 0)) {
@@ -215,7 +215,7 @@ impl Operator<'_> {
         Ok(())
     }
 
-    /// One in four has an event for each hit, so that outputs have a size that can be kept.
+    /// One probe in four has an event for each hit, which bounds the size of the outputs.
     fn probe(&self, random: &mut Random) -> AddProbe {
         let spec = &self.probes[random.below(self.probes.len())];
         let (filter, aggregate) = match random.below(8) {

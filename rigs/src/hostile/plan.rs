@@ -1,17 +1,17 @@
-//! Who ends a boot, and when.
+//! The way and the time of a boot's end.
 
 use std::time::Duration;
 
 use super::verdict::Asked;
 use crate::busy::random::Random;
 
-/// A run that is asked to end so long before its timeout does not end by it.
+/// The least time between the rig's request to end a run and the run's timeout.
 const END_TIME: Duration = Duration::from_secs(5);
 
 /// How the rig ends a run, if the guest does not; times are from the guest's first line on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// Not at all: `--timeout` does.
+    /// By `--timeout` only.
     Wait,
     /// By the control socket.
     Stop(Duration),
@@ -31,7 +31,7 @@ impl Plan {
         }
     }
 
-    /// What the run is asked for in good time before `timeout`.
+    /// The request that the rig makes in good time before `timeout`.
     pub(super) fn asked(self, timeout: Duration) -> Asked {
         let in_time = |after: Duration| after + END_TIME < timeout;
         match self {

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 const PEAK: &str = "VmHWM";
 const NOW: &str = "VmRSS";
 
-/// The most memory that hyprobe, and the QEMU that it started, have had in use.
+/// The peak memory of hyprobe and of its QEMU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Peaks {
     pub(super) hyprobe_kib: u64,
-    /// hyprobe's in use at one time, since the guest began: the files of a nested run take more before.
+    /// hyprobe's peak since the guest began. Before, the files of a nested run take more.
     pub(super) since_up_kib: u64,
     pub(super) qemu_kib: u64,
 }

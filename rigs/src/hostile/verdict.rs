@@ -4,31 +4,31 @@ use std::fmt;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
-/// Words of hyprobe about itself that must not appear.
+/// Words of a failure of hyprobe itself.
 const BUGS: [&str; 4] = [
     "panicked at ",
     "this is a bug",
     "internal error",
     "stack overflow",
 ];
-/// What ends a run with exit code 3, and is KVM's: the guest has executed what a KVM that interprets ring 0 cannot. The address
+/// The message of a KVM that interprets ring 0 and cannot execute an instruction of the guest; the exit code is 3. The address
 /// follows. A KVM on hardware executes it.
 const KVM: &str = "KVM cannot emulate the guest's instruction at 0x";
-/// The guest has left its machine: for system-management mode, whose memory it lacks, or for its firmware.
+/// The messages of a guest that entered system-management mode or firmware: the machine has neither.
 const OUTSIDE: [&str; 2] = [
     "a system-management interrupt, and this machine",
     "by INIT, and this machine has no firmware",
 ];
-/// The same for QEMU, in whose TCG the outer Linux runs: a crash. (SIGSYS would be hyprobe's own filter.)
+/// The message of a crash of QEMU, in whose TCG the outer Linux runs. (SIGSYS would be hyprobe's own filter.)
 const QEMU: [&str; 3] = [
     "QEMU ended (signal 6)",
     "QEMU ended (signal 11)",
     "the outer Linux has not started hyprobe",
 ];
-/// Words of an outer Linux whose hyprobe has used too much memory, or has died: QEMU's end follows from that.
+/// Words of an outer Linux whose hyprobe has used too much memory, or has died. QEMU ends as a consequence.
 const OUTER: [&str; 3] = ["Out of memory", "oom-kill", "Attempted to kill init"];
 
-/// How a run ended.
+/// The end of a run, with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum End {
     /// The guest came to an end, or was stopped: exit code 0.
@@ -43,9 +43,9 @@ pub enum End {
     Outside,
     /// KVM could not go on with the guest: 3.
     KvmGaveUp,
-    /// The same, in hyprobe's own memory: the guest jumps there, too.
+    /// The same in hyprobe's own memory, to which the guest jumps as well: 3.
     KvmGaveUpInDetour,
-    /// QEMU's own end: 3.
+    /// QEMU crashed: 3.
     QemuEnded,
 }
 
@@ -64,10 +64,10 @@ impl fmt::Display for End {
     }
 }
 
-/// How the rig asked for the end of a run, if it did in good time.
+/// The rig's request to end a run in good time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asked {
-    /// Not, or not long before the timeout.
+    /// No request, or one shortly before the timeout.
     Nothing,
     /// By the control socket.
     Stop,
@@ -75,19 +75,19 @@ pub(super) enum Asked {
     Signal,
 }
 
-/// What a run has left.
+/// The outputs of a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Left<'a> {
     pub(super) status: ExitStatus,
     /// Standard output and error.
     pub(super) said: &'a str,
     pub(super) asked: Asked,
-    /// Where KVM is an interpreter, and the guest's memory ends there. Other KVMs execute every instruction.
+    /// The end of the guest's memory, if KVM interprets ring 0. Other KVMs execute every instruction.
     pub(super) interpreted_below: Option<u64>,
 }
 
 impl Left<'_> {
-    /// The end of the run. Otherwise, what is wrong.
+    /// The end of the run, or the reason of a failure.
     pub(super) fn end(&self) -> Result<End, String> {
         let Self { said, asked, .. } = *self;
         if let Some(signal) = self.status.signal() {
@@ -119,7 +119,7 @@ impl Left<'_> {
         u64::from_str_radix(digits, 16).ok()
     }
 
-    /// The line that says why the run failed, if it did.
+    /// The line with the run's error, if the run failed.
     pub(super) fn why(&self) -> Option<&str> {
         let is_reason = |line: &&str| line.contains(KVM) || line.contains("QEMU ended");
         self.said.lines().find(is_reason)
@@ -179,7 +179,7 @@ mod tests {
             interpreted_below: None,
         };
         killed.end().expect_err("a signal");
-        // It was asked to end.
+        // The rig had asked for the end.
         for asked in [Asked::Stop, Asked::Signal] {
             end(5, "", asked).expect_err("its timeout");
         }
