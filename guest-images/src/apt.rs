@@ -1,8 +1,8 @@
-//! An apt of its own for one suite: its sources, lists, cache and lock are all below one
-//! directory, so that names resolve within the suite and the system's apt is not touched.
+//! A private apt for one suite. Sources, lists, cache and lock are below one directory, so names resolve within the suite, and the
+//! system's apt is not touched.
 //!
-//! Only what reaching a mirror takes is copied from the system's configuration: proxies, date
-//! checks, keyrings and credentials, and the user of apt's sandbox.
+//! The private apt copies only the necessary parts of the system's configuration to reach a mirror: proxies, date checks, keyrings and
+//! credentials, and the user of apt's sandbox.
 
 mod configured;
 mod mirror;
@@ -27,13 +27,13 @@ use work_dir::{SandboxUser, WorkDir};
 
 use crate::digest::Digest;
 
-/// The user that apt's downloads run as, unless the system's configuration names another.
+/// The default user of apt's downloads. The system's configuration may name another user.
 const SANDBOX_USER: &str = "_apt";
 
-/// What following dependencies may visit before it is taken for nonsense.
+/// Maximum number of packages visited along dependencies. Further dependencies are ignored as nonsense.
 const PACKAGES_MAX: usize = 32;
 
-/// How a call of apt or dpkg ended other than well.
+/// Failure of a call of apt or dpkg.
 #[derive(Debug)]
 pub(crate) enum ToolFailure {
     /// The program is not installed or cannot be started.
@@ -41,7 +41,7 @@ pub(crate) enum ToolFailure {
         program: &'static str,
         source: io::Error,
     },
-    /// It reported an error; the lines that say what.
+    /// The program reported an error; `detail` has the message.
     Exit { detail: String },
 }
 
@@ -52,23 +52,23 @@ pub(crate) enum OpenError {
     Configuration(ToolFailure),
     /// The sandbox's user does not exist.
     NoUser { user: String, detail: String },
-    /// There is no directory for it.
+    /// The private apt has no directory.
     WorkDir(WorkDirError),
 }
 
-/// The private apt of one suite.
+/// The private apt of a suite.
 #[derive(Debug)]
 pub(crate) struct Suite {
     name: String,
     work: WorkDir,
-    /// The system's configuration of apt, as `apt-config dump` prints it. In a user namespace that the sandbox's user is not in,
+    /// The system's configuration of apt, from `apt-config dump`. In a user namespace without the sandbox's user,
     /// the last line switches the sandbox off.
     system: String,
 }
 
 impl Suite {
-    /// The apt of the suite `name`. Unless apt has a sandbox, it works in the directory `dir` of
-    /// the cache. The caller holds the suite's lock.
+    /// The apt of the suite `name`. Unless apt has a sandbox, apt works in the directory `dir` of the cache. The caller holds the suite's
+    /// lock.
     pub(crate) fn open(name: &str, dir: PathBuf) -> Result<Self, OpenError> {
         let mut system = run("apt-config", Command::new("apt-config").arg("dump"))
             .map_err(OpenError::Configuration)?
@@ -93,7 +93,7 @@ impl Suite {
         })
     }
 
-    /// Reads the suite's package list from `mirror`. Later calls use what this one found.
+    /// Reads the suite's package list from `mirror`. Later calls use the list.
     pub(crate) fn update(&self, mirror: &Mirror) -> Result<(), ToolFailure> {
         let work = self.work.path();
         self.write("apt.conf", &configuration(work, &self.system))?;
@@ -101,8 +101,7 @@ impl Suite {
         self.apt("apt-get", &["-q", "update"], work).map(drop)
     }
 
-    /// The packages that hold what `package` stands for: the parts of a kernel that it leads
-    /// to, or itself if it leads to none.
+    /// Resolves `package` to the kernel parts among its direct and indirect dependencies; without kernel parts, to `package` itself.
     pub(crate) fn resolve(&self, package: &str) -> Result<Vec<Package>, ToolFailure> {
         let meta = self.show(package)?;
         let mut seen = BTreeSet::from([package.to_owned()]);
@@ -122,8 +121,7 @@ impl Suite {
         Ok(found)
     }
 
-    /// Downloads `package` to the file `to`, which the sandbox's user cannot reach, and compares
-    /// its digest with the signed list.
+    /// Downloads `package` to the file `to`, which the sandbox's user cannot reach, and compares the digest with the signed list.
     pub(crate) fn download(&self, package: &Package, to: &Path) -> Result<(), ToolFailure> {
         let work = self.work.path();
         let dir = self
@@ -140,7 +138,7 @@ impl Suite {
         take(&deb, to, package.sha256)
     }
 
-    /// Removes apt's indexes, many times the size of the lists that they are made from.
+    /// Removes apt's indexes, which are many times the size of the lists.
     pub(crate) fn tidy(&self) -> io::Result<()> {
         for index in ["pkgcache.bin", "srcpkgcache.bin"] {
             match fs::remove_file(self.work.path().join("cache").join(index)) {
@@ -219,8 +217,7 @@ fn only_deb(dir: &Path) -> io::Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// The user that apt's downloads run as, if root starts apt. The administrator can switch this
-/// off, as is usual where there is only one user.
+/// The user of apt's downloads if root starts apt. The administrator can switch the sandbox off, as is usual on hosts with only one user.
 fn sandbox_user(system: &str) -> Option<&str> {
     let user = system.lines().find_map(|line| {
         line.strip_prefix("APT::Sandbox::User \"")?
@@ -249,7 +246,7 @@ fn with_uid(user: &str) -> Result<SandboxUser, OpenError> {
     })
 }
 
-/// apt's notice that it downloaded as root.
+/// apt's notice of a download as root.
 fn lost_sandbox(stderr: &str) -> Option<&str> {
     stderr.lines().find(|line| {
         ["performed unsandboxed", "No sandbox user"]
@@ -258,7 +255,7 @@ fn lost_sandbox(stderr: &str) -> Option<&str> {
     })
 }
 
-/// What a program printed.
+/// The output of a program.
 struct Printed {
     stdout: String,
     stderr: String,
@@ -282,7 +279,7 @@ fn run(program: &'static str, command: &mut Command) -> Result<Printed, ToolFail
     })
 }
 
-/// The first error that apt or dpkg printed, without its mark.
+/// The first error in the output of apt or dpkg, without the mark.
 fn complaint(stderr: &str) -> String {
     let line = stderr
         .lines()

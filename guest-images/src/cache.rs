@@ -3,12 +3,11 @@
 //! ```text
 //! <root>/images/<name>/{vmlinuz,config,System.map,modules/…,image.json}   a kernel
 //! <root>/images/<name>/{<name>,image.json}   a program
-//! <root>/apt/<suite>/…          the private apt of that suite, and its lock
+//! <root>/apt/<suite>/…          the private apt of a suite, and the lock
 //! ```
 //!
-//! An image is put together in a directory of another name and renamed, so that `image.json`
-//! is there exactly when all the rest is. Directories are made with mode 0700; a directory that
-//! others can write to is refused.
+//! A fetch assembles an image in a directory with another name, and renames the directory: `image.json` exists exactly if all other files
+//! exist. New directories have mode 0700. A directory writable by other users is refused.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -16,6 +15,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use files::ReadError;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use thiserror::Error;
 
 use crate::cached_file::digests_below;
@@ -65,7 +65,7 @@ pub enum CacheError {
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
 impl CacheError {
-    /// Whether this user can only read the cache.
+    /// Whether the user can only read the cache.
     pub(crate) fn is_read_only(&self) -> bool {
         let (Self::Directory(DirectoryError::Io { source, .. }) | Self::Io { source, .. }) = self
         else {
@@ -85,7 +85,7 @@ impl CacheError {
     }
 }
 
-/// The cache and the catalog of what belongs into it.
+/// The cache, and the catalog of its images.
 #[derive(Debug, Clone)]
 pub struct Store {
     root: PathBuf,
@@ -98,13 +98,13 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// None of these variables is set.
+    /// None of the variables is set.
     pub fn open() -> Result<Self, CacheError> {
         let root = root_from(|name| std::env::var_os(name)).ok_or(CacheError::NoHome)?;
         Ok(Self::at(root, Catalog::builtin()))
     }
 
-    /// The store in the directory `root`, which is made when something is fetched.
+    /// The store in the directory `root`. The first fetch makes the directory.
     pub fn at(root: impl Into<PathBuf>, catalog: Catalog) -> Self {
         Self {
             root: root.into(),
@@ -112,7 +112,7 @@ impl Store {
         }
     }
 
-    /// What can be fetched.
+    /// The catalog of images to fetch.
     pub fn catalog(&self) -> &Catalog {
         &self.catalog
     }
@@ -132,12 +132,12 @@ impl Store {
         directory::make_below(&self.root, Path::new(IMAGES))
     }
 
-    /// Makes the directory of what belongs to the suite `name`.
+    /// Makes the directory of the suite `name`.
     pub(crate) fn make_suite_dir(&self, name: &str) -> Result<PathBuf, DirectoryError> {
         directory::make_below(&self.root, &Path::new("apt").join(name))
     }
 
-    /// The image of `entry` if it is in the cache.
+    /// The image of `entry`; `None` if the cache does not have the image.
     pub(crate) fn lookup(&self, entry: &ImageEntry) -> Result<Option<Image>, CacheError> {
         directory::check_below(&self.root, &Path::new(IMAGES).join(&entry.name))?;
         let dir = self.images_dir().join(&entry.name);
@@ -161,8 +161,7 @@ impl Store {
     }
 
     /// Adds the digests of files to the record of `image`, which an earlier version published.
-    /// The image is used as it is: there is nothing that the files could be compared with. The
-    /// caller holds the suite's lock.
+    /// The present files are trusted, because no digests exist for a comparison. The caller holds the suite's lock.
     pub(crate) fn add_digests(&self, mut image: Image) -> Result<Image, CacheError> {
         let mut files = digests_below(&image.dir).map_err(CacheError::io(&image.dir))?;
         files.remove(RECORD);
@@ -175,8 +174,8 @@ impl Store {
         Ok(image)
     }
 
-    /// Puts the finished directory `from` where the image of `entry` belongs, in place of an
-    /// older one. The caller holds the suite's lock.
+    /// Moves the finished directory `from` to the place of the image of `entry`, and replaces an older image. The caller holds the suite's
+    /// lock.
     pub(crate) fn publish(
         &self,
         entry: &ImageEntry,
@@ -185,19 +184,30 @@ impl Store {
     ) -> Result<(), CacheError> {
         write_record(&from.join(RECORD), record)?;
         let target = self.images_dir().join(&entry.name);
-        let retired = from.with_extension("retired");
-        match fs::rename(&target, &retired) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => {
-                return Err(CacheError::Io {
-                    path: target,
-                    source,
-                });
-            }
+        // With an exchange, the name has an image at each moment. The caller removes the older image with `from`. NFS cannot exchange names,
+        // and the system-call filters of some containers refuse the exchange.
+        match renameat_with(CWD, from, CWD, &target, RenameFlags::EXCHANGE) {
+            Ok(()) => Ok(()),
+            Err(_) => replace(from, &target),
         }
-        fs::rename(from, &target).map_err(CacheError::io(&target))
     }
+}
+
+/// Gives the directory `from` the name `target`, in two steps if `target` exists. If the second step fails, the older directory gets its name
+/// back.
+fn replace(from: &Path, target: &Path) -> Result<(), CacheError> {
+    let retired = from.with_extension("retired");
+    match fs::rename(target, &retired) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(CacheError::io(target)(error));
+        }
+        Ok(()) | Err(_) => {}
+    }
+    fs::rename(from, target).map_err(|error| {
+        // The first error is the one to report.
+        let _ = fs::rename(&retired, target);
+        CacheError::io(target)(error)
+    })
 }
 
 fn write_record(path: &Path, record: &ImageRecord) -> Result<(), CacheError> {
@@ -205,7 +215,7 @@ fn write_record(path: &Path, record: &ImageRecord) -> Result<(), CacheError> {
         path: path.to_owned(),
         source,
     })?;
-    // Nobody else writes to it, whatever the umask is.
+    // With this mode, other users cannot write to the file, even if the umask is 0.
     let file = fs::OpenOptions::new()
         .write(true)
         .create(true)
@@ -237,7 +247,7 @@ mod tests {
     const KVM: &str = "modules/kvm.ko";
     const KVM_TEXT: &str = "module";
 
-    /// The record of an image whose `vmlinuz` holds the release.
+    /// The record of an image with the release as the contents of `vmlinuz`.
     fn record(release: &str, modules: &[(&str, &str)]) -> ImageRecord {
         let digest = |(name, text): &(&str, &str)| (name.to_string(), Digest::of(text.as_bytes()));
         ImageRecord {
@@ -328,6 +338,28 @@ mod tests {
         }
         let left: Vec<_> = fs::read_dir(store.images_dir()).expect("list").collect();
         assert_eq!(left.len(), 1, "{left:?}");
+    }
+
+    #[test]
+    fn directory_is_replaced_with_and_without_an_older_one() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let target = root.path().join("image");
+        for name in ["older", "newer"] {
+            let from = root.path().join("made");
+            fs::create_dir_all(from.join(name)).expect("mkdir");
+            replace(&from, &target).expect("replaced");
+            assert!(target.join(name).exists() && !from.exists());
+        }
+        assert!(!target.join("older").exists());
+    }
+
+    #[test]
+    fn failed_replacement_leaves_the_older_directory() {
+        let root = tempfile::tempdir().expect("tempdir");
+        let target = root.path().join("image");
+        fs::create_dir_all(target.join("older")).expect("mkdir");
+        assert!(replace(&root.path().join("missing"), &target).is_err());
+        assert!(target.join("older").exists());
     }
 
     #[test]

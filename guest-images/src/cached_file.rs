@@ -1,8 +1,7 @@
-//! A file of an image in the cache, with the digest that the image's record has for it.
+//! A file of an image in the cache, with the digest from the image's record.
 //!
-//! [`CachedFile::read`] compares the digest of the bytes that it returns. A caller that boots or
-//! loads these bytes therefore uses exactly what was fetched: a change of the file after the
-//! comparison has no effect.
+//! [`CachedFile::read`] compares the digest of the returned bytes with the record. A caller that boots or loads the returned bytes
+//! therefore uses exactly the fetched bytes: a change of the file after the comparison has no effect.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -36,7 +35,7 @@ pub enum CachedFileError {
     Changed(Box<ChangedFile>),
 }
 
-/// A file whose digest differs from the one in the image's record.
+/// A file with another digest than in the image's record.
 #[derive(Debug, Error)]
 #[error(
     "{path} of the image {image} has changed since it was fetched: its sha256 is {actual}, but \
@@ -52,14 +51,14 @@ pub struct ChangedFile {
     pub dir: PathBuf,
     /// The digest in the image's record.
     pub expected: Digest,
-    /// The digest of the bytes that were read.
+    /// The digest of the read bytes.
     pub actual: Digest,
 }
 
 /// The maximum size of a file of an image.
 const MAX_BYTES: u64 = 2 << 30;
 
-/// A file of an image and its digest.
+/// A file of an image, with the digest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedFile {
     image: String,
@@ -79,13 +78,13 @@ impl CachedFile {
         }
     }
 
-    /// The file's path, for messages and for programs that compare digests themselves.
+    /// The file's path, for messages and for programs with their own comparison of digests.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         self.dir.join(&self.name)
     }
 
-    /// The image that the file belongs to.
+    /// The image of the file.
     pub(crate) fn image(&self) -> &str {
         &self.image
     }
@@ -116,8 +115,8 @@ impl CachedFile {
     }
 }
 
-/// The digests of all regular files below `dir`, by their paths relative to it. Symbolic links
-/// are left out, so a file has a digest only if the image itself holds the file's bytes.
+/// The digests of all regular files below `dir`, by their paths relative to `dir`. Symbolic links are skipped, so a file has a digest only
+/// if the image itself holds the file's bytes.
 pub(crate) fn digests_below(dir: &Path) -> io::Result<BTreeMap<String, Digest>> {
     let mut digests = BTreeMap::new();
     let mut pending = vec![dir.to_owned()];

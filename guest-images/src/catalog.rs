@@ -1,4 +1,4 @@
-//! The list of images: `images.toml`, built in, or read from a file of the same form.
+//! The catalog of images: the built-in `images.toml`, or a file of the same form.
 
 use std::path::{Path, PathBuf};
 
@@ -23,10 +23,10 @@ pub enum CatalogError {
     Parse {
         /// The file, or the word for the built-in text.
         origin: String,
-        /// What is wrong, with the line.
+        /// The mistake, with the line.
         source: toml::de::Error,
     },
-    /// Two images answer to one name.
+    /// Two images have the same name.
     #[error("two images in {origin} are called {name:?}; rename one")]
     Duplicate {
         /// The file.
@@ -34,7 +34,7 @@ pub enum CatalogError {
         /// The name used twice.
         name: String,
     },
-    /// A suite that cannot be a directory.
+    /// The suite cannot be a directory's name.
     #[error(
         "the suite {suite:?} of the image {name:?} in {origin} is no directory name; use letters, \
          digits, . _ and -"
@@ -47,7 +47,7 @@ pub enum CatalogError {
         /// The suite.
         suite: String,
     },
-    /// A name that cannot be a directory.
+    /// The image's name cannot be a directory's name.
     #[error("image name {name:?} in {origin} is no directory name; use letters, digits, . _ and -")]
     BadName {
         /// The file.
@@ -57,55 +57,55 @@ pub enum CatalogError {
     },
 }
 
-/// What sort of image an entry is.
+/// Kind of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImageKind {
-    /// A Linux kernel with its modules.
+    /// A Linux kernel with modules.
     Kernel,
-    /// One static executable.
+    /// A static executable.
     Program,
 }
 
-/// When an image is fetched.
+/// The fetches that include an image.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Fetched {
-    /// With all others, and by its name.
+    /// The image is fetched with all others, and by name.
     #[default]
     WithAll,
-    /// By its name only: large, and no test boots it.
+    /// The image is fetched by name only: the image is large, and no test boots the image.
     ByName,
 }
 
-/// One image of the catalog.
+/// An image of the catalog.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ImageEntry {
-    /// The name it is fetched by.
+    /// The image's name in a fetch.
     pub name: String,
-    /// Other names for it.
+    /// Other names of the image.
     #[serde(default)]
     pub aliases: Vec<String>,
     /// Kernel or program.
     pub kind: ImageKind,
-    /// The Debian suite that it comes from.
+    /// The image's Debian suite.
     pub suite: String,
-    /// The package, or the meta package that depends on it.
+    /// The package, or the meta package that depends on the package.
     pub package: String,
-    /// When it is fetched.
+    /// The fetches that include the image.
     #[serde(default)]
     pub fetched: Fetched,
-    /// For a program: where in the package the executable is.
+    /// For a program: path of the executable in the package.
     #[serde(default)]
     pub file: Option<String>,
 }
 
-/// All images that can be asked for.
+/// All known images.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Catalog {
-    /// A mirror for suites that have left the configured one.
+    /// A mirror for suites that the configured mirror has dropped.
     #[serde(default)]
     archive: Option<String>,
     #[serde(rename = "image")]
@@ -113,11 +113,11 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// The catalog that this crate was built with.
+    /// The catalog in the crate's sources.
     ///
     /// # Panics
     ///
-    /// Never in a build whose tests passed: they read the embedded text.
+    /// Never in a build with passed tests: the tests read the embedded text.
     pub fn builtin() -> Self {
         Self::parse(BUILTIN, "the built-in catalog").expect("the embedded images.toml is valid")
     }
@@ -126,7 +126,7 @@ impl Catalog {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is not a catalog, or names something twice.
+    /// The file cannot be read, is not a catalog, or has a name twice.
     pub fn load(path: &Path) -> Result<Self, CatalogError> {
         let text = std::fs::read_to_string(path).map_err(|source| CatalogError::Read {
             path: path.to_owned(),
@@ -170,7 +170,7 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The image called `name`, by its name or an alias.
+    /// The image with the name or alias `name`.
     pub fn get(&self, name: &str) -> Option<&ImageEntry> {
         self.images
             .iter()
@@ -182,7 +182,7 @@ impl Catalog {
         self.images.iter()
     }
 
-    /// The mirror for suites that have left the configured one.
+    /// The mirror for suites that the configured mirror has dropped.
     pub fn archive(&self) -> Option<&str> {
         self.archive.as_deref()
     }

@@ -1,11 +1,11 @@
-//! The demo guest: busybox and an init that does a few things worth probing.
+//! The demo guest: busybox and an init with a few actions worth probing.
 
 use crate::initramfs::Initramfs;
 use crate::modules::{Module, ModuleError};
 
 const INIT: &str = include_str!("../demo/init");
 
-/// What the demo guest mounts besides proc, sys and dev.
+/// Tracing file system of the demo guest, besides proc, sys and dev.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tracing {
     /// Nothing.
@@ -15,10 +15,10 @@ pub enum Tracing {
     Tracefs,
 }
 
-/// The line that the guest prints when it is up.
+/// Line printed by the guest after boot.
 pub const BANNER: &str = "hyprobe demo guest: up";
 
-/// The beginning of the line that the guest prints when its work is done.
+/// Beginning of the line printed by the guest at the end of the work.
 pub const DONE: &str = "hyprobe demo guest: done";
 
 /// Describes the demo guest's initramfs; `busybox` is the static executable.
@@ -38,7 +38,7 @@ pub fn initramfs(busybox: Vec<u8>, tracing: Tracing) -> Initramfs {
     initramfs
 }
 
-/// Lets the demo guest load `modules` in this order before it does anything else, and unload them at its end.
+/// Makes the demo guest load `modules` in order before all other work, and unload the modules at the end.
 ///
 /// # Errors
 ///

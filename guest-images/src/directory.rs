@@ -56,12 +56,11 @@ pub enum DirectoryError {
     },
 }
 
-/// Makes the directories `relative` below `root`, and `root` itself, with mode 0700. A directory
-/// that exists keeps its mode.
+/// Makes the directories `relative` below `root`, and `root` itself, with mode 0700. Existing directories keep their modes.
 ///
 /// # Errors
 ///
-/// A directory cannot be made, or others can write to one that exists.
+/// A directory cannot be made, or an existing directory is not trusted.
 pub(crate) fn make_below(root: &Path, relative: &Path) -> Result<PathBuf, DirectoryError> {
     make(root)?;
     let mut path = root.to_owned();
@@ -72,7 +71,7 @@ pub(crate) fn make_below(root: &Path, relative: &Path) -> Result<PathBuf, Direct
     Ok(path)
 }
 
-/// Makes the directory `path` and those that lead to it with mode 0700, and checks it.
+/// Makes the directory `path` and its parents with mode 0700, and checks `path`.
 ///
 /// # Errors
 ///
@@ -86,8 +85,8 @@ pub(crate) fn make(path: &Path) -> Result<(), DirectoryError> {
     check(path)
 }
 
-/// Refuses directories that others can write to among `root` and each directory from there to
-/// `relative`. Directories that do not exist are accepted.
+/// Refuses directories that other users own or can write to: checks `root`, and each directory from `root` to `relative`. Missing
+/// directories are accepted.
 ///
 /// # Errors
 ///
@@ -121,7 +120,7 @@ fn check(path: &Path) -> Result<(), DirectoryError> {
     check_trusted(path, &metadata)
 }
 
-/// Refuses the file `path` if others can change it. A file that does not exist is accepted.
+/// Refuses the file `path` if other users can change the file. A missing file is accepted.
 ///
 /// # Errors
 ///
@@ -134,7 +133,7 @@ pub(crate) fn check_file(path: &Path) -> Result<(), DirectoryError> {
     }
 }
 
-/// Root can change all files anyway, so what root owns is trusted.
+/// Whether the owner is trusted: the user or root. Root can change all files anyway.
 fn is_trusted(owner: u32, user: u32) -> bool {
     owner == user || owner == 0
 }

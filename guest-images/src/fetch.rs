@@ -1,7 +1,7 @@
-//! Gets an image into the cache.
+//! Fetches an image into the cache.
 //!
-//! Two fetches at once are safe: the suite's lock file is held from looking at the cache to
-//! publishing, so the second one finds what the first one made.
+//! Two fetches at the same time are safe: a fetch holds the suite's lock file from the look into the cache to the publication, so the
+//! second fetch finds the image of the first fetch.
 
 mod arrange;
 mod error;
@@ -21,25 +21,25 @@ use crate::progress::{Progress, Report};
 pub use error::FetchError;
 use error::explain;
 
-/// Whether an image that is already there will do.
+/// Whether an image in the cache is sufficient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freshness {
-    /// It will: nothing is asked of the network.
+    /// The image is sufficient: the fetch does not use the network.
     Cached,
-    /// The suite is asked for a newer one.
+    /// The fetch asks the suite for a newer image.
     Newest,
 }
 
-/// Fetches an image of the built-in catalog into the default cache, if it is not there yet.
+/// Fetches an image of the built-in catalog into the default cache, if the cache does not have the image yet.
 ///
 /// # Errors
 ///
-/// See [`FetchError`]; each says what to do next.
+/// See [`FetchError`]; each error has a remedy.
 pub fn fetch(name: &str, report: &Report<'_>) -> Result<Image, FetchError> {
     Store::open()?.fetch(name, Freshness::Cached, report)
 }
 
-/// The image if the default cache has it. Asks nothing of the network.
+/// The image in the default cache; `None` if the cache does not have the image. Does not use the network.
 ///
 /// # Errors
 ///
@@ -49,7 +49,7 @@ pub fn cached(name: &str) -> Result<Option<Image>, FetchError> {
 }
 
 impl Store {
-    /// The image if it is in the cache. Asks nothing of the network.
+    /// The image in the cache; `None` if the cache does not have the image. Does not use the network.
     ///
     /// # Errors
     ///
@@ -58,11 +58,11 @@ impl Store {
         Ok(self.lookup(self.entry(name)?)?)
     }
 
-    /// The image, fetched if need be. May take minutes; `report` is told of each step.
+    /// Returns the image, after a fetch if necessary. May take minutes; `report` receives each step.
     ///
     /// # Errors
     ///
-    /// See [`FetchError`]; each says what to do next. The cache is as it was.
+    /// See [`FetchError`]; each error has a remedy. An error before the publication leaves the images in the cache unchanged.
     pub fn fetch(
         &self,
         name: &str,
@@ -80,11 +80,11 @@ impl Store {
         };
         let (dir, _lock) = match (self.lock(entry, report), cached) {
             (Ok(locked), _) => locked,
-            // An earlier version's image in a cache that this user can only read: its kernel has a digest.
+            // An image of an earlier version in a cache that the user can only read: the kernel has a digest.
             (Err(error), Some(image)) if error.is_read_only() => return Ok(image),
             (Err(error), _) => return Err(error.into()),
         };
-        // Damage is repaired by fetching anew.
+        // A new fetch repairs damage.
         let present = self.lookup(entry).ok().flatten();
         match (freshness, present) {
             (Freshness::Cached, Some(image)) => {
@@ -138,7 +138,7 @@ impl Store {
     }
 }
 
-/// One fetch under way, with the suite's lock held.
+/// A fetch in progress, with the suite's lock held.
 struct Making<'a> {
     store: &'a Store,
     entry: &'a ImageEntry,
@@ -147,7 +147,7 @@ struct Making<'a> {
 }
 
 impl Making<'_> {
-    /// Publishes the image, unless `present` is made of the packages of today and unchanged.
+    /// Publishes the image, unless `present` is unchanged and made of the suite's present packages.
     fn make(&self, present: Option<Image>) -> Result<(), FetchError> {
         self.update()?;
         let packages = self.suite.resolve(&self.entry.package).map_err(|failure| {
@@ -235,8 +235,7 @@ impl Making<'_> {
     }
 }
 
-/// Whether `image` is made of `packages` and each file is as it was published. A record without
-/// digests does not show the latter.
+/// Whether `image` is made of `packages`, and no file has changed since the publication. A record without digests cannot show changes.
 fn is_up_to_date(image: &Image, packages: &[PackageRecord]) -> bool {
     image.record.packages == packages && image.record.files.is_some() && image.verify().is_ok()
 }
@@ -249,8 +248,8 @@ fn record_of(package: &Package) -> PackageRecord {
     }
 }
 
-/// How the names of the directories begin in which images of `suite` are put together. Suites have
-/// no `~` in their names, so the prefix of one suite does not begin that of another.
+/// Prefix of the directories for unfinished images of `suite`. Names of suites have no `~`, so no suite's prefix is the beginning of
+/// another suite's prefix.
 fn work_prefix(suite: &str) -> String {
     format!(".making-{suite}~")
 }
@@ -263,8 +262,7 @@ fn known_names(catalog: &Catalog) -> String {
         .join(", ")
 }
 
-/// Removes what fetches that were killed have left in `dir`. The suite's lock is held, so nobody
-/// else works on names with this prefix.
+/// Removes the directories of killed fetches in `dir`. The caller holds the suite's lock, so no other process uses names with `prefix`.
 fn remove_left_over(dir: &Path, prefix: &str) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
@@ -275,7 +273,7 @@ fn remove_left_over(dir: &Path, prefix: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// The file in the suite's directory `dir` whose lock says that a process works with this suite.
+/// The lock file in the suite's directory `dir`. A process working with the suite holds the lock.
 fn lock_file(dir: &Path) -> io::Result<File> {
     File::options()
         .create(true)
@@ -284,7 +282,7 @@ fn lock_file(dir: &Path) -> io::Result<File> {
         .open(dir.join("lock"))
 }
 
-/// Locks `file` until it is dropped; calls `waiting` if that takes time.
+/// Locks `file` until the drop of `file`. Calls `waiting` if another process holds the lock.
 fn acquire(file: &File, waiting: impl FnOnce()) -> io::Result<()> {
     match file.try_lock() {
         Ok(()) => Ok(()),

@@ -1,8 +1,8 @@
-//! A hostile guest, which attacks its VMM: on bare metal the scenario `hostile` of the [test guest](crate::testguest),
-//! under a stock kernel an init and a module, which are built here for that kernel.
+//! A hostile guest, which attacks the VMM. On bare metal: the scenario `hostile` of the [test guest](crate::testguest). Under a stock
+//! kernel: an init and a module, built here for the kernel.
 //!
-//! The acts are the same in both (`hostile/acts.h`): they run in ring 0, with an interrupt table of their own. Each processor
-//! prints what it has done, a line now and then: [`Acts::from_console`].
+//! Both have the same acts (`hostile/acts.h`), which run in ring 0 with their own interrupt table. Each processor prints the counts of
+//! acts in a line now and then: [`Acts::from_console`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -27,7 +27,7 @@ macro_rules! source {
 const STOCK: Source<'static> = source!("stock.c");
 const MODULE: Source<'static> = source!("module.c");
 const ORDERS: Source<'static> = source!("orders.h");
-/// What the test guest and the module share.
+/// Sources of the acts, shared by the test guest and the module.
 pub(crate) const ACTS: [Source<'static>; 4] = [
     ORDERS,
     source!("machine.h"),
@@ -53,23 +53,23 @@ const MODULE_FLAGS: [&str; 15] = [
     "-c",
 ];
 
-/// The section with the module's description, which the kernel's build makes.
+/// The section with the module's description, made by the kernel's build.
 const THIS_MODULE: &str = ".gnu.linkonce.this_module";
-/// The description's address of the init function is relocated to this symbol.
+/// The symbol of the init function, target of a relocation in the description.
 const INIT: &str = "init_module";
 
-/// The module cannot be made like another one.
+/// A module of the kernel is no usable template.
 #[derive(Debug, Error)]
 pub enum TemplateError {
-    /// It is no object file.
+    /// The file is no object file.
     #[error("the kernel's module cannot be read")]
     NotAModule(#[from] object::Error),
-    /// It lacks something.
+    /// The module lacks a part.
     #[error("the kernel's module has no {0}")]
     Missing(&'static str),
 }
 
-/// What a kernel's modules have in common: read from one of them.
+/// Common properties of a kernel's modules, read from one module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleTemplate {
     bytes: u64,
@@ -80,7 +80,7 @@ pub struct ModuleTemplate {
 }
 
 impl ModuleTemplate {
-    /// Reads the module `name` from its file's bytes.
+    /// Reads the module `name` from the file's bytes.
     ///
     /// # Errors
     ///
@@ -132,7 +132,7 @@ impl ModuleTemplate {
         let mut versions = String::new();
         for line in self.versions.chunks(16) {
             let bytes: Vec<_> = line.iter().map(|byte| format!("{byte:#x}")).collect();
-            // A string takes everything.
+            // Writing to a string cannot fail.
             let _ = write!(versions, " \\\n\t\".byte {}\\n\"", bytes.join(","));
         }
         format!(
@@ -142,10 +142,10 @@ impl ModuleTemplate {
     }
 }
 
-/// Memory of a kernel that is scribbled over: an address and a number of bytes.
+/// A range of the kernel's memory to overwrite: an address and a number of bytes.
 pub type Target = (u64, u64);
 
-/// Where things of the kernel are.
+/// Addresses in the kernel for the acts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Targets {
     /// The text.
@@ -158,7 +158,7 @@ pub struct Targets {
 
 impl Targets {
     fn header(&self) -> String {
-        // The second one is the processor's own data, which the module knows.
+        // The second target is the processor's own data: the module knows the address.
         let all = [self.text, (0, 4096)]
             .into_iter()
             .chain(self.data.iter().copied().take(13));
@@ -173,7 +173,7 @@ impl Targets {
     }
 }
 
-/// The init of a hostile stock guest and its module.
+/// The init and the module of a hostile stock guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostileFiles {
     /// The init.
@@ -182,7 +182,7 @@ pub struct HostileFiles {
     pub module: PathBuf,
 }
 
-/// Compiles them into `out_dir`.
+/// Compiles the init and the module into `out_dir`.
 ///
 /// # Errors
 ///
@@ -207,7 +207,7 @@ pub fn build_hostile(
     Ok(HostileFiles { init, module })
 }
 
-/// Describes an initramfs with them.
+/// Describes an initramfs with the init and the module.
 ///
 /// # Errors
 ///
@@ -234,10 +234,10 @@ const NAMES: [&str; 12] = [
     "debug",
     "jump",
 ];
-/// Counts that are no acts: acts that faulted or took too long, interrupts that were taken.
+/// Counts of outcomes, not of acts: `faults` counts acts that faulted or took too long, `taken` counts taken interrupts.
 const OUTCOMES: [&str; 2] = ["faults", "taken"];
 
-/// How often a guest has done what, by its own count.
+/// Number of acts of each kind, counted by the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acts(pub BTreeMap<&'static str, u64>);
 
@@ -254,8 +254,8 @@ impl Default for Acts {
 }
 
 impl Acts {
-    /// The sum of the lines that arrived whole: of acts behind the last line nothing is known. The guest writes to the serial port
-    /// at random, too, so a name may be damaged.
+    /// The sum of all complete lines. Acts after the last line are unknown. The guest also writes to the serial port at random, so a name
+    /// may be damaged.
     #[must_use]
     pub fn from_console(console: &str) -> Self {
         let mut acts = Self::default();
@@ -283,14 +283,14 @@ impl Acts {
         acts
     }
 
-    /// All acts together.
+    /// The total number of acts.
     #[must_use]
     pub fn total(&self) -> u64 {
         let acts = self.0.iter().filter(|(name, _)| !OUTCOMES.contains(name));
         acts.fold(0, |sum, (_, count)| sum.saturating_add(*count))
     }
 
-    /// Adds those of another guest.
+    /// Adds the acts of another guest.
     pub fn add(&mut self, other: &Self) {
         for (name, value) in &other.0 {
             let sum = self.0.entry(name).or_default();

@@ -1,4 +1,4 @@
-//! An image in the cache, and its record.
+//! An image in the cache, and the record of the image.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,31 +10,30 @@ use crate::catalog::ImageKind;
 use crate::digest::Digest;
 use crate::modules::{ModuleError, ModuleTree};
 
-/// The directory of a kernel's modules, what a package has as `/lib/modules/<release>`.
+/// The directory of a kernel's modules: `/lib/modules/<release>` of the package.
 pub(crate) const MODULES: &str = "modules";
 
-/// A package that an image was made from.
+/// A package used to make an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackageRecord {
     /// The package.
     pub name: String,
-    /// Its version.
+    /// The package's version.
     pub version: String,
-    /// SHA-256 of the `.deb`, as the signed package list gives it.
+    /// SHA-256 of the `.deb`, from the signed package list.
     pub sha256: Digest,
 }
 
-/// What `image.json` holds.
+/// The contents of `image.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
     /// The kernel's release (`uname -r`) or the program's package version.
     pub release: String,
-    /// SHA-256 of the kernel or program itself.
+    /// SHA-256 of the kernel or program.
     pub sha256: Digest,
-    /// The packages that it was made from.
+    /// The packages used to make the image.
     pub packages: Vec<PackageRecord>,
-    /// SHA-256 of each other file of the image, by its path in the image's directory. Records of
-    /// earlier versions have none.
+    /// SHA-256 of each other file of the image, by the path in the image's directory. Records of earlier versions have no digests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub files: Option<BTreeMap<String, Digest>>,
 }
@@ -42,13 +41,13 @@ pub struct ImageRecord {
 /// An image in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Image {
-    /// Its name in the catalog.
+    /// The image's name in the catalog.
     pub name: String,
     /// Kernel or program.
     pub kind: ImageKind,
-    /// Where it is.
+    /// The image's directory.
     pub dir: PathBuf,
-    /// Which one it is.
+    /// The image's record.
     pub record: ImageRecord,
 }
 
@@ -58,7 +57,7 @@ impl Image {
         self.main_file().path()
     }
 
-    /// The file that the image is for: a kernel's `vmlinuz`, or the executable.
+    /// The main file of the image: a kernel's `vmlinuz`, or the executable.
     pub fn main_file(&self) -> CachedFile {
         self.file(main_file(self.kind, &self.name), self.record.sha256)
     }
@@ -108,7 +107,7 @@ impl Image {
     }
 }
 
-/// What the file that an image is for is called in its directory.
+/// The name of an image's main file in the image's directory.
 pub(crate) fn main_file(kind: ImageKind, name: &str) -> &str {
     match kind {
         ImageKind::Kernel => "vmlinuz",

@@ -1,8 +1,7 @@
 //! Builds an initramfs in memory.
 //!
-//! The format is newc, what the kernel's `early_userspace` documentation describes. The bytes
-//! depend on the contents alone: no time, no owner, no inode number of this machine gets in, and
-//! entries are in the order of their paths.
+//! The format is newc, described in the kernel's `early_userspace` documentation. The bytes depend only on the contents: the archive has
+//! no time, no owner and no inode number of the host, and entries are in the order of their paths.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -26,7 +25,7 @@ pub enum InitramfsError {
     HostFile {
         /// The file on the host.
         path: PathBuf,
-        /// Its path in the initramfs.
+        /// The path in the initramfs.
         name: String,
         /// The cause.
         source: ReadError,
@@ -36,7 +35,7 @@ pub enum InitramfsError {
     TooLarge {
         /// The path in the initramfs.
         name: String,
-        /// Its size.
+        /// The file's size.
         bytes: usize,
     },
     /// The archive could not be written to memory.
@@ -55,21 +54,20 @@ enum Entry {
     CharacterDevice { mode: u32, major: u32, minor: u32 },
 }
 
-/// An initramfs being described. Directories that lead to an entry are made by themselves;
-/// a later entry replaces an earlier one of the same path.
+/// The description of an initramfs. Parent directories of an entry are added automatically; a later entry replaces an earlier entry with
+/// the same path.
 #[derive(Debug, Clone, Default)]
 pub struct Initramfs {
     entries: BTreeMap<String, Entry>,
 }
 
 impl Initramfs {
-    /// One with nothing in it.
+    /// An empty initramfs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One with `/dev/console`, `/dev/null` and `/dev/zero`, which an init needs before it has
-    /// mounted anything.
+    /// An initramfs with `/dev/console`, `/dev/null` and `/dev/zero`: an init needs the devices before the first mount.
     pub fn with_devices() -> Self {
         let mut initramfs = Self::new();
         initramfs
@@ -84,7 +82,7 @@ impl Initramfs {
         self.insert(path, Entry::Directory { mode })
     }
 
-    /// Adds a file with these bytes.
+    /// Adds a file with the contents `bytes`.
     pub fn file(&mut self, path: &str, mode: u32, bytes: impl Into<Vec<u8>>) -> &mut Self {
         self.insert(
             path,

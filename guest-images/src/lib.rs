@@ -1,13 +1,12 @@
-//! What hyprobe boots: stock kernels fetched into a cache, and guests built on the spot.
+//! Guest images for hyprobe: stock kernels fetched into a cache, and guests built on the spot.
 //!
-//! - [`Catalog`] reads `images.toml`, which names the images; [`Store`] keeps them in a cache and
-//!   [fetches](Store::fetch) what is missing through apt, with a configuration of its own.
-//! - [`CachedFile`] is a file of an image; reading it compares its digest.
+//! - [`Catalog`] reads `images.toml`, which names the images; [`Store`] retains the images in a cache and
+//!   [fetches](Store::fetch) missing images through apt, with a private configuration.
+//! - [`CachedFile`] is a file of an image; a read compares the digest.
 //! - [`ModuleTree`] finds a stock kernel's modules and the order to load them in.
 //! - [`Initramfs`] builds an initramfs in memory, the same bytes every time.
-//! - [`demo`] is the guest of the first command a newcomer types, [`workload`] an init that makes
-//!   system calls in known numbers, [`testguest`] a bare-metal kernel that checks itself,
-//!   [`hostile`] a guest that attacks the VMM.
+//! - [`demo`] is the guest of a newcomer's first command, [`workload`] an init with known numbers of system calls,
+//!   [`testguest`] a bare-metal kernel with self-checks, [`hostile`] a guest that attacks the VMM.
 //!
 //! Nothing binary is part of the sources: everything is fetched or compiled.
 

@@ -1,7 +1,6 @@
-//! A stock kernel's modules, and the order to load them in.
+//! A stock kernel's modules, and the order of loading.
 //!
-//! A package that was only unpacked has no `modules.dep`: that is made on the machine it is
-//! installed on. So the dependencies are read from the modules themselves.
+//! An unpacked package has no `modules.dep`: only an installation makes the file. So the dependencies are read from the modules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read};
@@ -13,11 +12,11 @@ use thiserror::Error;
 
 use crate::cached_file::{CachedFile, CachedFileError};
 
-/// What the outer Linux of a nested launch needs: KVM for either vendor, and virtio-serial.
-/// What they depend on differs from kernel to kernel and is found by [`ModuleTree::load_order`].
+/// Modules for the outer Linux of a nested launch: KVM for either vendor, and virtio-serial. The dependencies differ from kernel to kernel;
+/// [`ModuleTree::load_order`] finds the dependencies.
 pub const OUTER_MODULES: [&str; 4] = ["kvm_amd", "kvm_intel", "virtio_pci", "virtio_console"];
 
-/// No module of a distribution comes near this once unpacked.
+/// Maximum size of a decompressed module, far above any module of a distribution.
 const MODULE_MAX_BYTES: u64 = 64 << 20;
 /// Modules are packed with dictionaries of 1 MiB.
 const MODULE_XZ_MEMORY_KIB: u32 = 64 << 10;
@@ -25,7 +24,7 @@ const MODULE_XZ_MEMORY_KIB: u32 = 64 << 10;
 /// Why modules could not be found or read.
 #[derive(Debug, Error)]
 pub enum ModuleError {
-    /// A file of the image could not be read, or has changed since it was fetched.
+    /// A file of the image could not be read, or has changed since the fetch.
     #[error(transparent)]
     File(#[from] CachedFileError),
     /// The record of the image has no digests of modules.
@@ -50,7 +49,7 @@ pub enum ModuleError {
         /// The cause.
         source: io::Error,
     },
-    /// The kernel has no such module.
+    /// The kernel does not have the module.
     #[error("the kernel whose modules are in {dir} has no module {name}; use a kernel that has it")]
     Missing {
         /// The module.
@@ -76,15 +75,14 @@ pub enum ModuleError {
 /// A module of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Module {
-    /// The module's name as the kernel knows it, with underscores.
+    /// The module's name in the kernel, with underscores.
     pub name: String,
     /// The module's file, perhaps compressed.
     pub file: CachedFile,
 }
 
 impl Module {
-    /// The module as `finit_module` takes it, decompressed. The digest of the file's bytes is
-    /// compared first.
+    /// The decompressed module, for `finit_module`. The digest of the file's bytes is compared first.
     ///
     /// # Errors
     ///
@@ -99,7 +97,7 @@ impl Module {
     }
 }
 
-/// All modules of a kernel: those that the image's record has a digest for.
+/// All modules of a kernel with a digest in the image's record.
 #[derive(Debug, Clone)]
 pub struct ModuleTree {
     dir: PathBuf,
@@ -137,7 +135,7 @@ impl ModuleTree {
         })
     }
 
-    /// The module called `name`, with either `-` or `_`.
+    /// The module with the name `name`, with either `-` or `_`.
     pub fn get(&self, name: &str) -> Option<Module> {
         let name = name.replace('-', "_");
         self.files.get(&name).map(|file| Module {
@@ -151,8 +149,7 @@ impl ModuleTree {
         self.files.keys().map(String::as_str)
     }
 
-    /// The modules called `names` and all that they need, each after what it depends on.
-    /// What is built into the kernel is left out.
+    /// The modules `names` and all dependencies, each module after its dependencies. Modules built into the kernel are left out.
     ///
     /// # Errors
     ///
@@ -187,7 +184,7 @@ impl ModuleTree {
     }
 }
 
-/// What a module says it depends on in its `.modinfo` section.
+/// The dependencies in a module's `.modinfo` section.
 fn depends(module: &Module) -> Result<Vec<String>, ModuleError> {
     let bytes = module.read()?;
     let refused = |source| ModuleError::NotAModule {
@@ -212,7 +209,7 @@ fn depends_of(modinfo: &[u8]) -> Vec<String> {
         .collect()
 }
 
-/// The name of the module in a file called `file`, if it is one.
+/// The module's name for the file `file`; `None` if `file` is no module.
 fn module_name(file: &str) -> Option<String> {
     let stem = [".ko", ".ko.xz", ".ko.zst", ".ko.gz"]
         .iter()
@@ -280,7 +277,7 @@ mod tests {
         }
     }
 
-    /// The tree of the modules directory `dir`, which holds these files.
+    /// The tree of the modules directory `dir` with the files `files`.
     fn tree(dir: &Path, files: &[(&str, &str)]) -> ModuleTree {
         let file = |(name, text): &(&str, &str)| {
             fs::write(dir.join(name), text).expect("write");

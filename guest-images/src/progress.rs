@@ -1,12 +1,12 @@
-//! What a fetch reports while it runs.
+//! The steps reported by a fetch.
 
 use std::fmt;
 
-/// One step of a fetch. [`fmt::Display`] gives the line to show.
+/// A step of a fetch. [`fmt::Display`] gives the line to show.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Progress<'a> {
-    /// Another process fetches from the same suite; this one waits for it.
+    /// Another process fetches from the same suite; the fetch waits for the end.
     Waiting {
         /// The image asked for.
         image: &'a str,
@@ -17,7 +17,7 @@ pub enum Progress<'a> {
         image: &'a str,
         /// The Debian suite.
         suite: &'a str,
-        /// Where from.
+        /// The mirror's URI.
         mirror: &'a str,
     },
     /// A package is being downloaded.
@@ -26,9 +26,9 @@ pub enum Progress<'a> {
         image: &'a str,
         /// The package.
         package: &'a str,
-        /// Its version.
+        /// The package's version.
         version: &'a str,
-        /// Its size.
+        /// The package's size.
         bytes: u64,
     },
     /// A package is being unpacked.
@@ -42,12 +42,12 @@ pub enum Progress<'a> {
     Ready {
         /// The image asked for.
         image: &'a str,
-        /// What it is: the kernel's release or the package's version.
+        /// The kernel's release or the package's version.
         release: &'a str,
     },
 }
 
-/// Receives the steps of a fetch; any `Fn(&Progress)` is one.
+/// Receiver of the steps of a fetch: any `Fn(&Progress)`.
 pub type Report<'a> = dyn Fn(&Progress<'_>) + 'a;
 
 impl fmt::Display for Progress<'_> {

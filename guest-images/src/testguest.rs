@@ -1,50 +1,50 @@
-//! A bare-metal kernel that boots in milliseconds on any KVM and checks itself.
+//! The test guest: a bare-metal kernel that boots in milliseconds on any KVM and checks itself.
 //!
-//! It is an ELF file for the 64-bit Linux boot protocol, linked at 1 MiB, with a symbol table;
-//! a PVH note lets `qemu-system-x86_64 -kernel` boot it too. The command line chooses what it
-//! does and in which order, `run=NAME[=N][,NAME[=N]…]`:
+//! The test guest is an ELF file for the 64-bit Linux boot protocol, linked at 1 MiB, with a symbol table. With its PVH note,
+//! `qemu-system-x86_64 -kernel` can boot the file, too. The command line selects the scenarios and their order,
+//! `run=NAME[=N][,NAME[=N]…]`:
 //!
-//! | name | what happens N times |
+//! | name | actions, N times |
 //! |---|---|
 //! | `calls` | every function of `functions.S` is called; all registers and flags are checked |
 //! | `recurse` | `fn_recurse` calls itself, N deep (N + 1 calls) |
-//! | `flags` | `fn_pushf` shows the flags it was called with: no trap flag |
+//! | `flags` | `fn_pushf` shows the flags of the call: no trap flag |
 //! | `selfpatch` | `fn_patched` is rewritten and called 30 times |
 //! | `int3` | `fn_int3`, the guest's own breakpoint, reaches the guest's handler |
-//! | `fault` | `fn_fault` reads a page that is not there; the handler maps it |
-//! | `ring3` | each `user_*` function is called in ring 3, its own int3 included |
+//! | `fault` | `fn_fault` reads a missing page; the handler maps the page |
+//! | `ring3` | each `user_*` function is called in ring 3, also the function with an int3 |
 //! | `int1` | `user_int1` executes `int1` three times in ring 3, after `st_patched` was written to; each raises #DB |
-//! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers it |
+//! | `syscall` | `user_syscall` enters `fn_syscall`; needs a KVM that delivers `syscall` |
 //! | `sysret` | the same with `fn_sysret`, which returns by `sysret` |
 //! | `wait` | `fn_wait` halts until `fn_wake` takes an interrupt, sent before or after |
 //! | `nmi` | `fn_nmi` takes two NMIs, the second of which is sent while the first is handled, after `st_patched` was written to |
 //! | `raise` | `rs_div`, `rs_rdmsr` and `rs_lods` fault; the frames are checked, their TF too |
-//! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers it |
-//! | `lstar` | `rs_wrmsr` writes MSR_LSTAR with an address that is not canonical, and raises #GP |
+//! | `intn` | the same for the software interrupt of `rs_int`; needs a KVM that delivers software interrupts |
+//! | `lstar` | `rs_wrmsr` writes MSR_LSTAR with a non-canonical address, and raises #GP |
 //! | `outs` | `pt_outs` writes a byte to a port by `outsb`, right in front of `pt_behind` |
-//! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` there |
+//! | `ud` | `rs_ud` raises #UD, and the handler finds an `ud2` at the address |
 //! | `syscall0` | `rs_syscall` goes from ring 0 to `rs_entry` and back; TF is checked |
 //! | `steps` | `st_run` is executed step by step, `st_patched` is written to and called |
-//! | `leave` | `fn_left` and what it calls are left by a jump out of both, as by `longjmp` |
-//! | `task` | `fn_task`, on a stack of its own, ends in `do_task_dead`, as a task of Linux does |
+//! | `leave` | a jump leaves `fn_left` and the called function, as `longjmp` does |
+//! | `task` | `fn_task`, on a separate stack, ends in `do_task_dead`, as a task of Linux does |
 //! | `smp` | as `calls`, by two processors at the same time |
-//! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes it |
-//! | `detour` | what the host has put into the page tables is written to, and must not change |
+//! | `vector` | `fn_pxor` is called, with SSE switched on; needs a KVM that executes `pxor` |
+//! | `detour` | the guest writes to the host's code, mapped in the guest's page tables; the code must not change |
 //! | `bench` | each function of `bench.S` is called N times, between marks |
-//! | `bench1` `bench2` | one of them is, by one processor or by two at the same time |
-//! | `record1` `record2` | the same with another of them |
-//! | `checksum` | (once) the text's [`text_checksum`]; fails if it differs from an earlier one |
-//! | `generated` | (once) the snippets that the host put into the slots run, from the initrd's records |
+//! | `bench1` `bench2` | one function of `bench.S` is called, by one processor or by two at the same time |
+//! | `record1` `record2` | the same with another function of `bench.S` |
+//! | `checksum` | (once) the text's [`text_checksum`]; fails if the sum differs from an earlier sum |
+//! | `generated` | (once) the host's snippets in the slots run, from the initrd's records |
 //! | `msr` | (once) MSR_LSTAR is written with the address of `fn_syscall` |
-//! | `hostile` | (once) the acts of [`hostile`] with seed N, by two processors, and an end that the seed chooses |
-//! | `panic` `triple` `hang` `halt` | (once) the run ends that way |
+//! | `hostile` | (once) the acts of [`hostile`] with seed N, by two processors, and an end chosen by the seed |
+//! | `panic` `triple` `hang` `halt` | (once) the run ends with a panic, a triple fault, a hang or a halt |
 //! | `exit` | the run ends with code N |
 //!
-//! Each prints `testguest: NAME ok …` or `testguest: NAME FAIL …` on COM1. At the end come
-//! `testguest: count FUNCTION=N`, how often the first instruction of each function ran, and
-//! `testguest: end failed=N`; then the guest writes N to the debug-exit port
-//! [`DEBUG_EXIT_PORT`], or ends through the keyboard controller with `exit=reset`, or halts with
-//! `exit=halt`. With `wait=exit`, processors that wait for each other exit again and again. An unexpected trap prints `testguest: trap FAIL …` and ends with 0x7e.
+//! Each scenario prints `testguest: NAME ok …` or `testguest: NAME FAIL …` on COM1. At the end, the guest prints
+//! `testguest: count FUNCTION=N`, the number of executions of each function's first instruction, and `testguest: end failed=N`. Then the
+//! guest writes N to the debug-exit port [`DEBUG_EXIT_PORT`], or ends through the keyboard controller with `exit=reset`, or halts with
+//! `exit=halt`. With `wait=exit`, processors that wait for each other exit again and again. An unexpected trap prints
+//! `testguest: trap FAIL …` and ends with 0x7e.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ use object::{Object, ObjectSection};
 use crate::hostile;
 use crate::toolchain::{BuildError, Source, compile};
 
-/// A byte written here ends the run with that code.
+/// The debug-exit port: a write of a byte ends the run with the byte as exit code.
 pub const DEBUG_EXIT_PORT: u16 = 0xf4;
 
 macro_rules! sources {
@@ -102,8 +102,8 @@ pub fn build_testguest(out_dir: &Path) -> Result<PathBuf, BuildError> {
     compile(out_dir, "testguest", &sources, &FLAGS)
 }
 
-/// What the scenario `checksum` prints as `sum` if the guest finds the text as it is in the
-/// file `elf`; `None` if that is no ELF file with a `.text`.
+/// The `sum` of the scenario `checksum` if the guest's text is identical to the text in the file `elf`; `None` if `elf` is no ELF file with
+/// a `.text`.
 pub fn text_checksum(elf: &[u8]) -> Option<u64> {
     let file = object::File::parse(elf).ok()?;
     let text = file.section_by_name(".text")?.data().ok()?;
@@ -113,21 +113,21 @@ pub fn text_checksum(elf: &[u8]) -> Option<u64> {
     }))
 }
 
-/// What the test guest printed.
+/// The test guest's results, read from the console.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// The scenarios that went well, in order, with the fields that they printed.
+    /// The passed scenarios in order, with the printed fields.
     pub passed: Vec<(String, BTreeMap<String, String>)>,
-    /// The lines that say `FAIL`.
+    /// The lines with `FAIL`.
     pub failures: Vec<String>,
-    /// How often the first instruction of each function ran, by the guest's own count.
+    /// Number of executions of each function's first instruction, counted by the guest.
     pub counts: BTreeMap<String, u64>,
-    /// Whether it came to its end.
+    /// Whether the guest reached the end.
     pub ended: bool,
 }
 
 impl Outcome {
-    /// Reads what the guest printed on its console.
+    /// Reads the guest's lines on the console.
     pub fn from_console(console: &str) -> Self {
         let mut outcome = Self::default();
         for line in console
@@ -154,7 +154,7 @@ impl Outcome {
         outcome
     }
 
-    /// Whether it came to its end and nothing failed.
+    /// Whether the guest reached the end without a failure.
     pub fn is_good(&self) -> bool {
         self.ended && self.failures.is_empty()
     }

@@ -10,10 +10,10 @@ use thiserror::Error;
 /// Why a guest could not be compiled.
 #[derive(Debug, Error)]
 pub enum BuildError {
-    /// There is no compiler.
+    /// gcc cannot be started.
     #[error("cannot start gcc, which compiles {output}; install it: apt-get install gcc")]
     NoCompiler {
-        /// What was to be compiled.
+        /// Name of the program to compile.
         output: String,
         /// The cause.
         source: io::Error,
@@ -21,9 +21,9 @@ pub enum BuildError {
     /// The compiler refused the sources.
     #[error("gcc cannot compile {output}; it needs gcc 10 or later for x86-64:\n{detail}")]
     Compile {
-        /// What was to be compiled.
+        /// Name of the program to compile.
         output: String,
-        /// What gcc said.
+        /// Error output of gcc.
         detail: String,
     },
     /// The output directory cannot be used.
@@ -43,9 +43,8 @@ pub(crate) struct Source<'a> {
     pub(crate) text: &'a str,
 }
 
-/// Compiles and links `sources` into `out_dir/output` with these flags. Headers and linker
-/// scripts among the sources are only put beside the others. Safe to run twice at once: the
-/// result is renamed into place.
+/// Compiles and links `sources` into `out_dir/output` with `flags`. Headers and linker scripts among the sources are only written beside
+/// the units. Two calls at the same time are safe: the result is renamed into place.
 pub(crate) fn compile(
     out_dir: &Path,
     output: &str,

@@ -1,9 +1,7 @@
-//! An init that makes system calls in known numbers and says how many it made, so that the hits
-//! of a probe can be compared with what really happened.
+//! The workload: an init that makes system calls in known numbers and prints the numbers, to compare with the hits of a probe.
 //!
-//! Parameters come from the kernel's command line, such as `opens=200 reads=300 procs=2`; the
-//! head of `workload/init.c` lists them. The last line that it prints is for
-//! [`Counts::from_console`].
+//! Parameters come from the kernel's command line, for example `opens=200 reads=300 procs=2`; the head of `workload/init.c` lists the
+//! parameters. [`Counts::from_console`] reads the last printed line.
 
 use std::path::{Path, PathBuf};
 
@@ -31,7 +29,7 @@ const GROUND: Source = Source {
     text: include_str!("../workload/ground.c"),
 };
 
-/// What all are made with.
+/// Headers for all inits.
 pub(crate) const HEADERS: [Source; 10] = [
     Source {
         name: "syscall.h",
@@ -103,8 +101,8 @@ pub fn build_workload(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "workload", INIT)
 }
 
-/// Compiles an init that lets the guest's own kprobes check themselves into `out_dir/kprobes`. The head of
-/// `workload/kprobes.c` lists its parameters, and what it prints.
+/// Compiles an init that runs self-checks of the guest's own kprobes into `out_dir/kprobes`. The head of `workload/kprobes.c` lists the
+/// parameters and the output.
 ///
 /// # Errors
 ///
@@ -113,8 +111,8 @@ pub fn build_kprobes(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "kprobes", KPROBES)
 }
 
-/// Compiles an init that makes calls while they are probed from inside and from outside into `out_dir/overhead`. The head
-/// of `workload/overhead.c` lists its parameters, and what it prints.
+/// Compiles an init that makes calls, probed from inside and from outside the guest, into `out_dir/overhead`. The head of
+/// `workload/overhead.c` lists the parameters and the output.
 ///
 /// # Errors
 ///
@@ -123,8 +121,8 @@ pub fn build_overhead(out_dir: &Path) -> Result<PathBuf, BuildError> {
     build(out_dir, "overhead", OVERHEAD)
 }
 
-/// Compiles an init that does to its kernel what moves the ground under probes into `out_dir/ground`. The head of
-/// `workload/ground.c` lists its parameters, and what it prints.
+/// Compiles an init with events that change the kernel under the probes, such as hotplug and kexec, into `out_dir/ground`. The head of
+/// `workload/ground.c` lists the parameters and the output.
 ///
 /// # Errors
 ///
@@ -138,7 +136,7 @@ fn build(out_dir: &Path, output: &str, main: Source) -> Result<PathBuf, BuildErr
     compile(out_dir, output, &sources, &FLAGS)
 }
 
-/// Describes an initramfs whose init is the executable `workload`.
+/// Describes an initramfs with the executable `workload` as init.
 ///
 /// # Errors
 ///
@@ -149,8 +147,7 @@ pub fn initramfs(workload: &Path) -> Result<Initramfs, InitramfsError> {
     Ok(initramfs)
 }
 
-/// Adds `modules` to `initramfs` in their order and returns the parameter that makes the
-/// workload load them.
+/// Adds `modules` to `initramfs` in order. Returns the workload's parameter to load the modules.
 ///
 /// # Errors
 ///
@@ -165,7 +162,7 @@ pub fn add_modules(initramfs: &mut Initramfs, modules: &[Module]) -> Result<Stri
     Ok(format!("modload={}", paths.join(",")))
 }
 
-/// What the workload did, by its own count.
+/// Numbers of system calls, counted by the workload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// `openat` calls.
@@ -176,19 +173,19 @@ pub struct Counts {
     pub getpid: u64,
     /// `nanosleep` calls.
     pub nap: u64,
-    /// Processes that were started; each has ended.
+    /// Started processes; each has ended.
     pub children: u64,
-    /// Calls whose result was not the expected one.
+    /// Calls with an unexpected result.
     pub failed: u64,
 }
 
 impl Counts {
-    /// The total that the workload printed on its console; `None` if it did not get that far.
+    /// The total printed by the workload on the console; `None` if the workload did not reach the end.
     pub fn from_console(console: &str) -> Option<Self> {
         Self::labelled(console, "done")
     }
 
-    /// The counts behind "workload: `label`"; `None` if it did not get that far.
+    /// The counts after "workload: `label`"; `None` if the workload did not print the line.
     pub fn labelled(console: &str, label: &str) -> Option<Self> {
         let mark = format!("workload: {label} ");
         console

@@ -1,5 +1,4 @@
-//! The test guest in QEMU's TCG, with nothing of hyprobe around it: what it says of itself there
-//! is what it must say when it is probed.
+//! The test guest in QEMU's TCG, without hyprobe: the reference for the results of the probed test guest.
 
 use std::process::{Command, Stdio};
 
@@ -8,7 +7,7 @@ use hyprobe_guest_images::testguest::{Outcome, text_checksum};
 
 struct Run {
     console: String,
-    /// `None` if QEMU ended otherwise than through the debug-exit port.
+    /// Exit code of the guest; `None` if QEMU did not end through the debug-exit port.
     code: Option<i32>,
     checksum: u64,
 }

@@ -1,4 +1,4 @@
-//! The Debian mirror that the system's apt is configured with.
+//! The Debian mirror in the system's configuration of apt.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,11 +16,11 @@ const SUITES: [&str; 10] = [
     "unstable",
 ];
 
-/// A mirror that the system's apt is configured with.
+/// A mirror in the system's configuration of apt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Configured {
     pub(super) uri: String,
-    /// The keyring that the entry names.
+    /// The keyring of the entry.
     pub(super) signed_by: Option<String>,
 }
 
@@ -33,8 +33,7 @@ impl Configured {
     }
 }
 
-/// The keyring files in the value of `Signed-By`, if it names files that exist. A fingerprint or
-/// an embedded key names none.
+/// The keyring files in the value of `Signed-By`; `None` if a file does not exist, and for a fingerprint or an embedded key.
 fn keyring_files(signed_by: &str) -> Option<String> {
     let files: Vec<_> = signed_by
         .split([',', ' ', '\t'])
@@ -115,7 +114,7 @@ fn from_stanza(stanza: &[&str]) -> Option<Configured> {
         .map(|uri| Configured::new(uri, field("Signed-By")))
 }
 
-/// Whether this is Debian itself and not a third party's packages for it.
+/// Whether the entry is Debian itself, not a third party's packages for Debian.
 fn is_debian<'a>(uri: &str, suite: &str, mut components: impl Iterator<Item = &'a str>) -> bool {
     (uri.starts_with("http://") || uri.starts_with("https://"))
         && uri.contains("debian")

@@ -1,5 +1,4 @@
-//! Which Debian mirror to use: the one that the system's apt is configured with, so that a
-//! mirror near by, or the only one reachable, is the one that is asked.
+//! Choice of the Debian mirror: by default the mirror of the system's apt, which is near by, or the only reachable mirror.
 
 use std::env::{self, VarError};
 use std::path::Path;
@@ -13,21 +12,19 @@ const KEYRINGS: [&str; 2] = [
     "/usr/share/keyrings/debian-archive-keyring.pgp",
     "/usr/share/keyrings/debian-archive-keyring.gpg",
 ];
-/// What a URI may have besides letters and digits. Blanks, quotes, brackets and `#` would end the
-/// URI in a line of `sources.list`.
+/// Allowed characters of a URI besides letters and digits. Blanks, quotes, brackets and `#` would end the URI in a line of `sources.list`.
 const URI_PUNCTUATION: &str = "-._~:/@%+=,";
 
-/// A Debian mirror and what its lists are signed with.
+/// A Debian mirror, with the keyring for the signatures of its lists.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mirror {
     pub(crate) uri: String,
-    /// The keyring's file, or several, as apt's option `signed-by` takes them.
+    /// The keyring's file, or several files in the form of apt's option `signed-by`.
     keyring: String,
 }
 
 impl Mirror {
-    /// The line of `sources.list` for `suite` on this mirror. apt trusts the keys of the named
-    /// keyring only.
+    /// The mirror's line of `sources.list` for `suite`. apt trusts only the keys of the named keyring.
     pub(crate) fn source_line(&self, suite: &str) -> String {
         format!(
             "deb [signed-by={}] {} {suite} main\n",
@@ -36,8 +33,7 @@ impl Mirror {
     }
 }
 
-/// The mirrors to try, best first: `$HYPROBE_MIRROR` alone if it is set; else the system's,
-/// then `archive`.
+/// The mirrors to try, best first: only `$HYPROBE_MIRROR` if set; otherwise the system's mirror, then `archive`.
 ///
 /// # Errors
 ///
@@ -49,7 +45,7 @@ pub(crate) fn mirrors(archive: Option<&str>) -> Result<Vec<Mirror>, MirrorError>
     choose(chosen, system, archive, debian_keyring)
 }
 
-/// The mirror that the user chose; an empty variable is none.
+/// The user's mirror; `None` if the variable is empty or not set.
 fn chosen(variable: Result<String, VarError>) -> Result<Option<String>, MirrorError> {
     let uri = match variable {
         Err(VarError::NotPresent) => return Ok(None),
@@ -88,13 +84,13 @@ fn choose(
             uri: uri.to_owned(),
             reason,
         })?;
-        // Without Debian's keyring the system's mirror alone can still be used.
+        // Without Debian's keyring, the system's mirror is still usable.
         mirrors.extend(mirror(uri, None).ok());
     }
     Ok(mirrors)
 }
 
-/// Whether `uri` can stand in a line of `sources.list` and names a mirror.
+/// Checks that `uri` is the URI of a mirror, and valid in a line of `sources.list`.
 fn check_uri(uri: &str) -> Result<(), UriError> {
     let character = |c: &char| !c.is_ascii_alphanumeric() && !URI_PUNCTUATION.contains(*c);
     if let Some(character) = uri.chars().find(character) {

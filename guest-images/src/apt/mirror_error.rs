@@ -1,4 +1,4 @@
-//! Why there is no mirror to fetch from.
+//! Errors of the choice of a mirror.
 
 use std::ffi::OsString;
 
@@ -23,7 +23,7 @@ pub enum MirrorError {
     Variable {
         /// The value.
         uri: String,
-        /// What is wrong with it.
+        /// The mistake in the URI.
         reason: UriError,
     },
     /// The archive in the catalog is no URI for apt.
@@ -31,7 +31,7 @@ pub enum MirrorError {
     Archive {
         /// The value.
         uri: String,
-        /// What is wrong with it.
+        /// The mistake in the URI.
         reason: UriError,
     },
     /// Debian's keys are not installed.
@@ -42,7 +42,7 @@ pub enum MirrorError {
     NoKeyring,
 }
 
-/// What is wrong with a mirror's URI.
+/// Mistake in a mirror's URI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum UriError {
     /// Another scheme, or none.
@@ -54,10 +54,10 @@ pub enum UriError {
     /// A relative path.
     #[error("the path after file: does not begin with /")]
     RelativePath,
-    /// A character that apt's list of sources cannot have in a URI.
+    /// A character not allowed in a URI of apt's list of sources.
     #[error("it has the character {character:?}, which cannot stand in a URL for apt")]
     Character {
-        /// The first such character.
+        /// The first forbidden character.
         character: char,
     },
 }

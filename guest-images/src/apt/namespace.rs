@@ -2,15 +2,15 @@
 
 use std::fs;
 
-/// Whether this process can become the user `uid`, as far as its user namespace decides.
+/// Whether the user namespace lets the process become the user `uid`.
 pub(super) fn can_become(uid: u32) -> bool {
     let file = |name: &str| fs::read_to_string(format!("/proc/self/{name}")).ok();
-    // Without /proc, nothing is known against it.
+    // Without /proc, nothing is known against the change.
     let is_mapped = file("uid_map").is_none_or(|map| is_mapped(&map, uid));
     is_mapped && file("setgroups").is_none_or(|answer| answer.trim() != "deny")
 }
 
-/// Whether the text of `uid_map` has a line for `uid`: its first number, a number outside, and the count.
+/// Whether the text of `uid_map` has a line for `uid`. A line has the first number, a number outside, and the count.
 fn is_mapped(map: &str, uid: u32) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);

@@ -1,8 +1,8 @@
-//! A package of a suite, as `apt-cache show` prints it.
+//! A package of a suite, read from `apt-cache show`.
 
 use crate::digest::Digest;
 
-/// A package as the suite's list has it.
+/// A package in the suite's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Package {
     pub(crate) name: String,
@@ -14,7 +14,7 @@ pub(crate) struct Package {
 }
 
 impl Package {
-    /// Those of its dependencies that are parts of a kernel.
+    /// The dependencies on parts of a kernel.
     pub(super) fn kernel_parts(&self) -> impl Iterator<Item = &str> {
         self.depends
             .iter()

@@ -1,10 +1,9 @@
-//! Where apt works, so that its sandbox stays on.
+//! The directory of a private apt, chosen to keep apt's sandbox on.
 //!
-//! If root starts apt, apt's downloads run as another user, `_apt` by default. apt gives this
-//! sandbox up, with a notice only, if that user cannot reach a file's directory. The cache's
-//! directories are private, and often below `/root`. So for root, apt works in a temporary
-//! directory that other users can enter, and downloads into a directory that the sandbox's user
-//! owns. For any other user, apt works in the cache and has no sandbox.
+//! If root starts apt, apt's downloads run as another user, `_apt` by default. apt gives up the sandbox, with a notice only, if the
+//! sandbox's user cannot reach a file's directory. The cache's directories are private, and often below `/root`. Therefore, for root, apt
+//! works in a temporary directory that other users can enter, and downloads into a directory owned by the sandbox's user. For any other
+//! user, apt works in the cache and has no sandbox.
 
 use std::env;
 use std::fs::{self, DirBuilder, Permissions};
@@ -20,7 +19,7 @@ use crate::directory::{self, DirectoryError};
 const PREFIX: &str = "hyprobe-apt-";
 const ENTER_ONLY_MODE: u32 = 0o711;
 const ENTER_BY_OTHERS: u32 = 0o001;
-/// The parts of apt's directory that must exist.
+/// The necessary parts of apt's directory.
 const PARTS: [&str; 6] = [
     "lists",
     "lists/partial",
@@ -30,7 +29,7 @@ const PARTS: [&str; 6] = [
     "none",
 ];
 
-/// Why there is no directory for apt to work in.
+/// Reason for a missing directory for apt.
 #[derive(Debug, Error)]
 pub enum WorkDirError {
     /// A directory of the cache cannot be used.
@@ -59,7 +58,7 @@ pub enum WorkDirError {
     },
 }
 
-/// The user that apt's downloads run as if root starts apt.
+/// The user of apt's downloads if root starts apt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SandboxUser {
     pub(super) name: String,
@@ -71,7 +70,7 @@ pub(super) struct SandboxUser {
 pub(super) enum WorkDir {
     /// A directory of the cache, kept for the next fetch.
     Cache(PathBuf),
-    /// A directory that the sandbox's user can enter. The drop of the value removes it; a process that is killed leaves it.
+    /// A directory that the sandbox's user can enter. The drop of the value removes the directory; a killed process leaves it.
     Sandbox { dir: TempDir, user: SandboxUser },
 }
 
@@ -110,12 +109,12 @@ impl WorkDir {
         }
     }
 
-    /// Whether apt has a sandbox here that must stay on.
+    /// Whether apt has a sandbox, which must stay on.
     pub(super) fn has_sandbox(&self) -> bool {
         matches!(self, Self::Sandbox { .. })
     }
 
-    /// A new directory for one download, which only the downloading user can use.
+    /// Makes a directory for one download. Only the downloading user can use the directory.
     pub(super) fn download_dir(&self) -> io::Result<TempDir> {
         let dir = tempfile::Builder::new()
             .prefix("download-")
@@ -140,13 +139,13 @@ fn make_open(base: &Path) -> io::Result<TempDir> {
     for part in PARTS {
         let path = dir.path().join(part);
         DirBuilder::new().mode(ENTER_ONLY_MODE).create(&path)?;
-        // apt gives its `partial` directories to the sandbox's user itself.
+        // apt itself makes the sandbox's user the owner of the `partial` directories.
         open(&path)?;
     }
     Ok(dir)
 }
 
-/// Whether every user can enter `dir` and each directory that leads to it.
+/// Whether every user can enter `dir` and all parent directories.
 fn all_can_enter(dir: &Path) -> bool {
     let open = |dir: &Path| {
         fs::metadata(dir).is_ok_and(|metadata| {

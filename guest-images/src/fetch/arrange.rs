@@ -1,4 +1,4 @@
-//! What an image's directory holds, taken from the unpacked packages.
+//! Arranges the files of unpacked packages in an image's directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,11 +10,10 @@ use crate::catalog::{ImageEntry, ImageKind};
 use crate::directory;
 use crate::image::{ImageRecord, MODULES, PackageRecord, main_file};
 
-/// A real symbol table is megabytes long; Debian ships a sentence in its place.
+/// Minimum size of a real symbol table, which has megabytes. Debian ships a file with one sentence instead.
 const SYSTEM_MAP_MIN_BYTES: u64 = 4096;
 
-/// Moves the files of the image of `entry` from the unpacked packages into the directory `image`,
-/// which is made. Returns the image's record.
+/// Makes the directory `image`, and moves the image's files from the unpacked packages into the directory. Returns the image's record.
 pub(super) fn arrange(
     entry: &ImageEntry,
     unpacked: &Path,
@@ -91,7 +90,7 @@ fn rename(from: &Path, to: &Path) -> Result<(), CacheError> {
     fs::rename(from, to).map_err(CacheError::io(to))
 }
 
-/// The one directory in `dir`, if it is exactly one.
+/// The directory in `dir`, if `dir` has exactly one.
 fn only_directory(dir: &Path) -> Option<PathBuf> {
     let mut found = fs::read_dir(dir).ok()?.filter_map(|entry| {
         entry

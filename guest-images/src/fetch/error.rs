@@ -1,4 +1,4 @@
-//! What can go wrong in a fetch.
+//! Errors of a fetch.
 
 use std::io;
 
@@ -10,12 +10,12 @@ use crate::cache::CacheError;
 /// Why an image could not be fetched.
 #[derive(Debug, Error)]
 pub enum FetchError {
-    /// The catalog has no such image.
+    /// The catalog does not have the image.
     #[error("there is no image {name:?}; known are {known}")]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// What there is.
+        /// The names in the catalog.
         known: String,
     },
     /// apt or dpkg is missing.
@@ -32,7 +32,7 @@ pub enum FetchError {
     /// The system's configuration of apt cannot be read.
     #[error("cannot read the system's configuration of apt ({detail}); correct it and fetch again")]
     AptConfiguration {
-        /// What apt-config said.
+        /// Error message of apt-config.
         detail: String,
     },
     /// The user of apt's sandbox does not exist.
@@ -43,13 +43,13 @@ pub enum FetchError {
     NoSandboxUser {
         /// The user.
         user: String,
-        /// What `id` said.
+        /// Error message of `id`.
         detail: String,
     },
-    /// There is no directory for apt to work in.
+    /// apt has no directory to work in.
     #[error(transparent)]
     WorkDir(#[from] WorkDirError),
-    /// There is no mirror to ask.
+    /// No mirror can be used.
     #[error(transparent)]
     Mirror(#[from] MirrorError),
     /// No mirror gave the suite's package list.
@@ -62,10 +62,10 @@ pub enum FetchError {
         suite: String,
         /// The mirrors, in the order they were tried.
         tried: String,
-        /// What apt said.
+        /// Error message of apt.
         detail: String,
     },
-    /// The suite has no such package.
+    /// The suite does not have the package.
     #[error(
         "{package} is not to be had in {suite} ({detail}); correct images.toml, or set \
              HYPROBE_MIRROR to a complete mirror"
@@ -75,7 +75,7 @@ pub enum FetchError {
         package: String,
         /// The suite.
         suite: String,
-        /// What apt said.
+        /// Error message of apt.
         detail: String,
     },
     /// The package did not arrive.
@@ -83,7 +83,7 @@ pub enum FetchError {
     Download {
         /// The package.
         package: String,
-        /// What apt said.
+        /// Error message of apt.
         detail: String,
     },
     /// The package cannot be unpacked.
@@ -91,10 +91,10 @@ pub enum FetchError {
     Unpack {
         /// The package.
         package: String,
-        /// What dpkg said.
+        /// Error message of dpkg.
         detail: String,
     },
-    /// The packages do not hold what the image is for.
+    /// The packages lack a file of the image.
     #[error(
         "{packages} hold no {missing}; the packaging changed, so hyprobe must be taught where \
              it is now (guest-images/src/fetch.rs)"
@@ -102,7 +102,7 @@ pub enum FetchError {
     Incomplete {
         /// The packages.
         packages: String,
-        /// What was looked for.
+        /// The missing file.
         missing: String,
     },
     /// The cache cannot be used.
@@ -122,7 +122,7 @@ impl From<OpenError> for FetchError {
     }
 }
 
-/// Tells a missing tool from one that `exit` has a word for.
+/// Converts a tool's failure: a missing tool to [`FetchError::NoApt`], a reported error with `exit`.
 pub(super) fn explain(failure: ToolFailure, exit: impl FnOnce(String) -> FetchError) -> FetchError {
     match failure {
         ToolFailure::Start { program, source } => FetchError::NoApt { program, source },
