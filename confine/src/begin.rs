@@ -1,4 +1,4 @@
-//! The rights that the whole process, with its children, gives up before it starts a thread or reads a file.
+//! The rights given up by the whole process and its children, before the process starts a thread or reads a file.
 
 use rustix::io;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -15,7 +15,7 @@ pub enum ConfineError {
     CoreDumps(#[source] io::Errno),
 }
 
-/// Gives up what no part of hyprobe needs: privileges of the programs that it executes, and core dumps.
+/// Gives up privileges of executed programs, and core dumps: no part of hyprobe needs them.
 ///
 /// # Errors
 ///
@@ -30,8 +30,8 @@ pub fn begin() -> Result<(), ConfineError> {
     setrlimit(Resource::Core, none).map_err(ConfineError::CoreDumps)
 }
 
-/// Whether the calling thread is the process's only one. Rights that the kernel keeps for each thread are given up for all of the
-/// process only then.
+/// Whether the calling thread is the process's only thread. The kernel keeps some rights for each thread: only a single thread can give up
+/// the rights of the whole process.
 #[must_use]
 pub fn has_one_thread() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The files that the process may still open: Landlock rules.
+//! Landlock rules: the files that the process may still open.
 
 #![expect(
     unsafe_code,
@@ -12,9 +12,12 @@ use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access as _, AccessFs, AccessNet, BitFlags, CompatLevel, Compatible as _, PathBeneath,
-    PathFd, PathFdError, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
-    RulesetError, RulesetStatus, Scope,
+    Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError,
+    RulesetStatus, Scope,
 };
+
+use rustix::fs::{FileType, Mode, OFlags, fstat, open};
+use rustix::io::{Errno, retry_on_intr};
 
 /// The version of Landlock in Linux 6.12: the process gives up all rights of this version. An older kernel knows fewer rights.
 const NEWEST: ABI = ABI::V6;
@@ -31,18 +34,18 @@ pub enum FileError {
         /// The file.
         path: PathBuf,
         /// The system's answer.
-        source: PathFdError,
+        source: Errno,
     },
 }
 
-/// What Landlock enforces on this host.
+/// Enforcement by Landlock on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Landlock {
     /// All rules.
     Full,
     /// The rules of an older version: the kernel knows fewer rights.
     Partial,
-    /// Nothing: the kernel has no Landlock, or it is switched off.
+    /// Nothing: the kernel has no Landlock, or Landlock is switched off.
     Missing,
 }
 
@@ -56,7 +59,7 @@ impl fmt::Display for Landlock {
     }
 }
 
-/// What Landlock would enforce here.
+/// The enforcement that the host's Landlock offers.
 #[must_use]
 pub fn landlock() -> Landlock {
     // The flag asks for the version; the call then takes no rules.
@@ -70,26 +73,25 @@ pub fn landlock() -> Landlock {
     }
 }
 
-/// The access rights to files. Whatever is not listed cannot be opened; open files stay usable. A path that does not exist gives no
-/// right.
+/// Access rights to files. The process cannot open unlisted files; open files stay usable. A path that cannot be opened gives no right.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileRights {
-    /// Files, and directories with all below, that may be read.
+    /// Readable files, and directories with all files below.
     pub read: Vec<PathBuf>,
-    /// Files and directories that may be read and executed.
+    /// Readable and executable files and directories.
     pub execute: Vec<PathBuf>,
-    /// Files that may be written, and directories in which files and directories may be made, written and removed.
+    /// Writable files, and directories in which the process may make, write and remove files and directories.
     pub change: Vec<PathBuf>,
-    /// Directories in which files may be removed.
+    /// Directories in which the process may remove files.
     pub remove: Vec<PathBuf>,
-    /// Directories in which empty directories may be removed.
+    /// Directories in which the process may remove empty directories.
     pub prune: Vec<PathBuf>,
     /// Devices.
     pub devices: Vec<PathBuf>,
 }
 
 impl FileRights {
-    /// The rules of these rights. The files are opened here, as the user and below the root directory of this moment.
+    /// The rules of the rights. The call opens the files, as the present user and below the present root directory.
     ///
     /// # Errors
     ///
@@ -98,7 +100,7 @@ impl FileRights {
         Ok(Rules(self.ruleset()?))
     }
 
-    /// The same rules for a child process, which puts them in force itself.
+    /// The same rules for a child process. The child itself puts the rules in force.
     ///
     /// # Errors
     ///
@@ -143,29 +145,35 @@ fn allowing(
     path: &Path,
     access: BitFlags<AccessFs>,
 ) -> Result<RulesetCreated, FileError> {
-    let Ok(found) = std::fs::metadata(path) else {
-        return Ok(ruleset);
-    };
-    let file = PathFd::new(path).map_err(|source| FileError::Open {
+    let failed = |source| FileError::Open {
         path: path.to_owned(),
         source,
-    })?;
+    };
+    // The type is that of the open file: another process may replace the file at the path.
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let file = match retry_on_intr(|| open(path, flags, Mode::empty())) {
+        Ok(file) => file,
+        // This process or host lacks something; another call may succeed.
+        Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => return Err(failed(error)),
+        Err(_) => return Ok(ruleset),
+    };
+    let mode = fstat(&file).map_err(failed)?.st_mode;
     // Rights to a directory's entries mean nothing for a file.
-    let access = match found.is_dir() {
-        true => access,
-        false => access & AccessFs::from_file(NEWEST),
+    let access = match FileType::from_raw_mode(mode) {
+        FileType::Directory => access,
+        _ => access & AccessFs::from_file(NEWEST),
     };
     Ok(ruleset.add_rule(PathBeneath::new(file, access))?)
 }
 
-/// Rules that are not in force yet.
+/// Rules, not in force yet.
 #[derive(Debug)]
 pub struct Rules(RulesetCreated);
 
 impl Rules {
-    /// Confines the calling thread, and the threads and processes that the thread starts later. The process must have one thread.
+    /// Confines the calling thread, and later threads and processes of the thread. The process must have only one thread.
     ///
-    /// TCP connections, and abstract sockets and processes outside of this process and its children are out of reach, too.
+    /// TCP connections are out of reach, too, and so are abstract sockets and processes outside of the process and its children.
     ///
     /// # Errors
     ///

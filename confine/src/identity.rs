@@ -1,7 +1,7 @@
-//! The user that a process of root becomes, and the directory that becomes the root of its files.
+//! Change of a process of root to another user, with another root directory.
 //!
-//! Firecracker's jailer and QEMU's `-run-with` have the same order: root directory, groups, group, user. Each step needs rights that
-//! the next step gives up. The kernel keeps all of these rights for each thread, so the process must have a single thread, from which later threads
+//! Firecracker's jailer and QEMU's `-run-with` have the same order: root directory, groups, group, user. Each step needs rights that the
+//! next step gives up. The kernel keeps all the rights for each thread, so the process must have a single thread, from which later threads
 //! inherit the rights.
 
 use std::os::fd::OwnedFd;
@@ -17,25 +17,25 @@ use rustix::thread::{
 use crate::begin::has_one_thread;
 use crate::inherited::Inherited;
 
-/// A directory that becomes the root of all paths.
+/// The new root directory of all paths.
 #[derive(Debug)]
 pub struct Root {
-    /// Its name, for messages.
+    /// The directory's name, for messages.
     pub path: PathBuf,
     /// The directory.
     pub directory: OwnedFd,
 }
 
-/// What a process of root becomes.
+/// The new user and root directory of a process of root.
 #[derive(Debug)]
 pub struct Identity {
     /// The number of the user.
     pub uid: u32,
-    /// The number of the group, the only one.
+    /// The number of the only group.
     pub gid: u32,
-    /// The directory that becomes the root.
+    /// The new root directory, if any.
     pub root: Option<Root>,
-    /// The descriptors that the process closes.
+    /// The descriptors to close.
     pub inherited: Inherited,
 }
 
@@ -81,8 +81,8 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    /// Becomes the user. The process has no capability, no supplementary group and no descriptor of its parent's any more, but for
-    /// standard input, output and error. Files that it has opened stay open.
+    /// Becomes the user. Afterwards the process has no capability and no supplementary group, and of the parent's descriptors only standard
+    /// input, output and error. Files opened by the process stay open.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Descriptors that the parent process has left open.
+//! Descriptors left open by the parent process.
 
 #![expect(
     unsafe_code,
@@ -11,13 +11,13 @@ use std::os::fd::RawFd;
 /// The first descriptor behind standard input, output and error.
 const FIRST: RawFd = 3;
 
-/// The descriptors that the parent process has handed over. A shell's `7</root/secret` is among them: its rights would survive
-/// the change of the user and of the root directory.
+/// Descriptors inherited from the parent process, for example from a shell's `7</root/secret`. Unless closed, the descriptor's rights
+/// would survive the change of the user and of the root directory.
 #[derive(Debug)]
 pub struct Inherited(Vec<RawFd>);
 
 impl Inherited {
-    /// Lists the open descriptors. Call this before the process opens files of its own.
+    /// Lists the open descriptors. Must be called before the process opens a file.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl Inherited {
         Ok(Self(open))
     }
 
-    /// Closes them.
+    /// Closes the descriptors.
     pub(crate) fn close(&self) {
         for fd in &self.0 {
             // SAFETY: no part of this process owns the descriptor: it was open before the process opened a file.

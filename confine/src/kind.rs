@@ -1,9 +1,9 @@
-//! The kinds of threads, each with its filter.
+//! The kinds of threads, each with a filter.
 
 /// The kind of a thread that works for a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ThreadKind {
-    /// Runs a vCPU, its device emulation and its probes.
+    /// Runs a vCPU, with device emulation and probes.
     Vcpu,
     /// Waits for input of the guest's serial line.
     Devices,
@@ -14,7 +14,7 @@ pub enum ThreadKind {
     Report,
     /// Serves the clients of the control socket.
     Clients,
-    /// Copies between QEMU and this process.
+    /// Copies between QEMU and the process.
     Ports,
 }
 

@@ -1,4 +1,4 @@
-//! The rights that hyprobe gives up: files, the network, system calls.
+//! Sandbox: hyprobe gives up rights to files, the network and system calls.
 //!
 //! ```text
 //!  main thread   begin ──▶ reads the user's files ──▶ FileRights::rules ──▶ Identity::assume ──▶ Rules::restrict
@@ -10,10 +10,10 @@
 //! * [`FileRights`]: Landlock. The process opens only the files that a run still needs.
 //! * [`Identity`]: a process of root becomes another user, if root wishes so.
 //! * [`filter_process`]: seccomp for all threads and children. The filter forbids the calls that no part of hyprobe makes.
-//! * [`enter`]: seccomp for threads that work for a guest. They make only the calls that the filter of their [`ThreadKind`] lists.
+//! * [`enter`]: seccomp for threads working for a guest, which make only the calls in the filter of their [`ThreadKind`].
 //!
 //! Threads and child processes inherit all of them. Landlock rules and the user are the calling thread's: the process must have no
-//! other thread at that time ([`has_one_thread`]).
+//! other thread at the time of the change ([`has_one_thread`]).
 
 mod begin;
 mod files;

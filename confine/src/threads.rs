@@ -10,11 +10,11 @@ use seccompiler::{
 use crate::ThreadKind;
 use crate::violation;
 
-/// The filter of all threads: the filter forbids the calls that no part of hyprobe makes. Child processes inherit the filter.
+/// The filter of all threads, against the calls that no part of hyprobe makes. Child processes inherit the filter.
 const ALL: (&str, &str) = ("all", include_str!("filters/all.json"));
 /// The second filter of all threads.
 const CLONE3: (&str, &str) = ("clone3", include_str!("filters/clone3.json"));
-/// The first filter of each thread that works for a guest: such a thread opens no file.
+/// The first filter of each thread working for a guest: the thread opens no file.
 const GUEST: (&str, &str) = ("guest", include_str!("filters/guest.json"));
 
 /// The filters cannot be put in force.
@@ -42,14 +42,14 @@ pub enum FilterError {
     Handler(#[source] io::Error),
 }
 
-/// The filters of threads that work for a guest.
+/// The filters of threads working for a guest.
 #[derive(Debug)]
 struct Filters {
     guest: BpfProgram,
     kinds: Vec<(ThreadKind, BpfProgram)>,
 }
 
-/// Set once: then each thread that begins to work for a guest takes its filter.
+/// Set once: afterwards each thread takes the filter of its kind before the work for a guest.
 static FILTERS: OnceLock<Filters> = OnceLock::new();
 
 fn compile(name: &'static str, json: &str) -> Result<BpfProgram, FilterError> {
@@ -71,7 +71,7 @@ impl Filters {
     }
 }
 
-/// Prepares the filters: from now on [`enter`] gives threads theirs.
+/// Prepares the filters: afterwards [`enter`] gives threads their filters.
 ///
 /// # Errors
 ///
@@ -87,9 +87,9 @@ pub fn load_filters() -> Result<(), FilterError> {
     Ok(())
 }
 
-/// The bit that marks calls of the x32 interface: the same calls under other numbers, which no filter's list has.
+/// Mark of calls of the x32 interface: the same calls under other numbers, which no filter lists.
 const X32_BIT: u32 = 0x4000_0000;
-/// `BPF_LD | BPF_W | BPF_ABS`: load a word of the data that describes the call.
+/// `BPF_LD | BPF_W | BPF_ABS`: load a word of the call's description.
 const LOAD: u16 = 0x20;
 /// `BPF_JMP | BPF_JSET | BPF_K`: jump if a bit is set.
 const JUMP_IF_SET: u16 = 0x45;
@@ -109,8 +109,7 @@ fn without_x32(program: BpfProgram) -> BpfProgram {
     look.into_iter().chain(program).collect()
 }
 
-/// Forbids all threads of this process, and each process that it starts from now on, the calls that no part of hyprobe makes; such a
-/// call fails.
+/// Forbids the calls that no part of hyprobe makes, for all threads of the process and for later child processes. A forbidden call fails.
 ///
 /// # Errors
 ///
@@ -123,16 +122,16 @@ pub fn filter_process() -> Result<(), FilterError> {
     Ok(())
 }
 
-/// Whether this host's kernel has filters.
+/// Whether the host's kernel has filters.
 #[must_use]
 pub fn has_filters() -> bool {
     std::path::Path::new("/proc/sys/kernel/seccomp/actions_avail").exists()
 }
 
-/// Gives the calling thread the filter of its kind, for good. Without [`load_filters`] before, the call does nothing.
+/// Gives the calling thread the filter of `kind`, for good. Without an earlier [`load_filters`], the function does nothing.
 ///
-/// A call that the filter does not list ends the process: a message on standard error names the thread and the call, and the exit code
-/// is 3. If the thread blocks signals at the call, SIGSYS ends the process without a message.
+/// A system call outside the filter ends the process: a message on standard error names the thread and the call, and the exit code is 3. If
+/// the thread blocks signals at the call, SIGSYS ends the process without a message.
 ///
 /// # Panics
 ///
@@ -143,7 +142,7 @@ pub fn enter(kind: ThreadKind) {
     };
     let own = filters.kinds.iter().find(|(known, _)| *known == kind);
     violation::name_thread(kind.name());
-    // Their handlers wake the thread that waits for signals, with calls that the filter does not list.
+    // The signals' handlers wake the thread waiting for signals, with calls outside the filter.
     violation::leave_signals_to_others();
     for program in [&filters.guest].into_iter().chain(own.map(|(_, own)| own)) {
         if let Err(error) = apply_filter(program) {

@@ -1,7 +1,7 @@
-//! What happens at a system call that a thread's filter does not list.
+//! Handler of system calls outside a thread's filter.
 //!
-//! The kernel raises SIGSYS in the thread (`SECCOMP_RET_TRAP`). The handler names thread and call on standard error and ends the
-//! process at once: a thread that makes unexpected calls may be a guest's.
+//! The kernel raises SIGSYS in the thread (`SECCOMP_RET_TRAP`). The handler names thread and call on standard error and ends the process
+//! at once: a thread with unexpected calls may be under a guest's control.
 
 #![expect(
     unsafe_code,
@@ -12,10 +12,10 @@ use std::cell::Cell;
 use std::io;
 use std::ptr;
 
-/// The exit code of hyprobe when hyprobe itself has failed.
+/// Exit code after a failure of hyprobe itself.
 pub(crate) const EXIT_CODE: i32 = 3;
 
-/// The code of a SIGSYS that a filter has raised.
+/// Code of a SIGSYS raised by a filter.
 const SYS_SECCOMP: libc::c_int = 1;
 
 thread_local! {
@@ -27,10 +27,10 @@ pub(crate) fn name_thread(name: &'static str) {
     NAME.set(name);
 }
 
-/// Signals that end a run. A thread that works for a guest does not take them.
+/// Signals that end a run. A thread working for a guest does not take the signals.
 const ENDS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
 
-/// Blocks the signals that end a run in the calling thread: the kernel gives them to another.
+/// Blocks the signals that end a run in the calling thread: the kernel delivers the signals to another thread.
 pub(crate) fn leave_signals_to_others() {
     // SAFETY: all bits zero is a valid `sigset_t`, which `sigemptyset` initialises in any case; the pointers are to this set, which
     // outlives the calls, and the old mask is not asked for.
@@ -88,8 +88,8 @@ extern "C" fn on_violation(_: libc::c_int, info: *mut libc::siginfo_t, context: 
     unsafe { libc::_exit(EXIT_CODE) }
 }
 
-/// Whether a write of a line returns at once. A pipe that nobody reads must not keep the process alive; the exit code says enough. A pipe
-/// is ready when it has room for a page, which is more than a line.
+/// Whether a write of a line returns at once. A pipe without a reader must not keep the process alive; the exit code is enough. A pipe is
+/// ready if the pipe has room for a page, which is more than a line.
 fn has_room(file: libc::c_int) -> bool {
     let mut asked = libc::pollfd {
         fd: file,

@@ -1,5 +1,5 @@
-//! A process with rights to some files: the rules cannot be taken back, so each test runs in a process of its own, as nextest starts
-//! them; with cargo's own runner, each restricts its own thread only.
+//! Tests of a process with rights to some files. The rules are final, so each test needs a separate process, as under nextest. With cargo's
+//! runner, each test restricts only its own thread.
 
 use std::fs;
 use std::io::ErrorKind;

@@ -1,5 +1,5 @@
-//! Each kind of thread tries calls that its filter forbids. A forbidden call ends the process, so each try is a process of its own:
-//! this test program, started again.
+//! Tests of forbidden calls in each kind of thread. A forbidden call ends the process, so each try is a separate process: the test program,
+//! started again.
 
 #![expect(
     unsafe_code,
@@ -16,7 +16,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, Signal, getpid, pidfd_getfd, pidfd_open};
 
-/// The limit for processes that end at once on an idle host.
+/// Time limit for processes. On an idle host, the processes end at once.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Marks the calls of the x32 interface.
 const X32_BIT: libc::c_long = 0x4000_0000;
@@ -35,7 +35,7 @@ fn command(kind: &str, call: &str) -> Command {
     command
 }
 
-/// Runs `call` in a thread of `kind`, in a process of its own.
+/// Runs `call` in a thread of `kind`, in a separate process.
 fn try_call(kind: &str, call: &str) -> Output {
     command(kind, call).output().expect("it starts")
 }
@@ -81,19 +81,19 @@ fn started_process_makes_the_call() {
             }
             // A pair has no address.
             "pair" => std::os::unix::net::UnixStream::pair().is_ok(),
-            // A request that makes another machine; one that every run makes. No descriptor has the number.
+            // The first request makes another machine; every run makes the second request. No descriptor has the number.
             "machine" => request(KVM_CREATE_VM) == Err(Some(libc::EBADF)),
             "registers" => request(KVM_GET_REGS) == Err(Some(libc::EBADF)),
             // Another process or thread would get this thread's signals; signals that hyprobe does not use.
             "owner" => control(libc::F_SETOWN) == Err(Some(libc::EBADF)),
-            // A key for the shell that reads from the same terminal; a paste.
+            // TIOCSTI: a key for the shell on the same terminal. TIOCLINUX: a paste.
             "type" => [libc::TIOCSTI, libc::TIOCLINUX].map(request) == [Err(Some(libc::EPERM)); 2],
             "flags" => control(libc::F_GETFD) == Err(Some(libc::EBADF)),
             "signal" => signal(libc::SIGURG).is_ok(),
             "panic" => panic!("on purpose"),
             "execute" => Command::new("/bin/true").status().is_err(),
             "thread" => std::thread::Builder::new().spawn(|| ()).is_err(),
-            // Another process's file descriptors; this process's own, which the kernel allows.
+            // The call can take another process's file descriptors. The test takes its own descriptor, which the kernel would allow.
             "take" => {
                 let own = pidfd_open(getpid(), PidfdFlags::empty()).expect("a descriptor");
                 let taken = pidfd_getfd(own, 0, PidfdGetfdFlags::empty());
@@ -244,7 +244,7 @@ fn forbidden_call_ends_the_process_although_nobody_reads_the_message() {
                 None => std::thread::sleep(Duration::from_millis(10)),
             }
         };
-        // An error means that it has ended.
+        // An error means that the process has ended.
         let _ = process.kill();
         let _ = process.wait();
         assert_eq!(end.and_then(|end| end.code()), Some(3), "{kind:?}");
