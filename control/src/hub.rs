@@ -1,8 +1,7 @@
-//! Events on their way to clients: a ring that vCPUs write to and clients read from, each at its own pace.
+//! Event ring between vCPU threads, which write, and clients, which read at their own pace.
 //!
-//! A vCPU never waits for a client: it puts its event into the ring, the oldest ones fall out, and whoever has not read
-//! those by then is told how many they were. What a client has read is known to the client's own cursor alone, so one
-//! that never reads costs nothing.
+//! A vCPU never waits for a client. The vCPU thread puts the event into the ring, and the oldest events fall out. A client that is too
+//! slow gets the number of lost events. Only the client's cursor has the client's position, so a client that never reads costs nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +10,10 @@ use std::time::Duration;
 use probes::{Event, EventSink};
 use tokio::sync::Notify;
 
-/// What the events that are kept may take, bytes, about: 20 000 hits.
+/// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
 pub(crate) const KEPT_BYTES: usize = 16 << 20;
 
-/// Keeps the last events. See the module's text.
+/// Event ring: retains the last events, and wakes waiting readers.
 #[derive(Debug)]
 pub struct EventHub {
     ring: Mutex<Ring>,
@@ -25,21 +24,21 @@ pub struct EventHub {
 #[derive(Debug)]
 struct Ring {
     events: VecDeque<Arc<Event>>,
-    /// The sequence number of the first of them.
+    /// Sequence number of the first retained event, or of the next event if the ring is empty.
     oldest: u64,
     bytes: usize,
     ended: bool,
 }
 
-/// What a reader gets.
+/// Result of a read: events in order.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Batch {
-    /// So many were gone before they could be read.
+    /// Number of events dropped from the ring before the reader read them.
     pub(crate) lost: u64,
-    /// The number of the first of `events`, or of the one that comes next.
+    /// Sequence number of the first of `events`; if `events` is empty, of the next event.
     pub(crate) first: u64,
     pub(crate) events: Vec<Arc<Event>>,
-    /// Nothing follows.
+    /// The run has ended, and no event follows `events`.
     pub(crate) ended: bool,
 }
 
@@ -67,22 +66,22 @@ impl EventHub {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the oldest event that is kept, and the one that the next event will have.
+    /// Sequence numbers of the oldest retained event and of the next event.
     pub(crate) fn numbers(&self) -> (u64, u64) {
         let ring = self.lock();
         (ring.oldest, ring.next())
     }
 
-    /// Nothing follows; readers are told so.
+    /// Ends the stream of events. Readers get the retained events and then the end; later events are dropped.
     pub fn end(&self) {
         self.lock().ended = true;
         self.news.notify_waiters();
     }
 
-    /// The events from number `from` on, at most `most`; waits until there is one, or the end.
+    /// Reads at most `most` events from number `from` on. Waits until an event is there, or until the end.
     pub(crate) async fn read(&self, from: u64, most: usize) -> Batch {
         loop {
-            // Before it is looked, so that nothing is missed in between.
+            // Enabled before the look into the ring, so that no event in between is missed.
             let mut news = std::pin::pin!(self.news.notified());
             news.as_mut().enable();
             let batch = self.lock().batch(from, most);
@@ -97,7 +96,7 @@ impl EventHub {
 impl EventSink for EventHub {
     fn event(&self, event: Event) {
         let event = Arc::new(event);
-        // Freed when the lock has been given back.
+        // Dropped events are freed after the lock is released.
         let mut gone = Vec::new();
         {
             let mut ring = self.lock();
@@ -136,7 +135,7 @@ impl Ring {
     }
 }
 
-/// What an event takes, with what it points to.
+/// Approximate size of an event in bytes, with its heap data.
 fn bytes(event: &Event) -> usize {
     let text = match event {
         Event::Hit(_) | Event::Return(_) => 0,
@@ -154,7 +153,7 @@ fn bytes(event: &Event) -> usize {
     size_of::<Event>() + 2 * size_of::<usize>() + text
 }
 
-/// Gives every event to two sinks.
+/// Passes every event to two sinks.
 #[derive(Debug)]
 pub struct Tee {
     first: Arc<dyn EventSink>,
@@ -162,7 +161,7 @@ pub struct Tee {
 }
 
 impl Tee {
-    /// To `first`, which may have no room, and to `hub`, which always has.
+    /// Passes events to `first`, which may have no room, and to `hub`, which always has room.
     #[must_use]
     pub fn new(first: Arc<dyn EventSink>, hub: Arc<EventHub>) -> Self {
         Self { first, hub }

@@ -6,14 +6,13 @@
 //!                                               └── events ◀── ring ◀── vCPU threads, which never wait for it
 //! ```
 //!
-//! - [`api`]: what goes through the socket; `docs/openapi.json` is [`openapi`]'s text of it.
-//! - [`ControlSocket`]: the socket's file. [`Server`]: who serves it. [`Live`]: what is controlled.
+//! - [`api`]: the types of requests and answers; `docs/openapi.json` is a copy of the description from [`openapi`].
+//! - [`ControlSocket`]: the socket's file. [`Server`]: the service for clients. [`Live`]: the controlled machine.
 //! - [`EventHub`]: the ring of events.
 //! - [`Client`]: the other end, for the command line.
 //! - [`mux`]: many connections through one stream, for nested runs.
 //!
-//! Whoever can connect is the same user or root; all the same, nothing that a client does may hang, slow or bloat the
-//! machine: [`limits`].
+//! Only clients of the same user or of root are served. Even so, no action of a client may hang, slow or bloat the machine: [`limits`].
 
 #![forbid(unsafe_code)]
 

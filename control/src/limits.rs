@@ -1,39 +1,39 @@
-//! What a client may do to us, at the most. `docs/control.md` lists these.
+//! Limits of the clients' requests and connections. `docs/control.md` lists them.
 
 use std::time::Duration;
 
-/// Connections that are served at once.
+/// Maximum number of connections served at the same time.
 pub const CONNECTIONS: usize = 64;
-/// Connections beyond those, that are told so.
+/// Maximum number of further connections at the same time, which get only a refusal.
 pub(crate) const TURNED_AWAY: usize = 64;
-/// Streams of events among the connections: some are left for everything else.
+/// Maximum number of event streams among the connections. The remaining connections are for other requests.
 pub const EVENT_STREAMS: usize = 32;
-/// A request's line and headers.
+/// Maximum size of a request's line and headers in bytes.
 pub(crate) const HEAD_BYTES: usize = 16 << 10;
-/// A request's headers must have come by then, and a connection may be idle for so long.
+/// Time limit for a request's headers, and for an idle connection.
 pub(crate) const HEAD_TIME: Duration = Duration::from_secs(10);
-/// A request's body.
+/// Maximum size of a request's body in bytes.
 pub const BODY_BYTES: usize = 1 << 20;
-/// A request's body must have come by then.
+/// Time limit for a request's body.
 pub(crate) const BODY_TIME: Duration = Duration::from_secs(10);
-/// A client that takes nothing of its answer for so long is cut off. A stream of events may stand for ever.
+/// Time limit for a stalled answer: afterwards the server closes the client's connection. Event streams have no limit.
 pub(crate) const STALL_TIME: Duration = Duration::from_secs(10);
-/// Probes of one request. A pattern may stand for more.
+/// Maximum number of probe specifications in one request. A pattern may match more probes.
 pub const PROBES_PER_REQUEST: usize = 1000;
-/// Probes that answers to changes show, and that a page of a list has if nothing is said.
+/// Maximum number of probes in the answer to a change, and the default page size of a list.
 pub const PROBES_SHOWN: usize = 1000;
-/// Probes that a page of a list, or the metrics, have at the most.
+/// Maximum page size of a list, and maximum number of probes in the metrics.
 pub const PROBES_LISTED: usize = 10_000;
-/// Symbols of one answer, and how many if nothing is said.
+/// Maximum number of symbols in one answer. The default is `SYMBOLS_SHOWN`.
 pub const SYMBOLS: usize = 10_000;
 pub(crate) const SYMBOLS_SHOWN: usize = 100;
-/// Characters of a pattern for symbols.
+/// Maximum length of a symbol pattern in characters.
 pub(crate) const PATTERN_CHARS: usize = 256;
-/// Bytes of guest memory that one request reads.
+/// Maximum number of guest memory bytes in one answer.
 pub const MEMORY_BYTES: u64 = 64 << 10;
-/// Bytes of a probe's own name.
+/// Maximum length of a probe's own name in bytes.
 pub(crate) const NAME_BYTES: usize = 64;
-/// Names that are given.
+/// Maximum number of named probes.
 pub(crate) const NAMES: usize = 10_000;
-/// What clients have at the end of a run to take the rest of their answers.
+/// Time for clients to take the rest of their answers at the end of a run.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(2);

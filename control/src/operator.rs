@@ -1,7 +1,7 @@
-//! The one thread that changes the machine.
+//! The operator: the only thread that pauses the machine, and changes probes and knobs.
 //!
-//! Requests that pause vCPUs are done one after the other, here, so that no thread that serves clients ever waits for a
-//! vCPU. A pause that was asked for by itself lasts between requests; this thread holds it, and the others use it.
+//! The operator runs requests with a pause one after the other, so the clients' thread never waits for a vCPU. The pause of
+//! `POST /machine/pause` lasts between requests. The operator holds the pause, and the changes of other requests use the held pause.
 //!
 //! ```text
 //!            Bench::hold                       a change: uses the pause that is there
@@ -26,14 +26,14 @@ use tokio::sync::oneshot;
 use crate::api::{Pause, PauseStats, Problem, ProblemKind};
 use crate::target::Target;
 
-/// Requests that wait for their turn. Beyond that clients are told to come again.
+/// Maximum number of requests in the operator's queue. Further requests get a [`ProblemKind::Busy`].
 pub(crate) const WAITING_CHANGES: usize = 64;
-/// How often it is looked whether a machine that is paused is to end. Its threads wait for that.
+/// Interval of the check whether a paused machine is ending. The machine's threads wait for the operator to release the pause.
 const LOOK: Duration = Duration::from_millis(20);
 
 type Job = Box<dyn FnOnce(&mut Bench<'_>) + Send>;
 
-/// The pauses so far, and whether one lasts.
+/// Statistics of the pauses so far, and whether the operator holds a pause.
 #[derive(Debug, Default)]
 pub(crate) struct Pauses {
     stats: Mutex<PauseStats>,
@@ -60,7 +60,7 @@ impl Pauses {
     }
 }
 
-/// What a change has at hand, on the operator's thread.
+/// Access of a change to the machine, on the operator's thread.
 pub(crate) struct Bench<'t> {
     target: &'t dyn Target,
     pauses: &'t Pauses,
@@ -68,12 +68,12 @@ pub(crate) struct Bench<'t> {
 }
 
 impl<'t> Bench<'t> {
-    /// What is changed, for what needs no pause.
+    /// The target, for work without a pause.
     pub(crate) fn target(&self) -> &'t dyn Target {
         self.target
     }
 
-    /// Does `change` while no vCPU runs, and tells what that cost.
+    /// Runs `change` while no vCPU runs. Returns the pause, too: zeros if the operator held a pause already.
     pub(crate) fn paused<T>(
         &mut self,
         change: impl FnOnce(&'t dyn Target, &dyn Paused) -> T,
@@ -102,7 +102,7 @@ impl<'t> Bench<'t> {
         }
     }
 
-    /// Lets it run on.
+    /// Ends the pause of [`hold`](Self::hold): the machine runs on.
     pub(crate) fn release(&mut self) {
         self.held = None;
         self.pauses.held.store(false, Ordering::Release);
@@ -113,7 +113,7 @@ fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The way to the thread; the thread ends when all of these are gone.
+/// Handle of the operator's queue. The thread ends when all handles are dropped.
 #[derive(Clone, Debug)]
 pub(crate) struct Operator {
     jobs: SyncSender<Job>,
@@ -134,18 +134,18 @@ impl Operator {
         Ok((Self { jobs }, thread))
     }
 
-    /// Has `change` done when its turn comes.
+    /// Queues `change`, and waits for the result.
     ///
     /// # Errors
     ///
-    /// When too many wait already, or the run is over.
+    /// If the queue is full, or the run is over.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         change: impl FnOnce(&mut Bench<'_>) -> T + Send + 'static,
     ) -> Result<T, Problem> {
         let (done, answer) = oneshot::channel();
         let job: Job = Box::new(move |bench| {
-            // A client that has gone away does not hear of it.
+            // An error means that the client has gone away; the result is dropped.
             let _ = done.send(change(bench));
         });
         let ending = || ProblemKind::Ending.with("the guest has ended");

@@ -1,4 +1,4 @@
-//! What is controlled, as this crate needs it.
+//! The controlled machine: the trait [`Target`], and the implementation [`Live`].
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,98 +10,98 @@ use probes::{
 };
 use vmm::{Control, End};
 
-/// What does not change about a machine.
+/// Constant properties of a machine.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// `kvm` or `nested`.
     pub accel: String,
     /// Number of vCPUs.
     pub cpus: u64,
-    /// RAM.
+    /// Size of RAM in bytes.
     pub memory_bytes: u64,
     /// The kernel's version line.
     pub kernel: Option<String>,
 }
 
-/// Registers what has been prepared, while the guest is paused: all of it or nothing. An error says that it cannot be
-/// planted, or cannot be meant now that the kernel has said where it runs.
+/// Registers the prepared probes while the guest is paused: all or none. Fails if a plant cannot be placed, or if the kernel has meanwhile
+/// reported the running address, and an address is not in the kernel's code.
 pub type Registration<'t> =
     Box<dyn FnOnce(&dyn Paused) -> Result<Vec<ProbeId>, RegisterError> + 't>;
 
-/// A running guest with its probes. Changes are made by one thread; everything else may be asked by any.
+/// A running guest with its probes. Only one thread makes changes; any thread may call the other methods.
 pub trait Target: Send + Sync {
-    /// What does not change.
+    /// The constant properties.
     fn facts(&self) -> &Facts;
-    /// Pauses every vCPU, until the answer is dropped.
+    /// Pauses every vCPU, until the returned pause is dropped.
     fn pause(&self) -> Box<dyn Paused + '_>;
-    /// Whether the machine has ended or is about to; nobody may hold a pause then.
+    /// Whether the machine has ended or is about to end. No thread may hold a pause then.
     fn is_ending(&self) -> bool;
     /// Ends the machine.
     fn stop(&self);
 
-    /// Looks up what is to be registered. The guest runs on meanwhile: a mistake costs it nothing, and finding places,
-    /// and the names that may have been meant, takes long.
+    /// Resolves new probes while the guest runs: sites, and near names for a mistake, take long to find. A mistake costs the guest
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// When one cannot be meant.
+    /// If a probe specification cannot be resolved.
     fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError>;
     /// Removes probes.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be put back; then nothing has changed.
+    /// If original bytes cannot be restored; then nothing has changed.
     fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError>;
-    /// Enables or disables a probe; tells whether there is one.
+    /// Enables or disables a probe. Returns whether the probe exists.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; then nothing has changed.
+    /// If bytes cannot be changed; then nothing has changed.
     fn set_enabled(
         &self,
         paused: &dyn Paused,
         id: ProbeId,
         enabled: bool,
     ) -> Result<bool, ArmError>;
-    /// Plants all enabled probes, or none.
+    /// Plants all enabled probes if `armed`, or else removes their plants.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; then nothing has changed.
+    /// If bytes cannot be changed; then nothing has changed.
     fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError>;
 
-    /// What was last set with [`set_armed`](Self::set_armed).
+    /// The last value of [`set_armed`](Self::set_armed).
     fn is_armed(&self) -> bool;
 
-    /// Finds out what [`set_optimising`](Self::set_optimising) needs to know, while the guest runs.
+    /// Prepares the survey and the clock for [`set_optimising`](Self::set_optimising) while the guest runs.
     fn prepare_optimising(&self);
 
-    /// Lets jumps stand for plants where they can, or takes them all away.
+    /// Replaces plants with jumps where possible if `wanted`, or else removes all jumps.
     ///
     /// # Errors
     ///
-    /// When bytes cannot be changed; the jumps that are left work on.
+    /// If bytes cannot be changed; the remaining jumps still work.
     fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError>;
 
-    /// What was last set with [`set_optimising`](Self::set_optimising), or at the start.
+    /// The last value of [`set_optimising`](Self::set_optimising), or the value at the start.
     fn is_optimising(&self) -> bool;
     /// The ids of all probes.
     fn ids(&self) -> Vec<ProbeId>;
     /// All probes.
     fn records(&self) -> Vec<ProbeRecord>;
-    /// The first `most` of the probes with these ids.
+    /// The records of the first `most` probes with an id in `ids`.
     fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord>;
-    /// The probe called `id`; several for a pattern in a module.
+    /// The records of the probe `id`; several for a pattern in a module.
     fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord>;
     /// Reads guest memory without plants.
     ///
     /// # Errors
     ///
-    /// When some of it cannot be read.
+    /// If a part of the range cannot be read.
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError>;
     /// The kernel's symbols, at the addresses where they were linked.
     fn symbols(&self) -> &SymbolTable;
-    /// How far the kernel has moved, once it has said so.
+    /// Distance from the kernel's linked address to the running address; `None` until the kernel has reported the running address.
     fn slide(&self) -> Option<i64>;
     /// Nanoseconds since the guest's first instruction.
     fn clock_ns(&self) -> u64;
@@ -116,7 +116,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// The machine that `control` is of, with its engine.
+    /// The machine of `control`, with its engine.
     #[must_use]
     pub fn new(engine: Arc<Engine>, control: Control, accel: &str, memory_bytes: u64) -> Self {
         let facts = Facts {

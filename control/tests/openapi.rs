@@ -1,4 +1,4 @@
-//! The description in `docs/` is the one that a run serves.
+//! Checks that the description in `docs/` is identical to the served description.
 
 use std::path::Path;
 

@@ -1,15 +1,15 @@
-//! Maps from addresses, as vCPUs look them up at every hit.
+//! Maps from addresses, for the look-ups of vCPUs at every hit.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::OnceLock;
 
 use rpds::HashTrieMapSync;
 
-/// A changed copy shares what has not changed. Guest-virtual or guest-physical, as the owner says.
+/// A map from guest-virtual or guest-physical addresses. A changed copy shares the unchanged parts.
 pub(crate) type AddressMap<V> = HashTrieMapSync<u64, V, AddressHash>;
 
-/// Hashes addresses in a few instructions. Some of them are of the guest's choosing (where its calls return to), so there
-/// is a key that it does not know: without it, it could make them all collide.
+/// Hashes addresses in a few instructions. The guest chooses some of the addresses (the return addresses of its calls), so the hash has a
+/// key unknown to the guest. Without a key, the guest could make all addresses collide.
 #[derive(Clone, Debug)]
 pub(crate) struct AddressHash {
     key: u64,
@@ -31,7 +31,7 @@ impl BuildHasher for AddressHash {
     }
 }
 
-/// See [`AddressHash`].
+/// The hasher of [`AddressHash`].
 #[derive(Debug)]
 pub(crate) struct AddressHasher(u64);
 
@@ -45,7 +45,7 @@ impl Hasher for AddressHasher {
         }
     }
 
-    /// Both halves of the product, so that each bit of the result depends on all of the address.
+    /// Mixes both halves of the product, so that each bit of the result depends on the whole address.
     fn write_u64(&mut self, address: u64) {
         let product = u128::from(self.0 ^ address) * u128::from(FACTOR);
         let (low, high) = (product & u128::from(u64::MAX), product >> u64::BITS);
@@ -70,7 +70,7 @@ mod tests {
             for step in [1, 8, 16, 0x1000, 0x20_0000] {
                 let addresses = (0..256).map(|n| 0xffff_ffff_8100_0000_u64 + n * step);
                 let low: BTreeSet<_> = addresses.map(|at| hash.hash_one(at) & 0xfff).collect();
-                // As many as of random ones, more or less: 248 would be usual.
+                // About as many as for random addresses: 248 are usual.
                 assert!(low.len() > 200, "step {step:#x}: {}", low.len());
             }
         }

@@ -1,4 +1,4 @@
-//! Programs, as probes have them: with what is remembered between hits. Used by any vCPU at any time; nothing waits.
+//! The programs of probes, with their state between hits. Any vCPU may use them at any time; no call waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ impl From<Aggregate> for Aggregated {
 }
 
 impl Aggregated {
-    /// The same aggregate, of no value yet.
+    /// The same aggregate, without values.
     pub(crate) fn anew(&self) -> Self {
         Self::from(self.aggregate)
     }
@@ -36,7 +36,7 @@ impl Aggregated {
         words.collect()
     }
 
-    /// Puts what others have added to theirs to this. No vCPU runs.
+    /// Adds `others`, the values in other words, to the result. No vCPU runs.
     pub(crate) fn merge(&self, others: &[u64]) {
         let mut words = self.read();
         self.aggregate.merge(&mut words, others);
@@ -45,7 +45,7 @@ impl Aggregated {
         }
     }
 
-    /// What has become of the values, with those that others have added to theirs.
+    /// The result, with the values in `others` added.
     pub(crate) fn result(&self, others: Option<&[u64]>) -> AggregateResult {
         let mut words = self.read();
         if let Some(others) = others {
@@ -55,11 +55,10 @@ impl Aggregated {
     }
 }
 
-/// As many vCPUs as a machine can have.
+/// At least the maximum number of vCPUs of a machine.
 const MAX_VCPUS: usize = 256;
 
-/// A filter, and on which vCPUs it has turned away what was hit last: the handlers that are called behind the
-/// instruction are none for that either.
+/// A filter, and its last decision on each vCPU: after a rejected execution, the handlers behind the instruction are not called either.
 #[derive(Debug)]
 pub(crate) struct Filtered {
     pub(crate) filter: Filter,
@@ -80,7 +79,7 @@ impl Filtered {
         &self.turned_away[vcpu / 64 % self.turned_away.len()]
     }
 
-    /// On the thread of `vcpu`, which has hit.
+    /// Notes the decision for a hit. Called on the thread of `vcpu`.
     pub(crate) fn decided(&self, vcpu: usize, lets_by: bool) {
         let bit = 1 << (vcpu % 64);
         if lets_by {
@@ -90,7 +89,7 @@ impl Filtered {
         }
     }
 
-    /// Whether the last hit on `vcpu` was turned away. On its thread.
+    /// Whether the filter rejected the last execution on `vcpu`. Called on the thread of `vcpu`.
     pub(crate) fn has_turned_away(&self, vcpu: usize) -> bool {
         self.word(vcpu).load(Ordering::Relaxed) & 1 << (vcpu % 64) != 0
     }

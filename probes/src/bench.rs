@@ -1,5 +1,5 @@
-//! What is looked at at every hit, for `benches/hits.rs` of the workspace alone: nothing else of this is seen from outside,
-//! and nobody has it who does not ask for the feature `bench-internals`.
+//! The look-ups of every hit, for `benches/hits.rs` of the workspace alone. Only builds with the feature `bench-internals` have the module,
+//! and no other code uses it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,16 +12,16 @@ use crate::guest::{GuestError, GuestMemory, KvmMemory};
 use crate::hit::{Plant, Table};
 use crate::plant::Spot;
 
-/// Where plants are, from here on.
+/// The address of the first plant.
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
 const TEXT_GPA: Gpa = Gpa(0x100_0000);
 
-/// What is planted, as a vCPU looks it up.
+/// The table of plants, for look-ups by a vCPU.
 #[derive(Debug)]
 pub struct Plants(Table);
 
 impl Plants {
-    /// So many, `step` bytes apart.
+    /// A table with `count` plants, `step` bytes apart.
     #[must_use]
     pub fn new(count: u64, step: u64) -> Self {
         let mut table = Table::default();
@@ -32,20 +32,20 @@ impl Plants {
         Self(table)
     }
 
-    /// Where the plant of this number is.
+    /// The address of the plant with the given number.
     #[must_use]
     pub fn at(number: u64, step: u64) -> Gva {
         TEXT.wrapping_add(number * step)
     }
 
-    /// Whether there is one at `at`: first whether there may be.
+    /// Whether the table has a plant at `at`. The quick check of the offset comes first.
     #[must_use]
     pub fn has(&self, at: Gva) -> bool {
         self.0.may_hold(at) && self.0.at(at).is_some()
     }
 }
 
-/// The ring of records, in memory as a guest's is.
+/// The ring of records, in memory like a guest's.
 #[derive(Debug)]
 pub struct Records {
     ring: Ring,
@@ -56,11 +56,11 @@ pub struct Records {
 const RING_BYTES: usize = 2 << 20;
 
 impl Records {
-    /// One that is open, and empty.
+    /// An open and empty ring.
     ///
     /// # Panics
     ///
-    /// Without memory.
+    /// If memory cannot be allocated.
     #[must_use]
     pub fn new() -> Self {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), RING_BYTES)]);
@@ -75,11 +75,11 @@ impl Records {
         }
     }
 
-    /// Leaves so many records, as detours do; not more than there is room for.
+    /// Writes `count` records, as detours do; `count` must not exceed the room in the ring.
     ///
     /// # Panics
     ///
-    /// Without memory.
+    /// If memory cannot be written.
     pub fn leave(&self, count: u64) {
         let first = self.left.fetch_add(count, Ordering::Relaxed);
         for number in first..first + count {
@@ -87,11 +87,11 @@ impl Records {
         }
     }
 
-    /// Takes out what is there. Says how many there were.
+    /// Takes the records out. Returns their number.
     ///
     /// # Errors
     ///
-    /// Without memory.
+    /// If memory cannot be used.
     pub fn take_out(&self) -> Result<u64, GuestError> {
         let mut taken = 0;
         self.ring.take_out(|record| {

@@ -1,4 +1,4 @@
-//! What can be chosen about a run, in the same words on the command line and in a manifest.
+//! The choices about a run, in the same words on the command line and in a manifest.
 
 use std::path::{Path, PathBuf};
 
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::GuestEnd;
 
-/// A choice between words.
+/// A choice from several words.
 pub trait Word: Copy + 'static {
-    /// Every choice, in the order in which they are offered.
+    /// All choices, in the order of offer.
     const ALL: &'static [Self];
 
-    /// What is written.
+    /// The word for the choice.
     fn word(self) -> &'static str;
 
-    /// What it means, in a few words.
+    /// The meaning, in a few words.
     fn about(self) -> &'static str;
 
-    /// The choice that is written so.
+    /// The choice for `word`.
     #[must_use]
     fn from_word(word: &str) -> Option<Self> {
         Self::ALL
@@ -43,14 +43,14 @@ macro_rules! words {
     };
 }
 
-/// How the kernel is started.
+/// The way to start the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Boot {
-    /// It is unpacked by hyprobe and entered where it was linked.
+    /// hyprobe unpacks the kernel, and enters the kernel at its link-time address.
     #[default]
     Direct,
-    /// It unpacks itself in the guest, and moves itself if it has KASLR.
+    /// The kernel unpacks itself in the guest, and moves itself if it has KASLR.
     BzImage,
 }
 
@@ -59,16 +59,16 @@ words!(Boot {
     BzImage = "bzimage", "the guest unpacks its kernel, with KASLR";
 });
 
-/// Where the guest runs.
+/// The KVM that runs the guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accel {
-    /// Wherever it runs well.
+    /// This host's KVM if it runs kernels at hardware speed, else nested.
     #[default]
     Auto,
-    /// On this host's KVM.
+    /// This host's KVM.
     Kvm,
-    /// In an outer Linux that QEMU emulates.
+    /// KVM of an outer Linux that QEMU emulates.
     Nested,
 }
 
@@ -78,11 +78,11 @@ words!(Accel {
     Nested = "nested", "KVM of an outer Linux that QEMU emulates";
 });
 
-/// What is planted where a probe is.
+/// The byte of plants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TrapChoice {
-    /// What the self-test found to work.
+    /// A byte that the self-test found to work.
     #[default]
     Auto,
     /// A one-byte port write.
@@ -97,7 +97,7 @@ words!(TrapChoice {
     Int3 = "int3", "a breakpoint instruction";
 });
 
-/// How events are written.
+/// The format of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
@@ -113,7 +113,7 @@ words!(Format {
     Json = "json", "one JSON object a line";
 });
 
-/// A guest user space that hyprobe brings along.
+/// A guest user space that is built into hyprobe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {
@@ -125,21 +125,21 @@ words!(Workload {
     Demo = "demo", "opens, reads and writes files, starts processes, powers off";
 });
 
-/// Where the guest's serial console goes.
+/// The destination of the guest's serial console.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Console {
-    /// To the terminal, which also types into it.
+    /// The terminal, which is also the console's input.
     #[default]
     Stdio,
-    /// Nowhere.
+    /// No destination.
     None,
-    /// Into this file.
+    /// This file.
     File(PathBuf),
 }
 
 impl Console {
-    /// What is written: `stdio`, `none`, or else a file in `folder`; one called `none` is `./none`.
+    /// The console for `stdio`, `none`, or a file in `folder`; a file called `none` is `./none`.
     #[must_use]
     pub fn from_text(text: &str, folder: &Path) -> Self {
         match text {
@@ -150,15 +150,15 @@ impl Console {
     }
 }
 
-/// What is done at the hits of a probe.
+/// The action at the hits of a probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeAction {
-    /// Each is told.
+    /// Each hit is an event.
     #[default]
     Trace,
-    /// They are counted.
+    /// Hits are counted.
     Count,
 }
 
@@ -167,14 +167,14 @@ words!(ProbeAction {
     Count = "count", "hits are counted, and only the summary tells";
 });
 
-/// What a hit does that a detour has no room to record.
+/// The effect of a hit if the ring has no room for its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WhenFull {
-    /// It leaves the guest, and is told like any other.
+    /// The hit exits, and is reported like any other.
     #[default]
     Exit,
-    /// It is counted as missed.
+    /// The hit is counted as missed.
     Drop,
 }
 

@@ -1,7 +1,7 @@
-//! What a run tells: one JSON object a line, the same wherever it is read.
+//! The events of a run: one JSON object a line, in every output.
 //!
-//! The command prints them, the nested launcher passes them through, CI reads them. Addresses are strings in hex:
-//! JSON numbers are not exact beyond 2^53.
+//! The command prints the events, the nested launcher passes them through, CI reads them. Addresses are strings in hex: JSON numbers are
+//! not exact beyond 2^53.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::program::AggregateResult;
 
-/// A 64-bit value that JSON shows as `"0x…"`.
+/// A 64-bit value, in JSON the string `"0x…"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Hex(pub u64);
 
@@ -38,7 +38,7 @@ impl<'de> Deserialize<'de> for Hex {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         text.strip_prefix("0x")
-            // The conversion would take a sign.
+            // `from_str_radix` would accept a sign.
             .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
             .and_then(|digits| u64::from_str_radix(digits, 16).ok())
             .map(Self)
@@ -71,7 +71,7 @@ pub enum Event {
     Hit(Hit),
     /// A probed function returned.
     Return(Return),
-    /// A probe's state changed, or the run has something to say.
+    /// A probe's state changed, or a remark about the run.
     Note(Note),
     /// The end of the run; always the last line.
     Summary(Summary),
@@ -81,19 +81,19 @@ pub enum Event {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hit {
-    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    /// The probe as requested; a match of a glob has its own name.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub probe: Arc<str>,
     /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
     pub ts_ns: u64,
-    /// Which vCPU, from 0.
+    /// The number of the vCPU, from 0.
     pub vcpu: usize,
     /// Address of the probed instruction.
     pub ip: Hex,
-    /// The same as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub symbol: Arc<str>,
-    /// The registers as they were when the instruction was about to be executed.
+    /// The registers right before the instruction is executed.
     pub regs: Registers,
     /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
     pub args: [Hex; 6],
@@ -103,16 +103,16 @@ pub struct Hit {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Return {
-    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    /// The probe as requested; a match of a glob has its own name.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub probe: Arc<str>,
     /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
     pub ts_ns: u64,
     /// Nanoseconds since the call.
     pub took_ns: u64,
-    /// Which vCPU, from 0.
+    /// The number of the vCPU, from 0.
     pub vcpu: usize,
-    /// Where it returned to.
+    /// The return address.
     pub ip: Hex,
     /// The function, as `symbol+0xoffset`.
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
@@ -156,13 +156,13 @@ impl Registers {
     }
 }
 
-/// Something to know about a run that is no hit.
+/// A remark about a run.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Note {
     /// Nanoseconds since the guest's first instruction.
     pub ts_ns: u64,
-    /// The probe that it is about, if it is about one.
+    /// The probe concerned, if any.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub probe: Option<String>,
     /// A sentence.
@@ -188,13 +188,13 @@ pub enum GuestEnd {
     Timeout,
     /// Stopped by the user or by a probe.
     Stopped,
-    /// The test device was given this code.
+    /// The guest wrote a code to the test device.
     Exit,
-    /// hyprobe or KVM could not go on; the error says why.
+    /// hyprobe or KVM could not continue; the error gives the reason.
     Failed,
 }
 
-/// How the guest ended, and what is known of why.
+/// The end of the guest, and the known reasons.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestSummary {
@@ -203,7 +203,7 @@ pub struct GuestSummary {
     /// The panic's message, the exit code, the error.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub detail: Option<String>,
-    /// For a panic: who, where, and by which way.
+    /// For a panic: the vCPU, the task, the registers and the return addresses.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub crash: Option<Box<Crash>>,
 }
@@ -212,14 +212,14 @@ pub struct GuestSummary {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Crash {
-    /// Which vCPU, from 0.
+    /// The number of the vCPU, from 0.
     pub vcpu: usize,
-    /// The name of the task, if it could be read.
+    /// The name of the task, if readable.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub task: Option<String>,
-    /// Its registers.
+    /// The vCPU's registers.
     pub regs: Registers,
-    /// The return addresses on the stack, the last call first. Some may be left from calls that are over.
+    /// The return addresses on the stack, the last call first. Some may be remains of calls that have returned.
     pub frames: Vec<Frame>,
 }
 
@@ -229,79 +229,79 @@ pub struct Crash {
 pub struct Frame {
     /// The address.
     pub ip: Hex,
-    /// The same as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset`.
     pub symbol: String,
 }
 
-/// How hits get past the probed instruction.
+/// How hits step over the probed instruction.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tier {
-    /// By a jump to a detour, which counts or leaves a record: no exit at all. Hits before the jump was put there took one
-    /// each.
+    /// Displaced by a jump or an `int3` to a detour, which counts or writes a record: no exit. Hits before the jump was written took one
+    /// exit each.
     Optimised,
-    /// Executed by hyprobe: one exit a hit.
+    /// Emulated by hyprobe: one exit a hit.
     Emulated,
-    /// Executed from a copy elsewhere: one exit a hit.
+    /// Executed from a copy in the detour region: one exit a hit.
     Relocated,
     /// Executed in place with the other vCPUs paused.
     Stepped,
 }
 
-/// Where a probe is in its life.
+/// The state of a probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProbeState {
-    /// Planted: fires.
+    /// Planted: executions are hits.
     Armed,
-    /// Waits for its text to appear.
+    /// Waiting for the probe's text to appear.
     Pending,
-    /// Planted nowhere, by request.
+    /// Not planted, by request.
     Disabled,
-    /// Its text is gone (an init function after boot, an unloaded module).
+    /// The probe's text is gone (an init function after boot, an unloaded module).
     Gone,
-    /// Cannot be planted; a note has said why.
+    /// The probe cannot be planted; a note gives the reason.
     Refused,
 }
 
-/// What became of one probe.
+/// The result of one probe.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeSummary {
-    /// The probe, as it was asked for; one that a glob stands for is named by itself.
+    /// The probe as requested; a match of a glob has its own name.
     pub probe: String,
-    /// Where it is, if that was found out.
+    /// The probe's address, if known.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub ip: Option<Hex>,
-    /// Hits that were handled. One that the filter turns away is none.
+    /// The number of handled hits, without executions rejected by the filter.
     pub hits: u64,
-    /// Hits that were not, by reason; empty when none was missed.
+    /// The number of missed hits, by reason; empty if no hit was missed.
     pub missed: BTreeMap<String, u64>,
-    /// How hits get past it; absent while none has.
+    /// How hits step over the instruction; absent before the first hit or jump.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub tier: Option<Tier>,
-    /// VM exits that it took: for its hits, and for what its filter turned away.
+    /// The number of VM exits for hits, for returns, and for executions rejected by the filter.
     pub exits: u64,
-    /// For a return probe: returns that were handled. Hits are its entries: hits = returns + in flight + missed.
+    /// For a return probe: the number of handled returns. Hits are calls: hits = returns + in flight + missed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returns: Option<u64>,
-    /// For a return probe: calls that had not returned when the run ended.
+    /// For a return probe: the number of calls in flight at the end of the run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub in_flight: Option<u64>,
     /// See [`ProbeState`].
     pub state: ProbeState,
-    /// Why it was refused, or is pending.
+    /// The reason for a refused or pending probe.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
-    /// For a probe that counts or traces: why its hits exit all the same. Absent while nobody has looked.
+    /// For a probe whose hits a detour could handle: the reason why hits exit nevertheless. Absent before the engine has checked.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub unoptimised: Option<String>,
-    /// Its filter, as a program is written.
+    /// The filter, in the syntax of programs.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub filter: Option<String>,
-    /// For a probe with an aggregate: what it has come to.
+    /// For a probe with an aggregate: the result.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub result: Option<AggregateResult>,
 }
@@ -318,25 +318,25 @@ pub struct Summary {
     pub ran_ns: u64,
     /// Every probe, in the order in which they were asked for.
     pub probes: Vec<ProbeSummary>,
-    /// Events that were recorded but could not be written (0 unless the output failed).
+    /// The number of events recorded but not written (0 unless the output failed).
     pub dropped: u64,
-    /// Starts of QEMU before the guest's first instruction that came to nothing, each with its reason. Only nested runs have any.
+    /// Failed starts of QEMU before the guest's first instruction, each with its reason. Only nested runs have any.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub restarts: Vec<String>,
 }
 
 /// Receives events in the order of their recording.
 ///
-/// A sink that writes to something slow keeps a queue. While [`has_room`](Self::has_room) is false, no vCPU enters the guest, and
-/// records stay in the ring; pauses, probe changes and the end of the run go on. So the queue grows beyond its room only by
-/// what is under way: the hits of one exit of each vCPU, a ring of records, and the notes of changes.
+/// A sink with a slow output keeps a queue. While [`has_room`](Self::has_room) is false, no vCPU enters the guest, and records stay in the
+/// ring; pauses, probe changes and the end of the run go on. So the queue grows beyond its limit only by events under way: the hits of one
+/// exit of each vCPU, a ring of records, and the notes of changes.
 pub trait EventSink: Send + Sync + std::fmt::Debug {
-    /// Takes one event. Called on vCPU threads, and on every thread that takes out records or changes probes, with the engine's
-    /// locks held: must be quick, must not wait for room, for the guest or for a pause, and must not call the engine.
+    /// Takes one event. Called on vCPU threads, and on every thread that takes out records or changes probes, with the engine's locks held:
+    /// must be quick, must not wait for room, for the guest or for a pause, and must not call the engine.
     fn event(&self, event: Event);
 
-    /// Whether there is room for more events. Called before each entry to the guest. A sink that passes events on to another
-    /// passes this on, too.
+    /// Whether the sink has room for more events. Called before each entry to the guest. A sink that forwards events to another sink
+    /// forwards this call, too.
     fn has_room(&self) -> bool {
         true
     }

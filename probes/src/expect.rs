@@ -1,4 +1,4 @@
-//! What is expected of a guest: `[[expect]]` of a manifest.
+//! Expectations of a guest: `[[expect]]` of a manifest.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,38 +10,38 @@ use crate::{GuestEnd, ProbeAction, ProbeKind, ProbeSpec, Word as _};
 /// One expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation {
-    /// What it is called, if it has been given a name.
+    /// The name, if given.
     pub name: Option<String>,
-    /// What must come true, or must not.
+    /// The condition.
     pub what: Expected,
-    /// Only what happens up to here counts, from the guest's first instruction on.
+    /// Only events up to this time count, from the guest's first instruction on.
     pub before: Option<Duration>,
-    /// The run ends as soon as this can no longer hold.
+    /// The run ends as soon as the expectation can no longer hold.
     pub stop: bool,
-    /// Left out where the kernel has no such function.
+    /// The expectation is left out if the kernel has no such function.
     pub optional: bool,
 }
 
-/// What must come true, or must not.
+/// The condition of an expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expected {
     /// A line of the console.
     Console {
-        /// Found anywhere in the line.
+        /// The pattern, found anywhere in the line.
         pattern: Pattern,
-        /// There must be no such line.
+        /// The console must have no such line.
         never: bool,
     },
-    /// How often a probe is hit; of a return probe, how many returns it sees.
+    /// The number of hits of a probe, or of returns of a return probe.
     Hits {
-        /// The probe; a pattern's matches are added up.
+        /// The probe; the matches of a pattern are added up.
         probe: ProbeSpec,
-        /// So often.
+        /// The number.
         count: Count,
     },
-    /// Probes are hit one after the other: none before those in front of it have been.
+    /// Probes are hit in order: no probe before all probes in front of it.
     Order {
-        /// In this order.
+        /// The probes, in order.
         probes: Vec<ProbeSpec>,
     },
     /// A function never returns a negative number.
@@ -57,26 +57,26 @@ pub enum Expected {
         probe: ProbeSpec,
         /// The value.
         value: u64,
-        /// Where it is looked for.
+        /// The place of the value.
         place: ValuePlace,
     },
-    /// How the guest ends.
+    /// The end of the guest.
     End(GuestEnd),
 }
 
-/// How often.
+/// A condition on a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// This often or more.
+    /// This number or more.
     AtLeast(u64),
-    /// This often or less.
+    /// This number or less.
     AtMost(u64),
-    /// Neither more nor less.
+    /// Exactly this number.
     Exactly(u64),
 }
 
 impl Count {
-    /// The most that is allowed.
+    /// The maximum.
     pub(crate) const fn most(self) -> u64 {
         match self {
             Self::AtLeast(_) => u64::MAX,
@@ -84,7 +84,7 @@ impl Count {
         }
     }
 
-    /// The least that is asked for.
+    /// The minimum.
     pub(crate) const fn least(self) -> u64 {
         match self {
             Self::AtMost(_) => 0,
@@ -93,7 +93,7 @@ impl Count {
     }
 }
 
-/// How wide a function's result is.
+/// The width of a function's result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
     /// `int`: the upper half of the register means nothing.
@@ -103,7 +103,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// The number in a register, if it is below zero.
+    /// The number in a register, if negative.
     pub(crate) fn negative(self, register: u64) -> Option<i64> {
         let number = match self {
             Self::Int => {
@@ -116,10 +116,10 @@ impl Width {
     }
 }
 
-/// Where a value is looked for.
+/// The place of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValuePlace {
-    /// What a function returns.
+    /// The return value of a function.
     Returned,
     /// An argument, from 0: rdi, rsi, rdx, rcx, r8, r9.
     Argument(usize),
@@ -138,13 +138,13 @@ impl PartialEq for Pattern {
 impl Eq for Pattern {}
 
 impl Expectation {
-    /// The probes without which it cannot be judged, and what must be done at their hits.
+    /// The probes required to judge the expectation, with their actions.
     #[must_use]
     pub fn probes(&self) -> Vec<(&ProbeSpec, ProbeAction)> {
         match &self.what {
             Expected::Console { .. } | Expected::End(_) => Vec::new(),
             Expected::Hits { probe, count } => {
-                // A hit that must not be is told, because it is what one wants to see.
+                // A forbidden hit is an event, because the user wants to see it.
                 let told = self.before.is_some() || self.stop || count.most() == 0;
                 let action = match told {
                     true => ProbeAction::Trace,
@@ -163,7 +163,7 @@ impl Expectation {
     }
 }
 
-/// Its name, or what it says.
+/// Prints the expectation's name, or its condition.
 impl fmt::Display for Expectation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.name {

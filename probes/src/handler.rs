@@ -1,7 +1,7 @@
-//! Handlers: what a program that uses this crate wants to do at a hit.
+//! Handlers: the code of this crate's user for hits.
 //!
-//! Handlers run in the VMM, on the thread of the vCPU that hit, while the other vCPUs run on. They cannot recurse into
-//! the guest. They must not wait for another vCPU.
+//! Handlers run in the VMM, on the thread of the vCPU with the hit, while the other vCPUs run on. Handlers cannot recurse into the guest,
+//! and must not wait for another vCPU.
 
 use std::any::Any;
 use std::fmt;
@@ -14,14 +14,14 @@ use crate::guest::{GuestError, Vcpu};
 use crate::hit::{KernelTables, Table};
 use crate::plant::Planter;
 
-/// What happens after a pre-handler.
+/// The vCPU's action after a pre-handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PreOutcome {
-    /// The probed instruction is executed, with the registers as the handler left them.
+    /// The vCPU executes the probed instruction, with the registers as set by the handler.
     #[default]
     Continue,
-    /// The vCPU goes on at the RIP that the handler has set: the probed instruction is not executed, no further
-    /// pre-handler and no post-handler is called.
+    /// The vCPU resumes at the RIP set by the handler. The probed instruction is not executed, and no further pre-handler or post-handler
+    /// is called.
     Resume,
 }
 
@@ -30,51 +30,51 @@ pub enum PreOutcome {
 pub struct InstructionFault {
     /// The exception's vector: 14 for a page fault.
     pub vector: u8,
-    /// Its error code; zero for those that have none.
+    /// The error code; zero for exceptions without an error code.
     pub error_code: u32,
-    /// CR2, for a page fault; zero for others.
+    /// CR2 for a page fault; zero for other exceptions.
     pub address: Gva,
 }
 
-/// What happens after a fault-handler.
+/// The vCPU's action after a fault-handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum FaultOutcome {
-    /// The guest takes the fault, with the registers as the handler left them.
+    /// The guest takes the fault, with the registers as set by the handler.
     #[default]
     ToGuest,
-    /// The guest does not learn of it: the vCPU goes on with the registers that the handler has set. Left at the
-    /// instruction, it hits again.
+    /// The guest does not see the fault: the vCPU resumes with the registers as set by the handler. If RIP stays at the instruction, the
+    /// probe hits again.
     Swallowed,
 }
 
 /// Called at the hits of a probe.
 pub trait Handler: Send + Sync {
-    /// The probed instruction is about to be executed.
+    /// Called before the probed instruction is executed.
     fn pre(&self, _hit: &mut HitContext<'_>) -> PreOutcome {
         PreOutcome::Continue
     }
 
-    /// Whether [`post`](Self::post) does anything. Without, the guest need not be stopped a second time behind an
-    /// instruction that its processor has to execute.
+    /// Whether [`post`](Self::post) does anything. Otherwise the guest need not stop a second time behind an instruction that its processor
+    /// has to execute.
     fn has_post(&self) -> bool {
         true
     }
 
-    /// The probed instruction has been executed.
+    /// Called after the probed instruction was executed.
     fn post(&self, _hit: &mut HitContext<'_>) {}
 
-    /// The probed instruction raises a fault, before the guest sees it: any exception but #DB. RIP is the address of the
-    /// probed instruction; a repeated one may have been executed in part.
+    /// Called when the probed instruction raises a fault, before the guest sees the fault: any exception but #DB. RIP is the address of the
+    /// probed instruction; a repeated instruction may have been executed in part.
     fn fault(&self, _hit: &mut HitContext<'_>, _fault: InstructionFault) -> FaultOutcome {
         FaultOutcome::ToGuest
     }
 }
 
-/// Whether a call is followed to its return.
+/// Whether the engine follows a call to its return.
 pub enum EntryOutcome {
-    /// It is; the value is handed to [`ReturnHandler::ret`].
+    /// The engine follows the call, and passes the value to [`ReturnHandler::ret`].
     Track(Box<dyn Any + Send>),
-    /// It is not.
+    /// The engine does not follow the call.
     Decline,
 }
 
@@ -89,17 +89,17 @@ impl fmt::Debug for EntryOutcome {
 
 /// Called at the entry and the return of a function.
 pub trait ReturnHandler: Send + Sync {
-    /// The function is about to run.
+    /// Called before the function runs.
     fn entry(&self, _hit: &mut HitContext<'_>) -> EntryOutcome {
         EntryOutcome::Track(Box::new(()))
     }
 
-    /// The function has returned: RAX is what it returned, RIP is behind the call. `data` is what
-    /// [`entry`](Self::entry) gave for this call.
+    /// Called after the function returned: RAX is the return value, RIP is behind the call. `data` is the value from [`entry`](Self::entry)
+    /// for the same call.
     fn ret(&self, hit: &mut HitContext<'_>, data: Box<dyn Any + Send>);
 }
 
-/// A handler, as the engine keeps it.
+/// A handler, as stored by the engine.
 pub(crate) struct Shared<T: ?Sized>(pub(crate) Arc<T>);
 
 impl<T: ?Sized> Clone for Shared<T> {
@@ -114,15 +114,15 @@ impl<T: ?Sized> fmt::Debug for Shared<T> {
     }
 }
 
-/// A vCPU at a probe, in the hands of a handler.
+/// A vCPU at a probe, for use by a handler.
 pub struct HitContext<'a> {
     pub(crate) vcpu: &'a mut dyn Vcpu,
     pub(crate) planter: &'a Planter,
-    /// What is planted: a handler may rewrite probed text.
+    /// The plants: a handler may rewrite probed text.
     pub(crate) table: &'a ArcSwap<Table>,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) changed: bool,
-    /// Where the kernel's half of the address space is looked up, without asking the vCPU.
+    /// The page tables for the kernel's half of the address space, without a request to the vCPU.
     pub(crate) kernel: Option<KernelTables<'a>>,
 }
 
@@ -151,29 +151,29 @@ impl<'a> HitContext<'a> {
         }
     }
 
-    /// Which vCPU, from 0.
+    /// The number of the vCPU, from 0.
     #[must_use]
     pub fn vcpu(&self) -> usize {
         self.vcpu.index()
     }
 
-    /// The registers. RIP is the address of the probed instruction before it is executed, and of the next one after.
+    /// The registers. RIP is the address of the probed instruction before its execution, and of the next instruction afterwards.
     #[must_use]
     pub fn regs(&self) -> &vmm::kvm_regs {
         &self.regs
     }
 
-    /// The registers, to change them. A changed RIP counts with [`PreOutcome::Resume`] only.
+    /// The registers, for changes. A changed RIP has an effect only with [`PreOutcome::Resume`].
     pub fn regs_mut(&mut self) -> &mut vmm::kvm_regs {
         self.changed = true;
         &mut self.regs
     }
 
-    /// Reads guest-virtual memory as the guest sees it, without plants.
+    /// Reads guest-virtual memory with the original bytes under plants.
     ///
     /// # Errors
     ///
-    /// When it is not mapped, or not memory.
+    /// If the address is not mapped, or not memory.
     pub fn read(&mut self, at: Gva, buf: &mut [u8]) -> Result<(), AccessError> {
         if let Some(kernel) = &self.kernel
             && kernel.read(self.planter, at, buf)
@@ -189,18 +189,18 @@ impl<'a> HitContext<'a> {
     ///
     /// # Errors
     ///
-    /// As [`read`](Self::read).
+    /// The errors of [`read`](Self::read).
     pub fn read_u64(&mut self, at: Gva) -> Result<u64, AccessError> {
         let mut bytes = [0; 8];
         self.read(at, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Writes guest-virtual memory, whatever the page tables permit the guest.
+    /// Writes guest-virtual memory, even if the page tables forbid the guest to write.
     ///
     /// # Errors
     ///
-    /// When it is not mapped, or not memory; some of it may have been written then.
+    /// If the address is not mapped, or not memory; some bytes may have been written then.
     pub fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), AccessError> {
         let state = self.vcpu.system_state()?;
         let failed = AccessError::NotWritable {
@@ -211,7 +211,7 @@ impl<'a> HitContext<'a> {
         while done < bytes.len() {
             let here = at.wrapping_add(done as u64);
             let room = usize::try_from(0x1000 - here.page_offset()).unwrap_or(1);
-            // A write onto a planted page is merged, at most 8 bytes at a time.
+            // A write to a planted page is merged, at most 8 bytes at a time.
             let len = room.min(bytes.len() - done).min(8);
             let gpa = introspect::walk(&self.planter, &state.paging, here)
                 .map_err(|_| failed.clone())?
@@ -227,12 +227,11 @@ impl<'a> HitContext<'a> {
         Ok(())
     }
 
-    /// At a function's entry: leaves the function at once, as if it had returned `value`. Answer
-    /// [`PreOutcome::Resume`] then.
+    /// Returns from the function at its entry, with the return value `value`. The handler must answer [`PreOutcome::Resume`] then.
     ///
     /// # Errors
     ///
-    /// When the return address cannot be read.
+    /// If the return address cannot be read.
     pub fn return_now(&mut self, value: u64) -> Result<(), AccessError> {
         let target = self.read_u64(Gva(self.regs.rsp))?;
         let regs = self.regs_mut();
@@ -243,10 +242,10 @@ impl<'a> HitContext<'a> {
     }
 }
 
-/// Guest memory could not be reached.
+/// A failed access to guest memory.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AccessError {
-    /// It cannot be read.
+    /// The memory cannot be read.
     #[error("cannot read {len} bytes at {at}")]
     NotReadable {
         /// Guest-virtual address.
@@ -254,7 +253,7 @@ pub enum AccessError {
         /// Bytes.
         len: usize,
     },
-    /// It cannot be written.
+    /// The memory cannot be written.
     #[error("cannot write {len} bytes at {at}")]
     NotWritable {
         /// Guest-virtual address.
@@ -262,7 +261,7 @@ pub enum AccessError {
         /// Bytes.
         len: usize,
     },
-    /// The vCPU's registers cannot be had.
+    /// A request to the vCPU failed.
     #[error("{0}")]
     Vcpu(String),
 }

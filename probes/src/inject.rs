@@ -1,4 +1,4 @@
-//! Faults that are injected: `[[inject]]` of a manifest.
+//! Injected faults: `[[inject]]` of a manifest.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,27 +6,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Action, NewProbe, ProbeSpec};
 
-/// A function that does not run at some of its calls, and returns a value at once instead.
+/// A function that returns a value at once at some of its calls, instead of running.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Injection {
     /// The function.
     pub at: ProbeSpec,
-    /// At which of its calls.
+    /// The calls that return at once.
     pub due: Due,
-    /// What it returns then: RAX.
+    /// The return value: RAX.
     pub value: u64,
-    /// Only calls of tasks that are called so are counted.
+    /// The name of the tasks whose calls count.
     pub comm: Option<String>,
 }
 
-/// Which calls do not run, counted from 1.
+/// The calls that do not run, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Due {
-    /// This one alone.
+    /// The call with the given number.
     OnHit(u64),
-    /// Each that is a multiple of this; never 0.
+    /// Each call whose number is a multiple of the given number, which is not 0.
     Every(u64),
 }
 
@@ -39,7 +39,7 @@ impl From<&Injection> for NewProbe {
     }
 }
 
-/// An injection that counts the calls.
+/// An injection, with the count of calls.
 #[derive(Debug)]
 pub(crate) struct Injector {
     pub(crate) injection: Injection,
@@ -56,7 +56,7 @@ impl From<Injection> for Injector {
 }
 
 impl Injector {
-    /// Counts a call; its number, if it is not to run.
+    /// Counts a call. Returns the call's number if the call must not run.
     pub(crate) fn count(&self) -> Option<u64> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
         let due = match self.injection.due {

@@ -1,4 +1,4 @@
-//! What is known of the guest's kernel before it runs: its file, its names, the places it patches itself.
+//! The guest's kernel, as known before the run: file, symbols, and the sites the kernel patches.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -10,37 +10,37 @@ use introspect::{
     ModulesError, OptimisedLayout, PatchSites, PerCpu, Symbol, SymbolTable, TaskLayout, kallsyms,
 };
 
-/// The kernel's file could not be understood.
+/// An unusable kernel file.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// It is no kernel.
+    /// The file is not a kernel.
     #[error("cannot read the kernel's ELF file")]
     Image(#[from] ImageError),
-    /// It has no names.
+    /// The kernel has no symbols.
     #[error(
         "the kernel has no symbols that hyprobe can read (neither an ELF symbol table nor kallsyms)"
     )]
     Symbols(#[from] kallsyms::KallsymsError),
 }
 
-/// Why the modules of a kernel cannot be probed.
+/// The reason why the modules of a kernel cannot be probed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum ModulesUnknown {
-    /// It does not say how it describes them.
+    /// The kernel has no type information (BTF).
     #[error("the kernel has no type information (BTF): {0}")]
     Types(#[from] BtfError),
-    /// What it says is not enough.
+    /// The type information is not enough.
     #[error(transparent)]
     Layout(#[from] ModulesError),
-    /// What a module's coming and going is told by is not there.
+    /// A function is missing whose entry is a [`ModuleEvent`].
     #[error("the kernel has no function `{function}`")]
     NoEvent {
-        /// Its name.
+        /// The function's name.
         function: &'static str,
     },
 }
 
-/// The kernel at its link-time addresses. A clone knows what the original has found out so far.
+/// The kernel at its link-time addresses. A clone includes the results computed so far.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     image: KernelImage,
@@ -55,24 +55,24 @@ pub struct Kernel {
     entry: OnceLock<Option<Range<Gva>>>,
 }
 
-/// What the kernel keeps of each processor that programs can look at.
+/// The kernel's per-processor variables that programs can read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Processors {
-    /// The task that it runs.
+    /// The task that the processor runs.
     pub(crate) task: Option<PerCpu>,
-    /// Its number.
+    /// The processor's number.
     pub(crate) number: Option<PerCpu>,
 }
 
-/// No function is swept beyond this many bytes.
+/// The maximum number of bytes decoded of a function.
 pub(crate) const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 
 impl Kernel {
-    /// Reads what there is to know from a decompressed kernel.
+    /// Reads a decompressed kernel.
     ///
     /// # Errors
     ///
-    /// When it is not an ELF kernel, or has no symbols.
+    /// If the file is not an ELF kernel, or has no symbols.
     pub fn from_vmlinux(vmlinux: &[u8]) -> Result<Self, KernelError> {
         let image = KernelImage::parse(vmlinux)?;
         let symbols = kallsyms::from_image(&image)?;
@@ -92,23 +92,23 @@ impl Kernel {
         })
     }
 
-    /// Its symbols.
+    /// The kernel's symbols.
     #[must_use]
     pub fn symbols(&self) -> &SymbolTable {
         &self.symbols
     }
 
-    /// The places that it patches itself.
+    /// The sites that the kernel patches.
     #[must_use]
     pub fn sites(&self) -> &PatchSites {
         &self.sites
     }
 
-    /// How it describes its modules. Found out when it is first asked for.
+    /// The layout of the kernel's module descriptions, computed at the first call.
     ///
     /// # Errors
     ///
-    /// When it does not say, or has none.
+    /// If the kernel has no type information for modules, or no modules.
     pub fn modules(&self) -> Result<&Modules, &ModulesUnknown> {
         self.modules
             .get_or_init(|| {
@@ -124,8 +124,8 @@ impl Kernel {
             .as_ref()
     }
 
-    /// How its own kprobes describe the jumps that they put into the text; `None` if it does not say, or has none. Found
-    /// out when it is first asked for.
+    /// The layout of the kernel's optimised kprobes, whose jumps lie in the text; `None` if the kernel has no type information for them, or
+    /// no optimised kprobes. Computed at the first call.
     pub(crate) fn optimised_kprobes(&self) -> Option<OptimisedLayout> {
         *self.optimised_kprobes.get_or_init(|| {
             let types = Btf::from_image(&self.image, &self.symbols).ok()?;
@@ -133,7 +133,7 @@ impl Kernel {
         })
     }
 
-    /// Where it keeps what programs can look at. Found out when it is first asked for.
+    /// The per-processor variables that programs can read, located at the first call.
     pub(crate) fn processors(&self) -> Processors {
         *self.processors.get_or_init(|| {
             let types = Btf::from_image(&self.image, &self.symbols).ok();
@@ -144,7 +144,8 @@ impl Kernel {
         })
     }
 
-    /// Where it keeps the task that a processor runs; `None` if it does not say. Found out when it is first asked for.
+    /// The location of the task that a processor runs; `None` if the kernel's types and symbols do not reveal it. Computed at the first
+    /// call.
     #[must_use]
     pub fn tasks(&self) -> Option<TaskLayout> {
         *self.tasks.get_or_init(|| {
@@ -153,27 +154,27 @@ impl Kernel {
         })
     }
 
-    /// What tells whether a jump can stand for a probe. Found out when it is first asked for, which takes a second or
-    /// less: not with the guest paused.
+    /// The facts that decide whether a jump can replace a probe's plant. The first call computes them, which takes up to a second; do not
+    /// make the first call with the guest paused.
     #[must_use]
     pub fn survey(&self) -> &Survey {
         self.survey
             .get_or_init(|| Survey::of_kernel(&self.image, &self.symbols))
     }
 
-    /// As if its types said so.
+    /// Sets the layout of optimised kprobes, as if the kernel's types described them.
     #[cfg(test)]
     pub(crate) fn describe_kprobes(&self, layout: OptimisedLayout) {
         self.optimised_kprobes.get_or_init(|| Some(layout));
     }
 
-    /// Its version line.
+    /// The kernel's version line.
     #[must_use]
     pub fn banner(&self) -> Option<&str> {
         self.image.banner()
     }
 
-    /// Whether `address` is code. Without section labels, whether the file holds anything there.
+    /// Whether `address` is code. Without section labels: whether the file has bytes at `address`.
     #[must_use]
     pub fn holds_code(&self, address: Gva) -> bool {
         match &self.layout {
@@ -182,20 +183,19 @@ impl Kernel {
         }
     }
 
-    /// The text that stays, if the kernel says where it is.
+    /// The permanent text, if the kernel has labels for it.
     #[must_use]
     pub fn text(&self) -> Option<std::ops::Range<Gva>> {
         self.layout.as_ref().map(|layout| layout.text.clone())
     }
 
-    /// Where the image is linked, from its first byte to its last.
+    /// The link-time addresses of the image, from the first byte to the last.
     #[must_use]
     pub fn image(&self) -> std::ops::Range<Gva> {
         self.image.virtual_range()
     }
 
-    /// Whether `address` is in the code by which the kernel is entered and left, which may run on the page tables and
-    /// the stack of a program.
+    /// Whether `address` is in the kernel's entry and exit code, which may run on the page tables and the stack of a program.
     #[must_use]
     pub fn is_entry(&self, address: Gva) -> bool {
         let entry = self.entry.get_or_init(|| {
@@ -205,7 +205,7 @@ impl Kernel {
         entry.as_ref().is_some_and(|entry| entry.contains(&address))
     }
 
-    /// Whether what lies at `address` is freed after boot.
+    /// Whether the memory at `address` is freed after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {
         self.layout
@@ -213,7 +213,7 @@ impl Kernel {
             .is_some_and(|layout| layout.is_init(address))
     }
 
-    /// Where `address` lies in guest-physical memory, for a kernel that was loaded where it was linked.
+    /// The guest-physical address of `address`, for a kernel loaded at its link-time address.
     #[must_use]
     pub fn to_physical(&self, address: Gva) -> Option<Gpa> {
         self.image.to_physical(address)

@@ -1,4 +1,4 @@
-//! The probe engine: what to probe, where it is planted, what happens on a hit.
+//! The probe engine: resolves probes, plants them, and handles hits.
 
 #![forbid(unsafe_code)]
 

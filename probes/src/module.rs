@@ -1,4 +1,4 @@
-//! A module as it lies in the guest's memory.
+//! A module in the guest's memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,16 +12,15 @@ use crate::plant::{Planter, Spot};
 use crate::resolve::Text;
 
 const PAGE_BYTES: u64 = 0x1000;
-/// No module has more code; one that says so is not believed.
+/// The maximum number of code pages: no module has more code, so a larger size is not believed.
 const MAX_TEXT_PAGES: usize = 1 << 14;
 
-/// What the guest says of a module, and where its code lies in guest-physical memory: modules are put together from
-/// any pages.
+/// A module's description, as read from the guest, and the guest-physical addresses of its code: the pages of a module may lie anywhere.
 #[derive(Debug)]
 pub(crate) struct LoadedModule {
     module: Module,
     sites: PatchSites,
-    /// The pages of its code.
+    /// The pages of the module's code.
     pages: BTreeMap<Gva, Gpa>,
 }
 
@@ -68,18 +67,18 @@ impl LoadedModule {
         self.module.is_init(at)
     }
 
-    /// Whether it has parts that are freed when its init function is done.
+    /// Whether the module has parts that are freed after its init function.
     pub(crate) fn has_init(&self) -> bool {
         let regions = self.module.regions();
         regions.iter().any(|region| region.kind.is_init())
     }
 
-    /// What the kernel patches at `at`.
+    /// The patch site within `len` bytes from `at` on, if any.
     pub(crate) fn patched(&self, at: Gva, len: u64) -> Option<PatchSite> {
         self.sites.overlapping(at, len)
     }
 
-    /// Where the code at `at` lies.
+    /// The guest-physical location of the code at `at`.
     pub(crate) fn spot(&self, at: Gva) -> Option<Spot> {
         let page = self.pages.get(&at.page())?;
         let beyond = at.page().checked_add(PAGE_BYTES);
@@ -96,14 +95,14 @@ fn pages(region: &ModuleRegion) -> impl Iterator<Item = Gva> + use<> {
         .take_while(move |page| *page < end)
 }
 
-/// A module in which places are looked for.
+/// The code of a module, for the resolution of sites.
 pub(crate) struct ModuleText<'a> {
     pub(crate) module: &'a LoadedModule,
     pub(crate) planter: &'a Planter,
 }
 
 impl Text for ModuleText<'_> {
-    /// The guest's own bytes, as they are by now.
+    /// The guest's present original bytes.
     fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
         let end = symbol
             .address

@@ -1,4 +1,4 @@
-//! A probe as the manifest and the command line ask for it.
+//! A probe as requested by the manifest or the command line.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,25 +6,25 @@ use crate::engine::{Action, NewProbe};
 use crate::program::{Aggregate, Filter};
 use crate::{ProbeAction, ProbeSpec};
 
-/// Where, and what is done there.
+/// The site of a probe, and the action there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeRequest {
-    /// Where.
+    /// The specification of the site.
     pub at: ProbeSpec,
-    /// What is done at its hits, unless there is an aggregate.
+    /// The action at hits, unless the probe has an aggregate.
     pub action: ProbeAction,
-    /// Which executions are hits; all without.
+    /// The filter of hits; without a filter, all executions are hits.
     pub filter: Option<Filter>,
-    /// What is kept of its hits' values.
+    /// The aggregate of the hits' values.
     pub aggregate: Option<Aggregate>,
-    /// For a return probe: how many calls are followed at once.
+    /// For a return probe: the maximum number of calls followed at once.
     pub maxactive: Option<usize>,
-    /// Registered disabled, it has no plant until it is enabled.
+    /// Whether the probe is enabled. A disabled probe has no plant.
     pub enabled: bool,
 }
 
 impl ProbeRequest {
-    /// Whether more is done at its hits than telling or counting them.
+    /// Whether the probe has a filter or an aggregate.
     #[must_use]
     pub const fn has_program(&self) -> bool {
         self.filter.is_some() || self.aggregate.is_some()

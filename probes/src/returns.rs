@@ -1,15 +1,15 @@
-//! Calls that are followed to their return.
+//! Follows calls to their return.
 //!
-//! At a function's entry the return address is read, not replaced: the place it points to is planted, and the call is
-//! remembered by the address of the stack slot that holds it. When the plant is executed with the stack pointer just
-//! above such a slot, the call has returned. The guest's stack is its own all the time.
+//! At a function's entry the engine reads the return address, and does not replace the address. The engine plants the return site, and
+//! stores the call with the address of the stack slot that holds the return address. If a vCPU executes the plant with the stack pointer
+//! just above the slot, the call has returned. The guest's stack is never changed.
 //!
 //! ```text
 //!   entry of f:  rsp ─▶ slot │ ra │        instance {slot, ra}        at ra:  rsp - 8 == slot  ⇒  f has returned
 //! ```
 //!
-//! Slots lie on kernel stacks of 16 KiB, aligned to their size. A call that is never returned from leaves its instance
-//! behind; it is found out when the same stack is used above its slot again, or when its task ends.
+//! Slots lie on kernel stacks of 16 KiB, aligned to their size. A call that never returns leaves its instance behind. The engine finds the
+//! instance when the same stack is used above the slot again, or when the call's task ends.
 
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
@@ -23,19 +23,19 @@ use crate::registry::Probe;
 
 /// Size and alignment of a kernel stack (THREAD_SIZE).
 const STACK_BYTES: u64 = 16 << 10;
-/// Locks, so that vCPUs on different stacks rarely meet.
+/// The number of locks, so that vCPUs on different stacks rarely contend.
 const SHARDS: usize = 64;
 
-/// One call.
+/// A followed call.
 pub(crate) struct Instance {
     pub(crate) probe: Arc<Probe>,
-    /// Address of the stack slot with the return address.
+    /// The address of the stack slot with the return address.
     pub(crate) slot: u64,
     /// The return address.
     pub(crate) returns_to: Gva,
-    /// When it was entered, nanoseconds; of those that are told as events.
+    /// The time of the call in nanoseconds, for calls reported as events.
     pub(crate) entered_ns: u64,
-    /// The entry handler's.
+    /// The value from the entry handler.
     pub(crate) data: Box<dyn Any + Send>,
 }
 
@@ -49,15 +49,15 @@ impl fmt::Debug for Instance {
     }
 }
 
-/// The calls of one shard.
+/// The calls of one shard, by stack.
 #[derive(Debug, Default)]
 struct Stacks {
     calls: HashMap<u64, Vec<Instance>, AddressHash>,
-    /// Emptied, for the next stacks: a call that returns before the next is entered allocates nothing.
+    /// Empty vectors, for the next stacks: if each call returns before the next is entered, no call allocates memory.
     spare: Vec<Vec<Instance>>,
 }
 
-/// So many are kept.
+/// The maximum number of spare vectors.
 const MOST_SPARE: usize = 16;
 
 impl Stacks {
@@ -67,7 +67,7 @@ impl Stacks {
         calls.or_insert_with(|| spare.pop().unwrap_or_default())
     }
 
-    /// Nothing is remembered of a stack without calls.
+    /// Removes the entry of a stack without calls.
     fn forget_if_empty(&mut self, stack: u64) {
         if self.calls.get(&stack).is_some_and(Vec::is_empty)
             && let Some(empty) = self.calls.remove(&stack)
@@ -78,7 +78,7 @@ impl Stacks {
     }
 }
 
-/// Calls that have come to their end together: one, most of the time, which allocates nothing.
+/// Calls that have ended together: mostly one, without an allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Ended {
     first: Option<Instance>,
@@ -93,7 +93,7 @@ impl Ended {
         }
     }
 
-    /// The one that was entered last comes first.
+    /// The calls, the last entered first.
     pub(crate) fn last_entered_first(self) -> impl Iterator<Item = Instance> {
         self.others.into_iter().rev().chain(self.first)
     }
@@ -118,7 +118,7 @@ fn stack_of(slot: u64) -> u64 {
 }
 
 impl Calls {
-    /// Held for a look at one stack's few calls, never while anything is waited for.
+    /// Locks a shard. The lock is held only for a look at one stack's few calls, never during a wait.
     fn shard(&self, stack: u64) -> MutexGuard<'_, Stacks> {
         let index = usize::try_from(stack / STACK_BYTES).unwrap_or(0) % SHARDS;
         self.shards[index]
@@ -126,8 +126,8 @@ impl Calls {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A call has been entered. Calls further up the same stack that have not returned never will: they are given
-    /// back.
+    /// Adds a call that was just entered. Calls further up the same stack that have not returned never will: the result holds them as
+    /// abandoned.
     pub(crate) fn entered(&self, instance: Instance) -> Vec<Instance> {
         let stack = stack_of(instance.slot);
         let mut shard = self.shard(stack);
@@ -143,8 +143,8 @@ impl Calls {
         abandoned
     }
 
-    /// A plant has been executed that shows returns to some addresses, with the stack pointer at or just above `slot`:
-    /// the calls that have returned.
+    /// Takes the calls that have returned: a plant that shows returns to some addresses was executed, with the stack pointer at or just
+    /// above `slot`.
     pub(crate) fn returned(&self, slot: u64, shows: impl Fn(Gva) -> bool) -> Ended {
         let stack = stack_of(slot);
         let mut shard = self.shard(stack);
@@ -159,23 +159,23 @@ impl Calls {
         returned
     }
 
-    /// The task on this stack ends: its calls will not return.
+    /// Takes the calls on the stack of a task that ends: they will not return.
     pub(crate) fn task_ends(&self, rsp: u64) -> Vec<Instance> {
         let stack = stack_of(rsp);
         self.shard(stack).calls.remove(&stack).unwrap_or_default()
     }
 
-    /// Forgets the calls of these probes.
+    /// Takes the calls of these probes.
     pub(crate) fn forget(&self, is_gone: impl Fn(&Arc<Probe>) -> bool) -> Vec<Instance> {
         self.take(|call| is_gone(&call.probe))
     }
 
-    /// Forgets the calls that return to `site`.
+    /// Takes the calls that return to `site`.
     pub(crate) fn returning_to(&self, site: Gva) -> Vec<Instance> {
         self.take(|call| call.returns_to == site)
     }
 
-    /// Where the calls in flight return to.
+    /// The return addresses of the calls in flight.
     pub(crate) fn return_sites(&self) -> BTreeSet<Gva> {
         let mut sites = BTreeSet::new();
         for shard in &self.shards {

@@ -219,7 +219,7 @@ impl Session {
         let ran = started.elapsed();
         self.machine.stop();
         drop(records);
-        // Whatever the guest's end was: what the panic has left of the counts is not to be believed.
+        // After a panic of a hyprobe thread, the counts are not reliable, for any end of the guest.
         let end = match self.machine.panicked() {
             Some(panicked) => Some(End::Failed(panicked.into())),
             None => end,

@@ -1,9 +1,9 @@
-//! What somebody who mistyped a word may have meant.
+//! Suggestions for mistyped words.
 
-/// Words less alike than this are not offered: 1.0 is equality.
+/// The minimum similarity of a suggestion; equal words have 1.0.
 const ALIKE: f64 = 0.7;
 
-/// The one of `known` that is most like `word`, if any is like it at all.
+/// The word of `known` most similar to `word`, if similar enough.
 pub(crate) fn did_you_mean<'k>(
     word: &str,
     known: impl IntoIterator<Item = &'k str>,
@@ -18,7 +18,7 @@ pub(crate) fn did_you_mean<'k>(
             )
         })
         .filter(|&(alike, _)| alike >= ALIKE)
-        // The first of several equals, so that the order of `known` decides.
+        // Of equally similar words the first, so that the order of `known` decides.
         .reduce(|best, next| if next.0 > best.0 { next } else { best })
         .map(|(_, candidate)| candidate)
 }

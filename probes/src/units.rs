@@ -1,18 +1,18 @@
-//! Sizes and times as people write them: `256M`, `60s`.
+//! Parses sizes and times: `256M`, `60s`.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// Why a text is no size or no time.
+/// The reason why a text is not a size or a time.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum UnitError {
-    /// No number at its beginning.
+    /// The text does not begin with a number.
     #[error("`{text}` does not begin with a number; write {form}")]
     NoNumber {
         /// The text.
         text: String,
-        /// What it should look like.
+        /// The right form.
         form: &'static str,
     },
     /// A number without a unit.
@@ -20,31 +20,31 @@ pub enum UnitError {
     NoUnit {
         /// The text.
         text: String,
-        /// What it should look like.
+        /// The right form.
         form: &'static str,
     },
-    /// A unit that does not exist here.
+    /// An unknown unit.
     #[error("`{unit}` in `{text}` is no unit; write {form}")]
     UnknownUnit {
         /// The text.
         text: String,
-        /// What follows the number.
+        /// The text behind the number.
         unit: String,
-        /// What it should look like.
+        /// The right form.
         form: &'static str,
     },
-    /// More than fits into 64 bits.
+    /// A number that does not fit 64 bits.
     #[error("`{text}` is too much")]
     TooMuch {
         /// The text.
         text: String,
     },
-    /// Nothing at all is not a size of anything.
+    /// Zero is not a valid size or time.
     #[error("`{text}` is nothing; write {form}")]
     Zero {
         /// The text.
         text: String,
-        /// What it should look like.
+        /// The right form.
         form: &'static str,
     },
 }
@@ -56,7 +56,7 @@ const TIME_FORM: &str = "a number and ms, s, m or h, like 60s";
 ///
 /// # Errors
 ///
-/// When the text is nothing of the kind, or zero.
+/// If the text is not a size, or is zero.
 pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     let (number, unit) = split(text, SIZE_FORM)?;
     let shift = match unit
@@ -80,7 +80,7 @@ pub fn parse_size(text: &str) -> Result<u64, UnitError> {
 ///
 /// # Errors
 ///
-/// When the text is nothing of the kind, or zero.
+/// If the text is not a time, or is zero.
 pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
     let (number, unit) = split(text, TIME_FORM)?;
     let milliseconds = match unit {
@@ -98,7 +98,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, UnitError> {
         })
 }
 
-/// The number and what follows it.
+/// Splits a text into its number and the unit behind it.
 fn split<'t>(text: &'t str, form: &'static str) -> Result<(u64, &'t str), UnitError> {
     let text = text.trim();
     let end = text
@@ -112,7 +112,7 @@ fn split<'t>(text: &'t str, form: &'static str) -> Result<(u64, &'t str), UnitEr
             text: owned(),
             form,
         }),
-        // Only digits: they are too many.
+        // The text has only digits, so an error means too many digits.
         (Err(_), _) => Err(UnitError::TooMuch { text: owned() }),
         (Ok(0), _) => Err(UnitError::Zero {
             text: owned(),

@@ -1,4 +1,4 @@
-//! Events, numbered.
+//! Numbered events.
 
 use probes::Event;
 use serde::de::Error as _;
@@ -7,16 +7,16 @@ use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
-/// Events that the reader was too slow for, or that are no longer kept.
+/// Lost events: the reader was too slow, or the ring no longer retains the events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Lost {
-    /// How many.
+    /// Number of lost events.
     pub lost: u64,
-    /// The sequence number of the event that comes next.
+    /// Sequence number of the next event in the stream.
     pub next: u64,
 }
 
-/// A line of the stream of events.
+/// A line of the event stream.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[serde(untagged)]
 #[expect(
@@ -24,11 +24,11 @@ pub struct Lost {
     reason = "nearly all are events, and a box would be an allocation for each"
 )]
 pub enum EventLine {
-    /// An event, as it is in the run's own output, with its number.
+    /// An event as in the run's own output, with the sequence number.
     Event {
-        /// Its sequence number: 1 for the first event of the run, and then one more each.
+        /// Sequence number: 1 for the first event of the run, and increased by 1 with each event.
         seq: u64,
-        /// It.
+        /// The event.
         #[serde(flatten)]
         event: Event,
     },
@@ -36,7 +36,7 @@ pub enum EventLine {
     Lost(Lost),
 }
 
-/// A server-sent event of the stream: what the description says of it.
+/// The OpenAPI schema of a server-sent event of the stream.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ServerSentEvent;
 
@@ -68,7 +68,7 @@ impl PartialSchema for ServerSentEvent {
 impl ToSchema for ServerSentEvent {}
 
 impl<'de> Deserialize<'de> for EventLine {
-    /// Not derived, because of events an untagged enum would only say that they match no variant.
+    /// Not derived: for an invalid event, a derived untagged enum would only report that no variant matches.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut value = serde_json::Map::deserialize(deserializer)?;
         if value.contains_key("lost") {

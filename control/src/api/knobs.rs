@@ -5,25 +5,25 @@ use utoipa::ToSchema;
 
 use super::Pause;
 
-/// The knobs as they are.
+/// The present knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Knobs {
-    /// Whether probes are planted at all.
+    /// Whether enabled probes are planted.
     pub enabled: bool,
-    /// Whether jumps stand for plants where they can, so that hits need no exit.
+    /// Whether jumps replace plants where possible, so that hits cause no VM exit.
     pub optimization: bool,
-    /// What the last change cost the guest; zero when nothing was changed.
+    /// Pause of the guest for the request; zero if the request only shows the knobs.
     pub pause: Pause,
 }
 
-/// What is to be changed; what is left out stays.
+/// Knobs to set. An absent knob does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetKnobs {
-    /// `false` takes every plant away and leaves each probe's own switch as it is, `true` brings them back.
+    /// `false` removes the plants of all probes and keeps each probe's own switch; `true` restores the plants.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enabled: Option<bool>,
-    /// `false` makes every hit exit, `true` lets jumps stand for plants where they can.
+    /// If `false`, every hit causes a VM exit. If `true`, jumps replace plants where possible.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub optimization: Option<bool>,
 }

@@ -1,4 +1,4 @@
-//! The machine, and what pauses it.
+//! The machine and its pauses.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -7,11 +7,11 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum MachineState {
-    /// It does.
+    /// The guest runs.
     Running,
-    /// It stands, by request.
+    /// The guest is paused by request.
     Paused,
-    /// It has ended or is about to.
+    /// The guest has ended or is about to end.
     Ending,
 }
 
@@ -24,52 +24,52 @@ pub struct Machine {
     pub accel: String,
     /// Number of vCPUs.
     pub cpus: u64,
-    /// RAM.
+    /// Size of RAM in bytes.
     pub memory_bytes: u64,
     /// The kernel's version line.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kernel: Option<String>,
-    /// How far the kernel has moved from where it was linked, in bytes; absent until it has said where it is.
+    /// Distance from the kernel's linked address to the running address, in bytes; absent until the kernel reports the running address.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub slide: Option<i64>,
     /// Nanoseconds since the guest's first instruction, pauses included.
     pub ts_ns: u64,
     /// Number of probes.
     pub probes: u64,
-    /// Hits of all of them.
+    /// Number of hits of all probes.
     pub hits: u64,
-    /// Pauses for changes, since the beginning of the run.
+    /// Pauses for changes since the beginning of the run.
     pub pauses: PauseStats,
-    /// The sequence number that the next event will have.
+    /// Sequence number of the next event.
     pub next_event: u64,
-    /// That of the oldest event that can still be had.
+    /// Sequence number of the oldest retained event.
     pub oldest_event: u64,
-    /// Connections to the control socket.
+    /// Number of connections to the control socket.
     pub connections: u64,
     /// hyprobe's own version.
     pub version: String,
 }
 
-/// What a change cost the guest.
+/// Pause of the guest for a change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Pause {
-    /// From the wish to the moment when every vCPU stood, nanoseconds. The vCPUs run during most of it.
+    /// Time from the request of the pause to the moment when every vCPU is paused, in nanoseconds. The vCPUs run during most of the time.
     pub wait_ns: u64,
-    /// How long all of them stood, nanoseconds; 0 if the machine was paused anyway, or need not be.
+    /// Time with all vCPUs paused, in nanoseconds; 0 if the machine was paused already, or if the request needs no pause.
     pub held_ns: u64,
 }
 
 /// Pauses for changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PauseStats {
-    /// How many.
+    /// Number of pauses.
     pub count: u64,
-    /// How long the vCPUs stood altogether, nanoseconds.
+    /// Total time with all vCPUs paused, in nanoseconds.
     pub held_total_ns: u64,
-    /// The longest, nanoseconds.
+    /// The longest time with all vCPUs paused, in nanoseconds.
     pub held_max_ns: u64,
-    /// The longest wait, nanoseconds.
+    /// The longest wait for a pause, in nanoseconds.
     pub wait_max_ns: u64,
-    /// The last one.
+    /// The last pause.
     pub last: Pause,
 }

@@ -4,30 +4,30 @@ use probes::Hex;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// How bytes are written in JSON.
+/// Encoding of bytes in JSON.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Encoding {
-    /// Two digits a byte.
+    /// Two hexadecimal digits per byte.
     #[default]
     Hex,
-    /// RFC 4648.
+    /// Base64 of RFC 4648.
     Base64,
 }
 
-/// A piece of guest memory, without plants.
+/// A range of guest memory, without plants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Memory {
-    /// Where in the kernel's address space, if that was asked for.
+    /// Address in the kernel's address space, if the request has `gva`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gva: Option<Hex>,
-    /// Where in guest-physical memory, if that was asked for.
+    /// Guest-physical address, if the request has `gpa`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub gpa: Option<Hex>,
     /// Number of bytes.
     pub len: u64,
-    /// How they are written.
+    /// Encoding of `bytes`.
     pub encoding: Encoding,
-    /// They.
+    /// The encoded bytes.
     pub bytes: String,
 }

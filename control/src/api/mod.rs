@@ -1,6 +1,6 @@
-//! What goes through the socket, in either direction. Server, client and `openapi.json` have these types in common.
+//! The types of requests and answers. Server, client and `openapi.json` share the types.
 //!
-//! Names follow the manifest and the summary of a run: a key that means the same is called the same.
+//! Names follow the manifest and the summary of a run: keys with the same meaning have the same name.
 
 mod events;
 mod knobs;

@@ -1,4 +1,4 @@
-//! Probes: as they are asked for, and as they are.
+//! Probes: requested and registered.
 
 use probes::{ProbeAction, ProbeKind, ProbeRecord, ProbeSummary};
 use serde::de::Error as _;
@@ -10,15 +10,14 @@ use utoipa::{PartialSchema, ToSchema};
 use super::Pause;
 use crate::limits::PROBES_PER_REQUEST;
 
-/// A probe to be added.
+/// A probe to add.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AddProbe {
-    /// Where, as `-p` of the command line has it.
+    /// Probe specification, as for `-p` of the command line.
     #[schema(example = "kprobe:vfs_write", min_length = 1)]
     pub spec: String,
-    /// A name of its own, which can be used in place of its number: letters, digits, `_`, `-` and `.`, at most 64,
-    /// not all of them digits.
+    /// Own name of the probe, to use instead of the number: letters, digits, `_`, `-` and `.`, at most 64 characters, not only digits.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(
         pattern = "^[0-9]*[A-Za-z_.-][A-Za-z0-9_.-]*$",
@@ -26,10 +25,10 @@ pub struct AddProbe {
         max_length = 64
     )]
     pub name: Option<String>,
-    /// Added disabled, it has no plant until it is enabled.
+    /// Whether the probe is enabled. A disabled probe has no plant.
     #[serde(default = "yes")]
     pub enabled: bool,
-    /// For a return probe: how many calls are followed at once.
+    /// For a return probe: maximum number of calls followed at the same time.
     #[serde(
         skip_serializing_if = "Option::is_none",
         default,
@@ -37,14 +36,14 @@ pub struct AddProbe {
     )]
     #[schema(minimum = 1, maximum = 65_535)]
     pub maxactive: Option<u16>,
-    /// What is done at its hits, unless there is an aggregate.
+    /// Action at each hit; excludes `aggregate`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub action: Option<ProbeAction>,
-    /// Only executions for which this holds are hits.
+    /// Filter: an execution is a hit only if the filter accepts the execution.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "arg2 > 4096 && cpu == 1")]
     pub filter: Option<String>,
-    /// What is kept of its hits' values; in place of an action.
+    /// Aggregate of the hits' values; excludes `action`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "hist(arg2)")]
     pub aggregate: Option<String>,
@@ -54,7 +53,7 @@ const fn yes() -> bool {
     true
 }
 
-/// To JSON Schema, `7.0` is an integer, too.
+/// Reads a number without a fraction: in JSON Schema, `7.0` is an integer, too.
 fn whole_number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
     let Some(number) = Option::<serde_json::Number>::deserialize(deserializer)? else {
         return Ok(None);
@@ -84,17 +83,17 @@ impl AddProbe {
     }
 }
 
-/// A body that adds probes: all of them or none.
+/// A body that adds probes: all or none.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum AddProbes {
-    /// One.
+    /// One probe.
     One(AddProbe),
-    /// At least one and at most 1000.
+    /// An array of 1 to 1000 probes.
     Many(Vec<AddProbe>),
 }
 
-/// Not derived, because a derived schema has no limits of a variant.
+/// Not derived, because a derived schema has no limits for a variant.
 impl PartialSchema for AddProbes {
     fn schema() -> RefOr<Schema> {
         let one = || Ref::from_schema_name("AddProbe");
@@ -112,13 +111,13 @@ impl PartialSchema for AddProbes {
 
 impl ToSchema for AddProbes {}
 
-/// What kind of probe it is.
+/// Kind of the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Before an instruction.
+    /// A probe before an instruction.
     Kprobe,
-    /// At a function's return.
+    /// A probe at a function's return.
     Kretprobe,
 }
 
@@ -131,31 +130,31 @@ impl From<ProbeKind> for Kind {
     }
 }
 
-/// A probe as it is.
+/// A registered probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Probe {
-    /// Its number; no other probe of the run ever has it. The matches of a pattern in a module share one.
+    /// Number of the probe, never reused in the run. The matches of a pattern in a module share one number.
     pub id: u64,
-    /// Its own name, if it was given one.
+    /// Own name of the probe, if the probe has a name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub name: Option<String>,
-    /// What kind of probe it is.
+    /// Kind of the probe.
     pub kind: Kind,
     /// The probed instruction as `symbol+0xoffset`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub symbol: Option<String>,
-    /// The module that it is in.
+    /// Module of the probed instruction.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub module: Option<String>,
-    /// Its own switch.
+    /// The probe's own switch.
     pub enabled: bool,
-    /// What is done at its hits; absent for an aggregate and for a program's own handler.
+    /// Action at each hit; absent for an aggregate and for a program's own handler.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub action: Option<ProbeAction>,
-    /// What is kept of its hits' values.
+    /// Aggregate of the hits' values.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub aggregate: Option<String>,
-    /// For a return probe: how many calls are followed at once.
+    /// For a return probe: maximum number of calls followed at the same time.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub maxactive: Option<u64>,
     /// As in the summary of the run.
@@ -164,7 +163,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// What the engine knows, and the name that it does not.
+    /// Combines the engine's record with the probe's name, which the engine does not know.
     #[must_use]
     pub fn new(record: ProbeRecord, name: Option<String>) -> Self {
         Self {
@@ -182,40 +181,40 @@ impl Probe {
     }
 }
 
-/// Probes, in the order in which they were added.
+/// A page of the list of probes, in the order of registration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Probes {
-    /// These.
+    /// The probes of the page.
     pub probes: Vec<Probe>,
-    /// How many there are altogether.
+    /// Total number of probes.
     pub total: u64,
-    /// There are more: ask with `after` of this.
+    /// Value of `after` for the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub next: Option<u64>,
 }
 
-/// Probes have been added.
+/// Result of a request that adds probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Added {
-    /// The probe's number, if it is one.
+    /// Number of the added probe, if the request added exactly one probe.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub id: Option<u64>,
-    /// All of them: a pattern stands for many.
+    /// Numbers of all added probes: a pattern may add many.
     pub ids: Vec<u64>,
-    /// As they are now; the first thousand.
+    /// The added probes, at most the first 1000.
     pub probes: Vec<Probe>,
-    /// What it cost the guest.
+    /// Pause of the guest for the request.
     pub pause: Pause,
 }
 
-/// What is to be changed about a probe; what is left out stays.
+/// Changes to a probe. An absent property does not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ChangeProbe {
-    /// Its switch.
+    /// The probe's own switch.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub enabled: Option<bool>,
-    /// Its name, as for a new probe.
+    /// Own name of the probe, with the same rules as for a new probe.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(
         pattern = "^[0-9]*[A-Za-z_.-][A-Za-z0-9_.-]*$",
@@ -225,34 +224,34 @@ pub struct ChangeProbe {
     pub name: Option<String>,
 }
 
-/// A probe has been changed.
+/// A probe, shown or changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
-    /// As it is now; several for a pattern in a module.
+    /// The probe in its present state; several records for a pattern in a module.
     pub probes: Vec<Probe>,
-    /// What it cost the guest.
+    /// Pause of the guest for the request.
     pub pause: Pause,
 }
 
-/// Probes have been removed.
+/// Result of a request that removes probes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Removed {
-    /// How many.
+    /// Number of removed probes.
     pub removed: u64,
-    /// As they were when they had just been removed, with their last counts; the first thousand.
+    /// The removed probes with their final counts, as just before the removal; at most the first 1000.
     pub probes: Vec<Probe>,
-    /// What it cost the guest.
+    /// Pause of the guest for the request.
     pub pause: Pause,
 }
 
 /// The counts of a probe at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Stats {
-    /// Its number.
+    /// Number of the probe.
     pub id: u64,
-    /// When: nanoseconds since the guest's first instruction.
+    /// Time of the counts: nanoseconds since the guest's first instruction.
     pub ts_ns: u64,
-    /// As in the summary of the run; several for a pattern in a module.
+    /// The counts as in the summary of the run; several records for a pattern in a module.
     pub probes: Vec<ProbeSummary>,
 }
 

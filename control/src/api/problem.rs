@@ -1,26 +1,26 @@
-//! What went wrong, as RFC 9457 has it.
+//! Problem documents (RFC 9457).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Why a request was refused. `detail` and `help` are the sentences that the command line prints for the same mistake.
+/// Reason for a refused request. `detail` and `help` are the sentences that the command line prints for the same mistake.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// `urn:hyprobe:problem:` and a word that stays the same.
+    /// Type of the problem: `urn:hyprobe:problem:` and a stable word.
     #[serde(rename = "type")]
     #[schema(value_type = String, example = "urn:hyprobe:problem:cannot-probe")]
     pub kind: Box<str>,
-    /// What this type of problem is.
+    /// Description of the problem's type.
     #[schema(value_type = String)]
     pub title: Box<str>,
-    /// The status of the answer.
+    /// HTTP status of the answer.
     pub status: u16,
-    /// What is wrong here.
+    /// The mistake in the request, or the cause of the failure.
     pub detail: String,
-    /// What to do about it.
+    /// Advice on how to correct the mistake.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub help: Option<String>,
-    /// Which part of the body it is about, as a JSON pointer (RFC 6901).
+    /// The refused part of the body, as a JSON pointer (RFC 6901).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub pointer: Option<String>,
 }
@@ -28,29 +28,29 @@ pub struct Problem {
 /// The types of problems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProblemKind {
-    /// The body or the query is not what it should be.
+    /// A part of the request is malformed.
     Malformed,
     /// The body is larger than the limit.
     TooLarge,
     /// The request did not come in time.
     TooSlow,
-    /// There is no such path.
+    /// The path does not exist.
     NoSuchPath,
-    /// The path has no such method.
+    /// The path does not have the method.
     NoSuchMethod,
-    /// There is no such probe.
+    /// The probe does not exist.
     NoSuchProbe,
-    /// Parts of the request exclude each other, or a part is missing that another one needs.
+    /// Parts of the request exclude each other, or a necessary part is missing.
     Contradictory,
-    /// The text is no probe.
+    /// The text is no probe specification.
     NotAProbe,
     /// The text is no filter, or no aggregate.
     NotAProgram,
-    /// The kernel has no place for it, or none that can be planted.
+    /// The kernel has no site for the probe, the site cannot be planted, or the aggregate does not fit the kind of probe.
     CannotProbe,
     /// The name is taken.
     NameTaken,
-    /// There are no bytes to read.
+    /// The guest memory cannot be read.
     CannotRead,
     /// The change could not be made; nothing has changed.
     CannotChange,
@@ -95,7 +95,7 @@ impl ProblemKind {
         format!("urn:hyprobe:problem:{}", self.parts().0)
     }
 
-    /// A problem of this type.
+    /// Creates a problem of the type `self`.
     pub fn with(self, detail: impl Into<String>) -> Problem {
         let (_, status, title) = self.parts();
         Problem {
@@ -110,13 +110,13 @@ impl ProblemKind {
 }
 
 impl Problem {
-    /// The same with advice.
+    /// Sets the advice.
     #[must_use]
     pub fn help(self, help: Option<String>) -> Self {
         Self { help, ..self }
     }
 
-    /// The same about a part of the body.
+    /// Sets the pointer to the refused part of the body.
     #[must_use]
     pub fn at(self, pointer: String) -> Self {
         Self {
@@ -125,7 +125,7 @@ impl Problem {
         }
     }
 
-    /// Whether it is of this type.
+    /// Whether the problem has the type `kind`.
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
         *self.kind == *kind.urn()

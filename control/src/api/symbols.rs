@@ -4,16 +4,16 @@ use probes::Hex;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One symbol.
+/// A symbol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Symbol {
-    /// Where it is in the running guest; where it was linked, until the kernel has said where it runs.
+    /// Running address; the linked address until the kernel has reported its running address.
     pub address: Hex,
-    /// The letter that nm(1) prints.
+    /// Type of the symbol: the letter printed by nm(1).
     #[serde(rename = "type")]
     #[schema(value_type = String)]
     pub kind: char,
-    /// Its name.
+    /// Name of the symbol.
     pub name: String,
     /// Bytes to the next symbol.
     pub size: u64,
@@ -22,8 +22,8 @@ pub struct Symbol {
 /// Symbols in the order of their addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Symbols {
-    /// These.
+    /// The matching symbols, up to the limit.
     pub symbols: Vec<Symbol>,
-    /// Whether there are more than the limit.
+    /// Whether more symbols match than the limit allows.
     pub more: bool,
 }

@@ -1,4 +1,4 @@
-//! Why there is no answer.
+//! Errors of the client.
 
 use std::error::Error;
 use std::io;
@@ -7,48 +7,48 @@ use std::time::Duration;
 
 use crate::api::Problem;
 
-/// A request came to nothing.
+/// Failure of a request.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// No runtime.
+    /// The client cannot create its runtime.
     #[error("cannot set up a connection")]
     Runtime(#[source] io::Error),
-    /// Nobody listens.
+    /// No run listens at the path.
     #[error("no run can be reached at {path}")]
     Connect {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The run has said no, and why.
+    /// The run has refused the request with a problem.
     #[error(transparent)]
     Refused(Box<Problem>),
-    /// The run has said no in a way that is not known here.
+    /// The run has refused the request without a problem known to the client.
     #[error("the run answered with status {0}")]
     Status(u16),
-    /// The connection has ended.
+    /// The connection has broken.
     #[error("the connection to the run has broken")]
     Broken(#[source] hyper::Error),
-    /// There was a beginning of an answer.
+    /// The answer broke off or was too long.
     #[error("the run's answer has not come to its end")]
     Answer(#[source] Box<dyn Error + Send + Sync>),
-    /// No answer.
+    /// The answer did not arrive in time.
     #[error("the run has not answered for {} s", .0.as_secs())]
     TooSlow(Duration),
-    /// What was asked cannot be an address.
+    /// The path is not a valid address.
     #[error("cannot ask for that")]
     Request(#[source] hyper::http::Error),
-    /// What was asked cannot be JSON.
+    /// The request's body cannot be written as JSON.
     #[error("cannot write the request as JSON")]
     Unwritable(#[source] serde_json::Error),
-    /// The answer is something else.
+    /// The answer is not the expected JSON.
     #[error("the run's answer is not what it should be; is it another version?")]
     Unreadable(#[source] serde_json::Error),
 }
 
 impl ClientError {
-    /// What to do about it.
+    /// Advice for the user.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match self {

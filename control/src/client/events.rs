@@ -1,4 +1,4 @@
-//! Events as they come.
+//! The client's event stream.
 
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -7,15 +7,15 @@ use tokio::runtime::Runtime;
 use super::ClientError;
 use crate::api::EventLine;
 
-/// No line is longer: a summary of 100 000 probes has 30 MiB.
+/// Maximum length of a line in bytes: a summary of 100 000 probes has 30 MiB.
 const LINE_BYTES: usize = 64 << 20;
 
-/// A stream of events; an iterator that waits for the next one, and ends with the run.
+/// Event stream: an iterator that waits for the next event, and ends with the run.
 #[derive(Debug)]
 pub struct Events {
     runtime: Runtime,
     body: Incoming,
-    /// Bytes that have come; those before `read` have been looked at.
+    /// Received bytes; the lines before `read` have been returned.
     pending: Vec<u8>,
     read: usize,
     over: bool,
@@ -32,7 +32,7 @@ impl Events {
         }
     }
 
-    /// The next whole line; `None` at the end.
+    /// The next whole line; `None` at the end of the stream.
     fn line(&mut self) -> Option<Result<Vec<u8>, ClientError>> {
         loop {
             let rest = &self.pending[self.read..];
@@ -62,7 +62,7 @@ impl Iterator for Events {
         while !self.over {
             let Some(line) = self.line() else { break };
             let event = match line {
-                // Said so that the connection is known to be alive.
+                // The server sends an empty line to show that the connection is alive.
                 Ok(line) if line.is_empty() => continue,
                 Ok(line) => serde_json::from_slice(&line).map_err(ClientError::Unreadable),
                 Err(error) => Err(error),

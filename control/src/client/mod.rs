@@ -1,4 +1,4 @@
-//! The other end of the socket, for programs that wait for their answers.
+//! The client's end of the socket, with blocking calls.
 
 mod error;
 mod events;
@@ -24,14 +24,14 @@ use crate::api::{
     Removed, SetKnobs, Stats, Symbols,
 };
 
-/// An answer is not waited for any longer. A guest in a nested run may be slow to pause.
+/// Time limit for an answer. A guest in a nested run may be slow to pause.
 const ANSWER_TIME: Duration = Duration::from_secs(60);
-/// How often a connection is tried while too many wait.
+/// Interval between attempts to connect while the server's backlog is full.
 const BACKLOG_LOOK: Duration = Duration::from_millis(5);
-/// No answer is longer.
+/// Maximum length of an answer in bytes.
 const ANSWER_BYTES: usize = 64 << 20;
 
-/// A connection to a run. Connects when it is first used, and again after the server has closed.
+/// A connection to a run. The first request connects, and so does the next request after the server has closed the connection.
 #[derive(Debug)]
 pub struct Client {
     path: PathBuf,
@@ -40,11 +40,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// To the run that listens at `path`.
+    /// Creates a client of the run listening at `path`.
     ///
     /// # Errors
     ///
-    /// When this process has no file descriptors left.
+    /// If this process has no file descriptors left.
     pub fn new(path: &Path) -> Result<Self, ClientError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -57,11 +57,11 @@ impl Client {
         })
     }
 
-    /// All probes, however many pages they are.
+    /// Lists all probes, from all pages.
     ///
     /// # Errors
     ///
-    /// See [`ClientError`], as for everything below.
+    /// See [`ClientError`], as for all methods below.
     pub fn probes(&mut self) -> Result<Vec<Probe>, ClientError> {
         let mut all = Vec::new();
         let mut path = "/probes".to_owned();
@@ -84,7 +84,7 @@ impl Client {
         self.ask(Method::POST, "/probes", Some(probes))
     }
 
-    /// Shows one.
+    /// Shows a probe.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl Client {
         self.ask(Method::GET, &probe_path(id), None::<&()>)
     }
 
-    /// The counts of one.
+    /// Shows the counts of a probe.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Client {
         )
     }
 
-    /// Changes one.
+    /// Changes a probe.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl Client {
         self.ask(Method::PATCH, &probe_path(id), Some(change))
     }
 
-    /// Removes one.
+    /// Removes a probe.
     ///
     /// # Errors
     ///
@@ -124,7 +124,7 @@ impl Client {
         self.ask(Method::DELETE, &probe_path(id), None::<&()>)
     }
 
-    /// Removes all.
+    /// Removes all probes.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ impl Client {
         self.ask(Method::GET, "/machine", None::<&()>)
     }
 
-    /// Pauses, resumes or stops it: `verb` is the last part of the path.
+    /// Pauses, resumes or stops the machine: `verb` is the last part of the path.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl Client {
         self.ask(Method::POST, &format!("/machine/{verb}"), None::<&()>)
     }
 
-    /// Symbols whose names match a pattern.
+    /// Lists symbols with names that match `pattern`.
     ///
     /// # Errors
     ///
@@ -180,7 +180,7 @@ impl Client {
         self.ask(Method::GET, &path, None::<&()>)
     }
 
-    /// Events from number `from` on; from now on, if nothing is said. Has a connection of its own.
+    /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.
     ///
     /// # Errors
     ///
@@ -229,7 +229,7 @@ impl Client {
             .map_err(ClientError::Request)?;
         let (path, connection) = (&self.path, &mut self.connection);
         let bytes = self.runtime.block_on(async {
-            // The server closes connections that are idle.
+            // The server closes idle connections.
             if let Some(open) = connection
                 && open.ready().await.is_err()
             {
@@ -258,7 +258,7 @@ fn probe_path(id: &str) -> String {
     format!("/probes/{}", encoded(id))
 }
 
-/// For a path's part or a query's value.
+/// Percent-encodes a part of a path or a value of a query.
 fn encoded(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().fold(String::new(), |mut encoded, byte| {
@@ -275,7 +275,7 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
     let began = Instant::now();
     let stream = loop {
         match UnixStream::connect(path).await {
-            // As many as may wait to be accepted do. A connection that blocks would wait, too.
+            // The backlog is full. A blocking connect would wait, too.
             Err(error)
                 if error.kind() == io::ErrorKind::WouldBlock && began.elapsed() < ANSWER_TIME =>
             {
@@ -291,7 +291,7 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
     let (sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(ClientError::Broken)?;
-    // It ends with the sender; what goes wrong on it is told to whoever waits for an answer.
+    // The task ends with the sender. Errors of the connection reach the caller through the pending answer.
     tokio::spawn(connection);
     Ok(sender)
 }
@@ -314,7 +314,7 @@ async fn whole(response: Response<Incoming>) -> Result<Bytes, ClientError> {
     }
 }
 
-/// What the server says in place of an answer.
+/// The error for an answer with an error status.
 async fn refusal(response: Response<Incoming>) -> ClientError {
     let status = response.status();
     match whole(response).await {

@@ -1,4 +1,4 @@
-//! The two sides, each on a thread of its own.
+//! The two sides of the link, each on a separate thread.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
@@ -15,7 +15,7 @@ use super::link::{Link, Opened};
 use crate::limits::{CONNECTIONS, FAREWELL, TURNED_AWAY};
 use crate::server::{Arrivals, Incoming, Refusal};
 
-/// Connections that may be open at once: those that are served, and those that are told that there are too many.
+/// Maximum number of open connections: served clients, and clients that get only a refusal.
 const CHANNELS: usize = CONNECTIONS + TURNED_AWAY;
 
 fn runtime() -> io::Result<Runtime> {
@@ -24,13 +24,13 @@ fn runtime() -> io::Result<Runtime> {
         .build()
 }
 
-/// On the runtime that is entered.
+/// Registers `stream` with the entered runtime.
 fn registered(stream: StdStream) -> io::Result<UnixStream> {
     stream.set_nonblocking(true)?;
     UnixStream::from_std(stream)
 }
 
-/// The side that clients connect to.
+/// The clients' side of the link.
 #[derive(Debug)]
 pub struct Outer(JoinHandle<()>);
 
@@ -39,7 +39,7 @@ impl Outer {
     ///
     /// # Errors
     ///
-    /// When this process has no threads or file descriptors left.
+    /// If this process has no threads or file descriptors left.
     pub fn start(incoming: Incoming, port: StdStream) -> io::Result<Self> {
         let runtime = runtime()?;
         let (port, arrivals) = {
@@ -56,7 +56,7 @@ impl Outer {
         Ok(Self(thread))
     }
 
-    /// The other side has ended: waits until the clients have taken what has come for them, at most two seconds.
+    /// Waits for the thread. After the other side has ended, the clients have two seconds to take their pending bytes.
     pub fn join(self) {
         // A panic has been printed by the panic hook.
         let _ = self.0.join();
@@ -78,11 +78,11 @@ async fn pass(mut arrivals: Arrivals, port: UnixStream) {
     let mut tasks = JoinSet::new();
     let writing = tokio::spawn(writing);
     let mut turned_away = JoinSet::new();
-    // A task of its own: it goes on while a new client waits to be announced.
+    // A separate task: the link follows frames while the announcement of a new client waits for room.
     let mut following = tokio::spawn({
         let link = link.clone();
         async move {
-            // What the other side has opened would be here; there is nothing of the kind.
+            // Tasks of channels opened by the other side: none.
             let mut none = JoinSet::new();
             link.follow(from, Never, &mut none).await
         }
@@ -122,7 +122,7 @@ async fn pass(mut arrivals: Arrivals, port: UnixStream) {
     writing.abort();
 }
 
-/// The side where the server is.
+/// The server's side of the link.
 #[derive(Debug)]
 pub struct Inner {
     finish: oneshot::Sender<()>,
@@ -130,11 +130,11 @@ pub struct Inner {
 }
 
 impl Inner {
-    /// Takes clients out of `port`. They are what the server lets in.
+    /// Starts to accept clients from `port`. The returned [`Incoming`] passes the clients to the server.
     ///
     /// # Errors
     ///
-    /// When this process has no threads or file descriptors left.
+    /// If this process has no threads or file descriptors left.
     pub fn start(port: StdStream) -> io::Result<(Self, Incoming)> {
         let runtime = runtime()?;
         let port = {
@@ -153,15 +153,16 @@ impl Inner {
         Ok((Self { finish, thread }, Incoming::Trusted(clients)))
     }
 
-    /// The server has ended: passes on what it said last, for at most two seconds. The port is at its end then.
+    /// Sends the last bytes of the server, which has ended, and closes the port. Waits at most two seconds for the channels to close, and
+    /// then at most two seconds for the queued frames.
     pub fn finish(self) {
-        // An error means that the thread has ended, as it does with the other side.
+        // An error means that the thread has ended, because the other side has ended.
         let _ = self.finish.send(());
         let _ = self.thread.join();
     }
 }
 
-/// Gives new connections to the server.
+/// Passes new connections to the server.
 struct ToServer {
     link: Link,
     server: mpsc::Sender<StdStream>,
@@ -194,7 +195,7 @@ async fn take(server: mpsc::Sender<StdStream>, port: UnixStream, finished: onesh
                 tracing::warn!(%error, "the link to the control socket's clients is broken");
             }
         }
-        // While frames are still followed: the other side makes room with them.
+        // Meanwhile the link still follows frames: the other side's frames make room for the last bytes.
         () = async {
             let _ = finished.await;
             let _ = tokio::time::timeout(FAREWELL, link.is_quiet()).await;
@@ -203,6 +204,6 @@ async fn take(server: mpsc::Sender<StdStream>, port: UnixStream, finished: onesh
     link.hang_up();
     tasks.shutdown().await;
     drop(link);
-    // What is queued goes out; the writer ends when nobody can add to it.
+    // The writer sends the queued frames and then ends, because no handle of the link is left.
     let _ = tokio::time::timeout(FAREWELL, writing).await;
 }

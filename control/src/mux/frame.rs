@@ -1,4 +1,4 @@
-//! Frames: eight bytes of head, and what they carry.
+//! Frames: a head of eight bytes and a payload.
 //!
 //! ```text
 //!   0        4      5   6      8
@@ -9,31 +9,31 @@ use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// Bytes of a channel that may be under way in one direction.
+/// Maximum number of a channel's bytes in flight in one direction.
 pub(super) const WINDOW_BYTES: usize = 64 << 10;
-/// Bytes of one frame.
+/// Maximum payload of one frame in bytes.
 pub(super) const PAYLOAD_BYTES: usize = 16 << 10;
 const HEAD_BYTES: usize = 8;
 
 /// A connection's number.
 pub(super) type Channel = u32;
 
-/// What is said about a channel.
+/// The message of a frame about its channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Message {
-    /// It begins. From the outer side.
+    /// The channel opens. Only the outer side sends `Open`.
     Open,
-    /// Bytes.
+    /// Bytes of the connection.
     Data(Vec<u8>),
-    /// So many bytes have been passed on.
+    /// Number of bytes passed on to the connection: the receiver of `Passed` gets room for as many new bytes.
     Passed(u32),
-    /// No more bytes from this side.
+    /// The sender has no more bytes for the channel.
     End,
-    /// It is over; both sides forget it.
+    /// The channel is closed; both sides remove it.
     Reset,
 }
 
-/// What comes through the link.
+/// A frame: a channel's number and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frame {
     pub(super) channel: Channel,
@@ -47,7 +47,7 @@ const END: u8 = 4;
 const RESET: u8 = 5;
 
 impl Frame {
-    /// Appends it.
+    /// Appends the encoded frame to `out`.
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         let passed;
         let (kind, payload): (u8, &[u8]) = match &self.message {
@@ -68,7 +68,7 @@ impl Frame {
         out.extend_from_slice(payload);
     }
 
-    /// Reads one; `None` at the end.
+    /// Reads one frame; `None` at the end of the stream.
     pub(super) async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
         let mut head = [0; HEAD_BYTES];
         if from.read(&mut head[..1]).await? == 0 {

@@ -27,9 +27,9 @@ pub async fn rewrite(mut bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok(written)
 }
 
-/// Follows the frames in `pieces`, and lets all tasks run after each piece. The clients of all channels send back what they
-/// receive. `connected` channels are open from the beginning, as on the outer side. In the end, the other side resets the channels that are
-/// left. Returns the frames that this side writes.
+/// Follows the frames in `pieces`, and lets all tasks run after each piece. The clients of all channels send back all received bytes.
+/// `connected` channels are open from the beginning, as on the outer side. In the end, the other side resets the remaining channels.
+/// Returns the written frames.
 ///
 /// # Errors
 ///
@@ -94,7 +94,7 @@ impl Link {
     }
 }
 
-/// Clients that send back what they receive.
+/// Clients that send back all received bytes.
 struct Clients {
     link: Link,
     tasks: JoinSet<()>,

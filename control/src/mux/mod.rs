@@ -7,9 +7,9 @@
 //!  client ─┘                                        └─ socket pair ─┘
 //! ```
 //!
-//! Each connection is a *channel*. Either side may send at most `WINDOW_BYTES` of one that the
-//! other side has not passed on, so a client that does not read holds up nobody else, and neither side keeps more than
-//! that of each. What breaks the rules ends the link, and with it every channel.
+//! Each connection is a *channel*. Of each channel, either side may have sent at most `WINDOW_BYTES` that the other side has not passed on
+//! yet. Therefore a client that does not read delays no other client, and neither side buffers more than `WINDOW_BYTES` per channel. A
+//! violation of the protocol ends the link with all channels.
 
 mod ends;
 mod frame;

@@ -1,4 +1,4 @@
-//! What the routes have in common.
+//! The shared state of all routes, and the router.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,13 +16,13 @@ use crate::limits::{CONNECTIONS, EVENT_STREAMS};
 use crate::operator::{Operator, Pauses};
 use crate::target::Target;
 
-/// Shared by all connections.
+/// State shared by all connections.
 pub(super) struct App {
     pub(super) target: Arc<dyn Target>,
     pub(super) operator: Operator,
     pub(super) pauses: Arc<Pauses>,
     pub(super) hub: Arc<EventHub>,
-    /// Room for connections, and among them for streams of events.
+    /// Permits for connections; `streams` has the permits for the event streams among them.
     pub(super) served: Arc<Semaphore>,
     pub(super) streams: Arc<Semaphore>,
     names: Arc<Mutex<Names>>,
@@ -46,7 +46,7 @@ impl App {
         }
     }
 
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub(super) fn connections(&self) -> usize {
         CONNECTIONS - self.served.available_permits()
     }
@@ -55,7 +55,7 @@ impl App {
         lock(&self.names)
     }
 
-    /// For the operator's thread.
+    /// The names, for the operator's thread.
     pub(super) fn shared_names(&self) -> Arc<Mutex<Names>> {
         Arc::clone(&self.names)
     }
@@ -70,7 +70,7 @@ impl App {
         }
     }
 
-    /// The probe that a path names, by its number or its own name. It may be gone by the time that it is looked for.
+    /// The number of the probe in a path, given by number or own name. Does not check that a probe given by number exists.
     pub(super) fn probe(&self, named: &str) -> Result<ProbeId, Problem> {
         let number = named.parse().ok().map(|number: u64| ProbeId::from(number));
         number
@@ -90,7 +90,7 @@ pub(super) fn no_probe(named: &str) -> Problem {
         .help(Some("`hyprobe probe list` shows all".to_owned()))
 }
 
-/// Every path.
+/// The router of all paths.
 pub(super) fn routes(app: Arc<App>) -> Router {
     Router::new()
         .route(

@@ -1,4 +1,4 @@
-//! A request's parts, within their limits, and answers.
+//! Extractors for a request's parts, with their limits, and JSON answers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 use crate::api::{Problem, ProblemKind};
 use crate::limits::{BODY_BYTES, BODY_TIME};
 
-/// The bytes of a body.
+/// The bytes of a request's body, within the limits of size and time.
 #[derive(Debug)]
 pub(super) struct Bytes(pub(super) Vec<u8>);
 
@@ -45,15 +45,15 @@ async fn read(body: Body, limit: usize, time: Duration) -> Result<Vec<u8>, Probl
     }
 }
 
-/// An object of JSON; the pieces of a structure in an array would be understood as well, but are not what is documented.
+/// A JSON object. Without this type, serde would accept a structure as an array of fields, too, which is not documented.
 pub(super) type Object = serde_json::Map<String, serde_json::Value>;
 
-/// What a body says, whatever it is.
+/// Parses a body as `T`.
 pub(super) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Problem> {
     serde_json::from_slice(bytes).map_err(|error| malformed(&error))
 }
 
-/// What an object says.
+/// Deserializes `T` from an object.
 pub(super) fn object<T: DeserializeOwned>(object: Object) -> Result<T, Problem> {
     serde_json::from_value(object.into()).map_err(|error| malformed(&error))
 }
@@ -62,7 +62,7 @@ fn malformed(error: &serde_json::Error) -> Problem {
     ProblemKind::Malformed.with(format!("the body is not what it should be: {error}"))
 }
 
-/// A JSON body: an object.
+/// A request's body: a JSON object.
 #[derive(Debug)]
 pub(super) struct Said<T>(pub(super) T);
 
@@ -75,7 +75,7 @@ impl<S: Sync, T: DeserializeOwned> FromRequest<S> for Said<T> {
     }
 }
 
-/// The part of the path that names a probe.
+/// The part of the path with a probe's number or name.
 #[derive(Debug)]
 pub(super) struct Named(pub(super) String);
 
@@ -95,7 +95,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Named {
     }
 }
 
-/// The part of the address behind the question mark.
+/// The query: the part of the address after the question mark.
 #[derive(Debug)]
 pub(super) struct Asked<T>(pub(super) T);
 
@@ -114,7 +114,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
     }
 }
 
-/// An answer in JSON, with a line's end for those who read it on a terminal.
+/// A JSON answer. Ends with a newline for readers on a terminal.
 pub(super) fn json<T: Serialize>(status: StatusCode, kind: &'static str, value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(mut bytes) => {
@@ -132,7 +132,7 @@ pub(super) fn json<T: Serialize>(status: StatusCode, kind: &'static str, value: 
     }
 }
 
-/// An answer to a request that was understood.
+/// A JSON answer with status 200.
 #[derive(Debug)]
 pub(super) struct Told<T>(pub(super) T);
 

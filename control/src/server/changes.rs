@@ -1,5 +1,5 @@
-//! Changes of probes that there are, on the operator's thread: to their end, whether or not the client still listens.
-//! Names are given and taken away by no other thread.
+//! Changes to registered probes, on the operator's thread. A change runs to the end even if the client has disconnected. No other thread
+//! adds or removes names.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -13,7 +13,7 @@ use crate::api::{ChangeProbe, Changed, Pause, Probe, Problem, ProblemKind, Remov
 use crate::limits::PROBES_SHOWN;
 use crate::operator::Bench;
 
-/// Does what `wanted` says to a probe; `None` if there is none.
+/// Applies `wanted` to a probe; `None` if the probe does not exist.
 pub(super) fn change(
     bench: &mut Bench<'_>,
     id: ProbeId,
@@ -47,7 +47,7 @@ pub(super) fn change(
     }))
 }
 
-/// Removes one probe, or all.
+/// Removes the probe `id`, or all probes if `id` is `None`.
 pub(super) fn remove(
     bench: &mut Bench<'_>,
     id: Option<ProbeId>,
@@ -59,7 +59,7 @@ pub(super) fn remove(
     };
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     let (removed, pause) = bench.paused(|target, paused| {
-        // The last counts: nothing fires any more.
+        // The final counts: no probe fires during the pause.
         let records = target.records_among(&known, PROBES_SHOWN);
         let removed = target.unregister(paused, &ids)?;
         Ok((removed, records))
@@ -75,7 +75,7 @@ pub(super) fn remove(
     })
 }
 
-/// With their names.
+/// The probes of `records`, with their names.
 pub(super) fn shown(records: Vec<ProbeRecord>, names: &Names) -> Vec<Probe> {
     let names = names.by_id();
     let shown = records.into_iter().map(|record| {
@@ -89,7 +89,7 @@ pub(super) fn cannot_change(error: ArmError) -> Problem {
     ProblemKind::CannotChange.with(chain(&error))
 }
 
-/// An error with its causes in one line.
+/// An error and its causes in one line.
 pub(super) fn chain(error: &dyn Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();

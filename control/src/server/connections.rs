@@ -1,4 +1,4 @@
-//! Who is let in, and for how long.
+//! Accepts clients, limits their number, and ends their connections.
 
 use std::io;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
@@ -18,19 +18,19 @@ use super::pacing::{Paced, Patience};
 use crate::api::{Problem, ProblemKind};
 use crate::limits::{CONNECTIONS, FAREWELL, HEAD_BYTES, HEAD_TIME, STALL_TIME, TURNED_AWAY};
 
-/// How long nobody is let in when this process has no file descriptors left.
+/// Delay after a failed accept, for example when this process has no file descriptors left.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
-/// Where clients come from.
+/// Source of client connections.
 #[derive(Debug)]
 pub enum Incoming {
-    /// The socket's file. Who they are is checked.
+    /// The listener of the socket's file. The server checks the user of each client.
     Socket(StdListener),
-    /// Somebody who has checked them, such as the outer side of a nested run.
+    /// Connections with checked users, such as those from the outer side of a nested run.
     Trusted(mpsc::Receiver<StdStream>),
 }
 
-/// The same, on the runtime.
+/// [`Incoming`], registered with the runtime.
 #[derive(Debug)]
 pub(crate) enum Arrivals {
     Socket(UnixListener),
@@ -50,7 +50,7 @@ impl Incoming {
 }
 
 impl Arrivals {
-    /// The next client, with what is wrong with it.
+    /// Waits for the next client. Returns the problem, too, if the client's user is refused.
     pub(crate) async fn next(&mut self) -> (UnixStream, Option<Problem>) {
         loop {
             match self {
@@ -83,7 +83,7 @@ impl Arrivals {
     }
 }
 
-/// Whether the other end is neither the same user nor root.
+/// The problem of a client whose user is unknown, or is neither the same user nor root.
 fn stranger(stream: &UnixStream) -> Option<Problem> {
     let ours = rustix::process::geteuid().as_raw();
     match stream.peer_cred() {
@@ -98,7 +98,7 @@ fn stranger(stream: &UnixStream) -> Option<Problem> {
     }
 }
 
-/// Lets clients in until `finished`, and then sees them off.
+/// Serves clients until `finished`. Then the clients have [`FAREWELL`] to take the rest of their answers.
 pub(super) async fn serve(
     mut incoming: Arrivals,
     app: Arc<App>,
@@ -125,7 +125,7 @@ pub(super) async fn serve(
             ),
             None => (&served, routes.clone()),
         };
-        // Too many even to be told so are just closed.
+        // If there is no room for a refusal, the connection is closed without an answer.
         if let Ok(permit) = Arc::clone(room).try_acquire_owned() {
             clients.spawn(one(stream, router, Some(permit), left.clone()));
         }
@@ -133,11 +133,11 @@ pub(super) async fn serve(
     drop((incoming, routes, app));
     drop(leave);
     let farewell = async { while clients.join_next().await.is_some() {} };
-    // Those that are left after that are dropped.
+    // The remaining connections are dropped.
     let _ = tokio::time::timeout(FAREWELL, farewell).await;
 }
 
-/// Tells a client why it is not served. For those that do not get as far as a server.
+/// Refuses a client with a problem, outside the server: on the outer side of a nested run.
 #[derive(Debug)]
 pub(crate) struct Refusal(Problem);
 
@@ -146,7 +146,7 @@ impl Refusal {
         Self(problem)
     }
 
-    /// Until it has heard, or has taken too long.
+    /// Answers the client with the problem. Returns at the end of the connection, or after [`HEAD_TIME`].
     pub(crate) async fn tell(self, stream: UnixStream) {
         let (_leave, left) = watch::channel(());
         let told = one(stream, only(self.0), None, left);
@@ -154,7 +154,7 @@ impl Refusal {
     }
 }
 
-/// Answers everything with the same problem.
+/// A router that answers every request with the same problem.
 fn only(problem: Problem) -> Router {
     Router::new().fallback(move || {
         let problem = problem.clone();
@@ -162,7 +162,7 @@ fn only(problem: Problem) -> Router {
     })
 }
 
-/// Serves one client to its end; when `left` changes, to the end of its present request.
+/// Serves one client to the end of the connection. When the sender of `left` is dropped, the present request is the last.
 async fn one(
     stream: UnixStream,
     router: Router,
@@ -189,7 +189,7 @@ async fn one(
         }
     };
     if let Err(error) = result {
-        // What a client does wrong is its own affair.
+        // A broken connection is the client's mistake: no warning.
         tracing::debug!(%error, "a control connection has broken");
     }
     drop(permit);

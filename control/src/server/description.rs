@@ -1,4 +1,4 @@
-//! The description of the interface.
+//! The OpenAPI description of the interface.
 
 use utoipa::OpenApi;
 
@@ -35,7 +35,7 @@ use crate::api;
 )]
 struct Description;
 
-/// The interface as OpenAPI has it. `docs/openapi.json` is this.
+/// The OpenAPI description of the interface; `docs/openapi.json` is a copy.
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     Description::openapi()

@@ -24,31 +24,31 @@ use crate::api::{EventLine, Lost, Problem, ProblemKind, ServerSentEvent};
 use crate::hub::EventHub;
 use crate::limits::EVENT_STREAMS;
 
-/// Events that are written at once.
+/// Maximum number of events per chunk.
 const BATCH: usize = 64;
-/// A reader of server-sent events hears something at least so often, so that what is between may notice an end.
+/// Time without events, after which a reader gets an empty comment or line, so that intermediaries notice a broken connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Which events.
+/// Query of the event stream: the first event and the number of events.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
-    /// From this sequence number on; from now on, if nothing is said. What is no longer kept is told as lost.
+    /// Sequence number of the first event; the default is the next event. Events no longer retained are reported as lost.
     #[serde(default)]
     #[param(maximum = 18_446_744_073_709_551_615_u64)]
     from: Option<u64>,
-    /// The stream ends after so many events.
+    /// Number of events after which the stream ends; without a limit by default.
     #[serde(default)]
     #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<u64>,
 }
 
-/// Where a reader that was interrupted goes on, as browsers say it.
+/// Header of a browser to resume the stream after an interruption.
 #[derive(Debug, IntoParams)]
 #[into_params(parameter_in = Header)]
 struct EventsHeaders {
-    /// Like `from` with the number after this.
+    /// Sequence number of the last received event: the stream resumes with the next event. `from` takes precedence.
     #[param(
         rename = "Last-Event-ID",
         required = false,
@@ -58,7 +58,7 @@ struct EventsHeaders {
 }
 
 impl EventsHeaders {
-    /// The header, if there is one. An id that hyprobe has not given would make the reader lose events silently.
+    /// Reads the header; `None` if absent. An id that is no number is an error: otherwise the reader would lose events silently.
     fn read(headers: &HeaderMap) -> Result<Option<Self>, Problem> {
         let Some(id) = headers.get(LAST_EVENT_ID) else {
             return Ok(None);
@@ -73,9 +73,10 @@ impl EventsHeaders {
 
 const LAST_EVENT_ID: &str = "last-event-id";
 
-/// Events as they come, until the run ends or the client goes. JSON lines if `Accept` asks for
-/// `application/x-ndjson` or `application/jsonl`, else server-sent events. A reader that is too slow is told how many
-/// events it has lost; the guest never waits for one.
+/// Streams events until the run ends or the client disconnects.
+///
+/// If `Accept` asks for `application/x-ndjson`, `application/jsonl` or `application/json`, the stream has JSON lines, otherwise
+/// server-sent events. A reader that is too slow gets the number of lost events; the guest never waits for a reader.
 #[utoipa::path(get, path = "/events", tag = "events",
     params(EventsQuery, EventsHeaders),
     responses((status = 200, description = "The stream", content(
@@ -113,7 +114,7 @@ pub(super) async fn stream(
     Ok(response)
 }
 
-/// How events are written.
+/// Output format of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     ServerSent,
@@ -178,7 +179,7 @@ impl Format {
     }
 }
 
-/// [`EventLine::Event`] without a copy.
+/// [`EventLine::Event`] with a borrowed event, to serialize without a copy.
 #[derive(Debug, Serialize)]
 struct Numbered<'e> {
     seq: u64,
@@ -194,7 +195,7 @@ fn write(line: &impl Serialize, out: &mut Vec<u8>) {
     }
 }
 
-/// A client's place in the ring.
+/// A client's cursor in the ring.
 struct Reader {
     hub: Arc<EventHub>,
     format: Format,
@@ -205,7 +206,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next bytes; `None` at the end.
+    /// The next chunk of the stream; `None` at the end.
     async fn chunk(&mut self) -> Option<Bytes> {
         if self.ended || self.left == 0 {
             return None;
@@ -239,7 +240,7 @@ impl Reader {
         }
     }
 
-    /// Sends the bytes, each when the ones before have been taken, until the end or until nobody takes them.
+    /// Sends all chunks until the stream ends or the client disconnects. A chunk waits until the client has taken the earlier chunks.
     async fn send(mut self, chunks: mpsc::Sender<Bytes>) {
         loop {
             let chunk = tokio::select! {
@@ -254,7 +255,7 @@ impl Reader {
     }
 }
 
-/// A body whose chunks come through a channel.
+/// Response body with chunks from a channel.
 #[derive(Debug)]
 struct Chunks(mpsc::Receiver<Bytes>);
 

@@ -1,4 +1,4 @@
-//! Symbols, memory, and the description of all this.
+//! Routes for symbols, guest memory, and the OpenAPI description.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use super::body::{Asked, Told, json};
 use crate::api::{Encoding, Memory, Problem, ProblemKind, Symbol, Symbols};
 use crate::limits::{MEMORY_BYTES, PATTERN_CHARS, SYMBOLS, SYMBOLS_SHOWN};
 
-/// Which symbols.
+/// Query of symbols: a pattern and a limit.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -25,13 +25,13 @@ pub(super) struct SymbolsQuery {
     #[serde(rename = "match")]
     #[param(rename = "match", example = "vfs_*", max_length = 256)]
     pattern: String,
-    /// How many at the most, up to 10 000; 100 if nothing is said.
+    /// Maximum number of symbols, up to 10 000; default 100.
     #[serde(default)]
     #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<usize>,
 }
 
-/// Symbols of the guest's kernel, in the order of their addresses.
+/// Lists symbols of the guest's kernel, in the order of their addresses.
 #[utoipa::path(get, path = "/symbols", tag = "look", params(SymbolsQuery),
     responses((status = 200, description = "Symbols, maybe none", body = Symbols),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
@@ -58,7 +58,7 @@ pub(super) async fn symbols(
     }))
 }
 
-/// Where a symbol is: what lies in the lower half are offsets and numbers, which do not move.
+/// The running address of a symbol. Values in the lower half are offsets and numbers, which do not move.
 fn running_at(linked: Gva, slide: i64) -> Gva {
     match linked.0 >> 63 {
         0 => linked,
@@ -66,27 +66,28 @@ fn running_at(linked: Gva, slide: i64) -> Gva {
     }
 }
 
-/// Which memory.
+/// Query of guest memory: a range and an encoding.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct MemoryQuery {
-    /// An address of the kernel's; this or `gpa`.
+    /// Address in the kernel's address space; give either `gva` or `gpa`.
     #[serde(default)]
     gva: Option<Hex>,
-    /// A guest-physical address; this or `gva`.
+    /// Guest-physical address; give either `gva` or `gpa`.
     #[serde(default)]
     gpa: Option<Hex>,
-    /// How many bytes, at most 65 536.
+    /// Number of bytes, at most 65 536.
     #[param(minimum = 1, maximum = 65536)]
     len: u64,
-    /// How the bytes are written: `hex` if nothing is said.
+    /// Encoding of the bytes; default `hex`.
     #[serde(default)]
     encoding: Encoding,
 }
 
-/// Guest memory as the guest sees it, without plants. A guest that runs may be writing there meanwhile: pause it for
-/// bytes that belong together.
+/// Reads guest memory without plants, as the guest sees the memory.
+///
+/// A running guest may write to the range during the read: pause the machine for consistent bytes.
 #[utoipa::path(get, path = "/memory", tag = "look", params(MemoryQuery),
     responses((status = 200, description = "The bytes", body = Memory),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
@@ -133,13 +134,13 @@ fn cannot_read(error: ReadError) -> Problem {
 fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })
 }
 
-/// This description.
+/// Returns the OpenAPI description of the interface.
 #[utoipa::path(get, path = "/openapi.json", tag = "look",
     responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
 pub(super) async fn openapi() -> Response {

@@ -34,14 +34,16 @@ impl App {
     }
 }
 
-/// The machine.
+/// Shows the machine: constant properties, state and counts.
 #[utoipa::path(get, path = "/machine", tag = "machine",
     responses((status = 200, description = "The machine", body = Machine)))]
 pub(super) async fn show(State(app): State<Arc<App>>) -> Told<Machine> {
     Told(app.machine())
 }
 
-/// Pauses every vCPU, until it is resumed or stopped. Probes can be changed meanwhile. Does nothing to a paused one.
+/// Pauses every vCPU until the machine is resumed or stopped.
+///
+/// Probes can be changed meanwhile. If the machine is paused already, nothing changes.
 #[utoipa::path(post, path = "/machine/pause", tag = "machine",
     responses((status = 200, description = "It stands", body = Machine),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
@@ -50,7 +52,9 @@ pub(super) async fn pause(State(app): State<Arc<App>>) -> Result<Told<Machine>, 
     Ok(Told(app.machine()))
 }
 
-/// Lets a paused machine run on. Does nothing to a running one.
+/// Resumes a paused machine.
+///
+/// If the machine is running, nothing changes.
 #[utoipa::path(post, path = "/machine/resume", tag = "machine",
     responses((status = 200, description = "It runs", body = Machine),
         (status = 503, description = "Too many changes wait already, or the run is over", body = Problem, content_type = "application/problem+json")))]
@@ -59,7 +63,7 @@ pub(super) async fn resume(State(app): State<Arc<App>>) -> Result<Told<Machine>,
     Ok(Told(app.machine()))
 }
 
-/// Ends the guest. The run sums up, and this socket goes away.
+/// Ends the guest. The run reports the summary, and removes the control socket.
 #[utoipa::path(post, path = "/machine/stop", tag = "machine",
     responses((status = 200, description = "It ends", body = Machine)))]
 pub(super) async fn stop(State(app): State<Arc<App>>) -> Told<Machine> {
@@ -67,7 +71,7 @@ pub(super) async fn stop(State(app): State<Arc<App>>) -> Told<Machine> {
     Told(app.machine())
 }
 
-/// The knobs.
+/// Shows the knobs.
 #[utoipa::path(get, path = "/knobs", tag = "knobs",
     responses((status = 200, description = "The knobs", body = Knobs)))]
 pub(super) async fn knobs(State(app): State<Arc<App>>) -> Told<Knobs> {
@@ -84,7 +88,7 @@ impl App {
     }
 }
 
-/// Sets knobs: that of optimisation, and then whether probes are planted.
+/// Sets knobs: first `optimization`, then `enabled`.
 #[utoipa::path(put, path = "/knobs", tag = "knobs", request_body = SetKnobs,
     responses((status = 200, description = "They are set", body = Knobs),
         (status = 400, description = "The body is not what it should be", body = Problem, content_type = "application/problem+json"),

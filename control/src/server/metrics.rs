@@ -1,4 +1,4 @@
-//! Counters for Prometheus, in its text format 0.0.4.
+//! Counters for Prometheus, in the text format 0.0.4.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
 
-/// What is no probe's.
+/// Values of the machine, without the probes' counts.
 struct Now {
     paused: bool,
     clock_ns: u64,
@@ -158,7 +158,7 @@ struct Text(String);
 
 impl Text {
     fn begin(&mut self, name: &str, kind: &str, help: &str) {
-        // A string takes everything.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             self.0,
             "# HELP hyprobe_{name} {help}\n# TYPE hyprobe_{name} {kind}"
@@ -179,7 +179,7 @@ fn seconds(ns: u64) -> String {
     format!("{}.{:09}", ns / 1_000_000_000, ns % 1_000_000_000)
 }
 
-/// A label's value: symbols come from the guest's kernel, and may be anything.
+/// Escapes a label's value: symbols come from the guest's kernel, and may contain any character.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\")
         .replace('"', "\\\"")

@@ -1,4 +1,4 @@
-//! The server, on a thread of its own.
+//! The server, on a separate thread.
 
 mod app;
 mod body;
@@ -38,11 +38,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Begins to serve whoever comes in. `hub` is what [`Tee`](crate::Tee) writes to.
+    /// Starts to serve the clients of `incoming`. [`Tee`](crate::Tee) writes the events to `hub`.
     ///
     /// # Errors
     ///
-    /// When this process has no threads or file descriptors left.
+    /// If this process has no threads or file descriptors left.
     pub fn start(
         incoming: Incoming,
         target: Arc<dyn Target>,
@@ -52,7 +52,7 @@ impl Server {
             .enable_all()
             .build()?;
         let incoming = {
-            // Sockets belong to the runtime that is entered.
+            // A socket registers with the entered runtime.
             let _entered = runtime.enter();
             incoming.registered()?
         };
@@ -65,7 +65,7 @@ impl Server {
             .spawn(move || {
                 confine::enter(ThreadKind::Clients);
                 runtime.block_on(connections::serve(incoming, app, finished));
-                // Tasks that are left would keep what they hold.
+                // Remaining tasks would keep their resources.
                 runtime.shutdown_background();
             })?;
         Ok(Self {
@@ -75,11 +75,11 @@ impl Server {
         })
     }
 
-    /// The run is over: streams of events come to their end, no more clients are let in, and those that are here have
-    /// two seconds to take the rest of their answers. A pause that lasts ends.
+    /// Ends the server at the end of the run. Event streams end, and the server accepts no more clients. Connected clients have two seconds
+    /// to take the rest of their answers. A held pause ends.
     pub fn finish(self) {
         self.hub.end();
-        // An error means that the thread is gone, which the join tells better.
+        // An error means that the thread has ended; the join follows.
         let _ = self.finish.send(());
         for thread in self.threads {
             // A panic has been printed by the panic hook.

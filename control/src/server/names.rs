@@ -7,39 +7,39 @@ use probes::ProbeId;
 use crate::api::{Problem, ProblemKind};
 use crate::limits::{NAME_BYTES, NAMES};
 
-/// Which probe has which name.
+/// Map from names to probes.
 #[derive(Debug, Default)]
 pub(super) struct Names(BTreeMap<String, ProbeId>);
 
 impl Names {
-    /// All names by their probes.
+    /// Map from probes to names.
     pub(super) fn by_id(&self) -> BTreeMap<ProbeId, String> {
         let all = self.0.iter();
         all.map(|(name, id)| (*id, name.clone())).collect()
     }
 
-    /// The probe that is called `name`.
+    /// The probe with the name `name`.
     pub(super) fn probe(&self, name: &str) -> Option<ProbeId> {
         self.0.get(name).copied()
     }
 
-    /// Gives `id` this name in place of the one that it has.
+    /// Gives `id` the name `name`, and removes the former name.
     pub(super) fn give(&mut self, id: ProbeId, name: String) {
         self.forget(id);
         self.0.insert(name, id);
     }
 
-    /// Takes the name of `id` away.
+    /// Removes the name of `id`.
     pub(super) fn forget(&mut self, id: ProbeId) {
         self.0.retain(|_, named| *named != id);
     }
 
-    /// Keeps the names of these probes.
+    /// Removes the names of all probes rejected by `keep`.
     pub(super) fn retain(&mut self, keep: impl Fn(ProbeId) -> bool) {
         self.0.retain(|_, named| keep(*named));
     }
 
-    /// Whether `name` can be given to `id`, or to a probe that there is not yet.
+    /// Checks that `name` is valid and free for `id`, or for a new probe if `id` is `None`.
     pub(super) fn check(&self, name: &str, id: Option<ProbeId>) -> Result<(), Problem> {
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         let is_name = (1..=NAME_BYTES).contains(&name.len())
@@ -63,7 +63,7 @@ impl Names {
     }
 }
 
-/// The beginning of a text that may be very long.
+/// The first 80 characters of a text, with an ellipsis if the text is longer.
 pub(super) fn shortened(text: &str) -> String {
     const MOST: usize = 80;
     match text.char_indices().nth(MOST) {

@@ -1,4 +1,4 @@
-//! Probes that are asked for: from the body of a request to what is registered.
+//! Orders: requested probes, from the request's body to their registration.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::str::FromStr;
@@ -19,23 +19,23 @@ use crate::limits::PROBES_PER_REQUEST;
 use crate::operator::Bench;
 use crate::target::{Registration, Target};
 
-/// All probes of one request, understood.
+/// All requested probes of one request, parsed and checked.
 #[derive(Clone, Debug)]
 pub(super) struct Orders(Vec<Order>);
 
-/// How a body was written.
+/// Form of a body: one object or an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     One,
     Array,
 }
 
-/// A probe that was asked for, understood.
+/// A requested probe, parsed and checked.
 #[derive(Clone, Debug)]
 struct Order {
     new: NewProbe,
     name: Option<String>,
-    /// Where in the body it was asked for.
+    /// JSON pointer to the probe in the body.
     pointer: String,
 }
 
@@ -101,7 +101,7 @@ impl Order {
     }
 }
 
-/// The filter or the aggregate under `key`.
+/// Parses the filter or the aggregate under `key`.
 fn program<P: FromStr<Err = ProgramError>>(
     text: Option<&str>,
     key: &str,
@@ -124,13 +124,13 @@ fn program<P: FromStr<Err = ProgramError>>(
     })
 }
 
-/// Whether each match is a probe of its own.
+/// Whether each match becomes a separate probe: a pattern without a module.
 fn stands_for_many(spec: &ProbeSpec) -> bool {
     spec.module.is_none() && matches!(spec.location, Location::Glob(_))
 }
 
 impl Orders {
-    /// What a body asks for.
+    /// Parses and checks a body.
     pub(super) fn understood(body: &[u8]) -> Result<Self, Problem> {
         if !body.trim_ascii_start().starts_with(b"[") {
             let wanted = object(parse(body)?)?;
@@ -157,9 +157,9 @@ impl Orders {
         Ok(Self(orders.collect::<Result<_, _>>()?))
     }
 
-    /// Registers all of them or none, names included. On the operator's thread.
+    /// Registers all probes or none, with their names. Runs on the operator's thread.
     ///
-    /// In the pause is only what has to be: the plants, and whether what was asked for by itself was refused.
+    /// The pause covers only the necessary work: planting, and the check for refused probes outside a pattern.
     pub(super) fn register(
         &self,
         bench: &mut Bench<'_>,
@@ -217,14 +217,14 @@ fn plant(
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     let records = target.records_among(&known, usize::MAX);
     if let Some(problem) = refused(orders, &records) {
-        // They have just been added: none of them has fired.
+        // Added during this pause: none of the probes has fired.
         target.unregister(paused, &ids).map_err(cannot_change)?;
         return Err(problem);
     }
     Ok(ids)
 }
 
-/// An address means nothing while the kernel has not said where it runs.
+/// Refuses addresses: until the kernel has reported the running address, an address has no meaning.
 fn moves(orders: &[Order]) -> Result<(), Problem> {
     let address = |order: &&Order| matches!(order.new.spec.location, Location::Address(_));
     match orders.iter().find(address) {
@@ -239,7 +239,8 @@ fn moves(orders: &[Order]) -> Result<(), Problem> {
     }
 }
 
-/// What was asked for by itself must be planted or be able to wait; of a pattern's matches some may not be.
+/// The problem of the first refused probe outside a pattern. A probe outside a pattern must be planted or pending; some matches of a
+/// pattern may be refused.
 fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
     let refused: BTreeMap<&str, &ProbeRecord> = records
         .iter()

@@ -1,4 +1,4 @@
-//! A connection that is cut off when its client takes nothing.
+//! A connection that fails when the client takes no bytes.
 
 use std::io;
 use std::pin::Pin;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-/// Whether a client may take its time.
+/// Permission for a client to stall without a time limit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Patience(Arc<AtomicBool>);
 
 impl Patience {
-    /// It may, from now on.
+    /// Grants the permission from now on.
     pub(crate) fn grant(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -25,7 +25,7 @@ impl Patience {
     }
 }
 
-/// A stream whose writes fail when they do not get on for `limit`.
+/// A stream whose writes fail after `limit` without progress.
 #[derive(Debug)]
 pub(super) struct Paced<S> {
     stream: S,

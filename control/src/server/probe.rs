@@ -1,4 +1,4 @@
-//! Probes come, change and go. Each request is one transaction with one pause.
+//! Routes that list, add, change and remove probes. Each change is one transaction with at most one pause.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use crate::api::{
 };
 use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 
-/// Which probes.
+/// Query of the list of probes: a page.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Probes with a higher number than this.
+    /// Lists only probes with a number above `after`.
     #[serde(default)]
     #[param(maximum = 18_446_744_073_709_551_615_u64)]
     after: Option<u64>,
-    /// How many at the most, up to 10 000; 1000 if nothing is said.
+    /// Maximum number of probes in the page, up to 10 000; default 1000.
     #[serde(default)]
     #[param(maximum = 18_446_744_073_709_551_615_u64)]
     limit: Option<usize>,
 }
 
-/// All probes, in the order in which they were added, a page at a time.
+/// Lists probes page by page, in the order of their registration.
 #[utoipa::path(get, path = "/probes", tag = "probes", params(ListQuery),
     responses((status = 200, description = "Probes", body = Probes),
         (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json")))]
@@ -49,7 +49,7 @@ pub(super) async fn list(
         |record: &ProbeRecord| asked.after.is_none_or(|after| u64::from(record.id) > after);
     let mut wanted = records.into_iter().filter(is_wanted).peekable();
     let mut page: Vec<ProbeRecord> = wanted.by_ref().take(limit).collect();
-    // The matches of a pattern share a number, and so a page.
+    // The matches of a pattern in a module share a number, and therefore a page.
     while let Some(alike) =
         wanted.next_if(|next| page.last().is_some_and(|last| last.id == next.id))
     {
@@ -63,7 +63,7 @@ pub(super) async fn list(
     })
 }
 
-/// Adds a probe, or with an array several: all of them or none.
+/// Adds one probe or an array of probes: all or none.
 #[utoipa::path(post, path = "/probes", tag = "probes",
     request_body(content = AddProbes, description = "A probe or an array of at most 1000"),
     responses((status = 201, description = "They are there", body = Added),
@@ -104,7 +104,7 @@ pub(super) async fn add(
     Ok(response)
 }
 
-/// One probe, by its number or its own name; several for a pattern in a module.
+/// Shows a probe by number or own name; several records for a pattern in a module.
 #[utoipa::path(get, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "The probe", body = Changed),
@@ -121,7 +121,7 @@ pub(super) async fn show(
     }))
 }
 
-/// Its counts at this moment.
+/// Shows the present counts of a probe.
 #[utoipa::path(get, path = "/probes/{id}/stats", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "Its counts", body = Stats),
@@ -140,7 +140,7 @@ pub(super) async fn stats(
     }))
 }
 
-/// Enables, disables or names it.
+/// Enables, disables or names a probe.
 #[utoipa::path(patch, path = "/probes/{id}", tag = "probes", request_body = ChangeProbe,
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "The probe as it is now", body = Changed),
@@ -167,7 +167,7 @@ pub(super) async fn change(
     }
 }
 
-/// Removes it. Its last counts come back.
+/// Removes a probe. The answer has the final counts.
 #[utoipa::path(delete, path = "/probes/{id}", tag = "probes",
     params(("id" = String, Path, description = "A probe's number or its own name")),
     responses((status = 200, description = "It is gone", body = Removed),
@@ -198,7 +198,7 @@ pub(super) async fn remove_all(State(app): State<Arc<App>>) -> Result<Told<Remov
 }
 
 impl App {
-    /// Removes one probe, or all.
+    /// Removes the probe `id`, or all probes if `id` is `None`.
     async fn remove(&self, id: Option<ProbeId>) -> Result<Removed, Problem> {
         let names = self.shared_names();
         let removed = self
@@ -207,7 +207,7 @@ impl App {
         removed.await?
     }
 
-    /// The probe that a path names, if there is one.
+    /// The records of the probe in a path, or a problem if the probe does not exist.
     fn known(&self, named: &str) -> Result<Vec<ProbeRecord>, Problem> {
         let records = self.target.records_of(self.probe(named)?);
         match records.is_empty() {

@@ -1,4 +1,4 @@
-//! Processes and users that meet at one path.
+//! Tests with several processes and users at the same path.
 
 use std::os::unix::fs::{PermissionsExt, chown, lchown, symlink};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use super::*;
 /// Any user but root.
 const OTHER: u32 = 65_534;
 
-/// What a process that was killed leaves behind.
+/// Leaves a stale socket at `path`, as a killed process does.
 fn leave_stale(path: &Path) {
     drop(UnixListener::bind(path).expect("bound"));
     assert!(path.exists());
@@ -35,7 +35,7 @@ fn names(folder: &Path) -> Vec<OsString> {
 fn the_file_is_for_its_owner_alone_and_goes_away() {
     let folder = tempfile::tempdir().expect("tempdir");
     let path = folder.path().join("x.sock");
-    // A mask that takes nothing away must not matter; it is the process's, so it is set back at once.
+    // The socket's mode must not depend on the umask. The umask belongs to the whole process, so the test restores it at once.
     let before = rustix::process::umask(Mode::empty());
     let socket = ControlSocket::bind(&path);
     rustix::process::umask(before);
@@ -242,7 +242,7 @@ fn another_file_at_the_path_is_left_alone_at_the_end() {
     assert!(!path.exists());
 }
 
-/// Only root can give a link to another user. Without root, the link is the user's own, which is followed.
+/// Only root can give a link to another user. Without root, the link is the user's own, and is followed.
 #[test]
 fn link_of_another_user_before_the_name_is_refused() {
     let folder = tempfile::tempdir().expect("tempdir");

@@ -1,4 +1,4 @@
-//! A fake machine, which records its requests.
+//! A fake machine with a list of records in place of an engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,7 +29,7 @@ pub(crate) struct Straw {
     pub(crate) located: AtomicBool,
     /// Pauses in force.
     pub(crate) paused: AtomicUsize,
-    /// The time that each change takes.
+    /// Duration of each change.
     pub(crate) slow: Mutex<Duration>,
 }
 

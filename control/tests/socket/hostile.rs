@@ -1,4 +1,4 @@
-//! Clients that mean no good.
+//! Hostile clients.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -35,7 +35,7 @@ fn malformed_bodies_are_told_and_harmless() {
         rig.send("POST", "/probes", body).problem(400);
     }
     rig.send("POST", "/probes", "{\"spec\": \"\"}").problem(422);
-    // Deeper than any parser should follow.
+    // Nested deeper than a parser should follow.
     rig.send("POST", "/probes", &"[".repeat(100_000))
         .problem(400);
     rig.send("PUT", "/knobs", "{\"enabled\": 1}").problem(400);
@@ -51,7 +51,7 @@ fn oversize_requests_are_refused_before_they_have_come() {
     let rig = Rig::new();
     let long = "x".repeat(limits::BODY_BYTES + 1);
     rig.send("POST", "/probes", &long).problem(413);
-    // Without a length.
+    // Chunked: without a length.
     let mut chunked = b"POST /probes HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     for _ in 0..limits::BODY_BYTES / 0x1_0000 + 1 {
         chunked.extend_from_slice(b"10000\r\n");
@@ -59,7 +59,7 @@ fn oversize_requests_are_refused_before_they_have_come() {
         chunked.extend_from_slice(b"\r\n");
     }
     rig.raw(&chunked).problem(413);
-    // A head beyond its limit is not even parsed.
+    // The server does not parse a head beyond the limit.
     let head = format!(
         "GET /probes HTTP/1.1\r\nx: {}\r\n\r\n",
         "x".repeat(64 << 10)
@@ -81,7 +81,7 @@ fn what_is_no_http_ends_the_connection() {
     rig.client().machine().expect("it still serves");
 }
 
-/// One byte now and then: neither head nor body may take for ever, and others are served meanwhile.
+/// Clients that send a byte now and then: the server limits the time of head and body, and serves other clients meanwhile.
 #[test]
 fn who_trickles_is_cut_off() {
     let rig = Rig::new();
@@ -135,7 +135,7 @@ fn more_clients_than_there_is_room_for_are_told_so() {
     let rig = Rig::new();
     let idle: Vec<UnixStream> = (0..limits::CONNECTIONS).map(|_| rig.connect()).collect();
     let began = Instant::now();
-    // They are let in in their order.
+    // The server accepts clients in the order of their connections.
     let problem = rig.get("/machine").problem(503);
     assert!(problem.detail.contains("64 clients"), "{problem:?}");
     drop(idle);
@@ -155,7 +155,7 @@ fn note(n: u64) -> Event {
     })
 }
 
-/// A client that never reads its events holds up nobody; when it does read, it is told what it has lost.
+/// A client that does not read events delays neither vCPUs nor other clients. Later, the client reads the number of lost events.
 #[test]
 fn who_never_reads_loses_events_and_is_told() {
     let rig = Rig::new();
@@ -183,7 +183,7 @@ fn who_never_reads_loses_events_and_is_told() {
     }
 }
 
-/// An answer that nobody takes does not keep its connection for ever.
+/// The server closes a connection if the client does not read the answer.
 #[test]
 fn who_takes_no_answer_is_cut_off() {
     let rig = Rig::new();
@@ -227,8 +227,8 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
         drop(stream);
     }
     let began = Instant::now();
-    // The other tests of this process come and go, too.
-    // Until those that have left are noticed there may be no room.
+    // Other tests of the same process open and close files, too.
+    // Until the server notices the closed connections, there may be no room for a request.
     let others = || {
         rig.client()
             .machine()
@@ -240,7 +240,7 @@ fn who_leaves_in_the_middle_leaves_nothing_behind() {
     }
 }
 
-/// What was asked for is done to its end, whether or not anybody hears of it.
+/// A change runs to its end even if the client has disconnected.
 #[test]
 fn who_leaves_before_the_answer_leaves_no_name_behind() {
     let rig = Rig::new();
@@ -281,7 +281,7 @@ fn changes_that_pile_up_are_refused() {
     *rig.straw.slow.lock().expect("lock") = Duration::from_millis(300);
     let rig = Arc::new(rig);
     let body = r#"{"spec": "kprobe:one"}"#;
-    // All of the connections have one change under way; none is lost.
+    // Each connection has one change in progress; the server loses none.
     let answers: Vec<u16> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..60)
             .map(|_| scope.spawn(|| rig.send("POST", "/probes", body).status))

@@ -1,4 +1,4 @@
-//! Clients that come through the link of a nested run.
+//! Clients connected through the link of a nested run.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -117,7 +117,7 @@ fn who_leaves_is_forgotten_on_both_sides() {
             1 => b"GET /machine HTT",
             _ => b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n",
         };
-        // A client beyond the limit is turned away, perhaps before it has written.
+        // A client beyond the limit is refused, perhaps before the client has written.
         if let Err(error) = stream.write_all(beginning) {
             assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
         }

@@ -1,4 +1,4 @@
-//! The server with real sockets and a machine of straw: what clients may do to it, and what they are told.
+//! Tests of the server with real sockets and a fake machine: allowed requests, refusals and hostile clients.
 
 mod fake;
 mod hostile;

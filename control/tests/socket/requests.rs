@@ -1,4 +1,4 @@
-//! Every path, with what it answers and what it refuses.
+//! Answers and refusals of every path.
 
 use std::sync::atomic::Ordering;
 
@@ -23,7 +23,7 @@ fn note(ts_ns: u64) -> Event {
     })
 }
 
-/// The counters of detours are the guest's to write to.
+/// The guest can write to the counters of detours.
 #[test]
 fn counts_that_a_guest_has_overwritten_are_summed_up() {
     let rig = Rig::new();
@@ -69,7 +69,7 @@ fn a_probe_comes_changes_and_goes() {
     }
     assert_eq!(client.probes().expect("list"), []);
     let pauses = client.machine().expect("machine").pauses;
-    // What is not there is not worth a pause.
+    // A request for a missing probe causes no pause.
     assert_eq!(
         (pauses.count, rig.straw.paused.load(Ordering::SeqCst)),
         (3, 0)
@@ -318,7 +318,7 @@ fn symbols_and_memory() {
     let rig = Rig::new();
     let found = rig.get("/symbols?match=many_*&limit=2").json(200);
     assert_eq!(found["symbols"][0]["name"], "many_a");
-    // Where it was linked, and how far that has moved.
+    // The linked address plus the slide.
     assert_eq!(found["symbols"][0]["address"], "0xffffffff81000120");
     assert_eq!(found["more"], true);
     assert_eq!(rig.client().symbols("*").expect("all").symbols.len(), 6);

@@ -1,4 +1,4 @@
-//! A server on a socket of its own, and clients that speak to it byte by byte.
+//! Test fixture: a server on its own socket, and clients that send raw bytes.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -12,15 +12,15 @@ use tempfile::TempDir;
 
 use crate::fake::Straw;
 
-/// Longer than any answer takes here.
+/// Time limit of the tests, longer than any answer takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server with its machine.
+/// A server with a fake machine.
 pub(crate) struct Rig {
     pub(crate) straw: Arc<Straw>,
     pub(crate) hub: Arc<EventHub>,
     server: Option<Server>,
-    // Before the folder that it is in.
+    // Dropped before the socket's folder.
     _socket: ControlSocket,
     _folder: TempDir,
     path: PathBuf,
@@ -52,15 +52,15 @@ impl Rig {
         self.server.take().expect("once").finish();
     }
 
-    /// A connection that nothing has been said on.
+    /// A new connection without a request.
     pub(crate) fn connect(&self) -> UnixStream {
         connect(&self.path)
     }
 
-    /// What the server answers to these bytes, to the end of the connection.
+    /// Sends `bytes`, and reads the answer to the end of the connection.
     pub(crate) fn raw(&self, bytes: &[u8]) -> Answer {
         let mut stream = self.connect();
-        // The server may have answered and closed before it has all.
+        // The server may answer and close before reading all bytes.
         let _ = stream.write_all(bytes);
         Answer::read(stream)
     }
@@ -105,7 +105,7 @@ pub(crate) struct Answer {
 impl Answer {
     pub(crate) fn read(mut stream: UnixStream) -> Self {
         let mut bytes = Vec::new();
-        // A connection that is reset has said what it had to say.
+        // After a reset, the bytes received before are the answer.
         let _ = stream.read_to_end(&mut bytes);
         let text = String::from_utf8(bytes).expect("text");
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or((&text, ""));
@@ -117,7 +117,7 @@ impl Answer {
         }
     }
 
-    /// It is a problem document of this status, consistent in itself.
+    /// Checks that the answer is a consistent problem document with the status `status`.
     #[track_caller]
     pub(crate) fn problem(&self, status: u16) -> Problem {
         assert_eq!(self.status, status, "{self:?}");

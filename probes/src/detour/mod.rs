@@ -11,12 +11,12 @@
 //!                                                                   └──────────────────────┘
 //! ```
 //!
-//! Beside the copies lie the detours of optimised probes (`code`). They count in cells that the guest can write, or write records
-//! to a ring there.
+//! Beside the copies lie the detours of optimised probes (`code`). Detours count in cells writable by the guest, or write records to a ring
+//! there.
 //!
-//! Threads: a vCPU that stands at a plant looks a copy up under a read lock; no holder of the lock ever waits. The region and the
-//! copies change only with the other vCPUs paused. Code that the guest may once have executed stays unchanged until the guest
-//! ends. `docs/detours.md` has the reasons.
+//! Threads: a vCPU at a plant looks a copy up under a read lock; no holder of the lock ever waits. The region and the copies change only
+//! with the other vCPUs paused. Code that the guest may have executed stays unchanged until the guest ends. `docs/detours.md` has the
+//! reasons.
 
 mod cells;
 #[cfg(test)]
@@ -153,7 +153,7 @@ impl State {
         if let Self::NotLaid = self {
             *self = match Region::lay(paused, memory, kernel) {
                 Ok(region) => Self::Laid(Box::new(region)),
-                // An early region that has no room may have some when the kernel has set its tables up.
+                // An early region without room may have room after the kernel has set its tables up.
                 Err(error) if kernel.tables == Tables::Early => return Err(error),
                 Err(error) => {
                     *self = Self::Refused;

@@ -211,7 +211,7 @@ impl Ring {
         head.ok() != shown.ok()
     }
 
-    /// Takes the records out, and hands each to `tell`. Any thread may call this; one at a time runs.
+    /// Takes the records out, and passes each to `tell`. Any thread may call the function; one thread at a time runs.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use crate::program::Aggregate;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
 use crate::{ProbeAction, ProbeKind, ProbeSummary};
 
-/// A probe with its specification, its state and its counters.
+/// The specification, the state and the counters of a probe.
 #[derive(Clone, Debug)]
 pub struct ProbeRecord {
     /// The probe's id within the engine. The matches of a pattern in a module share an id.

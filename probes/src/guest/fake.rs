@@ -1,4 +1,4 @@
-//! A guest that is a vector of bytes, and a vCPU that records what is done to it. Each request can be made to fail.
+//! A fake guest: a vector of bytes as memory, and a vCPU that records requests. Each request can fail on demand.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,14 +12,14 @@ use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
 use crate::handler::InstructionFault;
 
-/// Counts requests, and lets some of them fail. Cloning shares the count.
+/// Counts requests, and lets some of them fail. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Requests(Arc<Mutex<Plan>>);
 
 #[derive(Debug, Default)]
 struct Plan {
     made: usize,
-    /// The numbers of those that fail; the first request is 1.
+    /// The numbers of the failing requests; the first request has number 1.
     failing: std::ops::Range<usize>,
 }
 
@@ -28,17 +28,17 @@ impl Requests {
         *self.0.lock().expect("lock") = Plan { made: 0, failing };
     }
 
-    /// The `n`-th request from now on fails; with 0 none does.
+    /// Lets the `n`-th request from now on fail; with 0, no request fails.
     pub(crate) fn fail(&self, n: usize) {
         self.plan(n..n + usize::from(n > 0));
     }
 
-    /// The `n`-th request from now on fails, and every one after it.
+    /// Lets the `n`-th request from now on fail, and all later requests.
     pub(crate) fn fail_from(&self, n: usize) {
         self.plan(n..usize::MAX);
     }
 
-    /// How many have been made.
+    /// The number of requests.
     pub(crate) fn made(&self) -> usize {
         self.0.lock().expect("lock").made
     }
@@ -74,12 +74,12 @@ impl FakeMemory {
         }
     }
 
-    /// What the guest reads.
+    /// Memory as the guest reads it.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.bytes.lock().expect("lock").clone()
     }
 
-    /// Writes without being asked to.
+    /// Writes without a request.
     pub(crate) fn put(&self, gpa: u64, bytes: &[u8]) {
         let at = usize::try_from(gpa - self.base).expect("small");
         self.bytes.lock().expect("lock")[at..at + bytes.len()].copy_from_slice(bytes);
@@ -140,31 +140,31 @@ impl GuestMemory for FakeMemory {
     }
 }
 
-/// Where detour memory is.
+/// The address of detour memory.
 pub(crate) const DETOUR_GPA: u64 = 0x10_0000_0000;
 
-/// A machine that stands still. Its requests can fail.
+/// A paused machine. Requests can fail.
 #[derive(Debug, Default)]
 pub(crate) struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
-    /// So many vCPUs beside the first.
+    /// The number of vCPUs besides the first.
     pub(crate) further_vcpus: usize,
-    /// Where vCPUs stand.
+    /// The RIPs of the vCPUs.
     pub(crate) rips: Mutex<Vec<Gva>>,
-    /// One of them handles an NMI.
+    /// Whether a vCPU handles an NMI.
     pub(crate) in_nmi: AtomicBool,
     pub(crate) requests: Requests,
 }
 
 impl FakePaused {
-    /// The detour memory, if there is any.
+    /// The detour memory, if mapped.
     pub(crate) fn detour(&self) -> Option<Arc<FakeMemory>> {
         self.detour.lock().expect("lock").clone()
     }
 
-    /// One whose requests are counted with those of `memory`.
+    /// A machine that shares the request count of `memory`.
     pub(crate) fn beside(memory: &FakeMemory) -> Self {
         Self {
             requests: memory.requests.clone(),
@@ -172,7 +172,7 @@ impl FakePaused {
         }
     }
 
-    /// First byte and first byte behind each range that is read-only.
+    /// The start and the end of each read-only range.
     pub(crate) fn read_only(&self) -> Vec<(u64, u64)> {
         let ranges = self.read_only.lock().expect("lock");
         ranges
@@ -218,7 +218,7 @@ impl Paused for FakePaused {
     }
 }
 
-/// An exception that a vCPU was given.
+/// An exception injected into a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Injected {
     Breakpoint(Gva),
@@ -232,14 +232,14 @@ pub(crate) struct FakeVcpu {
     pub(crate) index: usize,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) state: SystemState,
-    /// Paging is told by `state`.
+    /// The system registers, except the paging registers, which are in `state`.
     pub(crate) sregs: vmm::kvm_sregs,
     pub(crate) msrs: BTreeMap<u32, u64>,
     pub(crate) xcr0: u64,
     pub(crate) injected: Vec<Injected>,
-    /// What was written to which port.
+    /// The port writes: port and data.
     pub(crate) ports: Vec<(u16, Vec<u8>)>,
-    /// It has left the guest by an `outs` in front of RIP.
+    /// Whether the vCPU exited at an `outs` in front of RIP.
     pub(crate) behind_outs: bool,
     pub(crate) blocking: vmm::Blocking,
     pub(crate) halted: bool,
@@ -247,7 +247,7 @@ pub(crate) struct FakeVcpu {
 }
 
 impl FakeVcpu {
-    /// In ring 0 at `rip`, with 4-level tables at `cr3`.
+    /// A vCPU in ring 0 at `rip`, with 4-level tables at `cr3`.
     pub(crate) fn at(rip: Gva, cr3: u64) -> Self {
         Self {
             regs: vmm::kvm_regs {

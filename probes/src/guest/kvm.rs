@@ -1,4 +1,4 @@
-//! A live machine behind the engine's traits.
+//! The engine's traits, implemented for a live machine.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ use vmm::{
 use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
 use crate::handler::InstructionFault;
 
-/// The machine's RAM. Cloning shares it.
+/// The machine's RAM. Clones share the memory.
 #[derive(Clone, Debug)]
 pub(crate) struct KvmMemory(pub(crate) GuestMemoryMmap);
 
 impl KvmMemory {
-    /// Eight bytes that are aligned.
+    /// The 8 bytes at `gpa`, if aligned and within RAM.
     fn word(&self, gpa: Gpa) -> Option<&AtomicU64> {
         if !gpa.0.is_multiple_of(8) {
             return None;
@@ -43,7 +43,7 @@ impl PhysMemory for KvmMemory {
             .map_err(|_| Unreadable { gpa, len })
     }
 
-    /// What page tables and stacks are made of; a copy of any length costs several times as much.
+    /// Page tables and stacks consist of 64-bit words; a copy of any length costs several times as much.
     fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
         if let Some(word) = self.word(gpa) {
             return Ok(word.load(Ordering::Relaxed));
@@ -110,8 +110,7 @@ impl GuestMemory for KvmMemory {
 pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
 
 impl KvmVcpu<'_, '_> {
-    /// Runs this vCPU, with all others paused, until it comes to where it is to stop. What the machine traps for on the
-    /// way goes to `handler`.
+    /// Runs the vCPU until it reaches a stop, with all other vCPUs paused. `handler` handles the machine's traps on the way.
     pub(crate) fn run_alone(
         &mut self,
         paused: &PausedGuard<'_>,
@@ -138,9 +137,9 @@ impl KvmVcpu<'_, '_> {
     }
 }
 
-/// Longer than an instruction takes that does not wait; past it, the vCPU is where nobody thought of.
+/// Longer than any instruction takes that does not wait. A vCPU that exceeds the limit is at an unexpected address.
 const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
-/// Longer than a function takes that decodes another and waits for nobody, where the whole machine is emulated too.
+/// Longer than a function takes that decodes another function and does not wait, even if the whole machine is emulated.
 const FUNCTION_LIMIT: Duration = Duration::from_millis(200);
 
 const CR0_WP: u64 = 1 << 16;
@@ -150,7 +149,7 @@ const CR4_PKE_PKS: u64 = (1 << 22) | (1 << 24);
 const PAGE_FAULT: u8 = 14;
 const EFER_SCE: u64 = 1;
 
-/// What the emulator goes by, of KVM's registers.
+/// The emulator's view of KVM's system registers.
 fn system(sregs: &vmm::kvm_sregs) -> System {
     System {
         segments: Segments {
@@ -250,7 +249,7 @@ impl Vcpu for KvmVcpu<'_, '_> {
             (&mut sregs.ds, &segments.ds),
             (&mut sregs.es, &segments.es),
         ] {
-            // What KVM has told of one that stays goes back unchanged.
+            // An unchanged segment goes back exactly as KVM reported it.
             if from_kvm(held) != *wanted {
                 *held = to_kvm(wanted);
             }

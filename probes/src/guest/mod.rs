@@ -1,7 +1,7 @@
-//! The guest as the engine reaches it: memory, the pages that are read-only, and a vCPU that stands at a plant.
+//! The engine's view of the guest: memory, read-only pages, and a vCPU stopped at a plant.
 //!
-//! The engine is written against these traits. `kvm` implements them for a live machine; the tests of the engine's
-//! logic implement them with a vector of bytes and a vCPU that records what is done to it.
+//! The engine uses only these traits. `kvm` implements them for a live machine. The tests of the engine's logic implement them with a
+//! vector of bytes and a vCPU that records each request.
 
 #[cfg(test)]
 pub(crate) mod fake;
@@ -17,39 +17,38 @@ use crate::handler::InstructionFault;
 
 pub(crate) use kvm::{KvmMemory, KvmVcpu};
 
-/// Guest-physical memory that can be written.
+/// Writable guest-physical memory.
 pub trait GuestMemory: PhysMemory + Send + Sync {
     /// Writes `bytes`. At most 8 bytes that are naturally aligned are written in one piece, as a store of the guest's
     /// would be.
     ///
     /// # Errors
     ///
-    /// When it is not all memory; then none of it has been written.
+    /// If part of the range is not memory; then no byte has been written.
     fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable>;
 
-    /// Replaces `old` by `new` (1, 2, 4 or 8 bytes, naturally aligned) in one atomic step; `false` if the memory
-    /// held something else.
+    /// Replaces `old` by `new` (1, 2, 4 or 8 bytes, naturally aligned) in one atomic step; `false` if the memory held another value.
     ///
     /// # Errors
     ///
-    /// When it is not memory.
+    /// If the address is not memory.
     fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable>;
 
-    /// Where there is memory, in ascending order; whole pages.
+    /// The ranges of memory, in ascending order; whole pages.
     fn ranges(&self) -> Vec<Range<Gpa>>;
 }
 
-/// Guest-physical memory that could not be written.
+/// A failed write to guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot write {len} bytes of guest-physical memory at {gpa}")]
 pub struct Unwritable {
-    /// Where.
+    /// The address.
     pub gpa: Gpa,
-    /// How many bytes.
+    /// The number of bytes.
     pub len: usize,
 }
 
-/// Something went wrong with a vCPU or a machine; the machine cannot run on.
+/// An error of a vCPU or a machine; the machine cannot run on.
 #[derive(Debug, thiserror::Error)]
 pub enum GuestError {
     /// A request about a vCPU.
@@ -79,15 +78,15 @@ pub enum GuestError {
 /// How far one vCPU runs alone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum To<'a> {
-    /// One instruction, which leads to one of these. Debug registers are off.
+    /// One instruction; the vCPU stops at any of these addresses. Debug registers are off.
     Next(&'a [Gva]),
-    /// A function, which returns here.
+    /// A function; the vCPU stops at the return address.
     Return(Gva),
 }
 
 #[cfg(test)]
 impl To<'_> {
-    /// Where it stops.
+    /// The addresses at which the vCPU stops.
     pub(crate) fn stops(&self) -> &[Gva] {
         match self {
             Self::Next(stops) => stops,
@@ -99,15 +98,15 @@ impl To<'_> {
 /// How the run of one vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// It is about to execute this stop.
+    /// The vCPU is about to execute this stop.
     At(Gva),
-    /// It came to none in time.
+    /// The vCPU reached no stop within the time limit.
     Nowhere,
     /// The machine has ended.
     Ended,
 }
 
-/// The registers beyond the general ones that going past an instruction needs.
+/// The registers beyond the general ones that are needed to step over an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SystemState {
     /// How addresses are translated.
@@ -116,7 +115,7 @@ pub(crate) struct SystemState {
     pub system: System,
     /// Privilege level, 0 to 3.
     pub privilege: u8,
-    /// CR0.WP: writes of ring 0 heed read-only pages.
+    /// CR0.WP: writes of ring 0 respect read-only pages.
     pub write_protect: bool,
     /// CR4.SMAP: ring 0 may not touch pages of ring 3, unless RFLAGS.AC is set.
     pub smap: bool,
@@ -124,149 +123,147 @@ pub(crate) struct SystemState {
     pub protection_keys: bool,
 }
 
-/// A vCPU that has stopped at a plant. Lives on its own thread; nothing runs it while it is borrowed.
+/// A vCPU stopped at a plant. The vCPU lives on its own thread, and does not run while borrowed.
 pub(crate) trait Vcpu {
-    /// Which one, from 0.
+    /// The number of the vCPU, from 0.
     fn index(&self) -> usize;
 
     /// The general registers.
     ///
     /// # Errors
     ///
-    /// When they cannot be had.
+    /// If the registers cannot be read.
     fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError>;
 
     /// Sets the general registers.
     ///
     /// # Errors
     ///
-    /// When they cannot be set.
+    /// If the registers cannot be set.
     fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError>;
 
-    /// The rest of what the emulator needs.
+    /// The other registers needed by the emulator.
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the registers cannot be read.
     fn system_state(&mut self) -> Result<SystemState, GuestError>;
 
     /// Sets CS, SS, DS and ES.
     ///
     /// # Errors
     ///
-    /// When they cannot be set.
+    /// If the segments cannot be set.
     fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError>;
 
     /// A model-specific register.
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the register cannot be read.
     fn read_msr(&mut self, index: u32) -> Result<u64, GuestError>;
 
     /// Sets model-specific registers, given as index and value.
     ///
     /// # Errors
     ///
-    /// When one cannot be set.
+    /// If a register cannot be set.
     fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError>;
 
-    /// What holds interrupts back.
+    /// The interrupt shadow and the blocking of NMIs.
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the state cannot be read.
     fn blocking(&mut self) -> Result<vmm::Blocking, GuestError>;
 
-    /// Sets what holds interrupts back.
+    /// Sets the interrupt shadow and the blocking of NMIs.
     ///
     /// # Errors
     ///
-    /// When it cannot be set.
+    /// If the state cannot be set.
     fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError>;
 
-    /// The vCPU waits for an interrupt, as behind a `hlt`.
+    /// Halts the vCPU until an interrupt arrives, as behind a `hlt`.
     ///
     /// # Errors
     ///
-    /// When it cannot be made to.
+    /// If the vCPU cannot be halted.
     fn halt(&mut self) -> Result<(), GuestError>;
 
-    /// XCR0; 0 where there is none.
+    /// XCR0; 0 if the processor has no XCR0.
     ///
     /// # Errors
     ///
-    /// When it cannot be had.
+    /// If the register cannot be read.
     fn xcr0(&mut self) -> Result<u64, GuestError>;
 
     /// Writes `data` to a port, as the guest's `out` would have.
     fn write_port(&mut self, port: u16, data: &[u8]);
 
-    /// Whether the port write that the vCPU has left the guest for is that of an `outs` in front of RIP, and not of the
-    /// instruction at RIP.
+    /// Whether the port write with which the vCPU exited belongs to an `outs` in front of RIP, and not to the instruction at RIP.
     ///
     /// # Errors
     ///
-    /// When it cannot be found out.
+    /// If KVM cannot be entered.
     fn is_behind_outs(&mut self) -> Result<bool, GuestError>;
 
     /// Reads a port, as the guest's `in` would have.
     fn read_port(&mut self, port: u16, data: &mut [u8]);
 
-    /// The guest takes #BP as if it had executed an `int3` at `at`.
+    /// Injects #BP, as if the guest had executed an `int3` at `at`.
     ///
     /// # Errors
     ///
-    /// When it cannot be injected.
+    /// If the exception cannot be injected.
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError>;
 
-    /// The guest takes this fault at its present RIP.
+    /// Injects `fault` at the present RIP.
     ///
     /// # Errors
     ///
-    /// When it cannot be injected.
+    /// If the exception cannot be injected.
     fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError>;
 
     /// The system registers.
     ///
     /// # Errors
     ///
-    /// When they cannot be had.
+    /// If the registers cannot be read.
     fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError>;
 
     /// Sets the system registers.
     ///
     /// # Errors
     ///
-    /// When they cannot be set.
+    /// If the registers cannot be set.
     fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError>;
 }
 
-/// A machine none of whose vCPUs runs, except the one on whose thread this is used.
+/// A machine whose vCPUs are all paused, except the vCPU on whose thread the value is used.
 pub trait Paused {
-    /// How many vCPUs the machine has, those included that have not been started.
+    /// The number of vCPUs, vCPUs not yet started included.
     fn vcpus(&self) -> usize;
 
-    /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
+    /// Makes exactly these pages of RAM read-only for the guest. The ranges are sorted and disjoint.
     ///
     /// # Errors
     ///
-    /// When it cannot be done.
+    /// If KVM refuses the memory slots.
     fn set_read_only(&self, ranges: &[vmm::PageRange]) -> Result<(), GuestError>;
 
-    /// Puts memory that is all zero into the guest's physical address space, far above its RAM: where, and the memory.
-    /// The first part of it the guest cannot write. If there is such memory already, that.
+    /// Maps zeroed memory into the guest's physical address space, far above RAM; returns the address and the memory. The guest cannot
+    /// write the first part. If the memory exists already, the existing memory is returned.
     ///
     /// # Errors
     ///
-    /// When it cannot be done.
+    /// If the memory cannot be mapped.
     fn map_detour(&self, size: vmm::DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError>;
 
-    /// Where each vCPU stands that has been started: its RIP, as it left the guest. A trap that it has yet to be
-    /// answered may send it elsewhere.
+    /// The RIP of each started vCPU, as of its last VM exit. A trap not yet answered may redirect the vCPU.
     fn vcpu_rips(&self) -> Vec<Gva>;
 
-    /// Whether one of them handles an NMI: it can have come between any two instructions.
+    /// Whether a vCPU handles an NMI: the NMI may have arrived between any two instructions.
     fn is_in_nmi(&self) -> bool;
 
     /// Sets the execution breakpoints of all vCPUs.

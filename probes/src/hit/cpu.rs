@@ -1,4 +1,4 @@
-//! The stopped vCPU as the instruction emulator sees it.
+//! The emulator's view of the stopped vCPU.
 
 use introspect::insn::{
     Access, CastShadow, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Msr, Segment, System,
@@ -19,23 +19,22 @@ const MSR_FS_BASE: u32 = 0xc000_0100;
 const MSR_GS_BASE: u32 = 0xc000_0101;
 const MSR_KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-/// A vCPU's registers, taken out to be worked on, and the memory it sees.
+/// A vCPU's registers, taken out for the emulation, and the memory visible to the vCPU.
 ///
-/// Memory is read as the guest would read it without us: a planted page gives the guest's own bytes. Accesses that
-/// need something from the hardware that is not modelled here (setting accessed or dirty bits, protection keys, SMAP,
-/// devices) are refused with [`Fault::NotMemory`], and the hardware is left to make them.
+/// Reads of memory return the original bytes of planted pages. The emulation refuses accesses that need unmodelled work of the hardware
+/// (setting accessed or dirty bits, protection keys, SMAP, devices) with [`Fault::NotMemory`], and leaves the accesses to the hardware.
 pub(super) struct VcpuCpu<'a> {
     pub(super) regs: vmm::kvm_regs,
     vcpu: &'a mut dyn Vcpu,
     state: Option<SystemState>,
-    /// Where the kernel's half is looked up before `state` is asked for.
+    /// The page tables for the kernel's half, used before `state` is read.
     pub(super) kernel: Option<KernelTables<'a>>,
     memory: &'a dyn GuestMemory,
     planter: &'a Planter,
     features: Features,
-    /// What a system instruction has changed, for [`VcpuCpu::finish`].
+    /// The changes by a system instruction, for [`VcpuCpu::finish`].
     changes: SystemChanges,
-    /// A request about the vCPU failed: not the guest's fault, and not to be mistaken for one.
+    /// The error of a request to the vCPU: not a fault of the guest.
     failed: Option<GuestError>,
 }
 
@@ -70,7 +69,7 @@ impl<'a> VcpuCpu<'a> {
         self.state.ok_or(Fault::Registers)
     }
 
-    /// Where an access of `len` bytes within one page goes.
+    /// The guest-physical address of an access within one page.
     fn translate(&mut self, at: Gva, access: Access) -> Result<Gpa, Fault> {
         let write = access == Access::Write;
         if let Some(found) = self
@@ -79,7 +78,7 @@ impl<'a> VcpuCpu<'a> {
             && found.accessed
             && (!write || (found.writable && found.dirty))
         {
-            // Ring 0 may, whatever the control registers say, and nothing is left for the hardware to do.
+            // Ring 0 may access the page with any control registers, and the hardware has no bit left to set.
             return Ok(found.gpa);
         }
         let state = self.state()?;
@@ -111,7 +110,7 @@ impl<'a> VcpuCpu<'a> {
         Ok(gpa)
     }
 
-    /// Where an access goes: its pages follow each other, but their memory does not.
+    /// The guest-physical ranges of an access: consecutive pages may lie anywhere in guest-physical memory.
     fn stretches(&mut self, at: Gva, len: usize, access: Access) -> Result<Stretches, Fault> {
         let mut stretches = Stretches {
             each: [(Gpa(0), 0); MOST_STRETCHES],
@@ -132,14 +131,14 @@ impl<'a> VcpuCpu<'a> {
 }
 
 const PAGE_BYTES: usize = 0x1000;
-/// As many pages as the longest access can lie in.
+/// The maximum number of pages of the longest access.
 const MOST_STRETCHES: usize = MOST_ACCESSED_BYTES / PAGE_BYTES + 1;
 
 fn page_offset(at: Gva) -> usize {
     usize::try_from(at.page_offset()).unwrap_or(0)
 }
 
-/// Stretches of guest-physical memory, each within a page.
+/// Ranges of guest-physical memory, each within a page.
 struct Stretches {
     each: [(Gpa, usize); MOST_STRETCHES],
     count: usize,
@@ -243,11 +242,11 @@ impl Cpu for VcpuCpu<'_> {
             at,
             access: Access::Write,
         };
-        // Reading tells whether it is memory, so that no part can fail after another is written.
+        // A read shows whether the address is memory, so that no part can fail after another part is written.
         let mut probe = [0; 1];
         for (gpa, _) in stretches.iter() {
             if self.planter.keeps(gpa) {
-                // The guest rewrites code that is probed: left to the hardware, the write comes back as a trap.
+                // The guest rewrites probed code: the hardware's write comes back as a trap.
                 return Err(refused);
             }
             self.memory.read(gpa, &mut probe).map_err(|_| refused)?;
@@ -288,7 +287,7 @@ impl Cpu for VcpuCpu<'_> {
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let gpa = self.translate(at, Access::Write)?;
         if self.planter.keeps(gpa) {
-            // To be merged with the plants, which is not done in one step.
+            // The write must be merged with the plants, and the merge is not atomic.
             return Err(Fault::NotAtomic { at });
         }
         self.memory
@@ -298,13 +297,12 @@ impl Cpu for VcpuCpu<'_> {
 }
 
 impl VcpuCpu<'_> {
-    /// The error of a request about the vCPU that failed, rather than the guest.
+    /// The error of a failed request to the vCPU, if any.
     pub(super) fn failure(&mut self) -> Option<GuestError> {
         self.failed.take()
     }
 
-    /// The instruction is done: gives the vCPU its registers, and what else it has changed. The interrupt shadow that
-    /// it was under has ended.
+    /// Completes the instruction: writes the registers and all other changes to the vCPU. The former interrupt shadow ends.
     pub(super) fn finish(&mut self) -> Result<(), GuestError> {
         let Self {
             vcpu,

@@ -1,13 +1,12 @@
-//! The kernel's half of the address space, without asking the vCPU for its page tables.
+//! The kernel's half of the address space, translated without a request to the vCPU.
 //!
-//! To learn CR3 is a request to KVM, which costs more than all else that is done at a hit. A kernel maps its half of the
-//! address space alike in the page tables of every process, so its own tables say where an address of that half lies,
-//! whatever CR3 is. Nothing is remembered of them but where they begin: each access walks them anew, as a processor does
-//! that has forgotten everything.
+//! A read of CR3 is a request to KVM, and costs more than all other work at a hit. A kernel maps its half of the address space alike in the
+//! page tables of every process. The kernel's own tables therefore translate an address of the half, with any CR3. Only the address of the
+//! tables is stored: each access walks the tables anew, like a processor with an empty TLB.
 //!
-//! The vCPU must be in the kernel: that is so when it executes the plant's byte where the kernel has it, for ring 0 only.
-//! Whoever [`KnowsTables`] sees to it that this is not the code by which the kernel is entered, which may run on the tables
-//! of a program. What cannot be told from the kernel's tables is left to be asked of the vCPU, a fault before all.
+//! The vCPU must be in the kernel. The condition is true if the vCPU executes the plant's byte at the kernel's own address, mapped for ring
+//! 0 only. The implementor of [`KnowsTables`] excludes the kernel's entry code, which may run on the page tables of a program. If the
+//! kernel's tables have no answer, the caller asks the vCPU: above all in case of a fault.
 
 use std::fmt;
 
@@ -18,18 +17,18 @@ use crate::plant::Planter;
 
 use super::Plant;
 
-/// Who knows the kernel's own page tables.
+/// Access to the kernel's own page tables.
 pub(crate) trait KnowsTables {
-    /// They, if they stay where they are, and a vCPU in the kernel's code at `at` has none but the kernel's or a process's
-    /// in force. Called when memory is looked at, at any hit: no lock is waited for.
+    /// The tables, if they stay in place, and a vCPU in the kernel's code at `at` uses either the kernel's or a process's tables. Called
+    /// for accesses to memory at any hit: the call never waits for a lock.
     fn kernel_tables(&self, at: Gva) -> Option<PagingState>;
 }
 
-/// The kernel's own page tables, for a vCPU that stands at a plant.
+/// The kernel's own page tables, for a vCPU at a plant.
 #[derive(Clone, Copy)]
 pub(crate) struct KernelTables<'a> {
     known_to: &'a dyn KnowsTables,
-    /// Where the plant is.
+    /// The address of the plant.
     at: Gva,
     gpa: Gpa,
 }
@@ -40,13 +39,13 @@ impl fmt::Debug for KernelTables<'_> {
     }
 }
 
-/// The upper half.
+/// Whether `at` is in the upper half.
 const fn is_kernels(at: Gva) -> bool {
     at.0 >> 63 != 0
 }
 
 impl<'a> KernelTables<'a> {
-    /// For a vCPU that has executed the byte of `plant` at `rip`: through another mapping of it, nothing is known.
+    /// The tables for a vCPU that has executed the byte of `plant` at `rip`; `None` if `rip` is another mapping of the byte.
     pub(crate) fn for_hit(known_to: &'a dyn KnowsTables, plant: &Plant, rip: Gva) -> Option<Self> {
         (rip == plant.at).then_some(Self {
             known_to,
@@ -55,7 +54,7 @@ impl<'a> KernelTables<'a> {
         })
     }
 
-    /// Where `at` lies, if it is of the kernel's half and a page for ring 0 only.
+    /// The translation of `at`, if the address is in the kernel's half, on a page for ring 0 only.
     pub(crate) fn translate(&self, memory: &dyn GuestMemory, at: Gva) -> Option<Translation> {
         if !is_kernels(at) {
             return None;
@@ -68,13 +67,13 @@ impl<'a> KernelTables<'a> {
         (!found.user).then_some(found)
     }
 
-    /// Whether the plant is where the tables say, and none but ring 0 can execute it. Linux has nothing in the upper half
-    /// that a program can execute and that can be probed.
+    /// Whether the tables map the plant's address to the plant, for ring 0 only. In Linux, no code in the upper half can be both executed
+    /// by a program and probed.
     fn is_for_ring_0(&self, memory: &dyn GuestMemory, paging: &PagingState) -> bool {
         walk(memory, paging, self.at).is_ok_and(|found| found.gpa == self.gpa && !found.user)
     }
 
-    /// Reads from `at` on, within a page; whether that has been possible.
+    /// Reads from `at` on, within a page. Returns whether the read succeeded.
     pub(crate) fn read(&self, planter: &Planter, at: Gva, buf: &mut [u8]) -> bool {
         let found = self.translate(planter.memory(), at);
         let found = found.filter(|found| found.bytes_left_in_page() >= buf.len() as u64);

@@ -1,4 +1,4 @@
-//! What happens when a vCPU stands at a plant: it is looked up, and the vCPU is brought past it.
+//! Hits: looks up the plant at a vCPU's RIP, and steps the vCPU over the displaced instruction.
 
 mod cpu;
 mod kernel_half;

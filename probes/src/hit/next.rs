@@ -1,4 +1,4 @@
-//! Where a vCPU can be after the instruction that it stands at, and with which page tables.
+//! The possible addresses of a vCPU behind its present instruction, and the page tables there.
 
 use introspect::PagingState;
 use introspect::insn::{self, Decoded, Features, Next};
@@ -7,7 +7,7 @@ use super::cpu::VcpuCpu;
 use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::plant::Planter;
 
-/// See [`insn::next_places`] and [`insn::tables_after`]. `regs` and `state` are those of the vCPU.
+/// Calls [`insn::next_places`] and [`insn::tables_after`]. `regs` and `state` are the vCPU's.
 pub(crate) fn next_places(
     vcpu: &mut dyn Vcpu,
     regs: vmm::kvm_regs,

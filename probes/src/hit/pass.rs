@@ -1,4 +1,4 @@
-//! Getting a vCPU past the instruction that a plant displaced.
+//! Emulates the instruction displaced by a plant, to step over it.
 
 use introspect::Gva;
 use introspect::insn::{
@@ -13,20 +13,20 @@ use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::handler::InstructionFault;
 use crate::plant::Planter;
 
-/// Whether the instruction has been dealt with.
+/// The result of the emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Passed {
-    /// It has been emulated: the vCPU stands behind it.
+    /// The instruction has been emulated: the vCPU is behind it.
     Emulated,
-    /// It raises a page fault, which the guest is still to be given. The vCPU stands at it.
+    /// The instruction raises a page fault, not yet injected. The vCPU is at the instruction.
     Faulted(InstructionFault),
-    /// The hardware must run it, in place.
+    /// The hardware must execute the instruction in place.
     MustStep,
 }
 
 const PAGE_FAULT: u8 = 14;
 const RFLAGS_TF: u64 = 1 << 8;
-/// Debug registers do not fire at the next instruction. Left behind by one of ours.
+/// The resume flag: debug registers do not fire at the next instruction. A debug register of hyprobe may have set the flag.
 pub(crate) const RFLAGS_RF: u64 = 1 << 16;
 
 /// Page-fault error code bits.
@@ -34,8 +34,8 @@ const PF_PROTECTION: u32 = 1;
 const PF_WRITE: u32 = 1 << 1;
 const PF_USER: u32 = 1 << 2;
 
-/// Emulates the displaced instruction `decoded`, if that can be done exactly. The vCPU's RIP is set to the
-/// instruction's address first: a plant that was a port write may have moved it.
+/// Emulates the displaced instruction `decoded`, if an exact emulation is possible. First sets RIP to the instruction's address: a plant
+/// that is a port write may have moved RIP.
 pub(crate) fn pass(
     vcpu: &mut dyn Vcpu,
     memory: &dyn GuestMemory,
@@ -46,7 +46,7 @@ pub(crate) fn pass(
 ) -> Result<Passed, GuestError> {
     let mut regs = vcpu.regs()?;
     regs.rip = decoded.at().0;
-    // As every instruction does; one that loads the flag does it later.
+    // Every instruction clears the flag; an instruction that loads the flag sets it later.
     regs.rflags &= !RFLAGS_RF;
     if let Some(access) = port_access(decoded) {
         return pass_port_access(vcpu, regs, decoded, access);
@@ -82,7 +82,7 @@ pub(crate) fn pass(
     }
 }
 
-/// Makes the port access of the instruction at RIP. Stepped, it would exit in the middle of the step.
+/// Emulates the port access of the instruction at RIP. A single step would exit in the middle.
 fn pass_port_access(
     vcpu: &mut dyn Vcpu,
     mut regs: vmm::kvm_regs,
@@ -91,7 +91,7 @@ fn pass_port_access(
 ) -> Result<Passed, GuestError> {
     let guest_steps = regs.rflags & RFLAGS_TF != 0;
     if guest_steps || vcpu.system_state()?.privilege != 0 {
-        // Whether ring 3 may is the hardware's to say.
+        // The hardware decides whether ring 3 may access the port.
         return Ok(Passed::MustStep);
     }
     let [dl, dh, ..] = regs.rdx.to_le_bytes();
@@ -103,7 +103,7 @@ fn pass_port_access(
     } else {
         vcpu.read_port(port, data);
         if access.bytes == 4 {
-            // As with every 32-bit result.
+            // Every 32-bit result clears the upper half.
             rax[4..].fill(0);
         }
         regs.rax = u64::from_le_bytes(rax);
@@ -120,7 +120,7 @@ fn pass_port_access(
     Ok(Passed::Emulated)
 }
 
-/// The page fault that the hardware would raise, if it is one.
+/// The page fault that the hardware would raise; `None` for other faults.
 fn page_fault(fault: Fault, privilege: u8) -> Option<(Gva, u32)> {
     let (at, access, protection) = match fault {
         Fault::NotMapped { at, access } => (at, access, 0),

@@ -165,7 +165,7 @@ pub(crate) struct Table {
 /// The use of a debug register.
 #[derive(Clone, Debug)]
 pub(crate) enum DebugUse {
-    /// A site where nothing can be planted.
+    /// A site without a plant, because none is possible there.
     Only(Arc<Plant>),
     /// A plant withdrawn until the next execution.
     StandIn(Arc<Plant>),

@@ -1,20 +1,20 @@
-//! The console in lines, and when they came.
+//! The lines of the console, and their times.
 
 use std::time::Duration;
 
 use crate::Event;
 
-/// Of a longer line each piece of this length is a line.
+/// The maximum length of a line; each piece of a longer line is a line.
 const MAX_LINE_BYTES: usize = 4096;
 
-/// Cuts the console into lines.
+/// Cuts the console's output into lines.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     held: Vec<u8>,
 }
 
 impl Lines {
-    /// Takes bytes; each complete line is given to `take`, without its end.
+    /// Adds bytes. Each complete line goes to `take`, without its line end.
     pub(super) fn push(&mut self, bytes: &[u8], mut take: impl FnMut(&str)) {
         for &byte in bytes {
             if byte == b'\n' || self.held.len() >= MAX_LINE_BYTES {
@@ -26,7 +26,7 @@ impl Lines {
         }
     }
 
-    /// Nothing follows.
+    /// Ends the input; an incomplete line goes to `take`.
     pub(super) fn finish(&mut self, mut take: impl FnMut(&str)) {
         if !self.held.is_empty() {
             self.give(&mut take);
@@ -40,11 +40,11 @@ impl Lines {
     }
 }
 
-/// When console lines came, in time since the guest's first instruction.
+/// The times of console lines, since the guest's first instruction.
 ///
-/// The console has no clock of its own, and a nested guest starts at a time that nobody outside knows. An event says
-/// when it happened: what has passed between that and its arrival is at least as long as the way here takes, so the
-/// event with the shortest way tells best when the guest started. Without any, the console's first byte does.
+/// The console has no clock of its own, and the start time of a nested guest is unknown outside. An event has a time stamp. The time from
+/// the stamp to the arrival includes the delay of delivery, so the event with the shortest delay gives the best start time. Without events,
+/// the console's first byte gives the start time.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     started: Option<Duration>,
@@ -64,13 +64,13 @@ impl Clock {
         self.last = now;
     }
 
-    /// When what arrives now was written.
+    /// The time at which data arriving now was written.
     pub(super) fn console(&mut self, now: Duration) -> Duration {
         self.last = now;
         now.saturating_sub(*self.started.get_or_insert(now))
     }
 
-    /// When the last thing that arrived was.
+    /// The time of the last arrival.
     pub(super) fn last(&self) -> Duration {
         self.last.saturating_sub(self.started.unwrap_or(self.last))
     }

@@ -1,4 +1,4 @@
-//! Whether a guest does what is expected of it.
+//! Judges whether a guest meets its expectations.
 //!
 //! ```text
 //! events ────────┐
@@ -6,11 +6,11 @@
 //! the summary ───┘         └──▶ at the end: a verdict on each expectation
 //! ```
 //!
-//! A state machine: it has no clock and no thread, and knows only what it is fed, so it judges a run here, a nested one
-//! and one in a test alike. Whatever the guest says, it keeps a few hundred bytes for each expectation.
+//! The judge is a state machine without a clock or a thread. All input comes from the caller, so a run here, a nested run and a run in a
+//! test are judged alike. The judge needs a few hundred bytes for each expectation, for any output of the guest.
 //!
-//! What counts is never guessed. A probe that could not be armed, or that may have missed a hit, does not pass as one
-//! that was not hit; see `tally`.
+//! The judge never guesses. A probe that could not be armed, or that may have missed a hit, does not count as a probe without a hit; see
+//! `tally`.
 
 mod console;
 mod tally;
@@ -24,29 +24,29 @@ use self::console::{Clock, Lines};
 use self::watch::Watch;
 use crate::{Event, Expectation, Expected, Summary};
 
-/// Judges one run.
+/// The judge of one run.
 #[derive(Debug)]
 pub struct Judge {
     watches: Vec<(Expectation, Watch)>,
     lines: Lines,
     clock: Clock,
-    /// Whether anybody looks at the console.
+    /// Whether an expectation is about the console.
     reads_console: bool,
 }
 
-/// What became of one expectation.
+/// The result of one expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The expectation, in words.
     pub expected: String,
-    /// Why it does not hold; `None` if it does.
+    /// The reason why the expectation does not hold; `None` if it holds.
     pub broken: Option<String>,
-    /// It is about the guest's end.
+    /// Whether the expectation is about the guest's end.
     pub of_the_end: bool,
 }
 
 impl Judge {
-    /// Nothing has happened yet.
+    /// A judge before the first event.
     #[must_use]
     pub fn new(expectations: Vec<Expectation>) -> Self {
         let reads_console = expectations
@@ -66,13 +66,13 @@ impl Judge {
         }
     }
 
-    /// Whether nothing is expected.
+    /// Whether there are no expectations.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.watches.is_empty()
     }
 
-    /// An event of the run, in its order. `now` is the time on any clock that the console is timed by, too.
+    /// Takes an event of the run, in order. `now` is the time on any clock, the same clock as for the console.
     pub fn event(&mut self, now: Duration, event: &Event) {
         self.clock.event(now, event);
         for (expectation, watch) in &mut self.watches {
@@ -80,7 +80,7 @@ impl Judge {
         }
     }
 
-    /// What the guest has written to its console.
+    /// Takes bytes written to the guest's console.
     pub fn console(&mut self, now: Duration, bytes: &[u8]) {
         if !self.reads_console {
             return;
@@ -94,7 +94,7 @@ impl Judge {
         });
     }
 
-    /// Why the run is to end at once, if it is.
+    /// The reason to end the run at once, if any.
     #[must_use]
     pub fn stops(&self) -> Option<&str> {
         self.watches
@@ -103,12 +103,12 @@ impl Judge {
             .find_map(|(_, watch)| watch.broken())
     }
 
-    /// The run is over, and this is what it says of itself.
+    /// Judges the ended run, with its summary.
     #[must_use]
     pub fn finish(mut self, summary: &Summary) -> Vec<Verdict> {
         let at = self.clock.last();
         let watches = &mut self.watches;
-        // The last line of a guest that dies has no end.
+        // The last line of a crashed guest has no line end.
         self.lines.finish(|line| {
             for (expectation, watch) in watches.iter_mut() {
                 watch.line(expectation, at, line);

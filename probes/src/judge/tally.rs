@@ -1,22 +1,21 @@
-//! What the summary says of a probe: what was seen, and what may not have been.
+//! The summary's counts for a probe: seen hits, and hits that may have been missed.
 
 use std::collections::BTreeSet;
 
 use crate::{ProbeKind, ProbeSpec, ProbeState, ProbeSummary, Refusal, Summary};
 
-/// Reasons for which an execution, or a return, has happened without being seen. The others are about calls that have
-/// not returned.
+/// Reasons for unseen executions or returns. The other reasons are about calls that have not returned.
 const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
 
-/// All probes that one specification stands for.
+/// The counts of all probes matched by one specification.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// Hits; of a return probe, returns.
     pub(super) seen: u64,
-    /// Those that were not seen, with the reasons.
+    /// The number of unseen hits or returns; `reasons` has the reasons.
     pub(super) unseen: u64,
     reasons: Vec<String>,
-    /// Why nothing can be said.
+    /// The reason why the counts are unknown.
     pub(super) blind: Option<String>,
 }
 
@@ -25,7 +24,7 @@ impl Tally {
         let mut tally = Self::default();
         let mut names = BTreeSet::new();
         for probe in &summary.probes {
-            // Two patterns may overlap: each has seen all of it.
+            // Two patterns may overlap: each entry of a probe then has the whole count, and only one entry counts.
             if spec.stands_for(&probe.probe) && names.insert(&probe.probe) {
                 tally.add(spec, probe);
             }
@@ -49,7 +48,7 @@ impl Tally {
                 self.reasons.push(format!("{reason} {count}"));
             }
         }
-        // One whose module never came was never executed. One that waits for anything else may have been.
+        // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
         let unloaded = spec
             .module
             .clone()
@@ -67,7 +66,7 @@ impl Tally {
             .get_or_insert_with(|| format!("{} {blind}: {why}", probe.probe));
     }
 
-    /// What was not seen, for a message.
+    /// The unseen hits, for a message.
     pub(super) fn unseen_in_words(&self) -> String {
         format!(
             "{} were not seen ({})",

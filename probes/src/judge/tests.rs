@@ -12,7 +12,7 @@ use crate::{
 
 const SECOND: u64 = 1_000_000_000;
 
-/// What a manifest's tables say.
+/// The expectations of a manifest's tables.
 fn expectations(tables: &str) -> Vec<Expectation> {
     let manifest = Manifest::parse(tables, "x", Path::new("")).unwrap_or_else(|error| {
         panic!("{error}: {:?}", error.problems());
@@ -88,7 +88,7 @@ fn feed(judge: &mut Judge, events: &[Event]) {
     }
 }
 
-/// Why the only expectation does not hold.
+/// The reason why the only expectation does not hold.
 #[track_caller]
 fn broken(judge: Judge, summary: &Summary) -> Option<String> {
     let [verdict] = &judge.finish(summary)[..] else {
@@ -133,7 +133,7 @@ fn a_pattern_s_matches_are_added_up_once_each() {
     assert_eq!(broken(judge, &summary(&probes)), None);
 }
 
-/// The counters of detours are the guest's to write to.
+/// The guest can write to the counters of detours.
 #[test]
 fn counts_that_a_guest_has_overwritten_are_added_up_and_judged() {
     let mut unseen = probe("kprobe:vfs_write", 1);
@@ -175,9 +175,9 @@ fn what_was_not_seen_does_not_pass_as_nothing() {
         Some("0, but 2 were not seen (unwatched 2)")
     );
     assert_eq!(missed("abandoned"), None);
-    // A probe that is not there at all.
+    // A probe that is not in the summary.
     assert!(broken(judge(never), &summary(&[])).is_some());
-    // More than enough was seen.
+    // More hits than enough were seen.
     let mut enough = probe("kprobe:f", 5);
     enough.missed.insert("unwatched".to_owned(), 1);
     let at_least = judge("probe = 'kprobe:f'\nat_least = 5");
@@ -284,7 +284,7 @@ fn negative_results_by_their_width() {
     );
     assert_eq!(run("long", int), None);
     assert!(run("long", long).is_some());
-    // The upper half of an int's register is anything.
+    // The upper half of an `int`'s register may have any value.
     assert_eq!(run("int", 0xffff_ffff_0000_0001), None);
 }
 

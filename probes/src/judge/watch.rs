@@ -1,4 +1,4 @@
-//! One expectation, and what has been seen of it.
+//! An expectation, and the events seen for it.
 
 use std::time::Duration;
 
@@ -8,26 +8,26 @@ use crate::{
     ValuePlace, Width, Word as _,
 };
 
-/// As much of a line as a message shows.
+/// The maximum length of a line in a message.
 const SHOWN_CHARS: usize = 200;
 
-/// What is known so far.
+/// The state of an expectation.
 #[derive(Debug)]
 pub(super) struct Watch {
     progress: Progress,
-    /// Why it cannot hold any more.
+    /// The reason why the expectation can no longer hold.
     broken: Option<String>,
 }
 
 #[derive(Debug)]
 enum Progress {
-    /// Whether it has come true.
+    /// Whether the expected line or value has been seen.
     Once(bool),
-    /// Events of the probe, in time.
+    /// The number of the probe's events in time.
     Counted(u64),
-    /// How many of the probes have had their turn.
+    /// The number of probes that have been hit in order.
     Turns(usize),
-    /// Only the summary tells.
+    /// The expectation is judged by the summary, or by events that break it.
     AtTheEnd,
 }
 
@@ -48,7 +48,7 @@ impl Watch {
         self.broken.as_deref()
     }
 
-    /// A line of the console, written at `at`.
+    /// Takes a line of the console, written at `at`.
     pub(super) fn line(&mut self, expectation: &Expectation, at: Duration, line: &str) {
         let Expected::Console { pattern, never } = &expectation.what else {
             return;
@@ -115,7 +115,7 @@ impl Watch {
         let is_named = |probe: &&ProbeSpec| probe.stands_for(name);
         match probes.get(*done) {
             Some(next) if next.stands_for(name) => *done += 1,
-            // What has had its turn may come again.
+            // A probe that has been hit in order may be hit again.
             Some(next) if !probes[..*done].iter().any(|probe| probe.stands_for(name)) => {
                 let early = probes[*done..].iter().find(is_named);
                 if let Some(early) = early {
@@ -127,12 +127,12 @@ impl Watch {
         }
     }
 
-    /// Keeps the first reason.
+    /// Stores the reason, unless there is an earlier reason.
     fn breaks(&mut self, why: impl FnOnce() -> String) {
         self.broken.get_or_insert_with(why);
     }
 
-    /// Why the expectation does not hold, if it does not.
+    /// The reason why the expectation does not hold; `None` if it holds.
     pub(super) fn finish(self, expectation: &Expectation, summary: &Summary) -> Option<String> {
         if self.broken.is_some() {
             return self.broken;
@@ -180,7 +180,8 @@ impl Watch {
     }
 }
 
-/// `in_time` are the events up to the deadline, if there is one; without, the probe's own counters are exact.
+/// Judges a count. `in_time` is the number of events up to the deadline, if there is a deadline; otherwise the probe's own counters are
+/// exact.
 fn judge_count(
     probe: &ProbeSpec,
     count: Count,
@@ -199,7 +200,7 @@ fn judge_count(
     if seen > count.most() {
         return Some(format!("{seen}"));
     }
-    // More than was seen is no harm to `at_least`.
+    // Unseen hits do not break `at_least`.
     if count.most() == u64::MAX {
         return None;
     }
@@ -226,7 +227,7 @@ fn judge_end(end: GuestEnd, before: Option<Duration>, summary: &Summary) -> Opti
         .map(|_| format!("it ran for {:.1} s", ran.as_secs_f64()))
 }
 
-/// What was found, and why there may have been more.
+/// The finding, and the reasons why there may have been more hits.
 fn explain(found: String, tally: &Tally) -> String {
     match (&tally.blind, tally.unseen) {
         (Some(blind), _) => format!("{found}; {blind}"),
@@ -235,7 +236,7 @@ fn explain(found: String, tally: &Tally) -> String {
     }
 }
 
-/// Whether an event that is lost may be the one that matters.
+/// Whether a lost event may decide the expectation.
 fn is_told_by_events(expectation: &Expectation) -> bool {
     match &expectation.what {
         Expected::Console { .. } | Expected::End(_) => false,
@@ -251,7 +252,7 @@ fn is_late(expectation: &Expectation, at: Duration) -> bool {
 fn value_at(place: ValuePlace, event: &Event, value: u64) -> bool {
     match (place, event) {
         (ValuePlace::Returned, Event::Return(returned)) => {
-            // A negative `int` has an upper half of zeros.
+            // A function may return a negative `int` with zeros in the upper half of the register.
             let int = Width::Int.negative(returned.retval.0);
             let is_int = returned.retval.0 >> 32 == 0 && int == Some(value.cast_signed());
             returned.retval.0 == value || is_int
@@ -289,7 +290,7 @@ fn described(event: &Event) -> String {
     }
 }
 
-/// Of what a guest has written, what fits into a message.
+/// The beginning of a guest's text, for a message, without control characters.
 fn shown(text: &str) -> String {
     text.chars()
         .filter(|c| !c.is_control())

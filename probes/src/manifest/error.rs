@@ -1,4 +1,4 @@
-//! What is wrong with a manifest.
+//! Errors in a manifest.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use crate::SpecError;
 use crate::program::ProgramError;
 use crate::units::UnitError;
 
-/// Why there is no manifest.
+/// The reason why a manifest cannot be used.
 #[derive(Debug, Error)]
 pub enum ManifestError {
     /// The file could not be read.
@@ -31,7 +31,7 @@ pub enum ManifestError {
         /// The first wrong byte.
         source: Utf8Error,
     },
-    /// It is not what a manifest should be.
+    /// The text is not a valid manifest.
     #[error(transparent)]
     Invalid(#[from] InvalidManifest),
 }
@@ -53,7 +53,7 @@ fn to_second_line_end<'t>(bytes: impl Iterator<Item = &'t u8>) -> usize {
         .count()
 }
 
-/// A text that is no manifest, with the first of its problems.
+/// The text of an invalid manifest, with the first problems.
 #[derive(Debug, Error, Diagnostic)]
 #[error("{} is not a valid manifest", text.name())]
 pub struct InvalidManifest {
@@ -101,66 +101,66 @@ impl InvalidManifest {
             let (start, end) = (label.offset(), label.offset() + label.len());
             let before = text.get(..start).unwrap_or_default().iter().rev();
             let behind = text.get(end..).unwrap_or_default().iter();
-            // Up to the end of the line before, and of the line behind.
+            // Up to the end of the previous line, and of the next line.
             to_second_line_end(before) + label.len() + to_second_line_end(behind) <= SHOWN_BYTES
         };
         let mut labels = problem.labels().into_iter().flatten();
         labels.all(is_short)
     }
 
-    /// The number of problems behind those.
+    /// The number of further problems, beyond [`problems`](Self::problems).
     #[must_use]
     pub fn more(&self) -> usize {
         self.more
     }
 }
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Debug, Error, Diagnostic)]
 pub enum Problem {
-    /// It is no TOML.
+    /// The text is not TOML.
     #[error("this is not TOML")]
     Syntax {
-        /// What the parser says.
+        /// The parser's message.
         message: String,
-        /// Where.
+        /// The position.
         #[label("{message}")]
         span: SourceSpan,
     },
     /// A key that does not exist.
     #[error("{table} has no key `{key}`")]
     UnknownKey {
-        /// The table that it is in.
+        /// The table with the key.
         table: &'static str,
         /// The key.
         key: String,
         /// The key.
         #[label("not known")]
         span: SourceSpan,
-        /// What there is.
+        /// The existing keys.
         #[help]
         help: Option<String>,
     },
-    /// A value of another type.
+    /// A value of the wrong type.
     #[error("`{key}` must be {expected}, not {found}")]
     WrongType {
-        /// Its key.
+        /// The key.
         key: &'static str,
-        /// The type that it should have.
+        /// The right type.
         expected: &'static str,
-        /// The type that it has.
+        /// The type found.
         found: &'static str,
         /// The value.
         #[label("{found}")]
         span: SourceSpan,
-        /// How it is written.
+        /// The right notation.
         #[help]
         help: Option<String>,
     },
-    /// A word that is none of those that can be chosen from.
+    /// A word that is not among the choices.
     #[error("`{key}` cannot be `{word}`")]
     NoChoice {
-        /// Its key.
+        /// The key.
         key: &'static str,
         /// The word.
         word: String,
@@ -174,7 +174,7 @@ pub enum Problem {
     /// A number outside its range.
     #[error("`{key}` cannot be {number}")]
     OutOfRange {
-        /// Its key.
+        /// The key.
         key: &'static str,
         /// The number.
         number: String,
@@ -186,10 +186,10 @@ pub enum Problem {
         #[label("must be from {from} to {to}")]
         span: SourceSpan,
     },
-    /// A size or a time.
+    /// A wrong size or time.
     #[error("`{key}` is not usable")]
     Unit {
-        /// Its key.
+        /// The key.
         key: &'static str,
         /// What is wrong.
         error: UnitError,
@@ -197,46 +197,46 @@ pub enum Problem {
         #[label("{error}")]
         span: SourceSpan,
     },
-    /// A probe.
+    /// A wrong probe specification.
     #[error("this is not a probe: {error}")]
     Spec {
         /// What is wrong.
         error: SpecError,
-        /// The part of the probe that it is about.
+        /// The part of the probe with the error.
         #[label("here")]
         span: SourceSpan,
         /// What to write instead.
         #[help]
         help: Option<String>,
     },
-    /// A filter or an aggregate.
+    /// A wrong filter or aggregate.
     #[error("`{key}` is not usable: {error}")]
     Program {
-        /// Its key.
+        /// The key.
         key: &'static str,
         /// What is wrong.
         error: ProgramError,
-        /// The part of it that it is about.
+        /// The part of the program with the error.
         #[label("here")]
         span: SourceSpan,
         /// What to write instead.
         #[help]
         help: Option<String>,
     },
-    /// More of something than a manifest may have.
+    /// More entries than a manifest may have.
     #[error("there are {number} {what}")]
     TooMany {
-        /// The things, in the plural.
+        /// The kind of entry, in the plural.
         what: &'static str,
         /// Their maximum number.
         most: usize,
         /// Their number.
         number: usize,
-        /// The first that is too many.
+        /// The first entry beyond the maximum.
         #[label("the maximum is {most}")]
         span: SourceSpan,
     },
-    /// A key without which the table means nothing.
+    /// A missing key that the table requires.
     #[error("{table} needs the key `{key}`")]
     Missing {
         /// The table.
@@ -247,58 +247,58 @@ pub enum Problem {
         #[label("`{key}` is missing")]
         span: SourceSpan,
     },
-    /// An empty string where something must be named.
+    /// An empty string instead of a name.
     #[error("`{key}` is empty")]
     Empty {
-        /// Its key.
+        /// The key.
         key: &'static str,
         /// The value.
         #[label("empty")]
         span: SourceSpan,
     },
-    /// A regular expression.
+    /// An invalid regular expression.
     #[error("`{key}` is not a regular expression")]
     Regex {
-        /// Its key.
+        /// The key.
         key: &'static str,
-        /// What is wrong with it.
+        /// The error.
         message: String,
         /// The value.
         #[label("{message}")]
         span: SourceSpan,
     },
-    /// A table that says nothing that can be done, or not all of it.
+    /// A table with contents that make no sense, or an incomplete table.
     #[error("{table} {what}")]
     Meaning {
         /// The table.
         table: &'static str,
-        /// What is the matter.
+        /// The problem.
         what: String,
-        /// Where.
+        /// The position.
         #[label("here")]
         span: SourceSpan,
-        /// What can be done.
+        /// A possible solution.
         #[help]
         help: Option<String>,
     },
-    /// Two keys of which one can be given.
+    /// Two keys that exclude each other.
     #[error("`{first}` and `{second}` exclude each other")]
     Both {
-        /// The one.
+        /// The first key.
         first: &'static str,
-        /// The other.
+        /// The second key.
         second: &'static str,
-        /// The one.
+        /// The first key.
         #[label("either this")]
         span: SourceSpan,
-        /// The other.
+        /// The second key.
         #[label("or this")]
         other: SourceSpan,
     },
 }
 
 impl Problem {
-    /// Where it is.
+    /// The position of the problem.
     #[must_use]
     pub fn span(&self) -> SourceSpan {
         match self {
@@ -320,7 +320,7 @@ impl Problem {
     }
 }
 
-/// Words as a sentence lists them, with this one before the last: `` `a`, `b` and `c` ``.
+/// A list of words in a sentence, with the given conjunction before the last: `` `a`, `b` and `c` ``.
 pub(super) struct Listed<'a>(pub(super) &'a [&'a str], pub(super) &'a str);
 
 impl fmt::Display for Listed<'_> {

@@ -30,9 +30,9 @@ const KEYS: &[&str] = &[
     "stop",
     "optional",
 ];
-/// What an expectation can be about.
+/// The subjects of expectations.
 const SUBJECTS: [&str; 4] = ["console", "probe", "order", "end"];
-/// What can be said about a probe.
+/// The conditions on a probe.
 const OF_A_PROBE: [&str; 6] = [
     "never",
     "at_least",
@@ -41,10 +41,10 @@ const OF_A_PROBE: [&str; 6] = [
     "never_negative",
     "seen",
 ];
-/// No expression for a line of a console needs more when it is compiled.
+/// The maximum size of a compiled pattern; no pattern for a console line needs more.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
 
-/// Reads one table, which is at `span` of `text`.
+/// Reads a table at `span` of `text`.
 pub(super) fn expect(
     text: &str,
     table: &DeTable<'_>,
@@ -104,7 +104,7 @@ fn console(expect: &mut Reader<'_, '_, '_>) -> Option<Expected> {
             never,
         }),
         Err(error) => {
-            // The last line says what is the matter; those before it draw a picture.
+            // The last line of the error is the message; the lines before it show the pattern.
             let message = error.to_string();
             let message = message.lines().last().unwrap_or(&message).to_owned();
             expect.note(Problem::Regex {
@@ -254,7 +254,7 @@ fn must_return(expect: &mut Reader<'_, '_, '_>, probe: &ProbeSpec) -> Option<()>
     )
 }
 
-/// Notes keys that mean nothing beside `subject`.
+/// Notes keys without a meaning beside `subject`.
 fn check_keys(expect: &mut Reader<'_, '_, '_>, subject: &'static str, with: &[&str]) {
     const ALWAYS: [&str; 4] = ["name", "before", "stop", "optional"];
     for key in KEYS {
@@ -264,7 +264,7 @@ fn check_keys(expect: &mut Reader<'_, '_, '_>, subject: &'static str, with: &[&s
         let Some(value) = expect.value(key) else {
             continue;
         };
-        // `never = false` is the same as nothing.
+        // `never = false` has no effect.
         if *key == "never" && matches!(value.get_ref(), DeValue::Boolean(false)) {
             continue;
         }

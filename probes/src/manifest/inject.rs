@@ -11,10 +11,10 @@ use crate::{Due, Injection, Location, ProbeKind};
 
 const KEYS: &[&str] = &["at", "return", "on_hit", "every", "when"];
 const CONDITIONS: &[&str] = &["comm"];
-/// What `struct task_struct` keeps of a name.
+/// The maximum length of a task's name in `struct task_struct`.
 const MAX_COMM_BYTES: usize = 15;
 
-/// Reads one table, which is at `span` of `text`.
+/// Reads a table at `span` of `text`.
 pub(super) fn inject(
     text: &str,
     table: &DeTable<'_>,
@@ -86,7 +86,7 @@ fn cut(name: &str) -> &str {
     &name[..end.unwrap_or(0)]
 }
 
-/// A number that counts from 1.
+/// A number of 1 or more.
 fn number(inject: &mut Reader<'_, '_, '_>, key: &'static str) -> Option<u64> {
     let number = inject.amount(key)?;
     if number == 0 {

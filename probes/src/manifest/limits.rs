@@ -1,4 +1,4 @@
-//! The limits of a manifest. The work for a manifest grows with its size, and a manifest may come from somebody else.
+//! The limits of a manifest. The work for a manifest grows with its size, and another person may have written the manifest.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use super::error::Problem;
 
 /// The maximum size of the file.
 pub(super) const BYTES: u64 = 16 << 20;
-/// The maximum number of `[[probe]]` tables: one for each function of a stock kernel, and some. Each is compared with
-/// each expectation.
+/// The maximum number of `[[probe]]` tables: one for each function of a stock kernel, and some more. Each probe is compared with each
+/// expectation.
 pub(super) const PROBES: usize = 1 << 16;
 /// The maximum number of patterns among the probes. Each is compared with each function of the kernel.
 pub(super) const PATTERNS: usize = 1 << 8;
@@ -18,8 +18,8 @@ pub(super) const EXPECTED_PROBES: usize = 1 << 10;
 /// The maximum number of `[[inject]]` tables. Each is compared with each function of the kernel if it is a pattern.
 pub(super) const INJECTIONS: usize = 1 << 8;
 
-/// The `elements` if there are at most `most`. Otherwise notes the problem at the first element too many, and returns none: nobody
-/// waits for what is refused anyway.
+/// The `elements` if there are at most `most`. Otherwise notes the problem at the first element beyond the limit, and returns none: the
+/// manifest is refused, so no time is spent on the elements.
 pub(super) fn at_most<T>(
     most: usize,
     what: &'static str,
@@ -33,7 +33,7 @@ pub(super) fn at_most<T>(
     }
 }
 
-/// Notes a problem if there are more than `most` of `what`, each with its place in the text.
+/// Notes a problem if there are more than `most` of `what`; `places` are their positions in the text.
 pub(super) fn check<'s>(
     most: usize,
     what: &'static str,

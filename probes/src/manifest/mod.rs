@@ -1,4 +1,4 @@
-//! A run described in a file.
+//! Manifests: the description of a run in a file.
 //!
 //! ```toml
 //! [guest]
@@ -41,8 +41,8 @@
 //! when = { comm = "mount" }     # only calls of this task are counted
 //! ```
 //!
-//! Everything is optional, because the command line may say it too. Files are relative to the manifest's folder. What
-//! is wrong is reported all at once, each with the spot ([`InvalidManifest`] is a [`miette::Diagnostic`]).
+//! Every key is optional, because the command line may give the value too. File names are relative to the manifest's folder. All problems
+//! are reported at once, each with its position ([`InvalidManifest`] is a [`miette::Diagnostic`]).
 
 mod error;
 mod expect;
@@ -61,7 +61,7 @@ pub use error::{InvalidManifest, ManifestError, Problem};
 use crate::choices::{Accel, Boot, Console, Format, WhenFull, Workload};
 use crate::{Expectation, Injection, ProbeRequest};
 
-/// What a manifest says.
+/// The contents of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
     /// The machine.
@@ -70,7 +70,7 @@ pub struct Manifest {
     pub run: RunSection,
     /// The probes, in the order of the file.
     pub probes: Vec<ProbeRequest>,
-    /// What is expected, in the order of the file.
+    /// The expectations, in the order of the file.
     pub expectations: Vec<Expectation>,
     /// The faults, in the order of the file.
     pub injections: Vec<Injection>,
@@ -91,46 +91,46 @@ pub struct GuestSection {
     pub memory_bytes: Option<u64>,
     /// The number of vCPUs.
     pub cpus: Option<u8>,
-    /// How the kernel is started.
+    /// The way to start the kernel.
     pub boot: Option<Boot>,
 }
 
-/// Where a kernel comes from.
+/// The source of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelSource {
     /// This file.
     File(PathBuf),
-    /// A stock kernel, by its name.
+    /// The name of a stock kernel.
     Image(String),
 }
 
-/// Where the first file system comes from.
+/// The source of the first file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitrdSource {
     /// This file.
     File(PathBuf),
-    /// hyprobe builds it.
+    /// A file system that hyprobe builds.
     Workload(Workload),
 }
 
 /// `[run]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunSection {
-    /// Where the guest runs.
+    /// The KVM that runs the guest.
     pub accel: Option<Accel>,
-    /// How events are written.
+    /// The format of events.
     pub format: Option<Format>,
-    /// Where events are written to.
+    /// The file for events.
     pub output: Option<PathBuf>,
-    /// Where the guest's console goes.
+    /// The destination of the guest's console.
     pub console: Option<Console>,
-    /// When the guest is ended at the latest.
+    /// The maximum run time of the guest.
     pub timeout: Option<Duration>,
     /// The socket through which the run can be controlled.
     pub control: Option<PathBuf>,
-    /// Whether jumps may stand for probes that only count.
+    /// Whether jumps may replace plants.
     pub optimise: Option<bool>,
-    /// What a hit does that there is no room to record.
+    /// The effect of a hit if the ring has no room for its record.
     pub when_full: Option<WhenFull>,
 }
 
@@ -139,7 +139,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// When the file cannot be read, is not a regular file, has more than 16 MiB, or is no manifest.
+    /// If the file cannot be read, is not a regular file, has more than 16 MiB, or is not a valid manifest.
     pub fn load(path: &Path) -> Result<Self, ManifestError> {
         let bytes = files::read(path, limits::BYTES).map_err(|source| ManifestError::Read {
             path: path.to_owned(),
@@ -153,11 +153,11 @@ impl Manifest {
         Ok(Self::parse(text, &path.display().to_string(), folder)?)
     }
 
-    /// Understands a manifest's text. `name` stands for it in errors, its files are in `folder`.
+    /// Parses a manifest's text. Errors use `name`; file names are relative to `folder`.
     ///
     /// # Errors
     ///
-    /// When it is no manifest.
+    /// If the text is not a valid manifest.
     pub fn parse(text: &str, name: &str, folder: &Path) -> Result<Self, InvalidManifest> {
         schema::read(text, folder).map_err(|problems| InvalidManifest::new(name, text, problems))
     }

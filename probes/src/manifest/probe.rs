@@ -20,10 +20,10 @@ const KEYS: &[&str] = &[
     "enabled",
 ];
 
-/// Calls that one return probe can follow at once.
+/// The range of the maximum number of calls that one return probe follows at once.
 const MAXACTIVE: std::ops::RangeInclusive<u16> = 1..=u16::MAX;
 
-/// Reads one table, which is at `span` of `text`.
+/// Reads a table at `span` of `text`.
 pub(super) fn probe(
     text: &str,
     table: &DeTable<'_>,
@@ -59,7 +59,7 @@ pub(super) fn probe(
     })
 }
 
-/// The filter or the aggregate that `key` holds.
+/// The filter or the aggregate in `key`.
 fn program<P: FromStr<Err = ProgramError>>(
     reader: &mut Reader<'_, '_, '_>,
     text: &str,
@@ -82,7 +82,7 @@ fn program<P: FromStr<Err = ProgramError>>(
     }
 }
 
-/// The probe that `key` names.
+/// The probe named by `key`.
 pub(super) fn spec(
     reader: &mut Reader<'_, '_, '_>,
     text: &str,
@@ -92,7 +92,7 @@ pub(super) fn spec(
     parse_spec(reader, text, written, &span)
 }
 
-/// The function that `key` names; `kprobe:` may be left out.
+/// The function named by `key`; `kprobe:` may be left out.
 pub(super) fn function(
     reader: &mut Reader<'_, '_, '_>,
     text: &str,
@@ -116,7 +116,7 @@ pub(super) fn function(
     }
 }
 
-/// The probe that is `written` at `span` of `text`.
+/// Parses the probe `written` at `span` of `text`.
 pub(super) fn parse_spec(
     reader: &mut Reader<'_, '_, '_>,
     text: &str,
@@ -134,7 +134,7 @@ pub(super) fn parse_spec(
     }
 }
 
-/// Where a part of a string is in the text: exactly, if the string is written as it is; else all of it.
+/// The position of a part of a string in the text: the exact range, if the text has the string without escapes; otherwise the whole string.
 fn within(text: &str, literal: &Range<usize>, string: &str, part: &Range<usize>) -> Range<usize> {
     let written = text.get(literal.clone()).unwrap_or_default();
     let quotes = written.len().saturating_sub(string.len()) / 2;

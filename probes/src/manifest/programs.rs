@@ -1,14 +1,14 @@
-//! Probes with programs that something is expected of.
+//! Checks expectations about probes with programs.
 //!
-//! An expectation is about hits, by the names of probes: it shares the probe that the manifest has already. One with a
-//! filter is shared as it is, if that can only mean one thing.
+//! An expectation selects hits by the names of probes: the expectation uses the probe of the manifest. A probe with a filter is used as it
+//! is, if only one meaning is possible.
 
 use std::ops::Range;
 
 use super::error::Problem;
 use crate::{Expectation, ProbeAction, ProbeRequest, ProbeSpec};
 
-/// Notes expectations, each at its place in the text, whose probes cannot be what is written.
+/// Notes each expectation, with its position in the text, that contradicts the program of its probe.
 pub(super) fn check(
     probes: &[ProbeRequest],
     expectations: &[(Expectation, Range<usize>)],
@@ -32,7 +32,7 @@ pub(super) fn check(
     }
 }
 
-/// `probes` are those of the manifest with their names.
+/// The problem of an expectation about `spec`, with a solution. `probes` are the manifest's probes with their names.
 fn problem(
     probes: &[(&ProbeRequest, String)],
     spec: &ProbeSpec,

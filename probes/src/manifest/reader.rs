@@ -1,4 +1,4 @@
-//! Reading values out of a table, with the spot of whatever is wrong.
+//! Reads values from a table, and notes problems with their positions.
 
 use std::ops::{Range, RangeInclusive};
 
@@ -10,17 +10,17 @@ use crate::choices::Word;
 use crate::suggest::did_you_mean;
 use crate::units::UnitError;
 
-/// A table of the manifest. What is wrong with a value is noted, and the value counts as absent.
+/// A table of the manifest. The reader notes the problem of a wrong value, and treats the value as absent.
 #[derive(Debug)]
 pub(super) struct Reader<'t, 'i, 'p> {
     table: &'t DeTable<'i>,
-    /// What the table is called in messages.
+    /// The table's name in messages.
     name: &'static str,
     problems: &'p mut Vec<Problem>,
 }
 
 impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
-    /// `known` are all keys that the table may have.
+    /// A reader of `table`; `known` lists all valid keys.
     pub(super) fn new(
         name: &'static str,
         table: &'t DeTable<'i>,
@@ -60,7 +60,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         self.table.get(key)
     }
 
-    /// A string that is not empty, and where its value is written.
+    /// A string that is not empty, and the position of its value.
     pub(super) fn string(&mut self, key: &'static str) -> Option<(&'t str, Range<usize>)> {
         let value = self.value(key)?;
         match value.get_ref() {
@@ -110,7 +110,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         }
     }
 
-    /// One of several words.
+    /// A word from several choices.
     pub(super) fn choice<W: Word>(&mut self, key: &'static str) -> Option<W> {
         let (word, span) = self.string(key)?;
         let choice = W::from_word(word);
@@ -194,7 +194,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         parsed.map(|number| (number, value.span()))
     }
 
-    /// How many of something.
+    /// A number of 0 or more.
     pub(super) fn amount(&mut self, key: &'static str) -> Option<u64> {
         let (number, span) = self.integer(key)?;
         let amount = u64::try_from(number).ok();
@@ -210,7 +210,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         amount
     }
 
-    /// The strings of an array, each with its place.
+    /// The strings of an array, each with its position.
     pub(super) fn strings(&mut self, key: &'static str) -> Option<Vec<(&'t str, Range<usize>)>> {
         const EXPECTED: &str = "an array of strings";
         let value = self.value(key)?;
@@ -227,12 +227,12 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         Some(strings)
     }
 
-    /// What the table is called in messages.
+    /// The table's name in messages.
     pub(super) fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Notes that one of two keys is too many.
+    /// Notes a problem if the table has both keys.
     pub(super) fn exclude(&mut self, first: &'static str, second: &'static str) {
         if let (Some(one), Some(other)) = (self.value(first), self.value(second)) {
             let (span, other) = (one.span().into(), other.span().into());
@@ -245,7 +245,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         }
     }
 
-    /// Notes that `key` is missing from the table, which is at `span`.
+    /// Notes a problem if `key` is missing from the table, which is at `span`.
     pub(super) fn require(&mut self, key: &'static str, span: Range<usize>) {
         if self.value(key).is_none() {
             self.note(Problem::Missing {
@@ -256,7 +256,7 @@ impl<'t, 'i, 'p> Reader<'t, 'i, 'p> {
         }
     }
 
-    /// Notes that `value` is of the wrong type.
+    /// Notes a `value` of the wrong type.
     pub(super) fn wrong_type<T>(
         &mut self,
         key: &'static str,

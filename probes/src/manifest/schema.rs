@@ -1,4 +1,4 @@
-//! Which tables and keys there are, and what they mean.
+//! The tables and keys of a manifest, and their meaning.
 
 use std::ops::Range;
 use std::path::Path;
@@ -30,7 +30,7 @@ const RUN_KEYS: &[&str] = &[
     "when_full",
 ];
 
-/// What the APIC ids of the machine's tables have room for.
+/// The valid numbers of vCPUs: the APIC ids in the machine's tables have no room for more.
 const CPUS: std::ops::RangeInclusive<u16> = 1..=254;
 
 pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> {
@@ -98,7 +98,7 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
         &mut problems,
     );
     let probes: Vec<_> = probes.into_iter().map(|(probe, _)| probe).collect();
-    // What is refused anyway may be too much to compare.
+    // A refused manifest may have too many probes and expectations to compare.
     if problems.is_empty() {
         programs::check(&probes, &expectations, &mut problems);
     }
@@ -123,7 +123,7 @@ pub(super) fn read(text: &str, folder: &Path) -> Result<Manifest, Vec<Problem>> 
     }
 }
 
-/// The tables of `[[key]]`, each with its place.
+/// The tables of `[[key]]`, each with its position.
 fn array<'t, 'i>(
     root: &mut Reader<'t, 'i, '_>,
     key: &'static str,

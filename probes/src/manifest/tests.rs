@@ -496,6 +496,6 @@ fn injections_that_mean_nothing_are_refused() {
     }
     let long = message("at = 'f'\nreturn = 0\nwhen = { comm = 'a-name-of-17-chars' }");
     assert_eq!(long, "`when` names no task: names have 15 bytes at most");
-    // The place in the text is that of what is written there.
+    // The position is a position of the written text.
     assert_eq!(only("[[inject]]\nat = 'f!'\nreturn = 0\n").1, "!");
 }

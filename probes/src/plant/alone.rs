@@ -1,8 +1,7 @@
-//! What memory shows while one vCPU runs alone: the guest's own bytes at some plants, and stops elsewhere.
+//! Memory while one vCPU runs alone: original bytes at some plants, and stops at other addresses.
 //!
-//! A stop is a plant that nobody asked for, on any page of RAM. Where the page's own bytes are kept, it is a mark like
-//! any other. Elsewhere it is *loose*: the own byte is kept here, and put back unless the guest has written there
-//! meanwhile.
+//! A stop is a plant without a probe, on any page of RAM. On a page with a copy of its original bytes, a stop is a mark. On any other page,
+//! a stop is *loose*: this module holds the original byte, and restores the byte unless the guest has written there meanwhile.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,13 +13,13 @@ use super::page::{Mark, Page};
 use super::planter::Planter;
 use crate::guest::{Paused, Unwritable};
 
-/// Own bytes under loose stops. Few, and for a moment; read by whoever reads memory.
+/// Original bytes under loose stops. There are few, for a short time; every read of memory looks them up.
 #[derive(Debug, Default)]
 pub(super) struct Loose {
     bytes: ArcSwap<Vec<(Gpa, u8)>>,
-    /// Not less than there are of them: most of the time there is none, and one load tells.
+    /// At least the number of loose stops. Most of the time the number is 0, and a read needs only one load.
     most: AtomicUsize,
-    /// Locked by whoever changes them.
+    /// Locked during a change of the stops.
     change: Mutex<()>,
 }
 
@@ -41,8 +40,8 @@ impl Loose {
         found.map(|(_, own)| *own)
     }
 
-    /// Replaces the stops in `buf`, which was read from `gpa` on, by the guest's own bytes. Where `buf` does not have
-    /// the plant's byte, the guest has written something else.
+    /// Replaces the stops in `buf`, which was read from `gpa` on, by the original bytes. If `buf` does not have the plant's byte there, the
+    /// guest has written another value.
     pub(super) fn uncover(&self, gpa: Gpa, buf: &mut [u8], plant: u8) {
         if self.most.load(Ordering::Acquire) == 0 {
             return;
@@ -58,22 +57,22 @@ impl Loose {
     }
 }
 
-/// Memory shows what a vCPU that runs alone needs, until this is ended or dropped.
+/// The changes of memory for a vCPU that runs alone. [`end`](Self::end) or a drop reverts them.
 #[derive(Debug)]
 pub(crate) struct ShownAlone<'p> {
     planter: &'p Planter,
-    /// In the order in which they were made.
+    /// The marks, in the order of their setting.
     marks: Vec<(Arc<Page>, Gpa, Mark)>,
     loose: Vec<Gpa>,
 }
 
 impl Planter {
-    /// Lets memory show the guest's own byte at the plants `open`, and a plant at `stops`; those that are not in RAM
-    /// are left out. What shows so already, because this vCPU runs alone already, is left to whoever made it so.
+    /// Shows the original byte at the plants `open`, and a plant at `stops`; addresses outside RAM are left out. Bytes shown already, by an
+    /// outer call for the same vCPU, belong to the outer value.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written; then it shows what it did before.
+    /// If memory cannot be written; then memory is unchanged.
     pub(crate) fn show_alone(
         &self,
         _paused: &dyn Paused,
@@ -96,8 +95,8 @@ impl Planter {
         Ok(shown)
     }
 
-    /// Whether the plant at `gpa` does not show because the vCPU that runs alone is to execute the guest's own byte.
-    /// While none does so, this costs a load.
+    /// Whether memory does not show the plant at `gpa` because the vCPU that runs alone is to execute the original byte. Without any open
+    /// plant, the check is one load.
     pub(crate) fn is_open(&self, gpa: Gpa) -> bool {
         self.open.load(Ordering::Acquire) > 0 && self.has(Mark::Open, gpa)
     }
@@ -118,7 +117,7 @@ impl ShownAlone<'_> {
         Ok(())
     }
 
-    /// Stops on pages whose own bytes are not kept.
+    /// Sets stops on pages without a copy of their original bytes.
     fn stop(&mut self, stops: &[Gpa]) -> Result<(), Unwritable> {
         let memory = self.planter.memory.as_ref();
         let new: Vec<(Gpa, u8)> = stops
@@ -129,7 +128,7 @@ impl ShownAlone<'_> {
         if new.is_empty() {
             return Ok(());
         }
-        // Known before they show, so that nobody reads them for the guest's.
+        // The original bytes are stored before the stops are written, so that no reader takes a stop for the guest's byte.
         self.planter
             .loose
             .update(|bytes| bytes.extend_from_slice(&new));
@@ -138,11 +137,11 @@ impl ShownAlone<'_> {
             .try_for_each(|(gpa, _)| memory.write(*gpa, &[self.planter.byte().value()]))
     }
 
-    /// Memory shows again what it did before.
+    /// Restores memory.
     ///
     /// # Errors
     ///
-    /// When memory cannot be written; the rest of it shows what it did.
+    /// If memory cannot be written; the other bytes are restored.
     pub(crate) fn end(mut self) -> Result<(), Unwritable> {
         self.undo()
     }
@@ -168,7 +167,7 @@ impl ShownAlone<'_> {
 }
 
 fn end_loose(planter: &Planter, gpa: Gpa) -> Result<(), Unwritable> {
-    // The page has become one whose bytes are kept meanwhile, and knows the own byte.
+    // The planter has copied the page meanwhile, and knows the original byte.
     if let Some(page) = planter.kept(gpa) {
         return planter.mark(&page, gpa, &[(Mark::Stop, false)]);
     }
@@ -181,7 +180,7 @@ fn end_loose(planter: &Planter, gpa: Gpa) -> Result<(), Unwritable> {
 
 impl Drop for ShownAlone<'_> {
     fn drop(&mut self) {
-        // Only left to do when something has failed, which is what is told.
+        // Marks or stops are left only after an error, and that error is reported.
         let _ = self.undo();
     }
 }
@@ -207,7 +206,7 @@ mod tests {
         planter: Planter,
     }
 
-    /// A plant, and memory that says at each address what its lowest byte is.
+    /// A plant, and memory whose bytes are the lowest bytes of their addresses.
     fn rig() -> Rig {
         let bytes = (0..0x3000_u32).map(|at| at.to_le_bytes()[0]).collect();
         let memory = Arc::new(FakeMemory::new(bytes));
@@ -296,7 +295,7 @@ mod tests {
     fn plants_may_change_meanwhile() {
         let rig = rig();
         let shown = rig.show().expect("shown");
-        // The page of the loose stop gets a plant, and that of the other loses its one.
+        // The page of the loose stop gets a plant, and the other page loses its only plant.
         let add = [(Spot::contiguous(Gpa(0x2040)), 1)];
         rig.planter
             .change(&rig.paused, &add, &[PLANTED])
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(rig.memory.read_u8(Gpa(0x2040)), Ok(PLANT));
     }
 
-    /// Whichever write fails, what could be shown is undone.
+    /// Whichever write fails, all changes are reverted.
     #[test]
     fn nothing_is_left_behind_when_it_fails() {
         let rig = rig();

@@ -1,9 +1,8 @@
-//! Mechanism: bytes in guest memory. Which bytes, and why, is the engine's business.
+//! Plants: bytes in guest memory. The engine decides which bytes to plant, and why.
 //!
-//! A *plant* is one byte of guest memory that hyprobe has replaced. Every page with a plant has the guest's own bytes
-//! kept beside it and is read-only for the guest, so that whatever the guest writes there is merged: it changes the
-//! guest's own bytes, and the plants stay on top. Where a probe is optimised, a *jump* lies over its plant, or in front
-//! of it.
+//! A *plant* is one byte of guest memory that hyprobe has replaced. Every page with a plant has a copy of its original bytes, and is
+//! read-only for the guest. A guest write to the page is merged: the write changes the original bytes, and the plants stay on top. Where a
+//! probe is optimised, a *jump* lies over the plant, or in front of it.
 
 mod alone;
 mod page;
@@ -16,10 +15,10 @@ pub(crate) use page::Jump;
 pub(crate) use planter::{PlantError, Planter, Written};
 pub(crate) use spot::Spot;
 
-/// The byte that is planted.
+/// The byte of a plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlantByte {
-    /// `out dx, al`: exits wherever ring 0 can do port I/O, whatever DX holds, since KVM answers no port itself.
+    /// `out dx, al`: exits wherever ring 0 can do port I/O, with any value of DX, since KVM answers no port.
     Port,
     /// `int3`: exits where KVM intercepts #BP.
     Int3,

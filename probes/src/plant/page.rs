@@ -10,12 +10,11 @@ use crate::guest::{GuestMemory, Unwritable};
 /// Bytes of a page.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// A page whose own bytes are kept.
+/// A page with a copy of its original bytes.
 #[derive(Debug)]
 pub(super) struct Page {
     gpa: Gpa,
-    /// Held for copying a few bytes only, never while anyone waits: vCPUs that write to one page take turns, as they
-    /// would for its cache line.
+    /// Held only to copy a few bytes, never during a wait. vCPUs that write to one page take turns, as they would for the cache line.
     bytes: Mutex<Bytes>,
 }
 
@@ -23,26 +22,26 @@ pub(super) struct Page {
 struct Bytes {
     own: Box<[u8; PAGE_BYTES]>,
     marks: [Offsets; 4],
-    /// Disjoint, and within the page. An `int3` is a jump of one byte.
+    /// The jumps, disjoint and within the page. An `int3` is a jump of one byte.
     jumps: Vec<(usize, Jump)>,
 }
 
-/// What leads to a detour.
+/// The instruction that redirects to a detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Jump {
-    /// `jmp rel32`, over an instruction that has room for it.
+    /// `jmp rel32`, over an instruction of 5 bytes or more.
     Near([u8; NEAR_BYTES]),
-    /// An `int3`, which fits everywhere: what handles it leads on.
+    /// An `int3`, over an instruction of any length: the kernel's #BP handler and the switch redirect to the detour.
     Int3,
 }
 
 /// `jmp rel32`.
 const NEAR_BYTES: usize = 5;
-/// So many bytes of a jump are not the same as what the guest writes by chance.
+/// The number of equal bytes at which a guest write counts as the jump stored back, not as a coincidence.
 const STORED_BACK_BYTES: usize = 4;
 
 impl Jump {
-    /// Its bytes.
+    /// The bytes of the jump.
     pub(crate) const fn bytes(&self) -> &[u8] {
         match self {
             Self::Near(bytes) => bytes,
@@ -50,8 +49,8 @@ impl Jump {
         }
     }
 
-    /// Whether `stored` bytes of it, in one write of `written`, are what the guest has read here and not its own. An
-    /// `int3` that is written alone is how the kernel begins to patch.
+    /// Whether `stored` matching bytes, in one write of `written` bytes, count as the guest storing the jump back. A single written `int3`
+    /// does not: the kernel begins to patch with such a write.
     const fn is_stored_back(&self, stored: usize, written: usize) -> bool {
         match self {
             Self::Near(_) => stored >= STORED_BACK_BYTES,
@@ -60,16 +59,16 @@ impl Jump {
     }
 }
 
-/// What a byte is besides the guest's.
+/// The state of a byte besides its original value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// There is a plant.
+    /// The byte has a plant.
     Planted,
-    /// Memory does not show the plant for now: the guest has just written there, and may look at what it wrote.
+    /// Memory does not show the plant for now: the guest has just written the byte, and may read it back.
     Withdrawn,
-    /// Memory does not show the plant while a vCPU runs alone, since it is to execute the guest's own byte.
+    /// Memory does not show the plant while a vCPU runs alone and is to execute the original byte.
     Open,
-    /// Memory shows a plant while a vCPU runs alone, since it is to stop there.
+    /// Memory shows a plant while a vCPU runs alone, as a stop.
     Stop,
 }
 
@@ -86,21 +85,21 @@ impl Bytes {
         self.marks[mark as usize].set(offset, value);
     }
 
-    /// Whether memory shows a plant at `offset` when all vCPUs run.
+    /// Whether memory shows a plant at `offset` while all vCPUs run.
     fn shows_plant(&self, offset: usize) -> bool {
         self.is(Mark::Planted, offset)
             && !self.is(Mark::Withdrawn, offset)
             && !self.is(Mark::Open, offset)
     }
 
-    /// The jump that a byte is one of, and where it begins.
+    /// The jump that covers `offset`, and its start.
     fn jump_over(&self, offset: usize) -> Option<&(usize, Jump)> {
         let holds = |(at, jump): &&(usize, Jump)| (*at..at + jump.bytes().len()).contains(&offset);
         self.jumps.iter().find(holds)
     }
 
-    /// The byte of a jump that memory shows at `offset`. While a vCPU runs alone that is to execute the guest's own
-    /// instruction, or any byte of it, it shows none.
+    /// The byte of a jump that memory shows at `offset`. `None` while a vCPU runs alone and is to execute any byte of the displaced
+    /// instruction, or to stop at a byte behind the first.
     fn jump_byte(&self, offset: usize) -> Option<u8> {
         let (at, jump) = self.jump_over(offset)?;
         let mut bytes = *at..at + jump.bytes().len();
@@ -109,8 +108,8 @@ impl Bytes {
         (!is_hidden).then(|| jump.bytes()[offset - at])
     }
 
-    /// Whether `data`, written by the guest at `offset`, is at `at` what the guest has read of the jump there. A few
-    /// bytes may be the same by chance, and are the guest's own.
+    /// Whether `data`, written by the guest at `offset`, stores back the jump at `at` as read before. A few bytes may be equal by chance;
+    /// such a write is the guest's own.
     fn stores_jump_back(&self, offset: usize, data: &[u8], at: usize) -> bool {
         let Some((start, jump)) = self.jump_over(at) else {
             return false;
@@ -125,7 +124,7 @@ impl Bytes {
         }) && jump.is_stored_back(len, data.len())
     }
 
-    /// What memory shows at `offset` in the place of the guest's own byte.
+    /// The byte that memory shows at `offset` instead of the original byte, if any.
     fn cover(&self, offset: usize, plant: PlantByte) -> Option<u8> {
         if self.is(Mark::Stop, offset) {
             return Some(plant.value());
@@ -157,7 +156,7 @@ impl Offsets {
 }
 
 impl Page {
-    /// Takes the page's present bytes for the guest's own. The guest must not be able to write it meanwhile.
+    /// Copies the page's present bytes as the original bytes. The guest must not be able to write the page meanwhile.
     pub(super) fn capture(
         memory: &dyn PhysMemory,
         gpa: Gpa,
@@ -179,8 +178,7 @@ impl Page {
         self.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes these marks of the byte at `offset` what they are said to be, and memory show what follows from them: all
-    /// of it, or nothing.
+    /// Sets marks of the byte at `offset`, and updates memory to match: all or nothing.
     pub(super) fn mark(
         &self,
         memory: &dyn GuestMemory,
@@ -205,7 +203,7 @@ impl Page {
         written
     }
 
-    /// Makes memory show what it is to, in `len` bytes from `offset` on.
+    /// Writes `len` bytes from `offset` on to memory, with plants and jumps.
     fn show(
         &self,
         memory: &dyn GuestMemory,
@@ -220,7 +218,7 @@ impl Page {
         memory.write(self.gpa.wrapping_add(offset as u64), &shown)
     }
 
-    /// Puts a jump at `offset`, or takes the one there away: or nothing changes. The other vCPUs are paused.
+    /// Writes a jump at `offset`, or removes the jump there; after an error, nothing has changed. The other vCPUs are paused.
     pub(super) fn set_jump(
         &self,
         memory: &dyn GuestMemory,
@@ -259,7 +257,7 @@ impl Page {
         written
     }
 
-    /// The jumps that have bytes in `len` bytes from `offset` on.
+    /// The jumps that overlap `len` bytes from `offset` on.
     pub(super) fn jumps(&self, offset: usize, len: usize) -> Vec<Gpa> {
         let bytes = self.lock();
         let end = offset.saturating_add(len);
@@ -270,21 +268,21 @@ impl Page {
             .collect()
     }
 
-    /// Whether `data`, to be written at `offset` by the guest, changes a byte of a jump: what it has only read there
-    /// and stores back does not.
+    /// Whether a guest write of `data` at `offset` changes a byte of a jump. A write that stores back the jump's bytes, as read before,
+    /// does not.
     pub(super) fn overwrites_jump(&self, offset: usize, data: &[u8]) -> bool {
         let bytes = self.lock();
         (offset..PAGE_BYTES.min(offset + data.len()))
             .any(|at| bytes.jump_byte(at).is_some() && !bytes.stores_jump_back(offset, data, at))
     }
 
-    /// Whether the byte at `offset` has this mark.
+    /// Whether the byte at `offset` has `mark`.
     pub(super) fn has(&self, mark: Mark, offset: usize) -> bool {
         self.lock().is(mark, offset)
     }
 
-    /// The plants in `len` bytes from `offset` on, as far as the page goes: all, or those that memory shows. Each byte of
-    /// a jump is one.
+    /// The plants in `len` bytes from `offset` on, up to the end of the page: all, or only plants that memory shows. Each byte of a jump
+    /// counts as a plant.
     pub(super) fn plants(&self, offset: usize, len: usize, shown: bool) -> Vec<Gpa> {
         let bytes = self.lock();
         (offset..PAGE_BYTES.min(offset.saturating_add(len)))
@@ -299,8 +297,8 @@ impl Page {
             .collect()
     }
 
-    /// Whether `len` bytes from `offset` on, to be written by the guest, cover a plant that memory shows, and are not
-    /// just what the guest has read there (see [`Page::guest_write`]).
+    /// Whether a guest write of `data` at `offset` covers a plant that memory shows, and is not the plant's byte stored back (see
+    /// [`Page::guest_write`]).
     pub(super) fn overwrites_plant(&self, offset: usize, data: &[u8], plant: PlantByte) -> bool {
         let bytes = self.lock();
         data.iter().zip(offset..PAGE_BYTES).any(|(&byte, at)| {
@@ -309,12 +307,11 @@ impl Page {
         })
     }
 
-    /// The guest writes `data` at `offset`; it must fit the page. Plants that memory shows stay on top.
+    /// Merges a guest write of `data` at `offset`, which must fit the page. Plants that memory shows stay on top.
     ///
-    /// A write of the plant's own byte onto a plant may be the guest storing back what it has read from there (it
-    /// copies code when it applies alternatives) rather than an instruction of its own: then its byte stays as it is.
-    /// With `int3` as the plant a write of one byte is not taken for that: the kernel's text patching puts its own
-    /// `int3` with such writes.
+    /// If the guest writes the plant's byte onto a plant, the guest may store back a byte read from there (the kernel copies code to apply
+    /// alternatives). Such a write leaves the original byte as it is. If the plant is `int3`, a write of one byte counts as the guest's
+    /// own: the kernel's text patching writes its `int3` with such writes.
     pub(super) fn guest_write(
         &self,
         memory: &dyn GuestMemory,
@@ -344,7 +341,7 @@ impl Page {
         )
     }
 
-    /// Copies the guest's own bytes from `offset` on; as many as fit both.
+    /// Copies original bytes from `offset` on, up to the end of the page or of `buf`.
     pub(super) fn read_own(&self, offset: usize, buf: &mut [u8]) {
         let bytes = self.lock();
         let len = buf.len().min(PAGE_BYTES - offset);

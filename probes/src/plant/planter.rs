@@ -1,4 +1,4 @@
-//! All plants of a guest.
+//! The planter: all plants of a guest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,65 +15,65 @@ use super::{PlantByte, Spot};
 use crate::addresses::AddressMap;
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
-/// What became of a guest write to a read-only page.
+/// The result of a guest write to a read-only page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Written {
-    /// It went to a page with plants and has been merged with them.
+    /// The page has plants; the write has been merged with them.
     Merged,
-    /// The page has no plants (any more); nothing has been written.
+    /// The page has no plants (any more); no byte has been written.
     NotOurs,
 }
 
-/// Plants could not be changed; all bytes are as they were before.
+/// A failed change of plants; all bytes are as before.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot plant at {gpa}")]
 pub(crate) struct PlantError {
-    /// The first place that failed.
+    /// The first address that failed.
     gpa: Gpa,
     /// The cause.
     #[source]
     source: GuestError,
 }
 
-/// By guest-physical address. A changed copy shares what has not changed.
+/// The pages by guest-physical address. A changed copy shares the unchanged pages.
 type Pages = AddressMap<Arc<Page>>;
 
-/// Owner of every plant.
+/// The owner of all plants.
 ///
-/// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Everything else may be
-/// called on any vCPU's thread at any time.
+/// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Any vCPU's thread may call all other
+/// functions at any time.
 #[derive(Debug)]
 pub(crate) struct Planter {
     pub(super) memory: Arc<dyn GuestMemory>,
     byte: PlantByte,
-    /// Stops on pages whose own bytes are not kept.
+    /// Stops on pages without a copy of their original bytes.
     pub(super) loose: Loose,
-    /// How many plants do not show because a vCPU that runs alone is to execute the guest's own byte.
+    /// The number of plants missing in memory because a vCPU that runs alone is to execute the original byte.
     pub(super) open: AtomicUsize,
-    /// Read on every guest write and every memory access of the emulator, without a lock.
+    /// The planter reads the map at every guest write and every memory access of the emulator, without a lock.
     pages: ArcSwap<Pages>,
-    /// Locked by whoever changes plants.
+    /// Locked during a change of plants.
     plants: Mutex<Plants>,
-    /// Jumps over instructions that handlers have written to.
+    /// Jumps over instructions that handlers have rewritten.
     rewritten: Mutex<BTreeSet<Gpa>>,
-    /// There are some.
+    /// Whether `rewritten` has a jump.
     has_rewritten: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct Plants {
-    /// Where they are, and how many bytes the instruction there has.
+    /// The plants by address, with the length of the instruction.
     places: HashMap<Gpa, (Spot, usize)>,
-    /// How many of them each page has.
+    /// The number of plants on each page.
     uses: BTreeMap<u64, usize>,
-    /// Pages with plants that would not be read-only without them.
+    /// Pages that are read-only only because of their plants.
     singly: BTreeSet<u64>,
-    /// Pages that are read-only in any case.
+    /// Pages that are read-only with or without plants.
     protected: Option<PageRange>,
 }
 
 impl Plants {
-    /// Takes note of a plant, or that one has gone, as the pages are concerned.
+    /// Updates the page counts for a plant added or removed.
     fn count(&mut self, spot: Spot, len: usize, planted: bool) {
         for page in spot.pages(len) {
             let uses = self.uses.entry(page.0).or_default();
@@ -96,12 +96,12 @@ impl Plants {
             .is_some_and(|range| (range.start.0..range.end.0).contains(&page))
     }
 
-    /// The pages that have to be read-only, as sorted, merged ranges.
+    /// The pages that must be read-only, as sorted, merged ranges.
     fn read_only(&self) -> Vec<PageRange> {
         ranges(self.singly.iter().copied(), self.protected)
     }
 
-    /// What is to be planted at `gpa` from now on. Returns what was.
+    /// Sets the plant at `gpa`, or removes it. Returns the previous plant.
     fn replace(&mut self, gpa: Gpa, place: Option<(Spot, usize)>) -> Option<(Spot, usize)> {
         let before = match place {
             Some(place) => self.places.insert(gpa, place),
@@ -118,7 +118,7 @@ impl Plants {
 }
 
 impl PhysMemory for Planter {
-    /// The guest's own bytes.
+    /// Reads the guest's original bytes.
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.read_own(gpa, buf)
     }
@@ -148,7 +148,7 @@ impl Planter {
         self.byte
     }
 
-    /// Memory as the guest's processors see it, plants and all.
+    /// Memory as the guest's processors see it, plants included.
     pub(crate) fn memory(&self) -> &dyn GuestMemory {
         self.memory.as_ref()
     }
@@ -157,12 +157,11 @@ impl Planter {
         self.plants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts plants at `add` (with the length of the instruction there) and takes those at `remove` away: all of it or
-    /// nothing.
+    /// Adds plants at `add` (with the length of the instruction), and removes the plants at `remove`: all or none.
     ///
     /// # Errors
     ///
-    /// When a place is not memory, or the machine refuses the slots; then nothing has changed.
+    /// If an address is not memory, or the machine refuses the slots; then nothing has changed.
     pub(crate) fn change(
         &self,
         paused: &dyn Paused,
@@ -194,7 +193,7 @@ impl Planter {
         }
     }
 
-    /// Makes memory what `plants` says; `before` is what has changed. All of it or nothing.
+    /// Updates memory to match `plants`; `before` holds the former state of the changed plants. All bytes change, or none.
     fn change_bytes(
         &self,
         paused: &dyn Paused,
@@ -206,7 +205,7 @@ impl Planter {
         let old = self.pages.load_full();
         let mut new = old.as_ref().clone();
         for &(spot, len) in add {
-            // An instruction may begin on one page and end on the next; both are watched.
+            // An instruction may begin on one page and end on the next; both pages become read-only.
             for page in spot.pages(len) {
                 if !new.contains_key(&page.0) {
                     let captured = Page::capture(self, page);
@@ -232,7 +231,7 @@ impl Planter {
             }
             if let Err(source) = self.set(&new, *gpa, planted) {
                 for (gpa, was) in before[..done].iter().rev() {
-                    // What has just been written can be written back; were it not, the error below ends the run.
+                    // Bytes just written can be written back; otherwise the error below ends the run.
                     let _ = self.set(&new, *gpa, was.is_some());
                 }
                 if moved {
@@ -264,18 +263,18 @@ impl Planter {
         )
     }
 
-    /// Lets memory show the guest's own byte at a plant until [`replant`](Self::replant).
+    /// Shows the original byte at a plant until [`replant`](Self::replant).
     pub(crate) fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
         self.mark(&*self.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
     }
 
-    /// Ends what [`withdraw`](Self::withdraw) began.
+    /// Ends [`withdraw`](Self::withdraw).
     pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
         let marks = [(Mark::Planted, true), (Mark::Withdrawn, false)];
         self.mark(&*self.page(gpa)?, gpa, &marks)
     }
 
-    /// Whether [`withdraw`](Self::withdraw) has begun at a plant and not ended.
+    /// Whether the plant at `gpa` is withdrawn, by [`withdraw`](Self::withdraw).
     pub(crate) fn is_withdrawn(&self, gpa: Gpa) -> bool {
         self.has(Mark::Withdrawn, gpa)
     }
@@ -284,7 +283,7 @@ impl Planter {
         self.kept(gpa).ok_or(Unwritable { gpa, len: 1 })
     }
 
-    /// The page that `gpa` lies on, if its own bytes are kept.
+    /// The page of `gpa`, if the planter holds a copy of the page's original bytes.
     pub(super) fn kept(&self, gpa: Gpa) -> Option<Arc<Page>> {
         self.pages.load().get(&gpa.page().0).cloned()
     }
@@ -305,17 +304,17 @@ impl Planter {
         page.mark(self.memory.as_ref(), offset(gpa), self.byte, marks)
     }
 
-    /// Whether the page is one whose own bytes are kept.
+    /// Whether the planter holds a copy of the original bytes of the page of `gpa`.
     pub(crate) fn keeps(&self, gpa: Gpa) -> bool {
         self.pages.load().contains_key(&gpa.page().0)
     }
 
-    /// The plants in `len` bytes from `gpa` on, as far as the page goes.
+    /// The plants in `len` bytes from `gpa` on, up to the end of the page.
     pub(crate) fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         self.plants(gpa, len, false)
     }
 
-    /// Those of them that memory shows.
+    /// The plants of that range that memory shows.
     pub(crate) fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         self.plants(gpa, len, true)
     }
@@ -326,12 +325,12 @@ impl Planter {
             .unwrap_or_default()
     }
 
-    /// Keeps the own bytes of the pages of an instruction of `len` bytes, so that a jump can be put there without a
-    /// plant, until they are [released](Self::release).
+    /// Copies the original bytes of the pages of an instruction of `len` bytes, so that a jump can lie there without a plant. The copies
+    /// stay until [`release`](Self::release).
     ///
     /// # Errors
     ///
-    /// When it is not memory, or the machine refuses the slots; then nothing has changed.
+    /// If the address is not memory, or the machine refuses the slots; then nothing has changed.
     pub(crate) fn keep(
         &self,
         paused: &dyn Paused,
@@ -358,7 +357,7 @@ impl Planter {
         Ok(())
     }
 
-    /// Ends what [`keep`](Self::keep) began; no jump is there any more.
+    /// Ends [`keep`](Self::keep); the jump must be gone.
     pub(crate) fn release(&self, spot: Spot, len: usize) {
         let mut plants = self.lock();
         plants.count(spot, len, false);
@@ -371,11 +370,12 @@ impl Planter {
         self.pages.store(Arc::new(pages));
     }
 
-    /// Puts a jump at `gpa`, on one page whose own bytes are kept and under no plant that is withdrawn; or takes it away.
+    /// Writes a jump at `gpa`, or removes the jump there. The jump lies on one page with a copy of its original bytes, and under no
+    /// withdrawn plant.
     ///
     /// # Errors
     ///
-    /// When it goes on beyond the page, lies on another jump, or memory cannot be written; then nothing has changed.
+    /// If the jump crosses the end of the page or overlaps another jump, or memory cannot be written; then nothing has changed.
     pub(crate) fn set_jump(
         &self,
         _paused: &dyn Paused,
@@ -386,7 +386,7 @@ impl Planter {
         page.set_jump(self.memory.as_ref(), offset(gpa), jump, self.byte)
     }
 
-    /// The jumps that have bytes in `len` bytes from `gpa` on.
+    /// The jumps that overlap `len` bytes from `gpa` on.
     pub(crate) fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         let here = (PAGE_BYTES - offset(gpa)).min(len);
         let beyond = gpa.wrapping_add(here as u64);
@@ -411,7 +411,7 @@ impl Planter {
             })
     }
 
-    /// Whether a guest write of `data` would change the guest's own byte under a plant that memory shows.
+    /// Whether a guest write of `data` would change the original byte under a plant that memory shows.
     pub(crate) fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
         let pages = self.pages.load();
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
@@ -424,7 +424,7 @@ impl Planter {
             })
     }
 
-    /// The guest writes `data`, at most 8 bytes, to a read-only page.
+    /// Merges a guest write of `data`, at most 8 bytes, to a read-only page.
     pub(crate) fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
         let pages = self.pages.load();
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
@@ -446,8 +446,8 @@ impl Planter {
         Ok(Written::Merged)
     }
 
-    /// Writes for a handler, at most 8 bytes within a page: merged where there are plants. Jumps over the bytes are to go
-    /// before the vCPU runs on: [`take_rewritten_jumps`](Self::take_rewritten_jumps).
+    /// Writes for a handler, at most 8 bytes within a page, and merges the bytes with plants. Jumps over the bytes must be removed before
+    /// the vCPU resumes: [`take_rewritten_jumps`](Self::take_rewritten_jumps).
     pub(crate) fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
         if self.overwrites_jump(gpa, data) {
             self.rewritten().extend(self.jumps(gpa, data.len()));
@@ -465,19 +465,19 @@ impl Planter {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether handlers have written to instructions that jumps lie over.
+    /// Whether handlers have rewritten instructions under jumps.
     pub(crate) fn has_rewritten_jumps(&self) -> bool {
         self.has_rewritten.load(Ordering::Acquire)
     }
 
-    /// Those jumps. With the other vCPUs paused.
+    /// Takes the jumps over rewritten instructions. The other vCPUs are paused.
     pub(crate) fn take_rewritten_jumps(&self) -> BTreeSet<Gpa> {
         let mut rewritten = self.rewritten();
         self.has_rewritten.store(false, Ordering::Release);
         std::mem::take(&mut *rewritten)
     }
 
-    /// Makes these pages read-only whether they have plants or not, so that more plants there need no change of slots.
+    /// Makes these pages read-only with or without plants, so that more plants there need no change of slots.
     ///
     /// # Errors
     ///
@@ -499,7 +499,7 @@ impl Planter {
         set
     }
 
-    /// Ends what [`protect`](Self::protect) began: only pages with plants stay read-only.
+    /// Ends [`protect`](Self::protect): only pages with plants stay read-only.
     ///
     /// # Errors
     ///
@@ -513,12 +513,12 @@ impl Planter {
         Ok(())
     }
 
-    /// Reads the guest's own bytes.
+    /// Reads the guest's original bytes.
     pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.own().read(gpa, buf)
     }
 
-    /// The guest's own bytes, for several reads in a row: what is planted is looked up once.
+    /// The guest's original bytes, for several reads in a row with one lookup of the pages.
     pub(crate) fn own(&self) -> Own<'_> {
         Own {
             planter: self,
@@ -568,7 +568,7 @@ fn offset(gpa: Gpa) -> usize {
     gpa.page_offset() as usize
 }
 
-/// The pages, and those that are read-only in any case, as sorted, merged ranges.
+/// The pages, and the pages that are always read-only, as sorted, merged ranges.
 fn ranges(pages: impl Iterator<Item = u64>, protected: Option<PageRange>) -> Vec<PageRange> {
     let mut all: Vec<PageRange> = pages
         .map(|page| PageRange {

@@ -1,21 +1,20 @@
-//! Where an instruction lies in guest-physical memory.
+//! The location of an instruction in guest-physical memory.
 
 use introspect::Gpa;
 
 use super::page::PAGE_BYTES;
 
-/// The first byte of an instruction, and where the guest goes on when it runs off the page.
+/// The first byte of an instruction, and the page on which the instruction continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     /// The first byte.
     pub(crate) gpa: Gpa,
-    /// The page that follows in the guest's own mapping, if one does. The kernel's text is contiguous; a module's is
-    /// put together from any pages.
+    /// The next page in the guest's own mapping, if any. The kernel's text is physically contiguous; a module's text consists of any pages.
     pub(crate) beyond: Option<Gpa>,
 }
 
 impl Spot {
-    /// In memory that is contiguous.
+    /// A location in contiguous memory.
     pub(crate) fn contiguous(gpa: Gpa) -> Self {
         Self {
             gpa,
@@ -23,12 +22,12 @@ impl Spot {
         }
     }
 
-    /// Bytes to the end of its page.
+    /// The number of bytes up to the end of the page.
     pub(crate) fn room(self) -> usize {
         PAGE_BYTES - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
     }
 
-    /// Whether `gpa` is one of the `len` bytes from here on.
+    /// Whether `gpa` is one of the `len` bytes from the first byte on.
     pub(crate) fn holds(self, gpa: Gpa, len: usize) -> bool {
         let here = len.min(self.room());
         let within = |start: Gpa, len: usize| {
@@ -39,7 +38,7 @@ impl Spot {
         within(self.gpa, here) || within(beyond, len - here)
     }
 
-    /// The pages that `len` bytes from here on lie on.
+    /// The pages of the `len` bytes from the first byte on.
     pub(super) fn pages(self, len: usize) -> impl Iterator<Item = Gpa> {
         let beyond = self.beyond.filter(|_| len > self.room());
         std::iter::once(self.gpa.page()).chain(beyond)

@@ -11,7 +11,7 @@ const PAGES: usize = 4;
 const PORT: u8 = PlantByte::Port.value();
 const INT3: u8 = PlantByte::Int3.value();
 
-/// No two neighbours alike, and no byte that could be taken for a plant.
+/// Bytes without equal neighbours, and without a byte equal to a plant.
 fn original() -> Vec<u8> {
     (0..PAGES * 4096)
         .map(|i| u8::try_from(i % 191).expect("small"))
@@ -49,7 +49,7 @@ impl Rig {
         self.planter.guest_write(Gpa(gpa), data).expect("memory")
     }
 
-    /// What the guest sees from `gpa` on.
+    /// The memory visible to the guest, from `gpa` on.
     fn seen<const N: usize>(&self, gpa: usize) -> [u8; N] {
         self.memory.bytes()[gpa..gpa + N]
             .try_into()
@@ -105,8 +105,7 @@ fn both_pages_of_an_instruction_are_watched() {
     );
 }
 
-/// Whichever request fails, nothing has changed; when none does any more, everything has.
-/// As in a module, whose pages come from anywhere.
+/// The spot lies in a module, whose pages may lie anywhere.
 #[test]
 fn the_page_beyond_is_the_one_that_follows_for_the_guest() {
     let rig = Rig::new(PlantByte::Port);
@@ -121,6 +120,7 @@ fn the_page_beyond_is_the_one_that_follows_for_the_guest() {
     assert_eq!(rig.paused.read_only(), [(0x1000, 0x2000), (0x3000, 0x4000)]);
 }
 
+/// Whichever request fails, nothing has changed. If no request fails, the whole change is made.
 #[test]
 fn a_change_is_made_whole_or_not_at_all() {
     let rig = Rig::new(PlantByte::Port);
@@ -139,7 +139,7 @@ fn a_change_is_made_whole_or_not_at_all() {
         assert_eq!(rig.memory.bytes(), seen, "request {failures}");
         assert_eq!(rig.all_own(), own);
         assert_eq!(rig.paused.read_only(), read_only);
-        // The plants are still ones: a write is merged with them.
+        // The plants are still in place: a write is merged with them.
         rig.write(0x20, &original()[0x20..0x22]);
         assert_eq!(rig.memory.bytes(), seen);
     }
@@ -209,7 +209,7 @@ fn a_page_without_plants_is_nobodys() {
     assert!(rig.planter.keeps(Gpa(0x1fff)) && !rig.planter.keeps(Gpa(0x2000)));
 }
 
-/// Code that copies code reads the plant's byte and stores it back.
+/// A guest that copies code reads the plant's byte and stores the byte back.
 #[test]
 fn the_plants_byte_stored_back_changes_nothing() {
     let rig = Rig::new(PlantByte::Port);
@@ -219,7 +219,7 @@ fn the_plants_byte_stored_back_changes_nothing() {
     rig.write(0x100, &read);
     rig.write(0x101, &[PORT]);
     assert_eq!(rig.all_own(), original());
-    // The same byte where there is no plant is the guest's.
+    // The same byte without a plant beneath is the guest's.
     rig.write(0x102, &[PORT]);
     assert_eq!(rig.own(0x102), [PORT]);
 }
@@ -249,7 +249,7 @@ fn a_withdrawn_plant_lets_the_guest_write_until_it_returns() {
     assert!(!rig.planter.overwrites_plant(Gpa(0x60), &[0x55]));
     rig.write(0x60, &[0x55, 0x56]);
     assert_eq!(rig.seen(0x60), [0x55, PORT]);
-    // A byte like the plant's is the guest's own while the plant is away.
+    // While the plant is withdrawn, a byte equal to the plant's is the guest's own.
     rig.write(0x60, &[PORT]);
     assert_eq!(rig.own(0x60), [PORT, 0x56]);
     rig.write(0x60, &[0x57]);
@@ -258,12 +258,12 @@ fn a_withdrawn_plant_lets_the_guest_write_until_it_returns() {
         .expect("a plant");
     assert_eq!(rig.seen(0x60), [PORT, PORT]);
     assert_eq!(rig.own(0x60), [0x57, 0x56]);
-    // It is on top again.
+    // The plant is on top again.
     rig.write(0x60, &[0x58]);
     assert_eq!((rig.seen(0x60), rig.own(0x60)), ([PORT], [0x58]));
 }
 
-/// What may happen to a page.
+/// A change of a page.
 #[derive(Clone, Debug)]
 enum Action {
     Change {
@@ -278,7 +278,7 @@ enum Action {
 }
 
 fn places() -> impl Strategy<Value = Vec<u64>> {
-    // Close to the border of two pages, so that plants and writes meet.
+    // The addresses are close to the border of two pages, so that plants and writes overlap.
     proptest::collection::vec(0xff0..0x1010_u64, 0..4)
 }
 
@@ -300,7 +300,7 @@ fn action() -> impl Strategy<Value = Action> {
 }
 
 proptest! {
-    /// Against the simplest model: the guest's own bytes, and the set of plants on top of them.
+    /// Compares with the simplest model: the original bytes, and the set of plants on top.
     #[test]
     fn memory_is_the_guests_own_bytes_with_the_plants_on_top(
         actions in proptest::collection::vec(action(), 1..40),
@@ -360,7 +360,7 @@ fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
     set(0x1012, Some(NEAR)).expect_err("it would lie on another");
     set(0x1ffc, Some(NEAR)).expect_err("it would go on beyond the page");
     set(0x3000, Some(NEAR)).expect_err("nobody keeps that page");
-    // While a vCPU runs alone that is to read or execute any of it.
+    // A vCPU runs alone, and is to read or execute a byte of the displaced instruction.
     let shown = rig.planter.show_alone(&rig.paused, &[Gpa(0x1013)], &[]);
     let shown = shown.expect("shown");
     assert_eq!(rig.seen::<4>(0x1011), own[1..5]);
@@ -384,11 +384,11 @@ fn what_is_read_from_a_jump_and_stored_back_changes_nothing() {
     assert!(!overwrites(0x1010, &JUMP) && !overwrites(0x1011, &JUMP[1..]));
     assert!(!overwrites(0x100e, &[1, 2]) && !overwrites(0x1015, &[1, 2]));
     assert!(overwrites(0x100e, &[1, 2, 3]) && overwrites(0x1014, &[0]));
-    // By chance.
+    // Few bytes are equal by chance.
     assert!(overwrites(0x1010, &JUMP[..1]) && overwrites(0x1012, &JUMP[2..]));
     rig.write(0x1010, &JUMP);
     assert_eq!(rig.own(0x1010), own);
-    // Written all the same, it is the guest's own beneath the jump.
+    // A write nevertheless changes the guest's own byte beneath the jump.
     for byte in [0x77, JUMP[1]] {
         rig.write(0x1011, &[byte]);
         assert_eq!((rig.seen(0x1010), rig.own(0x1011)), (JUMP, [byte]));

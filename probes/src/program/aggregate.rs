@@ -1,4 +1,4 @@
-//! What becomes of the values of many hits.
+//! Aggregates: the values of many hits combined.
 //!
 //! ```text
 //!  word     0            1              ..
@@ -9,11 +9,11 @@
 //!  lhist                 below min │ from min, step wide │ .. │ the rest     at most 1002 buckets
 //! ```
 //!
-//! Each word is written by itself, with one atomic operation: `lock add`, `lock inc` or `lock cmpxchg`. Whoever reads
-//! while others write may find a value in word 0 that is not in the other yet, or the other way round.
+//! Each word is written separately, with one atomic operation: `lock add`, `lock inc` or `lock cmpxchg`. A reader concurrent with writers
+//! may find a value in word 0 that is not yet in the other word, or the other way round.
 //!
-//! Values are signed, as bpftrace has them for `min`, `max` and `lhist`; a sum is modulo 2^64. Only `hist` takes them
-//! without a sign, so that an address has a bucket.
+//! Values are signed, as in bpftrace, for `min`, `max` and `lhist`; a sum is modulo 2^64. Only `hist` treats values as unsigned, so that an
+//! address has a bucket.
 
 use std::fmt;
 use std::str::FromStr;
@@ -25,27 +25,27 @@ use crate::ProbeKind;
 
 use super::{AggregateResult, Operand, ProgramError, parse};
 
-/// What is kept of a value at each hit.
+/// The function that combines the values of all hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aggregate {
-    /// The sum of all.
+    /// The sum of all values.
     Sum(Operand),
-    /// The least.
+    /// The least value.
     Min(Operand),
-    /// The greatest.
+    /// The greatest value.
     Max(Operand),
-    /// How many there were between one power of two and the next.
+    /// The number of values between one power of two and the next.
     Hist(Operand),
-    /// How many there were in each of several ranges of the same size.
+    /// The number of values in each of several ranges of equal size.
     Lhist {
-        /// Of what.
+        /// The operand.
         of: Operand,
         /// The ranges.
         linear: Linear,
     },
 }
 
-/// The ranges of a linear histogram: one below the least, `ranges` that are `step` wide, one for all that is above.
+/// The ranges of a linear histogram: one below the minimum, `ranges` with width `step`, and one for all greater values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Linear {
     min: i64,
@@ -54,43 +54,43 @@ pub struct Linear {
     ranges: usize,
 }
 
-/// These are no ranges of a linear histogram.
+/// Invalid ranges of a linear histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LinearError {
-    /// The greatest is not above the least.
+    /// The maximum is not above the minimum.
     #[error("the histogram ends at {max}, which is not above its beginning at {min}")]
     NoRange {
-        /// The least.
+        /// The minimum.
         min: i64,
-        /// The greatest.
+        /// The maximum.
         max: i64,
     },
-    /// The step is 0, or does not fit once.
+    /// The step is 0, or larger than the whole range.
     #[error("the step must be from 1 to {range}, the size of the whole range")]
     BadStep {
-        /// From the least to the greatest.
+        /// The size of the whole range.
         range: u64,
     },
-    /// There would be too many.
+    /// The histogram would have too many ranges.
     #[error(
         "the histogram would have {would} ranges, of which it can have {}",
         Linear::MAX_RANGES
     )]
     TooManyRanges {
-        /// So many.
+        /// The number of ranges.
         would: u64,
     },
 }
 
 impl Linear {
-    /// The most ranges, without those at the two ends.
+    /// The maximum number of ranges, without the ranges at the two ends.
     pub const MAX_RANGES: usize = 1000;
 
-    /// Ranges from `min` to `max`. If `step` does not divide what is between them, the rest belongs to the last bucket.
+    /// Ranges from `min` to `max`. If `step` does not divide the whole range, the remainder belongs to the last bucket.
     ///
     /// # Errors
     ///
-    /// When there is no room for one, or there would be more than [`MAX_RANGES`](Self::MAX_RANGES).
+    /// If the step or the limits allow no range, or the ranges would be more than [`MAX_RANGES`](Self::MAX_RANGES).
     pub fn new(min: i64, max: i64, step: u64) -> Result<Self, LinearError> {
         if max <= min {
             return Err(LinearError::NoRange { min, max });
@@ -112,13 +112,13 @@ impl Linear {
         })
     }
 
-    /// Where the first range begins.
+    /// The beginning of the first range.
     #[must_use]
     pub const fn min(&self) -> i64 {
         self.min
     }
 
-    /// Where the ranges end, as it was asked for.
+    /// The end of the ranges, as requested.
     #[must_use]
     pub const fn max(&self) -> i64 {
         self.max
@@ -130,13 +130,13 @@ impl Linear {
         self.step
     }
 
-    /// How many ranges there are between the buckets at the two ends.
+    /// The number of ranges between the buckets at the two ends.
     #[must_use]
     pub const fn ranges(&self) -> usize {
         self.ranges
     }
 
-    /// Where the range of this number, from 0, begins; with the number of ranges, where the last bucket does.
+    /// The beginning of the range with the given number, from 0. For the number of ranges: the beginning of the last bucket.
     #[must_use]
     pub const fn start_of(&self, range: usize) -> i64 {
         self.min
@@ -156,7 +156,7 @@ impl Linear {
     }
 }
 
-/// An argument is not there any more when its function has returned.
+/// An aggregate of an argument in a return probe: the argument is gone after the function's return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{of}` is gone when the function has returned, which is when a return probe takes its values"
@@ -167,7 +167,7 @@ pub struct NotAtReturn {
 }
 
 impl NotAtReturn {
-    /// What can be done.
+    /// A possible solution.
     #[must_use]
     pub fn help(&self) -> String {
         format!(
@@ -179,13 +179,13 @@ impl NotAtReturn {
 
 /// The word that counts the values.
 pub(super) const COUNT: usize = 0;
-/// The first word behind it.
+/// The first word behind [`COUNT`].
 pub(super) const FIRST: usize = 1;
-/// Zero, and one for each bit that can be the highest.
+/// The bucket for zero, and a bucket for each possible highest bit.
 const HIST_BUCKETS: usize = 65;
 
 impl Aggregate {
-    /// Whose values they are.
+    /// The operand of the values.
     #[must_use]
     pub const fn of(&self) -> Operand {
         match self {
@@ -197,11 +197,11 @@ impl Aggregate {
         }
     }
 
-    /// Whether a probe of this kind sees the values.
+    /// Checks whether a probe of this kind can read the values.
     ///
     /// # Errors
     ///
-    /// When they are gone when it does.
+    /// If the values are gone at the time of the hit.
     pub fn fits(&self, kind: ProbeKind) -> Result<(), NotAtReturn> {
         match (kind, self.of()) {
             (ProbeKind::Kretprobe, of @ Operand::Argument(_)) => Err(NotAtReturn { of }),
@@ -209,13 +209,13 @@ impl Aggregate {
         }
     }
 
-    /// What `words` say.
+    /// The result in `words`.
     #[must_use]
     pub fn result(&self, words: &[u64]) -> AggregateResult {
         AggregateResult::new(self, words)
     }
 
-    /// How many words its result takes.
+    /// The number of words of the result.
     #[must_use]
     pub const fn words(&self) -> usize {
         match self {
@@ -237,8 +237,8 @@ impl Aggregate {
         words
     }
 
-    /// The number of the bucket, from 0, that `value` falls into; 0 for those that have no buckets. Its word is the one
-    /// behind that of the same number.
+    /// The number of the bucket of `value`, from 0; 0 for aggregates without buckets. The bucket's word is the first word behind the count
+    /// plus the number.
     #[must_use]
     pub fn bucket_of(&self, value: u64) -> usize {
         match self {
@@ -248,7 +248,7 @@ impl Aggregate {
         }
     }
 
-    /// Adds `value` to the result in `words`, which began as [`initial`](Self::initial) says. From any thread.
+    /// Adds `value` to the result in `words`, whose first contents are [`initial`](Self::initial). Any thread may call the function.
     pub fn add(&self, words: &[AtomicU64], value: u64) {
         let (Some(count), Some(word)) =
             (words.get(COUNT), words.get(FIRST + self.bucket_of(value)))
@@ -257,7 +257,7 @@ impl Aggregate {
         };
         let replace = |is_better: fn(i64, i64) -> bool| {
             let better = |now: u64| is_better(value.cast_signed(), now.cast_signed());
-            // Whether it was replaced does not matter.
+            // The result of the exchange does not matter.
             let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
                 better(now).then_some(value)
             });

@@ -1,4 +1,4 @@
-//! What is wrong with the text of a program, and where.
+//! Errors in the text of a program, with their positions.
 
 use std::ops::Range;
 
@@ -7,70 +7,70 @@ use thiserror::Error;
 use super::{Filter, LinearError, Operand};
 use crate::suggest::did_you_mean;
 
-/// A text that is no program.
+/// The error in an invalid program.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{problem}")]
 pub struct ProgramError {
-    /// What is wrong.
+    /// The problem.
     pub problem: ProgramProblem,
-    /// The bytes of the text that it is about.
+    /// The bytes of the text with the problem.
     pub span: Range<usize>,
 }
 
-/// What is wrong with it.
+/// The problem with a program.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ProgramProblem {
-    /// There is nothing where something is needed.
+    /// The text ends too early.
     #[error("it ends where {0} is expected")]
     Ends(&'static str),
-    /// There is something else.
+    /// The text has another word or sign.
     #[error("`{found}` is not {expected}")]
     Unexpected {
-        /// What was expected.
+        /// The expected element.
         expected: &'static str,
-        /// What is there.
+        /// The element found.
         found: String,
     },
-    /// A character that no program has.
+    /// A character that is invalid in programs.
     #[error("`{0}` means nothing here")]
     BadCharacter(char),
-    /// A number that does not fit, or is none.
+    /// An invalid number, or a number that does not fit 64 bits.
     #[error("`{0}` is not a number of 64 bits")]
     BadNumber(String),
-    /// A number that has no room for a sign.
+    /// A number too large for a signed comparison.
     #[error("`{0}` is not a number of 64 bits with a sign")]
     NotSigned(u64),
-    /// What a function returns, in a filter.
+    /// The return value, in a filter.
     #[error("a filter decides when the function is entered, and nothing has been returned yet")]
     NotReturnedYet,
-    /// A name that nobody knows.
+    /// An unknown operand.
     #[error("there is no operand `{0}`")]
     UnknownOperand(String),
     /// An argument that is passed on the stack.
     #[error("`{0}` is not in a register: only arg0 to arg5 are")]
     ArgumentOnStack(String),
-    /// A type that nothing can be taken for.
+    /// An unknown type in a cast.
     #[error("`{0}` is not a type that values can be compared as")]
     UnknownType(String),
-    /// A negative number in a comparison without a sign.
+    /// A negative number in an unsigned comparison.
     #[error("`{0}` is negative, and the comparison is without a sign")]
     NegativeUnsigned(String),
     /// A filter with too many conditions.
     #[error("a filter has at most {} conditions", Filter::MAX_CONDITIONS)]
     TooManyConditions,
-    /// A function that nobody knows.
+    /// An unknown aggregate.
     #[error("there is no aggregate `{0}`")]
     UnknownAggregate(String),
-    /// The ranges of a linear histogram.
+    /// Invalid ranges of a linear histogram.
     #[error(transparent)]
     Linear(#[from] LinearError),
 }
 
-/// The aggregates, as they are written.
+/// The names of the aggregates.
 pub(super) const AGGREGATES: [&str; 5] = ["sum", "min", "max", "hist", "lhist"];
 
 impl ProgramError {
-    /// What to write instead, if that can be said.
+    /// The right notation, if known.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         match &self.problem {

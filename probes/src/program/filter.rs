@@ -1,4 +1,4 @@
-//! Which hits count.
+//! Filters: conditions that decide whether an execution is a hit.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use super::{Operand, ProgramError, Values, parse};
 
-/// How two values of 64 bits are compared.
+/// A comparison of two 64-bit values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Comparison {
     /// `==`
     Eq,
     /// `!=`
     Ne,
-    /// `<`, without a sign.
+    /// `<`, unsigned.
     Below,
-    /// `<=`, without a sign.
+    /// `<=`, unsigned.
     BelowOrEqual,
-    /// `>`, without a sign.
+    /// `>`, unsigned.
     Above,
-    /// `>=`, without a sign.
+    /// `>=`, unsigned.
     AboveOrEqual,
-    /// `<`, as signed numbers.
+    /// `<`, signed.
     Less,
-    /// `<=`, as signed numbers.
+    /// `<=`, signed.
     LessOrEqual,
-    /// `>`, as signed numbers.
+    /// `>`, signed.
     Greater,
-    /// `>=`, as signed numbers.
+    /// `>=`, signed.
     GreaterOrEqual,
 }
 
 impl Comparison {
-    /// Whether `left` and `right` compare so.
+    /// Whether the comparison of `left` with `right` holds.
     #[must_use]
     pub const fn holds(self, left: u64, right: u64) -> bool {
         let (left_signed, right_signed) = (left.cast_signed(), right.cast_signed());
@@ -51,7 +51,7 @@ impl Comparison {
         }
     }
 
-    /// Whether it takes the values as signed numbers.
+    /// Whether the comparison treats the values as signed numbers.
     #[must_use]
     pub const fn is_signed(self) -> bool {
         matches!(
@@ -60,7 +60,7 @@ impl Comparison {
         )
     }
 
-    /// The same between signed numbers. Equality knows no sign.
+    /// The signed form of the comparison. Equality has no sign.
     #[must_use]
     pub(super) const fn signed(self) -> Self {
         match self {
@@ -87,25 +87,25 @@ impl Comparison {
 /// A comparison of an operand, or of some of its bits, with a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Condition {
-    /// What is compared.
+    /// The operand.
     pub operand: Operand,
-    /// The bits of it that are; all without.
+    /// The mask applied to the operand; all bits without a mask.
     pub mask: Option<u64>,
-    /// How.
+    /// The comparison.
     pub comparison: Comparison,
-    /// With what.
+    /// The constant.
     pub value: u64,
 }
 
 impl Condition {
-    /// Whether it holds.
+    /// Whether the condition holds.
     pub fn holds(&self, values: &mut impl Values) -> bool {
         let value = values.value(self.operand) & self.mask.unwrap_or(u64::MAX);
         self.comparison.holds(value, self.value)
     }
 }
 
-/// Numbers that are as likely counts as addresses.
+/// A number printed in decimal below 0x1000, as a likely count, and in hexadecimal otherwise, as a likely address.
 struct Number(u64);
 
 impl fmt::Display for Number {
@@ -136,30 +136,30 @@ impl fmt::Display for Condition {
     }
 }
 
-/// Conditions that all have to hold for a hit to count; from one to [`Filter::MAX_CONDITIONS`].
+/// Conditions that must all hold for a hit; from one to [`Filter::MAX_CONDITIONS`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Filter(Vec<Condition>);
 
-/// These conditions are no filter.
+/// The reason why conditions are not a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FilterError {
-    /// There is none.
+    /// There is no condition.
     #[error("a filter has at least one condition")]
     Empty,
-    /// There are too many.
+    /// There are too many conditions.
     #[error("a filter has at most {} conditions", Filter::MAX_CONDITIONS)]
     TooMany,
 }
 
 impl Filter {
-    /// The most conditions that one can have.
+    /// The maximum number of conditions.
     pub const MAX_CONDITIONS: usize = 8;
 
-    /// The filter that lets by what all of `conditions` let by.
+    /// The filter that accepts a hit if all `conditions` hold.
     ///
     /// # Errors
     ///
-    /// When there is none, or there are too many.
+    /// If there is no condition, or there are too many.
     pub fn new(conditions: impl Into<Vec<Condition>>) -> Result<Self, FilterError> {
         let conditions = conditions.into();
         match conditions.len() {
@@ -169,19 +169,19 @@ impl Filter {
         }
     }
 
-    /// As [`new`](Self::new), of conditions that have been counted.
+    /// Same as [`new`](Self::new), for conditions already counted.
     pub(super) fn checked(conditions: Vec<Condition>) -> Self {
         debug_assert!((1..=Self::MAX_CONDITIONS).contains(&conditions.len()));
         Self(conditions)
     }
 
-    /// Its conditions, in the order in which they are looked at.
+    /// The conditions, in the order of evaluation.
     #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         &self.0
     }
 
-    /// Whether all of them hold. Those behind the first that does not are not looked at.
+    /// Whether all conditions hold. The evaluation ends at the first condition that fails.
     pub fn holds(&self, values: &mut impl Values) -> bool {
         self.0.iter().all(|condition| condition.holds(values))
     }

@@ -1,4 +1,4 @@
-//! Programs: what is done at a hit beyond telling or counting it.
+//! Programs: filters and aggregates, evaluated at hits.
 //!
 //! ```text
 //!  hit ──▶ Filter: does every Condition hold? ── no ──▶ not a hit
@@ -12,9 +12,9 @@
 //! sum(arg2)   min(arg2)   max(arg2)   hist(arg2)   lhist(arg2, 0, 4096, 256)
 //! ```
 //!
-//! A program has no loop, reads no memory but what an [`Operand`] names, and has a bound on its size: it can be executed
-//! in the VMM at an exit, or be compiled into a detour in the guest. Both write results into words of one layout, which
-//! [`Aggregate`] describes, and [`Aggregate::merge`] puts together.
+//! A program has no loop, reads no memory except the per-processor variables of an [`Operand`], and has a bounded size. A program can be
+//! executed in the VMM at an exit, or be compiled into a detour in the guest. Both write results into words of one layout, described by
+//! [`Aggregate`]; [`Aggregate::merge`] adds the results up.
 
 mod aggregate;
 mod error;

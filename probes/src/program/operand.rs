@@ -1,4 +1,4 @@
-//! What a program can look at.
+//! The operands of programs.
 
 use std::fmt;
 
@@ -14,16 +14,16 @@ macro_rules! registers {
         }
 
         impl Register {
-            /// Every register that a program can look at.
+            /// All registers that a program can read.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// What it is called.
+            /// The register's name.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => stringify!($name)),+ }
             }
 
-            /// What it holds.
+            /// The register's value.
             #[must_use]
             pub const fn value(self, regs: &vmm::kvm_regs) -> u64 {
                 match self { $(Self::$variant => regs.$name),+ }
@@ -66,40 +66,40 @@ impl Argument {
         Register::R9,
     ];
 
-    /// The argument of this number; `None` for those that are passed on the stack.
+    /// The argument with the given number; `None` for an argument on the stack.
     #[must_use]
     pub fn new(number: u8) -> Option<Self> {
         (usize::from(number) < Self::REGISTERS.len()).then_some(Self(number))
     }
 
-    /// Its number, from 0 to 5.
+    /// The argument's number, from 0 to 5.
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0
     }
 
-    /// Where it is at a function's entry.
+    /// The register that holds the argument at a function's entry.
     #[must_use]
     pub const fn register(self) -> Register {
         Self::REGISTERS[self.0 as usize]
     }
 }
 
-/// A value of 64 bits that a program looks at.
+/// A 64-bit value that a program reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operand {
-    /// A register, as it was when the instruction was about to be executed.
+    /// A register, right before the instruction is executed.
     Register(Register),
-    /// The register in which this argument is passed: at a function's entry, the argument.
+    /// The register of an argument: at a function's entry, the argument.
     Argument(Argument),
-    /// The address of the `struct task_struct` of the task that the processor runs; 0 if that cannot be told.
+    /// The address of the `struct task_struct` of the task that the processor runs; 0 if unknown.
     CurrentTask,
-    /// The processor's number, by the guest's count.
+    /// The processor's number in the guest.
     Cpu,
 }
 
 impl Operand {
-    /// Every operand there is.
+    /// All operands.
     pub fn all() -> impl Iterator<Item = Self> {
         let arguments = (0..).map_while(Argument::new).map(Self::Argument);
         let others = [Self::CurrentTask, Self::Cpu];
@@ -107,7 +107,7 @@ impl Operand {
         arguments.chain(others).chain(registers)
     }
 
-    /// The register that it is, if it is one.
+    /// The register that holds the operand, if any.
     #[must_use]
     pub const fn register(self) -> Option<Register> {
         match self {
@@ -136,9 +136,9 @@ impl Serialize for Operand {
     }
 }
 
-/// A vCPU at a hit, as a program sees it. A value is asked for when it is needed.
+/// The values of operands at a hit. A program asks for a value only when needed.
 pub trait Values {
-    /// What `operand` holds.
+    /// The value of `operand`.
     fn value(&mut self, operand: Operand) -> u64;
 }
 

@@ -1,4 +1,4 @@
-//! From text to a program.
+//! Parses programs.
 //!
 //! ```text
 //! filter    = condition { "&&" condition }
@@ -16,7 +16,7 @@ use super::{
     ProgramProblem, Register,
 };
 
-/// What bpftrace calls what a function has returned.
+/// bpftrace's name for the return value of a function.
 const RETVAL: &str = "retval";
 
 pub(super) fn filter(text: &str) -> Result<Filter, ProgramError> {
@@ -64,7 +64,7 @@ fn condition(tokens: &mut Tokens<'_>) -> Result<Condition, ProgramError> {
     })
 }
 
-/// Whether what follows is to be compared as a signed number.
+/// Reads a cast, if any. Returns whether the comparison is signed.
 fn cast(tokens: &mut Tokens<'_>) -> Result<bool, ProgramError> {
     let mut ahead = *tokens;
     if !ahead.take("(")? {
@@ -83,7 +83,7 @@ fn cast(tokens: &mut Tokens<'_>) -> Result<bool, ProgramError> {
     }
 }
 
-/// An operand of a filter, which is looked at before the function runs.
+/// Reads an operand of a filter, which is evaluated before the function runs.
 fn compared(name: Token<'_>) -> Result<Operand, ProgramError> {
     match name.text {
         RETVAL => Err(name.is(ProgramProblem::NotReturnedYet)),
@@ -141,7 +141,7 @@ fn comparison(sign: Token<'_>) -> Result<Comparison, ProgramError> {
 }
 
 struct Number {
-    /// Of a negative one, the two's complement.
+    /// The two's complement, for a negative number.
     value: u64,
     is_negative: bool,
     span: Range<usize>,
@@ -168,7 +168,7 @@ fn number(tokens: &mut Tokens<'_>) -> Result<Number, ProgramError> {
     let span = first.span_to(digits);
     let value = unsigned(digits.text).and_then(|value| match minus {
         None => Some(value),
-        // Down to that of i64::MIN.
+        // The least number is `i64::MIN`.
         Some(_) => (value <= i64::MIN.unsigned_abs()).then(|| value.wrapping_neg()),
     });
     match value {

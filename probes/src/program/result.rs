@@ -1,4 +1,4 @@
-//! What an aggregate has come to, for people and for JSON.
+//! The result of an aggregate, for people and for JSON.
 
 use std::fmt;
 
@@ -7,84 +7,83 @@ use serde::{Deserialize, Serialize};
 use super::aggregate::{COUNT, FIRST};
 use super::{Aggregate, Linear};
 
-/// What an aggregate has come to. Numbers are 64 bits wide: a reader of JSON that takes them for floating-point numbers
-/// rounds those beyond 2^53.
+/// The result of an aggregate. Numbers are 64 bits wide: a JSON reader that uses floating-point numbers rounds values beyond 2^53.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum AggregateResult {
     /// The sum of all values, modulo 2^64.
     Sum {
-        /// Of which operand, as it is written in a program.
+        /// The operand, in the syntax of programs.
         of: String,
-        /// How many values there were.
+        /// The number of values.
         count: u64,
         /// The sum.
         value: i64,
     },
-    /// The least value, as signed numbers.
+    /// The least value; values are signed.
     Min {
-        /// Of which operand, as it is written in a program.
+        /// The operand, in the syntax of programs.
         of: String,
-        /// How many values there were.
+        /// The number of values.
         count: u64,
-        /// The least; absent if there was none.
+        /// The least value; absent without values.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         value: Option<i64>,
     },
-    /// The greatest value, as signed numbers.
+    /// The greatest value; values are signed.
     Max {
-        /// Of which operand, as it is written in a program.
+        /// The operand, in the syntax of programs.
         of: String,
-        /// How many values there were.
+        /// The number of values.
         count: u64,
-        /// The greatest; absent if there was none.
+        /// The greatest value; absent without values.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         value: Option<i64>,
     },
-    /// How many values there were between powers of two, without a sign.
+    /// The number of values between powers of two; values are unsigned.
     Hist {
-        /// Of which operand, as it is written in a program.
+        /// The operand, in the syntax of programs.
         of: String,
-        /// How many values there were.
+        /// The number of values.
         count: u64,
-        /// From the first that is not empty to the last.
+        /// The buckets from the first to the last that is not empty.
         buckets: Vec<HistBucket>,
     },
-    /// How many values there were in ranges of the same size, as signed numbers.
+    /// The number of values in ranges of equal size; values are signed.
     Lhist {
-        /// Of which operand, as it is written in a program.
+        /// The operand, in the syntax of programs.
         of: String,
-        /// How many values there were.
+        /// The number of values.
         count: u64,
-        /// From the first that is not empty to the last.
+        /// The buckets from the first to the last that is not empty.
         buckets: Vec<LhistBucket>,
     },
 }
 
-/// How many values were in a range of numbers without a sign.
+/// The number of values in a range of unsigned numbers.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HistBucket {
-    /// The least that it takes.
+    /// The least value of the range.
     pub min: u64,
-    /// The greatest that it takes.
+    /// The greatest value of the range.
     pub max: u64,
-    /// So many.
+    /// The number of values.
     pub count: u64,
 }
 
-/// How many values were in a range of signed numbers.
+/// The number of values in a range of signed numbers.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LhistBucket {
-    /// The least that it takes; absent if it has no lower end.
+    /// The least value of the range; absent if the range has no lower end.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub min: Option<i64>,
-    /// The greatest that it takes; absent if it has no upper end.
+    /// The greatest value of the range; absent if the range has no upper end.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub max: Option<i64>,
-    /// So many.
+    /// The number of values.
     pub count: u64,
 }
 
@@ -120,7 +119,7 @@ impl AggregateResult {
         }
     }
 
-    /// How many values there were.
+    /// The number of values.
     #[must_use]
     pub const fn count(&self) -> u64 {
         match self {
@@ -133,7 +132,7 @@ impl AggregateResult {
     }
 }
 
-/// The buckets from the first that is not empty to the last.
+/// The buckets from the first to the last that is not empty.
 fn filled<B>(words: &[u64], bucket: impl Fn(usize, u64) -> B) -> Vec<B> {
     let counts = words.get(FIRST..).unwrap_or_default();
     let is_filled = |count: &u64| *count > 0;
@@ -148,7 +147,7 @@ fn filled<B>(words: &[u64], bucket: impl Fn(usize, u64) -> B) -> Vec<B> {
 fn hist_bucket(bucket: usize, count: u64) -> HistBucket {
     let (min, max) = match bucket {
         0 => (0, 0),
-        // The highest bit, and all below it.
+        // From the highest bit alone to the highest bit with all lower bits.
         _ => (1 << (bucket - 1), u64::MAX >> (64 - bucket)),
     };
     HistBucket { min, max, count }
@@ -163,15 +162,15 @@ fn lhist_bucket(linear: &Linear, bucket: usize, count: u64) -> LhistBucket {
     }
 }
 
-/// A line for the value, or one for each bucket, as bpftrace prints them; no line end behind the last.
+/// One line for a value, or one line for each bucket, as bpftrace prints them; no line end behind the last.
 impl fmt::Display for AggregateResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Sum { of, value, .. } => write!(f, "sum({of}): {value}"),
+            Self::Sum { of, value, .. } => write!(f, "sum({}): {value}", of.escape_debug()),
             Self::Min { of, value, .. } => write_value(f, "min", of, *value),
             Self::Max { of, value, .. } => write_value(f, "max", of, *value),
             Self::Hist { of, buckets, .. } => {
-                write!(f, "hist({of}):")?;
+                write!(f, "hist({}):", of.escape_debug())?;
                 let rows = buckets.iter().map(|bucket| {
                     let HistBucket { min, max, count } = *bucket;
                     let text = if min == max {
@@ -184,7 +183,7 @@ impl fmt::Display for AggregateResult {
                 write_rows(f, rows)
             }
             Self::Lhist { of, buckets, .. } => {
-                write!(f, "lhist({of}):")?;
+                write!(f, "lhist({}):", of.escape_debug())?;
                 let rows = buckets.iter().map(|bucket| {
                     let text = match (bucket.min, bucket.max) {
                         (Some(min), Some(max)) => range(min.into(), max.into()),
@@ -206,6 +205,7 @@ fn write_value(
     of: &str,
     value: Option<i64>,
 ) -> fmt::Result {
+    let of = of.escape_debug();
     match value {
         Some(value) => write!(f, "{name}({of}): {value}"),
         None => write!(f, "{name}({of}): no value"),
@@ -235,12 +235,12 @@ fn write_rows(
     Ok(())
 }
 
-/// A range by its two ends.
+/// A range, printed as its two ends.
 fn range(min: i128, max: i128) -> String {
     format!("[{}, {})", short(min), short(max + 1))
 }
 
-/// A number with a suffix of 1024 if it is a multiple.
+/// A number, with a suffix of 1024 for a multiple.
 fn short(number: i128) -> String {
     let suffixes = [
         (60, 'E'),

@@ -247,7 +247,7 @@ fn overwritten_words_leave_counts_at_the_greatest_number() {
         let merged: Vec<AtomicU64> = merged.into_iter().map(AtomicU64::new).collect();
         aggregate.add(&merged, 0);
         let counts = match aggregate.result(&read(&merged)) {
-            // The sum wraps: it is that of signed numbers.
+            // The sum wraps, as a sum of signed numbers.
             AggregateResult::Sum { count, value, .. } => {
                 assert_eq!(value, -1);
                 vec![count]
@@ -347,7 +347,7 @@ fn operand() -> impl Strategy<Value = Operand> {
     select(Operand::all().collect::<Vec<_>>())
 }
 
-/// Values where comparisons and buckets change.
+/// Values at the limits of comparisons and buckets.
 fn edge() -> impl Strategy<Value = u64> {
     let near = (0..64_u32, -2_i64..3).prop_map(|(bit, by)| (1_u64 << bit).wrapping_add_signed(by));
     prop_oneof![
@@ -407,7 +407,7 @@ fn any_aggregate() -> impl Strategy<Value = Aggregate> {
     ]
 }
 
-/// By the text of the condition, with numbers that cannot overflow.
+/// Evaluates the text of the condition, with numbers that cannot overflow.
 fn model(condition: &Condition, value: u64) -> bool {
     let text = condition.to_string();
     let number = |value: u64| match text.starts_with("(int64)") {
@@ -430,7 +430,7 @@ fn model(condition: &Condition, value: u64) -> bool {
     }
 }
 
-/// How many of `values` there are in each range that a result shows.
+/// The number of `values` in a range of a result.
 fn count_in(values: &[u64], min: Option<i128>, max: Option<i128>, signed: bool) -> u64 {
     let number = |value: u64| match signed {
         true => i128::from(value.cast_signed()),
@@ -471,7 +471,7 @@ proptest! {
         meet in proptest::collection::vec(any::<bool>(), Filter::MAX_CONDITIONS),
     ) {
         let operands: Vec<_> = Operand::all().collect();
-        // What is compared with is met often enough.
+        // Operands often equal the constant.
         for (condition, meet) in filter.conditions().iter().zip(meet) {
             let at = operands.iter().position(|operand| *operand == condition.operand).expect("known");
             if meet {
@@ -491,7 +491,7 @@ proptest! {
         values in proptest::collection::vec(edge(), 0..40),
         split in 0..40_usize,
     ) {
-        // As two writers would have it.
+        // Two writers add the values.
         let split = split.min(values.len());
         let (first, second) = (words(&aggregate), words(&aggregate));
         values[..split].iter().for_each(|value| aggregate.add(&first, *value));

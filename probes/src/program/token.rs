@@ -1,17 +1,17 @@
-//! The words of a program's text.
+//! The tokens of a program's text.
 
 use std::ops::Range;
 
 use super::{ProgramError, ProgramProblem};
 
-/// A piece of the text that knows where it is. Empty at the end of it.
+/// A piece of the text, with its position. Empty at the end of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token<'t> {
     pub(super) text: &'t str,
     start: usize,
 }
 
-/// Signs, the longer ones first.
+/// The signs, the longer signs first.
 const SIGNS: [&str; 15] = [
     "==", "!=", "<=", ">=", "&&", "||", "<", ">", "=", "&", "|", "(", ")", ",", "-",
 ];
@@ -28,7 +28,7 @@ impl Token<'_> {
         }
     }
 
-    /// It is not what was expected.
+    /// The error for a token other than the expected element.
     pub(super) fn is_not(self, expected: &'static str) -> ProgramError {
         self.is(if self.text.is_empty() {
             ProgramProblem::Ends(expected)
@@ -47,13 +47,13 @@ impl Token<'_> {
         self.text.starts_with(|first: char| first.is_ascii_digit())
     }
 
-    /// From its beginning to the end of `other`.
+    /// The range from the beginning of the token to the end of `other`.
     pub(super) fn span_to(self, other: Token<'_>) -> Range<usize> {
         self.start..other.span().end
     }
 }
 
-/// Reads one token after the other.
+/// Reads tokens one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tokens<'t> {
     text: &'t str,
@@ -65,7 +65,7 @@ impl<'t> Tokens<'t> {
         Self { text, at: 0 }
     }
 
-    /// The next one, which stays the next.
+    /// The next token, without taking it.
     pub(super) fn peek(&self) -> Result<Token<'t>, ProgramError> {
         Self { ..*self }.next()
     }
@@ -97,7 +97,7 @@ impl<'t> Tokens<'t> {
         })
     }
 
-    /// The next one, which must be this sign; `what` says what it is for.
+    /// Takes the next token, which must be `sign`; `what` names the sign in the error.
     pub(super) fn expect(
         &mut self,
         sign: &str,
@@ -111,7 +111,7 @@ impl<'t> Tokens<'t> {
         }
     }
 
-    /// Whether the next one is this sign, which is taken then.
+    /// Whether the next token is `sign`; if so, takes the token.
     pub(super) fn take(&mut self, sign: &str) -> Result<bool, ProgramError> {
         let is_there = self.peek()?.text == sign;
         if is_there {

@@ -1,21 +1,21 @@
-//! Why something is not told that happened.
+//! The reasons for missed hits and returns.
 
-/// Why an execution was not told, or a call not followed to its return.
+/// The reason why an execution is not reported, or a call not followed to its return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missed {
-    /// As many calls as maxactive were in flight.
+    /// The maximum number of calls (maxactive) was in flight.
     MaxActive,
-    /// Nothing can be planted where it returns to.
+    /// No plant is possible at the return address.
     ReturnSite,
-    /// It never returned: its stack was used again above it, or its task ended.
+    /// The call never returned: the stack was used again above the call, or the call's task ended.
     Abandoned,
-    /// The entry handler declined it.
+    /// The entry handler declined the call.
     Declined,
-    /// The probe was disabled or removed while it was in flight, or its `int3` went when a vCPU had executed it.
+    /// The probe was disabled or removed while the call was in flight, or its `int3` was removed after a vCPU had executed it.
     Disarmed,
-    /// The guest reads the instruction when it has executed it, and no debug register was free to watch it meanwhile.
+    /// The guest reads the instruction after executing it, and no debug register was free to watch the instruction meanwhile.
     Unwatched,
-    /// There was no room for a record.
+    /// The ring had no room for a record.
     RingFull,
 }
 

@@ -1,4 +1,4 @@
-//! Probes: what was asked for, and what became of it.
+//! Registered probes: the requests and the results.
 
 mod missed;
 mod probe;
@@ -8,7 +8,7 @@ pub(crate) use missed::Missed;
 pub(crate) use probe::Probe;
 pub(crate) use purpose::{Interests, Milestone, Purpose, Reader, ReturnAction, ReturnPurpose};
 
-/// A probe's name within its engine.
+/// The number of a probe within its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProbeId(pub(crate) u64);
 

@@ -1,9 +1,9 @@
-//! The loops that read kvm-clock.
+//! Finds loops that read kvm-clock.
 //!
-//! A guest reads kvm-clock's version and values until two reads of the version are equal. If the host's kernel calls its TSC
-//! unstable, KVM raises the version at each `KVM_RUN`: a hit in such a loop that exits keeps the loop going for ever. A host's
-//! kernel can come to that opinion of its TSC at any time. And after a hit that held its vCPU up for a second, hyprobe itself has KVM
-//! raise the version, on every host (`docs/pausing.md`). So the loops are refused on every host.
+//! A guest reads kvm-clock's version and values until two reads of the version are equal. If the host's kernel calls its TSC unstable, KVM
+//! raises the version at each `KVM_RUN`: a hit in the loop that exits keeps the loop going for ever. A host's kernel can mark its TSC
+//! unstable at any time. After a hit that has stopped its vCPU for a second, hyprobe itself makes KVM raise the version, on every host
+//! (`docs/pausing.md`). Therefore instructions in the loops are refused on every host.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use iced_x86::FlowControl;
 use introspect::insn::{Decoded, boundaries};
 use introspect::{Gva, Symbol};
 
-/// The functions of Linux 5.10 to 7.2 that the loop is in, or that a compiler may inline the loop into.
+/// The functions of Linux 5.10 to 7.2 with the loop, or into which a compiler may inline the loop.
 const READERS: [&str; 9] = [
     "__pvclock_clocksource_read",
     "kvm_clock_get_cycles",
@@ -26,18 +26,18 @@ const READERS: [&str; 9] = [
 
 /// Whether the instruction at `at` in `symbol`, whose bytes are `code`, is in a loop of a function that reads kvm-clock.
 pub(super) fn is_in_loop(symbol: &Symbol, code: &[u8], at: Gva) -> bool {
-    // A compiler names the copies that it makes of a function `NAME.part.0`, and similarly.
+    // A compiler names its copies of a function `NAME.part.0`, and similarly.
     let (name, _) = symbol.name.split_once('.').unwrap_or((&symbol.name, ""));
     READERS.contains(&name) && reaches_itself(symbol, code, at)
 }
 
-/// Whether the vCPU can come from the instruction at `at` back to it without leaving the function.
+/// Whether the vCPU can return from the instruction at `at` to the same instruction within the function.
 fn reaches_itself(symbol: &Symbol, code: &[u8], at: Gva) -> bool {
     let decoded = boundaries(code, symbol.address).map_while(Result::ok);
     let mut unseen: BTreeMap<Gva, Decoded> = decoded.map(|it| (it.at(), it)).collect();
     let mut waiting = vec![at];
     while let Some(next) = waiting.pop() {
-        // Two branches may lead to one place.
+        // Two branches may have the same target.
         let Some(decoded) = unseen.remove(&next) else {
             continue;
         };
@@ -51,7 +51,7 @@ fn reaches_itself(symbol: &Symbol, code: &[u8], at: Gva) -> bool {
     false
 }
 
-/// The addresses behind `decoded` within a function, a called function left out.
+/// The next addresses behind `decoded` within a function, without called functions.
 fn successors(decoded: &Decoded) -> [Option<Gva>; 2] {
     let behind = Some(decoded.next());
     let target = decoded.branch_target();

@@ -36,7 +36,7 @@ pub fn functions(kernel: &Kernel) -> Vec<FunctionVerdict> {
                 Via::Plant { at, .. } => (place.ip, at),
                 Via::DebugRegister => (place.ip, place.ip),
             },
-            // The survey gives the reason in its own words.
+            // For a refused site, the survey gives the reason.
             Ok(Err(_)) | Err(_) => (symbol.address, symbol.address),
         };
         let traced = kernel

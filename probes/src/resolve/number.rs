@@ -21,7 +21,7 @@ impl ProbeNumber {
     ///
     /// # Errors
     ///
-    /// If there are more than an engine takes; then none is added.
+    /// If the probes exceed the maximum of an engine; then none is added.
     pub fn add(&mut self, spec: &ProbeSpec, probes: usize) -> Result<(), ResolveError> {
         let sum = self.0.saturating_add(probes);
         if sum > PROBES_MAX {

@@ -101,7 +101,7 @@ fn a_probe_on_an_ftrace_call_sits_behind_it() {
     }
 }
 
-/// What an exit changes keeps the loop going.
+/// An exit changes the clock's version, which keeps the loop going.
 #[test]
 fn an_instruction_in_the_loop_that_reads_the_clock_is_refused() {
     // push rbp; mov ebp, [rdi]; rdtsc; cmp ebp, [rdi]; jne to the mov; test eax, eax; je to the nop; pop rbp; ret; nop; jmp to the pop

@@ -1,4 +1,4 @@
-//! What is wrong with the text of a probe, and where.
+//! Errors in the text of a probe, with their positions.
 
 use std::ops::Range;
 
@@ -7,62 +7,62 @@ use thiserror::Error;
 use super::ProbeKind;
 use crate::suggest::did_you_mean;
 
-/// A text that is no probe.
+/// The error in an invalid probe specification.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{problem}")]
 pub struct SpecError {
-    /// What is wrong.
+    /// The problem.
     pub problem: SpecProblem,
-    /// The bytes of the text that it is about.
+    /// The bytes of the text with the problem.
     pub span: Range<usize>,
 }
 
-/// What is wrong with it.
+/// The problem with a probe specification.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum SpecProblem {
-    /// There is nothing.
+    /// The text is empty.
     #[error("a probe is missing")]
     Empty,
-    /// More than any name of a symbol.
+    /// The text is longer than any symbol name.
     #[error("it has {0} bytes, and no name of a symbol has more than {MAX_BYTES}")]
     TooLong(usize),
-    /// There is no colon.
+    /// The text has no colon.
     #[error("it does not say what kind of probe `{0}` is")]
     NoKind(String),
-    /// A kind that hyprobe knows of but does not have.
+    /// A known kind that hyprobe does not support.
     #[error("this version has no {0} probes")]
     NotYet(&'static str),
-    /// A kind that nobody knows.
+    /// An unknown kind.
     #[error("there is no probe kind `{0}`")]
     UnknownKind(String),
-    /// Nothing after the kind.
+    /// The text ends after the kind.
     #[error("it does not say where: the symbol or address is missing")]
     NoLocation,
-    /// Nothing, or nothing that can be a module's name, where one belongs.
+    /// An empty or invalid module name.
     #[error("`{0}` cannot be the name of a module")]
     BadModule(String),
-    /// More than a kind, a module and a symbol.
+    /// More parts than a kind, a module and a symbol.
     #[error("it has too many colons")]
     TooManyColons,
     /// An address in a module.
     #[error("an address belongs to no module")]
     AddressInModule,
-    /// An address that is no number of 64 bits.
+    /// An invalid address, or an address of more than 64 bits.
     #[error("`{0}` is not an address")]
     BadAddress(String),
-    /// A character that is in no symbol's name.
+    /// A character that is invalid in symbol names.
     #[error("`{0}` cannot be in the name of a symbol")]
     BadCharacter(char),
-    /// An offset that is no number.
+    /// An invalid offset.
     #[error("`{0}` is not an offset")]
     BadOffset(String),
     /// An offset from an address.
     #[error("an address has no offset")]
     OffsetFromAddress,
-    /// A return probe somewhere inside a function.
+    /// A return probe with an offset in a function.
     #[error("a function returns once, wherever it is entered: a return probe has no offset")]
     OffsetOfReturn,
-    /// An offset from each of several functions.
+    /// A pattern with an offset.
     #[error(
         "a pattern has no offset: the same offset would be inside another instruction in each function"
     )]
@@ -72,7 +72,7 @@ pub enum SpecProblem {
 /// The maximum length of a probe's text. Linux cuts symbols at 511 bytes, and modules at 55.
 pub(super) const MAX_BYTES: usize = 640;
 
-/// The kinds that other tracers have, which people will try.
+/// Kinds of probes in other tracers, which users will try.
 pub(super) const ELSEWHERE: [&str; 7] = [
     "uprobe",
     "uretprobe",
@@ -84,7 +84,7 @@ pub(super) const ELSEWHERE: [&str; 7] = [
 ];
 
 impl SpecError {
-    /// What to write instead, if that can be said.
+    /// The right notation, if known.
     #[must_use]
     pub fn help(&self) -> Option<String> {
         let known = ProbeKind::ALL.map(ProbeKind::keyword);

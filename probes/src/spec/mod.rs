@@ -1,4 +1,4 @@
-//! A probe as the user writes it: `kprobe:vfs_read+0x5`.
+//! Probe specifications, as users write them: `kprobe:vfs_read+0x5`.
 //!
 //! ```text
 //! kprobe:SYMBOL           kprobe:vfs_read
@@ -8,7 +8,7 @@
 //! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
 //! ```
 //!
-//! Whether such a symbol exists is not known here: that depends on the guest.
+//! The parser does not check whether a symbol exists: the answer depends on the guest.
 
 mod error;
 mod names;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
 
-/// What happens at the place of a probe.
+/// The kind of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ProbeKind {
     /// Before the instruction at a kernel address is executed.
@@ -32,7 +32,7 @@ pub enum ProbeKind {
 }
 
 impl ProbeKind {
-    /// Every kind there is.
+    /// All kinds.
     pub const ALL: [Self; 2] = [Self::Kprobe, Self::Kretprobe];
 
     /// The word before the first colon.
@@ -45,31 +45,30 @@ impl ProbeKind {
     }
 }
 
-/// Where a probe is.
+/// The location of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// So many bytes into a function.
+    /// An offset in a function.
     Symbol {
         /// The symbol's name.
         name: String,
-        /// Bytes from its beginning.
+        /// The offset from the symbol's address, bytes.
         offset: u64,
     },
-    /// At an address of the running guest, wherever KASLR has put the kernel.
+    /// A run-time address of the guest, KASLR's offset included.
     Address(Gva),
-    /// At the beginning of every function whose name matches.
+    /// The beginning of every function whose name matches.
     Glob(String),
 }
 
-/// One probe, or a pattern that stands for several.
+/// A probe, or a pattern for several probes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProbeSpec {
-    /// What happens there.
+    /// The kind.
     pub kind: ProbeKind,
-    /// The module that the symbol belongs to; without one, any symbol of that name will do. Always `None` with an
-    /// address.
+    /// The module with the symbol; without a module, any symbol of the name matches. Always `None` for an address.
     pub module: Option<String>,
-    /// Where it is.
+    /// The location.
     pub location: Location,
 }
 

@@ -1,4 +1,4 @@
-//! The names under which a probe, or each of those that a pattern stands for, is told.
+//! The names of probes, and of a pattern's matches, in events and summaries.
 
 use std::fmt::{self, Write as _};
 
@@ -7,7 +7,7 @@ use introspect::glob_matches;
 use super::{Location, ProbeSpec};
 
 impl ProbeSpec {
-    /// Whether `name` is that of this probe, or of one that this pattern stands for, as events and summaries have it.
+    /// Whether `name`, from an event or a summary, is the name of the probe, or of a match of the pattern.
     #[must_use]
     pub fn stands_for(&self, name: &str) -> bool {
         let Location::Glob(pattern) = &self.location else {
@@ -28,9 +28,9 @@ impl ProbeSpec {
         }
     }
 
-    /// Whether it is written so, without writing it down for each event.
+    /// Whether the specification's text is `name`. No text is allocated, since the check runs for each event.
     fn is_called(&self, name: &str) -> bool {
-        // Most names are those of other functions, and this comparison is fast.
+        // Most names belong to other functions, and the comparison of the ends is fast.
         if let Location::Symbol {
             name: symbol,
             offset: 0,
@@ -44,7 +44,7 @@ impl ProbeSpec {
     }
 }
 
-/// What is left of a name behind what has been written.
+/// The rest of a name, behind the text already compared.
 struct Rest<'n>(&'n str);
 
 impl fmt::Write for Rest<'_> {

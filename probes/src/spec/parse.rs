@@ -1,4 +1,4 @@
-//! From text to a probe.
+//! Parses probe specifications.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use introspect::Gva;
 use super::error::{ELSEWHERE, MAX_BYTES};
 use super::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};
 
-/// A piece of the text that knows where it is.
+/// A piece of the text, with its position.
 #[derive(Clone, Copy)]
 struct Piece<'t> {
     text: &'t str,
@@ -19,7 +19,7 @@ impl<'t> Piece<'t> {
         self.start..self.start + self.text.len()
     }
 
-    /// Cut before and behind the first `separator`.
+    /// Splits the piece at the first `separator`.
     fn split(self, separator: char) -> Option<(Self, Self)> {
         let (before, behind) = self.text.split_once(separator)?;
         let start = self.start + before.len() + separator.len_utf8();
@@ -48,7 +48,7 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if text.trim().is_empty() {
         return Err(whole.is(SpecProblem::Empty));
     }
-    // The look for a pattern takes a time that grows with the pattern, for each symbol.
+    // The match of a pattern with each symbol takes a time that grows with the pattern's length.
     if text.len() > MAX_BYTES {
         return Err(whole.is(SpecProblem::TooLong(text.len())));
     }
@@ -102,7 +102,7 @@ fn parse_module(name: Piece<'_>) -> Result<String, SpecError> {
     if name.text.is_empty() || !name.text.chars().all(fits) {
         return Err(name.is(SpecProblem::BadModule(name.text.to_owned())));
     }
-    // The kernel shows a module by its name with underscores, whatever its file is called.
+    // The kernel's name of a module has underscores, even if the file's name has hyphens.
     Ok(name.text.replace('-', "_"))
 }
 
@@ -142,7 +142,7 @@ fn parse_address(number: Piece<'_>) -> Result<Gva, SpecError> {
 fn parse_offset(number: Piece<'_>) -> Result<u64, SpecError> {
     let decimal = || {
         let digits = number.text;
-        // `u64::from_str` would take a sign.
+        // `u64::from_str` would accept a sign.
         digits
             .bytes()
             .all(|byte| byte.is_ascii_digit())
@@ -158,12 +158,12 @@ fn hexadecimal(number: &str) -> Option<u64> {
     let digits = number
         .strip_prefix("0x")
         .or_else(|| number.strip_prefix("0X"))?;
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` would accept a sign.
     let fits = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     fits.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// C's identifiers, and the dots and dollars that compilers put into the names of clones.
+/// Checks for characters of C's identifiers, and the dots and dollars of compilers in the names of clones.
 fn check_characters(name: Piece<'_>, is_pattern: bool) -> Result<(), SpecError> {
     let fits = |c: char| {
         c.is_ascii_alphanumeric() || "_.$".contains(c) || (is_pattern && "*?[]!^-".contains(c))

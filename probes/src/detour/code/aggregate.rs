@@ -1,4 +1,4 @@
-//! Adding a value to the words of an aggregate, each with one atomic operation.
+//! Adds a value to an aggregate's counters, with one atomic operation for each counter.
 
 use iced_x86::code_asm::{rax, rcx, rdx};
 use iced_x86::{Code as Opcode, IcedError, Instruction, MemoryOperand, Register};
@@ -7,7 +7,7 @@ use introspect::Gva;
 use super::{Unwritten, Writer, at};
 use crate::program::{Aggregate, Linear};
 
-/// Which of two values is kept.
+/// The better of two values, for [`keep`](Writer::keep).
 #[derive(Clone, Copy)]
 enum Keep {
     Least,
@@ -15,7 +15,7 @@ enum Keep {
 }
 
 impl Writer<'_> {
-    /// `words` is where they are: the number of values, and behind it what becomes of them.
+    /// Adds the operand's value to the counters at `words`: the number of values, and behind it the aggregated values.
     pub(super) fn aggregate(&mut self, aggregate: &Aggregate, words: Gva) -> Result<(), Unwritten> {
         self.load(aggregate.of())?;
         let first = words.wrapping_add(8);
@@ -41,13 +41,13 @@ impl Writer<'_> {
         self.take_in(add)
     }
 
-    /// Changes what the words say.
+    /// Writes `change` with a lock prefix.
     fn take_in(&mut self, mut change: Instruction) -> Result<(), IcedError> {
         change.set_has_lock_prefix(true);
         self.asm.add_instruction(change)
     }
 
-    /// As long as RAX is better than what is there, it is put there.
+    /// Stores RAX in `word` if RAX is better than the value there. The exchange repeats if another processor changes the value meanwhile.
     fn keep(&mut self, word: Gva, which: Keep) -> Result<(), IcedError> {
         let mut again = self.asm.create_label();
         let mut kept = self.asm.create_label();
@@ -66,7 +66,7 @@ impl Writer<'_> {
         self.asm.zero_bytes()
     }
 
-    /// RAX becomes the number of its bits: 0 for 0.
+    /// Sets RAX to the number of its significant bits: 0 for 0.
     fn power_of_two(&mut self) -> Result<(), IcedError> {
         self.asm.mov(rcx, -1i64)?;
         self.asm.bsr(rax, rax)?;
@@ -74,7 +74,7 @@ impl Writer<'_> {
         self.asm.inc(rax)
     }
 
-    /// RAX becomes the number of its bucket.
+    /// Sets RAX to the number of its bucket.
     fn range(&mut self, linear: &Linear) -> Result<(), IcedError> {
         let mut below = self.asm.create_label();
         let mut above = self.asm.create_label();
@@ -102,7 +102,7 @@ impl Writer<'_> {
         asm.zero_bytes()
     }
 
-    /// Adds one to the word of which RAX is the number, from `first` on.
+    /// Adds one to the counter with number RAX, from `first` on.
     fn add_one_of(&mut self, first: Gva) -> Result<(), IcedError> {
         self.with_word(Opcode::Lea_r64_m, Register::RCX, first)?;
         let word = MemoryOperand::with_base_index_scale(Register::RCX, Register::RAX, 8);

@@ -1,4 +1,4 @@
-//! Looking at a value, and comparing it: RAX and RCX are used.
+//! Loads a value, and compares it: the code uses RAX and RCX.
 
 use iced_x86::code_asm::{
     AsmRegister64, CodeLabel, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
@@ -12,11 +12,11 @@ use super::{
 };
 use crate::program::{Comparison, Condition, Filter, Operand, Register};
 
-/// Where a register of the guest's is.
+/// The place of a guest register.
 enum Place {
     Held(AsmRegister64),
     Saved(i32),
-    /// It is so far above what the stack pointer is.
+    /// The guest's stack pointer: this many bytes above the present stack pointer.
     Above(i32),
 }
 
@@ -43,7 +43,7 @@ const fn place(register: Register) -> Place {
 }
 
 impl Writer<'_> {
-    /// Goes to `otherwise` where one of the conditions does not hold.
+    /// Jumps to `otherwise` if a condition does not hold.
     pub(super) fn filter(
         &mut self,
         filter: &Filter,
@@ -89,7 +89,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// What `operand` holds comes to RAX.
+    /// Loads RAX with the value of `operand`.
     pub(super) fn load(&mut self, operand: Operand) -> Result<(), Unwritten> {
         let Processor { number, task } = self.work.processor;
         match operand {
@@ -118,7 +118,7 @@ impl Writer<'_> {
     }
 }
 
-/// A value that an instruction can have in it: its sign is extended.
+/// The value as an immediate operand of 32 bits, if sign extension restores it.
 fn immediate(value: u64) -> Option<i32> {
     i32::try_from(value.cast_signed()).ok()
 }

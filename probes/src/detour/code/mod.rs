@@ -1,4 +1,4 @@
-//! The code of detours.
+//! The machine code of detours.
 //!
 //! ```text
 //!  counts                          records
@@ -14,14 +14,14 @@
 //!                                  └──────────────────────────────────────┘
 //! ```
 //!
-//! A detour that several probes share has one part for each, one behind the other; the last one goes on with the instructions.
-//! Each part begins and ends with the registers, the flags and the stack of the guest, so that it does not matter which others
-//! there are. A part that exits has an exit of its own, which says whose hit it is; behind it the next part begins.
+//! A detour shared by several probes has one part for each probe, one behind the other; behind the last part come the displaced
+//! instructions. Each part begins and ends with the registers, the flags and the stack of the guest, so parts are independent of each
+//! other. Each part that exits has its own exit, whose address identifies the part; the next part begins at the exit's continuation.
 //!
 //! Behind the call of a retpoline, `lfence` and an `int3` behind the jump end speculation.
 //!
-//! What is pushed lies where the kernel's own interrupts push: the kernel is built without a red zone. While a slot is
-//! being filled interrupts are off, so that the task that has taken it never sleeps before it is filled.
+//! Pushed values lie where the kernel's own interrupts push: the kernel is built without a red zone. Interrupts are off while a slot is
+//! being filled, so the task that has taken the slot never sleeps before the slot is filled.
 
 mod aggregate;
 mod condition;
@@ -41,94 +41,93 @@ use super::jumped::Jumped;
 use super::ring::CLOSED;
 use crate::program::{Aggregate, Filter};
 
-/// What a detour does for one probe, or for the calls that return to its site, before it executes the displaced
-/// instructions: a part of the detour.
+/// The work of a detour for one probe, or for the calls that return to its site, before the displaced instructions: a part of the detour.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Work<'a> {
-    /// Only where this holds.
+    /// The part handles only hits that the filter accepts.
     pub(super) filter: Option<&'a Filter>,
     pub(super) does: Does<'a>,
     pub(super) processor: Processor,
-    /// What leaves the guest.
+    /// The byte that exits.
     pub(super) plant: u8,
 }
 
-/// What it does where its filter holds. Addresses are as the guest's kernel sees them.
+/// The action of a part if the filter accepts the hit. Addresses are addresses of the guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Does<'a> {
-    /// Adds one to the word at this address.
+    /// Adds one to the counter at the address.
     Count(Gva),
-    /// Adds a value to the words at this address.
+    /// Adds a value to the aggregate's counters at the address.
     Aggregate(&'a Aggregate, Gva),
-    /// Leaves a record in the ring at `ring`, which says that it is of `who`; not 0.
+    /// Writes a record to the ring at `ring`, with the part's number `who`, which is not 0.
     Record {
         ring: Gva,
         who: u32,
         of: Of,
-        /// When the ring is full, one is added to the word here; without, it leaves the guest.
+        /// The counter to increment if the ring is open and full; without a counter, the part exits.
         dropped: Option<Gva>,
     },
-    /// Leaves the guest.
+    /// Exits.
     Exit,
 }
 
-/// What is recorded.
+/// The kind of record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Of {
-    /// That an instruction is about to be executed.
+    /// An instruction is about to be executed.
     Hit,
-    /// That a function has been called, where it is known who is told of its return; else it leaves the guest.
+    /// A function has been called, and its return address is in the ring's table; otherwise the part exits.
     Call,
-    /// That a function is entered to which a call may have returned: with what is on top of the stack.
+    /// A function has been entered to which a call may have returned; the record holds the top of the stack.
     Entry,
 }
 
-/// What the kernel keeps for each processor, counted from `gs`; `None` where it does not say.
+/// Offsets from `gs` of the kernel's per-processor variables; `None` if the kernel does not reveal the offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Processor {
-    /// Its number, 32 bits.
+    /// The processor's number, 32 bits.
     pub(crate) number: Option<i64>,
-    /// The address of the task that it runs.
+    /// The address of the task that the processor runs.
     pub(crate) task: Option<i64>,
 }
 
-/// A detour, assembled.
+/// An assembled detour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Code {
     pub(super) bytes: Vec<u8>,
-    /// Of each part, if it has one.
+    /// The exit of each part, if any.
     pub(super) exits: Vec<Option<Exit>>,
 }
 
-/// Where a part of a detour exits.
+/// The exit of a part of a detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
-    /// The plant's byte.
+    /// The address of the plant's byte.
     pub(super) at: Gva,
-    /// Where the detour goes on: with the next part, or behind the last one with the displaced instructions.
+    /// The address at which the detour continues: the next part, or, behind the last part, the displaced instructions.
     pub(super) on: Gva,
 }
 
-/// Beside the flags, the first one first.
+/// The saved registers besides the flags, in the order of the pushes.
 const SAVED_REGISTERS: [AsmRegister64; 3] = [rax, rcx, rdx];
-/// Where they are then, from the stack pointer.
+/// The offsets of the saved values from the stack pointer.
 const SAVED_RDX: i32 = 0;
 const SAVED_RCX: i32 = 8;
 const SAVED_RAX: i32 = 16;
 const SAVED_FLAGS: i32 = 24;
-/// What the stack pointer was, from what it is.
+/// The distance from the present stack pointer to the guest's.
 const SAVED_BYTES: i32 = 32;
 
-/// Why a detour cannot be assembled.
+/// The reason why a detour cannot be assembled.
 #[derive(Debug)]
 pub(super) enum Unwritten {
-    /// The kernel does not say where this is.
+    /// The kernel does not reveal the location of a per-processor variable.
     NotKept(NotKept),
-    /// Everything else about the instructions is known when this is compiled.
+    /// A target is too far away. Assembly has no other error: all other properties of the instructions are known at compile time.
     TooFar,
 }
 
-/// What the kernel may keep for each processor.
+/// A per-processor variable whose location the kernel does not reveal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotKept {
     /// See [`Processor::number`].
@@ -154,11 +153,11 @@ impl From<Unwritten> for DetourError {
     }
 }
 
-/// Assembles a detour that begins at `at` and does this, in order.
+/// Assembles a detour at `at`: the work of `parts`, in order, and the displaced instructions.
 ///
 /// # Errors
 ///
-/// When something that it has to reach is too far away, or the kernel does not say where it is.
+/// If a target is too far away, or the kernel does not reveal the location of a per-processor variable.
 pub(super) fn assemble(jumped: &Jumped, parts: &[Work<'_>], at: Gva) -> Result<Code, DetourError> {
     let mut asm = CodeAssembler::new(64).map_err(Unwritten::from)?;
     let mut ends = Vec::new();
@@ -176,12 +175,12 @@ pub(super) fn assemble(jumped: &Jumped, parts: &[Work<'_>], at: Gva) -> Result<C
     Ok(placed(&mut asm, &exits, at)?)
 }
 
-/// Where a part ends.
+/// The end of a part.
 #[derive(Clone, Copy)]
 struct End {
     /// The beginning of the next part, or of the displaced instructions.
     next: CodeLabel,
-    /// Where it goes to exit, with its registers on the stack; `None` for one that does not exit.
+    /// The jump target for the exit, with the registers on the stack; `None` if the part does not exit.
     leave: Option<CodeLabel>,
 }
 
@@ -191,18 +190,18 @@ struct Writer<'w> {
     work: &'w Work<'w>,
 }
 
-/// What is at an address, for an instruction of any place.
+/// The memory operand for `address`, relative to RIP wherever the instruction lies.
 fn at(address: Gva) -> MemoryOperand {
     MemoryOperand::with_base_displ(Register::RIP, address.0.cast_signed())
 }
 
-/// What is there for each processor.
+/// The memory operand for the per-processor variable at `distance` from `gs`.
 const fn from_gs(distance: i64) -> MemoryOperand {
     let none = Register::None;
     MemoryOperand::new(none, none, 1, distance, 8, false, Register::GS)
 }
 
-/// An offset or a size, which is far below any limit.
+/// An offset or a size as an `i32`; all are far below the limit.
 fn small(value: u64) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
@@ -213,14 +212,14 @@ fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedErro
         if is_position_independent(decoded) {
             asm.db(decoded.bytes())?;
         } else {
-            // Encoded anew for its place: it goes, or reaches, where it did.
+            // Encoded anew for the new address: a branch keeps its target, a RIP-relative operand its address.
             asm.add_instruction(*decoded.instruction())?;
         }
     }
     let is_call = |decoded: &Decoded| decoded.instruction().code() == Opcode::Call_rel32_64;
     let is_retpoline = jumped.instructions().any(is_call);
     if is_retpoline {
-        // The return predictor leads here. The kernel's retpolines end speculation in the same way.
+        // The return predictor predicts this address. The kernel's retpolines end speculation in the same way.
         asm.lfence()?;
     }
     asm.jmp(jumped.next().0)?;
@@ -230,7 +229,7 @@ fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedErro
     Ok(())
 }
 
-/// The code at its address, with its exits: where each is, and where it goes on.
+/// Assembles the code for the address `at`, and resolves the addresses of the exits and their continuations.
 fn placed(
     asm: &mut CodeAssembler,
     exits: &[Option<(CodeLabel, CodeLabel)>],
@@ -240,7 +239,7 @@ fn placed(
     let assembled = asm.assemble_options(at.0, wanted)?;
     let offsets = &assembled.inner.new_instruction_offsets;
     if offsets.contains(&u32::MAX) {
-        // An instruction had to be made anew as several: what it is relative to is too far away.
+        // The encoder replaced an instruction by several, because its target is too far away.
         return Err(Unwritten::TooFar);
     }
     let ip = |label| assembled.label_ip(label).map(Gva);
@@ -269,20 +268,20 @@ impl Writer<'_> {
             }
             _ => self.program()?,
         };
-        // The next instruction that is written.
+        // The label marks the next instruction written.
         let mut next = self.asm.create_label();
         self.asm.set_label(&mut next)?;
         Ok(End { next, leave })
     }
 
-    /// With no register, and interrupts as they are.
+    /// Counts a hit without changing a register or the interrupt flag.
     fn count_only(&mut self, cell: Gva) -> Result<(), IcedError> {
         self.asm.pushfq()?;
         self.add_one(cell)?;
         self.asm.popfq()
     }
 
-    /// The exit of a part that has ended so, if it has one.
+    /// Writes the exit of a part that ends with `end`, if the part exits.
     fn exit(&mut self, end: End) -> Result<Option<CodeLabel>, IcedError> {
         let Some(mut leave) = end.leave else {
             return Ok(None);
@@ -292,12 +291,12 @@ impl Writer<'_> {
         self.restore()?;
         self.asm.set_label(&mut exit)?;
         self.asm.db(&[self.work.plant])?;
-        // The VMM sets RIP. Where nobody is there to do it, the detour goes on.
+        // The VMM sets RIP. If the VMM does not, the detour continues at the next part.
         self.asm.jmp(end.next)?;
         Ok(Some(exit))
     }
 
-    /// Returns where it goes to exit, if it does.
+    /// Writes a part with a filter or an action other than counting. Returns the label of the exit, if the part exits.
     fn program(&mut self) -> Result<Option<CodeLabel>, Unwritten> {
         let mut done = self.asm.create_label();
         let leave = self.asm.create_label();
@@ -328,7 +327,7 @@ impl Writer<'_> {
                 if let (Some(mut full), Some(dropped)) = (full, dropped) {
                     self.asm.jmp(done)?;
                     self.asm.set_label(&mut full)?;
-                    // Nobody opens the ring but who leaves the guest.
+                    // Only the VMM opens the ring, so the part exits while the ring is closed.
                     let closed = at(ring.wrapping_add(CLOSED));
                     let compare = Instruction::with2(Opcode::Cmp_rm64_imm8, closed, 0)?;
                     self.asm.add_instruction(compare)?;
@@ -347,7 +346,7 @@ impl Writer<'_> {
         Ok(exits.then_some(leave))
     }
 
-    /// Flags and registers go to the stack, and interrupts off.
+    /// Pushes the flags and registers, and disables interrupts.
     fn save(&mut self) -> Result<(), IcedError> {
         self.asm.pushfq()?;
         self.asm.cli()?;
@@ -364,14 +363,14 @@ impl Writer<'_> {
         self.asm.popfq()
     }
 
-    /// Adds one to the word at `at`.
+    /// Adds one to the counter at `word`, atomically.
     fn add_one(&mut self, word: Gva) -> Result<(), IcedError> {
         let mut add = Instruction::with1(Opcode::Inc_rm64, at(word))?;
         add.set_has_lock_prefix(true);
         self.asm.add_instruction(add)
     }
 
-    /// `register` with what is at `address`.
+    /// Writes an instruction with `register` and the memory at `address` as operands.
     fn with_word(
         &mut self,
         opcode: Opcode,

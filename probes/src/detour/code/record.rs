@@ -1,4 +1,4 @@
-//! Leaving a record: some forty instructions.
+//! Writes a record, in about forty instructions.
 
 use iced_x86::code_asm::{
     CodeLabel, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
@@ -17,7 +17,7 @@ use crate::detour::ring::{
 };
 
 impl Writer<'_> {
-    /// Goes to `full` where there is no room.
+    /// Writes a record; jumps to `full` if the ring has no room.
     pub(super) fn record(
         &mut self,
         ring: Gva,
@@ -39,13 +39,13 @@ impl Writer<'_> {
             asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
             asm.mov(ptr(rcx + small(TOP)), rax)?;
         }
-        // The record is there.
+        // A nonzero `who` marks the record as complete.
         asm.mov(eax, who)?;
         asm.mov(ptr(rcx + small(WHO)), eax)?;
         Ok(())
     }
 
-    /// Goes to `unknown` where the return address, on top of the stack, is not in the table.
+    /// Jumps to `unknown` if the return address, on top of the stack, is not in the table.
     pub(super) fn known_return(&mut self, ring: Gva, unknown: CodeLabel) -> Result<(), Unwritten> {
         self.asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
         self.asm.imul_3(ecx, eax, SITE_FACTOR.cast_signed())?;
@@ -64,7 +64,7 @@ impl Writer<'_> {
         self.asm.jae(full)
     }
 
-    /// Takes a slot: its address comes to RCX.
+    /// Takes a slot, and sets RCX to the slot's address.
     fn slot(&mut self, ring: Gva) -> Result<(), IcedError> {
         self.asm.mov(ecx, 1)?;
         let head = at(ring.wrapping_add(HEAD));
@@ -77,7 +77,7 @@ impl Writer<'_> {
         self.asm.add(rcx, rax)
     }
 
-    /// All of them, as they were before the detour.
+    /// Stores all registers in the slot, with their values before the detour.
     fn registers(&mut self) -> Result<(), IcedError> {
         let asm = &mut self.asm;
         let register = |number: u64| ptr(rcx + small(REGISTERS + 8 * number));

@@ -1,4 +1,4 @@
-//! What programs do in a detour is what they do in the VMM: executed by the emulator, instruction by instruction.
+//! Tests that programs have the same results in a detour as in the VMM. The emulator executes the detour, instruction by instruction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use crate::hit::{Passed, pass};
 use crate::plant::Planter;
 use crate::program::{Comparison, Condition, Linear, Operand};
 
-/// Two megabytes at address 0, mapped where they are by the table at [`ROOT`].
+/// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;
 const DETOUR: Gva = Gva(0x10000);
 const TEXT: Gva = Gva(0x20000);
@@ -25,13 +25,13 @@ const NUMBER: u64 = 0x40000;
 const TASK: u64 = 0x40008;
 const STACK: u64 = 0x50000;
 const RING: Gva = Gva(0x60000);
-/// The emulator leaves it to the processor.
+/// The emulator leaves `rdtsc` to the processor.
 const RDTSC: [u8; 2] = [0x0f, 0x31];
 const TIME: u64 = 0x1234_5678;
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CPU_NUMBER: u64 = 5;
 const CURRENT_TASK: u64 = 0xffff_8880_0123_4567;
-/// Of arithmetic, interrupts, and the one that is always set.
+/// The flags of arithmetic, interrupts, and the flag that is always set.
 const FLAGS: u64 = 0xad7;
 
 struct Machine {
@@ -64,17 +64,17 @@ impl Machine {
         self.memory.read_u64(at).expect("memory")
     }
 
-    /// From the detour's beginning to one of these addresses. Returns which.
+    /// Executes from the detour's beginning to one of `stops`. Returns the stop.
     fn run(&mut self, stops: &[Gva]) -> Gva {
         self.executed(stops).0
     }
 
-    /// The same, and how many instructions that took.
+    /// Same as [`run`](Self::run); also returns the number of instructions.
     fn executed(&mut self, stops: &[Gva]) -> (Gva, u64) {
         self.executed_from(DETOUR, stops)
     }
 
-    /// The same from another instruction on.
+    /// Same as [`executed`](Self::executed), from another instruction on.
     fn executed_from(&mut self, from: Gva, stops: &[Gva]) -> (Gva, u64) {
         let memory: Arc<dyn GuestMemory> = self.memory.clone();
         let planter = Planter::new(Arc::clone(&memory), PlantByte::Port);
@@ -128,7 +128,7 @@ fn work<'w>(filter: Option<&'w Filter>, does: Does<'w>) -> Work<'w> {
     }
 }
 
-/// What an operand holds at the instruction that was jumped over.
+/// The value of an operand at the displaced instruction.
 fn value(regs: &vmm::kvm_regs, operand: Operand) -> u64 {
     match operand {
         Operand::Cpu => CPU_NUMBER,
@@ -141,7 +141,7 @@ fn operand() -> impl Strategy<Value = Operand> {
     proptest::sample::select(Operand::all().collect::<Vec<_>>())
 }
 
-/// Small ones, such as need all bits, and signs.
+/// Small numbers, numbers with all bits, and negative numbers.
 fn number() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..20_u64,
@@ -227,7 +227,7 @@ fn registers() -> impl Strategy<Value = vmm::kvm_regs> {
     })
 }
 
-/// A value near the edges of the ranges, too.
+/// Sets registers to a value near the edges of the ranges, for a linear histogram.
 fn near(aggregate: &Aggregate, mut regs: vmm::kvm_regs, by: i64) -> vmm::kvm_regs {
     if let Aggregate::Lhist { linear, .. } = aggregate {
         let value = linear.min().wrapping_add(by).cast_unsigned();
@@ -236,7 +236,8 @@ fn near(aggregate: &Aggregate, mut regs: vmm::kvm_regs, by: i64) -> vmm::kvm_reg
     regs
 }
 
-/// Instructions from the jump at the probed one to that behind it, with room in the ring; and the detour's bytes.
+/// The number of instructions from the jump at the probed instruction to the next instruction, with room in the ring; and the size of the
+/// detour.
 fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
     let filter = filter.map(|text| text.parse::<Filter>().expect(text));
     let code = assembled(filter.as_ref(), does);
@@ -259,7 +260,7 @@ fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
     (1 + number, code.bytes.len())
 }
 
-/// The numbers that the overhead table has (`rigs/src/overhead/ways.rs`).
+/// The numbers in the overhead table (`rigs/src/overhead/ways.rs`).
 #[test]
 fn what_a_hit_takes_is_what_the_table_says() {
     let record = |of| Does::Record {
@@ -310,7 +311,7 @@ proptest! {
         prop_assert_eq!(machine.vcpu.regs, vmm::kvm_regs { rip: at.0, ..regs });
     }
 
-    /// Each part does what it does alone, whichever are beside it, and an exit of one leads to the next.
+    /// Each part acts alike alone and beside other parts, and the exit of a part continues at the next part.
     #[test]
     fn parts_do_what_they_do_alone(
         parts in prop::collection::vec((proptest::option::of(filter()), 0..3_usize), 1..5),

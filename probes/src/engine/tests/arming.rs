@@ -122,7 +122,7 @@ fn debug_registers_are_four() {
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(vcpu.regs.rip, places[2].0 + 5 + 0x1000);
     assert_eq!((rig.probe(2).hits, rig.hits().len()), (1, 1));
-    // One that fired for another place, and one that is not ours.
+    // A debug register of another site, and a debug register not used by hyprobe.
     for fired in [1 << 1, 0] {
         let outcome = rig.engine.on_debug_hit(&mut vcpu, fired, places[2]);
         assert_eq!(outcome.expect("handled"), HitOutcome::NotOurs);
@@ -176,7 +176,7 @@ fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
         (rig.seen(patched), rig.probe(0).ip),
         (PORT, Some(Hex(patched.0)))
     );
-    // What was displaced is what the kernel has made of it.
+    // The displaced instruction is the instruction patched by the kernel.
     let mut vcpu = vcpu(patched);
     vcpu.regs.rsp = DATA;
     rig.memory.put(DATA, &0x1234_u64.to_le_bytes());
@@ -253,7 +253,7 @@ fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it
     );
 }
 
-/// Somebody else's data lies there by then.
+/// The kernel reuses freed init text for other data.
 #[test]
 fn probe_on_init_text_that_was_freed_is_gone() {
     for is_watched in [true, false] {
@@ -269,7 +269,7 @@ fn probe_on_init_text_that_was_freed_is_gone() {
         engine.register(paused, &[spec.into()]).expect("registered");
         assert_eq!(rig.states(), [ProbeState::Gone; 2], "watched: {is_watched}");
         assert_eq!(rig.seen(goes), PLAIN[0]);
-        // Nor is anything planted there that a call seems to return to.
+        // No plant is possible there for a return site either.
         assert!(!engine.can_return_to(goes.wrapping_add(1)));
     }
 }
@@ -332,7 +332,7 @@ fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
     assert_eq!(crash.frames[0].ip, Hex(caller.0 + 6));
 }
 
-/// It is found by what it writes to MSR_LSTAR.
+/// The engine locates the kernel by the first valid value written to MSR_LSTAR.
 #[test]
 fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
     const SLIDE: u64 = 0x40_0000;
@@ -345,7 +345,7 @@ fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
     rig.engine.await_kernel();
     let before = rig.memory.bytes();
     let mut vcpu = vcpu(Gva(0));
-    // A first value that leads nowhere, and one that is mapped nowhere.
+    // An invalid first value, and a value whose address is not mapped.
     for lstar in [Gva(0x1234), entry] {
         rig.engine
             .locate(&mut vcpu, &rig.paused, lstar)

@@ -29,7 +29,7 @@ fn rig(code: &[u8]) -> (Rig, Gva) {
     (Rig::with(&kernel, &["kprobe:probed"], COPIES), at)
 }
 
-/// A hit, with the pause if it asks for one. Tells whether it did, and whether it was stepped.
+/// Handles a hit, with a pause if required. Returns whether the hit paused the vCPUs, and whether the instruction was single-stepped.
 fn hit(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> (bool, bool) {
     vcpu.regs.rip = at.0;
     match rig.engine.on_hit(vcpu, at).expect("handled") {
@@ -71,7 +71,7 @@ fn the_first_hit_makes_the_copy_and_the_second_needs_no_pause() {
     assert_eq!(hit(&rig, &mut vcpu, at), (false, false));
     assert_eq!(vcpu.regs.rip, REGION.0);
 
-    // What the vCPU executes there: the instruction, and a jump behind the original.
+    // The vCPU executes a copy of the instruction, and a jump to the next instruction of the original.
     let found = walk(&both(&rig), &vcpu.state.paging, REGION).expect("mapped");
     let mut bytes = [0; 7];
     both(&rig).read(found.gpa, &mut bytes).expect("memory");
@@ -110,7 +110,7 @@ fn code_is_read_only_and_no_table_of_the_guests_lies_outside_its_ram() {
 fn a_place_that_is_taken_is_passed_over() {
     let (kernel, at) = one("probed", &RDTSC);
     let rig = Rig::with(&kernel, &["kprobe:probed"], COPIES);
-    // Not present, and yet something that the guest keeps there.
+    // The entry is not present, but holds a value of the guest.
     rig.memory.put(ENTRY, &0xdead_0000u64.to_le_bytes());
     let mut vcpu = vcpu(at);
     hit(&rig, &mut vcpu, at);
@@ -225,7 +225,7 @@ fn vector_registers_must_have_been_switched_on() {
     }
 }
 
-/// Linux clears the entries beside its image while it boots.
+/// Linux clears the entries beside its image during boot.
 #[test]
 fn a_kernel_that_boots_is_waited_for() {
     let mut kernel = SyntheticKernel::new();

@@ -93,7 +93,7 @@ fn memory_is_the_guests_own_when_another_kernel_is_started() {
     assert!(!guest.rig.paused.read_only().is_empty());
     reach(&guest.rig, guest.leaves, STACK - 64);
     let mut now = guest.rig.memory.bytes();
-    // What the test itself has put on the stack.
+    // The test itself has written to the stack.
     let stack = usize::try_from(STACK).expect("small");
     now[stack..stack + 8].fill(0);
     assert_eq!(now, guest.before);

@@ -1,4 +1,4 @@
-//! Whose hit it is, and who is told.
+//! Hits: the plant that is hit, and the probes that receive the hit.
 
 use introspect::{Gpa, Gva};
 
@@ -43,7 +43,7 @@ fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {
     );
 }
 
-/// A port write that has moved RIP on is no different.
+/// RIP may be behind the plant, if the plant is a port write.
 #[test]
 fn where_rip_is_does_not_matter() {
     let (kernel, at) = one("plain", &PLAIN);
@@ -109,7 +109,7 @@ fn what_is_not_planted_is_not_ours() {
     assert_eq!((rig.probe(0).hits, rig.hits().len()), (0, 0));
 }
 
-/// A kernel's first code runs where it is loaded.
+/// A kernel's first code runs at the load address.
 #[test]
 fn another_mapping_of_the_plant_is_a_hit_too() {
     // lea rax, [rip + 0x10]; ret
@@ -162,7 +162,7 @@ fn breakpoint_that_the_guest_has_written_under_a_plant_is_injected() {
     }
 }
 
-/// Where an int3 exits, the guest's own has to: VT-x injects #BP with the length that it remembers from there.
+/// If `int3` exits, the guest's own `int3` must exit, too: VT-x injects #BP with the instruction length stored at the exit.
 #[test]
 fn breakpoint_that_exits_is_executed_in_place() {
     let (rig, at) = with_written_breakpoint(Abilities {
@@ -174,7 +174,7 @@ fn breakpoint_that_exits_is_executed_in_place() {
     assert_eq!((rig.probe(0).hits, rig.seen(at)), (1, 0xee));
 }
 
-/// What memory shows at the hit at `at`, while the vCPU executes what is there.
+/// The byte in memory at `at` while the vCPU executes the instruction there.
 fn runs_in_place(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> u8 {
     assert_eq!(
         rig.engine.on_hit(vcpu, at).expect("handled"),
@@ -190,8 +190,8 @@ fn runs_in_place(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> u8 {
     shown
 }
 
-/// Linux's handler of #BP reads the byte at the `int3` that raised it, and if that is another one, returns to it: with
-/// the plant there, for ever.
+/// Linux's #BP handler reads the byte at the address of the `int3`, and returns to the address if the byte is not `int3`. With the plant
+/// there, the loop would never end.
 #[test]
 fn breakpoint_that_the_kernel_was_built_with_shows_until_it_is_executed_again() {
     for int3_exits in [false, true] {
@@ -218,7 +218,7 @@ fn breakpoint_that_the_kernel_was_built_with_shows_until_it_is_executed_again() 
     }
 }
 
-/// Its plant returns when a debug register is needed elsewhere, since it has been read.
+/// The plant of a breakpoint that has been read returns when another site needs the debug register.
 #[test]
 fn five_built_in_breakpoints_share_four_debug_registers() {
     let (kernel, at) = one("breaks", &[0xcc; 6]);
@@ -234,7 +234,7 @@ fn five_built_in_breakpoints_share_four_debug_registers() {
     assert!((0..5).all(|index| rig.probe(index).missed.is_empty()));
 }
 
-/// Where debug registers do not work, the guest still gets on, and the probe says what it does not see.
+/// Without debug registers, the guest still continues, and the probe counts unseen executions as missed.
 #[test]
 fn built_in_breakpoint_without_a_debug_register_counts_as_missed() {
     let (kernel, at) = one("breaks", &[0xcc, 0xc3]);
@@ -248,7 +248,7 @@ fn built_in_breakpoint_without_a_debug_register_counts_as_missed() {
     assert_eq!(rig.probe(0).missed.get("unwatched"), Some(&1));
 }
 
-/// A plant that is an `int3` itself looks like the kernel's own.
+/// An `int3` plant looks like the kernel's own `int3`.
 #[test]
 fn built_in_breakpoint_under_an_int3_plant_is_injected() {
     let (kernel, at) = one("breaks", &[0xcc, 0xc3]);

@@ -1,5 +1,4 @@
-//! What the emulator leaves to the hardware: memory shows what it should while the vCPU runs alone, and what came of
-//! the instruction is recognised.
+//! Execution in place by the hardware: the bytes in memory while the vCPU runs alone, and the recognition of the instruction's result.
 
 use std::sync::{Arc, Mutex};
 
@@ -17,7 +16,7 @@ use crate::{
 };
 
 const PORT: u8 = PlantByte::Port.value();
-/// Where the interrupt table is.
+/// The address of the interrupt table.
 const IDT: u64 = DATA;
 /// `ud2; ret`
 const UD2: [u8; 3] = [0x0f, 0x0b, 0xc3];
@@ -106,7 +105,7 @@ fn the_guests_own_byte_shows_and_a_stop_behind_it() {
     );
 }
 
-/// A vCPU that was nowhere in time has not executed the instruction, as far as anybody knows.
+/// If the vCPU reaches no stop in time, the instruction counts as not executed.
 #[test]
 fn memory_is_as_before_however_the_run_ends() {
     let (kernel, at) = one("probed", &RDTSC);
@@ -140,7 +139,7 @@ fn every_exceptions_handler_is_a_stop() {
         };
         let rig = Rig::with(&kernel, &["kprobe:probed"], abilities);
         write_gates(&rig, handlers);
-        // One handler is the probed instruction itself, and one is not in memory.
+        // The probed instruction itself is one handler; another handler is not in memory.
         let mut vcpu = with_idt(vcpu(at));
         let hostile = |vector: u64, target: u64| {
             let low = (target & 0xffff) | 0x8e00_0010_0000 | ((target >> 16 & 0xffff) << 48);
@@ -169,7 +168,7 @@ fn every_exceptions_handler_is_a_stop() {
     }
 }
 
-/// What a handler was told, and what it answers.
+/// The faults received by a handler, and the handler's answers.
 #[derive(Debug, Default)]
 struct Faults {
     told: Mutex<Vec<(InstructionFault, vmm::kvm_regs)>>,
@@ -196,7 +195,8 @@ impl Handler for Faults {
     }
 }
 
-/// An SSE load faults at its memory operand; the vCPU afterwards, and what the guest's handler would start with.
+/// An SSE load faults at its memory operand. Returns the vCPU, the registers at the start of the guest's handler, the faults and the
+/// probe's address.
 fn load_faults(faults: Faults) -> (FakeVcpu, vmm::kvm_regs, Arc<Faults>, Gva) {
     let (kernel, at, handlers) = function(&LOAD, "probed");
     let rig = Rig::new(&kernel, &[]);
@@ -302,7 +302,7 @@ fn a_software_interrupt_is_done_in_its_handler() {
     assert_eq!(rig.probe(0).tier, Some(Tier::Stepped));
 }
 
-/// An interrupt that could not be held back came first: the instruction is still to come, and hits again.
+/// An interrupt that could not be held back came first: the instruction has not been executed, and hits again.
 #[test]
 fn an_interrupt_is_no_fault_of_the_instruction() {
     let (kernel, at, handlers) = function(&RDTSC, "probed");
@@ -323,7 +323,7 @@ fn an_interrupt_is_no_fault_of_the_instruction() {
     assert_eq!((vcpu.regs.rip, rig.probe(0).tier), (target.0, None));
 }
 
-/// Its handler reads the instruction to learn what was meant.
+/// The guest's #UD handler reads the instruction to find the cause.
 #[test]
 fn an_instruction_made_to_fault_shows_itself_to_the_handler() {
     let (kernel, at, handlers) = function(&UD2, "warns");
@@ -377,7 +377,7 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
     assert_eq!(seen, [UD2[0], UD2[0], UD2[0], UD2[0], UD2[0], PORT]);
     assert_eq!(rig.notes().len(), 1);
     assert_eq!(rig.probe(4).missed.get("unwatched"), Some(&1));
-    // One is executed again and must make room: the one that waited is watched now.
+    // The first site is executed again, and its debug register goes to the waiting site.
     let first = places[0];
     rig.engine
         .on_paused_debug_hit(&mut vcpu(first), &rig.paused, first, |_, _| {
@@ -395,7 +395,7 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
     assert_eq!(rig.seen(first), UD2[0]);
 }
 
-/// `syscall` in ring 0 goes where the register says.
+/// `syscall` in ring 0 jumps to the address in MSR_LSTAR.
 #[test]
 fn a_system_call_stops_at_its_entry() {
     let (kernel, at, entry) = function(&[0x0f, 0x05, 0xc3], "calls");
@@ -416,13 +416,13 @@ fn a_system_call_stops_at_its_entry() {
     );
 }
 
-/// The next instruction is fetched through the tables that the instruction loads.
+/// The processor fetches the next instruction through the page tables loaded by `mov cr3`.
 #[test]
 fn stops_follow_the_tables_that_an_instruction_loads() {
     // mov cr3, rdi; ret
     let (kernel, at) = one("switches", &[0x0f, 0x22, 0xdf, 0xc3]);
     let rig = Rig::new(&kernel, &["kprobe:switches"]);
-    // The same tables elsewhere, but for the page of the text, which is a copy.
+    // The same tables at another address, except for the page of the text, which is a copy.
     let memory = rig.memory.bytes();
     rig.memory.put(0x8_0000, &memory[0x1000..0x7000]);
     let copy = 0x9_0000;

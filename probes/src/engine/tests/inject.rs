@@ -47,7 +47,7 @@ fn the_call_that_is_due_returns_at_once_and_the_others_run() {
         [runs, returns, runs, runs]
     );
 
-    // The probe before it sees all calls.
+    // The probe in front of the injection has all calls as hits.
     assert_eq!(rig.hits().len(), 4);
     assert_eq!([0, 1].map(|probe| rig.probe(probe).hits), [4, 4]);
     let injected = rig.probe(1);
@@ -63,7 +63,7 @@ fn the_call_that_is_due_returns_at_once_and_the_others_run() {
 fn a_call_whose_return_address_cannot_be_read_runs() {
     let (rig, at) = rig(Due::Every(1), None);
     let mut vcpu = vcpu(at);
-    // The push behind it faults as it would have without.
+    // The push behind the injection faults as without an injection.
     vcpu.regs.rsp = 0x7000_0000_0000;
     let _ = rig.engine.on_hit(&mut vcpu, at);
     assert_ne!(vcpu.regs.rip, RETURNS_TO);

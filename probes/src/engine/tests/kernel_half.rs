@@ -20,7 +20,7 @@ const NOTHING: u64 = 0xb000;
 /// Present, writable, accessed, dirty.
 const PAGE: u64 = 0x63;
 const USER: u64 = 4;
-/// Of the kernel's, and what the process has there.
+/// The guest-physical addresses of the kernel's stack, and of the memory that the process maps at the same virtual address.
 const STACK: u64 = super::STACK;
 const ELSEWHERE: u64 = super::STACK + 0x8000;
 const PUSHED: u64 = 0x1122_3344_5566_7788;
@@ -77,7 +77,7 @@ impl Guest {
             .expect("handled");
     }
 
-    /// `push rbp`, with these page tables and this stack pointer.
+    /// Executes `push rbp`, with the page tables at `cr3` and the stack pointer `rsp`.
     fn push(&self, cr3: u64, rsp: u64) -> FakeVcpu {
         self.push_at(self.probed, cr3, rsp)
     }
@@ -94,7 +94,7 @@ impl Guest {
         vcpu
     }
 
-    /// What has been pushed onto the kernel's stack, and onto what the process has there.
+    /// The values pushed onto the kernel's stack, and onto the process's page.
     fn pushed(&self) -> (u64, u64) {
         (self.rig.word(STACK - 8), self.rig.word(ELSEWHERE - 8))
     }
@@ -176,7 +176,7 @@ fn the_tables_are_walked_anew_each_time() {
     guest.booted();
     guest.push(NOTHING, KERNEL + STACK);
     assert_eq!(guest.pushed(), (PUSHED, 0));
-    // The kernel maps its stack elsewhere, as the process had it.
+    // The kernel's tables now map the stack to the process's page.
     guest.map(ROOT + 8 * SLOT, OWN | TABLE);
     guest.push(NOTHING, KERNEL + STACK);
     assert_eq!(guest.pushed(), (0, PUSHED));

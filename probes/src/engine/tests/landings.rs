@@ -12,7 +12,7 @@ const NOP2: [u8; 2] = [0x66, 0x90];
 const NOTHING: u8 = 0x90;
 const RET: u8 = 0xc3;
 
-/// `probed`, and `caller`: a call of it, then this code.
+/// `probed`, and `caller`: a call of `probed`, and the given code.
 struct Caller {
     kernel: SyntheticKernel,
     probed: Gva,
@@ -143,7 +143,7 @@ fn return_to_a_static_call_is_seen_at_the_entry_of_the_function_called() {
     // `probed` ends in a jump to `target`: its own return address is on top of the stack.
     guest.reach(entry, STACK);
     assert_eq!(guest.accounted(), (1, 0, 0), "it has not returned");
-    // The static call has pushed its return address where that of `probed` was.
+    // The return address of the static call has replaced the return address of `probed` on the stack.
     let pushed = behind.wrapping_add(5);
     guest.rig.memory.put(STACK, &pushed.0.to_le_bytes());
     guest.reach(entry, STACK);
@@ -225,7 +225,7 @@ fn landings_go_with_the_last_call() {
     assert_eq!(guest.rig.seen(target), NOTHING);
 }
 
-/// What the kernel patches while it boots is followed as soon as that is over.
+/// An instruction patched at boot becomes a return site as soon as the boot is over.
 #[test]
 fn address_that_is_patched_at_boot_is_tried_again_when_the_kernel_has_booted() {
     // `xor eax, eax`

@@ -1,4 +1,4 @@
-//! The engine with a guest of two megabytes and vCPUs that record what is done to them.
+//! Tests of the engine, with a guest of two megabytes and vCPUs that record requests.
 
 mod arming;
 mod changes;
@@ -31,7 +31,7 @@ use crate::{
     Due, Event, EventSink, Hit, Injection, Note, PlantByte, ProbeSpec, ProbeState, ProbeSummary,
 };
 
-/// What this does is known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
+/// Instructions known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];
 /// `rdtsc; ret`: for the hardware to execute.
 const RDTSC: [u8; 3] = [0x0f, 0x31, 0xc3];
@@ -45,7 +45,7 @@ const UPPER_DIRECTORY: u64 = 0x3000;
 const TEXT_TABLE: u64 = 0x4000;
 const LOWER: u64 = 0x5000;
 const LOWER_DIRECTORY: u64 = 0x6000;
-/// Memory for data, mapped where it is.
+/// Memory for data, mapped one to one.
 const DATA: u64 = 0x2_0000;
 const STACK: u64 = 0x3_0000;
 const TEXT_PAGES: u64 = 16;
@@ -73,7 +73,7 @@ struct Rig {
     events: Arc<Events>,
 }
 
-/// What is linked at [`TEXT`] is mapped there, and the first two megabytes where they are.
+/// Maps the kernel at [`TEXT`], and the first two megabytes one to one.
 fn memory_of(kernel: &SyntheticKernel, loaded_at: u64, entry: u64) -> FakeMemory {
     let memory = FakeMemory::new(vec![0; MEMORY_BYTES]);
     let put = |at: u64, value: u64| memory.put(at, &value.to_le_bytes());
@@ -103,7 +103,7 @@ const ABILITIES: Abilities = Abilities {
     cpuid: NO_COPIES,
 };
 
-/// A processor that lacks what could be copied, so that it is stepped.
+/// A processor without any CPUID feature: an instruction that could be copied is single-stepped.
 const NO_COPIES: CpuidWords = CpuidWords {
     leaf1_ecx: 0,
     leaf1_edx: 0,
@@ -151,7 +151,7 @@ impl Rig {
         rig
     }
 
-    /// A kernel that was loaded where it was linked, with these probes.
+    /// A kernel loaded at its link-time address, with `probes`.
     fn new(kernel: &SyntheticKernel, probes: &[&str]) -> Self {
         Self::with(kernel, probes, ABILITIES)
     }
@@ -205,7 +205,7 @@ impl Rig {
     }
 }
 
-/// Where the kernel is loaded that has `at` as a link-time address.
+/// The guest-physical address of the link-time address `at`.
 fn gpa(at: Gva) -> u64 {
     TEXT_GPA + (at.0 - TEXT.0)
 }

@@ -1,4 +1,4 @@
-//! Getting past instructions that fault, and ones that the hardware must execute.
+//! Steps over instructions that fault, and instructions for the hardware.
 
 use introspect::Gva;
 

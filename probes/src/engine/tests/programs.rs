@@ -1,4 +1,4 @@
-//! Hits that count only if a condition holds, and values that are added up.
+//! Filters and aggregates at hits.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +27,7 @@ fn aggregate(text: &str) -> Action {
     Action::Aggregate(text.parse::<Aggregate>().expect(text))
 }
 
-/// A kernel whose function `f` has this code, with these probes.
+/// A kernel whose function `f` has `code`, with `probes`.
 fn rig(code: &[u8], probes: &[NewProbe]) -> (Rig, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("f", code);
@@ -155,7 +155,7 @@ fn the_processor_is_the_one_that_the_guest_says() {
     let (rig, at) = with_processors(new("kprobe:f", Some("cpu == 3"), Action::Count));
     for (gs, number) in [(DATA, 3_u32), (DATA + 0x1000, 0)] {
         rig.memory.put(gs + NUMBER, &number.to_le_bytes());
-        // The neighbour is none of it.
+        // The bytes behind the number are not part of the number.
         rig.memory.put(gs + NUMBER + 4, &[0xff; 4]);
     }
     let hit = |gs: u64, index: usize| {
@@ -167,7 +167,7 @@ fn the_processor_is_the_one_that_the_guest_says() {
     };
     assert_eq!(hit(DATA, 0), 1);
     assert_eq!(hit(DATA + 0x1000, 3), 1, "that processor is 0");
-    // Nothing is mapped there: the vCPU is what there is.
+    // The address is not mapped: the vCPU's own number is used.
     assert_eq!(hit(0x7000_0000_0000, 3), 2);
     assert_eq!(hit(0x7000_0000_0000, 0), 2);
 }
@@ -229,7 +229,7 @@ fn a_handler_sees_neither_side_of_what_is_turned_away() {
                     .engine
                     .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, _| {
                         vcpu.regs.rip = next.0;
-                        // The condition would hold behind the instruction, and would not where it did.
+                        // Behind the instruction, the condition would hold for 4, and no longer for 5.
                         vcpu.regs.rdi ^= 1;
                         Ok(Ran::At(next))
                     });

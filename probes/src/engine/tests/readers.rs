@@ -1,4 +1,4 @@
-//! The guest's kernel reads its own text where there are plants.
+//! The guest's kernel reads its own text with plants.
 
 use introspect::{Gpa, Gva, OptimisedLayout};
 
@@ -17,10 +17,10 @@ const LAYOUT: OptimisedLayout = OptimisedLayout {
     next: 0x70,
 };
 const EEXIST: i64 = -17;
-/// What is decoded: four instructions of one byte, and room for a jump behind them.
+/// The function to decode: four instructions of one byte, and room for a jump behind them.
 const READ: [u8; 8] = [0x55, 0x53, 0x50, 0x51, 0x90, 0x90, 0x90, 0xc3];
 
-/// A kernel whose boot is over, and whose readers are all one instruction and a return.
+/// A kernel after its boot; each reader is one instruction and a return.
 struct Guest {
     rig: Rig,
     kernel_read: Gva,
@@ -37,7 +37,7 @@ impl Guest {
         Self::with("can_probe", probes)
     }
 
-    /// A kernel whose `can_probe` has another name, or none.
+    /// A kernel whose `can_probe` has another name, or is missing.
     fn without_check(probes: &[&str]) -> Self {
         Self::with("can_probe.isra.0", probes)
     }
@@ -88,14 +88,14 @@ impl Guest {
         self.rig.engine.on_hit(vcpu, at).expect("handled")
     }
 
-    /// What memory shows of the function that is read.
+    /// The bytes in memory of the function to read.
     fn shown(&self) -> Vec<u8> {
         (0..READ.len() as u64)
             .map(|offset| self.rig.seen(self.kernel_read.wrapping_add(offset)))
             .collect()
     }
 
-    /// The reader runs alone; what memory shows meanwhile of what it reads, where it returns to, and at `entry`.
+    /// Runs the reader alone. Returns the bytes in memory during the run: the function, the return site, and `entry`.
     fn read(&self, vcpu: &mut FakeVcpu, entry: Gva) -> (Vec<u8>, u8, u8) {
         assert_eq!(self.hit(vcpu), HitOutcome::NeedsPause);
         let (at, mut seen) = (Gva(vcpu.regs.rip), None);
@@ -150,7 +150,7 @@ fn a_whole_function_shows_while_it_is_checked() {
     assert_eq!(copy, PLAIN[0], "what it calls need not be stopped");
 }
 
-/// A reader that somebody else has probed is stopped all the same.
+/// A reader with a probe of its own still stops.
 #[test]
 fn a_probed_reader_is_not_passed_over() {
     let copy = "kprobe:copy_from_kernel_nofault";
@@ -174,7 +174,7 @@ fn a_reader_that_reads_no_plant_costs_one_exit() {
     let behind = guest.kernel_read.0 + 4;
     for (reader, arguments) in [
         (guest.copy, [DATA, DATA, 16]),
-        // Nothing is mapped there.
+        // The address is not mapped.
         (guest.copy, [DATA, 0xffff_f000_0000_0000, u64::MAX]),
         (guest.copy, [DATA, behind, 16]),
         (guest.copy, [DATA, guest.kernel_read.0, 0]),
@@ -244,7 +244,7 @@ fn an_error_leaves_the_plants_in_place() {
     assert_eq!(guest.rig.seen(guest.caller), PLAIN[1]);
 }
 
-/// Its return address leads nowhere: it reads what it finds.
+/// The return address is invalid: the reader runs on, and reads the plants.
 #[test]
 fn a_reader_that_cannot_be_stopped_is_let_go() {
     let guest = Guest::without_check(&EVERYWHERE);
@@ -271,7 +271,7 @@ fn optimise(guest: &Guest, at: Gva, size: u64) {
     put(HEAD, DATA + LAYOUT.next);
 }
 
-/// What the guest is told about a jump: `None` if it finds out itself.
+/// The injected answer to the guest's check for a jump; `None` if the guest's own check runs.
 fn answer(guest: &Guest) -> Option<i64> {
     let mut vcpu = guest.calls(guest.check_jump, [DATA, 0, 0]);
     assert_eq!(guest.hit(&mut vcpu), HitOutcome::Resume);
@@ -297,7 +297,7 @@ fn a_plant_keeps_jumps_away() {
     assert_eq!(answer(&guest), None);
     optimise(&guest, at(1), 5);
     assert_eq!(answer(&guest), Some(EEXIST));
-    // Also while a debug register stands in for it.
+    // The answer is the same while a debug register replaces the plant.
     guest
         .rig
         .engine
@@ -306,7 +306,7 @@ fn a_plant_keeps_jumps_away() {
     assert_eq!(answer(&guest), Some(EEXIST));
     optimise(&guest, at(1), 0);
     assert_eq!(answer(&guest), None, "not prepared for a jump");
-    // Whatever the guest makes of it.
+    // An invalid kprobe is no error; the guest may get any answer.
     optimise(&guest, Gva(u64::MAX), u64::MAX);
     answer(&guest);
 }
@@ -341,7 +341,7 @@ fn what_is_about_to_be_jumped_over_is_given_up() {
     assert_eq!(guest.rig.notes().len(), 2);
 }
 
-/// A list without an end is followed for so long only.
+/// An endless list is followed up to a limit.
 #[test]
 fn a_list_of_jumps_may_be_anything() {
     let guest = Guest::new(&EVERYWHERE);
@@ -362,7 +362,8 @@ fn a_list_of_jumps_may_be_anything() {
     }
 }
 
-/// What is there when a probe comes: the guest's kprobe at the first instruction, alone or with others, on its way to a jump, and one.
+/// The bytes at a probe's registration: the guest's kprobe at the first instruction, alone or with others, a kprobe about to become a jump,
+/// and a jump.
 #[test]
 fn nothing_is_planted_in_a_jump() {
     for (written, expected) in [
@@ -383,13 +384,13 @@ fn nothing_is_planted_in_a_jump() {
     }
 }
 
-/// A page of the kernel's half that the guest may write, with what lies there.
+/// A page of the kernel's half, writable for the guest.
 const TARGET: u64 = TEXT.0 + 0xc000;
 const TARGET_GPA: u64 = DATA + 0x1000;
 /// Present, writable, accessed, dirty.
 const WRITABLE_PAGE: u64 = 0x63;
 
-/// A guest in which `TARGET` is mapped by this entry, and the page behind it like it.
+/// A guest that maps `TARGET` and the next page with the flags in `entry`.
 fn with_target(probes: &[&str], entry: u64) -> Guest {
     let guest = Guest::new(probes);
     for page in 0..2 {
@@ -400,7 +401,7 @@ fn with_target(probes: &[&str], entry: u64) -> Guest {
     guest
 }
 
-/// What lies at an offset into the target.
+/// The 8 bytes at `offset` in the target.
 fn copied(guest: &Guest, offset: u64) -> Vec<u8> {
     (0..8)
         .map(|at| guest.rig.byte(TARGET_GPA + offset + at))
@@ -461,7 +462,7 @@ fn return_probe_sees_the_return_of_a_copy() {
     let guest = with_target(&probes, WRITABLE_PAGE);
     let arguments = [TARGET, guest.kernel_read.0, 8];
     let mut vcpu = guest.calls(guest.copy, arguments);
-    // Its return site is planted first.
+    // The return site gets a plant first.
     assert_eq!(guest.hit(&mut vcpu), HitOutcome::NeedsPause);
     let engine = &guest.rig.engine;
     engine

@@ -92,7 +92,7 @@ fn what_a_dying_task_calls_last_is_given_up_when_another_task_has_its_processor(
     guest.call(probed, OTHER_STACK);
     guest.call(left, OTHER_STACK - 0x20);
     assert_eq!(guest.accounted(), (1, 1, 2), "the other task's call stays");
-    // A task that is released later says nothing of this processor's.
+    // The later release of a task does not end calls of the processor's current task.
     guest.call(left, OTHER_STACK - 0x20);
     assert_eq!(guest.accounted(), (1, 1, 2));
 }

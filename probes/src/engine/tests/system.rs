@@ -67,7 +67,7 @@ fn hit(
     (vcpu, outcome, at)
 }
 
-/// One that must be emulated.
+/// Executes an instruction that must be emulated.
 fn passed(code: &[u8], change: impl Fn(&Rig, &mut FakeVcpu)) -> FakeVcpu {
     let (vcpu, outcome, _) = hit(code, change);
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);

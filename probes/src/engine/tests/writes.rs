@@ -1,4 +1,4 @@
-//! Guests that rewrite what is probed.
+//! The guest rewrites probed text.
 
 use introspect::{Gpa, Gva};
 
@@ -16,7 +16,7 @@ const WITHOUT_DEBUG_REGISTERS: Abilities = Abilities {
     ..ABILITIES
 };
 
-/// Whether the write covers the plant or just the instruction's tail.
+/// The write may cover the plant or only the instruction's tail.
 #[test]
 fn what_is_displaced_is_what_the_guest_has_written() {
     // mov eax, 0x11; ret
@@ -48,7 +48,7 @@ fn what_is_displaced_is_what_the_guest_has_written() {
     assert_eq!(rig.probe(0).hits, 3);
 }
 
-/// What cannot be decoded is left to the hardware, which raises #UD.
+/// The hardware executes undecodable bytes, and raises #UD.
 #[test]
 fn bytes_that_are_no_instruction_are_executed_in_place() {
     let (kernel, at) = one("patched", &PLAIN);
@@ -110,7 +110,7 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     );
 }
 
-/// The guest has looked at what it wrote to the first of them before it writes to the fifth.
+/// The guest has read the first rewritten site before the write to the fifth.
 #[test]
 fn the_oldest_makes_room_when_a_fifth_is_written_over() {
     let mut kernel = SyntheticKernel::new();
@@ -140,7 +140,7 @@ fn the_oldest_makes_room_when_a_fifth_is_written_over() {
     assert_eq!(rig.probe(0).missed.len(), 0);
 }
 
-/// Then nobody sees executions, but the guest finds what it wrote.
+/// Executions are missed, but the guest reads back its own bytes.
 #[test]
 fn without_any_debug_register_to_be_had_executions_are_missed() {
     const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -181,7 +181,7 @@ fn disarming_ends_what_stands_in() {
     assert_eq!(vcpu.regs.rip, at.0);
 }
 
-/// The probed instruction itself writes to probed text: the hardware does it, so that it is noticed.
+/// The probed instruction itself writes to probed text. The hardware executes the instruction, so that the write traps.
 #[test]
 fn an_instruction_that_writes_to_probed_text_is_executed_in_place() {
     // mov [rdi], rax; ret
