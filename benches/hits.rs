@@ -1,15 +1,15 @@
-//! What is looked at at every hit: is there a plant at this address, and what have detours recorded?
+//! Benchmarks of the work at every hit: the look-up of a plant by address, and the reading of the detours' records.
 //!
-//! Both are the probes crate's own, which shows them to nobody but this, by its feature `bench-internals`.
+//! Both are internals of the crate `probes`, exported only by the feature `bench-internals`.
 
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use probes::bench::{Plants, Records};
 
-/// A plant on every second page, at an offset that is another on each: as with a probe on every function.
+/// A plant on every second page, each at another offset in the page: as with a probe on every function.
 const STEP_BYTES: u64 = 0x2000 + 16;
-/// No divisor of the numbers below: one address after the other is somewhere else.
+/// The stride divides none of the counts below, so consecutive look-ups use different plants.
 const STRIDE: u64 = 7_919;
 
 fn lookups(criterion: &mut Criterion) {
@@ -24,7 +24,7 @@ fn lookups(criterion: &mut Criterion) {
         group.bench_function("an address with one", |bencher| {
             bencher.iter(|| assert!(plants.has(black_box(next()))));
         });
-        // By the offset in its page, there may be one.
+        // A plant on another page has the same offset.
         group.bench_function("an address without", |bencher| {
             bencher.iter(|| assert!(!plants.has(black_box(next().wrapping_add(0x1000)))));
         });

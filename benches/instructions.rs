@@ -1,4 +1,4 @@
-//! One instruction: decoded, and emulated on a processor that is an array.
+//! Benchmarks of single instructions: decoding, and emulation on a processor modelled by an array.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ const AT: Gva = Gva(0xffff_ffff_8100_0000);
 const STACK: u64 = 0xffff_c900_0000_0000;
 const STACK_BYTES: usize = 4096;
 
-/// What stands at the entries of functions, most of it.
+/// Mostly instructions of function entries.
 const INSTRUCTIONS: [(&str, &[u8]); 5] = [
     ("push rbp", &[0x55]),
     ("mov rbp, rsp", &[0x48, 0x89, 0xe5]),

@@ -1,7 +1,7 @@
-//! Names of addresses: what a hit, a report and the start of a run cost in them.
+//! Benchmarks of symbol names: the cost for a hit, for a report and for the start of a run.
 //!
-//! `HYPROBE_TEST_KERNELS` lists decompressed kernels, separated by colons; the first is read from its file. Without it,
-//! only a table of the size of a stock kernel's is looked at.
+//! `HYPROBE_TEST_KERNELS` lists decompressed kernels, separated by colons; the benchmark reads the first from the file. Without the
+//! variable, the benchmark measures only a table of a stock kernel's size.
 
 use std::hint::black_box;
 
@@ -12,7 +12,7 @@ const KERNELS: &str = "HYPROBE_TEST_KERNELS";
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
 const SYMBOLS: u64 = 100_000;
 const FUNCTION_BYTES: u64 = 192;
-/// No divisor of the number of symbols: one address after the other is somewhere else.
+/// The stride does not divide the number of symbols, so consecutive look-ups use different addresses.
 const STRIDE: u64 = 48_271;
 
 fn table() -> SymbolTable {

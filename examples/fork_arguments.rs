@@ -13,7 +13,7 @@ struct PrintArguments;
 
 impl Handler for PrintArguments {
     fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
-        // kernel_clone(struct kernel_clone_args *args), whose first member is u64 flags.
+        // kernel_clone(struct kernel_clone_args *args); the first member of the struct is u64 flags.
         let args = Gva(hit.regs().rdi);
         match hit.read_u64(args) {
             Ok(flags) => println!("kernel_clone: args {args}, clone_flags {flags:#x}"),

@@ -1,5 +1,5 @@
-//! A kprobe on fork that prints registers and the top of the stack: the first sample module of the kernel's kprobes
-//! documentation, from outside the guest.
+//! A kprobe on fork prints registers and the top of the stack: the first sample module of the kernel's kprobes documentation, from outside
+//! the guest.
 //!
 //! `cargo run --example kprobe_fork -- KERNEL INITRD`
 

@@ -1,4 +1,4 @@
-//! A return probe on open that reports failures and how long each call took: the second sample module.
+//! A return probe on open reports failures and the duration of each call: the second sample module.
 //!
 //! `cargo run --example kretprobe_open -- KERNEL INITRD`
 
@@ -11,12 +11,12 @@ use std::time::Instant;
 use introspect::Gva;
 use probes::{Action, EntryOutcome, HitContext, ReturnHandler};
 
-/// No name is read beyond this many bytes.
+/// The maximum number of bytes read of a name.
 const MAX_NAME_BYTES: u64 = 64;
 
 struct ReportFailures;
 
-/// What is remembered from the entry of a call to its return.
+/// The data kept from the entry of a call to the return.
 struct Call {
     name: String,
     entered: Instant,

@@ -62,7 +62,7 @@ pub(crate) enum Command {
     PackageFiles(PackageFilesArgs),
 }
 
-/// What to boot and what to probe. Whatever is given here beats the manifest; probes are added to its probes.
+/// The guest and the probes. Options override the manifest; probes are added to the manifest's probes.
 #[derive(Clone, Debug, Default, Args)]
 #[command(after_help = "\
 With --console stdio the console and the events share standard output, each event on a line of its own; \
@@ -174,10 +174,10 @@ pub(crate) struct TestArgs {
     /// Run one of N parts of the cases: 1/N to N/N
     #[arg(long, value_name = "I/N", value_parser = clap::value_parser!(Shard), help_heading = "Cases")]
     pub(crate) shard: Option<Shard>,
-    /// Boot a case that fails so many times more; it passes if one of them does
+    /// Boot a failed case again, at most this many times; the case passes if a boot passes
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Run")]
     pub(crate) retries: u32,
-    /// So many guests at once at most [default: as processors and memory allow]
+    /// The maximum number of concurrent guests [default: as processors and memory allow]
     #[arg(short, long, value_name = "N", help_heading = "Run")]
     pub(crate) jobs: Option<NonZeroUsize>,
     /// Where guests run [default: auto]
@@ -307,7 +307,7 @@ pub(crate) struct EventsArgs {
     /// From this event on, if it is still kept; 1 is the run's first
     #[arg(long, value_name = "SEQ")]
     pub(crate) from: Option<u64>,
-    /// End after so many events
+    /// End after this number of events
     #[arg(short = 'n', long, value_name = "N")]
     pub(crate) count: Option<u64>,
     /// How events are written [default: text]

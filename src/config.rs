@@ -1,8 +1,8 @@
-//! What a run is: the command line and the manifest, merged and checked.
+//! The configuration of a run: the command line and the manifest, merged and checked.
 //!
-//! A [`RunConfig`] has no defaults left to apply and no path that depends on the working directory. It goes through
-//! JSON unchanged, because the nested launcher hands it to the hyprobe inside the outer Linux, with the paths replaced
-//! by the places of the files there.
+//! A [`RunConfig`] has no defaults left to apply and no path relative to the working directory. The JSON form loses nothing: the nested
+//! launcher passes the configuration as JSON to the hyprobe inside the outer Linux, with the paths replaced by the paths of the files
+//! there.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use crate::kernel_input::KernelInput;
 pub(crate) use crate::sandbox::Sandbox;
 
-/// Everything that the engine needs to know, here or in the outer Linux.
+/// The whole configuration of the engine, here or in the outer Linux.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunConfig {
@@ -23,7 +23,7 @@ pub(crate) struct RunConfig {
     pub(crate) kernel: KernelInput,
     /// The guest's first file system.
     pub(crate) initrd: Initrd,
-    /// What the demo guest loads, in this order.
+    /// The modules loaded by the demo guest, in load order.
     pub(crate) modules: Vec<Module>,
     /// The kernel's command line.
     pub(crate) cmdline: String,
@@ -33,25 +33,25 @@ pub(crate) struct RunConfig {
     pub(crate) cpus: u8,
     /// How the kernel is started.
     pub(crate) boot: Boot,
-    /// What is probed, in the order in which it was asked for.
+    /// The probes, in the order of the requests.
     pub(crate) probes: Vec<ProbeRequest>,
     /// Functions that return before they run.
     pub(crate) injections: Vec<Injection>,
     /// Where the guest runs.
     pub(crate) accel: Accel,
-    /// What is planted.
+    /// The choice of the plant's byte.
     pub(crate) trap: TrapChoice,
-    /// Whether jumps may stand for plants.
+    /// Whether jumps may replace plants.
     pub(crate) optimise: bool,
-    /// What a hit does that there is no room to record.
+    /// The effect of a hit if the ring has no room for the record.
     pub(crate) when_full: WhenFull,
-    /// Where the guest's serial console goes. The writer that belongs to it is opened by the process that the user
-    /// started; this only says whether there is anybody to read and to type.
+    /// The target of the guest's serial console. The process started by the user opens the writer of the console; the field only says
+    /// whether output is read and input can be typed.
     pub(crate) console: Console,
     /// The guest is ended after this time, counted from its first instruction.
     pub(crate) timeout: Option<Duration>,
-    /// The socket through which the run can be controlled. The process that the user started listens there; in an
-    /// outer Linux this only says that there is one.
+    /// The control socket of the run. The process started by the user listens on the path; in an outer Linux, the path only means that a
+    /// control socket exists.
     pub(crate) control: Option<PathBuf>,
     /// Whether hyprobe and its QEMU give up rights, here and in the outer Linux.
     pub(crate) sandbox: Sandbox,
@@ -61,19 +61,19 @@ pub(crate) struct RunConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Initrd {
-    /// There is none.
+    /// No initrd.
     None,
-    /// This file.
+    /// An initrd file.
     File(PathBuf),
-    /// The demo guest, built when it is needed.
+    /// The demo guest, built when needed.
     Demo,
 }
 
-/// What only the process that the user started needs to know.
+/// The configuration used only by the process that the user started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OutputConfig {
     /// How events are written.
     pub(crate) format: Format,
-    /// Where to; standard output if nothing is said.
+    /// The output file; standard output if `None`.
     pub(crate) output: Option<PathBuf>,
 }

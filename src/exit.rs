@@ -1,6 +1,6 @@
-//! The exit code: what became of a command, for scripts.
+//! The exit code: the result of a command, for scripts.
 //!
-//! Which failure calls for which code is decided here and nowhere else.
+//! The mapping of failures to exit codes is here and nowhere else.
 
 use std::process::ExitCode;
 
@@ -29,13 +29,13 @@ const SANDBOX_HELP: &str = "`--no-sandbox` runs without it: a guest that takes h
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Exit {
-    /// It did what it was asked to.
+    /// The command did its work.
     Done = 0,
     /// An expectation failed, or a search found nothing.
     ExpectationFailed = 1,
-    /// The command line or the manifest is wrong, or names something that is.
+    /// The command line, the manifest or an input named there is wrong.
     Usage = 2,
-    /// This host cannot do it.
+    /// This host cannot execute the command.
     HostCannot = 3,
     /// The guest panicked or triple-faulted.
     GuestCrashed = 4,
@@ -46,7 +46,7 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
-    /// The code that a hyprobe in an outer Linux would have ended with.
+    /// The exit for the exit code of a hyprobe in an outer Linux.
     pub(crate) const fn from_code(code: u8) -> Self {
         match code {
             0 => Self::Done,
@@ -55,7 +55,7 @@ impl Exit {
             4 => Self::GuestCrashed,
             5 => Self::Timeout,
             6 => Self::Interrupted,
-            // A panic of ours among them.
+            // Among the other codes: a panic of hyprobe.
             _ => Self::HostCannot,
         }
     }
@@ -70,8 +70,8 @@ impl From<Exit> for ExitCode {
 impl From<GuestEnd> for Exit {
     fn from(end: GuestEnd) -> Self {
         match end {
-            // A guest that resets or halts of its own accord has come to its end; a stop was somebody's wish; an exit
-            // code is the guest's own verdict, which the summary shows.
+            // A guest that resets or halts by itself has ended normally. A stop was requested. An exit code is the guest's own verdict,
+            // shown in the summary.
             GuestEnd::Poweroff
             | GuestEnd::Reset
             | GuestEnd::Halted
@@ -84,17 +84,17 @@ impl From<GuestEnd> for Exit {
     }
 }
 
-/// What an error makes of a command.
+/// Maps an error to a command's exit code and advice.
 pub(crate) trait Failure: std::error::Error {
     /// The exit code.
     fn exit(&self) -> Exit;
 
-    /// What the user can do, if that is not part of the message.
+    /// Advice for the user, if the message contains none.
     fn help(&self) -> Option<String> {
         None
     }
 
-    /// The manifest that is to blame, which shows the spots itself.
+    /// The faulty manifest, if any. The printed manifest shows the spots of the errors.
     fn manifest(&self) -> Option<&InvalidManifest> {
         None
     }
@@ -106,7 +106,7 @@ impl Failure for RunError {
             Self::Merge(error) => error.exit(),
             Self::Guest(error) => error.exit(),
             Self::Here(error) => error.exit(),
-            // An error inside calls for the code that it would have called for here.
+            // An error inside has the exit code of the same error on this host.
             Self::Nested(LaunchError::Inner(error)) => Exit::from_code(error.exit_code),
             Self::Neither { .. }
             | Self::Qemu(_)

@@ -1,4 +1,4 @@
-//! What a run boots, read and checked before there is any machine.
+//! The files of a run, read and checked before the machine exists.
 
 use std::path::PathBuf;
 
@@ -14,13 +14,13 @@ use crate::config::{Boot, Initrd, KernelInput, RunConfig};
 use crate::images::{self, ImageError};
 use crate::kernel_input::OpenKernelError;
 
-/// Why a guest cannot be booted or probed as it was asked for.
+/// The reason why a guest cannot be booted or probed as requested.
 #[derive(Debug, Error)]
 pub(crate) enum GuestError {
     /// The kernel's file.
     #[error(transparent)]
     Kernel(#[from] OpenKernelError),
-    /// What is in it.
+    /// The contents of the kernel's file.
     #[error("cannot use {path}")]
     Contents {
         /// The kernel.
@@ -39,18 +39,18 @@ pub(crate) enum GuestError {
     /// A stock kernel, or the demo guest.
     #[error(transparent)]
     Demo(#[from] ImageError),
-    /// So much memory cannot be had.
+    /// The host cannot reserve the guest's memory.
     #[error("cannot reserve {mib} MiB for the guest")]
     Memory {
-        /// Its size.
+        /// The size of the guest's memory.
         mib: u64,
         /// The cause.
         source: vm_memory::mmap::FromRangesError,
     },
-    /// It does not fit, or not together.
+    /// The kernel, the initrd and the memory do not fit together.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// A probe whose place cannot be known before the kernel is.
+    /// A probe at an address, in a kernel that chooses its address at boot.
     #[error(transparent)]
     Moves(#[from] SessionError),
     /// A condition on the task's name.
@@ -61,12 +61,12 @@ pub(crate) enum GuestError {
         /// The injection.
         at: ProbeSpec,
     },
-    /// A probe that this kernel has no place for.
+    /// A probe that cannot be resolved in this kernel.
     #[error(transparent)]
     Probe(#[from] ResolveError),
 }
 
-/// Reads the kernel `input`: the file, the ELF of it, and what is known of it.
+/// Reads the kernel `input`. Returns the file, the ELF in the file, and the parsed kernel.
 pub(crate) fn load_kernel(
     input: &KernelInput,
     say: &dyn Fn(String),
@@ -86,16 +86,16 @@ pub(crate) fn load_kernel(
 pub(crate) struct Guest {
     /// The kernel's file.
     pub(crate) file: KernelFile,
-    /// The ELF of it.
+    /// The ELF in the kernel's file.
     pub(crate) vmlinux: Vec<u8>,
-    /// What is known of it.
+    /// The parsed kernel.
     pub(crate) kernel: Kernel,
     /// The first file system.
     pub(crate) initrd: Option<Vec<u8>>,
 }
 
 impl Guest {
-    /// Reads the files of `config`. The demo guest's parts may have to be fetched; `say` is told.
+    /// Reads the files of `config`. If a part of the demo guest has to be fetched, `say` reports the progress.
     pub(crate) fn load(config: &RunConfig, say: &dyn Fn(String)) -> Result<Self, GuestError> {
         let (file, vmlinux, kernel) = load_kernel(&config.kernel, say)?;
         let initrd = match &config.initrd {
@@ -119,7 +119,7 @@ impl Guest {
         })
     }
 
-    /// Finds out what would go wrong later and more slowly: probes without a place, and too little memory.
+    /// Finds errors that would appear later and more slowly: probes without a site, and too little memory.
     pub(crate) fn check(&self, config: &RunConfig) -> Result<(), GuestError> {
         let mut number = ProbeNumber::default();
         for probe in &config.probes {
@@ -138,8 +138,7 @@ impl Guest {
             Boot::BzImage => BootMethod::BzImage,
         };
         check_addresses(method, config.probes.iter().map(|probe| &probe.at))?;
-        // A rehearsal, because only loading knows what a kernel and its initrd need. Pages that are not written cost
-        // nothing.
+        // A trial load: only loading shows the memory needs of a kernel and an initrd. Pages without a write cost nothing.
         let memory = GuestMemoryMmap::<()>::from_ranges(&boot::ram_regions(config.memory_bytes))
             .map_err(|source| GuestError::Memory {
                 mib: config.memory_bytes >> 20,
@@ -160,7 +159,7 @@ impl Guest {
 }
 
 impl GuestError {
-    /// What to do about it.
+    /// Advice for the user.
     pub(crate) fn advice(&self) -> Option<String> {
         match self {
             Self::Probe(error) => error.help(),

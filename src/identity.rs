@@ -27,10 +27,10 @@ pub(crate) struct Account {
 #[error("write USER or USER:GROUP, names or numbers")]
 pub(crate) struct AccountError;
 
-/// hyprobe cannot become the user, or not for this command.
+/// The reason why hyprobe cannot become the user, in general or for the given command.
 #[derive(Debug, Error)]
 pub(crate) enum IdentityError {
-    /// Only root can.
+    /// Only root can become another user.
     #[error(
         "cannot become another user: hyprobe runs as the user {uid}, and only root can do that"
     )]
@@ -50,7 +50,7 @@ pub(crate) enum IdentityError {
         /// As given.
         group: String,
     },
-    /// A user by number, whose group is not known.
+    /// A user given by number, whose group is not known.
     #[error("the user {uid} is not in /etc/passwd, so its group is not known")]
     NoGroup {
         /// The user.
@@ -64,13 +64,13 @@ pub(crate) enum IdentityError {
         /// The cause.
         source: io::Error,
     },
-    /// The rights would stay.
+    /// The user is root, so all rights of root would stay.
     #[error("the user `{user}` is root, and would keep the rights of root")]
     Root {
         /// As given.
         user: String,
     },
-    /// Files of the group would stay open to it.
+    /// The group is root's, so root's files of the group would stay open to the user.
     #[error("the group of `{user}` is root's, which may read and write files of root")]
     RootGroup {
         /// As given.
@@ -114,7 +114,7 @@ pub(crate) enum IdentityError {
         /// The user.
         uid: u32,
     },
-    /// A file that is read after the change of user.
+    /// A file that is read again after the change of user.
     #[error("the user {uid} cannot read {path}, and `hyprobe test` reads it again for each boot")]
     Unreadable {
         /// The user.
@@ -125,7 +125,7 @@ pub(crate) enum IdentityError {
 }
 
 impl IdentityError {
-    /// What to do about it.
+    /// Advice for the user.
     pub(crate) fn advice(&self) -> String {
         let advice = match self {
             Self::NotRoot { .. } => "leave --user and --chroot out",
@@ -171,7 +171,7 @@ impl FromStr for Account {
     }
 }
 
-/// Where runs work as another user: nowhere but on this host's KVM.
+/// The accelerator of a run with `identity`: another user can run guests only on this host's KVM.
 pub(crate) fn place(accel: Accel, identity: Option<&Identity>) -> Result<Accel, IdentityError> {
     match (accel, identity) {
         (accel, None) => Ok(accel),
@@ -180,7 +180,7 @@ pub(crate) fn place(accel: Accel, identity: Option<&Identity>) -> Result<Accel, 
     }
 }
 
-/// The identity that `args` ask for, if they do. To be called before the process opens a file that it keeps.
+/// The identity requested by `args`, if any. The process must call the function before it opens a file that it keeps.
 pub(crate) fn find(args: &IdentityArgs) -> Result<Option<Identity>, IdentityError> {
     let Some(account) = &args.user else {
         return Ok(None);
@@ -257,7 +257,7 @@ impl Account {
     }
 }
 
-/// The lines of a file such as `/etc/passwd`, each in fields.
+/// The lines of a file in the format of `/etc/passwd`, each split into fields.
 fn fields(text: &str) -> impl Iterator<Item = Vec<&str>> {
     text.lines().map(|line| line.split(':').collect())
 }

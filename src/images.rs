@@ -19,13 +19,13 @@ const BUSYBOX: &str = "busybox-static";
 /// Why an image cannot be had.
 #[derive(Debug, Error)]
 pub(crate) enum ImageError {
-    /// It cannot be fetched.
+    /// The image cannot be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// It is no kernel.
+    /// The file is no kernel.
     #[error("{name} is a program, not a kernel")]
     NotAKernel {
-        /// Its name.
+        /// The image's name.
         name: String,
     },
     /// The demo guest cannot be put together.
@@ -49,7 +49,7 @@ impl From<CacheError> for ImageError {
 }
 
 impl ImageError {
-    /// Whether the user's choice of a name or a mirror is wrong, not this host.
+    /// Whether the user's choice of a name or a mirror is wrong, and not the host.
     pub(crate) fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -80,7 +80,7 @@ pub(crate) fn fetch_busybox(say: &dyn Fn(String)) -> Result<Image, ImageError> {
     Ok(guest_images::fetch(BUSYBOX, &|step| say(step.to_string()))?)
 }
 
-/// The demo guest's initramfs; fetches its busybox if need be.
+/// The demo guest's initramfs. Fetches busybox if the cache lacks the file.
 pub(crate) fn demo_initramfs(
     modules: &[Module],
     say: &dyn Fn(String),
@@ -91,7 +91,7 @@ pub(crate) fn demo_initramfs(
     Ok(initramfs.build()?)
 }
 
-/// The modules called `names` of a stock kernel, with what they need, in the order in which they are loaded.
+/// The modules `names` of a stock kernel and the modules needed by them, in load order.
 pub(crate) fn modules(image: &str, names: &[String]) -> Result<Vec<Module>, ImageError> {
     let image = guest_images::fetch(image, &|_| {})?;
     let names: Vec<_> = names.iter().map(String::as_str).collect();

@@ -1,7 +1,7 @@
-//! A run under judgement: what its guest does passes a [`Judge`] on its way to the user.
+//! Judges a run: a [`Judge`] sees the guest's events and console on the way to the user.
 //!
-//! vCPU threads bring events and the serial port brings the console; in a nested run, the launcher's threads do. The
-//! judge is held for as long as one of them takes to look at the expectations.
+//! vCPU threads bring events, and the serial port brings the console; in a nested run, the launcher's threads bring both. The lock of the
+//! judge is held only while a thread checks the expectations.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::config::RunConfig;
 use crate::exit::Exit;
 use crate::stop::{StopReason, StopSignal};
 
-/// Adds the probes to `config` that `expectations` need, and leaves out what this kernel need not fulfil.
+/// Adds the probes needed by `expectations` to `config`, and drops optional expectations with probes that the kernel lacks.
 pub(crate) fn admit(
     config: &mut RunConfig,
     mut expectations: Vec<Expectation>,
@@ -38,7 +38,7 @@ pub(crate) fn admit(
     expectations
 }
 
-/// A probe with its name: many probes are compared with many expectations.
+/// A probe with its name, formatted once: many probes are compared with many expectations.
 #[derive(Debug)]
 struct Named {
     probe: ProbeRequest,
@@ -52,7 +52,7 @@ impl From<ProbeRequest> for Named {
     }
 }
 
-/// Sees to it that the places of `spec` are probed once, so that each hit counts once.
+/// Probes the sites of `spec` exactly once, so each hit counts once.
 fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
     let name = spec.to_string();
     let told = |one, other| match (one, other) {
@@ -63,7 +63,7 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
         .iter()
         .any(|Named { probe, .. }| probe.at == *spec && probe.has_program())
     {
-        // The manifest has been checked: it is what the expectation is about.
+        // The manifest has been checked: the expectation is about the probe with the program.
         probes.retain(|Named { probe, .. }| probe.at != *spec || probe.has_program());
         return;
     }
@@ -110,7 +110,7 @@ struct Shared {
 }
 
 impl Judged {
-    /// The run is about to begin; `stop` ends it.
+    /// Starts the judge just before the run; `stop` ends the run.
     pub(crate) fn new(expectations: Vec<Expectation>, stop: StopSignal) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -193,7 +193,7 @@ struct JudgedConsole {
 
 impl Write for JudgedConsole {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // Whatever becomes of them, the guest has said all of them.
+        // The guest has written all bytes, even if `inner` fails.
         self.shared.feed(|judge, now| judge.console(now, bytes));
         self.inner.write_all(bytes)?;
         Ok(bytes.len())
@@ -207,15 +207,15 @@ impl Write for JudgedConsole {
 /// Whether the verdicts on a run count.
 pub(crate) fn is_judged(end: GuestEnd, stop: Option<StopReason>) -> bool {
     match (end, stop) {
-        // Of a run that failed, nothing is known.
+        // After a failed run, nothing is known.
         (GuestEnd::Failed, _) => false,
-        // What has not happened so far might have happened.
+        // A missing event could still have happened later.
         (GuestEnd::Stopped, Some(StopReason::Signal)) => false,
         _ => true,
     }
 }
 
-/// What the guest's end, the verdicts on it and the reason for a stop come to.
+/// The exit of a run, from the guest's end, the verdicts and the reason for a stop.
 pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict], stop: Option<StopReason>) -> Exit {
     if !is_judged(end, stop) {
         return match end {
@@ -226,7 +226,7 @@ pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict], stop: Option<StopReason>
     if verdicts.iter().any(|verdict| verdict.broken.is_some()) {
         return Exit::ExpectationFailed;
     }
-    // An end that was expected is no failure, whatever it is.
+    // An expected end is never a failure.
     match verdicts.iter().any(|verdict| verdict.of_the_end) {
         true => Exit::Done,
         false => Exit::from(end),

@@ -1,4 +1,4 @@
-//! The kernel that a run boots: a file that the user names, or a file of the image cache.
+//! The kernel that a run boots: a file named by the user, or a file of the image cache.
 
 use std::path::PathBuf;
 
@@ -11,9 +11,9 @@ use vmm::boot::{KernelError, KernelFile};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum KernelInput {
-    /// A file that the user names: an ELF vmlinux or a bzImage.
+    /// A file named by the user: an ELF vmlinux or a bzImage.
     File(PathBuf),
-    /// A file of the image cache; its digest is compared at each read.
+    /// A file of the image cache; each read compares the digest.
     Cached(CachedFile),
 }
 
@@ -37,7 +37,7 @@ impl KernelInput {
         }
     }
 
-    /// Reads the kernel. The bytes of a cached file are those whose digest was compared.
+    /// Reads the kernel. The digest of a cached file is compared for the returned bytes.
     ///
     /// # Errors
     ///

@@ -24,7 +24,7 @@ pub(crate) fn start(verbosity: u8) {
         .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         // The layer would panic if standard error cannot be written.
         .log_internal_errors(false);
-    // The call is the process's first, so it cannot fail.
+    // The first call in the process cannot fail.
     let _ = tracing_subscriber::registry()
         .with(filter)
         .with(lines)

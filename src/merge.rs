@@ -24,24 +24,24 @@ pub(crate) enum MergeError {
     /// Neither names a kernel.
     #[error("there is nothing to boot")]
     NoKernel,
-    /// Modules, and a kernel or an initrd that they do not belong to.
+    /// Modules together with a kernel or an initrd to which the modules do not belong.
     #[error(
         "the manifest's modules are a stock kernel's, and the built-in workload loads them: name no kernel and no \
          initrd of your own"
     )]
     Modules,
-    /// A `-p` that is no probe.
+    /// An argument of `-p` is no probe.
     #[error("`{spec}` is not a probe")]
     Probe {
-        /// What was given.
+        /// The argument.
         spec: String,
-        /// What is wrong with it.
+        /// The error in the argument.
         source: SpecError,
     },
-    /// The stock kernel that was named.
+    /// The named stock kernel cannot be used.
     #[error("cannot get the kernel {name}")]
     Image {
-        /// Its name.
+        /// The name of the kernel.
         name: String,
         /// The cause.
         source: images::ImageError,
@@ -51,13 +51,13 @@ pub(crate) enum MergeError {
     Path {
         /// The relative path.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
 }
 
 impl MergeError {
-    /// What to do about it.
+    /// Advice for the user.
     pub(crate) fn advice(&self) -> Option<String> {
         match self {
             Self::NoKernel => {
@@ -69,7 +69,7 @@ impl MergeError {
     }
 }
 
-/// What was asked for, without defaults and before anything is looked up.
+/// The requested run, without defaults and before any look-up.
 #[derive(Debug, PartialEq, Eq)]
 struct Asked {
     kernel: KernelSource,
@@ -81,19 +81,19 @@ struct Asked {
     timeout: Option<Duration>,
 }
 
-/// A run, as it is to be.
+/// The merged run.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
-    /// What runs.
+    /// The configuration of the run.
     pub(crate) config: RunConfig,
-    /// Where it is told.
+    /// The output of the run.
     pub(crate) output: OutputConfig,
-    /// What is expected of it.
+    /// The expectations of the run.
     pub(crate) expectations: Vec<Expectation>,
 }
 
-/// Reads the manifest, if there is one, and puts the command line over it. A stock kernel that is not here yet is
-/// fetched; `say` is told.
+/// Reads the manifest, if given, and puts the command line over the manifest. If a stock kernel has to be fetched, `say` reports the
+/// progress.
 pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeError> {
     let manifest = match &args.manifest {
         Some(path) => Manifest::load(path)?,

@@ -74,7 +74,7 @@ impl<M> Outbox<M> {
         }
     }
 
-    /// Posts the last message of the queue, whatever the queue's length.
+    /// Posts the last message of the queue, even to a full queue.
     pub(crate) fn post_last(&self, message: M) -> Posted {
         self.messages
             .send(message)

@@ -28,10 +28,10 @@ use crate::stop::StopSignal;
 /// Why a run came to nothing.
 #[derive(Debug, Error)]
 pub(crate) enum RunError {
-    /// What was asked for is no run.
+    /// The command line and the manifest do not make a run.
     #[error(transparent)]
     Merge(#[from] MergeError),
-    /// What was asked for cannot be booted or probed.
+    /// The guest cannot be booted or probed as requested.
     #[error(transparent)]
     Guest(#[from] GuestError),
     /// `--user` or `--chroot`.
@@ -40,9 +40,9 @@ pub(crate) enum RunError {
     /// Neither KVM nor QEMU will do.
     #[error("this host cannot run stock kernels: {kvm}")]
     Neither {
-        /// What is the matter with KVM.
+        /// The problem of KVM.
         kvm: String,
-        /// What is the matter with QEMU.
+        /// The problem of QEMU.
         source: QemuError,
     },
     /// `--accel nested` without a QEMU for it.
@@ -51,7 +51,7 @@ pub(crate) enum RunError {
     /// The control socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// Its listener.
+    /// The listener of the control socket.
     #[error("cannot listen on the control socket")]
     Clients(#[source] io::Error),
     /// The output.
@@ -72,7 +72,7 @@ pub(crate) enum RunError {
     /// The nested run.
     #[error(transparent)]
     Nested(#[from] LaunchError),
-    /// The guest ran, but what it told is not all written.
+    /// The guest ran, but a part of the output is not written.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// A thread of hyprobe has panicked.
@@ -80,7 +80,7 @@ pub(crate) enum RunError {
     Panicked(String),
 }
 
-/// Boots the guest, reports what its probes see, and says how it ended.
+/// Boots the guest, reports the hits of the probes, and returns how the guest ended.
 pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
     let progress = Progress::on_stderr();
     let result = run_with(args, &progress);
@@ -97,14 +97,14 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
         output,
         expectations,
     } = merge(args, &show)?;
-    // The user's files first: what is wrong with them is wrong on every host.
+    // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
     let expectations = admit(&mut config, expectations, &guest.kernel);
     guest.check(&config)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
     let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
     place.prepare(&show)?;
-    // Until the end of the run; what comes before the guest does waits there.
+    // The socket lives until the end of the run. Connections that arrive before the guest starts wait in the socket.
     let mut socket = match &config.control {
         Some(path) => Some(ControlSocket::bind(path)?),
         None => None,
@@ -114,7 +114,7 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     }
     let stop = StopSignal::default();
     let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
-    // Threads inherit what is given up.
+    // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
     progress.rest();
     let add = |rights: &mut _| {
         sandbox::add_run(rights, &config);
@@ -151,7 +151,7 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
         Err(error) => (None, Err(error)),
     };
     let written = reporter.finish(summary);
-    // Why there is no summary is worth more than that the output is incomplete.
+    // The reason for a missing summary is more important than the incomplete output.
     let (exit, verdicts) = end?;
     if let Some(panic) = began.first() {
         return Err(RunError::Panicked(panic));
@@ -164,7 +164,7 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     Ok(exit)
 }
 
-/// Says which expectations do not hold, or that all do.
+/// Prints the broken expectations, or that all expectations hold.
 fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
     let style = Style::for_stream(io::stderr().is_terminal());
     for Verdict {
@@ -187,7 +187,7 @@ fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
     }
 }
 
-/// What is typed to the guest, if anything is.
+/// The input for the guest, if any.
 pub(crate) fn input(console: &config::Console) -> io::Result<Option<File>> {
     match console {
         config::Console::Stdio => Ok(Some(io::stdin().as_fd().try_clone_to_owned()?.into())),

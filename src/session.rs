@@ -1,4 +1,4 @@
-//! A run on this machine's KVM.
+//! A run on the local KVM.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) enum RunFailure {
     /// The files of the run.
     #[error(transparent)]
     Guest(#[from] GuestError),
-    /// There is no KVM to run on.
+    /// The host has no usable KVM.
     #[error(transparent)]
     Host(#[from] OpenError),
     /// KVM could not be tried out.
@@ -43,10 +43,10 @@ pub(crate) enum RunFailure {
     Session(#[from] SessionError),
 }
 
-/// Reads the guest's files, boots it here and probes it until it ends, `stop` is requested, or its time is over.
+/// Reads the guest's files, boots the guest here and probes the guest until the guest ends, `stop` is requested, or the time is over.
 ///
-/// `console` takes what the guest writes to its serial line; it blocks until the bytes are on their way. The summary
-/// is returned, not sent to `sink`. `clients` may control the run.
+/// `console` takes the guest's output on the serial line, and blocks until the bytes are on their way. The summary is returned, not sent
+/// to `sink`. `clients` may control the run.
 pub(crate) fn run_here(
     config: &RunConfig,
     sink: Arc<dyn EventSink>,
@@ -58,7 +58,7 @@ pub(crate) fn run_here(
     run_guest(config, guest, &Host::open()?, sink, console, stop, clients)
 }
 
-/// The same with files that have been read already, and a KVM that is open.
+/// The same as [`run_here`], with files already read and an open KVM.
 pub(crate) fn run_guest(
     config: &RunConfig,
     guest: Guest,
@@ -79,7 +79,7 @@ pub(crate) fn run_guest(
         None => (None, sink),
     };
     let mut probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
-    // Behind the probes, so that these see the calls that do not run.
+    // The injections come after the probes, so the probes also see the calls that do not run.
     probes.extend(config.injections.iter().map(NewProbe::from));
     let session = Session::new(
         host,
@@ -166,7 +166,7 @@ impl Served {
         Ok(Self { server, hub, accel })
     }
 
-    /// Clients that read events get the summary as the last one.
+    /// Sends the summary as the last event to clients that read events.
     fn finish(self, summary: Option<&Summary>) {
         if let Some(summary) = summary {
             self.hub.event(Event::Summary(Summary {
@@ -178,7 +178,7 @@ impl Served {
     }
 }
 
-/// How often it is looked whether the run is over, so that nobody needs to wait for a stop any more.
+/// The period of the check for the run's end, after which no thread needs to wait for a stop.
 const LOOK: Duration = Duration::from_millis(100);
 
 fn end_on_request(control: &Control, stop: &StopSignal, over: &AtomicBool) {

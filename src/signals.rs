@@ -1,4 +1,4 @@
-//! ctrl-C: the first one ends the run, the second one the process.
+//! ctrl-C: the first signal ends the run, the second signal ends the process.
 
 use std::io;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use signal_hook::iterator::Signals;
 use crate::stop::{StopReason, StopSignal};
 
 const SIGNALS: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
-/// What shells report for a process that a signal has killed is this plus the signal.
+/// Shells report a process killed by a signal as this number plus the signal's number.
 const KILLED: i32 = 128;
 
-/// From now on signals request `stop` instead of killing the process; when it has been requested, they kill.
+/// Makes the first signal request `stop` instead of killing the process; later signals end the process.
 pub(crate) fn listen(stop: &StopSignal) -> io::Result<()> {
     let armed = Arc::new(AtomicBool::new(false));
     for signal in SIGNALS {
-        // In the handler itself, so that it works however stuck the process is.
+        // The handler itself ends the process, so a stuck process ends, too.
         flag::register_conditional_shutdown(signal, KILLED + signal, Arc::clone(&armed))?;
     }
     let mut signals = Signals::new(SIGNALS)?;

@@ -1,4 +1,4 @@
-//! The wish to end a run, from wherever it comes.
+//! The request to end a run, from any source.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,16 +10,16 @@ use crate::panics::Since;
 pub(crate) enum StopReason {
     /// ctrl-C, SIGTERM or SIGHUP.
     Signal,
-    /// Nobody reads the events any more: the pipe's other end is closed.
+    /// The reader of the events has closed the pipe's other end.
     OutputClosed,
-    /// An expectation is broken that says so.
+    /// An expectation with `stop = true` is broken.
     Broken,
     /// A thread of this process has panicked.
     Panicked,
 }
 
-/// A wish to end the run that any thread can express and any thread can wait for. Clones are the same wish. A panic of any thread
-/// is such a wish, too.
+/// A request to end the run: any thread can make the request, and any thread can wait for the request. Clones share the request. A panic
+/// of any thread counts as a request, too.
 #[derive(Clone, Debug)]
 pub(crate) struct StopSignal {
     shared: Arc<Shared>,
@@ -53,7 +53,7 @@ impl StopSignal {
         self.asked().or_else(|| self.panicked())
     }
 
-    /// Why somebody asked for the end. A panic asks for nothing.
+    /// The reason of the first explicit request, if any. A panic is no explicit request.
     pub(crate) fn asked(&self) -> Option<StopReason> {
         *self.lock()
     }
@@ -62,7 +62,7 @@ impl StopSignal {
         self.began.first().map(|_| StopReason::Panicked)
     }
 
-    /// Waits until the end is asked for, at most for `limit`. A panic meanwhile is seen at the limit.
+    /// Waits for a request, at most for `limit`. A panic meanwhile is seen at the limit.
     pub(crate) fn wait(&self, limit: Duration) -> Option<StopReason> {
         let (reason, _) = self
             .shared

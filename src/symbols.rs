@@ -1,4 +1,4 @@
-//! `hyprobe symbols`: what can be probed in a kernel.
+//! `hyprobe symbols`: lists the symbols of a kernel, for use in probes.
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ use crate::images::{self, ImageError};
 use crate::kernel_input::{KernelInput, OpenKernelError};
 use crate::report::Progress;
 
-/// So many names are offered when none matches.
+/// The number of similar names offered when no name matches.
 const NEAR_NAMES: usize = 8;
 
 /// Why no symbols can be shown.
 #[derive(Debug, Error)]
 pub(crate) enum SymbolsError {
-    /// The stock kernel that was named.
+    /// The named stock kernel cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// The kernel's file.
     #[error(transparent)]
     Kernel(#[from] OpenKernelError),
-    /// What is in it.
+    /// The contents of the kernel's file.
     #[error("cannot use {path}")]
     Contents {
         /// The kernel.
@@ -59,7 +59,7 @@ struct Line<'a> {
     module: Option<&'a str>,
 }
 
-/// Prints the symbols whose whole name matches, in the order of their addresses.
+/// Prints the symbols with a name that matches as a whole, in the order of the addresses.
 pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
     let progress = Progress::on_stderr();
     let table = table(args, &progress);
@@ -72,13 +72,13 @@ pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
             near: near_names(&table, &args.pattern),
         }),
         Ok(_) => Ok(Exit::Done),
-        // Whoever reads has read enough.
+        // The reader has closed the pipe: no more lines are wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
         Err(error) => Err(SymbolsError::Write(error)),
     }
 }
 
-/// A text with other characters is meant as a pattern, and is no slip of a name.
+/// The names similar to `pattern`. A text with other characters is a pattern, and not a misspelt name.
 fn near_names(table: &SymbolTable, pattern: &str) -> Vec<String> {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
     if pattern.chars().all(is_name) {

@@ -1,7 +1,7 @@
-//! Launches the outer Linux for real, with payloads that take the place of a run: what they say comes out, and whatever
-//! goes wrong in there ends with a message.
+//! Launches the outer Linux for real, with payloads in place of a run: the payloads' output arrives, and every failure inside ends with a
+//! message.
 //!
-//! The executable that the launcher puts into the outer Linux is this test, so it has a `main` of its own.
+//! The launcher puts the running executable into the outer Linux. The executable is the test, so the test has a `main` of its own.
 
 #![expect(
     dead_code,
@@ -43,7 +43,7 @@ use stop::{StopReason, StopSignal};
 const EVENTS: u64 = 20_000;
 const CONSOLE_BYTES: usize = 3 << 20;
 
-/// Stands for the command's: here no reason is shown to anybody.
+/// Replaces the command's function: in the test, no user reads the reasons.
 fn in_one_line(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
@@ -52,9 +52,9 @@ fn main() {
     if nested::is_pid_1_of_an_outer_linux() {
         nested::run_as_pid_1(payload);
     }
-    // Without it, only root may give QEMU rules for its files.
+    // Without the call, only root may give QEMU rules for files.
     confine::begin().expect("rights given up");
-    // For runners that start each test by itself.
+    // For test runners with a process for each test.
     let given = |flag: &str| std::env::args().any(|argument| argument == flag);
     if given("--list") {
         let listed = TESTS.iter().filter(|_| !given("--ignored"));
@@ -91,7 +91,7 @@ const TESTS: [(&str, fn()); 6] = [
     ),
 ];
 
-/// What runs in the outer Linux; the command line says which payload.
+/// The payload that runs in the outer Linux. The command line in `config` selects the payload.
 fn payload(
     config: &RunConfig,
     sink: Arc<dyn EventSink>,

@@ -1,4 +1,4 @@
-//! The hook for panics, in a process of its own: it sees the panics of all threads.
+//! The panic hook, in a process of its own, because the hook sees the panics of all threads.
 
 #[path = "../src/panics.rs"]
 mod panics;

@@ -1,4 +1,4 @@
-//! What the examples share: boots the kernel and initrd named on the command line with some probes, to its end.
+//! The shared part of the examples: boots the kernel and initrd named on the command line with some probes, until the guest ends.
 
 use std::path::Path;
 use std::sync::Arc;

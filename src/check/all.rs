@@ -33,7 +33,7 @@ struct Line<'a> {
     what: Option<String>,
 }
 
-/// How many functions, and how many of those that ftrace can trace.
+/// The number of functions, and of functions traceable by ftrace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 struct Tally {
     functions: usize,
@@ -75,7 +75,7 @@ impl Totals {
     }
 }
 
-/// Says of each function whether a jump can stand for a probe on its entry, and adds up.
+/// Prints for each function whether a jump can replace the probe at the entry, and adds up the results.
 pub(super) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
     let progress = Progress::on_stderr();
     let found = judged(args, &progress);
@@ -84,7 +84,7 @@ pub(super) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
     let mut out = BufWriter::new(io::stdout().lock());
     match print(&found, args.json, &mut out) {
         Ok(()) => Ok(Exit::Done),
-        // Whoever reads has read enough.
+        // The reader has closed the pipe: no more lines are wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
         Err(error) => Err(CheckError::Write(error)),
     }

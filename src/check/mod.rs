@@ -1,4 +1,4 @@
-//! `hyprobe check`: what would become of a manifest's probes, or of one on every function, by the kernel's file alone.
+//! `hyprobe check`: predicts the result of a manifest's probes, or of a probe on every function, from the kernel's file alone.
 
 mod all;
 
@@ -15,13 +15,13 @@ use crate::judged::admit;
 use crate::merge::{MergeError, merge};
 use crate::report::Progress;
 
-/// Why nothing can be said.
+/// The reason why no verdicts can be printed.
 #[derive(Debug, Error)]
 pub(crate) enum CheckError {
-    /// The manifest, or what it names.
+    /// The command line and the manifest do not make a run.
     #[error(transparent)]
     Merge(#[from] MergeError),
-    /// The guest's files, or a probe that cannot be meant.
+    /// The guest's files cannot be used, or a probe cannot be resolved.
     #[error(transparent)]
     Guest(#[from] GuestError),
     /// Standard output.
@@ -29,7 +29,7 @@ pub(crate) enum CheckError {
     Write(#[source] io::Error),
 }
 
-/// What a processor has.
+/// The number of debug registers of a processor.
 const DEBUG_REGISTERS: usize = 4;
 
 /// A line of `--json`.
@@ -44,7 +44,7 @@ struct Line<'a> {
     what: String,
 }
 
-/// Says of each probe where it would be, or why it would not be armed; or of each function whether it can be optimised.
+/// Prints for each probe the address, or the reason for a refusal; or, for each function, whether a probe can be optimised.
 pub(crate) fn check(args: &CheckArgs) -> Result<Exit, CheckError> {
     if args.all {
         return all::check(args);
@@ -106,7 +106,7 @@ fn verdicts(args: &CheckArgs, progress: &Progress) -> Result<Vec<Resolved>, Chec
     Ok(found)
 }
 
-/// `debug_registers` are those that probes before this one have taken.
+/// Builds the line of `found`. `debug_registers` counts the debug registers taken by earlier probes.
 fn line<'f>(found: &'f Resolved, debug_registers: &mut usize) -> Line<'f> {
     let (verdict, what) = match &found.place {
         Ok(place) if place.via == Via::DebugRegister => {

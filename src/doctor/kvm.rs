@@ -1,4 +1,4 @@
-//! What there is to say about this host's KVM.
+//! The checks of this host's KVM.
 
 use vmm::{
     BreakpointInjection, Capabilities, HostFacts, Int1Delivery, Int3Delivery, OpenError,
@@ -9,7 +9,7 @@ use super::Verdict::{No, Warn};
 use super::{Check, Group, Verdict};
 use crate::nested::Unusable;
 
-/// The device, and whether this user may open it.
+/// Checks that `/dev/kvm` exists, and that the user may open the device.
 pub(super) fn device<T>(opened: &Result<T, OpenError>) -> Vec<Check> {
     let device = Check::new(Group::Device, "device", "/dev/kvm");
     let permission = Check::new(Group::Device, "permission", "permission");
@@ -31,7 +31,7 @@ pub(super) fn device<T>(opened: &Result<T, OpenError>) -> Vec<Check> {
     vec![device, permission.found("read and write")]
 }
 
-/// What KVM says it can do.
+/// The capabilities that KVM reports.
 pub(super) fn capabilities(host: &Capabilities) -> Vec<Check> {
     let check = |id, name, has: bool, without: &str| {
         let check = Check::new(Group::Capabilities, id, name);
@@ -66,7 +66,7 @@ pub(super) fn capabilities(host: &Capabilities) -> Vec<Check> {
     ]
 }
 
-/// What KVM did when it was tried.
+/// The results of KVM's self-test.
 pub(super) fn self_test(facts: &Result<HostFacts, Unusable>) -> Vec<Check> {
     match facts {
         Ok(facts) => facts_checks(facts),
@@ -88,7 +88,7 @@ fn facts_checks(facts: &HostFacts) -> Vec<Check> {
             check.found("does not work").verdict(otherwise, means)
         }
     };
-    // One of the two is enough.
+    // Either of the two traps is enough.
     let (int3, port) = (facts.int3.is_usable(), facts.port.is_usable());
     let planted = |check: Check, own: bool, other: bool, instead: &str| match (own, other) {
         (true, _) => check,

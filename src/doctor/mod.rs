@@ -1,4 +1,4 @@
-//! `hyprobe doctor`: what this host can do, and what hyprobe will therefore use.
+//! `hyprobe doctor`: reports the abilities of this host, and hyprobe's choices for a run.
 
 mod kvm;
 mod nested;
@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::nested::{Choice, Qemu, Unusable, choose};
 use crate::report::Style;
 
-/// Why nothing can be said.
+/// The reason why no findings can be printed.
 #[derive(Debug, Error)]
 pub(crate) enum DoctorError {
     /// Standard output.
@@ -24,31 +24,31 @@ pub(crate) enum DoctorError {
     Write(#[source] io::Error),
 }
 
-/// What a finding means for hyprobe.
+/// The consequence of a finding for hyprobe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
-    /// As it should be.
+    /// The finding is as expected.
     Ok,
-    /// Something is done in another way, or not at all.
+    /// hyprobe does a part of the work in another way, or not at all.
     Warn,
-    /// Nothing runs because of it.
+    /// Because of the finding, nothing runs.
     No,
 }
 
-/// What was looked at.
+/// The group of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Group {
     /// `/dev/kvm` itself.
     Device,
-    /// What KVM says it can do.
+    /// The capabilities that KVM reports.
     Capabilities,
-    /// What it does when it is tried.
+    /// KVM's behaviour in the self-test.
     SelfTest,
-    /// What nested runs need.
+    /// The requirements of nested runs.
     Nested,
-    /// What confines a run.
+    /// The mechanisms that confine a run.
     Sandbox,
 }
 
@@ -90,17 +90,17 @@ impl Check {
     }
 }
 
-/// Everything that was found out.
+/// All findings.
 #[derive(Debug, Serialize)]
 struct Report {
     checks: Vec<Check>,
-    /// What `--accel auto` takes: `kvm`, `nested`, or neither.
+    /// The choice of `--accel auto`: `kvm`, `nested`, or `None` for neither.
     accel: Option<&'static str>,
-    /// Why, in a sentence.
+    /// The reason, in a sentence.
     why: String,
 }
 
-/// Looks at the host and prints what it found. It is a failure when nothing runs here.
+/// Checks the host and prints the findings. If nothing can run here, the exit is a failure.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<Exit, DoctorError> {
     let report = examine();
     let mut out = io::stdout().lock();

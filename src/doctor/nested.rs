@@ -1,4 +1,4 @@
-//! What nested runs need.
+//! The checks of the requirements of nested runs.
 
 use super::Verdict::Warn;
 use super::{Check, Group};

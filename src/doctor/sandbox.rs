@@ -1,4 +1,4 @@
-//! What confines a run on this host.
+//! The checks of the mechanisms that confine a run on this host.
 
 use confine::{Landlock, has_filters, landlock};
 use rustix::process::geteuid;

@@ -1,8 +1,8 @@
 //! The outer Linux, from QEMU's start until the run inside begins.
 //!
-//! Now and then it comes to nothing: it has been seen to say no word for two minutes, on a host on which the same boot takes
-//! three seconds, and QEMU has been seen to abort by an assertion of its own (`docs/nested.md`). The guest has not run by then and
-//! nobody has been told anything, so QEMU is started again.
+//! Some boots fail: an outer Linux has been silent for two minutes, on a host where the same boot takes three seconds, and QEMU has
+//! aborted by an assertion of its own (`docs/nested.md`). By then the guest has not run and nothing has been reported, so QEMU is started
+//! again.
 
 use std::fmt;
 use std::io;
@@ -18,24 +18,24 @@ use super::qemu::Qemu;
 use super::tail::Tail;
 use crate::stop::StopSignal;
 
-/// How long each start may take. Two seconds, if the host has nothing else to do.
+/// The limit of each start. On an idle host, a start takes two seconds.
 pub(super) const LIMITS: [Duration; 2] = [Duration::from_secs(60), BOOT_LIMIT];
 
 /// Why QEMU could not be started.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BootError {
-    /// It could not be executed.
+    /// QEMU could not be executed.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// This process is short of something.
+    /// This process cannot start a thread.
     #[error("cannot start a thread for a port of the outer Linux")]
     Thread(#[source] io::Error),
 }
 
-/// What has come of a start.
+/// The result of a start.
 #[derive(Debug)]
 enum CameUp {
-    /// There is something to tell.
+    /// The run inside has reported, a port is damaged, a stop was requested, or QEMU ended without a crash.
     Yes,
     /// Nothing within the limit.
     Late,
@@ -62,7 +62,7 @@ impl fmt::Display for GivenUp {
     }
 }
 
-/// A QEMU whose control port, serial line and standard error are followed. What comes out of the other ports waits there.
+/// A QEMU with threads for the control port, the serial line and standard error. The output of the other ports waits in the ports.
 #[derive(Debug)]
 pub(super) struct Booting {
     pub(super) running: Running,
@@ -99,7 +99,7 @@ impl Booting {
         })
     }
 
-    /// Waits until the run inside says something, or nothing can come any more.
+    /// Waits for a report of the run inside, for a stop request or for QEMU's end, at most for `limit`.
     fn comes_up(&mut self, limit: Duration, stop: &StopSignal) -> CameUp {
         loop {
             // Behind the threads' ends, nothing more can arrive.
@@ -120,7 +120,7 @@ impl Booting {
             }
             match ended {
                 Some(status) if self.running.has_crashed() => return CameUp::Crashed(status),
-                // The outer Linux has switched itself off, or QEMU refuses its options: so it would again.
+                // The outer Linux has powered off, or QEMU refuses the options: another start would end in the same way.
                 Some(_) => return CameUp::Yes,
                 None => (),
             }
@@ -135,16 +135,16 @@ impl Booting {
     fn give_up(mut self) {
         self.running.kill();
         for follower in self.followers {
-            // A follower that panicked has said so on standard error.
+            // The panic of a follower is already on standard error.
             let _ = follower.join();
         }
     }
 }
 
-/// Starts QEMU, and again if QEMU crashes or the outer Linux does not come up within the first of `limits`, and so on. The last
-/// that is started is what comes out, be it up or not. `again` is told of each that was given up.
+/// Starts QEMU. If QEMU crashes or the outer Linux does not come up within the first of `limits`, the function starts QEMU again with the
+/// next limit, and so on. The last start is returned, up or not. Each start given up is passed to `again`.
 ///
-/// QEMU dies with the calling *thread*, which must therefore be the one that waits for the run.
+/// QEMU dies with the calling *thread*, so the caller must be the thread that waits for the run.
 pub(super) fn boot(
     qemu: &Qemu,
     machine: &Machine<'_>,
@@ -184,7 +184,7 @@ mod tests {
     use super::*;
     use crate::config::Sandbox;
 
-    /// Stands in for QEMU: does FIRST the first time, and then says what the outer Linux would.
+    /// A script in QEMU's place: runs FIRST at the first start, and then writes the first message of the outer Linux.
     const SCRIPT: &str = r#"#!/bin/bash
 case "$*" in --version | *help) echo "QEMU emulator version 10.0.0"; exit;; esac
 if [ ! -e "$0.tried" ]; then : >"$0.tried"; FIRST; fi
@@ -195,7 +195,7 @@ echo '{"started":{"uptime_ms":7}}' >&"$fd"
 exec sleep 60
 "#;
 
-    /// Boots with the script in QEMU's place; returns what was given up before the boot.
+    /// Boots with the script in QEMU's place. Returns the start given up before the boot.
     fn boot_after(first: &str) -> GivenUp {
         let folder = tempfile::tempdir().expect("tempdir");
         let path = folder.path().join("qemu");

@@ -6,13 +6,13 @@ use vmm::{HostFacts, OpenError, SelfTestError};
 
 use super::qemu::{Qemu, QemuError};
 
-/// Why this host's KVM could not be looked at.
+/// The reason why this host's KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// It cannot be opened.
+    /// KVM cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// It refuses what every KVM must do.
+    /// KVM refuses a request that every KVM must support.
     #[error(transparent)]
     SelfTest(#[from] SelfTestError),
 }
@@ -27,16 +27,16 @@ pub(crate) enum Choice {
     },
     /// In an outer Linux.
     Nested {
-        /// Which QEMU emulates it.
+        /// The QEMU that emulates the outer Linux.
         qemu: Qemu,
         /// Why.
         reason: String,
     },
     /// Stock kernels cannot be run here, for two reasons.
     Neither {
-        /// What is the matter with this host's KVM.
+        /// The problem of this host's KVM.
         kvm: String,
-        /// What is the matter with QEMU.
+        /// The problem of QEMU.
         qemu: QemuError,
     },
 }
@@ -53,7 +53,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Takes KVM when it opens, harms no guest and its ring 0 runs at hardware speed, else nested. `qemu` is asked only then.
+/// Chooses KVM if KVM opens, harms no guest and runs ring 0 at hardware speed, else nested. `qemu` is called only in the second case.
 pub(crate) fn choose(
     kvm: &Result<HostFacts, Unusable>,
     qemu: impl FnOnce() -> Result<Qemu, QemuError>,

@@ -1,8 +1,7 @@
 //! Starting QEMU.
 //!
-//! Everything that QEMU is given is an inherited file descriptor: the kernel and the initramfs are files in memory, the
-//! ports are socket pairs. So nothing is left in a file system, nobody else can connect, and the end of either process
-//! is the end of the stream for the other.
+//! QEMU gets only inherited file descriptors: the kernel and the initramfs are files in memory, and the ports are socket pairs. So no file
+//! is left in a file system, no other process can connect, and the end of either process is the end of the stream for the other.
 
 #![expect(
     unsafe_code,
@@ -27,18 +26,18 @@ use super::protocol::Port;
 use super::qemu::Qemu;
 use crate::config::Sandbox;
 
-/// For the kernel of the outer Linux.
+/// The command line of the outer Linux's kernel.
 ///
-/// - it says what it does: it costs no time, and is what is known of a boot that comes to nothing.
-/// - panic: at once, and not a wait for nobody; `-no-reboot` turns the reset into QEMU's end.
+/// - The kernel logs to the console: the log costs no time, and explains a failed boot.
+/// - panic: the reset comes at once, since a wait would help no user; `-no-reboot` turns the reset into QEMU's end.
 /// - no mitigations: TCG does not speculate.
-/// - the TSC is what TCG derives it from, so it need not be calibrated or watched.
+/// - TCG derives the TSC from the host's TSC, so the kernel need not calibrate or watch the TSC.
 /// - the crypto self-tests and the policies of security modules only cost time here.
-/// - init, and so every guest, keeps off the first CPU, whose state QEMU's other CPUs damage (`docs/nested.md`).
+/// - init, and so every guest, keeps off the first CPU, because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 mitigations=off tsc=reliable no_timer_check \
                             cryptomgr.notests=1 random.trust_cpu=on rcupdate.rcu_expedited=1 lsm= isolcpus=0";
 
-/// Signals that a program causes itself. SIGKILL is somebody's decision: the user's, or that of a host without memory.
+/// Signals caused by the program itself. SIGKILL comes from outside: from the user, or from a host without memory.
 const CRASHES: [Signal; 5] = [
     Signal::ABORT,
     Signal::SEGV,
@@ -47,16 +46,16 @@ const CRASHES: [Signal; 5] = [
     Signal::FPE,
 ];
 
-/// Variables that reach the hyprobe inside: the kernel hands what it does not know to init as its environment.
+/// Variables that reach the hyprobe inside: the kernel puts unknown parameters of the command line into init's environment.
 const PASSED_VARIABLES: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 
 /// Why QEMU could not be started.
 #[derive(Debug, Error)]
 pub(crate) enum StartError {
-    /// No memory or no file descriptors for what QEMU is given.
+    /// No memory or no file descriptors for QEMU's inputs.
     #[error("cannot prepare {what} for QEMU")]
     Prepare {
-        /// What.
+        /// The missing input.
         what: &'static str,
         /// The cause.
         source: io::Error,
@@ -64,10 +63,10 @@ pub(crate) enum StartError {
     /// The rules for QEMU's files.
     #[error(transparent)]
     Files(#[from] FileError),
-    /// It cannot be executed.
+    /// QEMU cannot be executed.
     #[error("cannot start {qemu}")]
     Spawn {
-        /// Which one.
+        /// The program.
         qemu: Qemu,
         /// The cause.
         source: io::Error,
@@ -79,7 +78,7 @@ pub(crate) enum StartError {
 pub(super) struct Machine<'a> {
     /// An ELF vmlinux with a PVH entry.
     pub(super) kernel: &'a [u8],
-    /// Its initramfs.
+    /// The outer Linux's initramfs.
     pub(super) initramfs: &'a [u8],
     /// CPUs.
     pub(super) cpus: u8,
@@ -89,7 +88,7 @@ pub(super) struct Machine<'a> {
     pub(super) sandbox: Sandbox,
 }
 
-/// A QEMU that has been started. Dropping it kills it.
+/// A started QEMU. Dropping the value kills QEMU.
 #[derive(Debug)]
 pub(super) struct Running {
     child: Child,
@@ -100,18 +99,18 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// This end of a port. A port can be taken once.
+    /// Takes hyprobe's end of a port. A port can be taken once.
     pub(super) fn take_port(&mut self, port: Port) -> UnixStream {
         let taken = self.ports[port as usize].take();
         taken.expect("each port is taken once")
     }
 
-    /// What the outer Linux writes to its serial line.
+    /// The output of the outer Linux on the serial line.
     pub(super) fn take_serial(&mut self) -> UnixStream {
         self.serial.take().expect("the serial line is taken once")
     }
 
-    /// What QEMU itself has to say.
+    /// The standard error of QEMU.
     pub(super) fn take_stderr(&mut self) -> impl io::Read + Send + use<> {
         self.child
             .stderr
@@ -119,22 +118,22 @@ impl Running {
             .expect("stderr is a pipe and is taken once")
     }
 
-    /// How QEMU ended, if it has.
+    /// The exit status of QEMU, if QEMU has ended.
     pub(super) fn ended(&mut self) -> Option<String> {
         let status = self.child.try_wait().ok()??;
         Some(status.to_string())
     }
 
-    /// Whether QEMU was ended by a signal of its own making.
+    /// Whether a signal of QEMU's own making has ended QEMU.
     pub(super) fn has_crashed(&mut self) -> bool {
         let status = self.child.try_wait().ok().flatten();
         let signal = status.and_then(|status| status.signal());
         signal.is_some_and(|signal| CRASHES.map(Signal::as_raw).contains(&signal))
     }
 
-    /// Ends QEMU; the other ends of the ports are at their end then.
+    /// Ends QEMU. Reads from the ports then reach the end of the stream.
     pub(super) fn kill(&mut self) {
-        // An error means that it is gone already.
+        // An error means that QEMU has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -148,7 +147,7 @@ impl Drop for Running {
 
 /// Starts QEMU.
 ///
-/// QEMU dies with the calling *thread*, which must therefore be the one that waits for the run.
+/// QEMU dies with the calling *thread*, so the caller must be the thread that waits for the run.
 pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, StartError> {
     let kernel = in_memory("the outer kernel", machine.kernel)?;
     let initramfs = in_memory("the outer initramfs", machine.initramfs)?;
@@ -222,7 +221,7 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
         qemu: qemu.clone(),
         source,
     })?;
-    // `command` owns their ends of the sockets; they must be closed here, or there would be no end of stream.
+    // `command` owns QEMU's ends of the sockets. Without the drop, the streams would have no end.
     drop(command);
     Ok(Running {
         child,
@@ -241,7 +240,7 @@ fn machine_arguments(machine: &Machine<'_>) -> Vec<String> {
 }
 
 fn command_line(tsc_khz: u64, variable: impl Fn(&str) -> Option<String>) -> String {
-    // Measured here, since the outer Linux measures it wrongly on a busy host: its clock would be wrong.
+    // The frequency is measured on the host: on a busy host, the outer Linux would measure a wrong value, and have a wrong clock.
     let mut line = format!("{COMMAND_LINE} tsc_early_khz={tsc_khz}");
     for name in PASSED_VARIABLES {
         let plain = |value: &String| value.chars().all(|c| c.is_ascii_graphic() && c != '"');

@@ -1,4 +1,4 @@
-//! This executable, as the outer Linux gets it.
+//! The executable of this process, prepared for the outer Linux.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,17 +9,17 @@ const ELF_HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_INTERP: u32 = 3;
-/// Where the ELF header has the section table's offset; its entry size, count and name index are in the last 6 bytes.
+/// The place of the section table's offset in the ELF header; the entry size, count and name index are in the last 6 bytes.
 const SECTION_TABLE_OFFSET_AT: usize = 40;
 const SECTION_TABLE_SHAPE_AT: usize = 58;
 
 /// Why this executable cannot be the outer Linux's init.
 #[derive(Debug, Error)]
 pub(crate) enum ExecutableError {
-    /// It cannot be found or read.
+    /// The executable cannot be found or read.
     #[error("cannot read hyprobe's own executable, which runs in the outer Linux")]
     Read(#[source] io::Error),
-    /// It needs a dynamic linker and libraries, which the outer Linux does not have.
+    /// The executable needs a dynamic linker and libraries, which the outer Linux does not have.
     #[error(
         "{} is dynamically linked, so it cannot run in the outer Linux: build it static, as the .cargo/config.toml of \
          the sources does (RUSTFLAGS='-C target-feature=+crt-static' cargo build --target x86_64-unknown-linux-gnu)",
@@ -29,7 +29,7 @@ pub(crate) enum ExecutableError {
         /// The executable.
         path: PathBuf,
     },
-    /// It is not what Linux can execute.
+    /// Linux cannot execute the file.
     #[error("{} is no x86-64 ELF executable", path.display())]
     NotElf {
         /// The executable.
@@ -37,25 +37,25 @@ pub(crate) enum ExecutableError {
     },
 }
 
-/// The bytes of this process's executable, without what is not loaded.
+/// The bytes of this process's executable, without the parts that are not loaded.
 ///
 /// # Errors
 ///
-/// It cannot be read, or is not static.
+/// The executable cannot be read, or is not static.
 pub(crate) fn own_executable() -> Result<Vec<u8>, ExecutableError> {
-    // Through /proc the file is found even if it was replaced by a newer build meanwhile.
+    // Through /proc, the file is found even if a newer build has replaced the file meanwhile.
     let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Read)?;
     let path = std::env::current_exe().map_err(ExecutableError::Read)?;
     loadable_part(bytes, &path)
 }
 
-/// Cuts off what lies behind the last loaded segment: debug information and symbols, most of a development build.
+/// Cuts off the bytes behind the last loaded segment: debug information and symbols, most of a development build.
 fn loadable_part(mut elf: Vec<u8>, path: &Path) -> Result<Vec<u8>, ExecutableError> {
     let refused = || ExecutableError::NotElf {
         path: path.to_owned(),
     };
     let end = loaded_end(&elf, path)?;
-    // Sections are for linkers and debuggers; a table that points behind the end would be damage.
+    // Sections are for linkers and debuggers. A table pointing behind the end would be damage.
     elf.get_mut(SECTION_TABLE_OFFSET_AT..SECTION_TABLE_OFFSET_AT + 8)
         .ok_or_else(refused)?
         .fill(0);

@@ -1,4 +1,4 @@
-//! A nested run, seen from outside: starts QEMU, passes everything on, and sees to it that there is an end.
+//! A nested run, seen from outside: starts QEMU, passes all data on, and ensures an end of the run.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ use crate::stop::StopSignal;
 /// As much of the outer Linux's last words as fits below an error.
 const TAIL_LINES: usize = 25;
 
-/// What a nested run can do no better than to report.
+/// The error of a nested run.
 #[derive(Debug, Error)]
 pub(crate) enum LaunchError {
     /// The outer Linux could not be put together.
@@ -39,43 +39,43 @@ pub(crate) enum LaunchError {
     /// QEMU could not be started.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// This process is short of something.
+    /// This process cannot start a thread.
     #[error("cannot start a thread for a port of the outer Linux")]
     Thread(#[source] io::Error),
-    /// The run inside failed, for this reason.
+    /// The run inside failed, with the given error.
     #[error(transparent)]
     Inner(#[from] InnerFailure),
-    /// QEMU ended, and the run inside has not said why.
+    /// QEMU ended, and the run inside has not reported a reason.
     #[error("QEMU ended ({status}) before the nested run did{said}")]
     Ended {
-        /// Its exit status.
+        /// QEMU's exit status.
         status: String,
-        /// What it and the outer Linux said last.
+        /// The last output of QEMU and of the outer Linux.
         said: LastWords,
     },
     /// The outer Linux did not come up.
     #[error("the outer Linux has not started hyprobe after {} s, nor when it was booted before; is this host \
              overloaded?{said}", after.as_secs())]
     NotBooted {
-        /// The time it had at last.
+        /// The duration of the last boot.
         after: Duration,
-        /// What it said last.
+        /// The last output of QEMU and of the outer Linux.
         said: LastWords,
     },
-    /// The run did not end when it was asked to.
+    /// The run did not end after a stop request.
     #[error("the nested run did not end when it was asked to, and was killed{said}")]
     NotStopped {
-        /// What the outer Linux said last.
+        /// The last output of QEMU and of the outer Linux.
         said: LastWords,
     },
     /// A port's contents are damaged.
     #[error("the {} port of the outer Linux cannot be used{said}", port.name())]
     Port {
-        /// Which one.
+        /// The port.
         port: Port,
         /// The cause.
         source: LineError,
-        /// What the outer Linux said last.
+        /// The last output of QEMU and of the outer Linux.
         said: LastWords,
     },
     /// Some of the output is missing.
@@ -90,7 +90,7 @@ pub(crate) enum LaunchError {
     },
 }
 
-/// What QEMU and the outer Linux said last, as the end of an error message.
+/// The last output of QEMU and of the outer Linux, as the end of an error message.
 #[derive(Debug)]
 pub(crate) struct LastWords(String);
 
@@ -106,14 +106,14 @@ impl fmt::Display for LastWords {
     }
 }
 
-/// What a launch does, for a progress line.
+/// A step of a launch, for a progress line.
 #[derive(Debug)]
 pub(crate) enum Step<'a> {
     /// An image is being fetched.
     Fetching(&'a guest_images::Progress<'a>),
     /// QEMU is started.
     Booting(&'a Qemu),
-    /// It is started again: nothing has come of it.
+    /// QEMU is started again, because a start was given up.
     Again(&'a GivenUp),
     /// The run inside begins.
     Running {
@@ -139,19 +139,19 @@ impl fmt::Display for Step<'_> {
     }
 }
 
-/// What a nested run is connected to.
+/// The connections of a nested run.
 pub(crate) struct Outside<'a> {
     /// Receives hits and notes, on a thread of the launcher.
     pub(crate) sink: Arc<dyn EventSink>,
-    /// Receives what the guest writes to its serial line.
+    /// Receives the guest's output on the serial line.
     pub(crate) console: Box<dyn Write + Send>,
-    /// What is typed to it.
+    /// The input for the guest's serial line.
     pub(crate) input: Option<File>,
     /// Ends the run.
     pub(crate) stop: StopSignal,
-    /// Control it from inside, if there are to be any.
+    /// The clients that control the run inside; `None` without a control socket.
     pub(crate) clients: Option<Incoming>,
-    /// Is told of every step.
+    /// Receives every step.
     pub(crate) progress: &'a dyn Fn(&Step<'_>),
 }
 
@@ -166,13 +166,13 @@ impl fmt::Debug for Outside<'_> {
     }
 }
 
-/// Boots the guest in an outer Linux and probes it until it ends, `stop` is requested, or its time is over.
+/// Boots the guest in an outer Linux and probes the guest until the guest ends, `stop` is requested, or the time is over.
 ///
-/// Blocks the calling thread, with which QEMU dies. The summary is returned, not sent to the sink.
+/// Blocks the calling thread. QEMU dies with the calling thread. The summary is returned, not sent to the sink.
 ///
 /// # Errors
 ///
-/// See [`LaunchError`]; QEMU is gone then, too.
+/// See [`LaunchError`]; after an error, QEMU has ended, too.
 pub(crate) fn launch(
     qemu: &Qemu,
     config: &RunConfig,
@@ -224,11 +224,11 @@ struct Watch<'a> {
     followers: Vec<JoinHandle<()>>,
     tail: Tail,
     clients: Option<Outer>,
-    // Dropped with the rest: it ends by itself only when nothing can be typed any more.
+    // Dropped with the rest: the typing ends by itself only at the end of the input.
     _typing: Option<Typing>,
 }
 
-/// What of [`Outside`] is not given away to a thread.
+/// The parts of [`Outside`] that no thread takes over.
 struct Watched<'a> {
     stop: StopSignal,
     progress: &'a dyn Fn(&Step<'_>),
@@ -330,7 +330,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Tells the run inside something. If it cannot be told, the deadline for its answer passes.
+    /// Sends `message` to the run inside. If the message cannot be sent, the deadline for the answer passes.
     fn send(&mut self, message: ToInner) {
         let line = serde_json::to_string(&message).map(|line| line + "\n");
         let sent = line
@@ -341,7 +341,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// Ends QEMU and its threads, and says what came of it.
+    /// Ends QEMU and the follower threads, and returns the result of the run.
     fn result(
         mut self,
         over: Over,
@@ -352,7 +352,7 @@ impl<'a> Watch<'a> {
         self.running.kill();
         self.inbox.note_ending();
         for follower in self.followers.drain(..) {
-            // A follower that panicked has said so on standard error.
+            // The panic of a follower is already on standard error.
             let _ = follower.join();
         }
         if let Some(clients) = self.clients.take() {
@@ -398,7 +398,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The summary of a run that was stopped before its guest's first instruction.
+/// The summary of a run stopped before the guest's first instruction.
 fn not_begun(config: &RunConfig) -> Summary {
     let pending = |probe: &probes::ProbeRequest| ProbeSummary {
         probe: probe.at.to_string(),

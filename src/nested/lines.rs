@@ -11,13 +11,13 @@ pub(crate) enum LineError {
     /// The other end cannot be read.
     #[error("cannot read from it")]
     Read(#[from] io::Error),
-    /// The line does not end where it must.
+    /// The line exceeds the limit.
     #[error("a line of it is longer than {limit} bytes")]
     TooLong {
         /// The limit.
         limit: u64,
     },
-    /// The line is something else.
+    /// The line cannot be parsed.
     #[error("a line of it is not what it should be: {start:?}")]
     Parse {
         /// The beginning of the line.
@@ -27,7 +27,7 @@ pub(crate) enum LineError {
     },
 }
 
-/// One line of at most `limit` bytes as a `T`, with its length; `None` at the end. `buffer` is working space.
+/// Reads a line of at most `limit` bytes as a `T`, with the line's length; `None` at the end. `buffer` is working space.
 pub(super) fn read_line<T: DeserializeOwned>(
     input: &mut impl BufRead,
     buffer: &mut Vec<u8>,

@@ -1,20 +1,20 @@
-//! `--accel nested`: the same run, one machine further in, for hosts without hardware virtualisation.
+//! `--accel nested`: the same run inside another machine, for hosts without hardware virtualisation.
 //!
-//! QEMU's TCG emulates a machine with SVM in it. A small stock Linux boots there, the *outer* Linux, with kvm_amd and,
-//! as its pid 1, this very executable: hyprobe is one static file, so that it can. Inside it finds the kernel, the
-//! initrd and the [`RunConfig`](crate::config::RunConfig) in its initramfs and does an ordinary run on the outer
-//! Linux's `/dev/kvm`. What it has to tell travels through virtio-serial ports.
+//! QEMU's TCG emulates a machine with SVM. The *outer* Linux boots there: a small stock Linux with kvm_amd and, as pid 1, this executable.
+//! hyprobe is a single static file, so the outer Linux can execute hyprobe without libraries. The hyprobe inside finds the kernel, the
+//! initrd and the [`RunConfig`](crate::config::RunConfig) in the initramfs and does an ordinary run on the outer Linux's `/dev/kvm`. The
+//! output travels through virtio-serial ports.
 //!
 //! - [`choose`]: KVM or nested, and why.
-//! - `qemu`, `command`: which QEMU, and how it is started.
-//! - `outer`, `executable`: what the outer Linux consists of.
-//! - `protocol`, `lines`: what passes through the ports.
+//! - `qemu`, `command`: the choice and the start of QEMU.
+//! - `outer`, `executable`: the parts of the outer Linux.
+//! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
 //!
-//! Clients of the control socket come in through a port of their own: see [`control::mux`].
+//! Clients of the control socket come in through a separate port: see [`control::mux`].
 //!
-//! `docs/nested.md` follows a byte from the guest to the terminal, and every failure to its message.
+//! `docs/nested.md` follows a byte from the guest to the terminal, and each failure to its message.
 
 mod boot;
 mod choice;

@@ -1,4 +1,4 @@
-//! What the outer Linux consists of: a stock kernel, four modules, this executable, and the run.
+//! The parts of the outer Linux: a stock kernel, modules, this executable, and the run.
 
 use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
 use thiserror::Error;
@@ -10,17 +10,17 @@ use crate::kernel_input::OpenKernelError;
 /// The kernel of the outer Linux, in the catalog of images.
 pub(crate) const IMAGE: &str = "debian-6.1";
 const BUSYBOX: &str = "busybox-static";
-/// virtio first, so that whatever fails later can be reported through a port. TCG has SVM and no VMX.
+/// virtio comes first, so later failures can be reported through a port. TCG has SVM and no VMX.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
 
-/// Where everything lies in the outer Linux.
+/// The path of the run's configuration in the outer Linux.
 pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
-/// The names of the modules in the order in which they are loaded, a line each.
+/// The list of the modules' paths in load order, a line each.
 pub(super) const MODULES_PATH: &str = "/hyprobe/modules";
 const KERNEL_PATH: &str = "/hyprobe/kernel";
 const INITRD_PATH: &str = "/hyprobe/initrd";
 
-/// What Linux, hyprobe and its copy of the guest's kernel with its symbols take.
+/// The memory of Linux, of hyprobe, and of hyprobe's copy of the guest's kernel with the symbols.
 const OVERHEAD_BYTES: u64 = 512 << 20;
 
 /// Why the outer Linux could not be put together.
@@ -34,7 +34,7 @@ pub(crate) enum OuterError {
         /// The cause.
         source: FetchError,
     },
-    /// This executable cannot run there.
+    /// This executable cannot run in the outer Linux.
     #[error(transparent)]
     Executable(#[from] ExecutableError),
     /// A module is missing.
@@ -57,21 +57,21 @@ pub(crate) enum OuterError {
     Config(#[from] serde_json::Error),
 }
 
-/// All that QEMU needs to be given.
+/// The inputs of QEMU.
 #[derive(Debug)]
 pub(super) struct Outer {
-    /// An ELF vmlinux: QEMU enters it directly, which saves the outer Linux from unpacking itself under emulation.
+    /// An ELF vmlinux: QEMU enters the vmlinux directly, so the outer Linux need not unpack a kernel under emulation.
     pub(super) kernel: Vec<u8>,
     /// Not compressed: copying is cheap under emulation, unpacking is not.
     pub(super) initramfs: Vec<u8>,
     /// RAM.
     pub(super) memory_mib: u64,
-    /// CPUs; at least two, since the first one stays idle.
+    /// CPUs; at least two, since the first CPU stays idle.
     pub(super) cpus: u8,
 }
 
 impl Outer {
-    /// Puts together what runs `config`. May fetch a kernel, which takes a minute; `progress` is told then.
+    /// Assembles the outer Linux for `config`. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Outer {
         config: &RunConfig,
         progress: &dyn Fn(&Progress<'_>),
     ) -> Result<Self, OuterError> {
-        // What can be wrong with the user's files is found out before anything is fetched.
+        // Errors in the user's files are found before a download.
         let mut files = Initramfs::with_devices();
         let mut inner = config.clone();
         inner.accel = Accel::Kvm;
@@ -134,7 +134,7 @@ impl Outer {
     }
 }
 
-/// Fetches the kernel of the outer Linux, if it is not in the cache.
+/// Fetches the kernel of the outer Linux, unless the cache has the kernel.
 ///
 /// # Errors
 ///
@@ -150,7 +150,7 @@ fn fetch(
     guest_images::fetch(image, progress).map_err(|source| OuterError::Fetch { image, source })
 }
 
-/// The guest's kernel as the run inside gets it: unpacked, unless the guest is to do that itself.
+/// The guest's kernel for the run inside: unpacked, unless the guest is to unpack the kernel.
 fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
     match config.boot {
         Boot::Direct => vmlinux(&config.kernel),
@@ -162,7 +162,7 @@ fn vmlinux(kernel: &KernelInput) -> Result<Vec<u8>, OpenKernelError> {
     Ok(kernel.open()?.vmlinux()?.into_owned())
 }
 
-/// The guest's RAM, the initramfs twice (as it is loaded, and as it is unpacked), and what runs there.
+/// The guest's RAM, the initramfs twice (as loaded, and as unpacked), and the memory of Linux and hyprobe.
 fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
     let initramfs = u64::try_from(initramfs_bytes).unwrap_or(u64::MAX);
     guest_bytes
@@ -171,8 +171,8 @@ fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
         .div_ceil(1 << 20)
 }
 
-/// One for each of the guest's and one for the threads beside them, but no more than this host has: CPUs that wait for
-/// each other's emulation are slower than none. And the first one, on which nothing runs.
+/// A CPU for each vCPU of the guest, a CPU for the threads beside the vCPUs, and the first CPU, on which nothing runs. Apart from the
+/// first CPU, the number does not exceed this host's: CPUs that wait for each other's emulation are slower than none.
 fn cpus(guest: u8) -> u8 {
     let host = std::thread::available_parallelism().map_or(1, usize::from);
     guest

@@ -1,4 +1,4 @@
-//! How far a nested run is, and how long that may take.
+//! The phases of a nested run, and the limits of their durations.
 //!
 //! ```text
 //!            Started              stop asked for, or
@@ -13,20 +13,20 @@
 //!                       ended
 //! ```
 //!
-//! QEMU may end in any phase, and each has a deadline but Running without `--timeout`. Only times and facts come in
-//! here, and only a verdict goes out, so that every path can be tested.
+//! QEMU may end in any phase. Each phase has a deadline, except Running without `--timeout`. The state machine takes only times and facts,
+//! and returns only a verdict, so tests reach every path.
 
 use std::time::{Duration, Instant};
 
-/// How often the wish to stop and QEMU's end are looked for; what comes out of the ports is noticed at once.
+/// The period of the checks for a stop request and for QEMU's end. Output of the ports is noticed at once.
 pub(super) const TICK: Duration = Duration::from_millis(50);
 /// From QEMU's last start to the run inside.
 pub(super) const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// The run inside counts `--timeout` from the guest's first instruction; before that it reads the kernel's symbols.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(60);
-/// A run that was asked to end pauses its vCPUs, removes its probes and sums up.
+/// After a stop request, the run pauses the vCPUs, removes the probes and sums up.
 const STOP_LIMIT: Duration = Duration::from_secs(15);
-/// A reader may be slow, such as a pager.
+/// A reader may be slow: a pager, for example.
 const DRAIN_LIMIT: Duration = Duration::from_secs(60);
 
 /// How far the run is.
@@ -36,46 +36,46 @@ pub(super) enum Phase {
     Booting,
     /// The run inside is under way.
     Running,
-    /// It has been asked to end.
+    /// The run has been asked to end.
     Stopping,
-    /// Its guest has ended; its last output is on the way.
+    /// The guest has ended; the last output is on the way.
     Draining,
 }
 
-/// What is known at a moment.
+/// The facts at a moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
-    /// The run inside has said that it begins.
+    /// The run inside has reported the start.
     pub(super) started: bool,
-    /// It has said that its guest has ended.
+    /// The run inside has reported the guest's end.
     pub(super) ending: bool,
-    /// It has said how it ended.
+    /// The run inside has reported the outcome.
     pub(super) finished: bool,
-    /// All of its output is here.
+    /// All output of the run has arrived.
     pub(super) complete: bool,
-    /// Something came out of a port that should not have.
+    /// A port has delivered a line that violates the protocol.
     pub(super) violation: bool,
-    /// Somebody asked for the end.
+    /// A stop was requested.
     pub(super) stop: bool,
-    /// QEMU has ended, and its ports have been read to their ends.
+    /// QEMU has ended, and the ports have been read to the end.
     pub(super) ended: bool,
 }
 
-/// What to do.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Wait.
     Wait,
-    /// Tell the run inside to end.
+    /// Ask the run inside to end.
     SendStop,
-    /// It is over.
+    /// The run is over.
     Over(Over),
 }
 
-/// Why it is over.
+/// The reason why the run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Over {
-    /// The run's outcome is known and its output is here.
+    /// The outcome is known, and the output has arrived.
     Finished,
     /// The outcome is known, but some output never arrived.
     Incomplete,
@@ -83,9 +83,9 @@ pub(super) enum Over {
     QemuEnded,
     /// The outer Linux did not come up.
     NotBooted,
-    /// Somebody asked for the end before the run had begun.
+    /// A stop was requested before the run had begun.
     StoppedEarly,
-    /// The run did not end when it was asked to.
+    /// The run did not end after a stop request.
     NotStopped,
     /// A port's contents are damaged.
     Violation,
@@ -100,7 +100,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Begins at QEMU's start; `timeout` is what the run inside was given.
+    /// Begins at QEMU's start; `timeout` is the limit of the run inside.
     pub(super) fn begin(now: Instant, timeout: Option<Duration>) -> Self {
         Self {
             phase: Phase::Booting,
@@ -109,7 +109,7 @@ impl Progress {
         }
     }
 
-    /// Takes note of `facts`. QEMU's end must have been looked at first, so that what it said before is in the rest.
+    /// Evaluates `facts`. The caller must check for QEMU's end first, so that the other facts include all output from before the end.
     pub(super) fn next(&mut self, now: Instant, facts: Facts) -> Verdict {
         if facts.violation {
             return Verdict::Over(Over::Violation);

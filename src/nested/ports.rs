@@ -89,7 +89,7 @@ impl Inbox {
         self.change(|received| received.ending = true);
     }
 
-    /// Waits until `sink` has room, or the run ends. While nobody reads a port, the run inside keeps its guest waiting.
+    /// Waits until `sink` has room, or the run ends. While a port is not read, the inner run keeps its guest waiting.
     fn await_room(&self, sink: &dyn EventSink) {
         while !sink.has_room() && !self.lock().ending {
             sink.await_room(ROOM_LOOK);

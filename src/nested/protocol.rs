@@ -1,12 +1,12 @@
-//! What passes through the virtio-serial ports.
+//! The messages on the virtio-serial ports.
 //!
 //! | port | inwards | outwards |
 //! |---|---|---|
 //! | `org.hyprobe.control` | [`ToInner`], JSON lines | [`ToOuter`], JSON lines |
 //! | `org.hyprobe.events` | | [`probes::Event`], JSON lines |
-//! | `org.hyprobe.console` | what is typed | what the guest writes to its serial line |
-//! | `org.hyprobe.clients` | connections to the control socket, as [`control::mux`] has them | the same |
-//! | `org.hyprobe.log` | | what hyprobe writes to standard output and standard error |
+//! | `org.hyprobe.console` | the user's typing | the guest's output on the serial line |
+//! | `org.hyprobe.clients` | connections to the control socket, in the form of [`control::mux`] | the same |
+//! | `org.hyprobe.log` | | hyprobe's standard output and standard error |
 
 use std::error::Error;
 use std::fmt;
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::stop::StopReason;
 
-/// A virtio-serial port, by what it is for.
+/// A virtio-serial port, named by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
-    /// The run's beginning, its end, and the wish to end it.
+    /// The run's start, the run's end, and the stop request.
     Control,
     /// Hits and notes.
     Events,
@@ -32,7 +32,7 @@ pub(crate) enum Port {
 }
 
 impl Port {
-    /// All of them.
+    /// All ports.
     pub(super) const ALL: [Self; 5] = [
         Self::Control,
         Self::Events,
@@ -41,7 +41,7 @@ impl Port {
         Self::Log,
     ];
 
-    /// What the outer Linux finds in `/sys/class/virtio-ports/*/name`.
+    /// The port's name in `/sys/class/virtio-ports/*/name` of the outer Linux.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Control => "org.hyprobe.control",
@@ -62,13 +62,13 @@ pub(super) enum ToOuter {
         /// Milliseconds since the outer kernel's first instruction.
         uptime_ms: u64,
     },
-    /// The guest has ended. Its last output comes, as fast as the launcher reads the ports.
+    /// The guest has ended. The last output follows, as fast as the launcher reads the ports.
     Ending,
-    /// The run is over, or there was none.
+    /// The run is over, or did not begin.
     Finished {
-        /// What came of it.
+        /// The outcome of the run.
         outcome: Outcome,
-        /// What was written before this line, so that nothing is missed when the machine is switched off.
+        /// The bytes written before the line. The launcher reads all of these bytes before the machine is switched off.
         sent: Sent,
     },
 }
@@ -84,13 +84,13 @@ pub(super) struct Sent {
     pub(super) clients: u64,
 }
 
-/// What came of a run inside.
+/// The outcome of a run inside.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// It has a summary.
+    /// The run has a summary.
     Summary(Summary),
-    /// It has an error.
+    /// The run has an error.
     Failure(InnerFailure),
 }
 
@@ -100,7 +100,7 @@ pub(super) enum Outcome {
 pub(super) enum ToInner {
     /// End the run: ctrl-C, SIGTERM or SIGHUP.
     Stop,
-    /// End the run: nobody reads the events.
+    /// End the run: the output has no reader any more.
     OutputClosed,
     /// End the run: an expectation is broken.
     Broken,
@@ -130,10 +130,10 @@ impl From<ToInner> for StopReason {
     }
 }
 
-/// Why a run inside came to nothing: an error that was carried over, with its causes and the exit code it calls for.
+/// The failure of a run inside: an error carried to the launcher, with causes and exit code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InnerFailure {
-    /// The exit code that the same error would have had on this host.
+    /// The exit code of the same error on this host.
     pub(crate) exit_code: u8,
     message: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -141,7 +141,7 @@ pub(crate) struct InnerFailure {
 }
 
 impl InnerFailure {
-    /// Takes `error` with all of its causes.
+    /// Converts `error` with all causes.
     pub(crate) fn new(exit_code: u8, error: &dyn Error) -> Self {
         Self {
             exit_code,
@@ -152,7 +152,7 @@ impl InnerFailure {
         }
     }
 
-    /// A failure that is no error value: a panic.
+    /// A failure without an error value: a panic.
     pub(super) fn message(exit_code: u8, message: String) -> Self {
         Self {
             exit_code,

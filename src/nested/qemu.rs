@@ -14,8 +14,8 @@ use thiserror::Error;
 const VARIABLE: &str = "HYPROBE_QEMU";
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// The TCG of 7.2 has no breakpoints for a nested guest, and breaks the kernels in it: 6.12 dies in cmpxchg16b, 7.2 in
-/// its xstate set-up. 10.0 is the first release that was seen to boot them.
+/// The TCG of QEMU 7.2 has no breakpoints for a nested guest, and breaks the guest's kernels: Linux 6.12 dies in cmpxchg16b, and Linux 7.2
+/// in the xstate set-up. The first QEMU release seen to boot both kernels is 10.0.
 const OLDEST: Version = Version {
     major: 10,
     minor: 0,
@@ -40,7 +40,7 @@ const SANDBOX: [&str; 2] = [
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 ];
 
-/// What a newcomer does about a missing or old QEMU.
+/// The advice for a missing or old QEMU, for a newcomer.
 const INSTALL: &str = "on Debian 13 and Ubuntu 25.04 or later `apt install qemu-system-x86`; on Debian 12 enable \
                        bookworm-backports and `apt install -t bookworm-backports qemu-system-x86`; or name one in \
                        HYPROBE_QEMU";
@@ -73,10 +73,10 @@ impl fmt::Display for Version {
 /// Why no nested run is possible here. Each is a sentence for the user.
 #[derive(Debug, Error)]
 pub(crate) enum QemuError {
-    /// There is none.
+    /// No QEMU was found.
     #[error("there is no {PROGRAM}, which nested runs need: {INSTALL}")]
     Missing,
-    /// There is one that cannot be started.
+    /// The QEMU cannot be started.
     #[error("cannot start {}", path.display())]
     Start {
         /// The program.
@@ -84,15 +84,15 @@ pub(crate) enum QemuError {
         /// The cause.
         source: io::Error,
     },
-    /// It does not say which version it is.
+    /// The program does not print a QEMU version.
     #[error("{} is no QEMU: `--version` says {said:?}", path.display())]
     NotQemu {
         /// The program.
         path: PathBuf,
-        /// The beginning of what it says.
+        /// The beginning of the output.
         said: String,
     },
-    /// It is too old.
+    /// The QEMU is too old.
     #[error(
         "{} is version {found}, nested runs need {OLDEST} or later (guests crash under the TCG of older ones): {INSTALL}",
         path.display()
@@ -100,12 +100,12 @@ pub(crate) enum QemuError {
     TooOld {
         /// The program.
         path: PathBuf,
-        /// Its version.
+        /// The version of the program.
         found: Version,
     },
 }
 
-/// A QEMU that nested runs work with.
+/// A QEMU suitable for nested runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Qemu {
     path: PathBuf,
@@ -114,11 +114,11 @@ pub(crate) struct Qemu {
 }
 
 impl Qemu {
-    /// Finds the QEMU that `HYPROBE_QEMU` names, or else the one in `PATH`, and asks for its version.
+    /// Finds the QEMU named by `HYPROBE_QEMU`, or else the QEMU in `PATH`, and asks for the version.
     ///
     /// # Errors
     ///
-    /// There is none, or none that will do.
+    /// No QEMU was found, or the QEMU is not suitable.
     pub(crate) fn find() -> Result<Self, QemuError> {
         Self::at(search(|name| std::env::var_os(name)).ok_or(QemuError::Missing)?)
     }
@@ -143,7 +143,8 @@ impl Qemu {
             }),
             Some(found) if found < OLDEST => Err(QemuError::TooOld { path, found }),
             Some(version) => {
-                // QEMU answers this behind its filter. Without seccomp in QEMU or on this host, QEMU refuses the option.
+                // QEMU answers the second query behind its own system-call filter. Without seccomp in QEMU or on this host, QEMU refuses
+                // the option.
                 let behind = ask(&[&SANDBOX[..], &["-machine", "none", "-cpu", "help"]].concat())?;
                 let has_sandbox = behind.status.success();
                 Ok(Self {
@@ -165,10 +166,10 @@ impl Qemu {
         self.has_sandbox
     }
 
-    /// Adds the rights to files that QEMU needs: itself, its libraries and firmware.
+    /// Adds the file rights that QEMU needs: the program, the libraries and the firmware.
     pub(crate) fn add_rights(&self, rights: &mut FileRights) {
         rights.execute.extend(SYSTEM.iter().map(PathBuf::from));
-        // A QEMU that is not the system's has libraries and firmware beside its program, or beside `bin`.
+        // A QEMU that is not the system's has libraries and firmware beside the program, or beside `bin`.
         let program = self.path.canonicalize();
         let program = program.as_deref().unwrap_or(&self.path);
         rights.execute.push(program.to_owned());
@@ -183,7 +184,7 @@ impl Qemu {
         rights.execute.extend(beside);
     }
 
-    /// The rules for QEMU's own process: what it needs to start, and no file of the user.
+    /// The rules for QEMU's own process: the files needed for the start, and no file of the user.
     pub(super) fn layer(&self) -> Result<Layer, FileError> {
         let mut rights = FileRights {
             read: ["/proc", "/sys/devices/system"].map(PathBuf::from).to_vec(),

@@ -1,4 +1,4 @@
-//! The end of what QEMU and the outer Linux said, for when something goes wrong.
+//! The end of the output of QEMU and the outer Linux, for error messages.
 
 use std::collections::VecDeque;
 use std::io::Read;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 const KEPT_BYTES: usize = 16 << 10;
 /// How a kernel's panic begins.
 const PANIC: &str = "Kernel panic - not syncing";
-/// What pid 1 said before it died.
+/// The number of lines shown before a panic: the last output of pid 1.
 const LINES_BEFORE_PANIC: usize = 5;
 
-/// The last bytes of a stream. Clones are the same tail.
+/// The last bytes of a stream. Clones share the bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
@@ -33,8 +33,8 @@ impl Tail {
         bytes.drain(..surplus);
     }
 
-    /// The last `lines` lines that are not empty, without terminal control characters. A kernel's panic has more lines
-    /// than that and begins with the reason, so then they are the ones around its beginning.
+    /// The last `lines` lines that are not empty, without terminal control characters. A kernel's panic has more lines and begins with the
+    /// reason, so after a panic the lines around the panic's beginning are returned.
     pub(super) fn last_lines(&self, lines: usize) -> String {
         let bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let bytes: Vec<u8> = bytes.iter().copied().collect();

@@ -8,7 +8,7 @@ use super::{RemoteError, connect, time, words};
 use crate::cli::{CtlArgs, CtlVerb};
 use crate::exit::Exit;
 
-/// Does something to the machine, and says how it is then.
+/// Executes the verb on the machine, and prints the machine's state afterwards.
 pub(crate) fn ctl(args: &CtlArgs) -> Result<Exit, RemoteError> {
     let mut client = connect(&args.run)?;
     let machine = match args.verb {

@@ -16,7 +16,7 @@ pub(crate) enum RemoteError {
     /// Standard output, or the terminal.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
-    /// There is no screen to draw on.
+    /// Standard output is not a terminal.
     #[error("`hyprobe top` needs a terminal")]
     NoTerminal,
 }
@@ -24,7 +24,7 @@ pub(crate) enum RemoteError {
 impl Failure for RemoteError {
     fn exit(&self) -> Exit {
         match self {
-            // What the same mistake calls for on the command line of the run.
+            // The same mistake on the run's command line has the same exit code.
             Self::Client(ClientError::Refused(problem)) if problem.status < 500 => Exit::Usage,
             Self::Client(ClientError::Connect { .. }) | Self::NoTerminal => Exit::Usage,
             Self::Client(_) | Self::Write(_) => Exit::HostCannot,

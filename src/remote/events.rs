@@ -12,7 +12,7 @@ use crate::exit::Exit;
 use crate::report::{Formatter, Style, json_line};
 use crate::stderr::say;
 
-/// Shows events as they come, as the run itself would.
+/// Prints events as they arrive, in the form of the run's own output.
 pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
     let events = connect(&args.run)?.events(args.from)?;
     let mut out = io::stdout().lock();
@@ -40,7 +40,7 @@ pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
             }
         }
         match out.write_all(&bytes).and_then(|()| out.flush()) {
-            // Whoever reads has read enough.
+            // The reader has closed the pipe: no more events are wanted.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
             written => written?,
         }

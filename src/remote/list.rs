@@ -1,4 +1,4 @@
-//! Probes as `list` shows them: like the kernel's own list of its kprobes, with what became of each behind it.
+//! The table of `list`: like the kernel's own list of kprobes, with the results of each probe behind.
 
 use control::api::{Kind, Probe};
 use probes::{ProbeState, Tier};
@@ -6,7 +6,7 @@ use probes::{ProbeState, Tier};
 use super::words;
 use crate::report::{printable, total};
 
-/// One line a probe: address, `k` or `r`, place, module, flags; hits, missed, tier; number and name.
+/// A line for each probe: number and name; address, `k` or `r`, place, module, flags; hits, missed, tier.
 pub(super) fn table(probes: &[Probe]) -> String {
     let rows: Vec<[String; 6]> = probes.iter().map(row).collect();
     let headings = ["ID", "ADDRESS", "", "PLACE", "HITS", "MISSED"];
@@ -34,7 +34,7 @@ pub(super) fn table(probes: &[Probe]) -> String {
     out
 }
 
-/// How its hits are dealt with, and if they exit that need not, why.
+/// The tier of the probe's hits and, if hits exit without need, the reason.
 fn tier(probe: &Probe) -> String {
     let tier = words::tier(probe.summary.tier);
     match &probe.summary.unoptimised {
@@ -43,7 +43,7 @@ fn tier(probe: &Probe) -> String {
     }
 }
 
-/// Its filter and what its aggregate has come to, a line each or several.
+/// The filter and the aggregate's result, each in a line or in several.
 fn program(probe: &Probe) -> String {
     let filter = probe.summary.filter.as_ref();
     let filter = filter.map(|filter| format!("filter: {filter}"));
@@ -64,7 +64,7 @@ fn row(probe: &Probe) -> [String; 6] {
         Kind::Kprobe => "k",
         Kind::Kretprobe => "r",
     };
-    // Where it is not known yet, what was asked for.
+    // If the symbol is not known yet, the request is printed.
     let mut place = probe
         .symbol
         .clone()
@@ -95,7 +95,7 @@ fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
     let state = match probe.summary.state {
         ProbeState::Armed => None,
         ProbeState::Pending => Some("PENDING"),
-        // The knob disables probes whose own switch is on.
+        // A disabled probe may have its own switch on: the knob disables all probes.
         ProbeState::Disabled => Some("DISABLED"),
         ProbeState::Gone => Some("GONE"),
         ProbeState::Refused => Some("REFUSED"),

@@ -1,4 +1,4 @@
-//! Commands about a run that goes on: clients of its control socket.
+//! Commands for a run in progress: clients of the run's control socket.
 
 mod ctl;
 mod error;

@@ -10,7 +10,7 @@ use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::printable;
 
-/// Does what the command says.
+/// Executes the command.
 pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
     let mut out = io::stdout().lock();
     match command {
@@ -47,7 +47,7 @@ pub(crate) fn probe(command: &ProbeCommand) -> Result<Exit, RemoteError> {
     Ok(Exit::Done)
 }
 
-/// One alone goes by itself, so that what is said of it is about the whole body.
+/// The body of the request. A single probe is not in a list, so an error refers to the whole body.
 fn wanted(args: &AddArgs) -> AddProbes {
     let probe = |spec: &String| AddProbe {
         name: args.name.clone(),
@@ -88,7 +88,7 @@ fn line(probe: &Probe) -> String {
     format!("{} {state}{reason}\n", named(probe))
 }
 
-/// Its number, its name, and where it is.
+/// The probe's number, name and place.
 fn named(probe: &Probe) -> String {
     let name = probe.name.as_ref();
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
@@ -96,7 +96,7 @@ fn named(probe: &Probe) -> String {
     format!("{}{name}  {place}", probe.id)
 }
 
-/// How long the guest stood, unless it did not.
+/// The duration of the guest's pause, or nothing without a pause.
 fn cost(pause: Pause) -> String {
     match pause == Pause::default() {
         true => String::new(),

@@ -1,4 +1,4 @@
-//! What states and tiers are called.
+//! The words for states and tiers.
 
 use control::api::MachineState;
 use probes::{ProbeState, Tier};

@@ -213,7 +213,7 @@ const fn state(state: ProbeState) -> &'static str {
 mod tests {
     use std::collections::BTreeMap;
 
-    use probes::program::Aggregate;
+    use probes::program::{Aggregate, AggregateResult};
     use probes::{GuestSummary, Hex};
 
     use super::*;
@@ -285,6 +285,21 @@ mod tests {
         let most = u64::MAX;
         let last = format!("2 probes: {most} hits, {most} missed, {most} exits");
         assert!(out.contains(&last), "{out}");
+    }
+
+    #[test]
+    fn operand_of_the_inner_hyprobe_adds_no_line() {
+        let mut probe = probe("kprobe:a", 1);
+        probe.result = Some(AggregateResult::Sum {
+            of: "a\n12 returned, 0 in flight\u{202e}".to_owned(),
+            count: 1,
+            value: 1,
+        });
+        let out = shown(vec![probe]);
+        assert!(
+            out.contains(r"sum(a\n12 returned, 0 in flight\u{202e}): 1"),
+            "{out}"
+        );
     }
 
     #[test]

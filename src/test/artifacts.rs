@@ -1,4 +1,4 @@
-//! What is kept of a case that failed: a folder with its console, its last events, its summary and its crash.
+//! The artifacts of a failed case: a folder with the console, the last events, the summary and the crash.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
 use crate::report::json_line;
 
-/// Writes the folder of `finished` in `all`, whose path is `path`, if the case has failed; of several attempts, the last one's.
+/// If the case has failed, writes the folder of `finished` into `all`, whose path is `path`. Of several attempts, the last counts.
 pub(super) fn write(
     all: &Folder,
     path: &Path,
@@ -35,7 +35,7 @@ pub(super) fn write(
             path: path.join(name),
             source,
         };
-        // Of an earlier failure: it may have had others, and another mode.
+        // An earlier failure may have left other files, and files of another mode.
         folder.remove(name).map_err(failed)?;
         if let Some(contents) = contents {
             let contents = contents.map_err(CreateError::from).map_err(failed)?;
@@ -45,7 +45,7 @@ pub(super) fn write(
     Ok(Some(path))
 }
 
-/// The names of all files of a case, and the contents of those that `attempt` has.
+/// The names of all files of a case, each with the contents if `attempt` has any.
 fn contents(attempt: &Attempt) -> [(&'static str, Option<io::Result<Vec<u8>>>); 6] {
     let mut events = Vec::new();
     for event in &attempt.events {

@@ -1,4 +1,4 @@
-//! One boot of a case.
+//! A boot of a case.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -19,28 +19,28 @@ use crate::report::printable;
 use crate::run::RunError;
 use crate::stop::{StopReason, StopSignal};
 
-/// What came of a boot.
+/// The result of a boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// All is as expected.
     Passed,
-    /// These are the reasons why not.
+    /// The case failed, for the listed reasons.
     Failed(Vec<String>),
-    /// It could not be booted or judged.
+    /// The case could not be booted or judged.
     Error {
-        /// What it calls for.
+        /// The exit code of the error.
         exit: Exit,
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// A boot, with what may tell why it came out so.
+/// A boot, with the data that may explain the outcome.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     pub(super) outcome: Outcome,
     pub(super) took: Duration,
-    /// Absent when there was an error.
+    /// `None` after an error.
     pub(super) summary: Option<Summary>,
     pub(super) verdicts: Vec<Verdict>,
     /// The end of the console.
@@ -57,17 +57,17 @@ impl Attempt {
             .map_or(&[], |summary| &summary.restarts)
     }
 
-    /// How the guest's kernel died, if it has.
+    /// The crash of the guest's kernel, if any.
     pub(super) fn crash(&self) -> Option<&Crash> {
         self.summary.as_ref()?.guest.crash.as_deref()
     }
 }
 
-/// Boots `case`; `stop` ends it.
+/// Boots `case`; `stop` ends the boot.
 pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt {
     let (began, panics) = (Instant::now(), Since::now());
     let (console, events) = (ConsoleTail::default(), Arc::new(LastEvents::default()));
-    // What a panic leaves behind is used no more, except for what was written to the console and the events.
+    // After a panic, only the data written to the console and the events is used.
     let boot = AssertUnwindSafe(|| boot(case, place, stop, &console, &events));
     let (outcome, summary, verdicts) = match catch_unwind(boot) {
         Err(_) => (failed(panics.first()), None, Vec::new()),
@@ -115,7 +115,7 @@ fn boot(
     Ok((summary, verdicts))
 }
 
-/// hyprobe itself failed, for this reason.
+/// The outcome of a failure of hyprobe, for the reason `why`.
 fn failed(why: Option<String>) -> Outcome {
     Outcome::Error {
         exit: Exit::HostCannot,
@@ -139,7 +139,7 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
         })
         .collect();
     let guest = &summary.guest;
-    // A bad end that nobody expected is a reason of its own.
+    // A bad end is a further reason, unless an expectation is about the end.
     let is_bad = judged::exit(guest.end, &[], None) != Exit::Done;
     if is_bad && !verdicts.iter().any(|verdict| verdict.of_the_end) {
         let detail = guest.detail.as_deref().map(printable);

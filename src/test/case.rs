@@ -1,4 +1,4 @@
-//! What is tested: a manifest with what the matrix puts over it.
+//! A test case: a manifest with the settings of the matrix put over the manifest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,26 +11,26 @@ use crate::cli::{RunArgs, TestArgs};
 use crate::config::Console;
 use crate::merge::{MergeError, Plan, merge};
 
-/// Nobody sits beside a test and ends it.
+/// The timeout if neither the command line nor the manifest gives a timeout: no user sits beside a test and ends the guest.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
-/// Folders in folders are looked into so far.
+/// The maximum depth of folders in folders.
 const MAX_DEPTH: usize = 8;
 
-/// One guest to boot.
+/// A guest to boot.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
-    /// Its place among all cases, those of other shards included.
+    /// The index among all cases, including the cases of other shards.
     pub(super) number: usize,
-    /// The manifest, and what the matrix says.
+    /// The manifest and the settings of the matrix.
     pub(super) name: String,
-    /// The name of the folder for what is kept of the case.
+    /// The name of the folder for the case's artifacts.
     pub(super) folder: String,
     /// The run.
     pub(super) plan: Plan,
 }
 
 impl Case {
-    /// Reads the manifest; a stock kernel that it names is fetched, and `say` is told.
+    /// Reads the manifest. If a stock kernel has to be fetched, `say` reports the progress.
     pub(super) fn read(
         number: usize,
         file: &Path,
@@ -41,13 +41,13 @@ impl Case {
         let mut run = RunArgs {
             manifest: Some(file.to_owned()),
             accel: args.accel,
-            // Nothing is typed; what is said is kept.
+            // No input is typed; the output is kept.
             console: Some(Console::None),
             no_sandbox: args.no_sandbox,
             ..RunArgs::default()
         };
         for setting in settings {
-            // Its value was tried when it was read.
+            // The value was tried when the matrix was parsed.
             let _ = setting.apply(&mut run);
         }
         let name = name(file, settings);
@@ -76,7 +76,7 @@ fn folder(name: &str) -> String {
         .to_owned()
 }
 
-/// The name of the case: the manifest, and what the matrix says.
+/// The name of the case: the manifest, and the settings of the matrix.
 pub(super) fn name(file: &Path, settings: &[Setting]) -> String {
     let name = file.with_extension("").display().to_string();
     if settings.is_empty() {
@@ -86,7 +86,7 @@ pub(super) fn name(file: &Path, settings: &[Setting]) -> String {
     format!("{name} [{}]", words.join(" "))
 }
 
-/// A folder for each of all cases: `a/b.toml` and `a-b.toml` would share one.
+/// A folder name for each case: `a/b.toml` and `a-b.toml` would share a folder.
 pub(super) fn folders(names: &[String]) -> Vec<String> {
     let plain: Vec<String> = names.iter().map(|name| folder(name)).collect();
     let mut cases: BTreeMap<&str, usize> = BTreeMap::new();
@@ -94,14 +94,14 @@ pub(super) fn folders(names: &[String]) -> Vec<String> {
         *cases.entry(folder).or_default() += 1;
     }
     let own = |(number, folder): (usize, &String)| match cases.get(folder.as_str()) {
-        // No other folder's name has this character.
+        // No other folder name has a `~`.
         Some(2..) => format!("{folder}~{number}"),
         _ => folder.clone(),
     };
     plain.iter().enumerate().map(own).collect()
 }
 
-/// The manifests that `paths` are or hold, those of each folder in order.
+/// The manifests named by `paths` or in the folders of `paths`, the files of each folder in order.
 pub(super) fn files(paths: &[PathBuf]) -> Result<Vec<PathBuf>, TestError> {
     let mut files = Vec::new();
     for path in paths {

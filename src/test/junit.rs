@@ -1,4 +1,4 @@
-//! Results in the form that CI systems read.
+//! The results in JUnit's form, for CI systems.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ use super::record::last_lines;
 use super::schedule::Finished;
 use crate::report::printable;
 
-/// As much of the console as a report shows.
+/// The number of console lines in a report.
 const CONSOLE_LINES: usize = 100;
 
 /// Writes all results to `path`.
@@ -93,7 +93,7 @@ fn failure(attempt: &Attempt) -> Option<Failure> {
     }
 }
 
-/// An attempt before the last one.
+/// The report of an attempt before the last.
 fn rerun(attempt: &Attempt) -> Option<TestRerun> {
     let Failure {
         kind,

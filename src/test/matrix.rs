@@ -7,7 +7,7 @@ use probes::{Word as _, units};
 use crate::cli::RunArgs;
 use crate::config::Boot;
 
-/// What can be varied.
+/// The keys of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Key {
     Kernel,
@@ -25,11 +25,11 @@ const KEYS: [(&str, Key); 5] = [
     ("cmdline", Key::Cmdline),
 ];
 
-/// One thing that is varied: `cpus=1,2`.
+/// An axis of the matrix: `cpus=1,2`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Axis(Vec<Setting>);
 
-/// One of its values.
+/// A value of an axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Setting {
     key: Key,
@@ -63,7 +63,7 @@ impl FromStr for Axis {
 }
 
 impl Setting {
-    /// Puts it over the manifest.
+    /// Puts the setting over the manifest.
     pub(super) fn apply(&self, args: &mut RunArgs) -> Result<(), String> {
         let value = &self.value;
         if value.is_empty() {
@@ -102,7 +102,7 @@ impl Setting {
     }
 }
 
-/// Every way to choose one value of each axis.
+/// Each combination of a value of every axis.
 pub(super) fn combinations(axes: &[Axis]) -> Vec<Vec<Setting>> {
     let mut combinations = vec![Vec::new()];
     for Axis(settings) in axes {
@@ -120,7 +120,7 @@ pub(super) fn combinations(axes: &[Axis]) -> Vec<Vec<Setting>> {
     combinations
 }
 
-/// One of several parts of all cases, for as many machines.
+/// A part of all cases, for tests on several machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
     /// From 1.
@@ -131,7 +131,7 @@ pub(crate) struct Shard {
 impl Shard {
     pub(super) const ALL: Self = Self { number: 1, of: 1 };
 
-    /// Whether the case with this number belongs to it.
+    /// Whether the shard has the case with the number `case`.
     pub(super) fn has(self, case: usize) -> bool {
         case % self.of == self.number - 1
     }

@@ -1,12 +1,12 @@
-//! `hyprobe test`: boots what manifests describe, and judges each by what it expects.
+//! `hyprobe test`: boots the guests of manifests, and judges each by the manifest's expectations.
 //!
 //! ```text
 //! files × matrix ── shard ──▶ cases ──▶ workers ──▶ results, as they come ──▶ lines, JSON, artifacts
 //!                                        one thread each                 └──▶ JUnit, at the end
 //! ```
 //!
-//! A worker boots one case after the other; how many at once is decided by the host's processors and memory
-//! (`schedule`). The main thread alone prints. See `docs/ci.md`.
+//! A worker boots case after case; the host's processors and memory decide how many cases run at once (`schedule`). Only the main thread
+//! prints. See `docs/ci.md`.
 
 mod artifacts;
 mod attempt;
@@ -47,31 +47,31 @@ use crate::signals;
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
 
-/// Why nothing could be tested, or the results not be told.
+/// The reason why no case could be tested, or why the results could not be reported.
 #[derive(Debug, Error)]
 pub(crate) enum TestError {
     /// A folder or a file.
     #[error("cannot read {path}")]
     Read {
-        /// Which.
+        /// The folder or the file.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
-    /// There are no manifests.
+    /// No manifests were found.
     #[error("there is no manifest (*.toml) in {}", folders.join(", "))]
     Nothing {
-        /// Where.
+        /// The searched folders.
         folders: Vec<String>,
     },
-    /// Manifests are wrong; each has been shown.
+    /// Manifests are wrong; the error of each has been printed.
     #[error("{wrong} of {all} cases cannot be run, so none was")]
     Manifests {
-        /// So many.
+        /// The number of wrong cases.
         wrong: usize,
-        /// Of so many.
+        /// The number of all cases.
         all: usize,
-        /// What the first of them calls for.
+        /// The exit code of the first error.
         exit: Exit,
     },
     /// Where guests run.
@@ -86,15 +86,15 @@ pub(crate) enum TestError {
     /// Results.
     #[error("cannot write the results to {path}")]
     Write {
-        /// Where to.
+        /// The path of the results.
         path: PathBuf,
-        /// What the system said.
+        /// The error from the system.
         source: io::Error,
     },
     /// The JUnit file, or the folder of the artifacts.
     #[error("cannot write the results to {path}")]
     Create {
-        /// Where to.
+        /// The path of the results.
         path: PathBuf,
         /// The cause.
         source: CreateError,
@@ -104,7 +104,7 @@ pub(crate) enum TestError {
     Junit(#[from] quick_junit::SerializeError),
 }
 
-/// Runs the cases and says what came of each.
+/// Runs the cases and prints the result of each.
 pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
     let progress = Progress::on_stderr();
     let result = test_with(args, &progress);
@@ -149,7 +149,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
         finished.push(case);
         Ok(())
     })?;
-    // In the order of their names, whoever was first.
+    // In the order of the cases, not of the ends.
     finished.sort_by_key(|finished| finished.number);
     printer
         .total(&finished)
@@ -163,14 +163,14 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     outputs.tidy();
     kept?;
     match (began.first(), stop.asked()) {
-        // The case that was run meanwhile says why.
+        // The case that ran during the panic reports the reason.
         (Some(_), _) => Ok(Exit::HostCannot),
         (None, Some(StopReason::Signal)) => Ok(Exit::Interrupted),
         (None, _) => Ok(exit(&finished, all)),
     }
 }
 
-/// What the command writes, made before the process gives up its rights.
+/// The outputs of the command, made before the process gives up rights.
 #[derive(Debug)]
 struct Outputs<'a> {
     artifacts: Folder,
@@ -179,7 +179,7 @@ struct Outputs<'a> {
 }
 
 impl<'a> Outputs<'a> {
-    /// Makes the folder of the artifacts, if there is none, and an empty JUnit file.
+    /// Makes the folder of the artifacts, unless the folder exists, and an empty JUnit file.
     fn prepare(args: &'a TestArgs) -> Result<Self, TestError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -195,7 +195,7 @@ impl<'a> Outputs<'a> {
         })
     }
 
-    /// Gives the folder of the artifacts to the user that hyprobe becomes, if this command has made it.
+    /// If the command has made the folder of the artifacts, gives the folder to the user that hyprobe becomes.
     fn give_to(&self, identity: Option<&Identity>) -> Result<(), TestError> {
         let given = match identity {
             Some(identity) if self.artifacts.is_new() => {
@@ -209,16 +209,16 @@ impl<'a> Outputs<'a> {
         })
     }
 
-    /// Removes the folder of the artifacts, if this command has made it and no case has left any.
+    /// If the command has made the folder of the artifacts and no case has left artifacts, removes the folder.
     fn tidy(&self) {
         if self.artifacts.is_new() {
-            // The error of a folder with files is the usual one.
+            // The usual error is a folder with files.
             let _ = fs::remove_dir(self.path);
         }
     }
 }
 
-/// The cases with the places where they run. Each way to run is tried out once, which takes a moment.
+/// The cases with the places of the runs. Each place is tried out once, since a trial takes a moment.
 fn jobs(
     cases: Vec<Case>,
     identity: Option<&Identity>,
@@ -247,7 +247,7 @@ fn jobs(
     Ok(jobs)
 }
 
-/// The cases of this shard, all of which can be booted as far as their manifests go.
+/// Reads the cases of the shard. If a manifest is wrong, no case is returned.
 fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
     let files = case::files(&args.paths)?;
     let combinations = matrix::combinations(&args.matrix);
@@ -287,7 +287,7 @@ fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
     }
 }
 
-/// A case that failed outweighs one that could not be run. One that was not begun, because of a ctrl-C, has not passed.
+/// A failed case outweighs a case that could not be run. A case that did not begin, because of a ctrl-C, has not passed.
 fn exit(finished: &[Finished], all: usize) -> Exit {
     let last = |case: &Finished| case.attempts.last().map(|attempt| attempt.outcome.clone());
     let outcomes: Vec<_> = finished.iter().filter_map(last).collect();

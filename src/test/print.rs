@@ -12,9 +12,9 @@ use super::record::{crash_in_words, in_words, last_lines};
 use super::schedule::{Finished, News};
 use crate::report::{Ink, Progress, Style, printable};
 
-/// Of the console of a case that failed.
+/// The number of console lines printed for a failed case.
 const CONSOLE_LINES: usize = 20;
-/// Of its events.
+/// The number of events printed for a failed case.
 const EVENTS: usize = 8;
 
 /// Writes to standard output, and keeps the progress line.
@@ -61,7 +61,7 @@ impl Printer {
         }
     }
 
-    /// Takes news; the case that has finished, if one has.
+    /// Prints the news. Returns the finished case, if any.
     pub(super) fn tell(&mut self, news: News) -> io::Result<Option<Finished>> {
         let finished = match news {
             News::Begun(name) => {
@@ -95,7 +95,7 @@ impl Printer {
         self.write(&text)
     }
 
-    /// Where the files of the case before are.
+    /// Prints the folder of the preceding case's artifacts.
     pub(super) fn artifacts(&self, folder: &Path) -> io::Result<()> {
         match self.json {
             true => Ok(()),
@@ -103,7 +103,7 @@ impl Printer {
         }
     }
 
-    /// How many there were of each kind.
+    /// Prints the number of cases of each kind.
     pub(super) fn total(&self, finished: &[Finished]) -> io::Result<()> {
         if self.json {
             return Ok(());

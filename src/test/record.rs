@@ -1,4 +1,4 @@
-//! What a guest said and did last, for whoever wants to know why it failed. Bounded, however much that is.
+//! The last output and the last events of a guest, to explain a failure. The size is bounded.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -8,12 +8,12 @@ use probes::{Crash, Event, EventSink};
 
 use crate::report::{Formatter, Style, printable};
 
-/// Of the console, bytes.
+/// The maximum number of kept console bytes.
 const CONSOLE_BYTES: usize = 1 << 20;
-/// Hits, returns and notes.
+/// The maximum number of kept hits, returns and notes.
 const EVENTS: usize = 1000;
 
-/// The end of the console. Clones are the same.
+/// The end of the console. Clones share the bytes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ConsoleTail {
     bytes: Arc<Mutex<VecDeque<u8>>>,
@@ -35,7 +35,7 @@ impl Write for ConsoleTail {
 }
 
 impl ConsoleTail {
-    /// As the guest wrote it.
+    /// The bytes as written by the guest.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         bytes.make_contiguous().to_vec()
@@ -90,7 +90,7 @@ pub(super) fn in_words(events: &[Event]) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Registers and stack of a kernel that has panicked.
+/// Registers and stack of a panicked kernel.
 pub(super) fn crash_in_words(crash: &Crash) -> String {
     let task = crash.task.as_deref().unwrap_or("unknown");
     let mut text = format!("vCPU {}, task {}\n", crash.vcpu, printable(task));

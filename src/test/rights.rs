@@ -1,4 +1,4 @@
-//! The rights that remain while the cases run, and whether these suffice.
+//! The rights of the process while the cases run, and the check whether the rights suffice.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::identity::IdentityError;
 use crate::run::RunError;
 use crate::sandbox::{self, Sandbox};
 
-/// Gives up the rights that the cases do not need. The process has one thread.
+/// Gives up the rights that no case needs. The process has a single thread.
 pub(super) fn give_up(
     args: &TestArgs,
     jobs: &[Job],
@@ -52,7 +52,7 @@ pub(super) fn give_up(
     }
 }
 
-/// Whether this process, which is the user `uid` now, can still read the files of the cases.
+/// Checks that the process, which now has the user `uid`, can still read the files of the cases.
 fn check_files(jobs: &[Job], uid: u32) -> Result<(), RunError> {
     let configs = jobs.iter().map(|job| &job.case.plan.config);
     let is_demo = |config: &RunConfig| config.initrd == Initrd::Demo;
@@ -74,7 +74,7 @@ fn check_files(jobs: &[Job], uid: u32) -> Result<(), RunError> {
     Ok(())
 }
 
-/// Whether the image cache is the user's: a cache of another user is refused when it is used.
+/// Whether the user owns the image cache: hyprobe refuses a cache of another user.
 fn owns_cache(uid: u32) -> bool {
     let store = Store::open().ok();
     let cache = store.and_then(|store| std::fs::metadata(store.root()).ok());

@@ -1,7 +1,7 @@
-//! Which cases run at once.
+//! Decides which cases run at once.
 //!
-//! A case takes as many processors as its guest has, and its guest's memory with what runs it. It begins when both are
-//! there, the first one that fits first; alone it may take more than there is.
+//! A case takes as many processors as the guest has, and the guest's memory plus the memory of hyprobe or QEMU. The first waiting case
+//! that fits begins. A case alone may take more than the host has.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,25 +19,25 @@ use crate::panics::Since;
 use crate::place::Place;
 use crate::stop::StopSignal;
 
-/// What a guest takes beside its memory: its kernel with the symbols, several times.
+/// The memory of a run on this host beside the guest's memory: the guest's kernel with the symbols, several times.
 const HERE_BYTES: u64 = 256 << 20;
 /// The outer Linux, QEMU, and the translated code.
 const NESTED_BYTES: u64 = 1 << 30;
-/// Of the memory that the host has to give, in percent.
+/// The share of the host's available memory that cases may take, in percent.
 const MEMORY_SHARE: u64 = 80;
-/// How often it is looked whether the user wants an end.
+/// The period of the check for a stop request of the user.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How the cases are run.
+/// The rules of the scheduling.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Policy {
-    /// So many at once at most.
+    /// The maximum number of cases at once.
     pub(super) at_once: Option<NonZeroUsize>,
-    /// A case that fails is booted so many times more.
+    /// The number of further boots of a failing case.
     pub(super) retries: u32,
 }
 
-/// A case, and where it runs.
+/// A case with the place of the run.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub(super) case: Case,
@@ -58,16 +58,16 @@ impl Job {
     }
 }
 
-/// What the workers tell.
+/// The messages of the workers.
 #[derive(Debug)]
 pub(super) enum News {
     /// A case begins.
     Begun(String),
-    /// It is over.
+    /// The case is over.
     Finished(Box<Finished>),
 }
 
-/// A case with all its attempts, of which the last one counts.
+/// A case with all attempts; the last attempt counts.
 #[derive(Clone, Debug)]
 pub(super) struct Finished {
     pub(super) number: usize,
@@ -81,13 +81,13 @@ struct Cost {
     bytes: u64,
 }
 
-/// What waits and what runs.
+/// The waiting and the running cases.
 #[derive(Debug)]
 struct Board {
     waiting: Vec<(Cost, Job)>,
     free: Cost,
     running: usize,
-    /// The attempts that go on, by their case's number.
+    /// The running attempts, by the number of the case.
     stops: BTreeMap<usize, StopSignal>,
 }
 
@@ -98,7 +98,7 @@ struct Shared<'a> {
     stop: &'a StopSignal,
 }
 
-/// Runs all cases; `tell` is called on this thread. Ends early when `stop` is requested.
+/// Runs all cases; calls `tell` on the calling thread. Ends early if `stop` is requested.
 pub(super) fn run(
     jobs: Vec<Job>,
     policy: Policy,
@@ -152,7 +152,7 @@ pub(super) fn run(
     })
 }
 
-/// A worker: one case after the other.
+/// A worker: boots case after case.
 fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
     while let Some((cost, Job { case, place })) = shared.next() {
         let running = Running {
@@ -160,7 +160,7 @@ fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
             number: case.number,
             cost,
         };
-        // Nobody listens any more when the results cannot be written.
+        // If the results cannot be written, the receiver is gone.
         let _ = news.send(News::Begun(case.name.clone()));
         let (mut attempts, panics) = (Vec::new(), Since::now());
         for _ in 0..=retries {
@@ -188,7 +188,7 @@ fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
     }
 }
 
-/// A case that runs: what it takes is given back however its worker ends, or the others would wait for ever.
+/// A running case. The drop gives the resources back however the worker ends; otherwise the other workers would wait for ever.
 #[derive(Debug)]
 struct Running<'a> {
     shared: &'a Shared<'a>,
@@ -196,7 +196,7 @@ struct Running<'a> {
     cost: Cost,
 }
 
-/// Ends all cases if the thread that tells of them panics.
+/// Ends all cases if the thread that receives the workers' messages panics.
 struct EndsAll<'a>(&'a Shared<'a>);
 
 impl Drop for EndsAll<'_> {
@@ -218,7 +218,7 @@ impl Shared<'_> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a case that fits; `None` when there are no more.
+    /// Waits for a case that fits. `None` if no case is left.
     fn next(&self) -> Option<(Cost, Job)> {
         let mut board = self.lock();
         loop {
@@ -235,7 +235,7 @@ impl Shared<'_> {
         }
     }
 
-    /// An attempt begins, which `stop` ends.
+    /// Registers an attempt; `stop` ends the attempt.
     fn begin(&self, number: usize, stop: &StopSignal) {
         self.lock().stops.insert(number, stop.clone());
         if let Some(reason) = self.stop.asked() {
@@ -271,7 +271,7 @@ impl Board {
             .iter()
             .position(|(cost, _)| self.running == 0 || fits(cost))?;
         let (mut cost, job) = self.waiting.remove(first);
-        // What is taken is given back, and no more.
+        // The case takes exactly the amount given back later.
         cost.cpus = cost.cpus.min(self.free.cpus);
         cost.bytes = cost.bytes.min(self.free.bytes);
         self.running += 1;
@@ -287,7 +287,7 @@ impl Board {
     }
 }
 
-/// What the host can give, by its own estimate; everything, if it does not say.
+/// The memory that the host can give, by the host's own estimate; without an estimate, no limit.
 fn available_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     meminfo(&text).map_or(u64::MAX / 2, |bytes| bytes / 100 * MEMORY_SHARE)

@@ -1,4 +1,4 @@
-//! Files and manifests that are too much: each is refused with a reason, and soon.
+//! Files and manifests beyond the limits: each is refused with a reason, and soon.
 
 use std::fmt::Write as _;
 
@@ -54,7 +54,7 @@ fn what_is_not_a_regular_file_is_refused_at_once() {
 fn an_initrd_larger_than_the_guests_memory_is_not_read() {
     let folder = Folder::new();
     let file = std::fs::File::create(folder.0.path().join("initrd")).expect("file");
-    // It has no blocks: only its length is large.
+    // The file has no blocks: only the length is large.
     file.set_len(1 << 40).expect("length");
     folder.refuses(
         &[
@@ -155,7 +155,7 @@ fn more_tables_than_a_manifest_may_have_are_one_problem() {
     }
 }
 
-/// The largest manifest that is allowed is read, and compared with its expectations, in the time of a test.
+/// The largest allowed manifest is read, and compared with the expectations, in the time of a test.
 #[test]
 fn a_manifest_at_its_limits_is_understood() {
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-//! What the command says about bad input, word by word, and with which exit code. Nothing here needs KVM: whatever is
-//! wrong with the user's files is found out before any machine is looked for.
+//! The messages for bad input, word by word, and the exit codes. No test needs KVM: hyprobe finds errors in the user's files before
+//! looking for a machine.
 
 mod bounds;
 
@@ -10,10 +10,10 @@ use std::time::Duration;
 use assert_cmd::Command;
 use tempfile::TempDir;
 
-/// A folder to work in, with an image cache that is empty and stays so.
+/// A working folder, with an image cache that stays empty.
 struct Folder(TempDir);
 
-/// What came of a command.
+/// The result of a command.
 struct Outcome {
     code: Option<i32>,
     stdout: String,
@@ -47,7 +47,7 @@ impl Folder {
         }
     }
 
-    /// The command fails with this code and says exactly this.
+    /// Asserts that the command fails with `code` and prints exactly `stderr`.
     #[track_caller]
     fn refuses(&self, args: &[&str], code: i32, stderr: &str) {
         let outcome = self.hyprobe(args);
@@ -56,7 +56,7 @@ impl Folder {
     }
 }
 
-/// A command that is refused takes no longer, on a busy host either.
+/// The time limit of a refusal, long enough for a busy host.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// A small kernel with symbols: the bare-metal test guest.
@@ -70,7 +70,7 @@ fn kernel() -> &'static str {
     path.to_str().expect("path")
 }
 
-/// The beginning of a bzImage that says that more belongs to it.
+/// The beginning of a bzImage whose header announces more bytes.
 fn truncated_bzimage() -> Vec<u8> {
     let mut image = vec![0; 0x400];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! One run of the command: a stock kernel with the workload as its init.
+//! A run of the command: a stock kernel with the workload as init.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,7 +11,7 @@ use vmm::boot::KernelFile;
 
 use crate::turns::Turn;
 
-/// What a console never says of a guest that is well.
+/// Messages that a healthy guest never prints on the console.
 const COMPLAINTS: [&str; 7] = [
     "WARNING:",
     "BUG:",
@@ -56,7 +56,7 @@ impl Stock {
     }
 }
 
-/// What the guest runs.
+/// The guest's init.
 #[derive(Clone, Copy, Debug)]
 enum Init {
     /// System calls in known numbers.
@@ -67,7 +67,7 @@ enum Init {
     Script,
 }
 
-/// What the command is told.
+/// The options of the command.
 #[derive(Clone, Debug)]
 pub(crate) struct Boot<'a> {
     stock: &'a Stock,
@@ -80,14 +80,14 @@ pub(crate) struct Boot<'a> {
     modules: &'a [&'a str],
     /// `[[expect]]` sections of the manifest.
     expectations: &'a str,
-    /// The file for the console instead of one that can be read.
+    /// The file for the console; `None` for a readable file in the test's folder.
     console: Option<&'a str>,
-    /// Events go to standard output, which nobody reads.
+    /// Events go to standard output, and stay unread.
     unread: bool,
 }
 
 impl<'a> Boot<'a> {
-    /// `workload` is its parameters.
+    /// `workload` holds the workload's parameters.
     pub(crate) fn new(stock: &'a Stock, workload: &'a str) -> Self {
         Self {
             stock,
@@ -116,13 +116,13 @@ impl<'a> Boot<'a> {
         self
     }
 
-    /// Events go to standard output, a pipe that is open and that nobody reads.
+    /// Events go to standard output, an open pipe that is never read.
     pub(crate) fn unread(mut self) -> Self {
         self.unread = true;
         self
     }
 
-    /// The guest's own kprobes check themselves; `parameters` are those of that program.
+    /// The guest's own kprobes check themselves; `parameters` are the parameters of the checking program.
     pub(crate) fn with_own_kprobes(stock: &'a Stock, parameters: &'a str) -> Self {
         Self {
             init: Init::Kprobes,
@@ -148,7 +148,7 @@ impl<'a> Boot<'a> {
         self
     }
 
-    /// A probe whose hits are counted, and no more.
+    /// A probe that only counts hits.
     pub(crate) fn counted(mut self, spec: &str) -> Self {
         self.counted.push(spec.to_owned());
         self
@@ -165,7 +165,7 @@ impl<'a> Boot<'a> {
         self
     }
 
-    /// The workload loads these, and what they need, before it does anything else.
+    /// The workload loads the named modules and the modules needed by them, before any other work.
     pub(crate) fn modules(mut self, names: &'a [&'a str]) -> Self {
         self.modules = names;
         self
@@ -176,7 +176,7 @@ impl<'a> Boot<'a> {
         self.start().finish()
     }
 
-    /// What the guest begins with, and the parameters of its init.
+    /// The initramfs, and the parameters of init.
     fn initramfs(&self, folder: &Path) -> (Initramfs, &str) {
         let init = match self.init {
             Init::Workload => workload::build_workload(folder),
@@ -202,7 +202,7 @@ impl<'a> Boot<'a> {
             Some(path) => path.into(),
             None => files.path().join("console"),
         };
-        // The kernel's messages come between the workload's words: only what is wrong is to be said.
+        // The kernel's messages interrupt the workload's lines: the kernel may print only problems.
         let cmdline = format!("console=ttyS0 panic=-1 loglevel=5 {parameters} {load}");
         let manifest = files.path().join("counted.toml");
         let counted = |spec: &String| format!("[[probe]]\nat = \"{spec}\"\naction = \"count\"\n");
@@ -244,7 +244,7 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// An initramfs with busybox, whose shell runs `script`.
+/// An initramfs with busybox; busybox's shell runs `script`.
 fn script(script: &str) -> Initramfs {
     let busybox = guest_images::fetch("busybox-static", &|step| println!("{step}"))
         .expect("the feature `test-nested` promises a network or a filled image cache");
@@ -260,30 +260,30 @@ fn script(script: &str) -> Initramfs {
     initramfs
 }
 
-/// A command that goes on.
+/// A command in progress.
 #[derive(Debug)]
 pub(crate) struct Running {
-    /// Until its end was waited for.
+    /// `None` after the wait for the end.
     child: Option<Child>,
-    /// The end of a pipe that nobody reads.
+    /// The unread end of a pipe.
     _unread: Option<ChildStdout>,
     files: TempDir,
     _turn: Turn,
 }
 
 impl Running {
-    /// Where its files are.
+    /// The folder with the command's files.
     pub(crate) fn folder(&self) -> &Path {
         self.files.path()
     }
 
-    /// Whether it has ended.
+    /// Whether the command has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         let child = self.child.as_mut().expect("its end was not waited for");
         child.try_wait().expect("it is a child").is_some()
     }
 
-    /// Waits until the console has this text.
+    /// Waits until the console has `text`.
     pub(crate) fn wait_for_console(&mut self, text: &str) {
         let console = self.folder().join("console");
         loop {
@@ -309,7 +309,7 @@ impl Running {
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it goes on");
     }
 
-    /// Waits for its end.
+    /// Waits for the command's end.
     pub(crate) fn finish(mut self) -> Ran {
         let child = self.child.take().expect("its end was not waited for");
         self.left_by(child)
@@ -328,19 +328,19 @@ impl Running {
     }
 }
 
-/// A test that fails before the end does not leave a guest behind, and says what the command had to say.
+/// If a test fails before the end, the drop ends the guest and prints the command's output.
 impl Drop for Running {
     fn drop(&mut self) {
         if let Some(child) = self.child.take() {
             let pid = rustix::process::Pid::from_child(&child);
-            // It may have ended by itself.
+            // The command may have ended already.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
             eprintln!("{}", self.left_by(child).told());
         }
     }
 }
 
-/// What the command has left.
+/// The output of an ended command.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -357,7 +357,7 @@ impl Ran {
         format!("{}\n{}\n{last}", self.console, self.errors)
     }
 
-    /// What the command has told, in its order.
+    /// The events of the command, in order.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.events
             .lines()
@@ -367,7 +367,7 @@ impl Ran {
             .collect()
     }
 
-    /// The last line, and the only one of its kind.
+    /// The summary, which is the last line and the only summary.
     pub(crate) fn summary(&self) -> Summary {
         let mut events = self.events();
         let last = events.pop();
@@ -394,7 +394,7 @@ impl Ran {
             .collect()
     }
 
-    /// What the run had to say.
+    /// The notes of the run.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.events()
             .into_iter()
@@ -415,7 +415,7 @@ impl Ran {
             .collect()
     }
 
-    /// What the workload did, by its own count.
+    /// The work of the workload, as counted by the workload.
     pub(crate) fn counts(&self) -> Counts {
         let counts = Counts::from_console(&self.console)
             .unwrap_or_else(|| panic!("the workload has not come to its end\n{}", self.told()));
@@ -423,7 +423,7 @@ impl Ran {
         counts
     }
 
-    /// The guest has complained of nothing.
+    /// Asserts that the guest has printed no complaint.
     pub(crate) fn assert_well(&self) {
         for complaint in COMPLAINTS {
             assert!(!self.console.contains(complaint), "{}", self.told());
@@ -431,7 +431,7 @@ impl Ran {
     }
 }
 
-/// The probe that was asked for as `name`.
+/// The probe requested as `name`.
 pub(crate) fn probe<'a>(summary: &'a Summary, name: &str) -> &'a ProbeSummary {
     summary
         .probes

@@ -1,4 +1,4 @@
-//! Loops on data that KVM changes at exits.
+//! Probes in loops on data that KVM changes at exits.
 
 use introspect::{Gva, Symbol};
 use probes::{Kernel, ProbeSpec, ProbeState, Refusal, resolve};
@@ -40,7 +40,7 @@ fn clock_readers(kernel: &Kernel) -> Vec<(Symbol, Gva)> {
     symbols.filter(is_of_clock).filter_map(read).collect()
 }
 
-/// If a hit there exited, on a host whose TSC is unstable, the loop would never end.
+/// On a host with an unstable TSC, exits of hits would make the loop endless.
 #[test]
 fn the_loops_that_read_the_clock_are_refused_on_every_kernel() {
     for image in IMAGES {
@@ -62,7 +62,7 @@ fn the_loops_that_read_the_clock_are_refused_on_every_kernel() {
     }
 }
 
-/// The exits of its hits would keep the loop going if the guest read its steal time.
+/// If the guest read the steal time, the exits of the hits would keep the loop going.
 #[test]
 fn a_guest_with_probes_in_the_loop_that_reads_its_steal_time_comes_to_its_end() {
     let stock = Stock::fetch("debian-6.1");

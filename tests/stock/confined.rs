@@ -1,4 +1,4 @@
-//! The rights of the command and of its QEMU.
+//! The rights of the command and of QEMU.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -57,7 +57,7 @@ fn all_threads_of_the_command_and_of_qemu_gain_no_rights_and_filter_their_calls(
     running.finish();
 }
 
-/// A stand-in for QEMU: the program tries to read the file beside the program, and prints the result.
+/// A script in QEMU's place: the program tries to read the file beside the program, and prints the result.
 const READS: &str = r#"#!/bin/sh
 case "$*" in --version | *help) exec qemu-system-x86_64 "$@" ;; esac
 if cat "$0.secret"; then echo 'it was read' >&2; else echo 'it was refused' >&2; fi

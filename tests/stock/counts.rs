@@ -1,13 +1,13 @@
-//! Hits are what the guest says that it did, on every stock kernel, with one vCPU and with two.
+//! The hits equal the guest's own counts, on every stock kernel, with one vCPU and with two.
 
 use probes::{GuestEnd, ProbeState};
 
 use crate::boot::{Boot, Ran, Stock, probe};
 
-/// What each process of the workload, one per vCPU, does.
+/// The work of each process of the workload, with a process per vCPU.
 const WORKLOAD: &str = "opens=40 reads=31 getpids=23";
 
-/// The boot-time self-test that executes an `int3` of the kernel's own; where it is inlined, what it is inlined into.
+/// The boot-time self-test with an `int3` of the kernel's own; if the self-test is inlined, the function with the inlined code.
 fn breakpoint_test(stock: &Stock) -> &'static str {
     ["kprobe:int3_selftest", "kprobe:alternative_instructions"]
         .into_iter()

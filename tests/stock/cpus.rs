@@ -1,11 +1,11 @@
-//! Functions that a CPU executes before it has loaded the kernel's interrupt table, probed without exits: no `int3` may
-//! be there while one starts. A kernel executes them when it boots, and each time that it takes a CPU online again.
+//! Probes without exits in functions that a CPU executes before loading the kernel's interrupt table: no `int3` may be in the functions
+//! while a CPU starts. A kernel executes the functions at boot, and each time a CPU goes online again.
 
 use probes::{GuestEnd, ProbeState, ProbeSummary, Tier};
 
 use crate::boot::{Boot, Stock, probe};
 
-/// Each was the end of a guest with two vCPUs once; not every kernel has all of them.
+/// A probe on each was once the end of a guest with two vCPUs; not every kernel has all of the functions.
 const BRING_UP: [&str; 10] = [
     "start_secondary",
     "cr4_init",
@@ -19,9 +19,9 @@ const BRING_UP: [&str; 10] = [
     "memset_orig",
 ];
 const STARTS: &str = "kprobe:start_secondary";
-/// The kernel's own `int3`, whose handler reads it. It has a name of its own in some kernels.
+/// The kernel's own `int3`, which the handler of the `int3` reads. In some kernels, the instruction has a symbol.
 const OWN_INT3: &str = "kprobe:int3_selftest_ip";
-/// So often the second CPU goes offline and comes back.
+/// The number of times that the second CPU goes offline and comes back.
 const CYCLES: u64 = 5;
 const SCRIPT: &str = "#!/bin/busybox sh
 busybox() { /bin/busybox \"$@\"; }

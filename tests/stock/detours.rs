@@ -1,4 +1,4 @@
-//! Probes on instructions that only the processor can execute: stock kernels run copies of them.
+//! Probes on instructions that only the processor can execute: stock kernels run copies of the instructions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,12 @@ use probes::{GuestEnd, ProbeState, Tier, Word as _};
 
 use crate::boot::{Boot, Stock, probe};
 
-/// More than one command line should name.
+/// The maximum number of probes on a command line.
 const MAX_PROBES: usize = 600;
-/// Of one function. What computes with vector registers has hundreds, and boots that test it would take long.
+/// The maximum number of probes in a function. Code that computes with vector registers has hundreds of candidates, and boots that test
+/// the code would take long.
 const PER_FUNCTION: usize = 2;
-/// What kernels read their clocks with.
+/// The functions with which kernels read their clocks.
 const CLOCKS: [&str; 4] = [
     "read_tsc",
     "native_sched_clock",
@@ -19,7 +20,7 @@ const CLOCKS: [&str; 4] = [
     "pvclock_clocksource_read",
 ];
 
-/// Whether the emulator cannot do it and a copy can, whatever the kernel has switched on.
+/// Whether the emulator cannot execute the instruction and a copy can, for every set of features that the kernel may switch on.
 fn is_copied(decoded: &Decoded) -> bool {
     let needs = relocation(decoded, &CpuidWords::ALL);
     let copied = matches!(
@@ -29,7 +30,7 @@ fn is_copied(decoded: &Decoded) -> bool {
     copied && matches!(classify(decoded), Class::MustStep(_))
 }
 
-/// The probes at such instructions in the kernel's text, those of the clocks first.
+/// The probes at copied instructions in the kernel's text. The probes in clock functions come first.
 fn places(stock: &Stock) -> Vec<String> {
     let kernel = &stock.kernel;
     let symbols: Vec<_> = kernel.symbols().matching("*").collect();
@@ -48,7 +49,7 @@ fn places(stock: &Stock) -> Vec<String> {
                 .is_some()
         };
         let entry = kernel.is_entry(symbol.address) || kernel.is_init(symbol.address);
-        // Its `cpuid` is executed once for each place that the kernel patches at boot, before there can be copies.
+        // The function's `cpuid` is executed once for each site that the kernel patches at boot, before any copies can exist.
         let patches = &*symbol.name == "text_poke_early";
         let ambiguous = named[&*symbol.name] > 1;
         if !symbol.is_text()
@@ -85,7 +86,7 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
     let stock = Stock::fetch(image);
     let places = places(&stock);
     assert!(places.len() >= 100, "{image}: {} places", places.len());
-    // With one vCPU, the kernel's words do not come between those of the workload.
+    // With a single vCPU, the kernel's messages do not interrupt the workload's lines.
     let talks = cpus == 1;
     let workload = "opens=100 reads=50 getpids=20";
     let talkative = "opens=100 reads=50 getpids=20 loglevel=7";
@@ -117,7 +118,7 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
                 assert_eq!(probe.exits, probe.hits, "{place}");
                 copied = (copied.0 + 1, copied.1 + probe.hits);
             }
-            // Until the kernel's page tables are as they stay, they are executed in place.
+            // Until the kernel's page tables are final, the instructions are executed in place.
             Some(Tier::Stepped) => {
                 assert!(
                     (probe.hits + 1..=2 * probe.hits).contains(&probe.exits),
@@ -141,7 +142,7 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
         notes.iter().all(|note| !note.contains("executed in place")),
         "{notes:?}"
     );
-    // The map of its memory that the guest was given, and that it says at its start.
+    // The memory map given to the guest, and printed by the guest at the start.
     if talks {
         assert!(ran.console.contains("BIOS-e820") && !ran.console.contains("0x0000001000000000"));
     }

@@ -1,4 +1,4 @@
-//! Bad ends: the exit code and the summary say which.
+//! Bad ends of a guest: the exit code and the summary name the end.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -31,7 +31,7 @@ fn a_panic_is_told() {
 #[test]
 fn a_timeout_is_told() {
     let stock = Stock::fetch(IMAGE);
-    // It makes the same calls for far longer than it is given.
+    // The workload repeats the same calls for far longer than the timeout.
     let ran = Boot::new(&stock, "getpids=1 repeat=1000000 pause=1")
         .probe("kprobe:__x64_sys_getpid")
         .option("--timeout", "10s")
@@ -42,7 +42,7 @@ fn a_timeout_is_told() {
     assert!(summary.ran_ns >= 10_000_000_000, "{} ns", summary.ran_ns);
 }
 
-/// What was never to happen might have happened later.
+/// An event forbidden by `never` might have happened later.
 #[test]
 fn a_run_that_a_signal_ends_is_not_judged() {
     let stock = Stock::fetch(IMAGE);
@@ -66,7 +66,7 @@ fn a_run_that_a_signal_ends_is_not_judged() {
     assert!(!told.contains("expectation"), "{told}");
 }
 
-/// The events fill the pipe, the queues of both Linuxes and the guest's ring; the probe is made of those that exit.
+/// The events fill the pipe, the queues of both Linuxes and the guest's ring; with the ring full, the probe's hits exit.
 #[test]
 fn a_run_whose_events_nobody_reads_ends_at_its_time_and_counts_them() {
     let stock = Stock::fetch(IMAGE);

@@ -1,5 +1,5 @@
-//! `hyprobe test` on stock kernels, nested: the manifests that come with hyprobe pass, and a kernel that panics leaves
-//! what one wants to know of it.
+//! `hyprobe test` on stock kernels, nested: the manifests shipped with hyprobe pass, and a kernel's panic leaves the artifacts that
+//! explain the panic.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::turns::Turn;
 
 fn test(folder: &Path, manifests: &Path) -> Output {
-    // Both processors are the command's to share out.
+    // The command uses both processors, so the test takes both turns.
     let turns = [Turn::take(), Turn::take()];
     let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
         .current_dir(folder)
@@ -116,7 +116,7 @@ fi
 exec qemu-system-x86_64 "$@"
 "#;
 
-/// A case that passes at the second start of QEMU says so to people, and in JUnit.
+/// If a case passes at the second start of QEMU, the text output and the JUnit file report the restart.
 #[test]
 fn a_restart_of_qemu_is_told() {
     let folder = tempfile::tempdir().expect("tempdir");
@@ -138,7 +138,7 @@ fn a_restart_of_qemu_is_told() {
             "nested",
             "--junit",
             "junit.xml",
-            // The stand-in leaves a mark in its folder.
+            // The script in QEMU's place leaves a mark in the script's folder.
             "--no-sandbox",
         ])
         .output();

@@ -1,4 +1,4 @@
-//! Kernels that unpack themselves and choose where they run.
+//! Kernels that unpack themselves and choose their address.
 
 use probes::{GuestEnd, Hex, ProbeState, Word as _, resolve};
 
@@ -7,7 +7,7 @@ use crate::boot::{Boot, Stock, probe};
 /// Alignment of a 64-bit kernel.
 const ALIGNMENT_BYTES: u64 = 2 << 20;
 
-/// Boots `image` so and returns how far it has moved.
+/// Boots `image` as a bzImage and returns the distance from the linked address.
 fn check(image: &str) -> u64 {
     const PROBES: [&str; 3] = [
         "kprobe:do_sys_openat2",
@@ -53,7 +53,7 @@ fn check(image: &str) -> u64 {
     slides[0]
 }
 
-/// A kernel may happen to choose the address that it was linked at, once in some hundreds of boots; not two of them.
+/// By chance, a kernel chooses the linked address once in some hundreds of boots. Two kernels do not choose so at the same time.
 #[test]
 fn kernels_that_move_are_followed() {
     let slides = std::thread::scope(|scope| {

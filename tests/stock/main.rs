@@ -1,4 +1,4 @@
-//! Stock Debian kernels, probed by the command, nested: what the probes count is what the guest says that it did.
+//! Stock Debian kernels, probed by the command, nested: the probes' counts equal the guest's own counts.
 //!
 //! Built with the feature `test-nested`, which promises QEMU and a network or a filled image cache.
 

@@ -36,7 +36,7 @@ fn check(image: &str, cpus: u8) {
         summary.probes.len()
     );
     for probe in &summary.probes {
-        // What is only there during boot is gone after it.
+        // Functions that exist only during boot are gone afterwards.
         assert!(
             matches!(probe.state, ProbeState::Armed | ProbeState::Gone),
             "{}: {:?}",

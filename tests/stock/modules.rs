@@ -1,10 +1,10 @@
-//! Probes in modules: they wait for the module, see its first function, and leave with it.
+//! Probes in modules: each probe waits for the module, sees the module's first function, and goes with the module.
 
 use probes::{GuestEnd, ProbeState};
 
 use crate::boot::{Boot, Stock, probe};
 
-/// `dummy` makes one network device when it is loaded, and removes it when it is unloaded.
+/// `dummy` makes a network device when loaded, and removes the device when unloaded.
 const LOADED_ONCE: [&str; 3] = [
     "kprobe:dummy:dummy_init_module",
     "kprobe:dummy:dummy_setup",

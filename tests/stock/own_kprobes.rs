@@ -1,4 +1,4 @@
-//! The guest's own kprobes beside ours, on the same instructions: both see everything, and the guest cannot tell.
+//! The guest's own kprobes beside hyprobe's probes, on the same instructions: both see the hits, and the guest sees no difference.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::boot::{Boot, Ran, Stock, probe};
 
 /// The number of read and openat calls in each round: enough for a hit at each place, see [`DEBUG_REGISTERS`].
 const CALLS: u64 = 30;
-/// Every instruction of these is probed; of the last one, the entry only, which leaves room for the guest to jump.
+/// The functions with a probe at every instruction; in the last function, only at the entry, so the guest has room for a jump.
 const FUNCTIONS: [&str; 3] = ["ksys_read", "vfs_read", "do_sys_openat2"];
 /// The maximum number of probed bytes of a function.
 const FUNCTION_BYTES: u64 = 0x80;
@@ -18,12 +18,12 @@ const ENTRY_ONLY: &str = "do_sys_openat2";
 const MARK: &str = "kprobe:__x64_sys_getppid";
 /// The first probe hit in each call.
 const FIRST_IN_CALL: &str = "kprobe:ksys_read";
-/// With an event at each instruction, a few of them optimised; with some, optimised; unoptimised; optimised again; with none.
+/// With an event at each instruction, a few of the events optimised; with some, optimised; unoptimised; optimised again; with none.
 const ROUNDS: usize = 5;
-/// The outer machine's processor is QEMU's, which sets RF in the frame of an interrupt, too. If an interrupt comes just before
-/// a place whose plant a debug register replaces, the place is executed unseen. On a slow host a timer's tick waits there at
-/// most calls. But only so many places have a register, and the plant is back from the first hit on: the guest writes to no
-/// place during a round, since it waits for its optimiser before.
+/// The outer machine's processor is QEMU's, which sets RF in the frame of an interrupt, too. If an interrupt comes just before a site
+/// whose plant a debug register replaces, the site is executed unseen. On a slow host, a timer's tick waits there at most calls. But only
+/// this number of sites has a register, and the plant is back from the first hit on: the guest writes to no site during a round, since the
+/// guest waits for the optimiser before.
 const DEBUG_REGISTERS: usize = 4;
 
 /// The guest's own report, which has to be the same with and without probes.
@@ -58,7 +58,7 @@ fn own_hits<'a>(transcript: &[&'a str]) -> BTreeMap<&'a str, u64> {
     events.collect()
 }
 
-/// The hits of each probe in one call of read(2), and in the openat(2) behind the call; of a return probe, the returns.
+/// The hits of each probe in a call of read(2), and in the openat(2) behind the call; of a return probe, the returns.
 type Hits = BTreeMap<String, u64>;
 
 fn hits(call: &Hits, probe: &str) -> u64 {
@@ -90,7 +90,7 @@ fn our_hits(ran: &Ran) -> Vec<Vec<Hits>> {
     rounds
 }
 
-/// The offsets at which an instruction begins that the kernel does not patch while it runs, but for the first.
+/// The offsets of the instructions that the kernel does not patch at run time, except the first.
 fn boundaries(stock: &Stock, function: &str) -> Vec<u64> {
     let symbol = stock.kernel.symbols().lookup(function).expect("it exists");
     let instructions = stock.kernel.instructions(&symbol).map_while(Result::ok);
@@ -167,8 +167,8 @@ fn check(image: &str, cpus: u8) {
         let returns = probe(&summary, &format!("kretprobe:{name}"));
         assert_eq!(returns.returns, Some(returns.hits), "{name}");
     }
-    // Hit by hit what the guest's own kprobes saw; and none of them hides an instruction from ours, as an instruction
-    // or as part of a jump.
+    // Every call has the hits that the guest's own kprobes saw. No kprobe of the guest hides an instruction from hyprobe's probes, as an
+    // instruction or as part of a jump.
     let ours: Vec<(String, String)> = FUNCTIONS
         .iter()
         .filter(|name| **name != ENTRY_ONLY)

@@ -1,12 +1,12 @@
-//! Calls that return to instructions that the kernel patches: jump labels and static calls.
+//! Calls that return to instructions patched by the kernel: jump labels and static calls.
 
 use probes::GuestEnd;
 
 use crate::boot::{Boot, Stock};
 
-/// Functions of which almost all calls return to such an instruction, in Debian's 6.1.
+/// Functions whose calls, in Debian's 6.1, almost all return to a patched instruction.
 const PROBES: [&str; 4] = [
-    // A jump label behind each of its calls.
+    // A jump label follows each call.
     "kretprobe:psi_flags_change",
     "kretprobe:__free_one_page",
     "kretprobe:__flush_smp_call_function_queue",

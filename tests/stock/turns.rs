@@ -8,8 +8,8 @@ const BOOTS_AT_ONCE: usize = 2;
 static TAKEN: Mutex<usize> = Mutex::new(0);
 static GIVEN_BACK: Condvar = Condvar::new();
 
-/// A turn to boot, until it is dropped. For test runners that run all tests in one process; one that starts a process
-/// per test has a configuration of its own (`.config/nextest.toml`).
+/// A turn to boot, held until the drop. For test runners that run all tests in a single process; a runner with a process per test has a
+/// configuration of its own (`.config/nextest.toml`).
 #[derive(Debug)]
 pub(crate) struct Turn(());
 

@@ -1,15 +1,15 @@
-//! A kernel that reads its own instruction to learn what it means.
+//! A kernel that reads its own instruction to learn the instruction's meaning.
 
 use probes::Tier;
 
 use crate::boot::{Boot, Stock, probe};
 
 const IMAGE: &str = "debian-6.1";
-/// Where Linux complains of a parameter that makes no sense.
+/// The code with which Linux complains of a senseless parameter.
 const COMPLAINS: &str = "rcu_init_geometry.cold";
 const SENSELESS: &str = "rcutree.rcu_fanout_leaf=1";
 
-/// A warning is an `ud2` whose bytes the handler of #UD compares: with a plant there it would be a crash.
+/// A warning is an `ud2` whose bytes the handler of #UD compares: with a plant in place, the warning would be a crash.
 #[test]
 fn a_probed_warning_is_still_one() {
     let stock = Stock::fetch(IMAGE);
@@ -21,7 +21,7 @@ fn a_probed_warning_is_still_one() {
         .find(|decoded| decoded.bytes() == [0x0f, 0x0b])
         .expect("a warning");
     let spec = format!("kprobe:{COMPLAINS}+{:#x}", ud2.at().0 - symbol.address.0);
-    // Behind it, at the instruction that the handler of #UD goes on with.
+    // Behind the `ud2`, at the instruction where the handler of #UD resumes.
     let behind = format!("kprobe:{COMPLAINS}+{:#x}", ud2.next().0 - symbol.address.0);
     let workload = format!("getpids=1 {SENSELESS}");
     let ran = Boot::new(&stock, &workload)
@@ -38,6 +38,6 @@ fn a_probed_warning_is_still_one() {
         let probe = probe(&summary, name);
         assert_eq!((probe.hits, probe.missed.len()), (1, 0), "{probe:?}");
     }
-    // It was never executed to its end.
+    // The `ud2` never completed.
     assert_ne!(probe(&summary, &spec).tier, Some(Tier::Stepped));
 }

@@ -1,4 +1,4 @@
-//! The rights of a run on this host's KVM.
+//! The rights of a run on the host's KVM.
 
 use std::fs;
 use std::path::Path;
@@ -101,7 +101,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // An error means that it has ended.
+        // An error means that the command has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -113,14 +113,14 @@ fn all_threads_of_a_run_filter_their_calls() {
     for (thread, filtered, no_privileges) in running.threads() {
         assert_eq!((&*filtered, &*no_privileges), ("2", "1"), "{thread}");
     }
-    // The two of all threads, that of all threads which work for a guest, and the thread's own.
+    // The two filters of all threads, the filter of all threads which work for a guest, and the thread's own.
     for guest in THREADS.iter().skip(2) {
         let filters = running.field(guest, "Seccomp_filters:");
         assert_eq!(filters.as_deref(), Some("4"), "{guest}");
     }
 }
 
-/// Threads that work for a guest leave signals to others: their filters do not know what a signal's handler does.
+/// Threads that work for a guest leave signals to other threads: the filters do not cover the calls of a signal's handler.
 #[test]
 fn signal_to_a_vcpu_thread_is_left_to_others_and_ends_the_run() {
     let mut running = Running::start(&[]);
@@ -144,7 +144,7 @@ fn run_without_sandbox_filters_nothing() {
     }
 }
 
-/// On a terminal, the thread that writes the output also says how many hits there are.
+/// On a terminal, the thread that writes the output also prints the number of hits.
 #[test]
 fn line_of_progress_on_a_terminal_needs_no_further_thread() {
     let folder = tempfile::tempdir().expect("tempdir");

@@ -6,7 +6,7 @@ use hyprobe_rigs::contract::{self, Here};
 
 use crate::BENCH;
 
-/// A test for each case, and one that there is no other.
+/// Makes a test for each case, and the list of the tested cases.
 macro_rules! tests {
     ($($test:ident = $case:literal,)*) => {
         $(
@@ -103,7 +103,7 @@ tests! {
     come_and_go = "come-and-go",
 }
 
-/// With each byte that can be planted here; what this host delivers no trap for is left out.
+/// Runs a case with each byte that can be planted; bytes for which the host delivers no trap are left out.
 fn run(name: &str) {
     let case = contract::cases()
         .find(|case| case.name == name)
@@ -126,6 +126,5 @@ fn each_case_is_a_test() {
     assert_eq!(known, tested);
 }
 
-/// A KVM that interprets ring 0 does not deliver these from ring 3, or not as a processor does, or at all: the rigs run
-/// them.
+/// A KVM that interprets ring 0 does not deliver these events from ring 3, or not like a processor, or not at all: the rigs run the cases.
 const NOT_HERE: [&str; 5] = ["syscall", "intn", "int1", "instructions-ring3", "vector"];

@@ -13,7 +13,7 @@ fn one() -> Here<'static> {
     Here::new(&BENCH, None, 1)
 }
 
-/// One vCPU, with each byte that can be planted here.
+/// One vCPU, with each plant byte of this host.
 fn each() -> impl Iterator<Item = Here<'static>> {
     [PlantByte::Port, PlantByte::Int3]
         .into_iter()
@@ -104,7 +104,7 @@ fn a_failure_of_the_guests_own_is_its_exit_code() {
     assert!(!ran.outcome.is_good());
 }
 
-/// `stock::ends` has the other way out of the machine, which this host's KVM may not know: system-management mode.
+/// `stock::ends` has the other way out of the machine, system-management mode, which this host's KVM may not know.
 #[test]
 fn guest_that_restarts_its_first_processor_has_no_firmware() {
     let here = one();
@@ -118,7 +118,7 @@ fn guest_that_restarts_its_first_processor_has_no_firmware() {
     );
 }
 
-/// The last instruction that the guest executes is single-stepped, and does not come to an end.
+/// The last instruction executed by the guest is single-stepped, and does not complete.
 #[test]
 fn a_stepped_instruction_may_be_the_end() {
     for here in each() {
@@ -137,7 +137,7 @@ fn a_stepped_instruction_may_be_the_end() {
     }
 }
 
-/// A probe at the first instruction of `function` that reads `text`.
+/// A probe at the first instruction of `function` with the disassembly `text`.
 fn probe_at(function: &str, text: &str) -> String {
     let kernel = BENCH.kernel();
     let symbol = kernel.symbols().lookup(function).expect(function);

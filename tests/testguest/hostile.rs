@@ -1,4 +1,4 @@
-//! A few boots of the hostile guest: see `hyprobe_rigs::hostile`. `make hostile` makes as many as there is time for.
+//! A few boots of the hostile guest: see `hyprobe_rigs::hostile`. `make hostile` makes as many boots as time allows.
 
 use std::path::Path;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use hyprobe_rigs::hostile::Campaign;
 use hyprobe_rigs::line::Backend;
 
-/// Two of these seeds execute random bytes at their end.
+/// Two of the seeds execute random bytes at the end.
 const SEED: u64 = 14;
 const BOOTS: u64 = 4;
 
@@ -28,7 +28,7 @@ fn hostile_guests_end_their_own_run_and_harm_nothing() {
         .run(&|line| println!("{line}"))
         .expect("the rig works");
     assert_eq!((totals.boots, totals.failed), (BOOTS, 0), "{totals}");
-    // Which acts there were depends on time.
+    // The set of acts depends on time.
     let missing = totals.shortcomings();
     let is_act = |what: &String| what.contains("no guest has done");
     assert!(missing.iter().all(is_act), "{missing:?}\n{totals}");

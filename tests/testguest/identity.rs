@@ -27,7 +27,7 @@ fn hyprobe(folder: &Path, args: &[&str]) -> Output {
         .expect("the command starts")
 }
 
-/// Whether this process is root. If it is not, the command is refused: that is looked at here.
+/// Whether this process is root. If not, checks that the command is refused.
 fn is_root() -> bool {
     if geteuid().is_root() {
         return true;
@@ -64,7 +64,7 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
     let root = root.path().to_str().expect("UTF-8");
     for sandbox in [&[][..], &["--no-sandbox"]] {
         let options = [&["--user", USER, "--chroot", root, "-o", "events"], sandbox].concat();
-        // A shell may have left these open: the second one leads out of the new root.
+        // A shell may have left the files open: the second file leads out of the new root.
         let open = ["/proc/self/status", "/"].map(|path| fs::File::open(path).expect("a file"));
         for file in &open {
             fcntl_setfd(file, FdFlags::empty()).expect("inherited");
@@ -101,7 +101,7 @@ fn run_of_root_becomes_the_user_in_the_new_root_and_root_controls_it() {
     }
 }
 
-/// The directories that a process has open.
+/// The directories opened by a process.
 fn directories(pid: u32) -> Vec<PathBuf> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("the command runs");
     let targets = open.map(|entry| entry.expect("a descriptor").path());
@@ -109,7 +109,7 @@ fn directories(pid: u32) -> Vec<PathBuf> {
     targets.filter(|target| target.is_dir()).collect()
 }
 
-/// A folder that anybody can read, with a manifest whose expectation does not hold.
+/// A folder readable for all users, with a manifest whose expectation fails.
 fn failing() -> TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
     let kernel = guest_images::build_testguest(&folder.path().join("guest"));

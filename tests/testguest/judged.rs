@@ -1,4 +1,4 @@
-//! `hyprobe test` on this host's KVM: expectations that hold, and one of each kind that does not.
+//! `hyprobe test` on this host's KVM: expectations that hold, and a broken expectation of each kind.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -8,7 +8,7 @@ use serde_json::Value;
 /// Calls `fn_nop` three times and resets.
 const GUEST: &str = "cmdline = 'run=calls=3 exit=reset'";
 
-/// What came of `hyprobe test`.
+/// The result of `hyprobe test`.
 struct Tested {
     code: Option<i32>,
     /// By the name of the manifest.
@@ -18,7 +18,7 @@ struct Tested {
     folder: tempfile::TempDir,
 }
 
-/// Writes manifests into a folder, each with a name, a guest, and what stands below that.
+/// Writes manifests into a folder, each with a name, a guest, and the text below the guest.
 fn write(manifests: &[(&str, &str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
     let kernel = guest_images::build_testguest(&folder.path().join("guest"));
@@ -58,7 +58,7 @@ fn test(manifests: &[(&str, &str, &str)], options: &[&str]) -> Tested {
     }
 }
 
-/// What a CI system reads is what the schema describes.
+/// Asserts that the JUnit file matches the schema.
 fn assert_is_valid(text: &str) {
     const SCHEMA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/testguest/junit.xsd");
     let folder = tempfile::tempdir().expect("tempdir");
@@ -73,7 +73,7 @@ fn assert_is_valid(text: &str) {
     assert!(checked.status.success(), "{said}{text}");
 }
 
-/// One test, one attribute after the other, as JUnit's readers want them: `testsuites` of `testsuite` of `testcase`.
+/// Asserts the structure and the attributes expected by JUnit's readers: `testsuites` of `testsuite` of `testcase`.
 fn assert_is_junit(text: &str, cases: usize, failures: usize, errors: usize) {
     assert_is_valid(text);
     let document = roxmltree::Document::parse(text).expect("XML");
@@ -117,7 +117,7 @@ fn assert_is_junit(text: &str, cases: usize, failures: usize, errors: usize) {
         assert!(number(case, "time") > 0.0);
         let mut rank = 0;
         for child in case.children().filter(roxmltree::Node::is_element) {
-            // Those of a failure come before what was printed.
+            // The elements of a failure come before the printed output.
             let here = match child.tag_name().name() {
                 "failure" | "error" => 1,
                 "rerunFailure" | "rerunError" | "flakyFailure" | "flakyError" => 2,
@@ -163,7 +163,7 @@ const HOLD: &str = "
     optional = true
 ";
 
-/// One of each kind, with the words that tell why it is broken.
+/// A broken expectation of each kind, with words of the reason.
 const BROKEN: [(&str, &str, &str); 9] = [
     ("console", "console = 'login:'", "there was no such line"),
     (
@@ -205,7 +205,7 @@ fn what_is_as_expected_passes() {
     assert!(!tested.folder.path().join("hyprobe-artifacts").exists());
 }
 
-/// The test guest does not say which processor it is on, so ours is told.
+/// The test guest does not report the current processor, so the filters use hyprobe's own number of the vCPU.
 const PROGRAMS: &str = "
     [[probe]]
     at = 'kprobe:fn_nop'
@@ -304,7 +304,7 @@ fn a_broken_expectation_may_end_the_run_at_once() {
         never = true
         stop = true
     ";
-    // It would hang until its time is over.
+    // Without the stop, the guest would hang until the timeout.
     let tested = test(&[("stop", "cmdline = 'run=calls=1,hang'", below)], &[]);
     assert_eq!(tested.code, Some(1));
     let case = &tested.cases["stop"];

@@ -1,8 +1,8 @@
 //! The test guest on this host's KVM, probed, and every count compared with the guest's own.
 //!
-//! The guest checks itself: each scenario looks at registers, flags, memory and faults, so what a probe disturbs fails
-//! in the guest. What every KVM must keep is in the rigs' contract, and runs here as it does there; what follows from
-//! this machine's end of it is below. Built with the feature `test-kvm`, which promises that there is a /dev/kvm.
+//! The guest checks itself: each scenario checks registers, flags, memory and faults, so a disturbance by a probe fails in the guest. The
+//! requirements for every KVM are in the rigs' contract, and run here as in the rigs; the modules below test this machine's side. Built
+//! with the feature `test-kvm`, which promises a /dev/kvm.
 
 #![cfg(feature = "test-kvm")]
 

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use tempfile::TempDir;
 
-/// A folder with a kernel, and a manifest whose expectation does not hold.
+/// A folder with a kernel, and a manifest whose expectation fails.
 fn folder() -> TempDir {
     let folder = tempfile::tempdir().expect("tempdir");
     let kernel = guest_images::build_testguest(&folder.path().join("guest"));

@@ -1,4 +1,4 @@
-//! What `make bench` measures, in short: that it can be measured, and what does not depend on time.
+//! A short `make bench`: every measurement works, and the results that do not depend on time are right.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const EXITS: [(&str, u64); 6] = [
     ("returns", 20),
     ("in-place", 20),
 ];
-/// Hits before the first that is recorded, at the most; each exits.
+/// The maximum number of hits before the first recorded hit; each exits.
 const FIRST_HITS: u64 = 10;
 
 #[test]

@@ -1,4 +1,4 @@
-//! A panic on a thread of the VMM: the run fails, whatever the guest's end.
+//! A panic on a thread of the VMM: the run fails, even if the guest ends well.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl Handler for Panicking {
     }
 }
 
-/// Panics at the first event that comes on the thread `of`.
+/// Panics at the first event on the thread `of`.
 #[derive(Debug)]
 struct PanickingOn {
     of: &'static str,

@@ -1,4 +1,4 @@
-//! A run that is controlled through its socket, by a real HTTP client.
+//! A run controlled through its socket, by a real HTTP client.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use vmm::End;
 
 use crate::BENCH;
 
-/// What a guest that is alive does within this time, it does.
+/// The limit for waits: a live guest does its work within this time.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// It is ended by those who control it.
+/// The limit of the run. The controlling thread ends the run earlier.
 const LONGEST: Duration = Duration::from_secs(280);
-/// More than any of these tests waits for; each ends the guest itself.
+/// More calls than any test waits for; each test ends the guest.
 const BUSY: &str = "run=smp=1000000000";
 
-/// Ends the guest when the thread that controls it is done, or fails: its failure is to be seen at once.
+/// Ends the guest when the controlling thread is done or fails, so a failure is visible at once.
 struct EndsWith(vmm::Control);
 
 impl Drop for EndsWith {
@@ -30,12 +30,12 @@ impl Drop for EndsWith {
     }
 }
 
-/// Two vCPUs that are busy.
+/// Two busy vCPUs.
 fn two(plant: Option<PlantByte>) -> Here<'static> {
     Here::new(&BENCH, plant, 2)
 }
 
-/// Runs the guest until `control` has done what it wants to.
+/// Runs the guest until `control` has returned.
 fn controlled(
     here: &Here<'_>,
     probe: &str,
@@ -63,7 +63,7 @@ fn controlled(
         let controlling = scope.spawn(move || control(path, &machine.0));
         let ran = guest.run();
         hub.event(Event::Summary(ran.summary.clone()));
-        // Streams of events end here, and the thread may be reading one.
+        // Streams of events end here, and the thread may be reading a stream.
         server.finish();
         controlling.join().expect("the controlling thread");
         ran
@@ -90,7 +90,7 @@ fn wait_for_hits(client: &mut Client, id: &str, more_than: u64) -> u64 {
     }
 }
 
-/// What lies in memory, plants and all.
+/// The bytes in memory, including plants.
 fn in_memory(machine: &vmm::Control, at: Gva) -> [u8; 16] {
     let gpa = BENCH.kernel().to_physical(at).expect("it is loaded");
     let mut bytes = [0; 16];
@@ -153,7 +153,7 @@ fn a_probe_comes_fires_and_goes_without_a_trace() {
     }
 }
 
-/// The guest's own kernel is not Linux, but what cannot be probed is refused in the same words.
+/// The guest's own kernel is not Linux, but a refusal has the same words.
 #[test]
 fn a_transaction_of_which_one_part_is_wrong_plants_nothing() {
     controlled(&two(None), "kprobe:fn_*", |path, machine| {
@@ -246,7 +246,7 @@ fn footprint() -> (u64, usize) {
 
 #[test]
 fn ten_thousand_cycles_leave_nothing_behind() {
-    // What could be left of each would be far more: a descriptor, or the kilobyte of a probe.
+    // The leftovers of all cycles would be far more: a descriptor, or the kilobyte of a probe, for each cycle.
     const MORE_KIB: u64 = 6 << 10;
     const MORE_FILES: usize = 20;
     controlled(&two(None), "kprobe:fn_nop", |path, _| {
@@ -258,7 +258,7 @@ fn ten_thousand_cycles_leave_nothing_behind() {
         let mut cycles = |count: usize| {
             for cycle in 0..count {
                 let mut fresh = None;
-                // One in ten has a connection of its own.
+                // Every tenth cycle has a connection of its own.
                 let client = match cycle % 10 {
                     0 => fresh.insert(client(path)),
                     _ => &mut kept,

@@ -93,7 +93,7 @@ impl Piped {
 
 impl Drop for Piped {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The command may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

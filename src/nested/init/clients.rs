@@ -23,11 +23,11 @@ pub(super) struct ClientsPort {
 }
 
 impl ClientsPort {
-    /// Gives clients that come in through `port` to the server of the run.
+    /// Connects the clients of `port` with the server of the run.
     pub(super) fn start(port: File) -> io::Result<(Self, Incoming)> {
         let (ours, theirs) = UnixStream::pair()?;
         let (link, incoming) = Inner::start(theirs)?;
-        // It ends with the machine.
+        // The thread ends with the machine.
         copy("clients-in", port.try_clone()?, ours.try_clone()?)?;
         let port = Counted::new(port);
         let written = port.count();
@@ -40,7 +40,7 @@ impl ClientsPort {
         Ok((started, incoming))
     }
 
-    /// The run is over: how many bytes were written, once all that the clients were told has been.
+    /// Waits, after the run, until all output for the clients is written. Returns the number of written bytes.
     pub(super) fn finish(self) -> u64 {
         self.link.finish();
         // A panic is in the log.

@@ -1,10 +1,10 @@
-//! A writer that knows how much it has written.
+//! A writer that counts the written bytes.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Writes to a port. What is written here and does not arrive would be lost silently, so it is counted.
+/// Writes to a port, and counts the bytes. Without the count, bytes that do not arrive would be lost silently.
 #[derive(Debug)]
 pub(super) struct Counted<W> {
     inner: W,

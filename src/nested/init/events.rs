@@ -1,7 +1,7 @@
 //! Events and console output on their way out: from vCPU threads through a queue to a thread that writes to both ports.
 //!
-//! The launcher reads the ports only as fast as its own reader reads, until the run has ended: a port may block for long, and no
-//! vCPU may wait for a port (see `outbox`).
+//! Until the run has ended, the launcher reads the ports only as fast as the reader of the launcher's output reads. So a port may block
+//! for long, and no vCPU may wait for a port (see `outbox`).
 
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,10 +14,10 @@ use probes::{Event, EventSink};
 
 use crate::outbox::{Outbox, Posted};
 
-/// One write is one notification of the host, which is dear under emulation.
+/// Each write notifies the host, which is expensive under emulation.
 const BATCH_BYTES: usize = 64 << 10;
 
-/// The sink that the run inside is given.
+/// The event sink of the run inside.
 #[derive(Debug)]
 pub(super) struct EventsPort {
     queue: Outbox<Message>,
@@ -69,10 +69,10 @@ impl EventsPort {
         }
     }
 
-    /// Writes what is queued and returns how many events, and writes of the console, could not be written. Later events are dropped by the caller's
-    /// own choice.
+    /// Writes the queued messages. Returns the number of events and console writes that could not be written. The caller has chosen to
+    /// drop later events.
     pub(super) fn finish(&self) -> u64 {
-        // A loss means that the thread is gone, which the join tells better.
+        // If the post fails, the writing thread has ended. The join below returns the thread's losses, unless the thread has panicked.
         let _ = self.queue.post_last(Message::End);
         let writer = self
             .writer
@@ -149,7 +149,7 @@ fn write_all(queued: &Receiver<Message>, mut ports: Ports<impl Write, impl Write
                 false => None,
             };
         }
-        // A console that is gone is no reason to stop the guest.
+        // An error of the console's port is no reason to stop the guest.
         let _ = ports.console.write_all(&console);
         console.clear();
         if ports.events.write_all(&lines).is_err() {
@@ -161,7 +161,7 @@ fn write_all(queued: &Receiver<Message>, mut ports: Ports<impl Write, impl Write
     lost
 }
 
-/// Appends one line, or nothing.
+/// Appends the line of `event`, or nothing on an error.
 fn append(lines: &mut Vec<u8>, event: &Event) -> serde_json::Result<()> {
     let before = lines.len();
     let result = serde_json::to_writer(&mut *lines, event);

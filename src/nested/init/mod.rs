@@ -1,8 +1,8 @@
-//! Inside: what runs as pid 1 of the outer Linux.
+//! Inside: pid 1 of the outer Linux.
 //!
-//! `system` makes a Linux of what the kernel started, `ports` finds the way out, `events` and `clients` use it,
-//! `pid1` puts them around a run. Whatever fails is told on the control port, or, while there is none, on the serial
-//! line; then the machine is switched off.
+//! `system` prepares the Linux that the kernel has started, `ports` opens the ports, `events` and `clients` write to the ports, and `pid1`
+//! puts all of them around a run. A failure is reported on the control port, or on the serial line before the control port is open; then
+//! the machine powers off.
 
 mod clients;
 mod counted;

@@ -27,15 +27,15 @@ use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOute
 use crate::panics::Since;
 use crate::stop::{StopReason, StopSignal};
 
-/// The exit code of a host that cannot do it, which includes one whose outer Linux does not work.
+/// The exit code of a host that cannot execute the command, also if the outer Linux does not work.
 const HOST_CANNOT: u8 = 3;
-/// What Rust programs that panic exit with.
+/// The exit code of panicked Rust programs.
 const PANICKED: u8 = 101;
 const MAX_CONTROL_BYTES: u64 = 4096;
-/// The launcher switches the machine off when it has read everything; this is for one that is gone.
+/// The launcher powers the machine off after reading all output. The limit is for a launcher that has ended.
 const LINGER: Duration = Duration::from_secs(90);
 
-/// Why no run could be begun.
+/// The reason why no run could begin.
 #[derive(Debug, Error)]
 enum SetUpError {
     #[error(transparent)]
@@ -52,15 +52,15 @@ enum SetUpError {
     Json(#[from] serde_json::Error),
 }
 
-/// Whether this process is the first of an outer Linux, so that [`run_as_pid_1`] is what it has to do.
+/// Whether the process is pid 1 of an outer Linux, and must call [`run_as_pid_1`].
 pub(crate) fn is_pid_1_of_an_outer_linux() -> bool {
     std::process::id() == 1 && Path::new(CONFIG_PATH).exists()
 }
 
-/// Does the run that the launcher has described, with `run`, tells it what came of it, and switches the machine off.
+/// Runs the launcher's configuration with `run`, reports the outcome to the launcher, and powers the machine off.
 ///
-/// `run` finds what is typed on standard input; what it writes to standard output and standard error goes to the
-/// launcher's standard error.
+/// `run` reads the user's typing from standard input. The output of `run` on standard output and standard error goes to the launcher's
+/// standard error.
 pub(crate) fn run_as_pid_1<F>(run: F) -> !
 where
     F: FnOnce(
@@ -71,7 +71,7 @@ where
         Option<Incoming>,
     ) -> Result<Summary, InnerFailure>,
 {
-    // Until the ports are there, standard error is the serial line.
+    // Until the ports are open, standard error is the serial line.
     let mut control = match prepare() {
         Ok(control) => control,
         Err(error) => {
@@ -80,7 +80,7 @@ where
         }
     };
     let mut sent = Sent::default();
-    // Nothing that is touched inside is looked at after a panic but `sent`, which is written last.
+    // Of the data changed by `begin`, only `sent` is read after a panic, and `begin` writes `sent` last.
     let outcome = catch_unwind(AssertUnwindSafe(|| begin(&control, run, &mut sent)))
         .unwrap_or_else(|panic| {
             Ok(Outcome::Failure(InnerFailure::message(
@@ -96,7 +96,7 @@ where
     system::power_off();
 }
 
-/// As much as is needed to report a failure: the control port, and the log as standard output and standard error.
+/// Opens the ports for failure reports: the control port, and the log as standard output and standard error.
 fn prepare() -> Result<File, SetUpError> {
     system::mount_all()?;
     system::load_modules()?;
@@ -120,7 +120,7 @@ where
     let config = fs::read(CONFIG_PATH).map_err(SetUpError::Config)?;
     let config: RunConfig = serde_json::from_slice(&config)?;
     if config.sandbox == Sandbox::On {
-        // QEMU confines the outer Linux. The filters of the guest's threads are those of a run on KVM.
+        // QEMU confines the outer Linux. The guest's threads have the same filters as in a run on KVM.
         confine::load_filters()?;
     }
     let console = ports::open(Port::Console)?;
@@ -165,7 +165,7 @@ where
     })
 }
 
-/// Waits for the launcher's wish to end the run, or for the launcher's own end, on a thread that ends with the machine.
+/// Waits for the launcher's stop request, or for the launcher's end, on a thread that ends with the machine.
 fn listen(control: File, stop: StopSignal) -> io::Result<()> {
     let listen = move || {
         let mut control = BufReader::new(control);

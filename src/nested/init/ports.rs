@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::nested::protocol::Port;
 
-/// The host names its ports in messages that are handled after the module has been loaded.
+/// The limit of the wait for a port. The host's messages with the port names are handled only after the module has been loaded.
 const LIMIT: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(2);
 const CLASS: &str = "/sys/class/virtio-ports";
@@ -23,9 +23,9 @@ pub(crate) struct PortError {
     source: io::Error,
 }
 
-/// Opens `port`, and waits until it is there.
+/// Opens `port`. Waits until the port exists.
 ///
-/// A port can be opened once: whoever needs it in two places clones the file.
+/// A port can be opened once: a user of the port in two places clones the file.
 pub(super) fn open(port: Port) -> Result<File, PortError> {
     let failed = |source| PortError {
         name: port.name(),

@@ -1,4 +1,4 @@
-//! Making a Linux of what the kernel started.
+//! Prepares the Linux that the kernel has started: mounts, modules, power-off.
 
 use std::ffi::CStr;
 use std::fs;
@@ -32,14 +32,14 @@ pub(crate) enum SystemError {
     /// A module cannot be loaded.
     #[error("cannot load {path} into the outer Linux")]
     Module {
-        /// Its file.
+        /// The module's file.
         path: String,
         /// The cause.
         source: io::Error,
     },
 }
 
-/// Mounts what every program expects.
+/// Mounts the file systems that every program expects.
 pub(super) fn mount_all() -> Result<(), SystemError> {
     for (path, kind) in MOUNTS {
         mount(kind, path, kind, MountFlags::empty(), None::<&CStr>).map_err(|source| {
@@ -52,7 +52,7 @@ pub(super) fn mount_all() -> Result<(), SystemError> {
     Ok(())
 }
 
-/// Loads the modules in the order in which they are listed.
+/// Loads the modules in the listed order.
 pub(super) fn load_modules() -> Result<(), SystemError> {
     let failed = |path: &str, source: io::Error| SystemError::Module {
         path: path.to_owned(),

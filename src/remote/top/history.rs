@@ -6,22 +6,22 @@ use control::api::{Machine, Probe};
 
 use crate::report::total;
 
-/// Rates that are kept of each probe: one column of the line each.
+/// The number of rates kept for each probe, a column of the line each.
 pub(super) const KEPT: usize = 16;
 
-/// Probes with their rates, as they were when they were last looked at.
+/// The probes and their rates, as of the last look.
 #[derive(Debug, Default)]
 pub(super) struct History {
     pub(super) machine: Option<Machine>,
-    /// Those that fire most first.
+    /// The rows in the order of the rates, the highest rate first.
     pub(super) rows: Vec<Row>,
 }
 
-/// One probe.
+/// A probe and its rates.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) probe: Probe,
-    /// Hits a second, the last one at the end.
+    /// Hits a second, the latest at the end.
     pub(super) rates: VecDeque<u64>,
 }
 
@@ -33,7 +33,7 @@ impl Row {
 }
 
 impl History {
-    /// Takes note of how it is now.
+    /// Adds the present state of the machine and the probes.
     pub(super) fn add(&mut self, machine: Machine, probes: Vec<Probe>) {
         let before = self.machine.as_ref().map_or(0, |before| before.ts_ns);
         let passed_ns = machine.ts_ns.saturating_sub(before);

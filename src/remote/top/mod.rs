@@ -1,4 +1,4 @@
-//! `hyprobe top`: what fires how often, as it goes on.
+//! `hyprobe top`: shows how often each probe fires, during the run.
 
 mod history;
 mod view;
@@ -15,14 +15,14 @@ use super::{RemoteError, connect};
 use crate::cli::TopArgs;
 use crate::exit::Exit;
 
-/// Shows the probes, those that fire most first, until the user or the run has enough.
+/// Shows the probes, the most frequent first, until the user quits or the run ends.
 pub(crate) fn top(args: &TopArgs) -> Result<Exit, RemoteError> {
     if !io::stdout().is_terminal() {
         return Err(RemoteError::NoTerminal);
     }
     let mut client = connect(&args.run)?;
     let mut history = History::default();
-    // Before the screen is taken: a wrong socket is told in the ordinary way.
+    // The first look comes before the screen is taken, so the error of a wrong socket is printed in the ordinary way.
     look(&mut client, &mut history)?;
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &mut client, history, args.interval);
@@ -48,7 +48,7 @@ fn show(
         }
         match look(client, &mut history) {
             Ok(()) => (),
-            // The run is over, and its socket is gone.
+            // The run is over, and the socket is gone.
             Err(ClientError::Connect { .. } | ClientError::Broken(_)) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
@@ -61,14 +61,14 @@ fn look(client: &mut Client, history: &mut History) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// What is to be done next.
+/// The next action of the loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
-    /// It is time to look again.
+    /// Read the state again.
     Look,
     /// The screen has another size.
     Draw,
-    /// The user has seen enough.
+    /// The user quits.
     Leave,
 }
 

@@ -48,7 +48,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History) {
         .copied()
         .max()
         .unwrap_or(0);
-    // What is below the screen need not be drawn.
+    // Rows below the screen need not be drawn.
     let rows = history
         .rows
         .iter()
@@ -58,7 +58,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, history: &History) {
     frame.render_widget(table, body);
 }
 
-/// The guest, in one line; what changes have cost it, in another.
+/// The guest in a line, and the cost of changes in another.
 fn title(machine: &Machine, history: &History) -> [String; 2] {
     let state = words::machine(machine.state);
     let pauses = &machine.pauses;

@@ -1,4 +1,4 @@
-//! Every endpoint that the description has, by `curl`, as it should be used and as it should not.
+//! Every endpoint of the description, by `curl`, with right and with wrong requests.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -20,21 +20,21 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The answer to what was right.
+    /// The body of a successful answer.
     fn good(&self) -> Value {
         assert!((200..300).contains(&self.status), "{}", self.text);
         self.json()
     }
 }
 
-/// Asks, and remembers what was asked.
+/// Sends requests, and records the endpoints.
 struct Curl<'l> {
     live: &'l Live,
     driven: BTreeSet<(String, String)>,
 }
 
 impl Curl<'_> {
-    /// `path` may have a query behind the path that the description has; `id` is put in.
+    /// `path` may have a query behind the described path; `id` replaces `{id}`.
     fn ask(&mut self, method: &str, path: &str, id: &str, options: &[&str]) -> Answer {
         let described = path.split('?').next().unwrap_or_default().to_owned();
         self.driven.insert((method.to_lowercase(), described));
@@ -68,7 +68,7 @@ impl Curl<'_> {
         answer.good()
     }
 
-    /// It is refused with this status and type of problem.
+    /// Asserts that the request is refused with `status` and the problem type `word`.
     fn refused(
         &mut self,
         (method, path, id): (&str, &str, &str),
@@ -112,7 +112,7 @@ fn every_endpoint_that_is_described() {
     events(&mut curl);
     paused(&mut curl);
 
-    // What changes have cost, in the statistics.
+    // The statistics have the cost of changes.
     let pauses = &curl.get("/machine")["pauses"];
     assert!(pauses["count"].as_u64() > Some(before), "{pauses}");
     assert!(pauses["held_max_ns"].as_u64() > Some(0), "{pauses}");
@@ -150,7 +150,7 @@ fn probes(curl: &mut Curl<'_>) {
     let added = curl.send("POST", "/probes", "", &body);
     assert!(added["pause"]["held_ns"].as_u64() > Some(0), "{added}");
     let id = added["id"].to_string();
-    // The pause of the answer is the one of the statistics.
+    // The pause of the answer is the last pause of the statistics.
     assert_eq!(curl.get("/machine")["pauses"]["last"], added["pause"]);
 
     let shown = curl.ask("GET", "/probes/{id}", &id, &[]).good();
@@ -199,7 +199,7 @@ fn unknown_ids(curl: &mut Curl<'_>) {
     }
 }
 
-/// What has a body gets bad ones.
+/// Sends bad bodies to each endpoint with a body.
 fn bodies(curl: &mut Curl<'_>) {
     let id =
         curl.send("POST", "/probes", "", &json!({"spec": "kprobe:vfs_read"}))["id"].to_string();
@@ -340,7 +340,7 @@ fn paused(curl: &mut Curl<'_>) {
         curl.ask("POST", "/machine/pause", "", &[]).good()["state"],
         "paused"
     );
-    // No pause but the one that lasts.
+    // The lasting pause is the only pause.
     let added = curl.send("POST", "/probes", "", &json!({"spec": "kprobe:vfs_read"}));
     assert_eq!(added["pause"]["held_ns"], 0, "{added}");
     curl.ask("DELETE", "/probes/{id}", &added["id"].to_string(), &[])

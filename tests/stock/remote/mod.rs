@@ -1,5 +1,5 @@
-//! A stock guest that is controlled while it runs, nested: by the library's client, by `curl`, by the command line, and
-//! by clients that mean no good.
+//! A stock guest controlled during the run, nested: by the library's client, by `curl`, by the command line, and by clients that mean no
+//! good.
 
 mod endpoints;
 
@@ -19,11 +19,11 @@ use crate::boot::{Boot, Running, Stock};
 
 /// An emulated guest on a busy machine is slow.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// Opens and reads until it is stopped.
+/// Opens and reads until stopped.
 const BUSY: &str = "opens=10 reads=10 repeat=100000000 pause=5";
 const SOCKET: &str = "x.sock";
 
-/// A guest whose user space is at work.
+/// A guest with user space at work.
 struct Live {
     running: Running,
     socket: PathBuf,
@@ -37,7 +37,7 @@ impl Live {
             .start();
         let socket = running.folder().join(SOCKET);
         let mut live = Self { running, socket };
-        // Until the outer Linux is up, nobody answers.
+        // Until the outer Linux is up, no server answers.
         live.wait_until("an answer", |live| {
             live.socket.exists() && live.client().machine().is_ok()
         });
@@ -91,7 +91,7 @@ impl Live {
     fn raw(&self, bytes: &[u8]) -> String {
         let mut stream = UnixStream::connect(&self.socket).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
-        // The server may have answered and closed before it has all.
+        // The server may have answered and closed before reading all bytes.
         let _ = stream.write_all(bytes);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
@@ -118,7 +118,7 @@ fn every_path_on_a_live_guest() {
             .is_some_and(|kernel| kernel.starts_with("Linux version 6.1"))
     );
 
-    // The text of a function, before, while and after it is probed.
+    // The text of a function, before, during and after a probe.
     let symbol = client
         .symbols("vfs_read")
         .expect("symbols")
@@ -153,7 +153,7 @@ fn every_path_on_a_live_guest() {
     live.fires(&back);
     assert_eq!(text(&mut client), before);
 
-    // Events: hits of the one that tells them, none of the one that counts.
+    // Events: hits of the tracing probe, none of the counting probe.
     let events = live.client().events(None).expect("stream");
     for line in events.take(20) {
         match line.expect("line") {
@@ -234,7 +234,7 @@ fn every_path_on_a_live_guest() {
     };
     assert!(problem.is(ProblemKind::NoSuchProbe), "{problem:?}");
 
-    // What is not read here is told to the reader of a stream as the last event.
+    // The reader of a stream gets the summary as the last event.
     let events = live.client().events(None).expect("stream");
     let (code, said) = live.command(&["ctl", "stop"]);
     assert_eq!(code, Some(0), "{said}");
@@ -282,7 +282,7 @@ fn misuse(live: &mut Live) {
         stream.write_all(bytes).expect("write");
         stream
     };
-    // One that never reads, for as long as all that follows takes, and some that leave in the middle.
+    // A client never reads, for as long as the lines below take, and some clients leave in the middle of a request.
     let deaf = begin(b"GET /events?from=1 HTTP/1.1\r\nhost: x\r\n\r\n");
     for _ in 0..20 {
         drop(begin(
@@ -314,7 +314,7 @@ fn fifty_at_once(live: &Live) {
     });
 }
 
-/// The page about this, word by word, but for the place of the socket.
+/// The page about the control socket, word by word, except the path of the socket.
 #[test]
 fn the_examples_of_the_documentation_work_as_printed() {
     let stock = Stock::fetch("debian-6.1");
@@ -344,7 +344,7 @@ fn the_examples_of_the_documentation_work_as_printed() {
     assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
 }
 
-/// A probe comes and goes on a guest that has two vCPUs at work: how long they stand.
+/// A probe comes and goes on a guest with two working vCPUs; the test prints the pauses of the vCPUs.
 #[test]
 fn a_thousand_cycles_leave_the_guest_as_it_was() {
     let stock = Stock::fetch("debian-6.1");
