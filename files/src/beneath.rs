@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::{Errno, Result};
 
-/// The mode of files that hyprobe makes: console and registers may hold secrets of the guest.
+/// Mode of files made by hyprobe: console and registers may hold secrets of the guest.
 pub(crate) const PRIVATE_FILE: Mode = Mode::RUSR.union(Mode::WUSR);
-/// The mode of directories that hyprobe makes.
+/// Mode of directories made by hyprobe.
 pub(crate) const PRIVATE_FOLDER: Mode = Mode::RWXU;
 
-/// Opens `name` in `directory`. A symbolic link is an error, unless `flags` have `PATH`: then the link itself is opened.
+/// Opens `name` in `directory`. A symbolic link is an error, unless `flags` have `PATH`: then the call opens the link itself.
 pub(crate) fn open(
     directory: impl AsFd,
     name: &OsStr,

@@ -1,4 +1,4 @@
-//! Outputs that users name.
+//! Outputs named by users.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::descriptor;
 use crate::owner::Owner;
 use crate::walk::{self, is_trusted};
 
-/// Another process may replace the file between two looks so many times.
+/// Maximum number of attempts: another process may replace the file between two looks.
 const TRIES: usize = 8;
 
 /// An output cannot be written.
@@ -26,7 +26,7 @@ pub enum CreateError {
     /// The path ends in `/`, `.` or `..`.
     #[error("it names a directory: name a file")]
     NoName,
-    /// The descriptor of this process is closed or not for writing, or hyprobe has opened it itself.
+    /// The descriptor is closed or not for writing, or hyprobe itself has opened the descriptor.
     #[error(
         "the descriptor {number} is not one that hyprobe was started with and may write to: redirect it, as in `{number}>FILE`"
     )]
@@ -64,7 +64,7 @@ pub enum CreateError {
         /// Its owner.
         owner: Owner,
     },
-    /// The file has other names, whose contents the output would replace.
+    /// The file has other names, and the output would replace the contents under all names.
     #[error(
         "the file has {links} names (hard links), and its contents would be lost under each of them, one of which another user may \
          have put here: remove this name, or name another file"
@@ -73,7 +73,7 @@ pub enum CreateError {
         /// The number of names.
         links: u64,
     },
-    /// The new folder is not the one that was opened.
+    /// The opened folder is not the new folder, or has a file already.
     #[error(
         "another process has put its folder in place of the new one, or a file into it: name a folder in a directory that no other user \
          can write to"
@@ -92,10 +92,9 @@ impl From<Errno> for CreateError {
 
 /// Opens the output at `path` for writing: a new file with mode 0600, an empty regular file, or a FIFO or a device.
 ///
-/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name descriptors that this process has inherited: the output goes to a
-/// duplicate, and what the file has already stays. Any other symbolic link at the name
-/// is refused, and so are links of other users in the path, files and FIFOs of other users, and files with several names. Root's files
-/// are not other users'. The open of a FIFO waits for a reader.
+/// `/dev/stdout`, `/dev/stderr`, `/dev/fd/N` and `/proc/self/fd/N` name inherited descriptors: the output goes to a duplicate, and the
+/// file keeps its contents. The call refuses any other symbolic link at the name, links of other users in the path, files and FIFOs of
+/// other users, and files with several names. Root's files are not other users'. The open of a FIFO waits for a reader.
 ///
 /// # Errors
 ///
@@ -119,7 +118,7 @@ pub fn create(path: &Path) -> Result<File, CreateError> {
     Err(CreateError::Replaced)
 }
 
-/// Creates the file, unless the name has one meanwhile.
+/// Creates the file; `None` if the name has a file meanwhile.
 pub(crate) fn make(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>, CreateError> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     match beneath::open(directory, name, flags, PRIVATE_FILE) {
@@ -129,7 +128,7 @@ pub(crate) fn make(directory: &OwnedFd, name: &OsStr) -> Result<Option<File>, Cr
     }
 }
 
-/// Opens the file of `found`, unless the name has another file meanwhile.
+/// Opens the file of `found`; `None` if the name has another file meanwhile.
 fn open_found(
     directory: &OwnedFd,
     name: &OsStr,
@@ -153,7 +152,7 @@ fn open_found(
     Ok(Some(file.into()))
 }
 
-/// Whether hyprobe may write to the file: devices are the system's, and of directories and sockets the open itself says why not.
+/// Checks that hyprobe may write to the file. Devices are the system's; for directories and sockets, the open itself fails with a reason.
 fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
     let foreign = |found| match is_trusted(stat.st_uid) {
         true => Ok(()),
@@ -167,7 +166,7 @@ fn check(stat: &Stat, found: &OwnedFd) -> Result<(), CreateError> {
         FileType::RegularFile => {
             foreign("file")?;
             match stat.st_nlink {
-                // Without a name, the file is not at the name any more: the open says so.
+                // Without a name, the file is not at the name any more: the open fails.
                 0 | 1 => Ok(()),
                 links => Err(CreateError::HardLink { links }),
             }

@@ -1,7 +1,7 @@
-//! Descriptors that this process has inherited, under their names in `/dev` and `/proc`.
+//! Inherited descriptors, under their names in `/dev` and `/proc`.
 //!
-//! An open of such a name opens the file behind the descriptor again: at its start, with the process's present rights, and never a
-//! socket. Outputs go to a duplicate instead, as standard output does.
+//! An open of the name would open the file of the descriptor again: at the start of the file, with the process's present rights, and never
+//! a socket. Outputs go to a duplicate of the descriptor instead, as standard output does.
 
 #![expect(
     unsafe_code,
@@ -19,7 +19,7 @@ use crate::create::CreateError;
 /// Duplicates start behind standard error.
 const FIRST_DUPLICATE: c_int = 3;
 
-/// The number of the descriptor that `path` names. The descriptor may be closed.
+/// The number of the descriptor named by `path`; `None` for other paths. The descriptor may be closed.
 pub(crate) fn named_by(path: &Path) -> Option<RawFd> {
     let folder = path.parent().and_then(Path::to_str);
     let name = path.file_name().and_then(|name| name.to_str())?;
@@ -37,7 +37,7 @@ pub(crate) fn named_by(path: &Path) -> Option<RawFd> {
 
 /// A duplicate of the descriptor `number`, if the parent process has opened the descriptor for writing.
 pub(crate) fn duplicate(number: RawFd) -> Result<File, CreateError> {
-    // hyprobe's own descriptors have FD_CLOEXEC. A descriptor that came through `execve` has not.
+    // hyprobe's own descriptors have FD_CLOEXEC. A descriptor passed through `execve` has no FD_CLOEXEC.
     let is_inherited =
         fcntl(number, libc::F_GETFD, 0).is_ok_and(|flags| flags & libc::FD_CLOEXEC == 0);
     let is_writable = fcntl(number, libc::F_GETFL, 0)

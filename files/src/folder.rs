@@ -37,7 +37,7 @@ impl Folder {
         })
     }
 
-    /// Whether the folder was made when it was opened.
+    /// Whether the open has made the folder.
     #[must_use]
     pub fn is_new(&self) -> bool {
         self.is_new
@@ -45,8 +45,8 @@ impl Folder {
 
     /// Makes another user the owner of a new folder. An existing folder keeps its owner.
     ///
-    /// Another user who can write to the parent can exchange the new folder with one of root's between `mkdirat` and the open: only an
-    /// empty folder of this user is given away. The other user could have made such a folder as well.
+    /// Another user with write access to the parent can exchange the new folder with a folder of root between `mkdirat` and the open.
+    /// Therefore only an empty folder of the process's user is given away: the other user could have made an equal folder.
     ///
     /// # Errors
     ///
@@ -104,7 +104,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// See [`CreateError`]. A file or a symbolic link of this name is refused.
+    /// See [`CreateError`]. An existing file or symbolic link is refused.
     pub fn write_new(&self, name: &str, contents: &[u8]) -> Result<(), CreateError> {
         match make(&self.directory, OsStr::new(name))? {
             Some(mut file) => Ok(file.write_all(contents)?),
@@ -112,7 +112,8 @@ impl Folder {
         }
     }
 
-    /// Refuses a symbolic link, and names its target. Without this check, the next call would fail without the target, or remove the link.
+    /// Refuses a symbolic link with an error that names the target. Without the check, the next call would fail without the target, or
+    /// remove the link.
     fn refuse_link(&self, name: &OsStr) -> Result<(), CreateError> {
         let found = match beneath::open(&self.directory, name, OFlags::PATH, Mode::empty()) {
             Err(Errno::NOENT) => return Ok(()),
@@ -186,7 +187,7 @@ mod tests {
         );
     }
 
-    /// The folder `path` as if this process had made it.
+    /// The folder `path`, marked as new.
     fn as_new(path: &Path) -> Folder {
         Folder {
             is_new: true,

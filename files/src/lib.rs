@@ -1,12 +1,11 @@
-//! Files whose names come from outside: kernels, initrds, manifests and cached images, which are read; outputs and artifacts, which are
-//! written.
+//! Files with names from outside. hyprobe reads kernels, initrds, manifests and cached images, and writes outputs and artifacts.
 //!
-//! * [`read()`]: such a name may lead to a FIFO that nobody writes to, to `/dev/zero`, or to a file larger than the host's memory. The
+//! * [`read()`]: a name from outside may lead to a FIFO without a writer, to `/dev/zero`, or to a file larger than the host's memory. The
 //!   function takes regular files only, and no more bytes than the caller allows.
 //! * [`create()`]: another user of the host may have put a symbolic link, a FIFO or a file at the name of an output. The function
 //!   writes through no link of another user, and makes files with mode 0600.
-//! * [`parent()`]: the directory of a file that the caller makes itself, such as a socket.
-//! * [`Folder`]: the artifacts of a test. Below the folder that the user names, no symbolic link is followed.
+//! * [`parent()`]: the directory of a file made by the caller, for example a socket.
+//! * [`Folder`]: the artifacts of a test. Below the user's folder, no symbolic link is followed.
 //!
 //! ```text
 //! path ── walk: directories, links of root and of the user ──▶ descriptor of the last directory

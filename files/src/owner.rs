@@ -8,8 +8,8 @@ const ALL_USERS: &str = "4294967295";
 
 /// The user of a file, shown as a number.
 ///
-/// In a user namespace, all users without a number there have the same one, the overflow user's. The text says so: root's files can be
-/// among them.
+/// In a user namespace, all users without a number in the namespace have the same number, the overflow user's. The text of the owner says
+/// so, because root's files can be among the files of the overflow user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     uid: u32,
@@ -17,7 +17,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// The user with the number `uid` in this process's user namespace.
+    /// The user with the number `uid` in the process's user namespace.
     #[must_use]
     pub fn new(uid: u32) -> Self {
         let text = |path| fs::read_to_string(path).unwrap_or_default();

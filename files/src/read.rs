@@ -13,7 +13,7 @@ pub enum ReadError {
     /// The system's answer.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The name leads to something that is not a regular file.
+    /// The name does not lead to a regular file.
     #[error("it is {found}, not a regular file: give a file with the contents")]
     NotRegular {
         /// The type of the file, with an article.
@@ -27,7 +27,7 @@ pub enum ReadError {
     },
 }
 
-/// Reads the regular file at `path`, which may be a symbolic link, if it has at most `max` bytes.
+/// Reads the regular file at `path`, which may be a symbolic link. The file may have at most `max` bytes.
 ///
 /// The call waits for no other process: a FIFO without a writer is an error at once.
 ///
@@ -38,7 +38,7 @@ pub fn read(path: &Path, max: u64) -> Result<Vec<u8>, ReadError> {
     // Without `NONBLOCK`, the open of a FIFO waits for a writer. Reads of regular files ignore the flag.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        // A file server has lent the file to a client, and the kernel asks for it back.
+        // A file server has lent the file to a client (a lease), and the kernel asks for the file back.
         Err(Errno::WOULDBLOCK) if is_regular(path) => {
             rustix::fs::open(path, flags - OFlags::NONBLOCK, Mode::empty())
         }

@@ -1,9 +1,9 @@
-//! The way to a directory, link by link.
+//! Walk along a path to a directory, link by link.
 //!
-//! A path may lead through links that the system's administrator or the user has made: `/var/run`, a moved home directory, the
-//! workspace of a CI job. A link that another user has made, in `/tmp` or in a shared directory, would let that user choose the file
-//! that hyprobe writes. The kernel's `fs.protected_symlinks` refuses some of these links, in directories with the sticky bit that all users
-//! can write to; not every host sets it.
+//! A path may lead through links of the system's administrator or of the user: `/var/run`, a moved home directory, the workspace of a CI
+//! job. With a link in `/tmp` or in a shared directory, another user would choose the file that hyprobe writes. The kernel's
+//! `fs.protected_symlinks` refuses some of the links, in directories with the sticky bit and write access for all users; not every host
+//! enables the setting.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,7 +22,7 @@ use crate::owner::Owner;
 /// As many links as the kernel follows in a path.
 const MAX_LINKS: usize = 40;
 
-/// What the walk does where there is no directory.
+/// Action of the walk at a missing directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Missing {
     /// The walk fails.
@@ -39,12 +39,12 @@ pub(crate) struct Walked {
     pub(crate) is_new: bool,
 }
 
-/// Whether a file of `owner` is one of the user or of root.
+/// Whether `owner` is the user or root.
 pub(crate) fn is_trusted(owner: u32) -> bool {
     owner == 0 || owner == geteuid().as_raw()
 }
 
-/// Opens the directory `path`, which the user names. Links of other users in the path are refused.
+/// Opens the directory `path`, named by the user. Links of other users in the path are refused.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ pub(crate) fn directory(path: &Path, missing: Missing) -> Result<Walked, CreateE
         directory: open(start, directory_flags(), Mode::empty())?,
         is_new: false,
     };
-    // For messages only: the way so far.
+    // The walked path, for messages only.
     let mut so_far = PathBuf::new();
     let mut links = 0;
     while let Some(piece) = ahead.pop_front() {
@@ -118,14 +118,14 @@ fn directory_flags() -> OFlags {
     OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC
 }
 
-/// Opens the entry `name` itself, and makes a directory if there is none and `missing` says so.
+/// Opens the entry `name` itself, even if the entry is a link. Makes a missing directory if `missing` is [`Missing::Make`].
 fn enter(
     directory: &OwnedFd,
     name: &OsStr,
     missing: Missing,
 ) -> Result<(OwnedFd, bool), CreateError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // `DIRECTORY` makes the kernel mount what is mounted on demand. With `PATH` alone, it opens the directory below.
+    // With `DIRECTORY`, the kernel mounts file systems on demand. With `PATH` alone, the kernel opens the directory below the mount.
     let open = || match openat(directory, name, flags | OFlags::DIRECTORY, Mode::empty()) {
         Err(Errno::NOTDIR | Errno::LOOP) => openat(directory, name, flags, Mode::empty()),
         opened => opened,
@@ -153,7 +153,7 @@ pub(crate) fn file_name(path: &Path) -> Result<&OsStr, CreateError> {
     }
 }
 
-/// Opens the directory of the file `path`, and returns the file's name in it. Links of other users in the path are refused.
+/// Opens the directory of the file `path`. Returns the directory and the file's name. Links of other users in the path are refused.
 ///
 /// # Errors
 ///
@@ -220,7 +220,7 @@ mod tests {
         }
     }
 
-    /// debugfs mounts tracefs at `tracing` on demand. Without root there is no mount; the kernel's refusal is looked at instead.
+    /// debugfs mounts tracefs at `tracing` on demand. Without root, no mount is possible: the test checks the kernel's refusal instead.
     #[test]
     fn directory_that_is_mounted_on_demand_is_mounted() {
         const TRACEFS_MAGIC: u64 = 0x7472_6163;
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(u64::try_from(found), Ok(TRACEFS_MAGIC));
     }
 
-    /// Only root can give a link to another user. Without root, the rule itself is looked at.
+    /// Only root can give a link to another user. Without root, the test checks only the rule.
     #[test]
     fn link_of_another_user_is_refused() {
         const OTHER: u32 = 65_534;

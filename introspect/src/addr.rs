@@ -1,4 +1,5 @@
-//! Addresses that cannot be mixed up.
+//! Separate types for guest-virtual and guest-physical addresses, so that the two cannot be mixed
+//! up.
 
 use std::fmt;
 
@@ -24,19 +25,19 @@ macro_rules! address {
                 }
             }
 
-            /// Bytes from `base` to this address, or `None` when it lies below `base`.
+            /// Bytes from `base` to the address, or `None` if the address lies below `base`.
             #[must_use]
             pub const fn offset_from(self, base: Self) -> Option<u64> {
                 self.0.checked_sub(base.0)
             }
 
-            /// The start of the 4 KiB page that holds this address.
+            /// The start of the address's 4 KiB page.
             #[must_use]
             pub const fn page(self) -> Self {
                 Self(self.0 & !0xfff)
             }
 
-            /// The offset within its 4 KiB page, 0..4096.
+            /// The offset within the 4 KiB page, 0..4096.
             #[must_use]
             pub const fn page_offset(self) -> u64 {
                 self.0 & 0xfff

@@ -1,4 +1,5 @@
-//! The guest's interrupt table, and what the processor pushes when it goes through it.
+//! The guest's interrupt descriptor table, and the processor's stack frame for an interrupt or
+//! exception.
 
 use crate::{Gva, PagingState, PhysMemory, read_virt};
 
@@ -9,38 +10,38 @@ const PRESENT: u64 = 1 << 47;
 const KIND: u64 = 0x1e << 40;
 const INTERRUPT_OR_TRAP_GATE: u64 = 0xe << 40;
 
-/// What the IDT register holds.
+/// The contents of the IDT register.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Idt {
-    /// Where the table begins.
+    /// The address of the table.
     pub base: Gva,
-    /// Offset of its last byte.
+    /// The offset of the table's last byte.
     pub limit: u16,
 }
 
-/// The vectors of exceptions that an instruction can raise, #DB for the guest's own traps among them.
+/// The vectors of exceptions raised by instructions, including #DB for the guest's own traps.
 pub const SYNCHRONOUS_VECTORS: [u8; 22] = [
     0, 1, 3, 4, 5, 6, 7, 8, 10, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21, 28, 29, 30,
 ];
 
-/// Whether the processor pushes an error code for this exception.
+/// Whether the processor pushes an error code for an exception.
 #[must_use]
 pub const fn pushes_error_code(vector: u8) -> bool {
     matches!(vector, 8 | 10..=14 | 17 | 21 | 29 | 30)
 }
 
-/// Where a vector leads.
+/// A vector and its handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gate {
     /// The vector.
     pub vector: u8,
-    /// Its handler.
+    /// The handler's address.
     pub target: Gva,
 }
 
 impl Idt {
-    /// Where the processor goes for `vector`: `None` unless that is an interrupt or trap gate that is present and can
-    /// be read.
+    /// The handler of `vector`; `None` unless the table holds a present, readable interrupt or trap
+    /// gate for the vector.
     pub fn target<M: PhysMemory + ?Sized>(
         self,
         memory: &M,
@@ -52,8 +53,8 @@ impl Idt {
         found
     }
 
-    /// Where the processor goes for those of `vectors` that lead anywhere; they are in ascending order. At most two
-    /// pages are read, and walked to.
+    /// The gates of `vectors` with handlers; `vectors` are in ascending order. At most two pages
+    /// are read, and walked to.
     pub fn gates<M: PhysMemory + ?Sized>(
         self,
         memory: &M,
@@ -105,12 +106,12 @@ fn target_of(gate: [u8; 16]) -> Option<Gva> {
     Some(Gva((low & 0xffff) | ((low >> 48) << 16) | (high << 32)))
 }
 
-/// What the processor has pushed for an interrupt or exception, as its handler finds it.
+/// The processor's stack frame for an interrupt or exception, at the handler's entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InterruptFrame {
-    /// The error code, for the exceptions that have one.
+    /// The error code, for exceptions with an error code.
     pub error_code: Option<u32>,
-    /// Where the handler returns to.
+    /// The return address of the handler.
     pub rip: Gva,
     /// The code segment's selector.
     pub cs: u16,
@@ -121,10 +122,11 @@ pub struct InterruptFrame {
 }
 
 impl InterruptFrame {
-    /// The frame that RSP points to at the first instruction of a handler; `None` if it cannot be read.
+    /// The frame at `rsp` at the first instruction of a handler; `None` if the frame cannot be
+    /// read.
     ///
-    /// The processor aligns the stack to 16 bytes before it pushes five quadwords, or six with an error code: which of
-    /// the two it was follows from the alignment.
+    /// The processor aligns the stack to 16 bytes and then pushes five quadwords, or six with an
+    /// error code: the alignment of `rsp` shows the number.
     pub fn read<M: PhysMemory + ?Sized>(memory: &M, state: &PagingState, rsp: u64) -> Option<Self> {
         let mut quadwords = [[0; 8]; 6];
         let bytes = quadwords.as_flattened_mut();
@@ -151,7 +153,7 @@ mod tests {
 
     const TABLE: Gva = Gva(0x20_0000);
 
-    /// One large page, mapped where it is.
+    /// Memory with one large page, identity-mapped.
     fn memory() -> (FlatMemory, PagingState) {
         let mut memory = FlatMemory::zeroed(0x40_0000);
         let mut put = |at, value: u64| memory.write(Gpa(at), &value.to_le_bytes()).expect("fits");

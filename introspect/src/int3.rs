@@ -21,7 +21,7 @@ use crate::insn::{Decoded, decode};
 
 /// The kernel's handler of `int3`.
 pub const HANDLER: &str = "asm_exc_int3";
-/// The number of the handler's bytes that are checked.
+/// The number of checked bytes of the handler.
 pub const HANDLER_BYTES: usize = 96;
 
 /// The number of words pushed for an `int3` of ring 0.
@@ -33,15 +33,15 @@ const PUSHED_FROM: u64 = 40;
 /// The offset of the code segment from the stack pointer, behind `push -1`.
 const CS_AT: u64 = 16;
 
-/// The part of the handler that an `int3` of ring 0 executes.
+/// The part of the handler executed for an `int3` of ring 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelInt3 {
     /// The handler's first instruction. From here to the first push, every `int3` executes the same instructions.
     pub entry: Gva,
     /// The first push: a vCPU here has executed an `int3` in ring 0. The frame is 8 bytes above the stack pointer.
     pub pushes: Gva,
-    /// The first two pushes, as in memory: no call returns to the second, and only a vCPU that executes the pushes now can be at
-    /// the second.
+    /// The first two pushes, as in memory: no call returns to the second, and only a vCPU in the
+    /// middle of the pushes can be at the second.
     pub first: [Decoded; 2],
 }
 
@@ -96,7 +96,8 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the instruction is of a kind that the kernel puts before `push -1`. Some of these are nops on some processors only.
+/// Whether the instruction is of a kind that the kernel puts before `push -1`. Some kinds are nops
+/// on some processors only.
 fn changes_nothing(instruction: &Instruction) -> bool {
     matches!(
         instruction.mnemonic(),
@@ -165,7 +166,7 @@ mod tests {
     fn others_are_not() {
         let known = handler(&[0xfc]);
         assert!(KernelInt3::find(&known, AT).is_some());
-        // Each byte matters, except those of the call behind.
+        // Each byte matters, except the bytes of the call behind.
         for index in 0..known.len() - 5 {
             let mut other = known.clone();
             other[index] ^= 0x20;

@@ -1,14 +1,15 @@
-//! How far the running kernel is from where it was linked.
+//! The distance of the running kernel from the link-time addresses.
 
 use thiserror::Error;
 
 use crate::{Gva, SymbolTable};
 
-/// The function that 64-bit kernels store in MSR_LSTAR.
+/// The function stored in MSR_LSTAR by 64-bit kernels.
 const SYSCALL_ENTRY: &str = "entry_SYSCALL_64";
-/// The kernel is mapped with 2 MiB pages, so it moves in steps of that (CONFIG_PHYSICAL_ALIGN).
+/// The kernel is mapped with 2 MiB pages, so the slide is a multiple of 2 MiB
+/// (CONFIG_PHYSICAL_ALIGN).
 const ALIGN_BYTES: i64 = 2 << 20;
-/// KASLR keeps the kernel within the gigabyte of its mapping (KERNEL_IMAGE_SIZE).
+/// KASLR keeps the kernel within the mapping of a gigabyte (KERNEL_IMAGE_SIZE).
 const MAX_SLIDE_BYTES: i64 = 1 << 30;
 
 /// Why no slide follows from MSR_LSTAR.
@@ -17,23 +18,23 @@ pub enum SlideError {
     /// The symbol table does not have the system-call entry.
     #[error("the symbol table has no {SYSCALL_ENTRY}")]
     NoEntrySymbol,
-    /// The difference is not one that KASLR makes: MSR_LSTAR points elsewhere, or the symbols
-    /// belong to another kernel.
+    /// The difference is impossible with KASLR: MSR_LSTAR points elsewhere, or the symbols belong
+    /// to another kernel.
     #[error("MSR_LSTAR holds {lstar}, which is not {SYSCALL_ENTRY} ({linked}) moved by KASLR")]
     Implausible {
         /// The value of the register.
         lstar: Gva,
-        /// Where the symbol table has the entry.
+        /// The entry's address in the symbol table.
         linked: Gva,
     },
 }
 
-/// The slide of a kernel that has stored `lstar` in MSR_LSTAR: run-time address less link-time
-/// address, in bytes, as [`SymbolTable::rebased`] takes it.
+/// The slide of a kernel with `lstar` in MSR_LSTAR: run-time address less link-time address, in
+/// bytes, as the argument of [`SymbolTable::rebased`].
 ///
 /// # Errors
 ///
-/// When `symbols` lack the entry, or the difference is none that KASLR makes.
+/// If `symbols` lack the entry, or the difference is impossible with KASLR.
 pub fn kaslr_slide(lstar: Gva, symbols: &SymbolTable) -> Result<i64, SlideError> {
     let linked = symbols
         .address_of(SYSCALL_ENTRY)

@@ -1,7 +1,8 @@
-//! How the kernel's own kprobes describe what they do to its text.
+//! The kernel's descriptions of its own optimised kprobes.
 //!
-//! A kprobe whose instructions allow it is optimised: five bytes of text, which may be several instructions, become a
-//! jump to a copy of them. Who watches one of those instructions has to know which they are.
+//! If the instructions allow, the kernel optimises a kprobe: five bytes of text, possibly several
+//! instructions, become a jump to a copy of the instructions. To watch one of these instructions,
+//! hyprobe has to know the range.
 
 use crate::btf::Btf;
 
@@ -10,14 +11,16 @@ use crate::btf::Btf;
 pub struct OptimisedLayout {
     /// The probed address.
     pub address: u64,
-    /// How many bytes of instructions the jump stands for.
+    /// The number of bytes of instructions displaced by the jump.
     pub size: u64,
-    /// The next one of those that are to be optimised: the address of this member in it, or of the list's head.
+    /// The next kprobe waiting for optimisation: the address of that kprobe's `next` member, or of
+    /// the list's head.
     pub next: u64,
 }
 
 impl OptimisedLayout {
-    /// As the kernel's types say; `None` if it is built without optimised kprobes.
+    /// The offsets from the kernel's types; `None` if the kernel is built without optimised
+    /// kprobes.
     #[must_use]
     pub fn from_btf(btf: &Btf) -> Option<Self> {
         let id = btf.struct_named("optimized_kprobe")?;

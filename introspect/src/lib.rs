@@ -1,13 +1,14 @@
-//! What can be known of a guest by looking at its memory.
+//! Introspection of a guest by reading guest memory.
 //!
-//! Everything here works on bytes: a live guest's memory or a dump of one ([`memory`]), through the
-//! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From those come the
-//! names of addresses ([`symbols`], filled by [`kallsyms`]), the places the kernel patches itself
-//! ([`patchsites`]), how its types are laid out ([`btf`]), which modules it has loaded
-//! ([`modules`]), which task a processor runs (`tasks`), how it handles breakpoints ([`int3`]), what its own probes do to its text ([`kprobes`]), how far it has moved
-//! ([`kaslr`]), what an instruction does ([`insn`]), and where a jump can stand for a probe ([`optimise`]).
+//! Everything here works on bytes: a live guest's memory or a memory dump ([`memory`]), through the
+//! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From the bytes come the
+//! names of addresses ([`symbols`], filled by [`kallsyms`]), the kernel's patch sites
+//! ([`patchsites`]), the layout of kernel types ([`btf`]), the loaded modules ([`modules`]), a
+//! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
+//! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
+//! an instruction ([`insn`]), and the addresses where a jump can serve as a probe ([`optimise`]).
 //!
-//! A guest is hostile: no bytes of it make this crate panic, loop, or allocate without bound.
+//! A guest is hostile: no guest bytes make the crate panic, loop, or allocate without bound.
 
 #![forbid(unsafe_code)]
 

@@ -4,26 +4,26 @@ use thiserror::Error;
 
 use crate::Gpa;
 
-/// A stretch of guest-physical memory that could not be read in full.
+/// A range of guest-physical memory not readable in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("cannot read {len} bytes of guest-physical memory at {gpa}")]
 pub struct Unreadable {
-    /// Where the read began.
+    /// The first address of the read.
     pub gpa: Gpa,
-    /// How many bytes were asked for.
+    /// The number of requested bytes.
     pub len: usize,
 }
 
-/// Guest-physical memory that can be read.
+/// Readable guest-physical memory.
 ///
-/// A live guest may write while it is read: each call gives some mixture of old and new bytes, and
-/// two calls may disagree. Nothing read through this trait is to be trusted.
+/// A live guest may write during a read: each call returns some mixture of old and new bytes, and
+/// two calls may disagree. Bytes read through the trait are never to be trusted.
 pub trait PhysMemory {
     /// Fills `buf` from `gpa` on.
     ///
     /// # Errors
     ///
-    /// When any byte of the range is not memory; what `buf` then holds is unspecified.
+    /// If any byte of the range is not memory; the contents of `buf` are then unspecified.
     fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable>;
 
     /// Reads one byte.
@@ -91,8 +91,7 @@ impl<M: PhysMemory + ?Sized> PhysMemory for std::sync::Arc<M> {
     }
 }
 
-/// One contiguous stretch of guest-physical memory held in a vector: a memory dump, or a test's
-/// guest.
+/// A contiguous range of guest-physical memory held in a vector: a memory dump, or a test's guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FlatMemory {
     base: Gpa,
@@ -100,7 +99,7 @@ pub struct FlatMemory {
 }
 
 impl FlatMemory {
-    /// Memory that begins at `base` and holds `bytes`.
+    /// Memory beginning at `base` with `bytes`.
     #[must_use]
     pub const fn new(base: Gpa, bytes: Vec<u8>) -> Self {
         Self { base, bytes }
@@ -128,7 +127,7 @@ impl FlatMemory {
     ///
     /// # Errors
     ///
-    /// When the range is not all within this memory; nothing is stored then.
+    /// If the range is not all within the memory; then no byte is stored.
     pub fn write(&mut self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unreadable> {
         let range = self.range(gpa, bytes.len())?;
         self.bytes[range].copy_from_slice(bytes);

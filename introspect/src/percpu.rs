@@ -1,21 +1,22 @@
-//! Variables that each processor has one of.
+//! Per-CPU variables.
 //!
-//! Each processor keeps its own data at a place that `gs` points to while it is in the kernel. Up to 6.14 the symbol of
-//! such a variable is an offset into the processor's data; since then it is an address in the kernel's image, which moves
-//! with the kernel, and `gs` is the distance from there. So it is the sum of the two that counts, either way.
+//! In the kernel, `gs` points to the processor's own data. Up to 6.14 the symbol of a per-CPU
+//! variable is an offset into the processor's data. Since then the symbol is an address in the
+//! kernel's image, which moves with the kernel, and `gs` is the distance from the image's address
+//! to the processor's data. In both cases the sum of the two is the address.
 //!
-//! What the two that matter here are called has changed: `current_task` and `cpu_number` up to 6.1, members of `pcpu_hot`
-//! up to 6.14, the old names again.
+//! The names of the two variables below have changed: `current_task` and `cpu_number` up to 6.1,
+//! members of `pcpu_hot` up to 6.14, the old names again.
 
 use crate::{Gva, SymbolTable, btf::Btf};
 
-/// A variable that each processor has one of.
+/// A per-CPU variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerCpu(Gva);
 
 impl PerCpu {
-    /// The pointer to the `struct task_struct` of the task that the processor runs, 8 bytes; `None` if the kernel does
-    /// not say.
+    /// The pointer to the `struct task_struct` of the processor's current task, 8 bytes; `None` if
+    /// the kernel does not say.
     #[must_use]
     pub fn current_task(btf: Option<&Btf>, symbols: &SymbolTable) -> Option<Self> {
         Self::named("current_task", btf, symbols)
@@ -37,17 +38,18 @@ impl PerCpu {
         Some(Self(hot.wrapping_add(member.offset_bytes)))
     }
 
-    /// Its distance from `gs`, in a kernel that has moved by `slide`: with a sign, it fits the displacement of an
-    /// instruction.
+    /// The distance from `gs`, in a kernel moved by `slide`: as a signed number, the distance fits
+    /// the displacement of an instruction.
     #[must_use]
     pub fn from_gs(self, slide: i64) -> i64 {
-        // An offset is no address of the kernel's, and does not move with it.
+        // An offset is no kernel address, and does not move with the kernel.
         let at = self.0.0.cast_signed();
         let slide = if at < 0 { slide } else { 0 };
         at.wrapping_add(slide)
     }
 
-    /// Where it is on a processor whose `gs` has this base, in a kernel that has moved by `slide`.
+    /// The variable's address on a processor with the base `gs_base` in `gs`, in a kernel moved by
+    /// `slide`.
     #[must_use]
     pub fn at(self, gs_base: u64, slide: i64) -> Gva {
         Gva(gs_base.wrapping_add_signed(self.from_gs(slide)))

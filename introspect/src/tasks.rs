@@ -2,22 +2,22 @@
 
 use crate::{Gva, PerCpu, SymbolTable, btf::Btf};
 
-/// What `comm` can hold; the last byte is zero.
+/// The largest size of `comm`; the last byte is zero.
 const MAX_COMM_BYTES: u64 = 64;
 
-/// Where a processor's task and its name are.
+/// The locations of a processor's task and the task's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
     /// The pointer to `struct task_struct`.
     current: PerCpu,
     /// Offset of the name in `struct task_struct`, bytes.
     pub comm: u64,
-    /// Size of the name with the zero behind it, bytes.
+    /// Size of the name including the final zero, bytes.
     pub comm_bytes: usize,
 }
 
 impl TaskLayout {
-    /// As the kernel's types and names say; `None` if they do not.
+    /// The layout from the kernel's types and symbols; `None` if they lack a part.
     #[must_use]
     pub fn new(btf: &Btf, symbols: &SymbolTable) -> Option<Self> {
         let task = btf.struct_named("task_struct")?;
@@ -31,8 +31,8 @@ impl TaskLayout {
         })
     }
 
-    /// Where the pointer to the current task is, on a processor whose `gs` has this base, in a kernel that has moved by
-    /// `slide`.
+    /// The address of the pointer to the current task, on a processor with the base `gs_base` in
+    /// `gs`, in a kernel moved by `slide`.
     #[must_use]
     pub fn current(&self, gs_base: u64, slide: i64) -> Gva {
         self.current.at(gs_base, slide)

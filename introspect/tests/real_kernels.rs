@@ -1,7 +1,7 @@
 //! Symbols, types and patch sites of real kernels.
 //!
 //! `HYPROBE_TEST_KERNELS` lists decompressed kernels (vmlinux ELF files), separated by colons.
-//! Without it these tests have nothing to look at, and say so.
+//! Without the variable, the tests have no kernels, and say so.
 
 use std::{env, fs};
 
@@ -17,7 +17,7 @@ use hyprobe_introspect::{
 use iced_x86::{Decoder, DecoderOptions, FlowControl};
 
 const KERNELS: &str = "HYPROBE_TEST_KERNELS";
-/// No kernel that can be probed is smaller than this.
+/// Fewer symbols than in any probeable kernel.
 const FEW_SYMBOLS: usize = 10_000;
 
 /// Calls `check` with every kernel and its symbols.

@@ -1,4 +1,4 @@
-//! Boots a kernel without probes: `boot KERNEL [INITRD [CMDLINE]]`. Shows what the host delivers first.
+//! Boots a kernel without probes: `boot KERNEL [INITRD [CMDLINE]]`. First prints the facts about the host.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Writes the ELF vmlinux that a bzImage holds: `unpack VMLINUZ VMLINUX`.
+//! Writes the ELF vmlinux of a bzImage: `unpack VMLINUZ VMLINUX`.
 
 use std::path::Path;
 

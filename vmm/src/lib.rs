@@ -1,11 +1,11 @@
 //! The machine under the probes: a small KVM VMM that boots Linux and reports VM exits at plants.
 //!
-//! [`Host`] is the opened `/dev/kvm`, [`self_test`] finds out what it delivers, [`Machine`] boots a kernel on it.
+//! [`Host`] is the opened `/dev/kvm`, [`self_test`] measures the behaviour of its KVM, [`Machine`] boots a kernel.
 //! VM exits that no device handles go to a [`TrapHandler`], the crate's only link to probes.
 //!
-//! Threads: one per vCPU, one for device input, and the caller of [`Machine::wait`]. Any thread that runs no vCPU
-//! may pause them all through a [`Control`]; a trap handler may have the other vCPUs paused by answering
-//! [`TrapOutcome::Exclusive`]. `vcpu/gate.rs` shows which thread waits for which.
+//! Threads: one per vCPU, one for device input, and the caller of [`Machine::wait`]. Any thread without a vCPU may pause
+//! all vCPUs through a [`Control`]. A trap handler pauses the other vCPUs by returning [`TrapOutcome::Exclusive`].
+//! `vcpu/gate.rs` shows which thread waits for which.
 
 pub mod boot;
 pub mod devices;

@@ -41,13 +41,13 @@ pub enum End {
     Halted,
     /// The guest wrote this byte to the debug-exit port.
     Code(u8),
-    /// [`Machine::stop`], or the trap handler asked for it.
+    /// [`Machine::stop`] or the trap handler has stopped the machine.
     Stopped,
-    /// A vCPU could not go on.
+    /// A vCPU could not continue, or a thread of the machine panicked.
     Failed(RunError),
 }
 
-/// How the threads of a machine learn that it ends, and who is told why.
+/// The end of a machine: the vCPU threads to kick, the flag, the reason for [`Machine::wait`], and the first panic.
 #[derive(Debug)]
 pub(crate) struct Ending {
     targets: Vec<KickTarget>,
@@ -82,7 +82,7 @@ impl Ending {
     /// Ends the machine. The first reason counts.
     pub(crate) fn end(&self, end: End) {
         if !self.under_way.swap(true, Ordering::AcqRel) {
-            // Nobody listening means that the machine is being dropped.
+            // If the receiver is gone, the machine is being dropped.
             let _ = self.reason.send(end);
         }
         self.kick_all_but(None);
@@ -100,13 +100,13 @@ impl Ending {
     }
 }
 
-/// What the threads of a machine share.
+/// The state shared by the threads of a machine.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) vm: Arc<VmFd>,
     pub(crate) memory: Ram,
     slots: Mutex<Slots>,
-    /// What the machine keeps free for detour memory.
+    /// The guest-physical range kept free for detour memory.
     detour_place: Option<PageRange>,
     pub(crate) rips: Rips,
     pub(crate) gate: Gate,
@@ -115,28 +115,28 @@ pub(crate) struct Shared {
     pub(crate) sync_regs: bool,
     pub(crate) platform: Platform,
     pub(crate) ending: Arc<Ending>,
-    /// For each vCPU whether it was found halted for ever when it was last kicked.
+    /// For each vCPU: whether the last exit was a kick that found the vCPU halted for ever.
     halted: Vec<AtomicBool>,
     breakpoints: Mutex<HardwareBreakpoints>,
-    /// Counts changes of `breakpoints`, so that a vCPU sees one with a load.
+    /// Counts changes of `breakpoints`: a vCPU detects a change with a single load.
     breakpoints_changed: AtomicU64,
 }
 
 impl Shared {
     pub(crate) fn note_halt(&self, vcpu: usize, halted: bool) {
-        // Most exits are no halts; a load is cheaper than a store to a line that others read.
+        // Most exits are no halts, and a load is cheaper than a store to a cache line that other threads read.
         if self.halted[vcpu].load(Ordering::Relaxed) != halted {
             self.halted[vcpu].store(halted, Ordering::Relaxed);
         }
     }
 
-    /// Whether detour memory is, or could be, at this guest-physical address.
+    /// Whether `gpa` lies in the range kept free for detour memory, mapped or not.
     pub(crate) fn is_detour(&self, gpa: u64) -> bool {
         self.detour_place
             .is_some_and(|place| (place.start.0..place.end.0).contains(&gpa))
     }
 
-    /// Pauses every vCPU but `index`, on whose thread this is called.
+    /// Pauses every vCPU except `index`. Called on the thread of vCPU `index`.
     pub(crate) fn pause_others(&self, index: usize) -> PausedGuard<'_> {
         let closed = self
             .gate
@@ -159,12 +159,12 @@ impl Shared {
     }
 }
 
-/// The data behind these locks is valid after every statement, so that a panicking thread spoils none of it.
+/// Locks `mutex`, poisoned or not. The locked data is valid after every statement, so a panicking thread spoils nothing.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// No vCPU runs while this lives, except, in a trap handler, the one whose thread holds it.
+/// A pause: while the guard lives, no vCPU runs, except a vCPU whose trap handler holds the guard.
 #[derive(Debug)]
 pub struct PausedGuard<'a> {
     _closed: Closed<'a>,
@@ -178,29 +178,28 @@ impl PausedGuard<'_> {
         self.shared.memory.guest()
     }
 
-    /// Number of vCPUs, those included that have not been started.
+    /// Number of vCPUs, started or not.
     #[must_use]
     pub fn vcpus(&self) -> usize {
         self.shared.ending.targets.len()
     }
 
-    /// Makes exactly these pages of RAM read-only for the guest; sorted and disjoint.
+    /// Makes exactly the pages in `ranges` (sorted, disjoint) read-only for the guest.
     ///
     /// # Errors
     ///
-    /// When there are too many ranges for this KVM, before anything has changed, or when KVM refuses a slot; the
-    /// machine must not run on after the latter.
+    /// When KVM has too few slots for the ranges: no slot has changed. When KVM refuses a slot: the machine must not resume.
     pub fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), SlotError> {
         lock(&self.shared.slots).apply(&self.shared.vm, ranges)
     }
 
-    /// Puts detour memory into the guest's physical address space, all zero. If there is some already, it is returned
-    /// as it is.
+    /// Maps zeroed detour memory into the guest's physical address space. If detour memory is already mapped, returns
+    /// the mapped memory unchanged.
     ///
     /// # Errors
     ///
-    /// When no address is free, the host has no memory, or KVM refuses a slot; the machine must not run on after the
-    /// latter.
+    /// When no address is free, the host has no memory, or KVM refuses a slot. After a refused slot, the machine must not
+    /// resume.
     pub fn map_detour(&self, size: DetourSize) -> Result<DetourMemory, DetourMapError> {
         let mut slots = lock(&self.shared.slots);
         if let Some(detour) = slots.detour() {
@@ -212,20 +211,21 @@ impl PausedGuard<'_> {
         Ok(detour)
     }
 
-    /// Where each vCPU stands that has been started: its RIP when it left the guest. One that waits for its turn to be
-    /// alone may have told of its trap, and go on elsewhere.
+    /// The RIP of each vCPU that [`Machine::start`] has started, published by the vCPU before it parked. A vCPU that waits
+    /// for [`TrapHandler::on_exclusive`] has already reported its trap, and may resume at another address.
     #[must_use]
     pub fn vcpu_rips(&self) -> Vec<u64> {
         self.shared.rips.all()
     }
 
-    /// Whether one of them handles an NMI: it can have come between any two instructions, and nobody knows which.
+    /// Whether any vCPU handles an NMI. The NMI can have interrupted the guest between any two instructions, and the
+    /// interrupted address is unknown.
     #[must_use]
     pub fn is_in_nmi(&self) -> bool {
         self.shared.rips.is_one_in_nmi()
     }
 
-    /// Sets the execution breakpoints of all vCPUs, in force before any of them runs on.
+    /// Sets the execution breakpoints of all vCPUs. Each vCPU applies the change before the vCPU loop enters the guest again.
     pub fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
         let mut current = lock(&self.shared.breakpoints);
         if *current != breakpoints {
@@ -255,7 +255,7 @@ impl Machine {
         self.shared.memory.guest()
     }
 
-    /// What this host's KVM delivers.
+    /// The facts about this host's KVM.
     #[must_use]
     pub fn facts(&self) -> &HostFacts {
         &self.shared.facts
@@ -267,7 +267,7 @@ impl Machine {
         self.shared.ending.targets.len()
     }
 
-    /// A handle for other threads: to pause the machine and to stop it.
+    /// Returns a handle with which other threads pause and stop the machine.
     #[must_use]
     pub fn control(&self) -> Control {
         Control {
@@ -281,7 +281,7 @@ impl Machine {
     ///
     /// When the host has no thread to give.
     pub fn start(&mut self, handler: &Arc<dyn TrapHandler>) -> std::io::Result<()> {
-        // All are in the gate's count before the first can wait for the others.
+        // The gate counts all vCPUs before the first vCPU can wait for the others.
         for _ in &self.vcpus {
             self.shared.gate.enter();
         }
@@ -316,8 +316,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Waits until the machine has ended, or for at most `limit`; `None` means that it still runs. Call once more
-    /// after a `None`; after a `Some`, only [`Machine::stop`] makes sense.
+    /// Waits until the machine has ended, for at most `limit`. `None` if the machine still runs: call again. After a
+    /// `Some`, only [`Machine::stop`] makes sense.
     pub fn wait(&self, limit: Option<Duration>) -> Option<End> {
         match limit {
             Some(limit) => match self.ended.recv_timeout(limit) {
@@ -329,9 +329,9 @@ impl Machine {
         }
     }
 
-    /// Whether, when it was last asked, every vCPU was found halted with interrupts off, so that nothing can ever
-    /// wake one. KVM does not tell of a halt: this kicks the vCPUs, and they note what state they were in. Costs each
-    /// an exit; a second between calls is often enough.
+    /// Whether every vCPU was found halted with interrupts off at the last kick: nothing can ever wake a vCPU then. KVM
+    /// does not report a halt. Each call therefore kicks the vCPUs, and each vCPU records its state for the next call. A
+    /// call costs each vCPU an exit; a second between calls is often enough.
     #[must_use]
     pub fn is_halted(&self) -> bool {
         let halted = self
@@ -353,7 +353,7 @@ impl Machine {
         self.events = None;
     }
 
-    /// The first panic of a thread of this machine, whatever the machine's end was.
+    /// The first panic of a thread of the machine, for every kind of [`End`].
     #[must_use]
     pub fn panicked(&self) -> Option<Panicked> {
         self.shared.ending.panic.get()
@@ -373,8 +373,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Pauses every vCPU; returns once all are out of the guest. They run on when the guard is dropped. Never call
-    /// it on a vCPU's thread.
+    /// Pauses every vCPU, and returns once all vCPUs are out of the guest. The vCPUs resume when the guard is dropped.
+    /// Never call `pause_all` on a vCPU's thread.
     #[must_use]
     pub fn pause_all(&self) -> PausedGuard<'_> {
         let closed = self
@@ -393,13 +393,13 @@ impl Control {
         self.shared.memory.guest()
     }
 
-    /// Whether somebody keeps vCPUs from running just now: a pause would have to wait.
+    /// Whether the gate is closed now: a new pause would have to wait.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.shared.gate.is_closed()
     }
 
-    /// Makes each vCPU leave the guest and ask for room ([`TrapHandler::has_room`]) before it enters again. Waits for none of them.
+    /// Makes each vCPU exit and check for room ([`TrapHandler::has_room`]) before the next entry. Does not wait for the exits.
     pub fn kick(&self) {
         self.shared.ending.kick_all_but(None);
     }
@@ -410,14 +410,14 @@ impl Control {
         self.shared.ending.targets.len()
     }
 
-    /// Whether the machine has ended or is about to. Whoever holds a pause then must drop it: the vCPU threads cannot
-    /// end before.
+    /// Whether the machine has ended or is about to end. The holder of a pause must then drop the pause: the vCPU threads
+    /// cannot end before.
     #[must_use]
     pub fn is_ending(&self) -> bool {
         self.shared.ending.is_ending()
     }
 
-    /// Ends the machine with this reason; the first one counts.
+    /// Ends the machine with the reason `end`. The first reason counts.
     pub fn end(&self, end: End) {
         self.shared.ending.end(end);
     }

@@ -1,8 +1,8 @@
-//! The hook through which a stopped vCPU is handed to the probe engine.
+//! The hook that passes a stopped vCPU to the probe engine.
 //!
-//! The vCPU loop owns the contract: it copies an exit out of `kvm_run`, states it as a [`Trap`], and asks a
-//! [`TrapHandler`] what to do. [`NoTraps`] is the handler of a machine without probes: it gives everything back
-//! to the guest.
+//! The vCPU loop owns the contract: the loop copies an exit out of `kvm_run`, states the exit as a [`Trap`], and asks a
+//! [`TrapHandler`] for the [`TrapOutcome`]. [`NoTraps`] is the handler of a machine without probes, and gives every trap
+//! back to the guest.
 
 use std::fmt;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub enum Trap {
         /// Linear address of the `int3`.
         at: u64,
     },
-    /// A one-byte port write (`out dx, al`, or a form of it) at this linear address. The port is not told: a plant
-    /// is recognised by where it is.
+    /// A one-byte port write (`out dx, al`, or another form) at this linear address. The trap does not name the port: the
+    /// address identifies a plant.
     PortWrite {
         /// Linear address of the instruction.
         at: u64,
@@ -32,17 +32,17 @@ pub enum Trap {
         /// Linear address of the next instruction.
         at: u64,
     },
-    /// The guest wrote to a page that is in a read-only slot, of RAM or of detour memory. Nothing has been written: the
-    /// handler decides. To detour memory nothing is ever written.
+    /// The guest wrote to a page in a read-only slot, of RAM or of detour memory. Nothing has been written: the handler
+    /// decides. A guest write to read-only detour memory never takes effect.
     GuestWrite {
-        /// Where, guest-physical.
+        /// Guest-physical address of the write.
         gpa: GuestAddress,
-        /// What; the first [`Trap::GuestWrite::len`] bytes count.
+        /// Written bytes; the first [`Trap::GuestWrite::len`] bytes count.
         bytes: [u8; 8],
         /// 1 to 8.
         len: usize,
     },
-    /// The guest writes a model-specific register that the machine was told to report. Not yet written.
+    /// The guest writes a model-specific register that the machine reports. The register is not yet written.
     MsrWrite {
         /// The register.
         index: u32,
@@ -53,14 +53,14 @@ pub enum Trap {
     EmulationFailure,
 }
 
-/// What the vCPU does next.
+/// The next step of the vCPU after a trap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum TrapOutcome {
-    /// Handled: go on with the registers as they are now.
+    /// The trap is handled: the vCPU resumes with the present registers.
     Resume,
-    /// Not the engine's: what would have happened without it happens now. A breakpoint becomes #BP for the guest,
-    /// a port write reaches its device, a memory or MSR write takes place, an emulation failure ends the run.
+    /// The trap is not the engine's: the default action follows. A breakpoint becomes #BP for the guest, a port write
+    /// reaches its device, a memory or MSR write takes place, an emulation failure ends the run.
     Reinject,
     /// Call [`TrapHandler::on_exclusive`] for this trap, with every other vCPU paused.
     Exclusive,
@@ -72,7 +72,7 @@ pub enum TrapOutcome {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot handle {what} on vCPU {vcpu} at {rip:#x}")]
 pub struct TrapError {
-    /// What was being handled.
+    /// The work that failed.
     pub what: &'static str,
     /// Which vCPU.
     pub vcpu: usize,
@@ -88,7 +88,7 @@ pub struct TrapError {
 /// `on_trap` runs while the other vCPUs run; it must not take a lock that another vCPU may hold while it waits to be
 /// paused. `on_exclusive` runs while no other vCPU runs and no control thread holds a pause.
 pub trait TrapHandler: Send + Sync + fmt::Debug {
-    /// Says what to do about a trap.
+    /// Decides the next step after a trap.
     ///
     /// # Errors
     ///
@@ -107,8 +107,8 @@ pub trait TrapHandler: Send + Sync + fmt::Debug {
         trap: Trap,
     ) -> Result<TrapOutcome, TrapError>;
 
-    /// Whether there is room for what the guest causes next, such as events and console output. A vCPU enters the guest only
-    /// while there is.
+    /// Whether there is room for new output of the guest, for instance events and console output. A vCPU enters the guest only
+    /// if `has_room` returns true.
     fn has_room(&self) -> bool {
         true
     }

@@ -1,13 +1,13 @@
-//! The gate in every order of its threads' steps: loom runs each model once for each order, and finds races and deadlocks that
+//! The gate in every order of the threads' steps: loom runs each model once for each order, and finds races and deadlocks that
 //! real threads meet once in years.
 //!
-//! Each model has the threads of one situation, and two rules: no vCPU is in the guest beside a holder of the gate, and every thread
-//! comes to its end.
+//! Each model has the threads of a situation, and two rules: no vCPU is in the guest beside a holder of the gate, and every
+//! thread ends.
 
 #[path = "../src/vcpu/gate.rs"]
 mod gate;
 
-/// The locks that the gate finds under this name.
+/// The locks of the gate: loom's locks in place of `vcpu/sync.rs`.
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, Ordering};
     pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
@@ -20,7 +20,7 @@ use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 use sync::{AtomicBool, Condvar, Mutex, Ordering};
 
-/// A machine: its gate, and the number of vCPUs that are in the guest.
+/// A machine: the gate, and the number of vCPUs in the guest.
 #[derive(Debug)]
 struct Machine {
     gate: Gate,
@@ -39,7 +39,7 @@ impl Machine {
         })
     }
 
-    /// A vCPU enters the guest and leaves it.
+    /// A vCPU enters the guest and exits.
     fn visit(&self) {
         self.gate.checkpoint(|| ());
         self.inside.fetch_add(1, Ordering::SeqCst);
@@ -66,7 +66,7 @@ impl Machine {
     }
 }
 
-/// A guest that never ends by itself. A kick ends this run of it, or the next one.
+/// A guest that never exits without a kick. A kick ends the current run, or the next run.
 #[derive(Debug)]
 struct Guest {
     is_kicked: Mutex<bool>,
@@ -99,7 +99,7 @@ impl Guest {
     }
 }
 
-/// Runs `situation` in each order of its threads' steps in which at most so many threads are interrupted.
+/// Runs `situation` in each order of the threads' steps with at most `interruptions` preemptions.
 fn in_every_order(interruptions: usize, situation: impl Fn() + Sync + Send + 'static) {
     let mut model = Builder::new();
     model.preemption_bound = Some(interruptions);
@@ -120,12 +120,12 @@ fn pause_waits_for_a_vcpu_and_the_vcpu_for_its_end() {
         });
         machine.hold();
         vcpu.join().expect("no panic");
-        // Nobody is left to wait for.
+        // No thread is left to wait for.
         machine.hold();
     });
 }
 
-/// A vCPU that leaves the guest only if it is kicked: a kick before the gate is closed would be for nothing.
+/// A vCPU that exits only if kicked: a kick before the gate is closed would have no effect.
 #[test]
 fn vcpu_that_leaves_the_guest_only_when_kicked_is_paused() {
     in_every_order(4, || {

@@ -1,4 +1,4 @@
-//! The blob: where its records begin.
+//! The BTF blob and the offsets of the type records.
 
 use std::{fmt, sync::Arc};
 
@@ -14,7 +14,7 @@ const MAX_BLOB_BYTES: usize = 64 << 20;
 const MAX_TYPES: usize = 1 << 21;
 /// The kernel's own limit, KSYM_NAME_LEN, is 512.
 const MAX_NAME_BYTES: usize = 512;
-/// `const volatile foo_t` takes three; longer chains than this are cycles.
+/// `const volatile foo_t` takes three; a chain longer than the limit is a cycle.
 const MAX_QUALIFIERS: usize = 32;
 
 /// The types of a kernel. Read-only; cheap to clone.
@@ -22,7 +22,7 @@ const MAX_QUALIFIERS: usize = 32;
 pub struct Btf {
     blob: Arc<[u8]>,
     header: Arc<Header>,
-    /// Where the record of type 1, 2, … begins in the blob.
+    /// The offsets of the records of type 1, 2, … in the blob.
     records: Arc<[u32]>,
     names: Arc<NameIndex>,
     complete: bool,
@@ -44,7 +44,8 @@ impl Btf {
     ///
     /// # Errors
     ///
-    /// When it is not BTF, or its header points elsewhere. Records that make no sense are no error.
+    /// If the blob is too large, is not BTF, or has a header pointing out of the blob. Malformed
+    /// records are no error.
     pub fn parse(blob: impl Into<Arc<[u8]>>) -> Result<Self, BtfError> {
         let blob = blob.into();
         if blob.len() > MAX_BLOB_BYTES {
@@ -65,20 +66,20 @@ impl Btf {
         Ok(btf)
     }
 
-    /// How many types there are, `void` left out.
+    /// The number of types, without `void`.
     #[must_use]
     pub fn len(&self) -> usize {
         self.records.len()
     }
 
-    /// Whether there are none.
+    /// Whether the blob has no type records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
     }
 
-    /// Whether every record was read. After a kind that is not known, and whose length the blob
-    /// does not tell, the next cannot be found.
+    /// Whether the parser has read every record. After a record of an unknown kind, without a
+    /// length in the blob, the parser cannot find the next record.
     #[must_use]
     pub const fn is_complete(&self) -> bool {
         self.complete
@@ -96,19 +97,19 @@ impl Btf {
         self.find(name, &[format::UNION]).map(StructId)
     }
 
-    /// The type that `name` is a typedef of, or the integer called so.
+    /// The typedef, integer or floating-point type called `name`.
     #[must_use]
     pub fn type_named(&self, name: &str) -> Option<TypeId> {
         self.find(name, &[format::TYPEDEF, format::INT, format::FLOAT])
     }
 
-    /// The name of a type, without `struct`; `None` for those that have none, like pointers.
+    /// The name of a type, without `struct`; `None` for a nameless type, like a pointer.
     #[must_use]
     pub fn name_of(&self, ty: TypeId) -> Option<&str> {
         self.string(self.record(ty)?.name)
     }
 
-    /// What kind of type `ty` is; `None` for a number that no type has.
+    /// The kind of the type `ty`; `None` if no type has the number.
     #[must_use]
     pub fn get(&self, ty: TypeId) -> Option<Type> {
         if ty == TypeId::VOID {
@@ -154,7 +155,7 @@ impl Btf {
         None
     }
 
-    /// The first type called `name` that is of one of the `kinds`.
+    /// The first type called `name` of a kind in `kinds`.
     pub(super) fn find(&self, name: &str, kinds: &[u8]) -> Option<TypeId> {
         self.names.candidates(name).find(|&ty| {
             let of_kind = |record: Record| kinds.contains(&record.kind);
@@ -171,8 +172,8 @@ impl Btf {
         u32_at(&self.blob, at)
     }
 
-    /// The string at an offset of the string section; `None` when it is empty, too long or not
-    /// text.
+    /// The string at an offset of the string section; `None` if the string is empty, too long or
+    /// not UTF-8.
     pub(super) fn string(&self, offset: u32) -> Option<&str> {
         let strings = self.blob.get(self.header.strings.clone())?;
         let rest = strings.get(offset as usize..)?;
@@ -198,7 +199,7 @@ impl Btf {
     }
 }
 
-/// Where each record begins, and whether that went on to the end of the section.
+/// The offset of each record, and whether the records fill the section to the end.
 fn find_records(blob: &[u8], header: &Header) -> (Vec<u32>, bool) {
     let end = header.types.end;
     let mut at = header.types.start;

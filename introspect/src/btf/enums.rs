@@ -9,8 +9,8 @@ impl Btf {
         self.find(name, &[format::ENUM, format::ENUM64])
     }
 
-    /// The enumerators of `ty` in order, names and numbers; none when it is no enum. An unsigned
-    /// number that takes all 64 bits is given as the same bits.
+    /// The enumerators of `ty` in order, as names and numbers; empty if `ty` is no enum. For an
+    /// unsigned 64-bit number, the `i64` has the same bits.
     pub fn enum_values(&self, ty: TypeId) -> impl Iterator<Item = (&str, i64)> {
         let record = self.stripped(ty).and_then(|ty| self.record(ty));
         let of_enum = record.filter(|record| matches!(record.kind, format::ENUM | format::ENUM64));
@@ -19,21 +19,21 @@ impl Btf {
         })
     }
 
-    /// The number that the enumerator `name` of the enum `ty` stands for.
+    /// The number of the enumerator `name` in the enum `ty`.
     #[must_use]
     pub fn enum_value(&self, ty: TypeId, name: &str) -> Option<i64> {
         self.enum_values(ty)
             .find_map(|(found, value)| (found == name).then_some(value))
     }
 
-    /// The first enumerator of the enum `ty` that stands for `value`.
+    /// The first enumerator with the number `value` in the enum `ty`.
     #[must_use]
     pub fn enum_name(&self, ty: TypeId, value: i64) -> Option<&str> {
         self.enum_values(ty)
             .find_map(|(name, found)| (found == value).then_some(name))
     }
 
-    /// The flag says that the enum has numbers below zero; before 6.0 none had it.
+    /// The record's flag marks an enum with numbers below zero; before 6.0 no enum had the flag.
     fn enumerator(&self, record: &Record, number: usize) -> Option<(&str, i64)> {
         let wide = record.kind == format::ENUM64;
         let stride: usize = if wide { 12 } else { 8 };

@@ -1,4 +1,4 @@
-//! Why there are no types.
+//! The errors of reading BTF.
 
 use thiserror::Error;
 
@@ -10,19 +10,19 @@ pub enum BtfError {
     /// The file cannot be read as ELF.
     #[error("cannot look for types in this file")]
     Elf(#[source] object::read::Error),
-    /// Neither a section nor symbols mark any.
+    /// Neither a section nor symbols mark BTF.
     #[error("the kernel has no BTF: built without CONFIG_DEBUG_INFO_BTF")]
     Missing,
-    /// The symbols mark a range that the image does not hold.
+    /// The symbols mark a range outside the image.
     #[error("cannot read the kernel's BTF")]
     Unreadable(#[from] NotInImage),
-    /// More bytes than any kernel's types take.
+    /// The blob is larger than any kernel's types.
     #[error("{bytes} bytes are too many for a kernel's BTF")]
     TooLarge {
-        /// How many.
+        /// The size in bytes.
         bytes: u64,
     },
-    /// The first bytes are those of something else, or of BTF for another byte order.
+    /// The first bytes belong to another format, or to BTF for another byte order.
     #[error("the bytes begin with {magic:#06x}, version {version}, which is not little-endian BTF")]
     Header {
         /// The first two bytes.
@@ -35,7 +35,7 @@ pub enum BtfError {
     Section {
         /// "header", "type" or "string".
         section: &'static str,
-        /// How many bytes there are.
+        /// The blob's size in bytes.
         bytes: usize,
     },
 }

@@ -1,4 +1,4 @@
-//! The header and the records, as they lie in the blob.
+//! The format of the blob's header and records.
 
 use std::ops::Range;
 
@@ -8,7 +8,8 @@ const MAGIC: u16 = 0xeb9f;
 const VERSION: u8 = 1;
 /// Up to the length of the string section.
 const MIN_HEADER_BYTES: usize = 24;
-/// From 7.1 on the header may go on with the place of a section that tells how long kinds are.
+/// From 7.1 on the header may continue with the offset and length of a layout section, which holds
+/// the record lengths of the kinds.
 const HEADER_BYTES_WITH_LAYOUT: usize = 32;
 const LAYOUT_BYTES: usize = 4;
 /// The name, the info word, and a size or a type.
@@ -33,7 +34,7 @@ pub(super) const FLOAT: u8 = 16;
 pub(super) const TYPE_TAG: u8 = 18;
 pub(super) const ENUM64: u8 = 19;
 
-/// What follows the record of a kind: so many bytes, and so many for each of its elements.
+/// The body behind a record of a kind: `fixed` bytes, and `each` bytes for each element.
 #[derive(Clone, Copy)]
 struct Body {
     fixed: u8,
@@ -73,12 +74,13 @@ pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// Where the sections are.
+/// The sections' ranges in the blob.
 #[derive(Debug)]
 pub(super) struct Header {
     pub(super) types: Range<usize>,
     pub(super) strings: Range<usize>,
-    /// Empty where the header ends before it.
+    /// Empty if the header ends before the layout section's fields, or if the section is out of
+    /// bounds.
     layouts: Range<usize>,
 }
 
@@ -107,7 +109,7 @@ impl Header {
         if header_len < MIN_HEADER_BYTES {
             return Err(outside("header"));
         }
-        // A layout section that is out of bounds is one that is not there.
+        // The parser ignores a layout section out of bounds.
         let layouts = if header_len >= HEADER_BYTES_WITH_LAYOUT {
             section(24, "layout").unwrap_or(0..0)
         } else {
@@ -120,7 +122,8 @@ impl Header {
         })
     }
 
-    /// How many bytes follow a record, or `None` for a kind that neither we nor the blob know.
+    /// The number of bytes behind a record; `None` for a kind in neither `BODIES` nor the blob's
+    /// layout section.
     pub(super) fn body_len(&self, blob: &[u8], record: &Record) -> Option<usize> {
         let known = BODIES.get(usize::from(record.kind)).copied();
         let body = known.or_else(|| {
@@ -134,19 +137,20 @@ impl Header {
     }
 }
 
-/// The fixed part of one type's record.
+/// The fixed part of a type's record.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     /// The name's offset in the string section.
     pub(super) name: u32,
     pub(super) kind: u8,
-    /// What it says depends on the kind: of a struct, that bit fields are in the offsets.
+    /// The meaning depends on the kind: in a struct, the flag says that the offsets hold bit-field
+    /// sizes.
     pub(super) flag: bool,
-    /// How many members, enumerators or parameters follow.
+    /// The number of members, enumerators or parameters behind the record.
     pub(super) count: usize,
     /// The size in bytes, or a type.
     pub(super) size_or_type: u32,
-    /// Where in the blob the rest begins.
+    /// The offset in the blob of the bytes behind the fixed part.
     pub(super) body: usize,
 }
 

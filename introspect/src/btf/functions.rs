@@ -1,4 +1,4 @@
-//! What functions take and return.
+//! Parameters and return types of functions.
 
 use super::{Btf, FuncProto, Param, TypeId, format};
 
@@ -7,15 +7,15 @@ const PARAM_BYTES: usize = 8;
 const MAX_PARAMS: usize = 64;
 
 impl Btf {
-    /// The prototype of the function called `name`. Functions of different files may share a name:
-    /// this is the first's.
+    /// The prototype of the function called `name`; the first prototype if functions of different
+    /// files share the name.
     #[must_use]
     pub fn func_proto(&self, name: &str) -> Option<FuncProto> {
         let function = self.record(self.find(name, &[format::FUNCTION])?)?;
         self.prototype(TypeId(function.size_or_type))
     }
 
-    /// The prototype that `ty` is.
+    /// The prototype with the number `ty`; `None` if `ty` is no prototype.
     #[must_use]
     pub fn prototype(&self, ty: TypeId) -> Option<FuncProto> {
         let record = self.record(ty)?;

@@ -4,11 +4,11 @@ use std::hash::{BuildHasher, RandomState};
 
 use super::TypeId;
 
-/// The hashes of all names in order, each with its type. The names themselves stay in the blob: who
-/// looks one up compares it there.
+/// The sorted hashes of all names, each with the type. The names stay in the blob: the caller of
+/// `candidates` compares them there.
 #[derive(Debug, Default)]
 pub(super) struct NameIndex {
-    /// Seeded at random, so that no guest can make all its names collide.
+    /// Seeded at random, so that no guest can make all names collide.
     hasher: RandomState,
     entries: Vec<(u32, TypeId)>,
 }
@@ -22,7 +22,7 @@ impl NameIndex {
         Self { hasher, entries }
     }
 
-    /// The types that may be called `name`, in the order of their numbers.
+    /// The types with the hash of `name`, in the order of their numbers.
     pub(super) fn candidates(&self, name: &str) -> impl Iterator<Item = TypeId> + '_ {
         let wanted = hash(&self.hasher, name);
         let start = self.entries.partition_point(|&(hash, _)| hash < wanted);

@@ -3,26 +3,26 @@
 use super::{BitField, Btf, Member, StructId, Type, TypeId, format::Record};
 
 const MEMBER_BYTES: usize = 12;
-/// How deep structs without a name lie in each other; the kernel does four.
+/// The deepest nesting of nameless structs; the kernel nests four.
 const MAX_ANONYMOUS_DEPTH: usize = 16;
-/// How many members are looked at for one name, those of nameless structs included. `task_struct`
+/// The most members visited for one name, the members of nameless structs included. `task_struct`
 /// has 300.
 const MAX_VISITED: usize = 1 << 17;
 
-/// A member as its record has it.
+/// A member as in the BTF record.
 #[derive(Clone, Copy)]
 struct Field<'b> {
     name: Option<&'b str>,
     ty: TypeId,
-    /// From the beginning of its own struct.
+    /// From the beginning of the struct holding the member.
     bit_offset: u64,
-    /// When the record says that it is a bit field.
+    /// `None` if the record does not mark a bit field.
     bit_size: Option<u8>,
 }
 
 impl Btf {
-    /// The member of `id` that `path` leads to: names with dots between them, each but the last
-    /// that of an embedded struct or union. Those without a name are passed through, as in C.
+    /// The member of `id` at `path`: names with dots between them, each but the last the name of an
+    /// embedded struct or union. The lookup descends into nameless structs and unions, as in C.
     #[must_use]
     pub fn member(&self, id: StructId, path: &str) -> Option<Member> {
         let mut base: u64 = 0;
@@ -40,12 +40,12 @@ impl Btf {
         None
     }
 
-    /// The names of the members of `id` in order, those of nameless structs left out.
+    /// The names of the members of `id` in order, without the members of nameless structs.
     pub fn member_names(&self, id: StructId) -> impl Iterator<Item = &str> {
         self.fields(id).filter_map(|field| field.name)
     }
 
-    /// The struct or union that `ty` is, behind typedefs and qualifiers.
+    /// The struct or union behind the typedefs and qualifiers of `ty`.
     #[must_use]
     pub fn as_struct(&self, ty: TypeId) -> Option<StructId> {
         match self.get(self.stripped(ty)?)? {
@@ -54,7 +54,7 @@ impl Btf {
         }
     }
 
-    /// The field called `name`, its offset counted from `id`.
+    /// The field called `name`, with the offset counted from `id`.
     fn field(
         &self,
         id: StructId,
@@ -106,7 +106,7 @@ impl Btf {
         })
     }
 
-    /// The member of `field`, whose struct begins at bit `base`.
+    /// Makes the member of `field` in a struct beginning at bit `base`.
     fn finish(&self, base: u64, field: &Field<'_>) -> Option<Member> {
         let start = base.checked_add(field.bit_offset)?;
         let offset_bytes = start / 8;
@@ -127,8 +127,8 @@ impl Btf {
         })
     }
 
-    /// Early compilers wrote a bit field as an integer with fewer bits than its bytes have. A
-    /// `bool` is one with 8.
+    /// The size in bits of an integer with fewer bits than the bytes have: early compilers wrote a
+    /// bit field like this. A `bool` has 8 bits.
     fn narrow_int(&self, ty: TypeId) -> Option<u8> {
         match self.get(self.stripped(ty)?)? {
             Type::Int(int) if u64::from(int.bits) < int.size_bytes.saturating_mul(8) => {

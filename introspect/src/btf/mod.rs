@@ -1,14 +1,15 @@
-//! The kernel's own description of its types, BTF.
+//! BTF: the kernel's description of the kernel's types.
 //!
-//! Stock kernels carry it in their image for eBPF: every struct with its members' places, every
-//! enum, every function's parameters. It tells where `struct module` keeps a module's name without
-//! a table of kernel versions.
+//! Stock kernels carry BTF in their image for eBPF: every struct with the members' offsets, every
+//! enum, every function's parameters. From BTF hyprobe takes the offset of a module's name in
+//! `struct module` without a table of kernel versions.
 //!
 //! A blob is a header, a row of type records numbered from 1 (`format`), and their names. [`Btf`]
-//! notes where each record begins and sorts the names once (`blob`, `index`); what is asked is then
-//! read from the blob itself: members by path (`members`), sizes (`sizes`), parameters and
-//! enumerators (`functions`, `enums`). Any number in it may be wrong: chains of types, nested
-//! structs and names are followed for so many steps only, and what makes no sense is not there.
+//! notes the offset of each record and sorts the names once (`blob`, `index`). Each query then
+//! reads the blob: members by path (`members`), sizes (`sizes`), parameters and enumerators
+//! (`functions`, `enums`). Any number in a blob may be wrong. Queries follow chains of types,
+//! nested structs and names only for a limited number of steps, and return nothing for malformed
+//! records.
 
 mod blob;
 mod enums;

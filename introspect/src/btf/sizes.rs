@@ -1,4 +1,4 @@
-//! How much memory a value of a type takes.
+//! The sizes of values of a type.
 
 use super::{Btf, Type, TypeId, format};
 
@@ -7,8 +7,8 @@ const POINTER_BYTES: u64 = 8;
 const MAX_DIMENSIONS: usize = 16;
 
 impl Btf {
-    /// How many bytes a value of type `ty` takes; `None` for functions, `void` and what is only
-    /// declared.
+    /// The size of a value of type `ty` in bytes; `None` for functions, `void` and types with only
+    /// a declaration.
     #[must_use]
     pub fn size_of(&self, ty: impl Into<TypeId>) -> Option<u64> {
         let mut ty = self.stripped(ty.into())?;
@@ -23,7 +23,7 @@ impl Btf {
         None
     }
 
-    /// How many elements an array has; `None` for what is no array. A flexible one has 0.
+    /// The number of elements of an array; `None` if `ty` is no array. A flexible array has 0.
     #[must_use]
     pub fn array_len(&self, ty: TypeId) -> Option<u32> {
         match self.get(self.stripped(ty)?)? {

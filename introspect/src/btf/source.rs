@@ -1,4 +1,4 @@
-//! Where a kernel has its BTF.
+//! Finding BTF in a kernel image or in guest memory.
 
 use object::{LittleEndian, Object, ObjectSection, read::elf::ElfFile64};
 
@@ -8,7 +8,7 @@ use crate::{ImageSource, KernelImage, SymbolTable};
 const SECTION: &str = ".BTF";
 const START: &str = "__start_BTF";
 const STOP: &str = "__stop_BTF";
-/// The linker's marks may have padding between them, but not this much.
+/// The most bytes between the linker's marks, padding included.
 const MAX_BYTES: u64 = 64 << 20;
 
 impl Btf {
@@ -31,7 +31,7 @@ impl Btf {
     ///
     /// # Errors
     ///
-    /// When there are no marks, or what lies between them cannot be read or is not BTF.
+    /// If the marks are missing, or the bytes between the marks are unreadable or not BTF.
     pub fn from_source(source: &dyn ImageSource, symbols: &SymbolTable) -> Result<Self, BtfError> {
         let address = |name| symbols.address_of(name).ok_or(BtfError::Missing);
         let (start, stop) = (address(START)?, address(STOP)?);

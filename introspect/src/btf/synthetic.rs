@@ -20,8 +20,8 @@ impl Blob {
         }
     }
 
-    /// Any record: `count` goes into the info word as it is, `body` behind it. The new type's
-    /// number.
+    /// Adds any record: `count` goes unchanged into the info word, `body` behind the record.
+    /// Returns the new type's number.
     pub fn record(
         &mut self,
         name: &str,
@@ -52,7 +52,7 @@ impl Blob {
         self.record("", (format::ARRAY, false), 0, 0, &[element, element, len])
     }
 
-    /// A struct of `bytes`, each member with its type and the offset in bytes.
+    /// A struct of `bytes` bytes, each member with a type and the offset in bytes.
     pub fn structure(&mut self, name: &str, bytes: u32, members: &[(&str, u32, u32)]) -> u32 {
         let bits: Vec<_> = members
             .iter()

@@ -177,7 +177,7 @@ fn other_bytes_are_refused() {
     assert!(Btf::parse(padded).expect("padding").is_complete());
 }
 
-/// Asks everything there is to ask.
+/// Runs every query for every type number.
 fn ask(btf: &Btf) {
     for number in 0..=u32::try_from(btf.len())
         .unwrap_or(u32::MAX)

@@ -1,6 +1,7 @@
-//! What is said about types.
+//! The descriptions of types returned by [`Btf`](super::Btf).
 
-/// A type's number in its blob; 0 is `void`. Of use only with the [`Btf`](super::Btf) that gave it.
+/// A type's number in the blob; 0 is `void`. Valid only with the [`Btf`](super::Btf) that returned
+/// the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeId(pub(super) u32);
 
@@ -8,14 +9,14 @@ impl TypeId {
     /// `void`, which has no record.
     pub const VOID: Self = Self(0);
 
-    /// The number, as tools print it.
+    /// The number as printed by BTF tools.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
     }
 }
 
-/// The number of a struct or union that is defined in the blob.
+/// The number of a struct or union defined in the blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StructId(pub(super) TypeId);
 
@@ -28,32 +29,32 @@ impl From<StructId> for TypeId {
 /// An integer, a character or a truth value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Int {
-    /// How many bytes it takes.
+    /// The size in bytes.
     pub size_bytes: u64,
-    /// How many bits of them count.
+    /// The number of significant bits.
     pub bits: u8,
-    /// Whether it is signed.
+    /// Whether the integer is signed.
     pub signed: bool,
-    /// Whether it is a `bool`.
+    /// Whether the integer is a `bool`.
     pub boolean: bool,
 }
 
-/// One type.
+/// The kind of a type, with the types it refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Type {
     /// `void`.
     Void,
     /// An integer.
     Int(Int),
-    /// A floating-point number of so many bytes.
+    /// A floating-point number, with the size in bytes.
     Float(u64),
     /// A pointer to a type.
     Pointer(TypeId),
     /// An array.
     Array {
-        /// What it holds.
+        /// The elements' type.
         element: TypeId,
-        /// How many; 0 for a flexible one.
+        /// The number of elements; 0 for a flexible array.
         len: u32,
     },
     /// A struct.
@@ -62,19 +63,19 @@ pub enum Type {
     Union(StructId),
     /// An enum.
     Enum,
-    /// A struct or union that is only declared.
+    /// A struct or union with only a declaration.
     Forward,
     /// Another name for a type.
     Typedef(TypeId),
     /// `const`, `volatile`, `restrict` or a tag on a type.
     Qualified(TypeId),
-    /// A function, by its prototype.
+    /// A function, with the prototype's number.
     Function(TypeId),
-    /// What a function takes and returns.
+    /// A function prototype.
     Prototype,
     /// A global variable's type.
     Variable(TypeId),
-    /// Something that is no type of a value.
+    /// A record of another kind, not the type of a value.
     Other,
 }
 
@@ -83,40 +84,40 @@ pub enum Type {
 pub struct BitField {
     /// From the lowest bit of the first byte, 0..8.
     pub offset: u8,
-    /// How many.
+    /// The number of bits.
     pub size: u8,
 }
 
 /// A member of a struct or union, found by its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// From the beginning of the struct that the path starts in.
+    /// The offset from the beginning of the struct in which the path starts.
     pub offset_bytes: u64,
-    /// How many bytes to read: of a bit field, those that its bits lie in. 0 where the type has no
-    /// size, as a flexible array.
+    /// The number of bytes to read; for a bit field, the bytes holding the field's bits. 0 for a
+    /// type without a size, like a flexible array.
     pub size_bytes: u64,
-    /// Which bits of those bytes, when it is a bit field.
+    /// For a bit field, the bits within these bytes.
     pub bits: Option<BitField>,
-    /// Its type, as declared.
+    /// The type as declared.
     pub ty: TypeId,
 }
 
-/// One parameter of a function.
+/// A parameter of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Param {
-    /// Its name; `None` when the prototype leaves it out.
+    /// The name; `None` if the prototype has no name for the parameter.
     pub name: Option<String>,
-    /// Its type, as declared.
+    /// The type as declared.
     pub ty: TypeId,
 }
 
-/// What a function takes and returns.
+/// The parameters and the return type of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FuncProto {
-    /// In order. Without the `...` that may come last.
+    /// The parameters in order, without a final `...`.
     pub params: Vec<Param>,
-    /// Whether a `...` does.
+    /// Whether a `...` ends the parameter list.
     pub variadic: bool,
-    /// What it returns.
+    /// The return type.
     pub returns: TypeId,
 }

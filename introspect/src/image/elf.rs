@@ -15,9 +15,9 @@ use thiserror::Error;
 use super::{ImageSource, NotInImage};
 use crate::{Gpa, Gva};
 
-/// The kernel has four; more loadable segments than this are not looked at.
+/// The kernel has four; the parser ignores loadable segments beyond the limit.
 const MAX_SEGMENTS: usize = 64;
-/// The banner is one line of about 200 bytes.
+/// The banner is a line of about 200 bytes.
 const MAX_BANNER_BYTES: usize = 512;
 /// Kernel addresses have the top bit set; the per-CPU segment of older kernels is linked at 0.
 const KERNEL_HALF: u64 = 1 << 63;
@@ -29,7 +29,7 @@ static BANNER: LazyLock<Regex> =
 /// Why bytes are not a kernel image.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// Not an ELF file, or one that contradicts itself.
+    /// The bytes are not an ELF file, or the ELF file contradicts itself.
     #[error("not a readable 64-bit ELF file")]
     Elf(#[source] object::read::Error),
     /// An ELF file for another processor.
@@ -38,7 +38,7 @@ pub enum ImageError {
         /// The file's `e_machine`.
         machine: u16,
     },
-    /// Nothing in the file is to be loaded.
+    /// The file has no loadable segment.
     #[error("the ELF file has no loadable segment")]
     NoSegments,
 }
@@ -46,15 +46,15 @@ pub enum ImageError {
 /// A loadable segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where its bytes begin in the file.
+    /// The offset of the segment's bytes in the file.
     pub file_offset: usize,
-    /// How many bytes the file holds, cut where the file ends.
+    /// The number of the segment's bytes in the file, cut at the end of the file.
     pub file_size: usize,
-    /// How many bytes it takes in memory; what the file does not hold is zero.
+    /// The segment's size in memory; bytes not in the file are zero.
     pub memory_size: u64,
-    /// The physical address it is linked for.
+    /// The segment's link-time physical address.
     pub physical: Gpa,
-    /// The virtual address it is linked for.
+    /// The segment's link-time virtual address.
     pub virt: Gva,
 }
 
@@ -132,39 +132,40 @@ impl KernelImage {
         &self.bytes
     }
 
-    /// The address at which execution begins: a physical one in a kernel, whose entry runs without
-    /// paging or identity-mapped, and whatever its linker chose in other guests.
+    /// The address of the first instruction. A kernel has a physical address there, because the
+    /// kernel's entry runs without paging or identity-mapped; in other guests the linker chooses
+    /// the address.
     #[must_use]
     pub const fn entry(&self) -> u64 {
         self.entry
     }
 
-    /// What is to be loaded, in file order.
+    /// The loadable segments in file order.
     #[must_use]
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// The version line, "Linux version …", without its end of line.
+    /// The version line, "Linux version …", without the end of line.
     #[must_use]
     pub fn banner(&self) -> Option<&str> {
         self.banner.as_deref()
     }
 
-    /// The lowest kernel address linked, that of `_text`; the lowest of all in a guest linked low.
+    /// The lowest link-time address in the kernel half, the address of `_text`; in a guest linked
+    /// low, the lowest address of all.
     #[must_use]
     pub fn link_virtual_base(&self) -> Gva {
         self.base_segment().virt
     }
 
-    /// The physical address that [`link_virtual_base`](Self::link_virtual_base) is linked for.
+    /// The link-time physical address of [`link_virtual_base`](Self::link_virtual_base).
     #[must_use]
     pub fn link_physical_base(&self) -> Gpa {
         self.base_segment().physical
     }
 
-    /// The physical addresses from the first segment to the last, what the file does not hold
-    /// included.
+    /// The physical addresses from the first segment to the last, bytes not in the file included.
     #[must_use]
     pub fn physical_range(&self) -> Range<Gpa> {
         let start = self
@@ -180,8 +181,8 @@ impl KernelImage {
         Gpa(start)..Gpa(ends.max().unwrap_or(start))
     }
 
-    /// The link-time virtual addresses from the first segment to the last in the kernel's own mapping, what the file
-    /// does not hold included.
+    /// The link-time virtual addresses from the first segment to the last in the kernel's own
+    /// mapping, bytes not in the file included.
     #[must_use]
     pub fn virtual_range(&self) -> Range<Gva> {
         let base = self.base_segment();
@@ -199,8 +200,9 @@ impl KernelImage {
         segment.physical.checked_add(offset)
     }
 
-    /// The link-time virtual address at which the kernel's own mapping has the link-time physical
-    /// address `address`. The initial per-CPU data has that one beside the offsets it is linked at.
+    /// The link-time virtual address of the link-time physical address `address` in the kernel's
+    /// own mapping. The initial per-CPU data has such an address beside the offsets at which the
+    /// data is linked.
     #[must_use]
     pub fn to_virtual(&self, address: Gpa) -> Option<Gva> {
         let held = self.segments.iter().any(|segment| {

@@ -1,12 +1,12 @@
-//! The kernel as it lies in a guest's memory.
+//! The kernel in a guest's memory.
 
 use super::{ImageSource, NotInImage};
 use crate::{Gpa, Gva, PhysMemory};
 
-/// A kernel in guest memory, contiguous in physical memory as the loader placed it.
+/// A kernel in guest memory, contiguous in physical memory as placed by the loader.
 ///
-/// What the kernel frees after boot (its init section, with most tables of patch sites) is gone by
-/// then: those are to be read from the file, or early.
+/// After boot the kernel has freed the init section, with most tables of patch sites. Read these
+/// tables from the file, or early in the boot.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestImage<M> {
     memory: M,
@@ -16,8 +16,8 @@ pub struct GuestImage<M> {
 }
 
 impl<M: PhysMemory> GuestImage<M> {
-    /// The kernel linked at `link_base` and loaded at `load_base`, whose stored addresses have been
-    /// moved by `slide` (0 before it relocated itself, and without KASLR).
+    /// The kernel linked at `link_base` and loaded at `load_base`. `slide` is the offset added to
+    /// the addresses stored in the image: 0 before the kernel relocates itself, and without KASLR.
     #[must_use]
     pub const fn new(memory: M, link_base: Gva, load_base: Gpa, slide: i64) -> Self {
         Self {

@@ -4,19 +4,18 @@ use std::ops::Range;
 
 use crate::{Gva, SymbolTable};
 
-/// The sections of the kernel that matter to a probe, at the addresses of the table they were taken
+/// The sections of the kernel that matter to probes, at the addresses of the symbol table they come
 /// from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelLayout {
-    /// `_text` (or `_stext`) to `_etext`: code that stays.
+    /// `_text` (or `_stext`) to `_etext`: code never freed.
     pub text: Range<Gva>,
-    /// `__init_begin` to `__init_end`: code and data that the kernel frees once it has booted.
+    /// `__init_begin` to `__init_end`: code and data freed by the kernel after boot.
     pub init: Option<Range<Gva>>,
 }
 
 impl KernelLayout {
-    /// The layout that the linker's labels in `symbols` tell, or `None` when they do not mark any
-    /// text.
+    /// The layout from the linker's labels in `symbols`; `None` if no labels mark the text.
     #[must_use]
     pub fn from_symbols(symbols: &SymbolTable) -> Option<Self> {
         let text = range(symbols, &["_text", "_stext"], "_etext")?;
@@ -26,14 +25,14 @@ impl KernelLayout {
         })
     }
 
-    /// Whether `address` holds code while the kernel runs: its text, or init text before that is
-    /// freed.
+    /// Whether `address` can hold code: in the kernel's text, or in the init section, which the
+    /// kernel frees after boot.
     #[must_use]
     pub fn holds_code(&self, address: Gva) -> bool {
         self.text.contains(&address) || self.is_init(address)
     }
 
-    /// Whether what lies at `address` is freed after boot.
+    /// Whether the kernel frees `address` after boot.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {
         self.init

@@ -1,9 +1,9 @@
-//! The kernel's own file: where it is linked, what it holds, which version it is.
+//! The kernel image: link-time addresses, contents and version.
 //!
-//! [`KernelImage`] is the decompressed vmlinux; [`GuestImage`] is the same kernel as it lies in a
-//! guest's memory. Both give bytes by link-time address ([`ImageSource`]), so that the tables
-//! inside are read the same way from either. [`KernelLayout`] says which addresses are text, and
-//! which are gone after boot.
+//! [`KernelImage`] is the decompressed vmlinux; [`GuestImage`] is the same kernel in a guest's
+//! memory. Both return bytes by link-time address ([`ImageSource`]), so that readers of the
+//! kernel's tables work with either. [`KernelLayout`] says which addresses are text, and which
+//! addresses the kernel frees after boot.
 
 mod elf;
 mod guest;

@@ -5,8 +5,8 @@ use super::Segment;
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
 
-/// An x86-64 ELF file with `segments`, whose bytes are taken from `contents` and whose file offsets
-/// and sizes are filled in.
+/// An x86-64 ELF file with `segments`. The function takes the bytes from the slice beside each
+/// segment, and fills in file offsets and sizes.
 pub fn elf(entry: u64, segments: &[(Segment, &[u8])]) -> Vec<u8> {
     let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut offset = HEADER_BYTES + PROGRAM_HEADER_BYTES * segments.len();

@@ -20,7 +20,7 @@ const fn segment(virt: u64, physical: u64, memory_size: u64) -> Segment {
     }
 }
 
-/// Per-CPU data linked at 0, as kernels up to 6.14 have it, then text with the banner in it.
+/// Per-CPU data linked at 0, as in kernels up to 6.14, then text with the banner.
 fn kernel() -> Vec<u8> {
     let mut text = vec![0x90; 0x100];
     text.extend(BANNER.bytes());

@@ -1,4 +1,4 @@
-//! Where the instructions of a function begin.
+//! The boundaries of a function's instructions.
 
 use thiserror::Error;
 
@@ -14,11 +14,11 @@ pub enum NotABoundary {
          {before:#x}; the next one begins at offset {after:#x}"
     )]
     Inside {
-        /// The offset that was asked for.
+        /// The requested offset.
         offset: u64,
-        /// Offset of the instruction that covers it.
+        /// The offset of the covering instruction.
         before: u64,
-        /// Offset of the instruction after that.
+        /// The offset of the next instruction.
         after: u64,
         /// The covering instruction as text.
         containing: String,
@@ -26,24 +26,24 @@ pub enum NotABoundary {
     /// The offset is at or past the end of the function.
     #[error("offset {offset:#x} is not inside the function, which is {size:#x} bytes long")]
     PastTheEnd {
-        /// The offset that was asked for.
+        /// The requested offset.
         offset: u64,
         /// The function's size in bytes.
         size: u64,
     },
-    /// The bytes up to the offset, or at it, are not all instructions.
+    /// The bytes up to the offset, or at the offset, are not all instructions.
     #[error("cannot tell where the instructions before offset {offset:#x} begin")]
     Undecodable {
-        /// The offset that was asked for.
+        /// The requested offset.
         offset: u64,
-        /// What stopped the sweep.
+        /// The decode error at the end of the sweep.
         source: DecodeError,
     },
 }
 
-/// The instructions of a function from its start, one after the other.
+/// An iterator over the instructions of a function from the start.
 ///
-/// Ends after the first bytes that are no instruction: what follows them is a guess.
+/// Ends after the first bytes that are no instruction: all further boundaries would be a guess.
 #[derive(Clone, Debug)]
 pub struct Boundaries<'a> {
     rest: &'a [u8],
@@ -80,11 +80,11 @@ pub fn boundaries(bytes: &[u8], start: Gva) -> Boundaries<'_> {
     }
 }
 
-/// The instruction that begins at `offset` of the function at `start`.
+/// The instruction beginning at `offset` of the function at `start`.
 ///
 /// # Errors
 ///
-/// When no instruction begins there; the error names the boundaries around the offset.
+/// If no instruction begins at the offset; the error names the boundaries around the offset.
 pub fn check_boundary(
     function_bytes: &[u8],
     start: Gva,

@@ -1,33 +1,33 @@
-//! How the guest gets past an instruction: emulated, or why not.
+//! Classes of instructions: emulated, or the reason to step on hardware.
 
 use iced_x86::{CpuidFeature, EncodingKind, Instruction, Mnemonic, OpKind, Register};
 
 use super::decode::Decoded;
 use super::emulate::Family;
 
-/// How the guest gets past an instruction that a plant displaced.
+/// The way to step over an instruction displaced by a plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// [`emulate`](super::emulate()) does it, unless the values it meets prevent that, or the
-    /// [`Cpu`](super::Cpu) has no such feature.
+    /// [`emulate`](super::emulate()) emulates the instruction, unless operand values prevent the
+    /// emulation, or the [`Cpu`](super::Cpu) lacks the feature.
     Emulatable,
-    /// The hardware must run it.
+    /// The hardware must run the instruction.
     MustStep(Reason),
 }
 
 /// Why the hardware must run an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
-    /// The bytes are no instruction, or not all of it.
+    /// The bytes are no instruction, or only a part of an instruction.
     Undecodable,
-    /// An atomic access that cannot be made from outside: 8 or 16 bytes compared at once, a
-    /// misaligned one, or one that other processors kept getting in the way of.
+    /// An atomic access impossible from outside: 8 or 16 bytes compared at once, a misaligned
+    /// access, or an access that other processors disturbed at every attempt.
     Locked,
-    /// A string instruction with a repeat prefix, which can be interrupted half-way: a
-    /// comparison or a load, or a move or store that is long, downwards or into itself,
-    /// or that faults: by then it has moved what comes before.
+    /// A string instruction with a repeat prefix, which can be interrupted half-way: a comparison
+    /// or a load, or a move or store that is long, downwards or into itself. Also a move or store
+    /// that faults: by then the hardware has moved the elements before the fault.
     Repeated,
-    /// SSE, AVX and all else that is encoded with VEX or EVEX: not in the general registers.
+    /// SSE, AVX and every other VEX or EVEX encoding: not in the general registers.
     Vector,
     /// The floating-point unit and MMX.
     Fpu,
@@ -37,16 +37,16 @@ pub enum Reason {
     Segment,
     /// `mov ss`, `pop ss`, `lss`: the processor holds traps back for one instruction.
     StackSegment,
-    /// `sti`: the processor holds interrupts back for one instruction, which code relies on
+    /// `sti`: the processor holds interrupts back for one instruction, and code relies on the delay
     /// (`sti; hlt`).
     EnablesInterrupts,
     /// `hlt`, `mwait` and their kind: they wait, for ever if interrupts are held back.
     Waits,
     /// `int3`: the guest's own breakpoint.
     Breakpoint,
-    /// `int n`, `int1`: they push a frame with the flags in it.
+    /// `int n`, `int1`: they push a frame including the flags.
     SoftwareInterrupt,
-    /// `iret` in its forms: it loads all flags, and the privilege level.
+    /// `iret` in all forms: loads all flags, and the privilege level.
     InterruptReturn,
     /// `syscall`, `sysenter`: they save the flags in a register and change the level.
     SystemCall,
@@ -56,12 +56,13 @@ pub enum Reason {
     FarBranch,
     /// `ud0`, `ud1`, `ud2`: they exist to fault.
     Undefined,
-    /// It changes or reads the state of the machine: control and debug registers, MSRs,
-    /// descriptor tables, translation caches.
+    /// Changes or reads the state of the machine: control and debug registers, MSRs, descriptor
+    /// tables, translation caches.
     Privileged,
-    /// It talks to a hypervisor, ours or one that the guest runs.
+    /// Calls a hypervisor (ours), or controls a hypervisor's guest (if the guest runs a
+    /// hypervisor).
     Virtualisation,
-    /// Its answer comes from the hardware: time, identity, random numbers, counters.
+    /// The result comes from the hardware: time, identity, random numbers, counters.
     Environment,
     /// Shadow stacks are not modelled.
     ShadowStack,
@@ -69,23 +70,23 @@ pub enum Reason {
     Transaction,
     /// None of the above, and not written yet.
     Unmodelled,
-    /// It means different things on processors of different makers.
+    /// Different behaviour on processors of different makers.
     VendorSpecific,
     /// With these operands the manuals leave the result undefined, and processors differ.
     UndefinedResult,
-    /// The guest's processor was not said to have it ([`Features`](super::Features)).
+    /// [`Features`](super::Features) does not list the instruction for the guest's processor.
     MissingFeature,
-    /// The guest's own trap flag is set, or would be: it is to get its own trap.
+    /// The guest's own trap flag is set, or would be: the guest must get the trap.
     GuestTrapFlag,
-    /// It divides by zero, or the quotient is too large: the guest is to get its #DE.
+    /// The divisor is zero, or the quotient is too large: the guest must get the #DE.
     DivideError,
-    /// It branches to an address that does not exist: the guest is to get its #GP.
+    /// The branch target is not canonical: the guest must get the #GP.
     BranchNotCanonical,
-    /// The privilege level does not allow it: the guest is to get its #GP.
+    /// The privilege level does not allow the instruction: the guest must get the #GP.
     PrivilegeLevel,
-    /// A misaligned access of a program that asked to be told: the guest is to get its #AC.
+    /// A misaligned access by a program with alignment checks on: the guest must get the #AC.
     AlignmentCheck,
-    /// It was decoded for another address than the one the processor is at.
+    /// The instruction was decoded for an address other than RIP.
     Elsewhere,
 }
 
@@ -139,7 +140,7 @@ pub fn classify(decoded: &Decoded) -> Class {
     }
 }
 
-/// The emulator's family for the instruction, or why there is none.
+/// The emulator's family for the instruction, or the reason for none.
 pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
     let insn = decoded.instruction();
     let Some(family) = Family::of(insn) else {
@@ -165,7 +166,7 @@ pub(super) fn family(decoded: &Decoded) -> Result<Family, Reason> {
     Ok(family)
 }
 
-/// Whether it is repeated, and neither `rep movs` nor `rep stos`.
+/// Whether the instruction is repeated, and neither `rep movs` nor `rep stos`.
 fn is_repeated_otherwise(insn: &Instruction) -> bool {
     use Mnemonic as M;
     let plain = matches!(
@@ -180,16 +181,16 @@ fn is_vendor_specific(decoded: &Decoded, family: Family) -> bool {
     let repeated = insn.has_rep_prefix() || insn.has_repne_prefix();
     let prefixes = decoded.prefixes();
     match insn.mnemonic() {
-        // AMD takes the prefix for the condition, whatever the opcode says.
+        // AMD takes the prefix for the condition and ignores the opcode's condition.
         Mnemonic::Loope | Mnemonic::Loopne if repeated => true,
-        // With REX.B it is `xchg r8, rax` to AMD, prefix or not.
+        // With REX.B, AMD decodes `xchg r8, rax`, prefix or not.
         Mnemonic::Pause => prefixes.has_rex_b(),
-        // Intel ignores 0x66, AMD takes it for a 16-bit branch: even the length differs.
+        // Intel ignores 0x66; AMD decodes a 16-bit branch. Even the length differs.
         _ => family == Family::Branch && prefixes.has_effective_data16(),
     }
 }
 
-/// Why an instruction with this operand is not emulated although its mnemonic is.
+/// The reason not to emulate an instruction with this operand, if the mnemonic is emulated.
 fn register_reason(register: Register, destination: bool, mnemonic: Mnemonic) -> Reason {
     match register {
         Register::SS if destination && mnemonic != Mnemonic::Push => Reason::StackSegment,
@@ -199,7 +200,7 @@ fn register_reason(register: Register, destination: bool, mnemonic: Mnemonic) ->
     }
 }
 
-/// Why an instruction that no family has is not emulated.
+/// The reason not to emulate an instruction without a family.
 fn reason(insn: &Instruction) -> Reason {
     use Mnemonic as M;
     match insn.mnemonic() {

@@ -1,4 +1,4 @@
-//! What the emulator needs of a processor.
+//! The emulator's interface to a processor.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::system::{Msr, System, SystemChanges};
 use crate::Gva;
 
-/// A general-purpose register, always all 64 bits of it.
+/// A general-purpose register with all 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "they are what they are called")]
 pub enum Gpr {
@@ -30,7 +30,7 @@ pub enum Gpr {
 }
 
 impl Gpr {
-    /// All of them, in the order of their encoding.
+    /// All general-purpose registers, in the order of their encoding.
     pub const ALL: [Self; 16] = [
         Self::Rax,
         Self::Rcx,
@@ -50,14 +50,14 @@ impl Gpr {
         Self::R15,
     ];
 
-    /// Its number in an instruction's encoding: rax is 0, rsp is 4, r15 is 15.
+    /// The number in an instruction's encoding: rax is 0, rsp is 4, r15 is 15.
     #[must_use]
     pub const fn number(self) -> usize {
         self as usize
     }
 }
 
-/// A segment whose base is not zero in 64-bit mode.
+/// A segment whose base can differ from zero in 64-bit mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Segment {
     /// FS: thread-local storage of programs.
@@ -66,7 +66,7 @@ pub enum Segment {
     Gs,
 }
 
-/// What a memory access was for.
+/// The kind of a memory access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Access {
     /// A data read.
@@ -86,42 +86,42 @@ impl fmt::Display for Access {
 
 /// Why an access could not be made from outside.
 ///
-/// Most of these the guest takes itself, as a page fault, once it runs the instruction.
+/// For most of the faults, the guest takes a page fault when running the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
     /// The page tables do not map the address.
     #[error("cannot {access} {at}: nothing is mapped there")]
     NotMapped {
-        /// The first address that failed.
+        /// The first failing address.
         at: Gva,
-        /// What for.
+        /// The kind of access.
         access: Access,
     },
-    /// The page tables map the address, but not for this access at this privilege level.
+    /// The page tables map the address, but forbid the access at the current privilege level.
     #[error("cannot {access} {at}: the page tables forbid it")]
     Forbidden {
-        /// The first address that failed.
+        /// The first failing address.
         at: Gva,
-        /// What for.
+        /// The kind of access.
         access: Access,
     },
-    /// The address is mapped to something that is not memory, where accesses have effects.
+    /// The address is mapped, but not to memory: an access may have side effects.
     #[error("cannot {access} {at}: no memory is behind it")]
     NotMemory {
-        /// The first address that failed.
+        /// The first failing address.
         at: Gva,
-        /// What for.
+        /// The kind of access.
         access: Access,
     },
-    /// The address does not exist: its upper bits are not copies of the highest one in use.
+    /// The address does not exist: the upper bits are not copies of the highest bit in use.
     #[error("cannot {access} {at}: the address is not canonical")]
     NotCanonical {
-        /// The first address that failed.
+        /// The first failing address.
         at: Gva,
-        /// What for.
+        /// The kind of access.
         access: Access,
     },
-    /// No atomic access can be made there.
+    /// No atomic access to the address is possible.
     #[error("cannot access {at} atomically")]
     NotAtomic {
         /// The address.
@@ -132,7 +132,7 @@ pub enum Fault {
     Registers,
 }
 
-/// Whose instruction set the guest's processor follows where makers differ.
+/// The maker of the guest's processor, for instructions with differences between makers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Vendor {
     /// None of the others, or not known.
@@ -144,10 +144,10 @@ pub enum Vendor {
     Amd,
 }
 
-/// Which instructions the guest's processor has.
+/// The instructions of the guest's processor.
 ///
 /// Old processors run some newer encodings as other instructions (`tzcnt` as `bsf`), so the
-/// emulator asks. What is not claimed here is not emulated.
+/// emulator checks the features. The emulator refuses an instruction whose feature is not set here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
     /// `popcnt` (CPUID.1:ECX bit 23).
@@ -160,12 +160,12 @@ pub struct Features {
     pub movbe: bool,
     /// `clac` and `stac` (CPUID.7:EBX bit 20).
     pub smap: bool,
-    /// Whose it is.
+    /// The processor's maker.
     pub vendor: Vendor,
 }
 
 impl Features {
-    /// Everything the emulator knows, on an Intel.
+    /// All features known to the emulator, on an Intel processor.
     pub const ALL: Self = Self {
         popcnt: true,
         lzcnt: true,
@@ -176,12 +176,13 @@ impl Features {
     };
 }
 
-/// The longest access to memory: that of a repeated string instruction.
+/// The longest access to memory: the access of a repeated string instruction.
 pub const MOST_ACCESSED_BYTES: usize = 64 << 10;
 
-/// A stopped processor in 64-bit mode, and the memory it sees.
+/// A stopped processor in 64-bit mode, and the memory as seen by the processor.
 ///
-/// Nothing here may run the processor, and nobody else may while it is borrowed.
+/// No method may run the processor, and no other code may run the processor while the `Cpu` is
+/// borrowed.
 pub trait Cpu {
     /// A general-purpose register.
     fn gpr(&self, register: Gpr) -> u64;
@@ -195,7 +196,7 @@ pub trait Cpu {
     /// Sets the address of the next instruction.
     fn set_rip(&mut self, value: u64);
 
-    /// The flags, as the guest has them: without a trap flag that the VMM set.
+    /// The flags as the guest sees them: without a trap flag set by the VMM.
     fn rflags(&self) -> u64;
 
     /// Sets the flags.
@@ -205,30 +206,29 @@ pub trait Cpu {
     ///
     /// # Errors
     ///
-    /// [`Fault::Registers`] when it cannot be fetched.
+    /// [`Fault::Registers`] if the base cannot be fetched.
     fn segment_base(&mut self, segment: Segment) -> Result<u64, Fault>;
 
     /// The current privilege level, 0..=3.
     ///
     /// # Errors
     ///
-    /// [`Fault::Registers`] when it cannot be fetched.
+    /// [`Fault::Registers`] if the level cannot be fetched.
     fn privilege_level(&mut self) -> Result<u8, Fault>;
 
-    /// Reads data at a virtual address as the guest's code would: same page tables, same
-    /// privilege level, protection keys and SMAP heeded (or the access refused).
+    /// Reads data at a virtual address like the guest's code: with the same page tables and
+    /// privilege level, with protection keys and SMAP applied (or the access refused).
     ///
-    /// An access of 2, 4 or 8 bytes that is naturally aligned is made in one piece, since
-    /// other processors can tell. Memory-mapped devices are not touched. Repeated string
-    /// instructions access up to [`MOST_ACCESSED_BYTES`] at once, in as many pages as it takes, each of
-    /// which may be anywhere.
+    /// A naturally aligned access of 2, 4 or 8 bytes happens in one piece, since other processors
+    /// can tell. The read does not touch memory-mapped devices. Repeated string instructions access
+    /// up to [`MOST_ACCESSED_BYTES`] at once, in any number of pages, each at any physical address.
     ///
-    /// `access` is [`Access::Write`] where the instruction will write the same bytes: processors
-    /// check that it may before they read, and raise the fault of a write.
+    /// `access` is [`Access::Write`] if the instruction will write the same bytes: processors check
+    /// the write permission before the read, and raise the fault of a write.
     ///
     /// # Errors
     ///
-    /// When any of it cannot be read, or not be accessed so; then nothing has happened.
+    /// If any byte cannot be read, or `access` is not allowed; then nothing has happened.
     fn read(&mut self, at: Gva, buf: &mut [u8], access: Access) -> Result<(), Fault>;
 
     /// Writes data at a virtual address; the same contract as [`Cpu::read`]. Accessed and
@@ -236,14 +236,14 @@ pub trait Cpu {
     ///
     /// # Errors
     ///
-    /// When any of it cannot be written; then none of it has been, across pages too.
+    /// If any byte cannot be written; then no byte has been written, across pages too.
     fn write(&mut self, at: Gva, bytes: &[u8]) -> Result<(), Fault>;
 
-    /// Replaces `old` by `new` in memory in one atomic step (sequentially consistent), as
-    /// locked instructions need; `false` when the memory holds something else. The address is
-    /// a multiple of the length, which is 1, 2, 4 or 8; otherwise as [`Cpu::write`].
+    /// Replaces `old` by `new` in memory in one atomic step (sequentially consistent), as needed by
+    /// locked instructions; `false` if the memory does not hold `old`. The address is a multiple of
+    /// the length, which is 1, 2, 4 or 8; otherwise as [`Cpu::write`].
     ///
-    /// By default refused, so that locked instructions are left to the hardware.
+    /// The default is an error, so that the hardware runs locked instructions.
     ///
     /// # Errors
     ///
@@ -255,7 +255,8 @@ pub trait Cpu {
 
     /// Segment registers and descriptor tables.
     ///
-    /// By default refused, and with it the instructions that need them.
+    /// The default is an error, so that the emulator refuses the instructions that need the
+    /// registers and tables.
     ///
     /// # Errors
     ///
@@ -268,7 +269,7 @@ pub trait Cpu {
     ///
     /// # Errors
     ///
-    /// [`Fault::Registers`] when it cannot be fetched, as by default.
+    /// [`Fault::Registers`] if the register cannot be fetched, as by default.
     fn msr(&mut self, register: Msr) -> Result<u64, Fault> {
         let _ = register;
         Err(Fault::Registers)
@@ -279,13 +280,15 @@ pub trait Cpu {
     ///
     /// # Errors
     ///
-    /// [`Fault::Registers`] when this cannot be done, as by default; then nothing has happened.
+    /// [`Fault::Registers`] if the changes cannot be made, as by default; then nothing has
+    /// happened.
     fn change_system(&mut self, changes: &SystemChanges) -> Result<(), Fault> {
         let _ = changes;
         Err(Fault::Registers)
     }
 
-    /// What the guest's processor can do. By default nothing beyond the first 64-bit ones.
+    /// The features of the guest's processor. By default only features of the first 64-bit
+    /// processors.
     fn features(&self) -> Features {
         Features::default()
     }

@@ -1,4 +1,4 @@
-//! One instruction out of bytes that nobody vouches for.
+//! Decodes one instruction from untrusted bytes.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::Gva;
 
-/// No x86 instruction is longer than this.
+/// The length of the longest x86 instruction.
 pub const MAX_LENGTH_BYTES: usize = 15;
 
 /// Why bytes are not an instruction.
@@ -18,22 +18,22 @@ pub enum DecodeError {
     /// The bytes end before the instruction does.
     #[error("the instruction at {at} goes on past the {have} bytes at hand")]
     Truncated {
-        /// Where the instruction begins.
+        /// The address of the instruction.
         at: Gva,
-        /// How many of its bytes there were.
+        /// The number of bytes at hand.
         have: usize,
     },
-    /// No 64-bit instruction begins with these bytes.
+    /// No 64-bit instruction begins with the bytes.
     #[error("no instruction begins with the bytes at {at}")]
     Invalid {
-        /// Where the bytes are.
+        /// The address of the bytes.
         at: Gva,
     },
 }
 
-/// An instruction, with the address it was decoded for.
+/// An instruction, decoded for an address.
 ///
-/// RIP-relative operands and branch targets are resolved against that address.
+/// RIP-relative operands and branch targets are resolved against the address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Decoded {
     instruction: Instruction,
@@ -41,32 +41,32 @@ pub struct Decoded {
 }
 
 impl Decoded {
-    /// Where the instruction begins.
+    /// The address of the instruction.
     #[must_use]
     pub fn at(&self) -> Gva {
         Gva(self.instruction.ip())
     }
 
-    /// Where the next instruction begins.
+    /// The address of the next instruction.
     #[must_use]
     pub fn next(&self) -> Gva {
         Gva(self.instruction.next_ip())
     }
 
-    /// Its length, 1..=15 bytes.
+    /// The length, 1..=15 bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "no instruction is empty")]
     pub fn len(&self) -> usize {
         self.instruction.len()
     }
 
-    /// Its bytes.
+    /// The instruction's bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len()]
     }
 
-    /// The instruction as iced-x86 describes it.
+    /// The instruction as decoded by iced-x86.
     #[must_use]
     pub fn instruction(&self) -> &Instruction {
         &self.instruction
@@ -75,7 +75,8 @@ impl Decoded {
     /// The target of a direct near jump, conditional jump, loop or call.
     #[must_use]
     pub fn branch_target(&self) -> Option<Gva> {
-        // By operand, not by mnemonic, so that nothing with a target is forgotten (`xbegin`).
+        // By operand, not by mnemonic, so that no instruction with a target is forgotten
+        // (`xbegin`).
         (self.instruction.op0_kind() == OpKind::NearBranch64)
             .then(|| Gva(self.instruction.near_branch64()))
     }
@@ -93,7 +94,7 @@ impl Decoded {
         text
     }
 
-    /// The prefixes as they are, where iced-x86 tells only what it made of them.
+    /// The prefixes in the bytes; iced-x86 returns only the effects of prefixes.
     pub(super) fn prefixes(&self) -> Prefixes {
         let mut prefixes = Prefixes {
             data16: false,
@@ -116,17 +117,17 @@ impl Decoded {
     }
 }
 
-/// Prefixes that some instructions take differently on different processors.
+/// Prefixes with different effects on different processors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Prefixes {
-    /// 0x66 is among them.
+    /// The prefixes include 0x66.
     data16: bool,
     /// The REX prefix, or zero.
     rex: u8,
 }
 
 impl Prefixes {
-    /// Whether they ask for 16-bit operands: REX.W overrules 0x66.
+    /// Whether the prefixes ask for 16-bit operands: REX.W overrules 0x66.
     pub(super) fn has_effective_data16(self) -> bool {
         self.data16 && self.rex & 8 == 0
     }
@@ -149,13 +150,14 @@ impl fmt::Debug for Decoded {
     }
 }
 
-/// Decodes the 64-bit instruction that `bytes` begin with; `at` is its address in the guest.
+/// Decodes the 64-bit instruction at the start of `bytes`; `at` is the instruction's address in the
+/// guest.
 ///
 /// Bytes past the instruction are ignored.
 ///
 /// # Errors
 ///
-/// When no instruction begins there, or it goes on past the end of `bytes`.
+/// If no instruction begins there, or the instruction continues past the end of `bytes`.
 pub fn decode(bytes: &[u8], at: Gva) -> Result<Decoded, DecodeError> {
     let bytes = &bytes[..bytes.len().min(MAX_LENGTH_BYTES)];
     let mut decoder = Decoder::with_ip(64, bytes, at.0, DecoderOptions::NONE);

@@ -1,7 +1,7 @@
-//! Branches that decide whether several instructions may be displaced at once.
+//! Branches that decide whether a probe may displace several instructions at once.
 //!
-//! A probe that replaces more than one instruction must not be jumped into the middle of.
-//! Direct branches can be listed; where an indirect jump goes cannot be known from the code.
+//! No branch may enter the middle of a probe replacing more than one instruction. Direct branches
+//! can be listed; the target of an indirect jump cannot be known from the code.
 
 use std::ops::Range;
 
@@ -11,20 +11,20 @@ use super::boundary::boundaries;
 use super::decode::{DecodeError, Decoded};
 use crate::Gva;
 
-/// Where a vCPU goes from an instruction, as far as nothing but RIP and the stack pointer changes.
+/// The next address of a vCPU after an instruction, if only RIP and the stack pointer change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// To the next instruction: a nop, or an `endbr64`.
     Next,
-    /// Directly to this address.
+    /// To a fixed address.
     Jump(Gva),
-    /// Directly to this address, with the address of the next instruction pushed.
+    /// To a fixed address, with the address of the next instruction pushed.
     Call(Gva),
-    /// Something else changes, or it depends on something.
+    /// The instruction changes more state, or the next address is not fixed.
     Other,
 }
 
-/// Where a vCPU goes from `decoded`.
+/// The step of a vCPU over `decoded`.
 #[must_use]
 pub fn step(decoded: &Decoded) -> Step {
     let insn = decoded.instruction();
@@ -43,15 +43,16 @@ pub fn step(decoded: &Decoded) -> Step {
 /// A direct branch found in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Branch {
-    /// Where the branch is.
+    /// The address of the branch.
     pub at: Gva,
-    /// Where it goes.
+    /// The branch target.
     pub target: Gva,
 }
 
-/// The first direct jump, conditional jump, loop or call in the function that goes into `range`.
+/// The first direct jump, conditional jump, loop or call from the function into `range`.
 ///
-/// Exclude the first address of a displaced stretch from `range`: arriving there is fine.
+/// Exclude the first address of a displaced range from `range`: a branch to the first address is
+/// harmless.
 ///
 /// # Errors
 ///
@@ -75,9 +76,9 @@ pub fn branch_into(
     Ok(None)
 }
 
-/// The first indirect jump in the function, if there is one.
+/// The first indirect jump in the function; `None` if the function has no indirect jump.
 ///
-/// `thunks` are the ranges of retpoline thunks: a direct jump there is an indirect one in
+/// `thunks` are the ranges of retpoline thunks: a direct jump into a thunk is an indirect jump in
 /// disguise. Indirect calls do not count: they return behind themselves.
 ///
 /// # Errors

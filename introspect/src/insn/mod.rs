@@ -1,20 +1,22 @@
-//! Instructions: where they begin, what kind they are, and what they do.
+//! Instructions: their boundaries, their classes and their emulation.
 //!
-//! A probe displaces one instruction of the guest. [`decode()`] says how long it is,
-//! [`check_boundary`] refuses a probe that would land inside one, [`branch_into`] and
-//! [`indirect_jump`] say whether more than one instruction may be displaced, [`classify`]
-//! decides how the guest gets past it, [`emulate()`] does what the instruction would have done,
-//! [`relocation`] says whether a copy of it would do as well, [`is_plain`] whether it would wherever it is, and [`next_places`] where the processor can be once the
-//! hardware has executed it where it is.
+//! A probe displaces one instruction of the guest. [`decode()`] returns the instruction's length,
+//! and [`check_boundary`] refuses a probe inside an instruction. [`branch_into`] and
+//! [`indirect_jump`] say whether a probe may displace more than one instruction. [`classify`]
+//! decides how the guest steps over the instruction, and [`emulate()`] emulates the instruction.
+//! [`relocation`] says whether a copy of the instruction has the same effect, and [`is_plain`]
+//! whether a copy has the same effect at any address. [`next_places`] returns the places where the
+//! processor can be after the hardware has executed the original instruction.
 //!
-//! The emulator is exact or absent: what it cannot do exactly as the hardware would (a value
-//! the manuals leave undefined and processors disagree on, an exception, a locked access) it
-//! reports as [`Outcome::Unsupported`], with nothing changed, and the caller lets the hardware
-//! do it.
+//! The emulator is exact or absent. If the emulator cannot match the hardware exactly (a value that
+//! the manuals leave undefined and processors disagree on, an exception, a locked access), the
+//! emulator returns [`Outcome::Unsupported`], with nothing changed. The caller then lets the
+//! hardware run the instruction.
 //!
-//! Two things of control-flow enforcement (CET) are not modelled: emulated calls and returns
-//! do not touch a shadow stack, and emulated indirect branches and `endbr64` do not move the
-//! tracker of indirect branches. A guest that is offered CET must have these stepped.
+//! The emulator does not model two parts of control-flow enforcement (CET): emulated calls and
+//! returns do not touch a shadow stack, and emulated indirect branches and `endbr64` do not move
+//! the tracker of indirect branches. If a guest is offered CET, the caller must step these
+//! instructions.
 
 mod boundary;
 mod class;

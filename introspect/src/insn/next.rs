@@ -1,7 +1,7 @@
-//! Where a processor can be after an instruction.
+//! The places where a processor can be after an instruction.
 //!
-//! Whoever lets the hardware execute one instruction and wants it back puts something at each of these places, and at
-//! the handlers of the exceptions ([`crate::idt`]).
+//! To let the hardware execute one instruction and then regain control, the caller puts a stop at
+//! each of these places, and at the handlers of the exceptions ([`crate::idt`]).
 
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
@@ -9,27 +9,27 @@ use super::cpu::{Access, Cpu, Gpr, Segment};
 use super::decode::Decoded;
 use crate::{Gva, PagingState};
 
-/// The register that `syscall` goes to.
+/// The register with the target of `syscall`.
 const MSR_LSTAR: u32 = 0xc000_0082;
-/// The register that `sysenter` goes to.
+/// The register with the target of `sysenter`.
 const MSR_SYSENTER_EIP: u32 = 0x176;
 
 /// A place where the processor can be after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// At this address.
+    /// At an address.
     At(Gva),
-    /// Where this model-specific register points to.
+    /// At the address in a model-specific register.
     Msr(u32),
-    /// In the handler of this vector, with a frame that leads behind the instruction.
+    /// In the handler of a vector, with a frame returning behind the instruction.
     Gate(u8),
 }
 
-/// All places where `cpu`, about to execute `decoded`, can be when it has executed it.
+/// All places where `cpu`, about to execute `decoded`, can be after the instruction.
 ///
-/// Left out are the handlers of exceptions, and places at a lower privilege level (`iret`, `sysret`, `retf` to a
-/// program). Operands that cannot be read give no place: the processor cannot read them either. Call gates are not
-/// followed.
+/// Left out are the handlers of exceptions, and places at a lower privilege level (`iret`,
+/// `sysret`, `retf` to a program). Unreadable operands give no place: the processor cannot read
+/// them either. Call gates are not followed.
 #[must_use]
 pub fn next_places<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Vec<Next> {
     use Mnemonic as M;
@@ -59,13 +59,13 @@ pub fn next_places<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Vec<Next>
         FlowControl::IndirectBranch | FlowControl::IndirectCall => {
             indirect(cpu, insn).map(Next::At).into_iter().collect()
         }
-        // Those `Call`s that go to a hypervisor and come back are among the others.
+        // `Call`s to a hypervisor, which come back, are among the others.
         _ => vec![behind],
     }
 }
 
-/// The control registers that `decoded` leaves, if it changes those that translate addresses. What it makes of EFER is
-/// not looked at.
+/// The control registers after `decoded`; `None` if `decoded` changes no control register of
+/// address translation. Changes of EFER are ignored.
 #[must_use]
 pub fn tables_after<C: Cpu + ?Sized>(
     cpu: &C,
@@ -91,7 +91,7 @@ pub fn tables_after<C: Cpu + ?Sized>(
     }
 }
 
-/// Bytes of the stack slots that hold RIP and CS.
+/// The size in bytes of the stack slots of RIP and CS.
 fn far_return_bytes(insn: &Instruction) -> usize {
     match insn.code() {
         Code::Retfw | Code::Retfw_imm16 | Code::Iretw => 2,
@@ -100,7 +100,7 @@ fn far_return_bytes(insn: &Instruction) -> usize {
     }
 }
 
-/// What a return of slots of `bytes` pops into RIP, unless it leads to a program.
+/// The RIP popped by a return with stack slots of `bytes`; empty for a return to a program.
 fn popped<C: Cpu + ?Sized>(cpu: &mut C, bytes: usize, far: bool) -> Vec<Next> {
     let rsp = Gva(cpu.gpr(Gpr::Rsp));
     if far {
@@ -127,7 +127,7 @@ fn indirect<C: Cpu + ?Sized>(cpu: &mut C, insn: &Instruction) -> Option<Gva> {
     read(cpu, Gva(at), bytes).map(Gva)
 }
 
-/// The value of a register that an address is made of.
+/// The value of a register that is part of an address.
 fn value<C: Cpu + ?Sized>(cpu: &mut C, register: Register) -> Option<u64> {
     match register {
         Register::FS => cpu.segment_base(Segment::Fs).ok(),

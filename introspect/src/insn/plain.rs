@@ -1,14 +1,14 @@
-//! Which instructions do no more than work on general registers, the flags and the stack.
+//! Plain instructions: they work only on general registers, the flags and the stack.
 //!
-//! Such an instruction does at another address what it does at its own, whatever state the processor is in, and raises
-//! no exception there that it would not raise at its own for want of a stack. A list of what is known; all else is not
-//! plain.
+//! A plain instruction has the same effect at any address, in any processor state. Its only
+//! exception is for want of a stack, and the original raises the same exception. Only known
+//! instructions are on the list; all others are not plain.
 
 use iced_x86::{FlowControl, Mnemonic, OpKind, Register};
 
 use super::decode::Decoded;
 
-/// Whether `decoded` is one of them.
+/// Whether `decoded` is plain.
 #[must_use]
 pub fn is_plain(decoded: &Decoded) -> bool {
     let insn = decoded.instruction();
@@ -16,7 +16,7 @@ pub fn is_plain(decoded: &Decoded) -> bool {
         return false;
     }
     let mnemonic = insn.mnemonic();
-    // Its operand in memory is an address, not accessed.
+    // The memory operand is an address, not accessed.
     let is_lea = mnemonic == Mnemonic::Lea && !insn.is_ip_rel_memory_operand();
     let is_nop = mnemonic == Mnemonic::Nop && !insn.is_ip_rel_memory_operand();
     if is_lea || is_nop {
@@ -39,15 +39,15 @@ pub fn is_plain(decoded: &Decoded) -> bool {
     is_known(mnemonic) && (0..insn.op_count()).all(is_operand)
 }
 
-/// Whether the bytes of `decoded` mean the same at another address: nothing in it is relative to its place, and what is
-/// executed next is what lies behind it.
+/// Whether the bytes of `decoded` mean the same at another address: no operand is relative to RIP,
+/// and the next executed instruction is always the instruction behind.
 #[must_use]
 pub fn is_position_independent(decoded: &Decoded) -> bool {
     let insn = decoded.instruction();
     insn.flow_control() == FlowControl::Next && !insn.is_ip_rel_memory_operand()
 }
 
-/// What functions do with their stack pointer when they begin and end.
+/// Arithmetic on the stack pointer at the beginning and end of functions.
 const fn is_stack_arithmetic(mnemonic: Mnemonic) -> bool {
     use Mnemonic as M;
     matches!(mnemonic, M::Add | M::Sub | M::And | M::Mov | M::Push)

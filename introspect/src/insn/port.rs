@@ -1,21 +1,21 @@
-//! Port I/O: what `in` and `out` ask for.
+//! Port I/O: the accesses of `in` and `out`.
 
 use iced_x86::{Mnemonic, OpKind, Register};
 
 use super::decode::Decoded;
 
-/// A port access of one, two or four bytes between a port and RAX.
+/// A port access of 1, 2 or 4 bytes between a port and RAX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAccess {
-    /// Whether it writes (`out`) rather than reads (`in`).
+    /// Whether the instruction writes (`out`) rather than reads (`in`).
     pub write: bool,
-    /// The port, if the instruction names it; else it is in DX.
+    /// The port in the instruction; `None` if the port is in DX.
     pub port: Option<u8>,
     /// 1, 2 or 4.
     pub bytes: usize,
 }
 
-/// The access that `decoded` makes, if it is an `in` or `out` (not a string form).
+/// The port access of `decoded`; `None` if `decoded` is no `in` or `out`, or a string form.
 #[must_use]
 pub fn port_access(decoded: &Decoded) -> Option<PortAccess> {
     let instruction = decoded.instruction();
@@ -94,7 +94,7 @@ mod tests {
                     bytes: 4,
                 }),
             ),
-            // outsb: not this.
+            // outsb: no access.
             (&[0x6e], None),
         ];
         for (bytes, access) in cases {

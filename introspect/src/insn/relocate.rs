@@ -1,8 +1,9 @@
-//! Which instructions do at another address exactly what they do at their own.
+//! Instructions with exactly the same effect at another address.
 //!
-//! A copy is run by the guest's processor, with a jump back behind it. So it must not matter to it where it is, and it
-//! must not fault: the guest's handler would find an address that it knows nothing of in the frame, in its exception
-//! tables and in its table of bugs. This is a list of what is known to be harmless; what is not on it stays in place.
+//! The guest's processor runs a copy of the instruction, with a jump back behind the copy. The copy
+//! must therefore not depend on the address, and must not fault: in the frame, the guest's handler
+//! would find an address missing from the exception tables and the table of bugs. The list below
+//! holds instructions known to be harmless; all other instructions stay in place.
 //!
 //! | instructions | no fault at privilege level 0, because |
 //! |---|---|
@@ -11,7 +12,7 @@
 //! | `popcnt`, `crc32` and their kind, in registers | no value is wrong |
 //! | reading CR0, CR2, CR3, CR4, CR8, segment registers, `smsw`, `str`, `sldt`; `clts`, `wbinvd` | UMIP is about the other levels |
 //! | `rdfsbase`, `rdgsbase` | CR4.FSGSBASE is looked at |
-//! | `invlpg` | its operand is an address and not accessed |
+//! | `invlpg` | the operand is an address and not accessed |
 //! | `fninit`, `fnclex`, `fnstsw ax` | they do not wait for pending exceptions; CR0.EM and TS are looked at |
 //! | moves, logic and integer arithmetic of SSE and AVX, in registers | no numeric exceptions; CR0, CR4, XCR0 are looked at |
 
@@ -19,21 +20,21 @@ use iced_x86::{CpuidFeature, EncodingKind, FlowControl, Instruction, Mnemonic, O
 
 use super::decode::Decoded;
 
-/// Whether a copy can stand for an instruction.
+/// Whether a copy can replace an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relocation {
-    /// A copy does the same, if the processor is set up like this.
+    /// A copy has the same effect, if the processor's state meets the needs.
     Relocatable(Needs),
-    /// It must be run where it is.
+    /// The instruction must run in place.
     Not(Immovable),
 }
 
-/// What the processor's state must be for an instruction not to fault.
+/// The processor state needed for an instruction not to fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Needs {
     /// Any state will do.
     Nothing,
-    /// The floating-point unit is there and on.
+    /// The floating-point unit exists and is on.
     Fpu,
     /// SSE has been switched on.
     Sse,
@@ -43,16 +44,17 @@ pub enum Needs {
     FsGsBase,
 }
 
-/// Why an instruction must be run where it is.
+/// The reason for an instruction to run in place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Immovable {
-    /// It accesses memory, which may fault, or is relative to where it is.
+    /// The instruction accesses memory, which may fault, or has an operand relative to RIP.
     Memory,
-    /// It goes somewhere else than to the next instruction.
+    /// The instruction does not continue to the next instruction.
     Branch,
-    /// The guest's processor has no such instruction.
+    /// The guest's processor lacks the instruction.
     MissingFeature,
-    /// It may fault, change how addresses are translated, wait, or hold interrupts back; or nobody has looked.
+    /// The instruction may fault, change address translation, wait, or hold interrupts back; or is
+    /// not yet examined.
     MayFault,
 }
 
@@ -61,11 +63,11 @@ const CR0_TS: u64 = 1 << 3;
 const CR4_OSFXSR: u64 = 1 << 9;
 const CR4_FSGSBASE: u64 = 1 << 16;
 const CR4_OSXSAVE: u64 = 1 << 18;
-/// XCR0: the registers of SSE and the upper halves of those of AVX.
+/// XCR0: the SSE registers and the upper halves of the AVX registers.
 const XCR0_AVX: u64 = 0b110;
 
 impl Needs {
-    /// Whether control registers with these values meet it. XCR0 counts only for [`Needs::Avx`].
+    /// Whether the control registers meet the need. XCR0 counts only for [`Needs::Avx`].
     #[must_use]
     pub const fn are_met(self, cr0: u64, cr4: u64, xcr0: u64) -> bool {
         let fpu = cr0 & (CR0_EM | CR0_TS) == 0;
@@ -73,14 +75,14 @@ impl Needs {
             Self::Nothing => true,
             Self::Fpu => fpu,
             Self::Sse => fpu && cr4 & CR4_OSFXSR != 0,
-            // TS counts for AVX too, EM does not; no kernel sets it beside OSXSAVE.
+            // TS counts for AVX too, EM does not; no kernel sets EM beside OSXSAVE.
             Self::Avx => fpu && cr4 & CR4_OSXSAVE != 0 && xcr0 & XCR0_AVX == XCR0_AVX,
             Self::FsGsBase => cr4 & CR4_FSGSBASE != 0,
         }
     }
 }
 
-/// The words of CPUID that say which instructions the guest's processor has.
+/// The words of CPUID listing the instructions of the guest's processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuidWords {
     /// Leaf 1, ECX.
@@ -100,7 +102,7 @@ pub struct CpuidWords {
 }
 
 impl CpuidWords {
-    /// Every instruction there is; for tests.
+    /// All instructions; for tests.
     pub const ALL: Self = Self {
         leaf1_ecx: !0,
         leaf1_edx: !0,
@@ -114,7 +116,7 @@ impl CpuidWords {
     const fn has(&self, feature: CpuidFeature) -> bool {
         use CpuidFeature as F;
         let (word, bit) = match feature {
-            // What every 64-bit processor has.
+            // Features of every 64-bit processor.
             F::INTEL8086
             | F::INTEL186
             | F::INTEL286
@@ -157,8 +159,8 @@ impl CpuidWords {
     }
 }
 
-/// Whether a copy of `decoded`, run at privilege level 0 of a processor that has `cpuid`, does the same as the
-/// original.
+/// Whether a copy of `decoded`, run at privilege level 0 of a processor with `cpuid`, has the same
+/// effect as the original.
 #[must_use]
 pub fn relocation(decoded: &Decoded, cpuid: &CpuidWords) -> Relocation {
     match needs(decoded.instruction(), cpuid) {
@@ -250,7 +252,8 @@ const fn is_memory(kind: OpKind) -> bool {
     )
 }
 
-/// Reading CR1 or CR5 faults, and so may reading a debug register, which can be guarded.
+/// Reading CR1 or CR5 faults; reading a debug register may fault, because debug registers can be
+/// guarded.
 fn reads_system_register(insn: &Instruction) -> bool {
     let source = insn.op1_register();
     insn.op0_register().is_gpr()
@@ -261,12 +264,12 @@ fn reads_system_register(insn: &Instruction) -> bool {
             ))
 }
 
-/// What works on MMX registers looks for pending exceptions of the floating-point unit.
+/// Instructions on MMX registers check for pending exceptions of the floating-point unit.
 fn touches_mmx(insn: &Instruction) -> bool {
     (0..insn.op_count()).any(|operand| insn.op_register(operand).is_mm())
 }
 
-/// Instructions of SSE and AVX that raise no numeric exception, whatever their operands.
+/// Instructions of SSE and AVX without numeric exceptions for any operands.
 #[rustfmt::skip]
 const fn is_integer_vector(mnemonic: Mnemonic) -> bool {
     use Mnemonic as M;

@@ -1,19 +1,19 @@
-//! What system instructions need of a processor, and what they change.
+//! Processor state read and changed by system instructions.
 
-/// A segment register, with what the processor keeps of its descriptor.
+/// A segment register, with the processor's copy of the descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentRegister {
-    /// What `mov r, sreg` reads.
+    /// The selector, as read by `mov r, sreg`.
     pub selector: u16,
-    /// Where the segment begins.
+    /// The segment's base address.
     pub base: u64,
-    /// The offset of its last byte.
+    /// The offset of the segment's last byte.
     pub limit: u32,
-    /// Bits 40–55 of the descriptor, those of the limit left out: type (0–3), S, privilege level
-    /// (5–6), P, AVL (12), L, D/B, G. Of an unusable one only the privilege level counts.
+    /// Bits 40–55 of the descriptor, without the bits of the limit: type (0–3), S, privilege level
+    /// (5–6), P, AVL (12), L, D/B, G. In an unusable segment only the privilege level counts.
     pub attributes: u16,
-    /// It can be accessed through. The null selector makes a segment unusable; FS and GS have
-    /// their bases even so.
+    /// Accesses through the segment are possible. The null selector makes a segment unusable; FS
+    /// and GS keep their bases even then.
     pub usable: bool,
 }
 
@@ -40,49 +40,49 @@ pub struct Segments {
 /// A table of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorTable {
-    /// Its linear address.
+    /// The table's linear address.
     pub base: u64,
-    /// The offset of its last byte.
+    /// The offset of the table's last byte.
     pub limit: u32,
 }
 
-/// The state of a processor in 64-bit mode that system instructions go by.
+/// The state of a processor in 64-bit mode read by system instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct System {
     /// The segment registers.
     pub segments: Segments,
     /// The global descriptor table.
     pub gdt: DescriptorTable,
-    /// The local one, if one is loaded.
+    /// The local descriptor table, if loaded.
     pub ldt: Option<DescriptorTable>,
-    /// EFER.SCE: there are `syscall` and `sysret`.
+    /// EFER.SCE: `syscall` and `sysret` are enabled.
     pub fast_calls: bool,
-    /// CR4.FSGSBASE: there are `rdfsbase` and its kind.
+    /// CR4.FSGSBASE: `rdfsbase` and the other instructions on bases are enabled.
     pub base_instructions: bool,
 }
 
-/// A model-specific register that the emulator reads.
+/// A model-specific register read by the emulator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Msr {
     /// IA32_STAR (C0000081h): the selectors of `syscall` and `sysret`.
     Star,
-    /// IA32_KERNEL_GS_BASE (C0000102h): what `swapgs` swaps in.
+    /// IA32_KERNEL_GS_BASE (C0000102h): the base swapped in by `swapgs`.
     KernelGsBase,
 }
 
-/// The interrupt shadow that an instruction casts on the next one.
+/// The interrupt shadow of an instruction on the next instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CastShadow {
     /// Interrupts are held back: IF has been set by `sti`.
     Sti,
-    /// Interrupts, NMIs and debug traps are: SS has been loaded.
+    /// Interrupts, NMIs and debug traps are held back: SS has been loaded.
     MovSs,
 }
 
-/// What a system instruction changes besides general registers, RIP and the flags.
+/// The changes of a system instruction besides general registers, RIP and the flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SystemChanges {
-    /// The segment registers, if one of them changes. FS and GS never do here.
+    /// The segment registers, if any changes. FS and GS never change here.
     pub segments: Option<Segments>,
     /// The base of FS.
     pub fs_base: Option<u64>,

@@ -1,26 +1,26 @@
-//! The addresses that belong to the names: where kernels keep them, and how they encode them.
+//! The addresses that belong to the names: their position in the kernel, and their encoding.
 
 use super::{names::Names, tokens::Tokens, view::View};
 
-/// The kernel is mapped in the last two gigabytes, wherever KASLR puts it in there.
+/// The kernel is mapped in the last two gigabytes; KASLR stays within this range.
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// Of 100 neighbours, this many are in ascending order at least.
+/// The least percentage of neighbours in ascending order.
 const MIN_SORTED_PERCENT: usize = 98;
-/// Of 100 neighbours, this many have different addresses at least; the others are aliases.
+/// The least percentage of neighbours with different addresses; the others are aliases.
 const MIN_DISTINCT_PERCENT: usize = 50;
-/// Of 100 addresses, this many are kernel addresses at least; the others are per-CPU offsets.
+/// The least percentage of kernel addresses; the others are per-CPU offsets.
 const MIN_KERNEL_PERCENT: usize = 50;
 
-/// How an address is stored.
+/// The encoding of a stored address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Encoding {
-    /// 64 bits, as it is.
+    /// 64 bits: the address.
     Absolute,
-    /// 32 bits: from 0 up a per-CPU offset, as it is; below, −1 minus the distance from the base.
+    /// 32 bits: from 0 up the per-CPU offset; below 0, −1 minus the distance from the base.
     BaseOrPerCpu { base: u64 },
     /// 32 bits, unsigned: the distance from the base.
     Base { base: u64 },
-    /// 32 bits, signed: the distance from the place where it is stored.
+    /// 32 bits, signed: the distance from the entry's own address.
     Itself,
 }
 
@@ -62,8 +62,9 @@ pub(super) fn find(view: &View<'_>, tokens: &Tokens, names: &Names) -> Option<Ve
         })
 }
 
-/// Every place and encoding to try. Those with a base come first: offsets from one also look like
-/// offsets to themselves, only a little stretched, but no base stands behind the latter.
+/// All starts and encodings to try. Encodings with a base come first: offsets from a base also look
+/// like offsets to themselves, only a little stretched, but no base stands behind offsets to
+/// themselves.
 fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encoding)> {
     let mut layouts = Vec::new();
     let mut with_base = |start: usize, base_at: usize| {
@@ -91,8 +92,8 @@ fn layouts(view: &View<'_>, tokens: &Tokens, names: &Names) -> Vec<(usize, Encod
     layouts
 }
 
-/// Whether these can be a kernel's addresses: nearly sorted, mostly different, mostly where kernels
-/// are.
+/// Whether `addresses` can belong to a kernel: nearly sorted, mostly different, mostly in the
+/// kernel's mapping.
 fn are_plausible(addresses: &[u64]) -> bool {
     let pairs = addresses.len().saturating_sub(1);
     let sorted = addresses

@@ -1,10 +1,10 @@
-//! A bound on the work that hostile tables can cause.
+//! A bound on the work caused by hostile tables.
 
 /// Names stepped over in all attempts together. A kernel has 200 000 and they are walked a few
 /// times.
 const MAX_STEPS: u64 = 32_000_000;
 
-/// What is left of the bound.
+/// The number of steps left.
 #[derive(Debug)]
 pub(super) struct Budget(u64);
 
@@ -13,7 +13,7 @@ impl Budget {
         Self(MAX_STEPS)
     }
 
-    /// Takes one step, or gives `None` when there is none left.
+    /// Takes one step; `None` if no step is left.
     pub(super) fn step(&mut self) -> Option<()> {
         self.0 = self.0.checked_sub(1)?;
         Some(())

@@ -1,4 +1,4 @@
-//! Why there are no symbols.
+//! The errors of reading kallsyms.
 
 use thiserror::Error;
 
@@ -10,15 +10,15 @@ pub enum KallsymsError {
     /// The bytes are not a kernel image.
     #[error("cannot look for symbols in this file")]
     Image(#[from] ImageError),
-    /// Neither a symbol table nor kallsyms tables that make sense.
+    /// The image has neither a symbol table nor plausible kallsyms tables.
     #[error("no kallsyms tables found: not a Linux kernel, or one built without CONFIG_KALLSYMS")]
     NotFound,
     /// The range of guest memory is empty or larger than any kernel.
     #[error("a range of {bytes} bytes at {start} cannot be a kernel image")]
     Range {
-        /// Where the range begins.
+        /// The first address of the range.
         start: Gpa,
-        /// Its length in bytes.
+        /// The length of the range in bytes.
         bytes: u64,
     },
 }

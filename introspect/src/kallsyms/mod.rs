@@ -1,8 +1,8 @@
-//! The kernel's own symbol tables, found in its image or in guest memory.
+//! The kernel's own symbol tables, found in the kernel image or in guest memory.
 //!
 //! Stock kernels come without an ELF symbol table, but carry their symbols for `/proc/kallsyms` and
-//! stack traces, compressed: each name is a run of tokens. Nothing points to the tables, so they
-//! are recognised by their shape, from the inside out:
+//! stack traces, compressed: each name is a run of tokens. No pointer leads to the tables, so the
+//! parser recognises them by their shape, from the inside out:
 //!
 //! ```text
 //! up to 6.3   offsets  relative_base  num_syms  names  markers  token_table  token_index
@@ -10,11 +10,11 @@
 //! 7.x                                 num_syms  names  markers  token_table  token_index  offsets (to themselves)
 //! ```
 //!
-//! The token table holds the ten digits as ten tokens, which is searched for, and the index behind
-//! it proves the find (`tokens`); the markers before it say how many names there are and so where
-//! they begin (`names`); the addresses are then tried in each place and encoding that kernels have
-//! used (`addresses`). What makes sense and has the labels that every kernel has is taken
-//! (`tables`).
+//! The token table holds the ten digits as ten tokens. The parser searches for the digits, and the
+//! index behind the table proves the find (`tokens`). The markers before the table give the number
+//! of names and so the start of the names (`names`). The parser then tries the addresses at each
+//! position and in each encoding used by kernels (`addresses`), and takes the largest plausible
+//! table with a label of the kernel's text (`tables`).
 
 mod addresses;
 mod budget;

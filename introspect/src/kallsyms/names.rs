@@ -1,19 +1,19 @@
-//! The compressed names, and the markers that say where every 256th of them begins.
+//! The compressed names, and the markers: the offset of every 256th name.
 
 use super::{budget::Budget, tokens::Tokens, view::View};
 
 /// More symbols than any kernel has.
 const MAX_SYMBOLS: usize = 1 << 20;
 const NAMES_PER_MARKER: usize = 256;
-/// In the table of symbols by name each takes this much.
+/// The size of an entry in the table of symbols by name.
 const BYTES_IN_SEQUENCE: usize = 3;
-/// The longest name in tokens; the length takes one or two bytes more.
+/// The longest name in tokens; the length field takes one or two more bytes.
 const MAX_NAME_TOKENS: usize = 512;
-/// The names behind the last marker take at most this much.
+/// The most bytes of the names behind the last marker.
 const MAX_TAIL_BYTES: usize = NAMES_PER_MARKER * MAX_NAME_TOKENS;
-/// Zeroes between one table and the next, at most.
+/// The bound on zeroes between two tables.
 const MAX_PADDING: usize = 8;
-/// A name that unfolds to more than this is dropped; the kernel's limit is 512.
+/// The longest unfolded name; a token beyond the limit is left out. The kernel's limit is 512.
 const MAX_NAME_BYTES: usize = 1024;
 /// All names unfolded, of which a kernel has 6 MB.
 const MAX_UNFOLDED_BYTES: usize = 128 << 20;
@@ -21,16 +21,16 @@ const MAX_UNFOLDED_BYTES: usize = 128 << 20;
 /// The names' place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Names {
-    /// How many there are.
+    /// The number of names.
     pub(super) count: usize,
-    /// Where the count is stored; older kernels have the addresses before it.
+    /// The offset of the count; in older kernels the addresses lie before the count.
     pub(super) count_at: usize,
-    /// Where the first name begins.
+    /// The offset of the first name.
     pub(super) start: usize,
 }
 
-/// Where the next name's tokens lie, and where it ends. Lengths from 128 on take two bytes (since
-/// 6.1).
+/// The start and the end of the tokens of the name at `at`. Lengths from 128 on take two bytes
+/// (since 6.1).
 fn name_at(view: &View<'_>, at: usize) -> Option<(usize, usize)> {
     let low = usize::from(view.u8(at)?);
     let (start, len) = if low & 0x80 == 0 {
@@ -43,7 +43,7 @@ fn name_at(view: &View<'_>, at: usize) -> Option<(usize, usize)> {
         .then_some((start, start + len))
 }
 
-/// The names that belong to `tokens`.
+/// The names encoded with `tokens`.
 pub(super) fn find(view: &View<'_>, tokens: &Tokens, budget: &mut Budget) -> Option<Names> {
     // Markers were as wide as a pointer before 4.20.
     let adjacent = [4, 8].into_iter().find_map(|width| {
@@ -53,8 +53,8 @@ pub(super) fn find(view: &View<'_>, tokens: &Tokens, budget: &mut Budget) -> Opt
     adjacent.or_else(|| behind_sequence(view, tokens, budget))
 }
 
-/// The names of a kernel that has its symbols' order by name, three bytes for each, between the
-/// markers and the tokens: 6.2 and 6.3, and 6.1 with fixes.
+/// The names of a kernel with the symbols' order by name, three bytes for each, between the markers
+/// and the tokens: 6.2 and 6.3, and 6.1 with fixes.
 fn behind_sequence(view: &View<'_>, tokens: &Tokens, budget: &mut Budget) -> Option<Names> {
     let latest = tokens
         .start
@@ -114,8 +114,8 @@ impl Markers {
         Some(Self { start: at, offsets })
     }
 
-    /// Tries each place at which the names can begin, so that the last marker's names end before
-    /// the markers.
+    /// Tries each possible start of the names, so that the last marker's names end before the
+    /// markers.
     fn names(&self, view: &View<'_>, budget: &mut Budget) -> Option<Names> {
         let last = *self.offsets.last()?;
         let most = self.offsets.len() * NAMES_PER_MARKER;
@@ -146,7 +146,7 @@ impl Markers {
         None
     }
 
-    /// Walks the names, comparing each 256th with its marker and the end with the markers'
+    /// Walks the names, comparing every 256th offset with the marker and the end with the markers'
     /// beginning.
     fn ends(&self, view: &View<'_>, names: &Names, budget: &mut Budget) -> Walk {
         let mut at = names.start;
@@ -183,8 +183,9 @@ enum Walk {
 }
 
 impl Names {
-    /// Unfolds the names in order and hands each to `take`: its number, its type letter and the
-    /// name. Names that are too long or not text are left out.
+    /// Unfolds the names in order and passes to `take` the number, the type letter and the name of
+    /// each. Leaves out tokens beyond the length limit, and names with bytes other than printable
+    /// ASCII.
     pub(super) fn each(
         &self,
         view: &View<'_>,

@@ -1,14 +1,13 @@
-//! Where the tables come from.
+//! The sources of symbols: an ELF file or guest memory.
 
 use std::ops::Range;
 
 use super::{KallsymsError, symtab, tables, view::View};
 use crate::{Gpa, Gva, KernelImage, PhysMemory, SymbolTable};
 
-/// The kernel is mapped in a gigabyte at most, and today's take a tenth of it.
+/// The kernel's mapping is a gigabyte at most, and today's kernels take a tenth of a gigabyte.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;
-/// Guest memory is copied in pieces of this size, and page by page where one of them cannot be read
-/// in full.
+/// Guest memory is copied in pieces of 1 MiB, and page by page if a piece cannot be read in full.
 const PIECE_BYTES: usize = 1 << 20;
 const PAGE_BYTES: usize = 4096;
 
@@ -16,17 +15,17 @@ const PAGE_BYTES: usize = 4096;
 ///
 /// # Errors
 ///
-/// When this is no ELF file for x86-64, or no symbols are found.
+/// If `bytes` are no ELF file for x86-64, or no symbols are found.
 pub fn from_elf(bytes: &[u8]) -> Result<SymbolTable, KallsymsError> {
     from_image(&KernelImage::parse(bytes)?)
 }
 
-/// The symbols of `image`, at link-time addresses: its ELF symbol table if it has one, else its
-/// kallsyms tables.
+/// The symbols of `image`, at link-time addresses: from the ELF symbol table if present, else from
+/// the kallsyms tables.
 ///
 /// # Errors
 ///
-/// When it has neither.
+/// If the image has neither.
 pub fn from_image(image: &KernelImage) -> Result<SymbolTable, KallsymsError> {
     if let Some(table) = symtab::parse(image.bytes()) {
         return Ok(tables::without_stray_text(table));
@@ -44,17 +43,17 @@ pub fn from_image(image: &KernelImage) -> Result<SymbolTable, KallsymsError> {
     tables::parse(&views.collect::<Vec<_>>()).ok_or(KallsymsError::NotFound)
 }
 
-/// The symbols of the kernel that lies in the guest-physical addresses `range`, whose first byte it
-/// has at the virtual address `mapped_at`.
+/// The symbols of the kernel in the guest-physical addresses `range`. The kernel maps the first
+/// byte of the range at the virtual address `mapped_at`.
 ///
-/// The symbols have the addresses at which the kernel runs: kernels from 7.0 on store them relative
-/// to where the tables are, so that `mapped_at` decides, and older ones have moved them together
-/// with themselves. (One that is still in its first instructions has not moved anything yet: its
-/// symbols are at link-time addresses.) Pages of the range that cannot be read count as zeroes.
+/// The symbols have the kernel's run-time addresses. Kernels from 7.0 on store addresses relative
+/// to the tables, so that `mapped_at` decides; older kernels have relocated the stored addresses
+/// together with the kernel. (A kernel in its first instructions has not relocated anything yet:
+/// the symbols are at link-time addresses.) Unreadable pages of the range count as zeroes.
 ///
 /// # Errors
 ///
-/// When the range is empty or larger than any kernel, or has no tables in it.
+/// If the range is empty, is larger than any kernel, or holds no tables.
 pub fn from_guest<M: PhysMemory + ?Sized>(
     memory: &M,
     range: Range<Gpa>,

@@ -1,4 +1,4 @@
-//! The ELF symbol table of a kernel that has one.
+//! The ELF symbol table of a kernel.
 
 use object::{
     LittleEndian, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolKind, SymbolSection,
@@ -8,10 +8,10 @@ use object::{
 
 use crate::{Gva, SymbolTable, SymbolTableBuilder};
 
-/// Linked at 0 up to 6.14: its symbols are offsets, which the kernel calls absolute too.
+/// Linked at 0 up to 6.14: the section's symbols are offsets, which the kernel calls absolute too.
 const PER_CPU_SECTION: &[u8] = b".data..percpu";
 
-/// The symbols of `.symtab` in the ELF file `bytes`, or `None` when it has none that name code.
+/// The symbols of `.symtab` in the ELF file `bytes`; `None` if no symbol names code.
 pub(super) fn parse(bytes: &[u8]) -> Option<SymbolTable> {
     let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
     let mut builder = SymbolTableBuilder::new();
@@ -33,7 +33,7 @@ fn is_assembler_label(name: &str) -> bool {
     name.starts_with(".L") || name.starts_with('$')
 }
 
-/// The letter that nm(1) prints, or `None` for a symbol that is defined elsewhere.
+/// The letter printed by nm(1), or `None` for a symbol defined elsewhere.
 fn letter(
     file: &ElfFile64<'_, LittleEndian>,
     symbol: &ElfSymbol64<'_, '_, LittleEndian>,

@@ -1,8 +1,8 @@
-//! Writes kallsyms tables the way the kernel's build does, in each layout it has used.
+//! Writes kallsyms tables like the kernel's build, in each layout that kernels have used.
 
 use crate::Gva;
 
-/// Where the tables of a kernel generation lie and how they are encoded.
+/// The order and the encoding of the tables in a kernel generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Up to 4.19: 64-bit markers, offsets first.
@@ -15,7 +15,7 @@ pub enum Layout {
     SequenceBeforeTokens,
     /// From 6.4 on: offsets and base behind the tokens.
     OffsetsLast,
-    /// From 6.15 on: per-CPU symbols are ordinary ones.
+    /// From 6.15 on: per-CPU symbols are ordinary symbols.
     UnsignedOffsets,
     /// From 7.0 on: aligned to 4 bytes, offsets to themselves.
     SelfRelative,
@@ -37,13 +37,13 @@ pub const TEXT: u64 = 0xffff_ffff_8100_0000;
 /// A symbol to write: address, type letter, name.
 pub type Entry = (u64, char, String);
 
-/// What stands before and behind the tables, as other read-only data of the kernel does.
+/// The bytes before and behind the tables, like other read-only data of the kernel.
 const SURROUNDINGS_BYTES: usize = 4096 + 40;
 
 /// Names of the letters, digits and underscore that stand for themselves; these come as two-letter
 /// tokens.
 const PAIRS: [&str; 6] = ["vf", "s_", "__", "ea", "re", "do"];
-/// The first token that no letter of a name needs.
+/// The first token not needed for a letter of a name.
 const FIRST_PAIR: u8 = 0x80;
 
 /// Per-CPU symbols, the label of the text, `count` functions, and names of all lengths among them.
@@ -75,7 +75,7 @@ pub fn symbols(layout: Layout, count: u64) -> Vec<Entry> {
     symbols
 }
 
-/// The bytes of a kernel, mapped at `base`, that holds `symbols` in `layout`.
+/// The bytes of a kernel, mapped at `base`, with `symbols` in `layout`.
 pub fn kernel(layout: Layout, base: Gva, relative_base: u64, symbols: &[Entry]) -> Vec<u8> {
     let mut image = Image {
         bytes: vec![0x5a; SURROUNDINGS_BYTES],
@@ -131,7 +131,7 @@ impl Layout {
     }
 }
 
-/// The names in tokens, each with its length, and the offset of every 256th.
+/// The names in tokens, each behind a length, and the offset of every 256th name.
 fn fold(symbols: &[Entry]) -> (Vec<u8>, Vec<usize>) {
     let (mut names, mut markers) = (Vec::new(), Vec::new());
     for (number, (_, kind, name)) in symbols.iter().enumerate() {
@@ -221,7 +221,7 @@ impl Image {
             match pair {
                 Some(pair) => table.extend(pair.bytes()),
                 None if token.is_ascii_graphic() => table.push(token),
-                // Tokens that a small kernel does not need.
+                // Tokens not needed by a small kernel.
                 None => table.extend(format!("unused{token}").bytes()),
             }
             table.push(0);

@@ -1,9 +1,9 @@
-//! All tables together, and whether they make sense.
+//! All tables together, with a check of their plausibility.
 
 use super::{addresses, budget::Budget, names, tokens, view::View};
 use crate::{Gva, KernelLayout, SymbolTable, SymbolTableBuilder};
 
-/// Labels at the beginning of the kernel's text; every x86 kernel has at least one.
+/// Labels at the beginning of the kernel's text; every x86 kernel has at least one label.
 const TEXT_LABELS: [&str; 3] = ["_stext", "_text", "startup_64"];
 const KERNEL_HALF: u64 = 1 << 63;
 
@@ -32,8 +32,8 @@ fn parse_view(view: &View<'_>, budget: &mut Budget) -> Option<SymbolTable> {
     tables.max_by_key(SymbolTable::len)
 }
 
-/// A kernel's symbols with only those called text that lie where its code is; other tables as they
-/// are.
+/// A kernel's symbols, with text symbols outside the kernel's code made data; other tables
+/// unchanged.
 pub(super) fn without_stray_text(table: SymbolTable) -> SymbolTable {
     match KernelLayout::from_symbols(&table).filter(|_| is_kernel(&table)) {
         Some(layout) => table.with_text_only_in(|address| layout.holds_code(address)),

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{FlatMemory, Gpa, Gva, SymbolTable};
 
-/// Where the synthetic kernel's read-only data is mapped.
+/// The address of the synthetic kernel's read-only data.
 const RODATA: Gva = Gva(0xffff_ffff_8240_0000);
 
 fn parse(bytes: &[u8], base: Gva) -> Option<SymbolTable> {
@@ -62,7 +62,7 @@ fn guest_memory_gives_run_time_addresses() {
         let bytes = kernel(layout, base, TEXT + slide, &moved);
         let len = bytes.len() as u64;
         let memory = FlatMemory::new(Gpa(0x240_0000), bytes);
-        // What cannot be read, behind the last page, does not matter.
+        // The unreadable rest behind the last page does not matter.
         let range = Gpa(0x240_0000)..Gpa(0x240_0000 + len.next_multiple_of(1 << 20));
         let table = from_guest(&memory, range, base).expect("the tables are there");
         assert_eq!(
@@ -133,7 +133,7 @@ fn ranges_that_hold_no_kernel_are_refused() {
     assert!(matches!(from_elf(b"\x7fELF"), Err(KallsymsError::Image(_))));
 }
 
-/// This very test is an ELF file with a symbol table.
+/// The test executable is an ELF file with a symbol table.
 #[test]
 fn an_elf_symbol_table_goes_first() {
     let path = std::env::current_exe().expect("a running test");

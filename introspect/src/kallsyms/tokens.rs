@@ -1,4 +1,4 @@
-//! The 256 tokens that names are made of.
+//! The 256 tokens of the names.
 
 use std::ops::Range;
 
@@ -12,25 +12,25 @@ const DIGITS: &str = r"(?-u)0\x001\x002\x003\x004\x005\x006\x007\x008\x009\x00";
 const FIRST_DIGIT: usize = b'0' as usize;
 /// A token stands for at most a whole name.
 const MAX_TOKEN_BYTES: usize = 512;
-/// How far behind the last token its index may begin, for the sake of alignment.
+/// The largest distance from the last token to the index, for the sake of alignment.
 const MAX_PADDING: usize = 64;
-/// Runs of the digits that are looked at; other tables of the alphabet make a handful.
+/// The most runs of the digits to examine; other tables of the alphabet make a handful.
 const MAX_OCCURRENCES: usize = 4096;
-/// Token tables with a matching index that are followed up. There is one.
+/// The most token tables with a matching index to follow up. A kernel has one.
 const MAX_TABLES: usize = 8;
 
-/// A token table with its index.
+/// A token table and the index.
 #[derive(Debug)]
 pub(super) struct Tokens {
-    /// Where the table begins; the markers end shortly before.
+    /// The start of the table; the markers end shortly before.
     pub(super) start: usize,
-    /// Where the index ends; newer kernels have the addresses there.
+    /// The end of the index; in newer kernels the addresses begin there.
     pub(super) index_end: usize,
     texts: Vec<Range<usize>>,
 }
 
 impl Tokens {
-    /// The text that `token` stands for.
+    /// The text of `token`.
     pub(super) fn text<'v>(&self, view: &View<'v>, token: u8) -> &'v [u8] {
         let text = self.texts.get(usize::from(token)).cloned();
         text.and_then(|text| view.bytes.get(text))
@@ -50,7 +50,7 @@ pub(super) fn find(view: &View<'_>) -> Vec<Tokens> {
         .collect()
 }
 
-/// The table whose token `0` begins at `digits`, proven by the index behind it.
+/// The table with the token `0` at `digits`, proven by the index behind the table.
 fn at_digits(view: &View<'_>, digits: usize) -> Option<Tokens> {
     let mut end = digits;
     let mut starts = Vec::with_capacity(256 - FIRST_DIGIT);
@@ -77,7 +77,7 @@ fn with_index(view: &View<'_>, digits: usize, starts: &[usize], index: usize) ->
         let end = if token == 255 { None } else { entry(token + 1) };
         let text = table + start;
         let len = match end {
-            // The next token begins behind this one's NUL.
+            // The next token begins behind the token's NUL.
             Some(end) => end.checked_sub(start + 1)?,
             None => view.bytes[text..]
                 .iter()

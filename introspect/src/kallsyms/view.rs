@@ -1,4 +1,4 @@
-//! A stretch of kernel bytes at the address the kernel knows it by.
+//! A range of kernel bytes, with the address in the kernel's mapping.
 
 use crate::Gva;
 

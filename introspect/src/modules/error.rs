@@ -4,51 +4,51 @@ use thiserror::Error;
 
 use crate::{Gva, paging::VirtReadError};
 
-/// Why modules, or a part of one, could not be read.
+/// Why modules, or a part of a module, could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ModulesError {
-    /// The kernel is built without modules, or its types are cut short.
+    /// The kernel is built without modules, or the kernel's types are cut short.
     #[error("the kernel's types do not describe {what}")]
     NoType {
-        /// The struct or its member.
+        /// The struct or the member.
         what: &'static str,
     },
     /// The list has no name in the symbol table.
     #[error("the symbol table has no list of modules")]
     NoList,
-    /// A page is not there.
+    /// A page is missing.
     #[error("cannot read {what} at {address}")]
     Unreadable {
-        /// What was looked for.
+        /// The wanted object.
         what: &'static str,
-        /// Where.
+        /// The address of the read.
         address: Gva,
-        /// The read that failed.
+        /// The failed read.
         source: VirtReadError,
     },
-    /// The list does not come back to its head.
+    /// The list does not return to the head.
     #[error("the list of modules does not end within {limit} entries")]
     Endless {
-        /// How many were followed.
+        /// The most entries to follow.
         limit: usize,
     },
-    /// What the list leads to is no module.
+    /// An entry of the list is no module.
     #[error("what lies at {address} is not a module: {why}")]
     NotAModule {
-        /// Where it was expected.
+        /// The expected address of the module.
         address: Gva,
-        /// What is wrong.
+        /// The defect.
         why: &'static str,
     },
-    /// A number that no kernel has.
+    /// A number too large for any kernel.
     #[error("{count} are too many {what}")]
     TooMany {
-        /// Of what.
+        /// The counted objects.
         what: &'static str,
-        /// What the guest says.
+        /// The number in guest memory.
         count: u64,
     },
-    /// One call reads so many bytes and no more.
+    /// The modules' tables exceed the limit of one call.
     #[error("the modules' tables take more than {limit} bytes")]
     TooLarge {
         /// The limit.

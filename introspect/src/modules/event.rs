@@ -1,11 +1,11 @@
-//! Where to catch a module that comes or goes.
+//! The kernel functions to probe for the loading and unloading of modules.
 
 use crate::insn::Gpr;
 
 /// A moment in a module's life at which the kernel calls a function that can be probed.
 ///
-/// The functions have been so called, with the same argument, from 5.10 to 7.2 at least; none is
-/// inlined or split there (`load_module` and `delete_module` call them).
+/// From 5.10 to 7.2 at least, the functions have the same names and the same argument, and none is
+/// inlined or split (`load_module` and `delete_module` call them).
 ///
 /// ```text
 /// load_module ─ copied, relocated, patched, ftrace sites disabled, pages made executable, on the list
@@ -17,22 +17,22 @@ use crate::insn::Gpr;
 ///  Unloading ─── state → unformed, off the list, memory freed
 /// ```
 ///
-/// A load that fails before `Loaded` gives no event: nothing of that module has been seen either.
+/// A load failing before `Loaded` causes no event, and no earlier event has shown the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleEvent {
     /// The text is in place and nothing of the init function has run.
     Loaded,
-    /// All modules that are live lose their init sections.
+    /// All live modules lose their init sections.
     InitFreed,
     /// Nothing of the module runs any more; the text is still in place.
     Unloading,
 }
 
 impl ModuleEvent {
-    /// All of them.
+    /// All events.
     pub const ALL: [Self; 3] = [Self::Loaded, Self::InitFreed, Self::Unloading];
 
-    /// The function at whose entry it happens.
+    /// The function whose entry marks the event.
     #[must_use]
     pub const fn function(self) -> &'static str {
         match self {
@@ -42,8 +42,8 @@ impl ModuleEvent {
         }
     }
 
-    /// The register that at its entry holds the address of the `struct module`; `None` for an event
-    /// that is about no module in particular.
+    /// The register with the address of the `struct module` at the function's entry; `None` for an
+    /// event about no module in particular.
     #[must_use]
     pub const fn module_register(self) -> Option<Gpr> {
         match self {

@@ -1,4 +1,4 @@
-//! Where things stand in `struct module`, by the guest's own types.
+//! Offsets in `struct module`, from the guest's own types.
 
 use super::{ModuleRegion, ModulesError, RegionKind, slot::Slot};
 use crate::{
@@ -6,19 +6,19 @@ use crate::{
     btf::{Btf, StructId, Type},
 };
 
-/// It takes 1 or 2 KiB.
+/// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;
 /// `MODULE_NAME_LEN` is 56.
 const MAX_NAME_BYTES: u64 = 256;
-/// There are seven kinds of `struct module_memory`.
+/// A kernel has seven kinds of `struct module_memory`.
 const MAX_REGIONS: u32 = 64;
 /// The gap for modules in the kernel's part of the address space is 1.5 GiB at most.
 const MAX_REGION_BYTES: u64 = 2 << 30;
 
-/// The places in `struct module`, and in the struct that its symbols hang on.
+/// The offsets in `struct module`, and in the struct holding the module's symbols.
 #[derive(Clone, Debug)]
 pub(super) struct ModuleLayout {
-    /// How many bytes it takes.
+    /// The size of `struct module` in bytes.
     pub(super) size: usize,
     pub(super) state: Slot,
     /// `list.next`.
@@ -36,9 +36,9 @@ pub(super) struct ModuleLayout {
 struct RegionLayout {
     base: Slot,
     size: Slot,
-    /// Up to 6.3: how much of it, from the beginning, is code.
+    /// Up to 6.3: the size of the code at the beginning of the region.
     text_size: Option<Slot>,
-    /// What it holds; behind the code, when there is a size of that.
+    /// The kind of the region; if `text_size` is present, the kind of the part behind the code.
     kind: RegionKind,
 }
 
@@ -52,7 +52,7 @@ pub(super) struct SymtabLayout {
     pub(super) letters: Slot,
 }
 
-/// A pointer to an array, and how many elements that has. Absent where the kernel is built without.
+/// A pointer to an array, and the array's length. Absent if the kernel is built without the array.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Table {
     pub(super) start: Slot,
@@ -83,7 +83,7 @@ impl ModuleLayout {
         })
     }
 
-    /// The parts that the bytes of a `struct module` tell of.
+    /// The parts of a module, from the bytes of the `struct module`.
     pub(super) fn regions(&self, bytes: &[u8]) -> Vec<ModuleRegion> {
         self.regions
             .iter()
@@ -95,7 +95,8 @@ impl ModuleLayout {
 }
 
 impl RegionLayout {
-    /// Code and what is behind it. Either may be empty; `None` when the place makes no sense.
+    /// The code, and the rest behind the code. Either may be empty; `None` if the range is
+    /// implausible.
     fn read(&self, bytes: &[u8]) -> Option<[ModuleRegion; 2]> {
         let base = Gva(self.base.read(bytes)?);
         let size = self.size.read(bytes)?;
@@ -176,7 +177,7 @@ fn regions(btf: &Btf, module: StructId) -> Result<Vec<RegionLayout>, ModulesErro
     ])
 }
 
-/// `mem`, one element for each `enum mod_mem_type`.
+/// `mem`, an element for each `enum mod_mem_type`.
 fn memory_array(btf: &Btf, module: StructId) -> Option<Vec<RegionLayout>> {
     let array = btf.member(module, "mem")?;
     let Type::Array { element, len } = btf.get(btf.stripped(array.ty)?)? else {
@@ -206,7 +207,8 @@ fn memory_array(btf: &Btf, module: StructId) -> Option<Vec<RegionLayout>> {
         .collect()
 }
 
-/// By the enumerator's name: `MOD_INIT_TEXT` and so on. `MOD_RO_AFTER_INIT` is data that stays.
+/// The kind by the enumerator's name: `MOD_INIT_TEXT` and so on. `MOD_RO_AFTER_INIT` is data never
+/// freed.
 fn kind_of(name: &str) -> RegionKind {
     match (name.starts_with("MOD_INIT_"), name.ends_with("_TEXT")) {
         (false, true) => RegionKind::Text,

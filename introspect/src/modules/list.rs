@@ -1,4 +1,4 @@
-//! From the head of the list to each module.
+//! Walks the kernel's list of modules from the head.
 
 use super::{
     Module, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab, view::View,
@@ -10,34 +10,34 @@ const LIST: &str = "modules";
 /// A distribution's kernel has some thousand modules, and rarely two hundred of them loaded.
 const MAX_MODULES: usize = 4096;
 
-/// How to read a guest's modules. Made once for a kernel.
+/// A reader of a guest's modules. Made once for a kernel.
 #[derive(Clone, Debug)]
 pub struct Modules {
     layout: ModuleLayout,
 }
 
 impl Modules {
-    /// What `btf` says of modules.
+    /// Takes the layout of modules from `btf`.
     ///
     /// # Errors
     ///
-    /// When the kernel has no modules, or none of a shape that is known.
+    /// If the kernel has no modules, or modules of an unknown shape.
     pub fn new(btf: &Btf) -> Result<Self, ModulesError> {
         Ok(Self {
             layout: ModuleLayout::from_btf(btf)?,
         })
     }
 
-    /// All modules that are in place, the latest first. `kernel` has the list's run-time address,
-    /// `paging` is that of any vCPU, or the kernel's own tables.
+    /// All modules on the kernel's list except unformed modules, the latest first. `kernel` has the
+    /// list's run-time address; `paging` is the state of any vCPU, or the kernel's own tables.
     ///
-    /// A vCPU that stands still in the middle of a change to the list does no harm: the kernel lets
-    /// others read it without a lock.
+    /// A vCPU paused in the middle of a change to the list does no harm: the kernel allows other
+    /// vCPUs to read the list without a lock.
     ///
     /// # Errors
     ///
-    /// When the list is broken. Tables of one module that cannot be read are no error: the module
-    /// tells in [`unread`](Module::unread).
+    /// If the list is broken. Unreadable tables of a module are no error:
+    /// [`unread`](Module::unread) of the module lists them.
     pub fn read(
         &self,
         memory: &dyn PhysMemory,
@@ -64,11 +64,11 @@ impl Modules {
         Err(ModulesError::Endless { limit: MAX_MODULES })
     }
 
-    /// The module whose `struct module` is at `address`, on the list or not.
+    /// The module with the `struct module` at `address`, on the list or not.
     ///
     /// # Errors
     ///
-    /// When there is no module at `address`.
+    /// If no module is at `address`.
     pub fn read_one(
         &self,
         memory: &dyn PhysMemory,

@@ -1,14 +1,14 @@
-//! The modules of a running guest, read from its memory.
+//! The modules of a running guest, read from guest memory.
 //!
-//! The kernel links its modules into a list; each says where its code and data lie, what its
-//! symbols are called and which of its instructions the kernel patches. Where in `struct module`
-//! that stands, and in which of its two forms (`core_layout` up to 6.3, an array of `mem` since),
-//! comes from the guest's own type information ([`Btf`](crate::Btf)), so that no table of versions
-//! is needed (`layout`). [`Modules`] is made from that once and then reads all modules, or one
-//! whose address a probe has caught ([`ModuleEvent`] tells where to catch it).
+//! The kernel links the modules into a list; each module holds the ranges of code and data, the
+//! symbols' names and the instructions patched by the kernel. The offsets in `struct module`, and
+//! the form in use (`core_layout` up to 6.3, an array of `mem` since), come from the guest's own
+//! type information ([`Btf`](crate::Btf)), so that no table of versions is needed (`layout`).
+//! [`Modules`] is built from BTF once, and then reads all modules, or one module at an address
+//! caught by a probe ([`ModuleEvent`] names the functions to probe).
 //!
-//! To be read while the guest stands still. A guest that lies about its lists gets lies back, but
-//! all of it is bounded: modules, symbols of each, and bytes read in one go (`view`).
+//! The guest must be paused during a read. A guest with false lists causes false results, but all
+//! reads are bounded: modules, symbols of each, and bytes per call (`view`).
 
 mod error;
 mod event;

@@ -1,25 +1,26 @@
-//! One module.
+//! A module and its parts.
 
 use std::ops::Range;
 
 use super::ModulesError;
 use crate::{Gva, PatchSite, Symbol};
 
-/// How far a module has got.
+/// The state of a module, as in `enum module_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleState {
-    /// Its init function has succeeded.
+    /// The init function has succeeded.
     Live,
-    /// It is in place; its init function runs or is about to.
+    /// The module is loaded; the init function runs or is about to run.
     Coming,
-    /// Its exit function runs or has run.
+    /// The exit function runs or has run.
     Going,
-    /// It is being put together or taken apart; its symbols and places mean nothing.
+    /// The kernel is building the module or taking the module apart; symbols and addresses mean
+    /// nothing.
     Unformed,
 }
 
 impl ModuleState {
-    /// By the number in `enum module_state`, which has not changed since there are BTF and modules.
+    /// The state of a number in `enum module_state`, unchanged since kernels have BTF and modules.
     pub(super) const fn from_number(number: u64) -> Option<Self> {
         match number {
             0 => Some(Self::Live),
@@ -31,27 +32,27 @@ impl ModuleState {
     }
 }
 
-/// What a part of a module is.
+/// The kind of a module's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionKind {
-    /// Code that stays as long as the module.
+    /// Code with the lifetime of the module.
     Text,
-    /// Anything else that stays.
+    /// Data with the lifetime of the module.
     Data,
-    /// Code that is freed when the init function is done.
+    /// Code freed after the init function.
     InitText,
-    /// Anything else that is freed then.
+    /// Data freed after the init function.
     InitData,
 }
 
 impl RegionKind {
-    /// Whether it is code.
+    /// Whether the part is code.
     #[must_use]
     pub const fn is_text(self) -> bool {
         matches!(self, Self::Text | Self::InitText)
     }
 
-    /// Whether it is freed when the init function is done.
+    /// Whether the kernel frees the part after the init function.
     #[must_use]
     pub const fn is_init(self) -> bool {
         matches!(self, Self::InitText | Self::InitData)
@@ -61,13 +62,13 @@ impl RegionKind {
 /// A part of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleRegion {
-    /// Where it lies; not empty.
+    /// The addresses; not empty.
     pub range: Range<Gva>,
-    /// What it holds.
+    /// The kind of the part.
     pub kind: RegionKind,
 }
 
-/// One module of the guest's kernel, as it was when it was read.
+/// A module of the guest's kernel at the time of the read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Module {
     pub(super) address: Gva,
@@ -80,7 +81,7 @@ pub struct Module {
 }
 
 impl Module {
-    /// A live module of which nothing is known but where its parts lie.
+    /// A live module of which only the parts are known: no symbols, no sites.
     #[must_use]
     pub fn with_regions(address: Gva, name: &str, regions: Vec<ModuleRegion>) -> Self {
         Self {
@@ -94,65 +95,66 @@ impl Module {
         }
     }
 
-    /// Where its `struct module` lies: what tells two modules apart, also of the same name.
+    /// The address of the `struct module`, which identifies a module even among modules of the same
+    /// name.
     #[must_use]
     pub const fn address(&self) -> Gva {
         self.address
     }
 
-    /// Its name, as lsmod prints it.
+    /// The name, as printed by lsmod.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How far it has got.
+    /// The module's state.
     #[must_use]
     pub const fn state(&self) -> ModuleState {
         self.state
     }
 
-    /// Its code and data; without the init parts once they are freed.
+    /// The module's code and data; without the init parts after they are freed.
     #[must_use]
     pub fn regions(&self) -> &[ModuleRegion] {
         &self.regions
     }
 
-    /// The part of it that holds `address`.
+    /// The part of the module that holds `address`.
     #[must_use]
     pub fn region_at(&self, address: Gva) -> Option<&ModuleRegion> {
         let holds = |region: &&ModuleRegion| region.range.contains(&address);
         self.regions.iter().find(holds)
     }
 
-    /// Whether `address` holds code of it.
+    /// Whether `address` lies in the module's code.
     #[must_use]
     pub fn holds_code(&self, address: Gva) -> bool {
         self.region_at(address)
             .is_some_and(|region| region.kind.is_text())
     }
 
-    /// Whether what lies at `address` is freed when the init function is done.
+    /// Whether `address` lies in a part freed after the init function.
     #[must_use]
     pub fn is_init(&self, address: Gva) -> bool {
         self.region_at(address)
             .is_some_and(|region| region.kind.is_init())
     }
 
-    /// Its symbols in address order, those of its init parts while it has them. Each says which
-    /// module it belongs to, and ends with the part that it lies in at the latest.
+    /// The module's symbols in address order; symbols of the init parts while the parts exist. Each
+    /// symbol names the module, and ends at the end of the part at the latest.
     #[must_use]
     pub fn symbols(&self) -> &[Symbol] {
         &self.symbols
     }
 
-    /// The places in it that the kernel patches while it runs.
+    /// The sites in the module that the kernel patches at run time.
     #[must_use]
     pub fn patch_sites(&self) -> &[PatchSite] {
         &self.sites
     }
 
-    /// What could not be read of its tables, so that symbols or sites may be missing.
+    /// The errors of reading the module's tables: after an error, symbols or sites may be missing.
     #[must_use]
     pub fn unread(&self) -> &[ModulesError] {
         &self.unread

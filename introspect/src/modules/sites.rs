@@ -1,7 +1,7 @@
-//! The places in a module that the kernel patches while it runs.
+//! The sites in a module that the kernel patches at run time.
 //!
-//! What is patched once (alternatives, return thunks, retpolines) is done before a module can be
-//! seen.
+//! One-time patches (alternatives, return thunks, retpolines) are complete before a module becomes
+//! visible.
 
 use super::{
     Module, ModulesError,
@@ -16,7 +16,7 @@ use crate::{
 /// The largest module has 20 000 functions.
 const MAX_SITES: u64 = 1 << 18;
 
-/// Adds the sites of `module`, whose `struct module` has these bytes.
+/// Adds the sites of `module` from the bytes of the `struct module`.
 pub(super) fn read(view: &View<'_>, layout: &ModuleLayout, bytes: &[u8], module: &mut Module) {
     let tables = [
         (PatchKind::Ftrace, "a module's ftrace sites", &layout.ftrace),
@@ -54,7 +54,8 @@ pub(super) fn read(view: &View<'_>, layout: &ModuleLayout, bytes: &[u8], module:
     module.sites = sites;
 }
 
-/// A jump label may be two bytes; the others are calls or what stands in for them.
+/// The length of a site: a jump label may have two bytes; all others are calls or replacements of
+/// calls.
 fn len(view: &View<'_>, kind: PatchKind, address: Gva) -> u8 {
     if kind == PatchKind::Ftrace {
         return BRANCH_BYTES;
@@ -65,10 +66,10 @@ fn len(view: &View<'_>, kind: PatchKind, address: Gva) -> u8 {
         .unwrap_or(BRANCH_BYTES)
 }
 
-/// What an entry of a table says.
+/// The contents of a table entry.
 struct Entry {
     address: Gva,
-    /// Of a jump label.
+    /// The target, for a jump label.
     target: Option<Gva>,
 }
 
@@ -99,7 +100,7 @@ fn entries(
             });
         }
         let here = start.wrapping_add((number * table.stride) as u64);
-        // The distance from where it is stored.
+        // The distance is counted from its own field.
         let relative = |offset: usize| {
             let distance = chunk.get(offset..offset + 4)?.try_into().ok()?;
             let from = here.wrapping_add(offset as u64);

@@ -3,7 +3,7 @@
 use super::ModulesError;
 use crate::btf::{Btf, StructId};
 
-/// Where in a struct's bytes a little-endian number lies, pointers included.
+/// The place of a little-endian number in a struct's bytes, pointers included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) at: usize,
@@ -11,7 +11,7 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    /// The place of the member that `path` leads to.
+    /// The place of the member at `path`.
     pub(super) fn of(btf: &Btf, id: StructId, path: &'static str) -> Result<Self, ModulesError> {
         Self::find(btf, id, path).ok_or(ModulesError::NoType { what: path })
     }
@@ -27,7 +27,7 @@ impl Slot {
         .filter(|_| fits)
     }
 
-    /// The same, in a struct that is embedded `by` bytes from the beginning of another.
+    /// The same place, in a struct embedded `by` bytes from the beginning of another.
     pub(super) fn shifted(self, by: usize) -> Option<Self> {
         Some(Self {
             at: self.at.checked_add(by)?,
@@ -35,7 +35,7 @@ impl Slot {
         })
     }
 
-    /// The number; `None` when the bytes end before it.
+    /// The number; `None` if the bytes end before the number's end.
     pub(super) fn read(self, bytes: &[u8]) -> Option<u64> {
         let held = bytes.get(self.at..self.at.checked_add(self.len)?)?;
         let mut wide = [0; 8];

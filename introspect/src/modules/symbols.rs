@@ -1,8 +1,9 @@
 //! A module's symbols.
 //!
-//! While a module is coming, its `kallsyms` points to all of its symbols, in memory that is freed
-//! with the init parts; then to those that stay. Either way: an ELF symbol table whose values are
-//! run-time addresses, its names, and nm's letter for each.
+//! While a module is coming, the module's `kallsyms` points to all symbols, in memory freed with
+//! the init parts; afterwards to the symbols with the module's lifetime. Either way `kallsyms`
+//! holds an ELF symbol table with run-time addresses as values, the names, and nm's letter for each
+//! symbol.
 
 use std::sync::Arc;
 
@@ -12,11 +13,11 @@ use crate::{Gva, Symbol};
 const SYMBOL_BYTES: usize = 24;
 /// The largest module, a graphics driver, has 60 000.
 const MAX_SYMBOLS: u64 = 1 << 18;
-/// And 3 MB of names.
+/// The largest module has 3 MB of names.
 const MAX_NAMES_BYTES: usize = 16 << 20;
 /// The kernel's own limit, KSYM_NAME_LEN, is 512.
 const MAX_NAME_BYTES: usize = 512;
-/// `st_shndx` of a symbol that is defined elsewhere.
+/// `st_shndx` of a symbol defined elsewhere.
 const UNDEFINED: u16 = 0;
 const GLOBAL: u8 = 1;
 const WEAK: u8 = 2;
@@ -29,7 +30,7 @@ pub(super) struct Symtab {
     letters: Vec<u8>,
 }
 
-/// One `Elf64_Sym`.
+/// An `Elf64_Sym`.
 #[derive(Clone, Copy)]
 struct Entry {
     name: u32,
@@ -78,7 +79,8 @@ impl Symtab {
         )?;
         let letters = view.bytes("a module's symbol types", Gva(field(table.letters)), len)?;
         let last = each(&entries).map(|entry| entry.name as usize).max();
-        // Nothing says how long the names are: from the last one on, as much as one may take.
+        // The length of the names is not stored: read, from the start of the last name, as many
+        // bytes as a name may take.
         let names_len = last
             .unwrap_or(0)
             .saturating_add(MAX_NAME_BYTES)
@@ -95,8 +97,8 @@ impl Symtab {
         })
     }
 
-    /// The symbols that lie in `module`, in address order. Many of them may share one long name, so
-    /// each is paid for.
+    /// The symbols in `module`, in address order. Many symbols may share one long name, so each
+    /// symbol's name counts against the limit of `view`.
     pub(super) fn symbols(
         &self,
         view: &View<'_>,
@@ -122,7 +124,8 @@ impl Symtab {
         Ok(symbols)
     }
 
-    /// The letter and the name, unless it is one that is defined elsewhere or has no name.
+    /// The letter and the name of a symbol; `None` if the symbol is defined elsewhere, lies outside
+    /// the module's parts or has no name.
     fn listed(&self, entry: Entry, letter: u8, module: &Module) -> Option<(char, &str)> {
         let region = module.region_at(Gva(entry.value))?;
         let kind = kind(letter, entry.binding, region.kind.is_text())?;
@@ -130,7 +133,7 @@ impl Symtab {
         (entry.section != UNDEFINED).then_some((kind, name))
     }
 
-    /// The name at an offset; `None` for those that the kernel does not list either.
+    /// The name at an offset; `None` for names omitted by the kernel too.
     fn name(&self, offset: u32) -> Option<&str> {
         let rest = self.names.get(offset as usize..)?;
         let window = &rest[..rest.len().min(MAX_NAME_BYTES)];
@@ -146,15 +149,15 @@ fn each(entries: &[u8]) -> impl Iterator<Item = Entry> {
     entries.chunks_exact(SYMBOL_BYTES).filter_map(Entry::parse)
 }
 
-/// nm's letter for what the kernel notes as a small one. Only what lies in code is text: some
-/// sections of data are executable by their flags.
+/// nm's letter for the small letter noted by the kernel. Only symbols in code are text: some data
+/// sections are executable by their flags.
 fn kind(letter: u8, binding: u8, in_text: bool) -> Option<char> {
     let letter = match letter.to_ascii_lowercase() {
         b'u' => return None,
         b't' if in_text && binding == WEAK => 'w',
         b't' if !in_text => 'd',
         letter if letter.is_ascii_lowercase() => char::from(letter),
-        // The kernel's mark for a section it has no letter for.
+        // The kernel's mark for a section without a letter.
         _ if in_text => 't',
         _ => 'd',
     };
@@ -165,8 +168,8 @@ fn kind(letter: u8, binding: u8, in_text: bool) -> Option<char> {
     })
 }
 
-/// Up to the next symbol at a higher address. The last of a part keeps the size that the compiler
-/// gave it: behind it the part is filled up to a page.
+/// Sets each size to the distance to the next symbol at a higher address. The last symbol of a part
+/// keeps the compiler's size, because padding fills the part up to a page.
 fn set_sizes(symbols: &mut [Symbol], module: &Module) {
     let mut next: Option<Gva> = None;
     for index in (0..symbols.len()).rev() {

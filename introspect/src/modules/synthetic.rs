@@ -112,14 +112,14 @@ pub struct Shape {
     pub init: bool,
 }
 
-/// A live module without its init parts.
+/// A live module without init parts.
 pub const LIVE: Shape = Shape {
     name: "steady",
     state: 0,
     init: false,
 };
 
-/// A module whose init function has not returned.
+/// A module before the return of the init function.
 pub const COMING: Shape = Shape {
     name: "fresh",
     state: 1,
@@ -201,7 +201,7 @@ impl Guest {
         self.put(at, &value.to_le_bytes());
     }
 
-    /// Appends a module with a page of nops as text. Returns the address of its `struct module`.
+    /// Appends a module with a page of nops as text. Returns the address of the `struct module`.
     pub fn module(&mut self, shape: Shape) -> Gva {
         let module = self.room(MODULE_BYTES.into(), 8);
         self.put32(module, shape.state);
@@ -235,7 +235,8 @@ impl Guest {
         module.wrapping_add(FTRACE + 8)
     }
 
-    /// Gives a module `count` symbols at the start of its text, all with the same name of 500 letters.
+    /// Gives a module `count` symbols at the start of the text, all with the same name of 500
+    /// letters.
     pub fn share_one_name(&mut self, module: Gva, count: u32) {
         let text = self.get64(module.wrapping_add(LAYOUTS));
         let mut entry = [0; 24];

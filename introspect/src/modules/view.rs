@@ -1,13 +1,13 @@
-//! Reads that are bounded all together.
+//! Reads of guest memory with a common bound.
 
 use std::cell::Cell;
 
 use super::ModulesError;
 use crate::{Gva, PagingState, PhysMemory, read_virt};
 
-/// Half a million symbols; the kernel of a desktop with all its modules has a fifth of that.
+/// Enough for half a million symbols; a desktop kernel with all modules has a fifth as many.
 const MAX_BYTES: usize = 128 << 20;
-/// What a read or a symbol costs at least, so that millions of short ones are not for free.
+/// The least cost of a read or a symbol, so that millions of short reads are not for free.
 const MIN_COST_BYTES: usize = 256;
 const PAGE_BYTES: u64 = 4096;
 
@@ -40,7 +40,7 @@ impl<'m> View<'m> {
         Ok(bytes)
     }
 
-    /// The bytes at `address`, `len` of them or as many as there are before a page that is missing.
+    /// The `len` bytes at `address`, or fewer if a page is missing.
     pub(super) fn bytes_up_to(
         &self,
         what: &'static str,
@@ -76,7 +76,7 @@ impl<'m> View<'m> {
         })
     }
 
-    /// Takes `len` bytes that are about to be read, or kept, from what one call may take.
+    /// Subtracts `len` bytes, to be read or kept, from the limit of a call.
     pub(super) fn spend(&self, len: usize) -> Result<(), ModulesError> {
         let limit = MAX_BYTES;
         let left = self.left.get().checked_sub(len.max(MIN_COST_BYTES));

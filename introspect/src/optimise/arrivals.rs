@@ -1,11 +1,11 @@
-//! Where execution can arrive other than from the instruction before.
+//! Addresses where execution can arrive other than from the instruction before.
 
 use std::ops::Range;
 
 use crate::Gva;
 
-/// Addresses that something may branch to, over-estimated: whatever is not one of them is reached only from the
-/// instruction in front of it.
+/// Possible branch targets, over-estimated: any other address is reached only from the instruction
+/// in front of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Arrivals {
     /// In order, each once.

@@ -1,13 +1,15 @@
-//! The kernel's exception table: which instructions may fault, and where it then goes on.
+//! The kernel's exception table: the instructions with possible faults, and the addresses to
+//! continue at.
 
 use crate::{Gva, ImageSource, SymbolTable};
 
-/// The distances to the instruction and to where it goes on, and what else to do. So since 4.6.
+/// The distances to the instruction and to the continuation, and the further action. The layout
+/// since 4.6.
 const ENTRY_BYTES: usize = 12;
 /// Today's kernels have some thousand entries.
 const MAX_TABLE_BYTES: u64 = 4 << 20;
 
-/// Instructions that may fault, and where the kernel goes on if they do.
+/// Instructions with possible faults, and the kernel's continuations after a fault.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Exceptions {
     /// By address.
@@ -17,7 +19,7 @@ pub(super) struct Exceptions {
 }
 
 impl Exceptions {
-    /// The table that `symbols` mark in `source`; `None` where there is none that can be read.
+    /// The table marked by `symbols` in `source`; `None` if the table is missing or unreadable.
     pub(super) fn read(source: &dyn ImageSource, symbols: &SymbolTable) -> Option<Self> {
         let start = symbols.address_of("__start___ex_table")?;
         let end = symbols.address_of("__stop___ex_table")?;
@@ -41,7 +43,7 @@ impl Exceptions {
         found
     }
 
-    /// An instruction among the `len` bytes from `at` on that has an entry.
+    /// An instruction with an entry among the `len` bytes from `at` on.
     pub(super) fn within(&self, at: Gva, len: u64) -> Option<Gva> {
         let first = self.instructions.partition_point(|entry| *entry < at);
         let found = *self.instructions.get(first)?;
@@ -49,7 +51,7 @@ impl Exceptions {
     }
 }
 
-/// What the distance stored at `offset` of an entry at `at` points to.
+/// The target of the distance at `offset` of an entry at `at`.
 fn relative(entry: &[u8], at: Gva, offset: usize) -> Option<Gva> {
     let bytes = entry.get(offset..offset + 4)?.try_into().ok()?;
     let here = at.wrapping_add(offset as u64);

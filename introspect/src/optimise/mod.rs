@@ -1,10 +1,11 @@
-//! Where a jump can stand for a probe.
+//! The addresses where a jump can serve as a probe.
 //!
-//! A probe that costs no exit is a jump of five bytes to a detour, which does what is asked and then what the
-//! instructions under the jump would have done. That may be more than one, so nothing may go to the middle of
-//! them, nobody may look their addresses up, and a detour must be able to hold each of them. [`Survey`] looks
-//! through a whole kernel once, and gives its [verdict](Survey::verdict) on any place: [`Optimisable`] or [`WhyNot`].
-//! `docs/optimisable.md` says what each check is for.
+//! A probe without VM exits is a jump of five bytes to a detour. The detour does the probe's work,
+//! and then the work of the instructions under the jump. The jump may cover more than one
+//! instruction, so no branch may go to the middle of the instructions, the kernel may not look
+//! their addresses up, and a detour must be able to hold each of them. [`Survey`] examines a whole
+//! kernel once, and gives the [verdict](Survey::verdict) on any address: [`Optimisable`] or
+//! [`WhyNot`]. `docs/optimisable.md` describes the purpose of each check.
 
 mod arrivals;
 mod exceptions;

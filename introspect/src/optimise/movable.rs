@@ -1,19 +1,20 @@
-//! Which instructions a detour can hold.
+//! The instructions that a detour can hold.
 //!
-//! More than [`relocation`] allows for a copy of a single instruction at an exit: the detour is made for its place, so
-//! operands and branches that are relative to RIP are counted anew, and the kernel has no entry in its exception table for
-//! an instruction in a region, so that a fault in one is a bug of the kernel in either place.
+//! A detour can hold more instructions than [`relocation`] allows for a copy of a single
+//! instruction at an exit. A detour is made for its address, so operands and branches relative to
+//! RIP are computed anew. The kernel's exception table has no entry for an instruction in a region,
+//! so a fault of the copy is a kernel bug, like a fault of the original.
 
 use iced_x86::{Code, FlowControl, Mnemonic, Register};
 
 use crate::insn::{Class, CpuidWords, Decoded, Reason, Relocation, classify, relocation};
 
-/// What a detour has to do for an instruction, and where it goes on.
+/// How a detour executes an instruction, and where execution continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Motion {
     /// The copy runs through to the next instruction, or branches.
     Through,
-    /// What is behind it is not reached through it.
+    /// The copy never continues to the next instruction.
     Ends,
     /// A direct call.
     Call,
@@ -24,13 +25,14 @@ pub(super) enum Motion {
 pub enum Fixed {
     /// `loop` and `jrcxz`: their targets are at most 127 bytes away.
     ShortBranch,
-    /// A call that is not a direct one.
+    /// An indirect call.
     IndirectCall,
-    /// `ud2` and its kind, and software interrupts: the kernel looks their address up.
+    /// `ud2` and the like, and software interrupts: the kernel looks their address up.
     Trap,
-    /// `endbr64`: an indirect branch may land there.
+    /// `endbr64`: an indirect branch may land on the instruction.
     Landing,
-    /// It changes or reads the state of the machine, may wait, or holds interrupts back; or nobody has looked.
+    /// The instruction changes or reads the state of the machine, may wait, or holds interrupts
+    /// back; or is not yet examined.
     System,
 }
 
@@ -92,9 +94,10 @@ pub(super) fn motion(decoded: &Decoded) -> Result<Motion, Fixed> {
     }
     let moves_along = match known {
         Class::Emulatable => !is_system(insn.mnemonic()) && !loads_segment(decoded),
-        // Only the emulator cares how they reach memory, or which registers they use.
+        // Only for the emulator do the kind of memory access and the registers matter.
         Class::MustStep(Reason::Locked | Reason::Repeated | Reason::Vector) => true,
-        // Whether the processor has it does not matter: it lacks it in either place.
+        // Whether the processor has the instruction does not matter: without it, the original fails
+        // too.
         Class::MustStep(_) => matches!(
             relocation(decoded, &CpuidWords::ALL),
             Relocation::Relocatable(_)
@@ -109,7 +112,7 @@ pub(super) fn motion(decoded: &Decoded) -> Result<Motion, Fixed> {
     }
 }
 
-/// What the emulator knows and a detour is not to hold.
+/// Instructions known to the emulator, but not allowed in a detour.
 const fn is_system(mnemonic: Mnemonic) -> bool {
     use Mnemonic as M;
     matches!(

@@ -1,4 +1,4 @@
-//! What is known of all code at once, so that a single place is judged by looking things up.
+//! Facts about all code, gathered once, so that a verdict on an address needs only look-ups.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use super::unfit::{Unfit, thunks, unfit};
 use crate::patchsites::patched_targets;
 use crate::{Gva, KernelImage, KernelLayout, SymbolTable};
 
-/// No function is looked at beyond this many bytes.
+/// The most bytes of a function to decode.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;
 
-/// All of a kernel's code, looked through once. Immutable; at link-time addresses.
+/// The facts about all of a kernel's code, gathered once. Immutable; at link-time addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Survey {
     /// In order; they do not overlap.
     pub(super) functions: Vec<Range<Gva>>,
     pub(super) arrivals: Arrivals,
-    /// `None` if there is no table: then nothing is known of what may fault.
+    /// `None` if no table is found: the instructions with possible faults are then unknown.
     pub(super) exceptions: Option<Exceptions>,
     /// In order.
     pub(super) undecodable: Vec<Gva>,
@@ -29,8 +29,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// Decodes every function of `image`, whose symbols at link-time addresses are `symbols`. Takes a second or less
-    /// for a stock kernel, and some megabytes while it lives.
+    /// Decodes every function of `image`; `symbols` are the image's symbols at link-time addresses.
+    /// The survey takes a second or less for a stock kernel, and occupies some megabytes.
     #[must_use]
     pub fn of_kernel(image: &KernelImage, symbols: &SymbolTable) -> Self {
         let code = code_of(image, symbols);
@@ -71,7 +71,7 @@ impl Survey {
     }
 }
 
-/// Where code may be: without labels, wherever the file holds anything.
+/// The ranges with possible code: without labels, all ranges held by the file.
 fn code_of(image: &KernelImage, symbols: &SymbolTable) -> Vec<Range<Gva>> {
     match KernelLayout::from_symbols(symbols) {
         Some(layout) => std::iter::once(layout.text).chain(layout.init).collect(),
@@ -84,7 +84,7 @@ fn code_of(image: &KernelImage, symbols: &SymbolTable) -> Vec<Range<Gva>> {
     }
 }
 
-/// What lies between two symbols of code.
+/// The ranges between neighbouring symbols of code.
 fn functions(symbols: &SymbolTable, code: &[Range<Gva>]) -> Vec<Range<Gva>> {
     let mut functions: Vec<Range<Gva>> = Vec::new();
     for symbol in symbols.iter().filter(|symbol| symbol.is_text()) {
@@ -100,7 +100,7 @@ fn functions(symbols: &SymbolTable, code: &[Range<Gva>]) -> Vec<Range<Gva>> {
     functions
 }
 
-/// The file's bytes of a function, as far as one is looked at; none if it does not hold so many.
+/// The file's bytes of a function, up to the limit; empty if the file does not hold all bytes.
 fn bytes_of<'i>(image: &'i KernelImage, function: &Range<Gva>) -> &'i [u8] {
     let len = function.end.0 - function.start.0;
     usize::try_from(len.min(MAX_FUNCTION_BYTES))

@@ -1,4 +1,4 @@
-//! One look at every instruction.
+//! A pass over every instruction.
 
 use std::ops::Range;
 
@@ -8,22 +8,24 @@ use super::tables::relative_targets;
 use crate::insn::{Decoded, decode};
 use crate::{Gva, ImageSource};
 
-/// A function whose tables have so many entries is not believed.
+/// The most table entries of a function. At the limit, the function's indirect jump counts as a
+/// jump to any instruction.
 const MAX_TABLED: usize = 1 << 16;
 
-/// What is found out function by function.
+/// The results of the pass, function by function.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    /// Where branches go, and every address of code that an instruction has in it.
+    /// The branch targets, and all code addresses in instructions.
     pub(super) arrivals: Vec<Gva>,
-    /// Where the bytes of a function stop being instructions, in the order of the functions.
+    /// The first undecodable or unreadable address of each function that has any, in the order of
+    /// the functions.
     pub(super) undecodable: Vec<Gva>,
-    /// Code inside functions whose address somebody takes who jumps indirectly, in no order: targets may be counted from
-    /// there.
+    /// Code addresses inside functions, taken by functions with an indirect jump, in no order: jump
+    /// targets may be counted from these addresses.
     pub(super) counted_from: Vec<Gva>,
 }
 
-/// What the sweep needs to know of the kernel around a function.
+/// The sweep's view of the kernel around a function.
 pub(super) struct Surroundings<'a> {
     pub(super) source: &'a dyn ImageSource,
     /// All code, and perhaps more.
@@ -44,7 +46,7 @@ impl Surroundings<'_> {
     }
 }
 
-/// The one of `functions`, which are in order, that holds `at`.
+/// The range of `functions`, which are in order, that holds `at`.
 pub(super) fn function_at(functions: &[Range<Gva>], at: Gva) -> Option<&Range<Gva>> {
     let behind = functions.partition_point(|found| found.start <= at);
     let function = functions[..behind].last()?;
@@ -52,7 +54,7 @@ pub(super) fn function_at(functions: &[Range<Gva>], at: Gva) -> Option<&Range<Gv
 }
 
 impl Sweep {
-    /// Takes in `function`. `bytes` are those of it that can be had.
+    /// Adds the results for `function`. `bytes` are the readable bytes of the function.
     pub(super) fn function(
         &mut self,
         around: &Surroundings<'_>,
@@ -66,7 +68,8 @@ impl Sweep {
         while at < bytes.len() {
             let here = function.start.wrapping_add(at as u64);
             let Ok(decoded) = decode(&bytes[at..], here) else {
-                // What follows is a guess, and too many branches are better than too few.
+                // From here on, instructions are a guess, and too many branches are better than too
+                // few.
                 stop = stop.or(Some(here));
                 at += 1;
                 continue;
@@ -89,8 +92,9 @@ impl Sweep {
         }
     }
 
-    /// A jump that is not direct goes to an address that is stored in the kernel's data, which is an arrival anyway, or
-    /// to one that is put together from one that an instruction mentions: a table of distances, or code itself.
+    /// An indirect jump goes to an address stored in the kernel's data, which is an arrival anyway,
+    /// or to an address computed from an address in an instruction: the address of a table of
+    /// distances, or of code.
     fn indirect_jump(
         &mut self,
         around: &Surroundings<'_>,
@@ -125,7 +129,8 @@ fn is_indirect_jump(around: &Surroundings<'_>, decoded: &Decoded) -> bool {
     }
 }
 
-/// The addresses that an instruction has in it, as immediates or as what a memory operand is relative to.
+/// Passes to `tell` the addresses in an instruction: immediates, and displacements of memory
+/// operands.
 fn mentioned(insn: &Instruction, mut tell: impl FnMut(Gva)) {
     for operand in 0..insn.op_count() {
         match insn.op_kind(operand) {

@@ -1,18 +1,19 @@
-//! Tables that indirect jumps take their targets from.
+//! Tables of targets of indirect jumps.
 //!
-//! Compilers make two kinds for `switch`: of addresses, and of distances from the table itself. Addresses are found
-//! wherever they are stored in the image, whoever uses them. For distances one must know where the table is.
+//! For `switch`, compilers make tables of addresses, and tables of distances from the table. A
+//! search of the whole image finds stored addresses, for any user of the table. Distances need the
+//! address of the table.
 
 use std::ops::Range;
 
 use crate::{Gva, ImageSource};
 
-/// A kernel's address stored as data has these upper bytes.
+/// The upper bytes of a kernel address stored as data.
 const UPPER_HALF: u32 = u32::MAX;
 const ENTRY_BYTES: usize = 4;
 const PIECE_BYTES: usize = 256;
 
-/// The addresses of code that are stored in `bytes`, aligned to 4 bytes.
+/// The addresses of code stored in `bytes`, aligned to 4 bytes.
 pub(super) fn stored_addresses<'b>(
     bytes: &'b [u8],
     code: &'b [Range<Gva>],
@@ -31,7 +32,8 @@ pub(super) fn stored_addresses<'b>(
     })
 }
 
-/// Where the distances at `table` lead to from there, as far as they lead into `function`; `most` of them.
+/// The targets of the distances at `table`, counted from the table, up to the first target outside
+/// `function`; at most `most`.
 pub(super) fn relative_targets(
     source: &dyn ImageSource,
     table: Gva,
@@ -42,7 +44,7 @@ pub(super) fn relative_targets(
     let mut piece = [0; PIECE_BYTES];
     while targets.len() < most {
         let at = table.wrapping_add((targets.len() * ENTRY_BYTES) as u64);
-        // The last ones of a section may be followed by less than a piece.
+        // Behind the last entries of a section, less than a piece may follow.
         let len = [PIECE_BYTES, ENTRY_BYTES]
             .into_iter()
             .find(|&len| source.read_linked(at, &mut piece[..len]).is_ok());

@@ -14,7 +14,7 @@ const PLAIN: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x53, 0x31, 0xc0, 0xc3];
 /// `mov eax, 1; ret`.
 const ONE: [u8; 6] = [0xb8, 1, 0, 0, 0, 0xc3];
 
-/// A kernel of a page of code and tables behind it.
+/// A kernel with a page of code and tables behind the code.
 struct Kernel {
     code: Vec<u8>,
     data: Vec<u8>,
@@ -37,7 +37,7 @@ impl Kernel {
         kernel
     }
 
-    /// One function, and an exception table without entries.
+    /// A kernel with one function and an empty exception table.
     fn of(code: &[u8]) -> (Self, Gva) {
         let mut kernel = Self::new();
         let at = kernel.function("f", code);
@@ -52,7 +52,7 @@ impl Kernel {
         at
     }
 
-    /// A jump to `target`, in a function of its own.
+    /// A jump to `target`, in a separate function.
     fn jump(&mut self, name: &str, target: Gva) {
         let behind = TEXT + self.code.len() as u64 + 5;
         let distance = target.0.wrapping_sub(behind).to_le_bytes();
@@ -133,7 +133,7 @@ fn whole_instructions_of_five_bytes_or_more() {
         0x85, 0xff, 0x74, 0x09, 0x65, 0x48, 0x8b, 0x04, 0x25, 0x28, 0, 0, 0, 0xc3, 0xc3,
     ];
     assert_eq!(verdict(&code), yes(13, 3));
-    // lock cmpxchg16b [rdi]; rdtsc: what the emulator does not know a detour may.
+    // lock cmpxchg16b [rdi]; rdtsc: unknown to the emulator, allowed in a detour.
     let code = [0xf0, 0x48, 0x0f, 0xc7, 0x0f, 0xc3];
     assert_eq!(verdict(&code), yes(5, 1));
     let code = [0x0f, 0x31, 0xf3, 0x48, 0xa5, 0xc3];
@@ -169,7 +169,7 @@ fn nothing_branches_into_it() {
     let code = [&PLAIN[..7], &[0x75, 0xfb, 0xc3]].concat();
     let (kernel, at) = Kernel::of(&code);
     assert_eq!(kernel.verdict(at), into(at.wrapping_add(4)));
-    // ..; jne f; and behind the region is not in it.
+    // ..; jne f; the address behind the region is outside.
     let code = [&PLAIN[..7], &[0x75, 0xf7, 0xc3]].concat();
     assert_eq!(verdict(&code), yes(5, 3));
     let code = [&PLAIN[..7], &[0x75, 0xfc, 0xc3]].concat();
@@ -231,7 +231,8 @@ fn no_replacement_of_an_alternative_leads_into_it() {
     assert_eq!(kernel.verdict(at), Err(WhyNot::BranchInto { to }));
 }
 
-/// A jump to wherever the table of distances at the address that an instruction has leads; and that address's place.
+/// A function with an indirect jump through the table of distances at `table`. Returns the
+/// function's address.
 fn jump_through_table(kernel: &mut Kernel, table: Gva) -> Gva {
     // push rbp; mov rbp, rsp; push rbx; lea rdx, [rip+table]; movsxd rax, [rdx+4*rax]; add rax, rdx; jmp rax
     let at = TEXT + kernel.code.len() as u64;
@@ -273,7 +274,7 @@ fn an_indirect_jump_that_counts_from_code_may_go_anywhere() {
     assert_eq!(at.wrapping_add(20), label);
     let unknown = Err(WhyNot::ComputedJump { from: label });
     assert_eq!(kernel.verdict(at), unknown);
-    // Without the jump it is an address like others.
+    // Without the jump, the label is an ordinary address.
     let (mut kernel, _) = Kernel::of(&ONE);
     let at = jump_through_table(&mut kernel, label);
     let jump = usize::try_from(at.0 - TEXT).expect("small") + 19;
@@ -329,7 +330,7 @@ fn a_call_that_is_off_is_judged_with_what_follows_it() {
     let (kernel, call) = Kernel::of(&[&nop[..], &PLAIN].concat());
     let then = call.wrapping_add(5);
     assert_eq!(judge(kernel, call), Ok(()));
-    // Who comes in behind the call does not come to its middle.
+    // A jump to the address behind the call does not go to the middle of the call.
     for (offset, is_good) in [(0, true), (2, false), (5, true)] {
         let (mut kernel, call) = Kernel::of(&[&nop[..], &PLAIN].concat());
         let to = call.wrapping_add(offset);
@@ -472,12 +473,12 @@ fn retpoline_is_optimisable_and_other_thunks_are_not() {
 
 #[test]
 fn a_function_that_cannot_be_followed_is_left_alone() {
-    // .. and an opcode that does not exist in 64-bit code.
+    // .. and an opcode missing in 64-bit code.
     let (kernel, at) = Kernel::of(&[&PLAIN[..], &[0x06, 0xc3]].concat());
     let stop = at.wrapping_add(PLAIN.len() as u64);
     let no = Err(WhyNot::Undecodable { at: stop });
     assert_eq!(kernel.verdict(at), no);
-    // What follows is decoded all the same: jne f+4, in another function.
+    // The bytes behind are decoded all the same: jne f+4, in another function.
     let (mut kernel, at) = Kernel::of(&PLAIN);
     kernel.function("g", &[0x06, 0x75, 0xf9, 0xc3]);
     let to = at.wrapping_add(4);
@@ -536,7 +537,7 @@ proptest! {
         }
     }
 
-    /// Where a region is allowed, a sweep from its function's start finds no branch into it.
+    /// If a region is allowed, a sweep from the function's start finds no branch into the region.
     #[test]
     fn a_region_is_never_branched_into(code in proptest::collection::vec(
         prop_oneof![Just(0x90), Just(0x75), Just(0xeb), Just(0x48), Just(0x89), 0xf0..=0xff_u8, 0..16_u8], 24..200,

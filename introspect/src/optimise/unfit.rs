@@ -1,4 +1,4 @@
-//! Code that no jump may be put into, whatever its instructions are.
+//! Code unfit for a jump, independent of its instructions.
 
 use std::ops::Range;
 
@@ -7,13 +7,16 @@ use crate::{Gva, SymbolTable};
 /// Why code is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unfit {
-    /// The kernel is entered and left through it, or as if: on page tables, stacks or segments of programs.
+    /// Entry and exit code of the kernel, or code run in the same state: on page tables, stacks or
+    /// segments of programs.
     Entry,
-    /// It runs at the addresses that it has before there are page tables, when a processor starts.
+    /// Code that runs at the start of a processor, at its addresses from before the page tables are
+    /// in use.
     Start,
-    /// The kernel copies it, and the copy runs elsewhere, or patches it without a table that says so.
+    /// Code copied by the kernel, with the copy run elsewhere, or code patched without an entry in
+    /// a table.
     Template,
-    /// Speculation is held back by where its instructions lie.
+    /// Code that holds back speculation by the positions of its instructions.
     Thunk,
 }
 
@@ -85,7 +88,7 @@ const NAMES: [(&str, Unfit); 28] = [
     ("call_depth_return_thunk", Unfit::Thunk),
 ];
 
-/// The stretches of such code that `symbols` name.
+/// The ranges of unfit code named by `symbols`.
 pub(super) fn unfit(symbols: &SymbolTable) -> Vec<(Range<Gva>, Unfit)> {
     let labelled = RANGES.iter().filter_map(|(start, end, why)| {
         let range = symbols.address_of(start)?..symbols.address_of(end)?;
@@ -100,7 +103,8 @@ pub(super) fn unfit(symbols: &SymbolTable) -> Vec<(Range<Gva>, Unfit)> {
     labelled.chain(named).collect()
 }
 
-/// Where an indirect jump is made for code that may not have one: a direct jump there goes wherever a register says.
+/// The thunks making an indirect jump for code without indirect jumps: a direct jump to a thunk
+/// goes to the address in a register.
 pub(super) fn thunks(symbols: &SymbolTable) -> Vec<Range<Gva>> {
     let named = symbols.matching("__x86_indirect_*");
     let thunks = named.filter_map(|symbol| Some(symbol.address..symbol.end()?));

@@ -1,4 +1,4 @@
-//! The verdict on one place.
+//! The verdict on an address.
 
 use std::ops::Range;
 
@@ -16,44 +16,46 @@ use crate::{Gva, PatchKind, PatchSites, PatchTime};
 
 /// `jmp rel32`.
 pub const JUMP_BYTES: usize = 5;
-/// No region is longer: four bytes, and one more instruction.
+/// The longest region: four bytes, and one more instruction.
 pub const MAX_REGION_BYTES: usize = JUMP_BYTES - 1 + MAX_LENGTH_BYTES;
 
 /// A jump can be put here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Optimisable {
-    /// Bytes from the place to the next instruction that stays: [`JUMP_BYTES`] to [`MAX_REGION_BYTES`].
+    /// Bytes from the jump to the next instruction left in place: [`JUMP_BYTES`] to
+    /// [`MAX_REGION_BYTES`].
     pub region_len: usize,
-    /// How many instructions a detour has to hold. With one, no thread can be inside the region. Padding behind the
-    /// last of them, which is in the region where that one does not go on to the next, does not count.
+    /// The number of instructions in the detour. With one instruction, no thread can be inside the
+    /// region. If the last instruction does not continue to the next, padding behind the last
+    /// instruction is in the region, but does not count.
     pub instructions: usize,
     /// The detour's last instruction never goes on to the next: no jump back is needed.
     pub ends: bool,
-    /// The kernel patches the region, once, while it boots: the verdict holds for the bytes at hand.
+    /// The kernel patches the region once, during boot: the verdict holds for the bytes at hand.
     pub boot_patched: bool,
 }
 
 /// Why no jump can be put at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Error)]
 pub enum WhyNot {
-    /// No function is known there.
+    /// No function is known at the address.
     #[error("no function is known there")]
     NoFunction,
-    /// It is code that is left alone.
+    /// The code is unfit for jumps.
     #[error("this code {}", .0.text())]
     Unfit(Unfit),
-    /// The function has bytes that are no instructions.
+    /// The function has bytes without an instruction.
     #[error(
         "the function cannot be decoded from {at} on, and may branch to what a jump would replace"
     )]
     Undecodable {
-        /// Where the first of them are.
+        /// The address of the first undecodable byte.
         at: Gva,
     },
-    /// Less than a jump's bytes are left of the function, or of what can be executed.
+    /// The rest of the function, or of the executable code, is shorter than a jump.
     #[error("the code ends after {bytes} bytes, and a jump takes 5")]
     TooShort {
-        /// How many are left.
+        /// The number of bytes left.
         bytes: usize,
     },
     /// An indirect jump may go anywhere in the function.
@@ -64,10 +66,10 @@ pub enum WhyNot {
         /// An address in the function.
         from: Gva,
     },
-    /// Something may go to the middle of what a jump would replace.
+    /// Execution may arrive in the middle of the instructions under the jump.
     #[error("something may branch to {to}, in the middle of what a jump would replace")]
     BranchInto {
-        /// Where to.
+        /// The address of the arrival.
         to: Gva,
     },
     /// The kernel has an exception-table entry for an instruction.
@@ -76,18 +78,19 @@ pub enum WhyNot {
         /// The instruction.
         at: Gva,
     },
-    /// The kernel has no exception table that can be read.
+    /// The kernel has no readable exception table.
     #[error("the kernel's exception table cannot be read")]
     NoExceptionTable,
-    /// The kernel patches an instruction, and may do so at any time.
+    /// The kernel patches an instruction, possibly at any time.
     #[error("the kernel patches the instruction at {at} while it runs ({kind:?})")]
     Patched {
-        /// The place that is patched.
+        /// The address of the patch site.
         at: Gva,
-        /// For what.
+        /// The kind of patching.
         kind: PatchKind,
     },
-    /// A call would return to the middle of what a jump would replace, or be one of several instructions.
+    /// A call would return to the middle of the instructions under the jump, or be one of several
+    /// instructions.
     #[error("there is a call at {at}, among other instructions that a jump would replace")]
     Call {
         /// The call.
@@ -104,7 +107,7 @@ pub enum WhyNot {
 }
 
 impl WhyNot {
-    /// The reason without its place, as one word.
+    /// The reason without the address, as one word.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -130,12 +133,13 @@ impl WhyNot {
 }
 
 impl Survey {
-    /// Whether the instructions from `at` on, where one begins, can be replaced by a jump. `code` is what lies there now:
-    /// [`MAX_REGION_BYTES`] of it, fewer at the end of the text. `sites` are at the same addresses as the survey.
+    /// Whether a jump can replace the instructions from `at` on; an instruction must begin at `at`.
+    /// `code` holds the current bytes at `at`: [`MAX_REGION_BYTES`] bytes, fewer at the end of the
+    /// text. `sites` are at the same addresses as the survey.
     ///
     /// # Errors
     ///
-    /// Why they cannot; of several reasons, the one that is looked at first.
+    /// The reason against a jump; of several reasons, the first in the order of the checks.
     pub fn verdict(&self, sites: &PatchSites, at: Gva, code: &[u8]) -> Result<Optimisable, WhyNot> {
         let (function, exceptions) = match self.known(at) {
             Err(WhyNot::Unfit(Unfit::Thunk)) if is_retpoline(code, at) => {
@@ -151,7 +155,7 @@ impl Survey {
         if let Some(to) = self.arrivals.inside(&(at..at.wrapping_add(len))) {
             return Err(WhyNot::BranchInto { to });
         }
-        // A region of one instruction has nothing in it that could be gone to.
+        // A region of one instruction has no inner instruction as a target.
         if region.instructions > 1
             && let Some(from) = first_in(&self.counted_from, function)
         {
@@ -163,8 +167,8 @@ impl Survey {
         })
     }
 
-    /// Whether the call of ftrace at `call`, while it is switched off, can be replaced by a jump to a detour that goes on
-    /// behind the instruction that follows it, `then`.
+    /// Whether a jump to a detour can replace the ftrace call at `call`, while the call is switched
+    /// off. The detour continues behind the next instruction, `then`.
     ///
     /// # Errors
     ///
@@ -189,9 +193,10 @@ impl Survey {
         }
     }
 
-    /// Whether the instruction at `at`, where one begins, can be executed in a detour to which its first byte leads, as an
-    /// `int3` does: nothing can be gone to in the middle of one byte. `code` is what lies there now; a retpoline is recognised only
-    /// if `code` reaches to the target of the call.
+    /// Whether a detour, reached through the first byte like an `int3`, can execute the instruction
+    /// at `at`; an instruction must begin at `at`. No branch can go to the middle of one byte.
+    /// `code` holds the current bytes at `at`; a retpoline is recognised only if `code` reaches to
+    /// the target of the call.
     ///
     /// # Errors
     ///
@@ -211,8 +216,9 @@ impl Survey {
         untouched(exceptions, sites, at, decoded.len() as u64).map(|_| ())
     }
 
-    /// Whether the call at `at`, with which a retpoline begins, can be replaced by a jump. A detour's call is followed by a trap for
-    /// speculation as well, and a detour jumps back behind the call, although a retpoline never returns there.
+    /// Whether a jump can replace the call at `at`, the first instruction of a retpoline. A
+    /// detour's call is also followed by a trap for speculation, and a detour jumps back behind the
+    /// call, although a retpoline never returns there.
     fn verdict_on_retpoline(&self, sites: &PatchSites, at: Gva) -> Result<Optimisable, WhyNot> {
         let len = JUMP_BYTES as u64;
         let exceptions = self.exceptions.as_ref().ok_or(WhyNot::NoExceptionTable)?;
@@ -237,7 +243,7 @@ impl Survey {
         }
     }
 
-    /// The function at `at`, which is not one that is left alone, and the kernel's exceptions.
+    /// The function at `at`, if the code is fit for a jump, and the kernel's exceptions.
     fn fit(&self, at: Gva) -> Result<(&Range<Gva>, &Exceptions), WhyNot> {
         let function = function_at(&self.functions, at).ok_or(WhyNot::NoFunction)?;
         if let Some((_, why)) = self.unfit.iter().find(|(range, _)| range.contains(&at)) {
@@ -248,8 +254,8 @@ impl Survey {
     }
 }
 
-/// Whether the kernel leaves `len` bytes at `at` alone while it runs, and does not look their addresses up. Says whether
-/// it patches them at boot.
+/// Checks that the kernel neither patches the `len` bytes at `at` at run time nor looks their
+/// addresses up. Returns whether the kernel patches the bytes at boot.
 fn untouched(
     exceptions: &Exceptions,
     sites: &PatchSites,
@@ -261,7 +267,7 @@ fn untouched(
     }
     let mut boot_patched = false;
     for site in sites.all_overlapping(at, len) {
-        // A lock prefix is put back when a second processor is switched on, whenever that is.
+        // The kernel restores a lock prefix when switching on a second processor, at any time.
         if site.kind.when() == PatchTime::Runtime || site.kind == PatchKind::SmpLock {
             let (at, kind) = (site.address, site.kind);
             return Err(WhyNot::Patched { at, kind });
@@ -271,7 +277,7 @@ fn untouched(
     Ok(boot_patched)
 }
 
-/// The first of `places`, which are in order, that lies in `range`.
+/// The first address of `places`, which are in order, inside `range`.
 fn first_in(places: &[Gva], range: &Range<Gva>) -> Option<Gva> {
     let first = places.partition_point(|place| *place < range.start);
     places

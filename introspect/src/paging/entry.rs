@@ -1,4 +1,4 @@
-//! One paging-structure entry.
+//! A paging-structure entry.
 
 use super::walk::{Level, PageSize};
 use crate::Gpa;
@@ -16,7 +16,7 @@ const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
 /// reserved.
 const LARGE_PAT: u64 = 1 << 12;
 
-/// An entry as it lies in memory.
+/// An entry as in memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(pub(super) u64);
 
@@ -54,13 +54,13 @@ impl Entry {
         Gpa(self.0 & ADDRESS)
     }
 
-    /// The page's address, of a leaf that maps `size`.
+    /// The page's address, for a leaf mapping `size`.
     pub(super) const fn frame(self, size: PageSize) -> Gpa {
         Gpa(self.0 & ADDRESS & !(size.bytes() - 1))
     }
 
-    /// The size of the page that this entry maps at `level`, or `None` when it points to another
-    /// table.
+    /// The size of the page mapped by the entry at `level`, or `None` if the entry points to
+    /// another table.
     pub(super) const fn leaf(self, level: Level) -> Option<PageSize> {
         match level {
             Level::Pt => Some(PageSize::Size4K),

@@ -1,8 +1,8 @@
-//! From guest-virtual to guest-physical, the way the processor walks its tables.
+//! Translation from guest-virtual to guest-physical, like the processor's page walk.
 //!
-//! [`walk()`] follows 4- and 5-level tables with 4 KiB, 2 MiB and 1 GiB pages and gathers the
-//! permissions that all levels together leave; [`read_virt`] reads through it page by page. Legacy
-//! 32-bit tables are not followed: a 64-bit guest leaves those modes within its first instructions.
+//! [`walk()`] follows 4- and 5-level tables with 4 KiB, 2 MiB and 1 GiB pages and combines the
+//! permissions of all levels; [`read_virt`] reads through the tables page by page. Legacy 32-bit
+//! tables are not followed: a 64-bit guest leaves 32-bit modes within the first instructions.
 
 mod entry;
 mod state;

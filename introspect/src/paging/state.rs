@@ -1,4 +1,4 @@
-//! The control registers that say how addresses are translated.
+//! The control registers of address translation.
 
 use crate::{Gpa, Gva};
 
@@ -10,16 +10,16 @@ const EFER_NXE: u64 = 1 << 11;
 /// Bits 51:12, which hold the table's address; below lie flags or the PCID, above reserved bits.
 const CR3_TABLE: u64 = 0x000f_ffff_ffff_f000;
 
-/// The registers of one vCPU that decide how it translates addresses.
+/// A vCPU's registers of address translation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PagingState {
-    /// CR0; only PG is looked at.
+    /// CR0; only PG is used.
     pub cr0: u64,
     /// CR3, PCID or cache flags and all.
     pub cr3: u64,
-    /// CR4; PAE and LA57 are looked at.
+    /// CR4; PAE and LA57 are used.
     pub cr4: u64,
-    /// EFER; LMA and NXE are looked at.
+    /// EFER; LMA and NXE are used.
     pub efer: u64,
 }
 
@@ -55,7 +55,7 @@ impl PagingState {
         self.cr0 & CR0_PG != 0
     }
 
-    /// Whether the tables are those of 64-bit mode.
+    /// Whether the tables have the format of 64-bit mode.
     #[must_use]
     pub const fn long_mode(&self) -> bool {
         self.efer & EFER_LMA != 0 && self.cr4 & CR4_PAE != 0
@@ -73,13 +73,13 @@ impl PagingState {
         self.cr4 & CR4_LA57 != 0
     }
 
-    /// Where the root table lies.
+    /// The address of the root table.
     #[must_use]
     pub const fn root(&self) -> Gpa {
         Gpa(self.cr3 & CR3_TABLE)
     }
 
-    /// Whether `gva` is an address that this many levels can translate.
+    /// Whether `gva` is canonical for the number of levels.
     #[must_use]
     pub const fn is_canonical(&self, gva: Gva) -> bool {
         let sign_bits = if self.five_levels() {

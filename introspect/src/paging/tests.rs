@@ -42,7 +42,7 @@ impl Tables {
         }
     }
 
-    /// Maps one page with `flags` in the leaf and `above` in the entries that lead to it.
+    /// Maps a page with `flags` in the leaf and `above` in the entries above.
     fn map(&mut self, gva: Gva, gpa: Gpa, size: PageSize, flags: u64, above: u64) {
         let (depth, large) = match size {
             PageSize::Size4K => (1, 0),
@@ -84,7 +84,7 @@ fn sizes() -> impl Strategy<Value = PageSize> {
     ]
 }
 
-/// Sign-extends, so that any number becomes an address that the levels can translate.
+/// Sign-extends, so that any number becomes a translatable address.
 fn canonical(number: u64, levels: u32) -> u64 {
     let unused = 64 - (12 + 9 * levels);
     ((number << unused).cast_signed() >> unused).cast_unsigned()

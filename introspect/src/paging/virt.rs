@@ -11,20 +11,20 @@ pub enum VirtReadError {
     /// A page of the range has no translation.
     #[error(transparent)]
     Walk(#[from] WalkFault),
-    /// A page of the range is mapped to where there is no memory.
+    /// A page of the range is mapped to an address without memory.
     #[error("{gva} is mapped to where there is no memory")]
     Unreadable {
         /// The first address of the page's part of the range.
         gva: Gva,
-        /// The read that failed.
+        /// The failed read.
         source: Unreadable,
     },
     /// The range runs past the end of the address space.
     #[error("the range of {len} bytes at {gva} wraps around")]
     Wraps {
-        /// Where the range begins.
+        /// The first address of the range.
         gva: Gva,
-        /// Its length in bytes.
+        /// The length of the range in bytes.
         len: usize,
     },
 }
@@ -33,7 +33,7 @@ pub enum VirtReadError {
 ///
 /// # Errors
 ///
-/// When any page of the range cannot be read; what `buf` then holds is unspecified.
+/// If any page of the range cannot be read; the contents of `buf` are then unspecified.
 pub fn read_virt<M: PhysMemory + ?Sized>(
     memory: &M,
     state: &PagingState,

@@ -1,4 +1,4 @@
-//! The walk itself.
+//! The page walk.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::{PagingState, entry::Entry};
 use crate::{Gpa, Gva, PhysMemory, Unreadable};
 
-/// With paging off a linear address is a physical one, and 32 bits wide.
+/// With paging off a linear address is the physical address, 32 bits wide.
 const UNPAGED_LIMIT: u64 = 1 << 32;
 
 /// A level of the paging structures, from the root down.
@@ -26,8 +26,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The lowest bit of the address that selects an entry at this level; the nine from there on
-    /// do.
+    /// The lowest of the nine address bits selecting an entry at the level.
     const fn shift(self) -> u32 {
         match self {
             Self::Pml5 => 48,
@@ -61,7 +60,7 @@ impl fmt::Display for Level {
     }
 }
 
-/// How much one leaf entry maps.
+/// The size of a leaf entry's page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PageSize {
     /// 4 KiB.
@@ -84,10 +83,10 @@ impl PageSize {
     }
 }
 
-/// Where a virtual address lies, and what may be done there.
+/// The physical address of a virtual address, and the permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Translation {
-    /// The guest-physical address of the very byte that was asked for.
+    /// The guest-physical address of the requested byte.
     pub gpa: Gpa,
     /// The size of the page; 4 KiB with paging off.
     pub page_size: PageSize,
@@ -97,11 +96,11 @@ pub struct Translation {
     pub user: bool,
     /// No level forbids execution.
     pub executable: bool,
-    /// The accessed bit is set at every level: the processor has used this translation.
+    /// The accessed bit is set at every level: the processor has used the translation.
     pub accessed: bool,
     /// The leaf's dirty bit is set.
     pub dirty: bool,
-    /// The leaf is global: it survives a change of CR3.
+    /// The leaf is global: the translation survives a change of CR3.
     pub global: bool,
 }
 
@@ -117,44 +116,45 @@ impl Translation {
 /// Why an address has no translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WalkFault {
-    /// The address is not one that the number of levels allows.
+    /// The address is not canonical for the number of levels; with paging off, the address is above
+    /// 4 GiB.
     #[error("{gva} is not a canonical address")]
     NonCanonical {
-        /// The address that was to be translated.
+        /// The address to translate.
         gva: Gva,
     },
     /// An entry's present bit is clear.
     #[error("{gva} is not mapped: its {level} entry is not present")]
     NotPresent {
-        /// The address that was to be translated.
+        /// The address to translate.
         gva: Gva,
-        /// The level that stopped the walk.
+        /// The last level of the walk.
         level: Level,
     },
     /// An entry has a reserved bit set.
     #[error("{gva} is not mapped: its {level} entry {entry:#x} has reserved bits set")]
     Reserved {
-        /// The address that was to be translated.
+        /// The address to translate.
         gva: Gva,
-        /// The level that stopped the walk.
+        /// The last level of the walk.
         level: Level,
         /// The entry as found.
         entry: u64,
     },
-    /// A table lies where there is no memory.
+    /// A table lies outside memory.
     #[error("{gva} cannot be translated: its {level} table lies outside memory")]
     Unreadable {
-        /// The address that was to be translated.
+        /// The address to translate.
         gva: Gva,
-        /// The level whose table could not be read.
+        /// The level of the unreadable table.
         level: Level,
-        /// The read that failed.
+        /// The failed read.
         source: Unreadable,
     },
     /// Paging is on, but with the tables of 32-bit protected mode.
     #[error("{gva} cannot be translated: 32-bit page tables are not supported")]
     LegacyTables {
-        /// The address that was to be translated.
+        /// The address to translate.
         gva: Gva,
     },
 }
@@ -162,7 +162,8 @@ pub enum WalkFault {
 /// Translates `gva` as a vCPU with the registers in `state` would, but without touching accessed or
 /// dirty bits.
 ///
-/// At most five reads. With paging off the address is its own translation below 4 GiB.
+/// At most five reads. With paging off, an address below 4 GiB translates to the same physical
+/// address.
 ///
 /// # Errors
 ///
@@ -233,20 +234,21 @@ pub fn walk<M: PhysMemory + ?Sized>(
     }
 }
 
-/// An entry of the paging structures, and where it lies.
+/// An entry of the paging structures, and the entry's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryAt {
-    /// Its guest-physical address.
+    /// The entry's guest-physical address.
     pub gpa: Gpa,
-    /// What is in it; nothing is assumed of it.
+    /// The entry's value, unchecked.
     pub value: u64,
 }
 
-/// The entry of `level` that translates `gva`, present or not. At most five reads.
+/// The entry of `level` for `gva`, present or not. At most five reads.
 ///
 /// # Errors
 ///
-/// See [`WalkFault`]; a page that is mapped above `level` is reported as its entry not being present there.
+/// See [`WalkFault`]; a page mapped above `level` gives [`WalkFault::NotPresent`] with the level of
+/// that page.
 pub fn entry_at<M: PhysMemory + ?Sized>(
     memory: &M,
     state: &PagingState,

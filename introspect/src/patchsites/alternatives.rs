@@ -6,7 +6,7 @@ use super::{
 };
 use crate::Gva;
 
-/// A range of code, and its possible replacement at boot.
+/// A range of code, and the possible replacement at boot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Alternative {
     pub(super) site: PatchSite,
@@ -14,7 +14,8 @@ pub(super) struct Alternative {
     pub(super) replacement_len: u8,
 }
 
-/// The layout of an entry. Every layout begins with the distances to the instruction and to its replacement.
+/// The layout of an entry. Every layout begins with the distances to the instruction and to the
+/// replacement.
 #[derive(Clone, Copy)]
 struct Layout {
     stride: usize,
@@ -40,7 +41,7 @@ const LAYOUTS: [Layout; 3] = [
     },
 ];
 
-/// Of 100 entries, this many must patch code with code.
+/// The least number of entries patching code with code, of 100.
 const MIN_PLAUSIBLE_PERCENT: usize = 90;
 
 /// The alternatives, read by the first plausible layout.

@@ -8,11 +8,12 @@ use super::{
 };
 use crate::{Gva, Symbol};
 
-/// A near call, jump or the nop in its place.
+/// A near call, a jump, or a nop in place of the branch.
 pub(crate) const BRANCH_BYTES: u8 = 5;
 const ENDBR_BYTES: u8 = 4;
-/// The trampoline of a static call: a branch, and three bytes that are never executed. Before patching the branch, the kernel
-/// compares these three bytes of its own text with a `ud1`, and panics if they differ.
+/// The trampoline of a static call: a branch, and three bytes never executed. Before patching the
+/// branch, the kernel compares the three bytes in the kernel text with a `ud1`, and panics if they
+/// differ.
 const TRAMPOLINE_BYTES: u8 = 8;
 const TRAMPOLINE_PREFIX: &str = "__SCT__";
 /// FineIBT rewrites the hash check in front of an indirect call; 16 bytes in the first kernels with FineIBT.
@@ -22,7 +23,8 @@ const CFI_CHECK_BYTES: u8 = 16;
 #[derive(Clone, Copy)]
 enum Length {
     Fixed(u8),
-    /// The length of the instruction there, or the given length if the instruction cannot be decoded.
+    /// The length of the instruction at the site, or the given length if the instruction cannot be
+    /// decoded.
     Instruction(u8),
 }
 
@@ -145,7 +147,8 @@ pub(crate) fn instruction_len(code: &[u8], address: Gva) -> Option<u8> {
     }
 }
 
-/// Reads absolute addresses of the calls to `__fentry__`. If the linker has dropped a function, its entry is zero.
+/// Reads absolute addresses of the calls to `__fentry__`. If the linker has dropped a function, the
+/// function's entry is zero.
 fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     let table = tables.between("__start_mcount_loc", "__stop_mcount_loc");
     let addresses = table.entries(8, 8).filter_map(|at| table.u64(at));
@@ -158,7 +161,7 @@ fn ftrace(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     sites.extend(addresses.map(call));
 }
 
-/// Finds the trampolines of static calls, for calls that are not patched in line.
+/// Finds the trampolines of static calls, for calls not patched in line.
 fn static_call_trampolines(tables: &Tables<'_>, sites: &mut Vec<PatchSite>) {
     let symbols = tables.symbols().matching("__SCT__*");
     sites.extend(symbols.filter_map(|symbol| static_call_trampoline(&symbol)));

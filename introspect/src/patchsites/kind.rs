@@ -3,7 +3,7 @@
 /// The kind of a patch site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PatchKind {
-    /// The call or nop that dynamic ftrace switches on and off.
+    /// The call or nop switched on and off by dynamic ftrace.
     Ftrace,
     /// A static key's jump or nop.
     JumpLabel,
@@ -11,7 +11,7 @@ pub enum PatchKind {
     StaticCall,
     /// An alternative for some processor feature.
     Alternative,
-    /// A lock prefix that a kernel with one processor drops, and restores for a second processor.
+    /// A lock prefix, dropped by a kernel with one processor, and restored for a second processor.
     SmpLock,
     /// An indirect branch through a retpoline.
     Retpoline,
@@ -21,11 +21,11 @@ pub enum PatchKind {
     Paravirt,
     /// An `endbr64` without any use.
     Endbr,
-    /// A direct call that call-depth tracking redirects.
+    /// A direct call redirected by call-depth tracking.
     CallThunk,
     /// An indirect call's control-flow check, or the hash in front of a function.
     Cfi,
-    /// An immediate that is set once, to a pointer or a shift known at boot only.
+    /// An immediate set once, to a pointer or a shift known at boot only.
     RuntimeConst,
 }
 

@@ -3,16 +3,16 @@
 use super::{PatchKind, PatchTime, formats, tables::Tables};
 use crate::{Gva, ImageSource, Module, SymbolTable};
 
-/// A site that the kernel patches.
+/// A site patched by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PatchSite {
-    /// The first byte that may be written.
+    /// The address of the first byte of the patch.
     pub address: Gva,
-    /// The number of bytes that may be written, from the address on.
+    /// The largest number of patched bytes, from the address on.
     pub len: u8,
     /// The kind of patching.
     pub kind: PatchKind,
-    /// The target of the jump that the kernel may write there, of a jump label.
+    /// For a jump label, the target of the jump.
     pub target: Option<Gva>,
 }
 
@@ -34,7 +34,7 @@ pub struct PatchSites {
 }
 
 impl PatchSites {
-    /// Reads all tables that `symbols`, at link-time addresses, mark in `source`.
+    /// Reads all tables in `source` marked by `symbols`, at link-time addresses.
     #[must_use]
     pub fn read(source: &dyn ImageSource, symbols: &SymbolTable) -> Self {
         let tables = Tables::new(source, symbols);
@@ -66,7 +66,8 @@ impl PatchSites {
         self.sites.iter().copied()
     }
 
-    /// A site that shares a byte with the `len` bytes at `address`: a site patched at run time if any, else the first site.
+    /// A site sharing a byte with the `len` bytes at `address`: a site patched at run time if any,
+    /// else the first site.
     #[must_use]
     pub fn overlapping(&self, address: Gva, len: u64) -> Option<PatchSite> {
         let runtime = |site: &PatchSite| site.kind.when() == PatchTime::Runtime;
@@ -80,7 +81,7 @@ impl PatchSites {
         first
     }
 
-    /// All sites that share a byte with the `len` bytes at `address`, in address order.
+    /// All sites sharing a byte with the `len` bytes at `address`, in address order.
     pub fn all_overlapping(&self, address: Gva, len: u64) -> impl Iterator<Item = PatchSite> + '_ {
         let earliest = address.0.saturating_sub(u64::from(self.longest));
         let start = self.sites.partition_point(|site| site.address.0 < earliest);

@@ -5,7 +5,7 @@ use crate::{Gva, ImageSource, KernelLayout, SymbolTable};
 /// The largest table, of calls for call-depth tracking, takes 1.1 MB in today's kernels.
 const MAX_TABLE_BYTES: u64 = 16 << 20;
 
-/// An image with the labels that mark its tables.
+/// An image and the labels of the tables.
 pub(super) struct Tables<'s> {
     source: &'s dyn ImageSource,
     symbols: &'s SymbolTable,
@@ -81,7 +81,7 @@ impl Table {
         self.bytes.len()
     }
 
-    /// The offsets of entries that take `stride` bytes each; the last may lack its padding, but has
+    /// The offsets of entries of `stride` bytes each; the last may lack the padding, but has
     /// at least `needed` bytes.
     pub(super) fn entries(&self, stride: usize, needed: usize) -> impl Iterator<Item = usize> + '_ {
         (0..self.bytes.len())

@@ -139,7 +139,7 @@ fn the_other_tables() {
     kernel.table("__parainstructions", "__parainstructions_end", |kernel| {
         kernel.absolute(0x40);
         kernel.bytes.extend([3, 7, 0, 0, 0, 0, 0, 0]);
-        // The last entry lacks its padding.
+        // The last entry lacks the padding.
         kernel.absolute(0x50);
         kernel.bytes.extend([3, 6, 0, 0]);
     });

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Gva;
 
-/// No kernel has nearly as many; what lies beyond is hostile or damaged, and dropped.
+/// More symbols than any kernel has; further symbols are hostile or damaged, and dropped.
 const MAX_SYMBOLS: usize = 4_000_000;
 /// Bytes of all names together.
 const MAX_NAME_BYTES: usize = 256 << 20;
@@ -18,7 +18,7 @@ const MAX_MODULES: usize = 4096;
 
 /// Gathers symbols for a [`SymbolTable`].
 ///
-/// Bounded: what goes beyond the limits is dropped, and [`push`](Self::push) says so.
+/// Bounded: symbols beyond the limits are dropped, and [`push`](Self::push) returns `false`.
 #[derive(Clone, Debug, Default)]
 pub struct SymbolTableBuilder {
     names: String,
@@ -27,19 +27,20 @@ pub struct SymbolTableBuilder {
 }
 
 impl SymbolTableBuilder {
-    /// Nothing gathered yet.
+    /// A builder without symbols.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a symbol of the kernel proper; `kind` is nm's letter. `false` when it was dropped: an
-    /// empty or overlong name, a letter that is not ASCII, or too many symbols.
+    /// Adds a symbol of the kernel proper; `kind` is nm's letter. Returns `false` if the symbol is
+    /// dropped: an empty or overlong name, a letter outside ASCII, or too many symbols.
     pub fn push(&mut self, address: Gva, kind: char, name: &str) -> bool {
         self.push_entry(address, kind, name, KERNEL)
     }
 
-    /// Adds a symbol of `module`; `false` when it was dropped, as in [`push`](Self::push).
+    /// Adds a symbol of `module`; returns `false` if the symbol is dropped, as in
+    /// [`push`](Self::push).
     pub fn push_module(&mut self, module: &str, address: Gva, kind: char, name: &str) -> bool {
         let known = self.modules.iter().rposition(|known| &**known == module);
         let index = match known {
@@ -71,13 +72,13 @@ impl SymbolTableBuilder {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the builder has no symbols.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Sorts and indexes what was gathered.
+    /// Sorts and indexes the gathered symbols.
     #[must_use]
     pub fn build(self) -> SymbolTable {
         let Self {

@@ -1,15 +1,15 @@
 //! Shell patterns over symbol names.
 
-/// Whether `pattern` matches all of `name`. `*` stands for any run of characters, `?` for one,
-/// `[a-z_]` for one of a set and `[!…]` or `[^…]` for one outside it; a `[` that is never closed
-/// stands for itself.
+/// Whether `pattern` matches all of `name`. `*` matches any run of characters, `?` any character,
+/// `[a-z_]` a character of a set and `[!…]` or `[^…]` a character outside a set; a `[` without a
+/// `]` matches a `[`.
 ///
 /// Takes at most the product of the two lengths in steps.
 #[must_use]
 pub fn glob_matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);
-    // Where to go on when a character does not match: behind the last star, one character further.
+    // The positions to continue from after a mismatch: behind the last star, one character further.
     let mut retry: Option<(usize, usize)> = None;
     loop {
         if pattern.get(p) == Some(&b'*') {
@@ -37,7 +37,7 @@ pub fn glob_matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// Matches one byte against the head of `pattern`; gives how much of the pattern that used up.
+/// Matches a byte against the head of `pattern`; returns the length of the matching head.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     let (&head, rest) = pattern.split_first()?;
     match head {
@@ -51,8 +51,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// Whether `byte` is in the set whose text begins behind the `[`, and how long that text is with
-/// its `]`.
+/// Whether `byte` is in the set with `text` behind the `[`, and the length of the set's text
+/// including the `]`.
 fn set(text: &[u8], byte: u8) -> Option<(bool, usize)> {
     let negated = matches!(text.first(), Some(b'!' | b'^'));
     let first = usize::from(negated);

@@ -2,8 +2,8 @@
 //!
 //! A [`SymbolTable`] is built once, from kallsyms or an ELF symbol table, and then only read: by
 //! address for display, by name or pattern for probes, and by likeness when a name was mistyped.
-//! [`SymbolTable::rebased`] moves a table made from an image to where the guest's KASLR has put its
-//! kernel.
+//! [`SymbolTable::rebased`] moves a table made from an image to the addresses chosen by the guest's
+//! KASLR.
 
 mod builder;
 mod glob;

@@ -1,13 +1,13 @@
-//! Which of several symbols is meant: at one address for display, under one name for a lookup.
+//! The choice between several symbols: at one address for display, under one name for a lookup.
 
-/// Names that stand in front of or beside a function and are never what a reader expects to see.
+/// Name prefixes of symbols in front of or beside a function, which no reader expects to see.
 const MACHINE_MADE: [&str; 6] = ["__pfx_", "__cfi_", ".", "__ia32_", "__UNIQUE_ID_", "__key."];
-/// How labels that the linker script puts around sections begin, and how they end.
+/// The prefixes and suffixes of the linker script's labels around sections.
 const LABEL_PREFIXES: [&str; 2] = ["__start_", "__stop_"];
 const LABEL_SUFFIXES: [&str; 2] = ["_start", "_end"];
 
-/// Orders symbols at one address: the least is the one to show. The name itself breaks ties, so
-/// that the choice does not depend on the order in which the symbols came.
+/// Orders symbols at one address: the least is the symbol to show. The name breaks ties, so that
+/// the choice does not depend on the order of input.
 pub(super) fn for_display(kind: u8, name: &str) -> (bool, bool, bool, bool, usize) {
     let label = LABEL_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || LABEL_SUFFIXES.iter().any(|suffix| name.ends_with(suffix));
@@ -21,7 +21,7 @@ pub(super) fn for_display(kind: u8, name: &str) -> (bool, bool, bool, bool, usiz
     )
 }
 
-/// Orders symbols of one name: the least is the one that a plain lookup gives.
+/// Orders symbols of one name: a plain lookup returns the least.
 pub(super) fn for_lookup(kind: u8) -> (bool, bool) {
     (!is_text(kind), !is_global(kind))
 }
@@ -34,7 +34,8 @@ pub(super) const fn is_text(kind: u8) -> bool {
     matches!(kind, b'T' | b't' | b'W' | b'w')
 }
 
-/// Absolute symbols are numbers, offsets of per-CPU variables for one: no address resolves to them.
+/// Absolute symbols are numbers, for example offsets of per-CPU variables: no address resolves to
+/// an absolute symbol.
 pub(super) const fn is_absolute(kind: u8) -> bool {
     matches!(kind, b'A' | b'a')
 }

@@ -1,15 +1,16 @@
-//! Names that are like a mistyped one.
+//! Names similar to a mistyped name.
 
 use super::rank;
 
-/// A longer name is cut before it is compared; its head decides.
+/// The compared length of a name: the head of a longer name decides.
 const MAX_COMPARED: usize = 96;
-/// A substring hit counts as this many edits, and one more for every so many characters around it.
+/// The edits for a substring hit; every `CHARACTERS_PER_EDIT` characters around the substring count
+/// as one more edit.
 const SUBSTRING_EDITS: usize = 1;
 const CHARACTERS_PER_EDIT: usize = 6;
 
-/// The `n` most similar of `names` (each with whether it is text, which wins among equals), without
-/// duplicates. Looks at each name once; the work per name is bounded by the lengths.
+/// The `n` most similar of `names`, without duplicates. Each name comes with a flag for text, and
+/// text wins among equals. Looks at each name once; the work per name is bounded by the lengths.
 pub(super) fn nearest<'a>(
     wanted: &str,
     names: impl Iterator<Item = (&'a str, bool)>,
@@ -47,7 +48,7 @@ fn head(name: &str) -> &[u8] {
     &name.as_bytes()[..name.len().min(MAX_COMPARED)]
 }
 
-/// The score of a name that holds what was typed, or `None`. Very short pieces are in everything.
+/// The score of a name containing `wanted`, or `None`. Very short pieces occur in every name.
 fn substring_edits(wanted: &[u8], name: &str) -> Option<usize> {
     let around = name.len().checked_sub(wanted.len())?;
     if wanted.len() < 3
@@ -70,8 +71,8 @@ struct Rows {
 }
 
 impl Rows {
-    /// Insertions, deletions, substitutions and swaps of neighbours that lead from `a` to `b`,
-    /// letter case aside, or `None` when they are more than `limit`.
+    /// The number of insertions, deletions, substitutions and swaps of neighbours from `a` to `b`,
+    /// letter case aside; `None` if more than `limit`.
     fn distance(&mut self, a: &[u8], b: &[u8], limit: usize) -> Option<usize> {
         if a.len().abs_diff(b.len()) > limit {
             return None;

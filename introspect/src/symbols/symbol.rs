@@ -1,4 +1,4 @@
-//! One symbol, and a place relative to one.
+//! A symbol, and an address relative to a symbol.
 
 use std::{fmt, sync::Arc};
 
@@ -7,27 +7,27 @@ use crate::Gva;
 /// A named address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Symbol {
-    /// Where it begins.
+    /// The address of the first byte.
     pub address: Gva,
-    /// Bytes to the next symbol at a higher address, padding included; 0 when that is not known.
+    /// Bytes to the next symbol at a higher address, padding included; 0 if unknown.
     pub size: u64,
-    /// The type letter that nm(1) prints: `T` global text, `t` local text, `D`, `d`, `B`, `R`, `A`
-    /// absolute, …
+    /// The type letter of nm(1): `T` global text, `t` local text, `D`, `d`, `B`, `R`, `A` absolute,
+    /// and others.
     pub kind: char,
     /// The name, without a module.
     pub name: String,
-    /// The module it belongs to; `None` for the kernel proper.
+    /// The symbol's module; `None` for the kernel proper.
     pub module: Option<Arc<str>>,
 }
 
 impl Symbol {
-    /// Whether it names code.
+    /// Whether the symbol names code.
     #[must_use]
     pub const fn is_text(&self) -> bool {
         matches!(self.kind, 'T' | 't' | 'W' | 'w')
     }
 
-    /// The first address behind it, when its size is known.
+    /// The first address behind the symbol; `None` if the size is unknown.
     #[must_use]
     pub fn end(&self) -> Option<Gva> {
         if self.size == 0 {
@@ -49,7 +49,7 @@ impl fmt::Display for Symbol {
     }
 }
 
-/// An address as a symbol and a distance from it.
+/// An address as a symbol and a distance from the symbol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SymbolOffset {
     /// The symbol at or below the address.

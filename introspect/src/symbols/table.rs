@@ -1,15 +1,15 @@
-//! The table: 24 bytes a symbol, the names in one string.
+//! The symbol table: 24 bytes per symbol, the names in one string.
 
 use std::sync::Arc;
 
 use super::{Symbol, SymbolOffset, glob_matches, rank, suggest};
 use crate::Gva;
 
-/// The module index of symbols that belong to the kernel proper.
+/// The module index of the kernel's own symbols.
 pub(super) const KERNEL: u16 = u16::MAX;
 
-/// Addresses from here on are the kernel's, and move with it; those below are per-CPU offsets and
-/// constants.
+/// The lowest kernel address. Addresses from here on move with the kernel; lower addresses are
+/// per-CPU offsets and constants.
 const KERNEL_HALF: u64 = 1 << 63;
 
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +37,14 @@ impl Entry {
 pub struct SymbolTable {
     /// By address; at one address the symbol to show comes first.
     entries: Arc<[Entry]>,
-    /// Indices into `entries`, by name; of one name the symbol that a lookup gives comes first.
+    /// Indices into `entries`, by name; of one name, the result of a lookup comes first.
     by_name: Arc<[u32]>,
     names: Arc<str>,
     modules: Arc<[Arc<str>]>,
 }
 
 impl SymbolTable {
-    /// `entries` in the order of the field of that name.
+    /// Makes a table of `entries`, sorted like the field `entries`.
     pub(super) fn from_sorted(
         entries: Vec<Entry>,
         names: Arc<str>,
@@ -74,14 +74,14 @@ impl SymbolTable {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table has no symbols.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// The symbol called `name`. Of several, text goes before data, global before local, low before
-    /// high: ask [`lookup_all`](Self::lookup_all) whether it is the only one.
+    /// high; [`lookup_all`](Self::lookup_all) returns all of them.
     #[must_use]
     pub fn lookup(&self, name: &str) -> Option<Symbol> {
         self.named(name)
@@ -97,8 +97,8 @@ impl SymbolTable {
             .map(|&index| Gva(self.entries[index as usize].address))
     }
 
-    /// All symbols called `name`, the one that [`lookup`](Self::lookup) gives first. Static
-    /// functions of different files may share a name.
+    /// All symbols called `name`, the result of [`lookup`](Self::lookup) first. Static functions of
+    /// different files may share a name.
     #[must_use]
     pub fn lookup_all(&self, name: &str) -> Vec<Symbol> {
         self.named(name)
@@ -107,9 +107,9 @@ impl SymbolTable {
             .collect()
     }
 
-    /// The symbol that `address` lies in, and how far. Where several begin at one address the most
-    /// readable is chosen, always the same. `None` below the first symbol, past the last, and in
-    /// the per-CPU offsets.
+    /// The symbol that holds `address`, and the offset in the symbol. If several symbols begin at
+    /// the same address, the result is always the same, the most readable. `None` below the first
+    /// symbol, past the last, and in the per-CPU offsets.
     #[must_use]
     pub fn resolve(&self, address: Gva) -> Option<SymbolOffset> {
         let after = self
@@ -125,14 +125,14 @@ impl SymbolTable {
         (offset == 0 || offset < symbol.size).then_some(SymbolOffset { symbol, offset })
     }
 
-    /// The symbols whose names match a pattern of `*`, `?` and `[a-z]`, in address order.
+    /// The symbols with names matching a pattern of `*`, `?` and `[a-z]`, in address order.
     pub fn matching<'t>(&'t self, pattern: &'t str) -> impl Iterator<Item = Symbol> + 't {
         (0..self.entries.len())
             .filter(move |&index| glob_matches(pattern, self.entries[index].name(&self.names)))
             .map(|index| self.symbol(index))
     }
 
-    /// At most `n` names that somebody who typed `name` may have meant, the likeliest first.
+    /// At most `n` names similar to a mistyped `name`, the likeliest first.
     #[must_use]
     pub fn nearest_names(&self, name: &str, n: usize) -> Vec<String> {
         let names = self.by_name.iter().map(|&index| {
@@ -143,8 +143,8 @@ impl SymbolTable {
     }
 
     /// The same symbols after the kernel has moved by `slide` bytes. Per-CPU offsets and absolute
-    /// numbers, which lie in the lower half, stay, and so do the symbols of modules: those were
-    /// found where they are.
+    /// numbers, in the lower half, stay. The symbols of modules stay too: they were found at
+    /// run-time addresses.
     #[must_use]
     pub fn rebased(&self, slide: i64) -> Self {
         let moved = |entry: &Entry| {
@@ -168,9 +168,8 @@ impl SymbolTable {
         Self::from_sorted(entries, Arc::clone(&self.names), Arc::clone(&self.modules))
     }
 
-    /// The same symbols, those called text outside `is_code` made data. The letters come from the
-    /// flags of the section that a symbol was linked into, and some kernels have an executable
-    /// `.data`.
+    /// The same symbols, with text symbols outside `is_code` made data. The letters come from the
+    /// flags of the symbol's section, and some kernels have an executable `.data`.
     pub(crate) fn with_text_only_in(self, is_code: impl Fn(Gva) -> bool) -> Self {
         let wrong = |entry: &Entry| rank::is_text(entry.kind) && !is_code(Gva(entry.address));
         if !self.entries.iter().any(wrong) {

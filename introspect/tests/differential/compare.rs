@@ -7,12 +7,12 @@ use crate::generate::{Case, Layout};
 use crate::machine::{Machine, Region};
 use crate::native::{After, Native};
 
-/// Where the emulator and the processor disagree, in words.
+/// The differences between the emulator and the processor, in words.
 #[derive(Debug)]
 pub(crate) struct Disagreement(pub(crate) String);
 
-/// Runs a case on both. `None` if the emulator refuses the instruction in this state: then the processor does not run the
-/// instruction.
+/// Runs a case on the emulator and on the processor. `None` if the emulator refuses the instruction
+/// in the case's state: then the processor does not run the instruction.
 pub(crate) fn both(
     case: &Case,
     layout: &Layout,
@@ -42,7 +42,7 @@ pub(crate) fn both(
     })
 }
 
-/// The machine that emulates the case.
+/// The emulator's machine for the case.
 fn machine_of(case: &Case, layout: &Layout) -> Machine {
     let data = Region {
         start: layout.data,
@@ -52,7 +52,8 @@ fn machine_of(case: &Case, layout: &Layout) -> Machine {
     Machine {
         gprs: case.gprs,
         rflags: case.rflags,
-        // The host's own FS is in use: what goes through it faults here, and is not run.
+        // The host's own FS is in use: an access through FS faults here, and the instruction is not
+        // run.
         fs: 1 << 62,
         gs: layout.data,
         features: Features {
@@ -74,7 +75,7 @@ fn agree(case: &Case, emulated: &After, real: &After) -> bool {
         && emulated.rflags & defined == real.rflags & defined
 }
 
-/// The flags that the manuals leave open after this instruction.
+/// The flags left undefined in the manuals after the instruction.
 fn undefined_flags(case: &Case) -> u64 {
     let insn = case.decoded.instruction();
     let undefined = insn.rflags_undefined() | undefined_after_full_turn(insn);
@@ -92,8 +93,9 @@ fn undefined_flags(case: &Case) -> u64 {
     .sum()
 }
 
-/// A rotation through the carry by all of its 9 or 17 bits, said in the instruction, is one by more than one bit: OF is
-/// undefined, and Intel's processors set it. `iced` counts it as none.
+/// A rotation through the carry by all 9 or 17 bits, from an immediate count, is a rotation by more
+/// than one bit: OF is undefined, and Intel's processors set OF. `iced` counts a full turn as no
+/// rotation.
 fn undefined_after_full_turn(insn: &Instruction) -> u32 {
     let rotates = matches!(insn.mnemonic(), Mnemonic::Rcl | Mnemonic::Rcr);
     let by_immediate = insn.op1_kind() == OpKind::Immediate8;

@@ -6,7 +6,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register}
 
 use crate::random::Random;
 
-/// Where things are.
+/// The addresses of code and data.
 pub(crate) struct Layout {
     pub(crate) instruction: u64,
     pub(crate) target: u64,
@@ -14,7 +14,7 @@ pub(crate) struct Layout {
     pub(crate) data_bytes: usize,
 }
 
-/// An instruction and the state to run it in.
+/// An instruction and the state before the run.
 pub(crate) struct Case {
     pub(crate) decoded: Decoded,
     pub(crate) gprs: [u64; 16],
@@ -24,7 +24,7 @@ pub(crate) struct Case {
 
 const DIRECTION: u64 = 1 << 10;
 const STATUS_AND_DIRECTION: u64 = 0xcd5;
-/// What the kernel runs programs with: interrupts on, and the bit that is always set.
+/// The kernel's flags for programs: interrupts on, and the fixed bit.
 const BASE_FLAGS: u64 = 0x202;
 
 /// A random case; `None` when the bytes are not an instruction to be emulated.
@@ -57,7 +57,7 @@ pub(crate) fn state(mut bytes: Vec<u8>, random: &mut Random, layout: &Layout) ->
     Some(case)
 }
 
-/// Prefixes, an opcode of one of the maps, and more bytes than any instruction has.
+/// Prefixes, an opcode of an opcode map, and more bytes than any instruction has.
 fn bytes(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (prefix, chances) in [(0x66, 4), (0x67, 8), (0x65, 8), (0x2e, 16), (0xf0, 12)] {
@@ -130,7 +130,7 @@ impl Case {
         self.gprs[register.full_register().number()] = value;
     }
 
-    /// Makes the state such that the instruction has something to work on.
+    /// Sets the state to give the instruction valid operands.
     fn meet(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
         let insn = *self.decoded.instruction();
         if insn.is_string_instruction() {
@@ -149,7 +149,7 @@ impl Case {
         }
         match insn.mnemonic() {
             Mnemonic::Leave => self.set(Register::RBP, middle + random.below(64)),
-            // Quotients that fit.
+            // Quotients within range.
             Mnemonic::Div | Mnemonic::Idiv => {
                 let high = random.next() >> 64u64.saturating_sub(random.below(60)).min(63);
                 let sign = if random.one_in(2) { u64::MAX } else { 0 };
@@ -163,7 +163,7 @@ impl Case {
                 let count = random.below(3) | (random.below(2) << 32);
                 self.set(Register::RCX, count);
             }
-            // Bit numbers that stay within the data, whatever the operand's size.
+            // Bit numbers within the data, for any operand size.
             Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc
                 if insn.op1_kind() == OpKind::Register =>
             {
@@ -185,7 +185,7 @@ impl Case {
         self.aim_indirect(layout);
     }
 
-    /// Sets base and index so that the memory operand is near the middle of the data.
+    /// Sets base and index for a memory operand near the middle of the data.
     fn point(&mut self, random: &mut Random, layout: &Layout, middle: u64) {
         let insn = *self.decoded.instruction();
         let (base, index) = (insn.memory_base(), insn.memory_index());
@@ -201,7 +201,7 @@ impl Case {
         if is_gpr(base) && is_gpr(index) && base.full_register() != index.full_register() {
             let value = random.value();
             self.set(index, value);
-            // An index of 32 bits is used without what is above it.
+            // A 32-bit index is used without the upper bits.
             let used = if index.size() == 4 {
                 value & 0xffff_ffff
             } else {
@@ -223,7 +223,7 @@ impl Case {
         }
     }
 
-    /// Puts the branch target where an indirect branch or a return looks for it.
+    /// Puts the branch target in the operand of an indirect branch, or on the stack for a return.
     fn aim_indirect(&mut self, layout: &Layout) {
         let insn = *self.decoded.instruction();
         match insn.flow_control() {
@@ -241,14 +241,14 @@ impl Case {
             _ => {}
         }
         if matches!(insn.mnemonic(), Mnemonic::Popf | Mnemonic::Popfq) {
-            // Without the flags that trap, or that the host's kernel would trip over.
+            // Without trap flags, and without flags harmful to the host's kernel.
             let rsp = self.gprs[Gpr::Rsp.number()];
             let image = self.gprs[0] & 0x20_3ed5;
             self.store(layout, rsp, image);
         }
     }
 
-    /// Where the memory operand is, by iced's reckoning.
+    /// The address of the memory operand, computed by iced.
     fn address(&self, layout: &Layout) -> Option<u64> {
         self.decoded
             .instruction()

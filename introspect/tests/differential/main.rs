@@ -1,8 +1,9 @@
-//! The emulator against the processor that the tests run on.
+//! The emulator against the processor of the test's host.
 //!
-//! Random instructions that the emulator claims are run by both, from the same state, and
-//! must agree in every register, every defined flag, every byte of memory and where they go.
-//! What the emulator refuses in the state at hand is not run, so that the test stays alive.
+//! The emulator and the processor run random instructions, from the same state, if the emulator
+//! claims them. Both must agree in every register, every defined flag, every byte of memory and the
+//! next address. If the emulator refuses an instruction in the given state, the processor does not
+//! run the instruction, so that the test stays alive.
 
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
@@ -23,11 +24,11 @@ use random::Random;
 const DATA_BYTES: usize = 1024;
 const TRIES: usize = 2_000_000;
 
-/// At least so many mnemonics run: all that are emulated, but for those that need privileges,
-/// that only newer processors have, or whose encoding random bytes seldom hit.
+/// The least number of mnemonics to run: all emulated mnemonics, except privileged mnemonics,
+/// mnemonics of newer processors only, and encodings that random bytes seldom hit.
 const LEAST_MNEMONICS: usize = 145;
 
-/// So often, at least, each of them runs.
+/// The least number of runs of each mnemonic.
 const LEAST_RUNS: usize = 20;
 
 #[test]

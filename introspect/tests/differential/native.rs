@@ -1,24 +1,24 @@
-//! Runs one instruction on the host's processor.
+//! Runs an instruction on the host's processor.
 
 #![expect(unsafe_code, reason = "it runs bytes as code")]
 
 use std::ptr;
 use std::sync::{Mutex, MutexGuard};
 
-/// Where on the code page the instruction is, and where branches are made to go.
+/// The offsets on the code page of the instruction and of the branch target.
 pub(crate) const INSTRUCTION_OFFSET: usize = 0x100;
 pub(crate) const TARGET_OFFSET: usize = 0x180;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Registers on the way in and out, at offsets that the assembly below knows.
+/// Registers before and after the run, at offsets known to the assembly below.
 #[repr(C)]
 struct Context {
     gprs: [u64; 16],
     rflags: u64,
     host_rsp: u64,
     instruction: u64,
-    /// Set by the stub that was reached: 1 behind the instruction, 2 at the branch target.
+    /// Set by the reached stub: 1 behind the instruction, 2 at the branch target.
     reached: u64,
 }
 
@@ -32,8 +32,8 @@ static mut CONTEXT: Context = Context {
 
 static IN_USE: Mutex<()> = Mutex::new(());
 
-// Neither way may touch a register or a flag that it has loaded or not yet stored, so all
-// goes through `CONTEXT`, found from RIP.
+// Entry and exit must not touch a register or flag already loaded or not yet stored, so all values
+// go through `CONTEXT`, found from RIP.
 std::arch::global_asm!(
     ".globl hyprobe_test_enter",
     "hyprobe_test_enter:",
@@ -107,18 +107,18 @@ unsafe extern "C" {
     fn hyprobe_test_leave_target();
 }
 
-/// What the processor made of an instruction.
+/// The processor's state after an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct After {
     pub(crate) gprs: [u64; 16],
     pub(crate) rflags: u64,
-    /// Whether it went to [`Native::target`] instead of on.
+    /// Whether the instruction branched to [`Native::target`].
     pub(crate) branched: bool,
 }
 
 /// The host's processor, with a page to run code from and memory for the code to work on.
 ///
-/// Both lie below 2 GiB, so that every way of addressing reaches them. GS starts at the data.
+/// Both lie below 2 GiB, within reach of every addressing mode. GS starts at the data.
 pub(crate) struct Native {
     code: *mut u8,
     data: *mut u8,
@@ -151,17 +151,17 @@ impl Native {
         native
     }
 
-    /// Where the instruction runs.
+    /// The address of the instruction.
     pub(crate) fn instruction(&self) -> u64 {
         self.code as u64 + INSTRUCTION_OFFSET as u64
     }
 
-    /// Where branches may go.
+    /// The address of the branch target.
     pub(crate) fn target(&self) -> u64 {
         self.code as u64 + TARGET_OFFSET as u64
     }
 
-    /// Where the data begin.
+    /// The address of the data.
     pub(crate) fn data(&self) -> u64 {
         self.data as u64
     }
@@ -212,7 +212,7 @@ impl Native {
         }
     }
 
-    /// Puts `jmp [rip]` and the address behind it on the code page.
+    /// Puts `jmp [rip]` and then the address on the code page.
     fn put_stub(&self, offset: usize, address: u64) {
         let mut stub = [0xff, 0x25, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         stub[6..].copy_from_slice(&address.to_le_bytes());

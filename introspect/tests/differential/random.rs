@@ -1,4 +1,4 @@
-//! Numbers that are the same in every run.
+//! Random numbers, the same in every run.
 
 /// A xorshift generator.
 pub(crate) struct Random(pub(crate) u64);

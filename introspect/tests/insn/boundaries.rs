@@ -1,4 +1,4 @@
-//! Where instructions begin.
+//! Boundaries of instructions.
 
 use hyprobe_introspect::Gva;
 use hyprobe_introspect::insn::{DecodeError, NotABoundary, boundaries, check_boundary, decode};

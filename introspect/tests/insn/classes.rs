@@ -1,4 +1,4 @@
-//! Which instructions the hardware must run, and what to look out for.
+//! The instructions that the hardware must run, with the reasons, and emulated instructions.
 
 use hyprobe_introspect::insn::{Class, Reason, classify};
 

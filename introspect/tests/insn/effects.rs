@@ -1,4 +1,4 @@
-//! Nothing or everything: faults, atomic accesses, instructions decoded elsewhere.
+//! All or no effects: faults, atomic accesses, instructions decoded elsewhere.
 
 use hyprobe_introspect::Gva;
 use hyprobe_introspect::insn::{Access, Fault, Gpr, Outcome, Reason, decode, emulate_decoded};
@@ -108,7 +108,7 @@ fn a_read_to_be_written_faults_at_the_first_page_that_forbids_it() {
 
 #[test]
 fn a_repeated_move_that_faults_on_the_way_is_the_hardwares() {
-    // It has moved what comes before, and tells in RCX how much is left.
+    // The hardware has moved the elements before the fault; RCX holds the number left.
     let machine = kernel()
         .with(Gpr::Rsi, DATA)
         .with(Gpr::Rdi, END - 4)

@@ -5,7 +5,7 @@ use hyprobe_introspect::insn::{
     Access, Cpu, Fault, Features, Gpr, Msr, Segment, System, SystemChanges,
 };
 
-/// A stretch of memory. What lies between stretches is not mapped.
+/// A region of memory. Addresses between regions are not mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub(crate) start: u64,
@@ -23,14 +23,14 @@ pub(crate) struct Machine {
     pub(crate) gs: u64,
     pub(crate) privilege_level: u8,
     pub(crate) features: Features,
-    /// Without it there is nothing for system instructions to go by.
+    /// `None` if system instructions have no state to read.
     pub(crate) system: Option<System>,
     pub(crate) star: u64,
     pub(crate) kernel_gs: u64,
-    /// What system instructions have changed; nothing of it takes effect here.
+    /// The changes by system instructions, without effect on the machine.
     pub(crate) changes: SystemChanges,
     pub(crate) memory: Vec<Region>,
-    /// How many atomic exchanges are still to be lost to another processor.
+    /// The number of atomic exchanges still to be lost to another processor.
     pub(crate) races: usize,
 }
 
@@ -53,7 +53,7 @@ impl Machine {
         }
     }
 
-    /// The region and the index in it of each byte of an access.
+    /// The region, and the index in the region, of each byte of an access.
     fn locate(&self, at: Gva, len: usize, access: Access) -> Result<Vec<(usize, usize)>, Fault> {
         (0..len as u64)
             .map(|offset| self.locate_byte(at.wrapping_add(offset), access))

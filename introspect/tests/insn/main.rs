@@ -23,7 +23,7 @@ const DATA_BYTES: usize = 0x200;
 /// In the middle of the data.
 const STACK: u64 = DATA + 0x100;
 
-/// The instruction that `hex` says, after checking that it is the one `text` says.
+/// The instruction with the bytes `hex`, after a check that `text` is the instruction.
 fn assembled(text: &str, hex: &str) -> Decoded {
     let bytes: Vec<u8> = hex
         .split_whitespace()
@@ -83,14 +83,14 @@ impl Machine {
         u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
     }
 
-    /// The machine after an instruction that must complete.
+    /// The machine after an instruction; the instruction must complete.
     fn after(mut self, text: &str, hex: &str) -> Self {
         let decoded = assembled(text, hex);
         assert_eq!(emulate(&mut self, decoded.bytes()), Outcome::Done, "{text}");
         self
     }
 
-    /// What keeps an instruction from completing; checks that it changes nothing.
+    /// The outcome of an incomplete instruction; checks that the instruction changes nothing.
     fn refused(mut self, text: &str, hex: &str) -> Outcome {
         let decoded = assembled(text, hex);
         let before = self.clone();

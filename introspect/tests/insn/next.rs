@@ -1,4 +1,4 @@
-//! Where a processor can be after an instruction.
+//! The places where a processor can be after an instruction.
 
 use hyprobe_introspect::insn::{Gpr, Next, next_places, tables_after};
 use hyprobe_introspect::{Gva, PagingState};
@@ -41,7 +41,7 @@ fn branches_go_where_they_say() {
         places(kernel(), "call 0xffffffff81000105", "e8 00 01 00 00"),
         [at(CODE + 0x105)]
     );
-    // Either the transaction begins, or it has been aborted.
+    // Either the transaction begins, or has been aborted.
     assert_eq!(
         places(kernel(), "xbegin 0xffffffff81000106", "c7 f8 00 01 00 00"),
         [at(CODE + 6), at(CODE + 0x106)]
@@ -72,7 +72,7 @@ fn targets_in_registers_and_memory_are_read() {
         ),
         [at(0x10_1122_3344)]
     );
-    // What cannot be read raises a fault.
+    // An unreadable operand raises a fault.
     let unmapped = kernel().with(Gpr::Rax, 0x1000);
     assert!(places(unmapped, "jmp qword ptr [rax]", "ff 20").is_empty());
 }

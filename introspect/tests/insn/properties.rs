@@ -1,4 +1,4 @@
-//! Whatever the bytes and the state: no panic, and what is refused changed nothing.
+//! For any bytes and any state: no panic, and a refused instruction changes nothing.
 
 use hyprobe_introspect::Gva;
 use hyprobe_introspect::insn::{
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::machine::{Machine, Region};
 use super::{CODE, DATA, DATA_BYTES};
 
-/// Bytes that begin with the prefixes and opcodes of real code more often than chance has it.
+/// Bytes with prefixes and opcodes of real code at the start, more often than by chance.
 fn code_bytes() -> impl Strategy<Value = Vec<u8>> {
     let prefixes = vec(
         prop::sample::select(vec![0x66, 0x67, 0x65, 0x64, 0x2e, 0xf0, 0xf2, 0xf3]),
@@ -22,7 +22,7 @@ fn code_bytes() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|(prefixes, maps, rest)| [prefixes, maps, rest].concat())
 }
 
-/// Registers that are small, anything, or point into the data.
+/// Registers with small values, any values, or pointers into the data.
 fn register() -> impl Strategy<Value = u64> {
     prop_oneof![
         0..64_u64,

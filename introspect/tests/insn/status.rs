@@ -1,4 +1,4 @@
-//! The flags register, and what depends on the privilege level.
+//! The flags register, and instructions dependent on the privilege level.
 
 use hyprobe_introspect::insn::{Gpr, Outcome, Reason};
 

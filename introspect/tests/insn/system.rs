@@ -21,7 +21,7 @@ pub(crate) const USER_CODE: u16 = 0x33;
 /// In the local table.
 pub(crate) const LOCAL_CODE: u16 = 0x7;
 
-/// Linux's, as far as it matters here.
+/// Linux's descriptors, as far as needed here.
 const DESCRIPTORS: [u64; 7] = [
     0,
     0x00cf_9b00_0000_ffff,
@@ -32,7 +32,7 @@ const DESCRIPTORS: [u64; 7] = [
     0x00af_fb00_0000_ffff,
 ];
 
-/// A flat segment, as its descriptor says.
+/// A flat segment, as in the descriptor.
 pub(crate) fn flat(selector: u16, attributes: u16) -> SegmentRegister {
     SegmentRegister {
         selector,
@@ -213,7 +213,7 @@ fn the_stack_segment_casts_a_shadow() {
 fn segments_that_would_fault_or_change_the_table_are_left_to_the_hardware() {
     let machine = |selector: u16| linux().with(Gpr::Rax, selector.into());
     let refused = Outcome::Unsupported(Reason::Segment);
-    // Behind the table, code that is no data, asked for with less privilege than it needs.
+    // Behind the table, code instead of data, a request with too little privilege.
     for selector in [0x38, KERNEL_CODE, KERNEL_DATA | 3, 0xf] {
         let outcome = machine(selector).refused("mov es, eax", "8e c0");
         assert_eq!(outcome, refused, "{selector:#x}");

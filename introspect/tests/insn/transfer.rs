@@ -15,13 +15,13 @@ const NESTED_TASK: u64 = 1 << 14;
 const RESUME: u64 = 1 << 16;
 const VIRTUAL_8086: u64 = 1 << 17;
 const ALIGNMENT: u64 = 1 << 18;
-/// All but TF, VM and what is reserved.
+/// All but TF, VM and the reserved bits.
 const LOADED: u64 = 0x3d_7ed7;
 
 const USER_RIP: u64 = 0x0040_1000;
 const USER_RSP: u64 = 0x7ffd_1000;
 
-/// What `iretq` finds on the stack.
+/// The stack frame of `iretq`.
 #[derive(Clone, Copy)]
 struct Frame {
     rip: u64,
@@ -56,7 +56,7 @@ fn interrupted(frame: Frame) -> Machine {
     } = frame;
     linux()
         .holding(STACK, rip)
-        // What is pushed with a selector may be anything.
+        // The bits above a pushed selector may have any value.
         .holding(STACK + 8, 0xdead_0000 | u64::from(cs))
         .holding(STACK + 16, rflags)
         .holding(STACK + 24, rsp)
@@ -111,7 +111,7 @@ fn into_a_program_of_64_or_32_bits() {
     let segments = after.changes.segments.expect("they change");
     assert_eq!(segments.cs, flat(USER_CODE_32, 0xc0fb));
 
-    // Linux gives no program one, but a descriptor of the local table is as good.
+    // Linux gives programs no local descriptor, but a descriptor of the local table works equally.
     let local = Frame {
         cs: LOCAL_CODE,
         ..TO_USER
@@ -201,7 +201,7 @@ fn what_faults_traps_or_switches_tasks_is_left_to_the_hardware() {
     );
     let rip = 1 << 47;
     assert_eq!(of(Frame { rip, ..TO_USER }), Reason::BranchNotCanonical);
-    // Null, behind the table, data, 32 bits in the kernel, a level that does not fit.
+    // Null, behind the table, data, 32 bits in the kernel, a mismatched level.
     for cs in [0, 3, 0x3b, USER_DATA, 8, KERNEL_CODE | 3, USER_CODE & !3] {
         let reason = of(Frame { cs, ..TO_USER });
         assert_eq!(reason, Reason::InterruptReturn, "{cs:#x}");
@@ -210,7 +210,7 @@ fn what_faults_traps_or_switches_tasks_is_left_to_the_hardware() {
         let reason = of(Frame { ss, ..TO_USER });
         assert_eq!(reason, Reason::InterruptReturn, "{ss:#x}");
     }
-    // No such memory: the fault unmasks NMIs, which only the hardware does.
+    // Unmapped stack: the fault unmasks NMIs, which only the hardware does.
     let lost = interrupted(TO_USER).with(Gpr::Rsp, 0x1000);
     assert_eq!(refused(lost), Reason::InterruptReturn);
     let no_table = interrupted(TO_USER).with_system(|system| {
@@ -232,7 +232,7 @@ fn descriptors_that_are_not_as_they_were_left_are_left_to_the_hardware() {
         let machine = interrupted(TO_USER).with_descriptor(6, descriptor);
         assert_eq!(refused(machine), Reason::InterruptReturn, "{descriptor:#x}");
     }
-    // A stack that is read-only, grows down, has 16 bits.
+    // A stack segment that is read-only, grows down or has 16 bits.
     for descriptor in [
         0x00cf_f100_0000_ffff,
         0x00cf_f700_0000_ffff,
@@ -258,7 +258,8 @@ fn the_kernels_data_is_out_of_reach_for_programs() {
     assert_eq!((segments.ds.selector, segments.ds.usable), (0, false));
     assert_eq!(segments.es, flat(USER_DATA, 0xc0f3));
     assert_eq!(segments.fs.base, 0x1234);
-    // What becomes of the base of FS or GS, and of null selectors other than 0, is the processor's.
+    // The effect on the base of FS or GS, and on null selectors other than 0, differs between
+    // processors.
     let odd = [
         with(|segments| segments.fs = flat(KERNEL_DATA, 0xc093)),
         with(|segments| segments.gs = flat(KERNEL_DATA, 0xc093)),

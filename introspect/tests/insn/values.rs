@@ -1,4 +1,4 @@
-//! Addresses, segments and sizes; what the processor of the host is not asked about.
+//! Addresses, segments and sizes: tests without the host's processor.
 
 use hyprobe_introspect::insn::{Gpr, Outcome, Reason};
 

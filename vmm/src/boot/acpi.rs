@@ -1,5 +1,5 @@
-//! The ACPI tables: hardware-reduced, so that there is neither PIC nor PIT nor PM timer to look
-//! for, and no event block to poll.
+//! The ACPI tables: hardware-reduced, with neither PIC nor PIT nor PM timer to look for, and no
+//! event block to poll.
 //!
 //! RSDP → XSDT → { FADT → DSDT, MADT }. The DSDT names the processors, the sleep state S5,
 //! COM1 and the CMOS clock.
@@ -23,7 +23,7 @@ use crate::devices::{
     ACPI_SLEEP_STATUS_PORT, CMOS_INDEX_PORT, CMOS_PORTS, COM_PORTS, COM1_GSI, COM1_PORT,
 };
 
-/// The most vCPUs that can be described: APIC ids are one byte, and 0xff means "all of them".
+/// Largest number of vCPUs in the tables: APIC ids are a single byte, and 0xff addresses all APICs.
 pub const MAX_VCPUS: u8 = 254;
 
 const OEM_ID: [u8; 6] = *b"HYPROB";
@@ -34,12 +34,12 @@ const HYPERVISOR_ID: [u8; 8] = *b"HYPROBE ";
 const TABLE_ALIGN_BYTES: usize = 64;
 const DSDT_REVISION: u8 = 2;
 const SDT_HEADER_BYTES: u32 = 36;
-/// FADT boot flags: there is no VGA. The flags for legacy devices and for an 8042 are clear, so
-/// that the kernel does not spend time on probing for them.
+/// FADT boot flags: there is no VGA. The flags for legacy devices and for an 8042 are clear: the
+/// kernel then spends no time on probing for the devices.
 const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
-/// Where the century is in CMOS.
+/// The CMOS register of the century.
 const CMOS_CENTURY: u8 = 0x32;
-/// The kernel changes the ids to be distinct from the CPUs'; start with what it would choose.
+/// The kernel changes the ids to differ from the CPUs' ids. The tables start with the kernel's choice.
 const IOAPIC_ID: u8 = 0;
 
 /// Why the ACPI tables could not be written.
@@ -51,12 +51,12 @@ pub enum AcpiError {
         /// The number asked for.
         vcpus: u8,
     },
-    /// The guest has no RAM there.
+    /// The guest has no RAM at the tables' address.
     #[error("cannot write the ACPI tables to guest-physical 0x{gpa:x}; give the guest more memory")]
     Write {
         /// The address.
         gpa: u64,
-        /// What the memory said.
+        /// The cause.
         source: GuestMemoryError,
     },
 }
@@ -95,7 +95,7 @@ pub fn write_acpi_tables(memory: &GuestMemoryMmap, vcpus: u8) -> Result<GuestAdd
     Ok(ACPI_GPA)
 }
 
-/// The tables' bytes, the RSDP's place at the front.
+/// The tables' bytes, with room for the RSDP at the front.
 struct TableArea {
     bytes: Vec<u8>,
 }
@@ -202,7 +202,8 @@ fn com1(aml: &mut dyn AmlSink) {
     Device::new("_SB_.COM1".into(), vec![&hid, &uid, &crs]).to_aml_bytes(aml);
 }
 
-/// Without it the kernel makes up a clock of its own, with an interrupt that does not exist.
+/// The CMOS clock. If the DSDT lacks the clock, the kernel makes up a clock of its own, with an
+/// interrupt that does not exist.
 fn rtc(aml: &mut dyn AmlSink) {
     let ports = IO::new(CMOS_INDEX_PORT, CMOS_INDEX_PORT, 1, CMOS_PORTS);
     let resources = ResourceTemplate::new(vec![&ports]);

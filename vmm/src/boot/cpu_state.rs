@@ -50,11 +50,11 @@ pub struct CpuStateError {
     source: GuestMemoryError,
 }
 
-/// Writes the GDT, an empty IDT entry and the identity page tables that [`set_boot_sregs`] names.
+/// Writes the GDT, an empty IDT entry and the identity page tables for [`set_boot_sregs`].
 ///
 /// # Errors
 ///
-/// When the guest has no RAM there.
+/// When the guest has no RAM at the addresses of the tables.
 pub fn write_boot_tables(memory: &GuestMemoryMmap) -> Result<(), CpuStateError> {
     // The TSS descriptor takes two entries in 64-bit mode.
     let gdt = [
@@ -90,8 +90,8 @@ pub fn boot_regs(entry: GuestAddress, zero_page: GuestAddress) -> kvm_regs {
     }
 }
 
-/// Turns a freshly created boot CPU's system registers into those that enter the kernel; what is
-/// not part of the boot protocol (the APIC base) stays.
+/// Sets the system registers of a new boot CPU for the entry to the kernel. Registers outside the
+/// boot protocol (the APIC base) stay unchanged.
 pub fn set_boot_sregs(sregs: &mut kvm_sregs) {
     sregs.cs = code_segment();
     let data = data_segment();

@@ -1,4 +1,4 @@
-//! The setup header of a bzImage, read from a file that may hold anything.
+//! The setup header of a bzImage, read from a file with arbitrary content.
 
 use std::mem::{offset_of, size_of};
 use std::ops::Range;
@@ -15,18 +15,18 @@ const HEADER_MAGIC: u32 = u32::from_le_bytes(*b"HdrS");
 /// The header's length is the target of the short jump in front of it, counted from here.
 const JUMP_BASE: usize = offset_of!(boot_params, hdr.header);
 const SECTOR_BYTES: usize = 512;
-/// What `setup_sects == 0` stands for.
+/// Number of setup sectors if `setup_sects` is zero.
 const DEFAULT_SETUP_SECTS: u8 = 4;
 /// The first protocol version with `payload_offset` and `payload_length` (Linux 2.6.26).
 const MIN_PROTOCOL_VERSION: u16 = 0x0208;
-/// The version that brought `xloadflags` and with it the 64-bit entry point (Linux 3.8).
+/// The first version with `xloadflags`, and so with the 64-bit entry point (Linux 3.8).
 const XLOADFLAGS_VERSION: u16 = 0x020c;
 const XLF_KERNEL_64: u16 = 1;
 /// "A loader without an assigned number".
 const LOADER_UNDEFINED: u8 = 0xff;
 const LOADED_HIGH: u8 = 1;
 
-/// Default of `initrd_addr_max`, and what the boot protocol names for kernels that do not say.
+/// Default of `initrd_addr_max`, as the boot protocol defines for kernels without the field.
 const DEFAULT_INITRD_ADDR_MAX: u32 = 0x37ff_ffff;
 /// Longest command line of every x86 kernel since 2.6.
 const DEFAULT_CMDLINE_BYTES: u32 = 2047;
@@ -39,7 +39,7 @@ pub enum HeaderError {
     /// The magic numbers of a bzImage are missing.
     #[error("it has no bzImage setup header (\"HdrS\" at offset 0x202)")]
     Missing,
-    /// The file ends within its setup code or its payload.
+    /// The file ends within the setup code or the payload.
     #[error("it is truncated: it has 0x{have:x} bytes, at least 0x{needed:x} belong to it")]
     Truncated {
         /// Where the setup code or the payload ends.
@@ -47,10 +47,10 @@ pub enum HeaderError {
         /// Bytes in the file.
         have: u64,
     },
-    /// The header says that there is no payload.
+    /// The header names no payload.
     #[error("its setup header names no payload")]
     NoPayload,
-    /// A kernel older than anything this can boot.
+    /// The kernel is too old for the VMM to boot.
     #[error("its boot protocol version 0x{version:x} is too old, 0x0208 or later is needed")]
     TooOld {
         /// The version found.
@@ -93,7 +93,7 @@ impl SetupHeader {
         if version < MIN_PROTOCOL_VERSION {
             return Err(HeaderError::TooOld { version });
         }
-        // What lies behind the header is code, not fields of a later version.
+        // The bytes behind the header are code, not fields of a later version.
         let jump = image.get(JUMP_BASE - 1).copied().unwrap_or_default();
         let end = (JUMP_BASE + usize::from(jump))
             .min(HEADER_OFFSET + HEADER_BYTES)
@@ -110,8 +110,8 @@ impl SetupHeader {
         Ok(header)
     }
 
-    /// The header for a kernel that came as a bare ELF file, with what every x86-64 kernel of the
-    /// last ten years would say.
+    /// The header for a kernel in a bare ELF file, with the values of every x86-64 kernel of the
+    /// last ten years.
     #[must_use]
     pub fn for_elf() -> Self {
         let mut header = Self {
@@ -144,11 +144,11 @@ impl SetupHeader {
         (usize::from(sectors) + 1) * SECTOR_BYTES
     }
 
-    /// Where in `image`, whose header this is, the compressed kernel lies.
+    /// The range of the compressed kernel in `image`, the file of the header.
     ///
     /// # Errors
     ///
-    /// When there is none, or `image` ends before it does.
+    /// When the header names no payload, or `image` ends before the payload does.
     pub fn payload_range(&self, image: &[u8]) -> Result<Range<usize>, HeaderError> {
         let bytes = self.u32(at!(payload_length));
         if bytes == 0 {
@@ -163,13 +163,13 @@ impl SetupHeader {
         }
     }
 
-    /// The address that the kernel would like to be loaded to; zero if it does not say.
+    /// The kernel's preferred load address; zero if the header names no address.
     #[must_use]
     pub fn pref_address(&self) -> u64 {
         u64::from_le_bytes(self.get(at!(pref_address)))
     }
 
-    /// Bytes the kernel needs from its load address on until it can read its memory map.
+    /// Bytes that the kernel needs from the load address on, until the kernel can read the memory map.
     #[must_use]
     pub fn init_size(&self) -> u32 {
         self.u32(at!(init_size))
@@ -199,7 +199,7 @@ impl SetupHeader {
         }
     }
 
-    /// Fills in what the boot loader tells the kernel.
+    /// Fills in the boot loader's fields.
     pub(super) fn set_loader_fields(&mut self, cmdline_gpa: u32, initrd_gpa: u32, initrd: u32) {
         self.set(at!(type_of_loader), &[LOADER_UNDEFINED]);
         self.raw[at!(loadflags)] |= LOADED_HIGH;
@@ -208,7 +208,7 @@ impl SetupHeader {
         self.set(at!(ramdisk_size), &initrd.to_le_bytes());
     }
 
-    /// The header's bytes, as they lie in the file and in the zero page.
+    /// The header's bytes, as in the file and in the zero page.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.raw
@@ -233,7 +233,7 @@ impl SetupHeader {
     }
 }
 
-/// A length in a file, as an offset of the formats is.
+/// Converts a length to the width of a file offset.
 fn wide(len: usize) -> u64 {
     u64::try_from(len).unwrap_or(u64::MAX)
 }

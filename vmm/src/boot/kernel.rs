@@ -1,4 +1,4 @@
-//! The kernel file that the user names.
+//! The user's kernel file.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -11,11 +11,11 @@ use super::header::{HeaderError, SetupHeader};
 use super::load::{LoadError, LoadedKernel, load_bzimage, load_elf};
 use super::payload::{PayloadError, extract_vmlinux};
 
-/// The largest kernel file that is read. A vmlinux with all of its debug information stays below.
+/// Largest size of a kernel file. A vmlinux with all debug information stays below.
 const MAX_KERNEL_FILE_BYTES: u64 = 2 << 30;
 const ELF_MAGIC: [u8; 4] = *b"\x7fELF";
 
-/// What a kernel file is.
+/// The format of a kernel file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelFormat {
     /// An ELF `vmlinux`.
@@ -27,10 +27,10 @@ pub enum KernelFormat {
 /// How a kernel is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BootMethod {
-    /// The ELF is loaded to where it was linked and entered there: fast, and no KASLR.
+    /// The VMM loads the ELF to its link addresses and enters the kernel there: fast, and no KASLR.
     #[default]
     Direct,
-    /// The bzImage is loaded as a whole; the guest decompresses it, with KASLR unless `nokaslr`.
+    /// The VMM loads the whole bzImage. The guest decompresses the kernel, with KASLR unless `nokaslr`.
     BzImage,
 }
 
@@ -45,7 +45,7 @@ pub enum KernelError {
         /// The cause.
         source: ReadError,
     },
-    /// The file is something else.
+    /// The file is no kernel.
     #[error(
         "{path} is not a kernel: {start}; \
          expected an ELF vmlinux (7f 45 4c 46) or a bzImage (\"HdrS\" at offset 0x202)"
@@ -53,15 +53,15 @@ pub enum KernelError {
     NotAKernel {
         /// The file.
         path: String,
-        /// What it starts with, in words.
+        /// The first bytes, in words.
         start: String,
     },
-    /// The file is a bzImage, but not one that can be booted.
+    /// The file is a bzImage, but cannot be booted.
     #[error("{path} cannot be booted")]
     Header {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// The cause.
         source: HeaderError,
     },
     /// No ELF could be taken out of the bzImage.
@@ -69,7 +69,7 @@ pub enum KernelError {
     Payload {
         /// The file.
         path: String,
-        /// What went wrong.
+        /// The cause.
         source: PayloadError,
     },
     /// The kernel could not be put into guest memory.
@@ -77,7 +77,7 @@ pub enum KernelError {
     Load {
         /// The file.
         path: String,
-        /// What went wrong.
+        /// The cause.
         source: LoadError,
     },
     /// An ELF was to be booted as a bzImage.
@@ -113,7 +113,7 @@ impl KernelFile {
         Self::from_bytes(&name, bytes)
     }
 
-    /// Recognises a kernel that is in memory already; `name` stands for it in errors.
+    /// Recognises a kernel that is already in memory. Errors name the kernel `name`.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl KernelFile {
         }
     }
 
-    /// What the file is.
+    /// The format of the file.
     #[must_use]
     pub fn format(&self) -> KernelFormat {
         match self.header {
@@ -156,7 +156,7 @@ impl KernelFile {
         &self.bytes
     }
 
-    /// The ELF `vmlinux`: the file itself, or what its payload unpacks to.
+    /// The ELF `vmlinux`: the file itself, or the unpacked payload.
     ///
     /// Unpacking takes from 0.1 s (lz4) to seconds (bzip2); keep the result.
     ///
@@ -177,12 +177,12 @@ impl KernelFile {
 
     /// Puts the kernel into guest memory, which must be zeroed.
     ///
-    /// For a direct boot pass what [`KernelFile::vmlinux`] returned; it is not looked at for a
-    /// [`BootMethod::BzImage`].
+    /// For a direct boot, `vmlinux` is the result of [`KernelFile::vmlinux`].
+    /// [`BootMethod::BzImage`] ignores `vmlinux`.
     ///
     /// # Errors
     ///
-    /// When the kernel does not fit, or its format does not go with `method`.
+    /// When the kernel does not fit, or the format does not match `method`.
     pub fn load(
         &self,
         memory: &GuestMemoryMmap,
@@ -200,7 +200,7 @@ impl KernelFile {
             (BootMethod::BzImage, Some(_)) => load_bzimage(memory, &self.bytes).map_err(failed),
             (BootMethod::Direct, header) => {
                 let mut kernel = load_elf(memory, vmlinux).map_err(failed)?;
-                // Its own header knows the kernel's real limits.
+                // The bzImage's own header holds the kernel's real limits.
                 if let Some(header) = header {
                     kernel.header = header.clone();
                 }

@@ -1,4 +1,4 @@
-//! Where things lie in guest-physical memory.
+//! The layout of guest-physical memory.
 //!
 //! ```text
 //! 0x0000_0500  boot GDT                      low memory: what the boot CPU needs before the
@@ -15,9 +15,9 @@
 
 use vm_memory::GuestAddress;
 
-/// The GDT that the boot CPU starts with.
+/// The boot CPU's first GDT.
 pub const BOOT_GDT_GPA: GuestAddress = GuestAddress(0x500);
-/// An empty IDT: a fault before the kernel has its own is a triple fault, as on hardware.
+/// An empty IDT: a fault before the kernel loads an IDT is a triple fault, as on hardware.
 pub const BOOT_IDT_GPA: GuestAddress = GuestAddress(0x540);
 /// The zero page, `struct boot_params`.
 pub const ZERO_PAGE_GPA: GuestAddress = GuestAddress(0x7000);
@@ -31,31 +31,31 @@ pub const PDPT_GPA: GuestAddress = GuestAddress(0xa000);
 pub const PAGE_DIRECTORIES_GPA: GuestAddress = GuestAddress(0xb000);
 /// The kernel command line.
 pub const CMDLINE_GPA: GuestAddress = GuestAddress(0x2_0000);
-/// Room for the command line, its terminating NUL included.
+/// Room for the command line, including the terminating NUL.
 pub const CMDLINE_MAX_BYTES: usize = 0x1_0000;
 /// End of the RAM below the EBDA and the VGA hole.
 pub const LOW_RAM_END_GPA: GuestAddress = GuestAddress(0x9_fc00);
-/// End of the area that firmware keeps for its extended BIOS data.
+/// End of the firmware's extended BIOS data area.
 pub const EBDA_END_GPA: GuestAddress = GuestAddress(0xa_0000);
-/// The ACPI tables; the RSDP is their first, where kernels that ignore
-/// `boot_params.acpi_rsdp_addr` find it by scanning.
+/// The ACPI tables, with the RSDP first: kernels that ignore `boot_params.acpi_rsdp_addr` find the
+/// RSDP here by scanning.
 pub const ACPI_GPA: GuestAddress = GuestAddress(0xe_0000);
 /// Room for the ACPI tables.
 pub const ACPI_MAX_BYTES: usize = 0x2_0000;
-/// Start of the RAM that a kernel is loaded to.
+/// Start of the RAM for a kernel.
 pub const HIGH_RAM_GPA: GuestAddress = GuestAddress(0x10_0000);
-/// Start of the hole below 4 GiB in which devices live: no RAM there.
+/// Start of the MMIO gap below 4 GiB: devices, no RAM.
 pub const MMIO_GAP_START_GPA: GuestAddress = GuestAddress(0xc000_0000);
-/// End of that hole.
+/// End of the MMIO gap.
 pub const MMIO_GAP_END_GPA: GuestAddress = GuestAddress(0x1_0000_0000);
 /// Registers of the IOAPIC.
 pub const IOAPIC_GPA: GuestAddress = GuestAddress(0xfec0_0000);
 /// Registers of the local APICs.
 pub const LAPIC_GPA: GuestAddress = GuestAddress(0xfee0_0000);
 
-/// The stretches of guest-physical memory that `ram_bytes` of RAM fill, in ascending order.
+/// The ranges of guest-physical memory that `ram_bytes` of RAM fill, in ascending order.
 ///
-/// The first starts at zero; what does not fit below the MMIO gap continues at 4 GiB.
+/// The first range starts at zero. RAM that does not fit below the MMIO gap continues at 4 GiB.
 #[must_use]
 pub fn ram_regions(ram_bytes: u64) -> Vec<(GuestAddress, usize)> {
     let low = ram_bytes.min(MMIO_GAP_START_GPA.0);

@@ -1,4 +1,4 @@
-//! Putting a kernel's bytes where it expects them.
+//! Loading a kernel to the addresses that the kernel expects.
 
 use object::LittleEndian;
 use object::elf::{EM_X86_64, FileHeader64, PT_LOAD, ProgramHeader64};
@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestM
 use super::header::{HeaderError, SetupHeader};
 use super::layout::{HIGH_RAM_GPA, MMIO_GAP_START_GPA};
 
-/// Where a bzImage goes that names no address of its own.
+/// Load address of a bzImage without a preferred address.
 const DEFAULT_BZIMAGE_GPA: GuestAddress = GuestAddress(0x100_0000);
 /// Distance of the 64-bit entry point from the start of the protected-mode kernel.
 const ENTRY_64_OFFSET: u64 = 0x200;
@@ -17,7 +17,7 @@ const ENTRY_64_OFFSET: u64 = 0x200;
 /// Why a kernel could not be put into guest memory.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The ELF headers make no sense.
+    /// The ELF headers are invalid.
     #[error("its ELF headers are damaged")]
     Elf(#[from] object::Error),
     /// The ELF file is for another machine.
@@ -37,7 +37,7 @@ pub enum LoadError {
         /// Its bytes in the file.
         bytes: u64,
     },
-    /// A segment is to lie where the VMM keeps its boot tables, or where there is no RAM.
+    /// A segment overlaps the memory of the VMM's boot tables, or addresses without RAM.
     #[error(
         "its segment at guest-physical 0x{start:x}, 0x{bytes:x} bytes, is outside \
          0x{:x}..0x{:x}, where a kernel can be loaded",
@@ -47,7 +47,7 @@ pub enum LoadError {
     Misplaced {
         /// Start of the segment.
         start: u64,
-        /// Its size.
+        /// Size in bytes.
         bytes: u64,
     },
     /// The entry point lies in no segment.
@@ -69,24 +69,24 @@ pub enum LoadError {
         needed.div_ceil(1 << 20)
     )]
     MemoryTooSmall {
-        /// End of what the kernel needs.
+        /// End of the memory that the kernel needs.
         needed: u64,
         /// End of the RAM below the MMIO gap.
         have: u64,
     },
 }
 
-/// A stretch of guest-physical memory.
+/// A range of guest-physical memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RamRange {
-    /// Its first byte.
+    /// The first byte.
     pub start: GuestAddress,
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
 impl RamRange {
-    /// The byte behind its last.
+    /// The first byte behind the range.
     #[must_use]
     pub fn end(&self) -> GuestAddress {
         GuestAddress(self.start.0.saturating_add(self.bytes))
@@ -102,13 +102,13 @@ impl RamRange {
 /// A kernel in guest memory.
 #[derive(Clone, Debug)]
 pub struct LoadedKernel {
-    /// Where to enter it, in 64-bit mode.
+    /// The entry point, in 64-bit mode.
     pub entry: GuestAddress,
-    /// What it occupies, BSS included, in the order of the file.
+    /// The memory of the kernel, BSS included, in the order of the file.
     pub ranges: Vec<RamRange>,
-    /// End of what has to be left free for it until it manages its memory itself.
+    /// End of the memory to keep free until the kernel manages its memory itself.
     pub end: GuestAddress,
-    /// The setup header to hand to it in the zero page.
+    /// The setup header for the zero page.
     pub header: SetupHeader,
 }
 
@@ -134,7 +134,7 @@ pub fn load_elf(memory: &GuestMemoryMmap, elf: &[u8]) -> Result<LoadedKernel, Lo
 
     let mut ranges = Vec::with_capacity(segments.len());
     for segment in &segments {
-        // A file part larger than the segment would overwrite what follows it.
+        // A file part larger than the segment would overwrite the memory behind the segment.
         let bytes = segment.p_memsz(endian).max(segment.p_filesz(endian));
         ranges.push(placed(segment.p_paddr(endian), bytes)?);
     }
@@ -182,7 +182,7 @@ pub fn load_bzimage(memory: &GuestMemoryMmap, image: &[u8]) -> Result<LoadedKern
     if !header.has_64bit_entry() {
         return Err(LoadError::No64BitEntry);
     }
-    // The guest would decompress what is not there.
+    // Without the whole payload, the guest would decompress missing bytes.
     header.payload_range(image)?;
     let kernel = &image[header.setup_bytes()..];
     let start = match header.pref_address() {
@@ -222,8 +222,8 @@ fn placed(start: u64, bytes: u64) -> Result<RamRange, LoadError> {
     })
 }
 
-/// The entry point is entered with paging that maps addresses to themselves, so it has to be
-/// physical. Linux's `e_entry` is; other kernels give the address that they are linked at.
+/// The physical entry point: the boot CPU enters the kernel with an identity mapping. Linux's
+/// `e_entry` is physical; other kernels give the address at which they are linked.
 fn entry_gpa(
     entry: u64,
     ranges: &[RamRange],

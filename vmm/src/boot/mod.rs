@@ -1,13 +1,13 @@
-//! Getting a Linux kernel to its first instruction.
+//! Boot of a Linux kernel, up to the first instruction.
 //!
-//! A [`KernelFile`] is an ELF `vmlinux` or a stock bzImage. For a direct boot the ELF is taken out
-//! of the bzImage here ([`extract_vmlinux`]), so that the kernel lies where it was linked and the
-//! guest spends no time on decompressing; with [`BootMethod::BzImage`] the guest does that itself,
-//! KASLR included. Either way the kernel is entered by the 64-bit boot protocol: [`prepare()`] puts
-//! kernel, initrd, command line, zero page, ACPI tables, page tables and GDT into guest memory, and
-//! [`boot_regs`] and [`set_boot_sregs`] give the boot CPU the registers that go with them.
+//! A [`KernelFile`] is an ELF `vmlinux` or a stock bzImage. For a direct boot, [`extract_vmlinux`]
+//! takes the ELF out of the bzImage: the kernel lies at its link addresses, and the guest spends no
+//! time on decompressing. With [`BootMethod::BzImage`], the guest decompresses the kernel, KASLR
+//! included. Both methods use the 64-bit boot protocol: [`prepare()`] puts kernel, initrd, command
+//! line, zero page, ACPI tables, page tables and GDT into guest memory, and [`boot_regs`] and
+//! [`set_boot_sregs`] give the boot CPU the matching registers.
 //!
-//! Nothing here touches KVM.
+//! The module does not touch KVM.
 
 mod acpi;
 mod cpu_state;

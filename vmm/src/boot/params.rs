@@ -1,4 +1,4 @@
-//! The zero page, and what it points to: command line, initrd and memory map.
+//! The zero page with the memory map, the command line, and the initrd.
 
 use std::mem::{offset_of, size_of};
 
@@ -20,12 +20,12 @@ const E820_RESERVED: u32 = 2;
 /// Why the kernel's parameters could not be written.
 #[derive(Debug, Error)]
 pub enum ParamsError {
-    /// The command line is longer than the kernel reads.
+    /// The command line is longer than the kernel or the layout allows.
     #[error("the kernel command line has {bytes} bytes, this kernel takes {max}")]
     CmdlineTooLong {
-        /// Its length.
+        /// Length of the command line.
         bytes: usize,
-        /// What is possible.
+        /// Longest possible command line.
         max: usize,
     },
     /// The command line would end early.
@@ -34,7 +34,7 @@ pub enum ParamsError {
         /// Offset of the NUL.
         at: usize,
     },
-    /// The initrd is empty, which the kernel would take for none.
+    /// The initrd is empty. The kernel would treat an empty initrd as no initrd.
     #[error("the initrd is empty")]
     InitrdEmpty,
     /// The initrd does not fit between the kernel and the end of RAM.
@@ -51,22 +51,22 @@ pub enum ParamsError {
         /// End of the memory that an initrd may lie in.
         limit: u64,
     },
-    /// There is no RAM where the parameters go.
+    /// The guest has no RAM at the parameters' address.
     #[error("cannot write to guest-physical 0x{gpa:x}; give the guest more memory")]
     Write {
         /// The address.
         gpa: u64,
-        /// What the memory said.
+        /// The cause.
         source: GuestMemoryError,
     },
 }
 
-/// What the kernel is told.
+/// The parameters of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct BootParams<'a> {
     /// The kernel, as loaded.
     pub kernel: &'a LoadedKernel,
-    /// Its command line, without a NUL.
+    /// The kernel's command line, without a NUL.
     pub cmdline: &'a str,
     /// The initrd or initramfs archive.
     pub initrd: Option<&'a [u8]>,
@@ -89,7 +89,7 @@ pub struct PlacedParams {
 ///
 /// # Errors
 ///
-/// When the command line is unusable, the initrd does not fit, or there is no RAM for them.
+/// When the command line is unusable, the initrd does not fit, or the guest has too little RAM.
 pub fn write_boot_params(
     memory: &GuestMemoryMmap,
     params: &BootParams<'_>,
@@ -129,7 +129,7 @@ fn checked_cmdline<'a>(params: &BootParams<'a>) -> Result<&'a [u8], ParamsError>
     }
 }
 
-/// The highest page-aligned place: what lies below it is where the kernel allocates first.
+/// The highest page-aligned range for the initrd: the kernel first allocates the memory below.
 fn place_initrd(params: &BootParams<'_>, len: usize) -> Result<RamRange, ParamsError> {
     let bytes = u64::try_from(len).unwrap_or(u64::MAX);
     if bytes == 0 {
@@ -164,7 +164,7 @@ fn needed_mib(kernel_end: u64, initrd_bytes: u64) -> u64 {
 fn zero_page(params: &BootParams<'_>, initrd: Option<RamRange>) -> Vec<u8> {
     let mut header = params.kernel.header.clone();
     let (start, bytes) = initrd.map_or((0, 0), |range| (range.start.0, range.bytes));
-    // All of these lie below 4 GiB: the command line by the layout, the initrd by its limit.
+    // All values are below 4 GiB: the command line by the layout, the initrd by its limit.
     header.set_loader_fields(low_half(CMDLINE_GPA.0), low_half(start), low_half(bytes));
 
     let mut page = vec![0; size_of::<boot_params>()];
@@ -202,7 +202,7 @@ fn low_half(value: u64) -> u32 {
     u32::try_from(value & u64::from(u32::MAX)).unwrap_or_default()
 }
 
-/// The memory map that firmware would report: what is RAM, and what of it is not to be used.
+/// The memory map that firmware would report: usable RAM, and reserved ranges.
 fn e820_map(ram_bytes: u64) -> Vec<(RamRange, u32)> {
     let acpi_end = GuestAddress(ACPI_GPA.0 + u64::try_from(ACPI_MAX_BYTES).unwrap_or_default());
     let mut map = vec![

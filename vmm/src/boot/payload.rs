@@ -1,7 +1,7 @@
 //! Taking the ELF `vmlinux` out of a bzImage.
 //!
-//! The setup header says where the payload lies; its own magic number says how it is compressed.
-//! Nothing is searched for: bytes that look like a magic number occur in any kernel.
+//! The setup header gives the payload's range; the payload's magic number gives the compression.
+//! There is no search for a magic number: bytes that look like a magic number occur in any kernel.
 
 use std::io::{self, Read};
 
@@ -9,10 +9,12 @@ use thiserror::Error;
 
 use super::header::{HeaderError, SetupHeader};
 
-/// The largest kernel that is unpacked. Debian's are 40–70 MiB, one with everything built in 200.
+/// Largest size of an unpacked kernel. Debian's kernels have 40–70 MiB, a kernel with everything
+/// built in has 200.
 pub const MAX_VMLINUX_BYTES: u64 = 512 << 20;
 
-/// Every format but gzip is followed by its unpacked size, 4 bytes, as gzip has it inside.
+/// Behind every format except gzip, the build appends the unpacked size in 4 bytes; gzip has the
+/// size inside.
 const SIZE_TRAILER_BYTES: usize = 4;
 /// `zstd --ultra -22`, with which kernels are packed, uses a window of 128 MiB.
 const MAX_ZSTD_WINDOW_BYTES: u64 = 256 << 20;
@@ -26,7 +28,7 @@ pub enum PayloadError {
     /// The file is not a bzImage, or not a whole one.
     #[error(transparent)]
     Header(#[from] HeaderError),
-    /// The payload starts with no magic number that is known.
+    /// The payload starts with no known magic number.
     #[error(
         "its payload at 0x{offset:x} has an unknown compression (starts with {}); \
          gzip, bzip2, xz, lzma, lz4 and zstd are supported",
@@ -45,7 +47,7 @@ pub enum PayloadError {
         offset: usize,
         /// The format's name.
         compression: &'static str,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: io::Error,
     },
     /// The unpacked kernel is unreasonably large.
@@ -54,7 +56,7 @@ pub enum PayloadError {
         /// The format's name.
         compression: &'static str,
     },
-    /// What was unpacked is not an ELF file.
+    /// The unpacked payload is not an ELF file.
     #[error(
         "its {compression} payload is not an ELF file (starts with {})",
         hex(start)
@@ -135,7 +137,7 @@ impl Compression {
     }
 }
 
-/// Unpacks the ELF `vmlinux` that a bzImage carries.
+/// Unpacks the ELF `vmlinux` of a bzImage.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Everything a kernel needs before its first instruction, in one call.
+//! Preparation of guest memory for a kernel's first instruction, in one call.
 
 use thiserror::Error;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -26,14 +26,14 @@ pub enum BootError {
     CpuState(#[from] CpuStateError),
 }
 
-/// What to boot.
+/// The guest to boot.
 #[derive(Clone, Copy, Debug)]
 pub struct BootRequest<'a> {
     /// The kernel.
     pub kernel: &'a KernelFile,
-    /// What [`KernelFile::vmlinux`] gave; not looked at for a [`BootMethod::BzImage`].
+    /// The result of [`KernelFile::vmlinux`]; ignored for a [`BootMethod::BzImage`].
     pub vmlinux: &'a [u8],
-    /// How to start it.
+    /// How to start the kernel.
     pub method: BootMethod,
     /// The initrd or initramfs archive.
     pub initrd: Option<&'a [u8]>,

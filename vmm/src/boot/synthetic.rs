@@ -10,11 +10,11 @@ use ruzstd::encoding::{CompressionLevel, compress_to_vec};
 const SETUP_SECTS: u8 = 2;
 /// Where the protected-mode kernel starts.
 pub const SETUP_BYTES: usize = 3 * 512;
-/// Where the payload starts, from there.
+/// Offset of the payload in the protected-mode kernel.
 pub const PAYLOAD_OFFSET: u32 = 0x240;
 /// The load address that the made-up header asks for.
 pub const PREF_ADDRESS: u64 = 0x40_0000;
-/// The memory that it asks for.
+/// The memory size that the made-up header asks for.
 pub const INIT_SIZE: u32 = 0x2_0000;
 
 /// A bzImage with a header of protocol 2.15.
@@ -83,7 +83,7 @@ impl Packer {
         Self::Zstd,
     ];
 
-    /// The payload with `kernel` in it, as the kernel's build packs it: with the size behind it, except for gzip.
+    /// Packs `kernel` into a payload, as the kernel's build does: with the size at the end, except for gzip.
     #[must_use]
     pub fn pack(self, kernel: &[u8]) -> Vec<u8> {
         let mut packed = match self {

@@ -14,13 +14,13 @@ pub const ACPI_SLEEP_STATUS_PORT: u16 = ACPI_SLEEP_CONTROL_PORT + STATUS;
 pub const ACPI_RESET_PORT: u16 = ACPI_SLEEP_CONTROL_PORT + RESET;
 /// `RESET_VALUE` of the FADT.
 pub const ACPI_RESET_VALUE: u8 = 1;
-/// The sleep type of S5, "soft off", as `\_S5` names it.
+/// The sleep type of S5, "soft off", as in `\_S5`.
 pub const ACPI_S5_SLEEP_TYPE: u8 = 5;
 
 const CONTROL: u16 = 0;
 const STATUS: u16 = 1;
 const RESET: u16 = 2;
-/// Sleep control: bits 4–2 are the sleep type, bit 5 enters it.
+/// Sleep control: bits 4–2 are the sleep type, bit 5 enters the sleep state.
 const SLEEP_MASK: u8 = 0b11_1100;
 const SLEEP_S5: u8 = 1 << 5 | ACPI_S5_SLEEP_TYPE << 2;
 
@@ -33,7 +33,7 @@ impl AcpiPm {
     /// Number of ports.
     pub const PORTS: u16 = 3;
 
-    /// Tells `sink` of a power-off or reset.
+    /// Reports a power-off or reset to `sink`.
     #[must_use]
     pub fn new(sink: Arc<dyn ShutdownSink>) -> Self {
         Self { sink }

@@ -1,4 +1,4 @@
-//! Which device answers an access.
+//! The buses: port space and MMIO, with the device of each address.
 //!
 //! Both buses are filled before the guest runs and only read afterwards, so a look-up takes no
 //! lock.
@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-/// What a read gives where no device answers: the lines float high.
+/// Result of a read at an address without a device: the lines float high.
 const FLOATING: u8 = 0xff;
 
 /// A device with byte-wide registers in port space.
 ///
-/// Wider accesses arrive as one call per byte, at ascending offsets, as they do on an ISA bus.
+/// Wider accesses arrive as one call per byte, at ascending offsets, as on an ISA bus.
 /// Calls come from any vCPU's thread.
 pub trait PortDevice: Send + Sync {
     /// The guest reads the register at `offset` from the device's first port.
@@ -41,12 +41,12 @@ pub enum BusError {
         /// Number of addresses.
         len: u64,
     },
-    /// Another device is there.
+    /// The range overlaps another device.
     #[error("a device at 0x{start:x} overlaps the one at 0x{other:x}")]
     Overlap {
         /// First address of the new device.
         start: u64,
-        /// First address of the one that is there.
+        /// First address of the other device.
         other: u64,
     },
 }
@@ -95,7 +95,7 @@ impl<D: ?Sized> RangeMap<D> {
         }
     }
 
-    /// The device at `address` and the offset in it.
+    /// The device at `address`, and the offset in the device.
     fn find(&self, address: u64) -> Option<(&D, u64)> {
         let at = self.entries.partition_point(|entry| entry.last < address);
         let entry = self.entries.get(at)?;
@@ -144,7 +144,7 @@ impl PortBus {
 
     /// Answers a read exit: `data` holds one item of `size` bytes for each repetition.
     ///
-    /// All repetitions go to the same port; the bytes of an item go to ascending ones.
+    /// All repetitions go to the same port; the bytes of an item go to ascending ports.
     pub fn read(&self, port: u16, size: usize, data: &mut [u8]) {
         for item in data.chunks_mut(size.max(1)) {
             for (port, byte) in ports_from(port).zip(item) {
@@ -190,7 +190,7 @@ fn ports_from(first: u16) -> impl Iterator<Item = u16> {
     (0..=u16::MAX).map(move |offset| first.wrapping_add(offset))
 }
 
-/// The part of guest-physical memory that is not RAM.
+/// MMIO: guest-physical memory outside RAM.
 pub struct MmioBus {
     devices: RangeMap<dyn MmioDevice>,
 }
@@ -218,7 +218,7 @@ impl MmioBus {
         self.devices.insert(first, bytes, u64::MAX, device)
     }
 
-    /// Answers a read exit. Returns whether a device did; otherwise `data` is all ones.
+    /// Answers a read exit. Returns whether a device answered; otherwise `data` is all ones.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         data.fill(FLOATING);
         let found = self.devices.find(address);
@@ -228,7 +228,7 @@ impl MmioBus {
         found.is_some()
     }
 
-    /// Carries out a write exit. Returns whether a device took it.
+    /// Carries out a write exit. Returns whether a device took the write.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
         let found = self.devices.find(address);
         if let Some((device, offset)) = found {

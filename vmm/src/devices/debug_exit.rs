@@ -1,4 +1,4 @@
-//! A port with which a test guest ends the run and says how it went.
+//! A port with which a test guest ends the run and reports the result.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::bus::PortDevice;
 use super::shutdown::{Shutdown, ShutdownSink};
 
-/// The port that QEMU's isa-debug-exit has.
+/// The port of QEMU's isa-debug-exit.
 pub const DEBUG_EXIT_PORT: u16 = 0xf4;
 
-/// Ends the run with the byte written, which unlike QEMU's is the code itself.
+/// Ends the run with the written byte. Unlike with QEMU, the byte is the code itself.
 pub struct DebugExit {
     sink: Arc<dyn ShutdownSink>,
 }
 
 impl DebugExit {
-    /// Tells `sink` the code.
+    /// Reports the code to `sink`.
     #[must_use]
     pub fn new(sink: Arc<dyn ShutdownSink>) -> Self {
         Self { sink }

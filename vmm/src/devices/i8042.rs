@@ -13,14 +13,14 @@ use super::shutdown::{Shutdown, ShutdownSink};
 pub const I8042_DATA_PORT: u16 = 0x60;
 /// The command and status port.
 ///
-/// The ports between the two belong to others (0x61 is the speaker's), which is why they are put
-/// on the bus one by one.
+/// The ports between the two belong to other devices (0x61 to the speaker), so the two ports go on
+/// the bus one by one.
 pub const I8042_COMMAND_PORT: u16 = 0x64;
 
 /// An i8042 that knows one command: reset the CPU.
 pub struct I8042 {
     device: Mutex<I8042Device<ResetLine>>,
-    /// This port's offset in vm-superio's view of the device.
+    /// The port's offset in vm-superio's view of the device.
     offset: u8,
 }
 
@@ -46,7 +46,7 @@ impl I8042 {
 }
 
 impl PortDevice for I8042 {
-    /// Status: both buffers empty. Kernels wait for that before they send the reset command.
+    /// Status: both buffers empty. Kernels wait for empty buffers before they send the reset command.
     fn read(&self, _offset: u16) -> u8 {
         self.device
             .lock()

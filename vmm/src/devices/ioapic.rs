@@ -1,7 +1,7 @@
 //! The IOAPIC, in the VMM because the in-kernel one comes with a PIC and ports of its own.
 //!
-//! As the 82093AA, with the EOI register of later ones. A line's level is remembered per pin; what
-//! a change of level or of the table means for a pin is decided in one place, [`State::evaluate`].
+//! As the 82093AA, with the EOI register of later IOAPICs. The level of the line is stored per pin.
+//! After a change of a level or of the table, only [`State::evaluate`] decides about an interrupt.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,11 +12,11 @@ use super::redirection::Redirection;
 
 /// The number of pins; pin n is GSI n.
 pub const IOAPIC_PINS: u8 = 24;
-/// Bytes of guest-physical memory that the registers occupy.
+/// Bytes of guest-physical memory occupied by the registers.
 pub const IOAPIC_BYTES: u64 = 0x1000;
 
 const PINS: usize = IOAPIC_PINS as usize;
-/// Offsets of the registers that the processor sees.
+/// Offsets of the registers visible to the processor.
 const SELECT_OFFSET: u64 = 0x00;
 const WINDOW_OFFSET: u64 = 0x10;
 const EOI_OFFSET: u64 = 0x40;
@@ -29,7 +29,7 @@ const TABLE: u8 = 0x10;
 const VERSION_VALUE: u32 = 0x20 | (IOAPIC_PINS as u32 - 1) << 16;
 const ID_MASK: u32 = 0x0f00_0000;
 
-/// The IOAPIC. Its lock is held while [`MsiSink`] is called.
+/// The IOAPIC. The lock is held while [`MsiSink`] is called.
 pub struct Ioapic {
     state: Mutex<State>,
     sink: Arc<dyn MsiSink>,
@@ -65,9 +65,9 @@ impl Ioapic {
         }
     }
 
-    /// A device drives its line high or low. Pins that do not exist are ignored.
+    /// Drives the line of `pin` high or low, for a device. Pins that do not exist are ignored.
     ///
-    /// A rising edge on a masked edge-triggered pin is lost, as on hardware; kernels expect that.
+    /// A rising edge on a masked edge-triggered pin is lost, as on hardware; kernels expect the loss.
     pub fn set_line(&self, pin: u8, high: bool) {
         let index = usize::from(pin);
         let mut state = self.lock();
@@ -90,7 +90,7 @@ impl Ioapic {
 }
 
 impl State {
-    /// Delivers a pin's interrupt if its line and its entry say so.
+    /// Delivers the interrupt of a pin, if the line and the entry of the pin require an interrupt.
     fn evaluate(&mut self, index: usize, rose: bool, sink: &dyn MsiSink) {
         let high = self.high[index];
         let entry = &mut self.table[index];
@@ -98,8 +98,8 @@ impl State {
             return;
         }
         let due = match entry.is_level() {
-            // Our devices' lines are active high. A guest that programs a pin as active low was
-            // told so by a table that describes the wire, not the level that the device drives.
+            // The devices' lines are active high. A guest that programs a pin as active low follows
+            // a table about the wire, not about the level driven by the device.
             true => high && !entry.is_in_service(),
             false => rose,
         };
@@ -171,7 +171,7 @@ impl State {
 }
 
 impl MmioDevice for Ioapic {
-    /// Registers are 32 bits wide; a narrower read gives the low bytes, a wider one ones above.
+    /// Registers are 32 bits wide; a narrower read gives the low bytes, a wider read gives ones above.
     fn read(&self, offset: u64, data: &mut [u8]) {
         let state = self.lock();
         let value = match offset {
@@ -192,7 +192,7 @@ impl MmioDevice for Ioapic {
         match (offset, data.first_chunk()) {
             (SELECT_OFFSET, _) => state.select = low,
             (EOI_OFFSET, _) => state.end_of_interrupt(low, &*self.sink),
-            // A part of a register is not written: the other bits would be made up.
+            // A narrower write is ignored: the other bits of the register would be made up.
             (WINDOW_OFFSET, Some(&bytes)) => state.write(u32::from_le_bytes(bytes), &*self.sink),
             _ => {}
         }

@@ -22,11 +22,11 @@ pub trait MsiSink: Send + Sync {
     /// Delivers one interrupt (`KVM_SIGNAL_MSI`).
     fn signal(&self, address: u64, data: u32);
 
-    /// The guest has given a pin its message, or taken it away.
+    /// The guest has set or removed the message of a level-triggered pin.
     ///
-    /// KVM reports the end of a level-triggered interrupt (`KVM_EXIT_IOAPIC_EOI`) only for vectors
-    /// that a level-triggered route of its own names. A machine with level-triggered devices has
-    /// to keep such a route per pin; with edge-triggered ones there is nothing to do.
+    /// KVM reports the end of a level-triggered interrupt (`KVM_EXIT_IOAPIC_EOI`) only for the
+    /// vectors of KVM's own level-triggered routes. A machine with level-triggered devices has to
+    /// keep a KVM route per pin. If all devices are edge-triggered, the sink has nothing to do.
     fn level_route_changed(&self, _pin: u8, _route: Option<MsiMessage>) {}
 }
 
@@ -44,7 +44,7 @@ pub struct IoapicPin {
 }
 
 impl IoapicPin {
-    /// The line to pin `pin`, that is, to the GSI of the same number.
+    /// The line to pin `pin`: the GSI of the same number.
     #[must_use]
     pub fn new(ioapic: Arc<Ioapic>, pin: u8) -> Self {
         Self { ioapic, pin }

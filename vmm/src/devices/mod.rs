@@ -1,17 +1,17 @@
 //! The devices of the machine, and the buses on which the guest reaches them.
 //!
-//! The machine is as small as a stock kernel lets it be: COM1, a CMOS clock, the reset line of an
-//! i8042, three ACPI ports and an IOAPIC. There is no PIC, no PIT and no PCI. The local APICs are
-//! KVM's (split irqchip), everything else is here, so that KVM itself answers no port at all:
-//! a probe may use any `out` and is certain of its exit.
+//! The machine is as small as a stock kernel allows: COM1, a CMOS clock, the reset line of an
+//! i8042, three ACPI ports and an IOAPIC, but no PIC, no PIT and no PCI. The local APICs are in KVM
+//! (split irqchip), all other devices are in the VMM. KVM itself therefore answers no port: a probe
+//! may use any `out` and is certain of the exit.
 //!
-//! Devices are shared between vCPU threads. Each has its own lock, which is held only while a
-//! register is read or written and never while waiting for a vCPU. Whatever the guest does, a
-//! device answers: accesses that make no sense read as ones and are ignored when written.
+//! The vCPU threads share the devices. Each device has its own lock, held only while a register is
+//! read or written and never while waiting for a vCPU. A device answers every access of the guest:
+//! an invalid read returns ones, an invalid write is ignored.
 //!
-//! [`Platform`] puts them together. What the machine does with their requests it says through
-//! three hooks: [`MsiSink`] delivers interrupts, [`ShutdownSink`] ends the run, and the console's
-//! output goes to any [`std::io::Write`].
+//! [`Platform`] puts the devices together. The machine handles the devices' requests through three
+//! hooks: [`MsiSink`] delivers interrupts, [`ShutdownSink`] ends the run, and the console's output
+//! goes to any [`std::io::Write`].
 
 mod acpi_pm;
 mod bus;

@@ -28,13 +28,13 @@ pub enum PlatformError {
     Bus(#[from] BusError),
 }
 
-/// What the devices are connected to.
+/// The connections of the devices to the machine.
 pub struct PlatformConfig {
     /// Takes interrupts to the local APICs.
     pub msi: Arc<dyn MsiSink>,
-    /// Is told when the guest wants to end.
+    /// Receives the guest's requests to end the machine.
     pub shutdown: Arc<dyn ShutdownSink>,
-    /// Takes what the guest writes to COM1, byte by byte.
+    /// Takes the guest's output on COM1, byte by byte.
     pub console: Box<dyn Write + Send>,
     /// The size of the guest's RAM.
     pub ram_bytes: u64,
@@ -51,7 +51,7 @@ impl fmt::Debug for PlatformConfig {
     }
 }
 
-/// The devices. vCPU threads share it and need no lock for the buses.
+/// The devices. vCPU threads share the platform and need no lock for the buses.
 #[derive(Debug)]
 pub struct Platform {
     /// Port space.

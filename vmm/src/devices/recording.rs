@@ -1,4 +1,4 @@
-//! Hooks for tests that remember how they were called.
+//! Hooks for tests that record their calls.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,7 +14,7 @@ impl<T> Recorder<T> {
         Self(Mutex::new(Vec::new()))
     }
 
-    /// What has been recorded since the last call.
+    /// Returns the calls recorded since the last `take`.
     pub(super) fn take(&self) -> Vec<T> {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -39,7 +39,7 @@ impl IrqLine for Recorder<()> {
     }
 }
 
-/// What an [`Ioapic`](super::Ioapic) asks of its sink.
+/// A call of an [`Ioapic`](super::Ioapic) to the sink.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum MsiCall {
     Signal(MsiMessage),

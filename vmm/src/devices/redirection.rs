@@ -1,4 +1,4 @@
-//! One entry of the IOAPIC's redirection table.
+//! An entry of the IOAPIC's redirection table.
 //!
 //! ```text
 //! 63–56 destination   16 masked     14 remote IRR (ro)   12 delivery status (ro)   10–8 delivery mode
@@ -24,7 +24,7 @@ const MSI_VECTOR_AND_MODE: u32 = 0x7ff;
 const MSI_LEVEL: u32 = 1 << 15;
 const MSI_ASSERT: u32 = 1 << 14;
 
-/// How an entry's pin reacts to its line.
+/// An entry: the reaction of a pin to the pin's line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Redirection(u64);
 
@@ -81,7 +81,7 @@ impl Redirection {
         };
     }
 
-    /// The message to the local APICs that the entry stands for.
+    /// The entry's message to the local APICs.
     pub(super) fn message(self) -> MsiMessage {
         let logical = match self.0 & LOGICAL {
             0 => 0,

@@ -1,12 +1,13 @@
-//! The CMOS clock and its memory, ports 0x70 and 0x71.
+//! The CMOS clock with its memory, ports 0x70 and 0x71.
 //!
-//! The clock shows the host's time in UTC and cannot be set; it raises no interrupt and is never
-//! in the middle of an update. (A port that reads 0xff would be, for ever: Linux 5.10 waits.)
+//! The clock shows the host's time in UTC and cannot be set. The clock raises no interrupt and is
+//! never in the middle of an update. (A port that reads 0xff would be in an update for ever: Linux
+//! 5.10 waits for the end of the update.)
 //!
-//! A way to reset the machine leads through here too. On hardware-reduced ACPI Linux takes a reboot
-//! to be EFI's business, and without EFI falls back on the BIOS: it clears the shutdown status, with
-//! the NMI masked, and jumps to a reset vector at which there is no BIOS. Clearing it is taken for
-//! the reset. (Start-up of a second CPU clears it too, but does not mask the NMI.)
+//! The CMOS memory also resets the machine. On hardware-reduced ACPI, Linux leaves a reboot to EFI,
+//! and without EFI falls back on the BIOS: Linux clears the shutdown status, with the NMI masked,
+//! and jumps to a reset vector without a BIOS. The device treats the clearing as the reset. (The
+//! start-up of a second CPU clears the status too, but does not mask the NMI.)
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -79,8 +80,8 @@ struct State {
 }
 
 impl Rtc {
-    /// A clock in a machine with so much RAM below and above the MMIO gap, that tells `sink` of a
-    /// reset.
+    /// A clock for a machine with `low_ram_bytes` of RAM below and `high_ram_bytes` above the MMIO gap.
+    /// The clock reports a reset to `sink`.
     #[must_use]
     pub fn new(low_ram_bytes: u64, high_ram_bytes: u64, sink: Arc<dyn ShutdownSink>) -> Self {
         Self::with_clock(low_ram_bytes, high_ram_bytes, sink, SystemTime::now)
@@ -149,7 +150,7 @@ impl PortDevice for Rtc {
         }
     }
 
-    /// Writes to the clock's own registers change what no read shows: they are the host's.
+    /// A write to a clock register has no visible effect: reads show the host's time and fixed values.
     fn write(&self, offset: u16, value: u8) {
         let mut state = self.lock();
         match offset {
@@ -174,7 +175,7 @@ impl fmt::Debug for Rtc {
     }
 }
 
-/// A moment in UTC, as the clock's registers show it.
+/// A moment in UTC, in the fields of the clock's registers.
 struct DateTime {
     year: u64,
     month: u64,

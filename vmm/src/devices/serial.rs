@@ -1,5 +1,4 @@
-//! COM1: a 16550A by vm-superio, with an interrupt line and a way to say that there is room for
-//! more input.
+//! COM1: a 16550A by vm-superio, with an interrupt line and an event for room in the receive FIFO.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -22,8 +21,8 @@ pub const COM1_GSI: u8 = 4;
 
 const MODEM_CONTROL_OFFSET: u16 = 4;
 
-/// A serial port. Its lock is held while the output is written and while the interrupt line is
-/// pulsed, so the output should not block for long: a vCPU waits for it.
+/// A serial port. The lock is held while the output is written and while the interrupt line is
+/// pulsed. The output should therefore not block for long: a vCPU waits for the lock.
 pub struct Serial {
     uart: Mutex<Uart<Line, Arc<RoomSignal>, Box<dyn Write + Send>>>,
     room: Arc<RoomSignal>,
@@ -34,7 +33,7 @@ impl Serial {
     ///
     /// # Errors
     ///
-    /// When no event descriptor is to be had.
+    /// When the host has no event descriptor left.
     pub fn new(irq: Arc<dyn IrqLine>, output: Box<dyn Write + Send>) -> io::Result<Self> {
         let room = Arc::new(RoomSignal(EventFd::new(EFD_NONBLOCK)?));
         let uart = Uart::with_events(Line(irq), Arc::clone(&room), output);
@@ -44,7 +43,7 @@ impl Serial {
         })
     }
 
-    /// Puts as much of `input` into the receive FIFO as fits, and returns how much that was.
+    /// Puts as much of `input` into the receive FIFO as fits, and returns the number of bytes.
     pub fn enqueue(&self, input: &[u8]) -> usize {
         // The line cannot fail, nor is anything written: the only error is a full FIFO.
         self.lock().enqueue_raw_bytes(input).unwrap_or_default()
@@ -56,7 +55,7 @@ impl Serial {
         self.lock().fifo_capacity()
     }
 
-    /// Becomes readable when the guest has made room in a FIFO that was full.
+    /// Becomes readable when the guest has made room in a full FIFO.
     pub(super) fn room_event(&self) -> &EventFd {
         &self.room.0
     }
@@ -75,8 +74,8 @@ impl PortDevice for Serial {
         let Ok(register) = u8::try_from(offset) else {
             return;
         };
-        // An output that fails loses the byte, as a line that nobody listens to does; a guest
-        // must not stop because its console has gone away.
+        // A failed output loses the byte, like a serial line without a listener. A guest must not
+        // stop because its console has gone away.
         let _ = self.lock().write(register, value);
         if offset == MODEM_CONTROL_OFFSET {
             // Input that came in loopback mode was refused although there was room.
@@ -103,7 +102,7 @@ impl Trigger for Line {
     }
 }
 
-/// Tells the input side that the guest has emptied the receive FIFO.
+/// Signals to the input side that the guest has emptied the receive FIFO.
 struct RoomSignal(EventFd);
 
 impl RoomSignal {

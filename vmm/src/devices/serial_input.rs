@@ -9,8 +9,7 @@
 //!                           Ended
 //! ```
 //!
-//! At no time is there a descriptor in the poll set whose readiness is not acted upon, so the loop
-//! never spins.
+//! The loop acts on the readiness of every descriptor in the poll set, so the loop never spins.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -21,7 +20,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::serial::Serial;
 
-/// Bytes read at a time: what the FIFO holds.
+/// Bytes read at a time: the size of the FIFO.
 const CHUNK_BYTES: usize = 64;
 
 /// Whether the source is polled.
@@ -44,13 +43,13 @@ pub struct SerialInput {
     serial: Arc<Serial>,
     input: File,
     source: Source,
-    /// What was read but did not fit.
+    /// Bytes read from the input that did not fit into the FIFO.
     left: Vec<u8>,
 }
 
 impl SerialInput {
-    /// Feeds what is read from `input`, for instance a duplicate of the standard input's
-    /// descriptor, to `serial`.
+    /// Feeds the bytes of `input`, for instance a duplicate of the standard input's descriptor, to
+    /// `serial`.
     #[must_use]
     pub fn new(serial: Arc<Serial>, input: File) -> Self {
         Self {
@@ -61,7 +60,7 @@ impl SerialInput {
         }
     }
 
-    /// Reads and enqueues once; what follows is decided by the source's readiness.
+    /// Reads and enqueues once. The source's readiness decides about the next call.
     fn feed(&mut self) {
         if !self.drain_left() {
             self.set_waiting();
@@ -86,7 +85,7 @@ impl SerialInput {
         }
     }
 
-    /// Offers the rest of the last chunk; returns whether all of it was taken.
+    /// Enqueues the rest of the last chunk. Returns whether the FIFO took the whole rest.
     fn drain_left(&mut self) -> bool {
         let taken = self.serial.enqueue(&self.left);
         self.left.drain(..taken);
@@ -102,7 +101,7 @@ impl SerialInput {
     fn listen(&mut self, ops: &mut EventOps<'_>) {
         match ops.add(Events::new(&self.input, EventSet::IN)) {
             Ok(()) => self.source = Source::Listening,
-            // What cannot be polled is always ready.
+            // A source that cannot be polled is always ready.
             Err(_) => {
                 self.source = Source::AlwaysReady;
                 self.feed();
@@ -111,7 +110,7 @@ impl SerialInput {
     }
 
     fn room_made(&mut self, ops: &mut EventOps<'_>) {
-        // Non-blocking: fails only if somebody else has taken the event.
+        // Non-blocking: fails only if another reader has taken the event.
         let _ = self.serial.room_event().read();
         match self.source {
             Source::Waiting => {
@@ -127,7 +126,7 @@ impl SerialInput {
     fn source_ready(&mut self, ops: &mut EventOps<'_>) {
         self.feed();
         if self.source != Source::Listening {
-            // Fails only if it is not in the set, which is what is wanted.
+            // Fails only if the input is not in the set, which is the wanted state.
             let _ = ops.remove(Events::empty(&self.input));
         }
     }
@@ -142,7 +141,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 impl MutEventSubscriber for SerialInput {
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        // Without this event, input would stop at the first full FIFO: then better none at all.
+        // Without the event, input would stop at the first full FIFO: better no input at all.
         match ops.add(Events::new(self.serial.room_event(), EventSet::IN)) {
             Ok(()) => self.listen(ops),
             Err(_) => self.source = Source::Ended,

@@ -1,6 +1,6 @@
-//! How the guest asks for its end.
+//! The guest's requests to end the machine.
 
-/// What the guest asked for.
+/// A request of the guest to end the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
     /// ACPI power-off.
@@ -11,10 +11,10 @@ pub enum Shutdown {
     Code(u8),
 }
 
-/// Who is told. Closures are sinks.
+/// Receives shutdown requests. Closures are sinks.
 ///
-/// Called on the thread of the vCPU that asked, from within its exit; it must only take note and
-/// return. The vCPU runs on until it is stopped, and may ask again.
+/// Called on the thread of the requesting vCPU, from within the exit. A sink must only take note of
+/// the request and return. The vCPU continues until the machine stops the vCPU, and may ask again.
 pub trait ShutdownSink: Send + Sync {
     /// The guest asks for its end.
     fn shutdown(&self, request: Shutdown);

@@ -49,7 +49,7 @@ impl PortDelivery {
         self != Self::AfterInstruction
     }
 
-    /// The linear address of a one-byte port write that exited with this RIP.
+    /// The linear address of a one-byte port write that exited with RIP `rip`.
     #[must_use]
     pub fn instruction(self, rip: u64) -> u64 {
         match self {

@@ -1,4 +1,4 @@
-//! Opening `/dev/kvm`, with an error for each way in which it can fail a newcomer.
+//! Opening `/dev/kvm`, with a separate error for each failure that a new user can meet.
 
 use std::io;
 use std::path::Path;
@@ -8,39 +8,39 @@ use kvm_ioctls::{Cap, Kvm};
 /// Why KVM cannot be used here.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// There is no such device.
+    /// `/dev/kvm` does not exist.
     #[error(
         "there is no /dev/kvm: load kvm_intel or kvm_amd, enable virtualisation in the firmware, or run with --accel nested"
     )]
     Missing,
-    /// The device may not be opened by this user.
+    /// The user has no permission to open the device.
     #[error(
         "no permission to open /dev/kvm: add this user to the group that owns it (often `kvm`), or run as root"
     )]
     Permission,
-    /// Any other failure to open it.
+    /// Any other failure to open the device.
     #[error("cannot open /dev/kvm")]
     Open(#[source] io::Error),
-    /// The device is there but is not a KVM of the stable API.
+    /// The device exists, but does not have KVM's stable API.
     #[error("/dev/kvm speaks API version {found}, hyprobe needs version 12")]
     ApiVersion {
-        /// What KVM_GET_API_VERSION said.
+        /// Result of KVM_GET_API_VERSION.
         found: i32,
     },
-    /// A capability that nothing works without.
+    /// KVM lacks a capability that hyprobe cannot work without.
     #[error("this KVM lacks {capability}, which hyprobe needs to {purpose}: use a newer kernel")]
     Lacks {
         /// Name of the capability.
         capability: &'static str,
-        /// What for.
+        /// The use of the capability.
         purpose: &'static str,
     },
 }
 
-/// What KVM says it can do, as far as hyprobe makes use of it.
+/// The capabilities that KVM reports and hyprobe uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// General registers and what holds interrupts back come with the exit: no system call to look at them.
+    /// General registers and events come with the exit: reading them needs no system call.
     pub sync_regs: bool,
     /// An instruction that KVM cannot emulate exits, and nothing is queued for the guest.
     pub exit_on_emulation_failure: bool,
@@ -63,10 +63,10 @@ pub struct Host {
 
 /// KVM_CAP_EXIT_ON_EMULATION_FAILURE, not yet named by kvm-ioctls.
 pub(crate) const CAP_EXIT_ON_EMULATION_FAILURE: u32 = 204;
-/// What is to come with each exit: general registers and events.
+/// The state that is to come with each exit: general registers and events.
 const SYNCED: i32 =
     (kvm_bindings::KVM_SYNC_X86_REGS | kvm_bindings::KVM_SYNC_X86_EVENTS).cast_signed();
-/// KVM_CAP_SET_GUEST_DEBUG2: returns which KVM_GUESTDBG_ flags are known.
+/// KVM_CAP_SET_GUEST_DEBUG2: KVM_CHECK_EXTENSION returns the known KVM_GUESTDBG_ flags.
 const CAP_SET_GUEST_DEBUG2: u64 = 195;
 
 impl Host {
@@ -133,7 +133,7 @@ impl Host {
         Ok(Self { kvm, capabilities })
     }
 
-    /// One leaf of the CPUID that guests are given, subleaf 0: EAX, EBX, ECX, EDX. Zeroes where there is none.
+    /// A leaf of the CPUID that KVM supports for guests, subleaf 0: EAX, EBX, ECX, EDX. Zeroes if KVM has no entry for `leaf`.
     #[must_use]
     pub fn guest_cpuid(&self, leaf: u32) -> [u32; 4] {
         let Ok(cpuid) = self
@@ -149,17 +149,17 @@ impl Host {
         entry.map_or([0; 4], |entry| [entry.eax, entry.ebx, entry.ecx, entry.edx])
     }
 
-    /// How many bits guest-physical addresses have.
+    /// Number of bits of a guest-physical address.
     #[must_use]
     pub(crate) fn guest_physical_bits(&self) -> u32 {
         match self.guest_cpuid(0x8000_0008)[0] & 0xff {
-            // What it is without that leaf.
+            // The width on a processor without the leaf.
             0 => 36,
             bits => bits,
         }
     }
 
-    /// What this KVM says it can do.
+    /// The capabilities that KVM reports.
     #[must_use]
     pub fn capabilities(&self) -> Capabilities {
         self.capabilities

@@ -1,4 +1,4 @@
-//! How fast this machine's time stamp counter counts.
+//! The rate of the host's time stamp counter.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ const TRIES: usize = 16;
 
 /// The rate of the time stamp counter in kHz, measured against the system's clock in some 20 ms.
 ///
-/// QEMU's TCG hands this counter to what it emulates, while its timers follow the system's clock: a kernel in it that
-/// measures the one by the other on a busy machine is wrong by as much as it was kept waiting.
+/// QEMU's TCG passes the host's counter to its guest, while its timers follow the system's clock. If a guest kernel
+/// calibrates the counter against a timer on a busy host, the result is wrong by the time for which the guest had to wait.
 #[must_use]
 pub fn tsc_khz() -> u64 {
     let (first, began) = both();
@@ -18,7 +18,7 @@ pub fn tsc_khz() -> u64 {
     u64::try_from(u128::from(last.wrapping_sub(first)) * 1000 / micros.max(1)).unwrap_or(0)
 }
 
-/// Both clocks at one time: of several tries, the one that nothing came between.
+/// Reads both clocks at the same time: of several tries, the try with the shortest time between the counter's two readings.
 fn both() -> (u64, Instant) {
     let attempt = || {
         let before = counter();

@@ -1,4 +1,4 @@
-//! Putting a machine together.
+//! Construction of a machine: VM, RAM, devices, loaded kernel and vCPUs.
 
 use std::fmt;
 use std::fs::File;
@@ -20,23 +20,23 @@ use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
 use crate::vcpu::rips::Rips;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
-/// The register that a 64-bit kernel points at its system-call entry: its write tells where the kernel is.
+/// The MSR with the address of a 64-bit kernel's system-call entry. The guest's write of the MSR shows where the kernel is.
 pub const MSR_LSTAR: u32 = 0xc000_0082;
 
-/// KVM_CAP_DISABLE_QUIRKS: KVM_CHECK_EXTENSION returns 1, and KVM ignores the bits that it does not know.
+/// KVM_CAP_DISABLE_QUIRKS: KVM_CHECK_EXTENSION returns 1, and KVM ignores unknown bits.
 const CAP_DISABLE_QUIRKS: u32 = 116;
-/// KVM_CAP_DISABLE_QUIRKS2, from Linux 5.18 on: KVM_CHECK_EXTENSION returns the quirks that KVM knows.
+/// KVM_CAP_DISABLE_QUIRKS2, from Linux 5.18 on: KVM_CHECK_EXTENSION returns the quirks known to KVM.
 const CAP_DISABLE_QUIRKS2: u32 = 213;
-/// `out 0x7e, al` moves RIP before it exits.
+/// For `out 0x7e, al`, KVM moves RIP before the exit.
 const QUIRK_OUT_7E_INC_RIP: u64 = 1 << 3;
-/// Deleting one slot drops the mappings of all.
+/// Deleting a slot drops the mappings of all slots.
 const QUIRK_SLOT_ZAP_ALL: u64 = 1 << 7;
 
-/// Where the guest's serial console goes.
+/// The host's end of the guest's serial console.
 pub struct Console {
     /// Takes the guest's output, byte by byte.
     pub output: Box<dyn Write + Send>,
-    /// Where its input comes from.
+    /// The source of the guest's input, if any.
     pub input: Option<File>,
 }
 
@@ -48,14 +48,14 @@ impl fmt::Debug for Console {
     }
 }
 
-/// What to build and boot.
+/// The machine to build, and the kernel to boot.
 #[derive(Debug)]
 pub struct MachineConfig<'a> {
     /// The kernel.
     pub kernel: &'a KernelFile,
-    /// What [`KernelFile::vmlinux`] gave.
+    /// The ELF `vmlinux`, from [`KernelFile::vmlinux`].
     pub vmlinux: &'a [u8],
-    /// How it is started.
+    /// How the kernel is started.
     pub method: BootMethod,
     /// The initrd or initramfs archive.
     pub initrd: Option<&'a [u8]>,
@@ -69,18 +69,18 @@ pub struct MachineConfig<'a> {
     pub console: Console,
     /// Whether a test guest may end the run through port 0xf4.
     pub debug_exit: bool,
-    /// Which of the guest's `int3`s are asked of KVM.
+    /// Which `int3`s KVM is asked to intercept.
     pub int3: Int3Exits,
 }
 
-/// Which `int3`s leave the guest as [`Trap::Breakpoint`](crate::Trap::Breakpoint), where KVM can tell of them
+/// Which `int3`s exit as [`Trap::Breakpoint`](crate::Trap::Breakpoint), on a KVM that can report an `int3`
 /// ([`HostFacts::int3`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int3Exits {
-    /// Each: it is what is planted.
+    /// Every `int3`: the plants are `int3`s.
     All,
-    /// Those of a vCPU that runs alone. Else the guest gets its own, and there is no exit; but where it would not get
-    /// them right ([`HostFacts::int3_reaches_guest`]), they exit all the same.
+    /// Only the `int3`s of a vCPU that runs alone. The guest handles all other `int3`s without an exit. But if `int3`s
+    /// would not reach the guest correctly ([`HostFacts::int3_reaches_guest`]), every `int3` exits.
     Alone,
 }
 
@@ -105,12 +105,12 @@ pub enum CreateError {
         #[source]
         source: kvm_ioctls::Error,
     },
-    /// More vCPUs than this KVM runs.
+    /// The configuration has more vCPUs than KVM runs.
     #[error("{wanted} vCPUs are more than the {available} that this KVM runs")]
     TooManyVcpus {
-        /// Asked for.
+        /// Number of vCPUs in the configuration.
         wanted: u8,
-        /// Possible.
+        /// Largest number of vCPUs that KVM runs.
         available: usize,
     },
     /// A request about a vCPU.
@@ -122,7 +122,7 @@ pub enum CreateError {
     /// A memory slot.
     #[error(transparent)]
     Slot(#[from] SlotError),
-    /// The kernel or what it is given.
+    /// The kernel, or the data that the kernel gets at boot.
     #[error(transparent)]
     Boot(#[from] BootError),
     /// The devices.
@@ -149,8 +149,8 @@ impl MsiSink for KvmMsi {
             data,
             ..Default::default()
         };
-        // 0 means that no LAPIC took it, as when the guest has it masked; an error, that the guest's message makes
-        // no sense. Hardware drops both.
+        // 0: no LAPIC accepted the message, for instance because the guest masks the interrupt. An error: the guest's
+        // message is invalid. Hardware drops both messages.
         let _ = self.0.signal_msi(msi);
     }
 }
@@ -163,7 +163,7 @@ pub(crate) fn report_msr_writes(vm: &VmFd, index: u32) -> Result<(), kvm_ioctls:
     };
     cap.args[0] = u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER);
     vm.enable_cap(&cap)?;
-    // One MSR, not allowed: KVM asks us.
+    // The bitmap denies writes of the MSR: KVM exits to the VMM.
     let range = MsrFilterRange {
         flags: MsrFilterRangeFlags::WRITE,
         base: index,
@@ -174,7 +174,7 @@ pub(crate) fn report_msr_writes(vm: &VmFd, index: u32) -> Result<(), kvm_ioctls:
 }
 
 impl Machine {
-    /// Builds a machine and loads what it boots. Nothing runs until [`Machine::start`].
+    /// Builds a machine and loads the kernel. No vCPU runs until [`Machine::start`].
     ///
     /// # Errors
     ///
@@ -262,8 +262,8 @@ impl Machine {
 
 fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
     let vm = host.kvm.create_vm().map_err(refused("KVM_CREATE_VM"))?;
-    // Three pages that VT-x without unrestricted guests needs, and one for its identity map, below the firmware's
-    // place, where no RAM is.
+    // VT-x without unrestricted guests needs three pages for the TSS, and a page for the identity map. Both lie below
+    // the firmware's range, where no RAM is.
     vm.set_identity_map_address(0xfffb_c000)
         .map_err(refused("KVM_SET_IDENTITY_MAP_ADDR"))?;
     vm.set_tss_address(0xfffb_d000)
@@ -279,7 +279,7 @@ fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
     Ok(vm)
 }
 
-/// Turns off the quirks that get in the way, as far as this KVM knows them.
+/// Disables the unwanted quirks, if known to this KVM.
 pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     let extension = |capability: u32| vm.check_extension_raw(u64::from(capability));
     let chosen = unwanted_quirks(
@@ -297,9 +297,9 @@ pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
     vm.enable_cap(&cap)
 }
 
-/// The capability that turns quirks off, and the quirks, from what KVM_CHECK_EXTENSION returns for
-/// KVM_CAP_DISABLE_QUIRKS2 and for KVM_CAP_DISABLE_QUIRKS. Either capability replaces the whole set, so only one is
-/// enabled.
+/// Chooses the capability that disables quirks, and the quirks. `known` is the result of KVM_CHECK_EXTENSION for
+/// KVM_CAP_DISABLE_QUIRKS2, `old` the result for KVM_CAP_DISABLE_QUIRKS. Each capability replaces the whole set, so the
+/// VMM enables a single capability.
 fn unwanted_quirks(known: i32, old: i32) -> Option<(u32, u64)> {
     match (u64::try_from(known).unwrap_or(0), old) {
         (0, ..=0) => None,
@@ -374,7 +374,7 @@ mod tests {
         );
         assert_eq!(unwanted_quirks(0, 1), Some((CAP_DISABLE_QUIRKS, 0b1000)));
         assert_eq!(unwanted_quirks(0, 0), None);
-        // An error is no capability; and no quirk that is in the way leaves nothing to turn off.
+        // An error counts as no capability. If KVM knows no unwanted quirk, no quirk is disabled.
         assert_eq!(unwanted_quirks(-1, -1), None);
         assert_eq!(unwanted_quirks(0b111, 1), None);
     }

@@ -12,14 +12,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::Ending;
 use crate::devices::SerialInput;
 
-/// Runs an event manager on its own thread until it is dropped.
+/// Runs an event manager on a thread of its own, until the `EventLoop` is dropped.
 #[derive(Debug)]
 pub(crate) struct EventLoop {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Makes the loop return from its wait; that it did is what counts.
+/// Ends the event loop: the event wakes the loop, and `process` sets `stopped`.
 struct StopEvent {
     event: EventFd,
     stopped: Arc<Mutex<bool>>,
@@ -39,7 +39,7 @@ impl MutEventSubscriber for StopEvent {
 }
 
 impl EventLoop {
-    /// A panic on the thread ends the machine through `ending`.
+    /// Starts the thread. A panic on the thread ends the machine through `ending`.
     pub(crate) fn start(input: SerialInput, ending: Arc<Ending>) -> io::Result<Self> {
         let stop = EventFd::new(EFD_NONBLOCK)?;
         let stopped = Arc::new(Mutex::new(false));

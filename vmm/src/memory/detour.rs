@@ -1,7 +1,7 @@
-//! The detour memory: the VMM's own, in the guest's physical address space, far above its RAM.
+//! The detour memory: memory of the VMM in the guest's physical address space, far above the guest's RAM.
 //!
-//! No memory map that the guest is given tells of it. It has two parts, each a KVM slot: one that the guest may read
-//! and execute, and one that it may write. Nothing there has a device or RAM behind it otherwise.
+//! The guest's memory maps do not list the detour memory. The memory has two parts, each a KVM slot: the guest may read
+//! and execute the first part, and write the second part. The range is otherwise empty: no device, no RAM.
 
 use std::sync::Arc;
 
@@ -10,35 +10,35 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRe
 use super::ram::{RamError, map};
 use super::slots::{PageRange, RamRegion, SlotError};
 
-/// Where it is put if the guest's physical addresses reach that far and its RAM does not.
+/// Address of detour memory, if the guest's physical addresses reach far enough and the guest's RAM ends below.
 const PREFERRED_GPA: u64 = 0x10_0000_0000;
-/// What it is aligned to, and kept away from RAM and the end of the address space by.
+/// Alignment and size of the range for detour memory.
 const GIB: u64 = 1 << 30;
 
-/// How large the parts are, bytes; multiples of 4096.
+/// Sizes of the two parts in bytes; multiples of 4096.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DetourSize {
-    /// Of what the guest cannot write. It comes first.
+    /// Size of the part that the guest cannot write. The read-only part comes first.
     pub read_only: u64,
-    /// Of what it can.
+    /// Size of the part that the guest can write.
     pub writable: u64,
 }
 
-/// There is no detour memory.
+/// Why the machine has no detour memory.
 #[derive(Debug, thiserror::Error)]
 pub enum DetourMapError {
     /// The guest's physical address space is full.
     #[error("no guest-physical address is free for detour memory")]
     NoPlace,
-    /// The host has none.
+    /// The host has no memory left.
     #[error(transparent)]
     Memory(#[from] RamError),
-    /// KVM did not take it.
+    /// KVM cannot map the detour memory.
     #[error(transparent)]
     Slot(#[from] SlotError),
 }
 
-/// The memory itself. Cloning shares it.
+/// The detour memory. A clone shares the bytes.
 #[derive(Clone, Debug)]
 pub struct DetourMemory {
     memory: Arc<GuestMemoryMmap>,
@@ -58,13 +58,13 @@ impl DetourMemory {
         })
     }
 
-    /// Where it begins, guest-physical.
+    /// Guest-physical start address.
     #[must_use]
     pub fn gpa(&self) -> GuestAddress {
         self.gpa
     }
 
-    /// Its bytes, by guest-physical address: writable here, whatever the guest may do.
+    /// The bytes, by guest-physical address. The VMM can write both parts.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
@@ -86,8 +86,8 @@ impl DetourMemory {
     }
 }
 
-/// Where detour memory can be in a machine whose RAM ends at `ram_end` and whose physical addresses have so many bits:
-/// the gigabyte that it keeps to itself. `None` if there is none.
+/// The gigabyte to keep free for detour memory, above RAM that ends at `ram_end` and below the end of the address space.
+/// `physical_bits` is the width of a guest-physical address. `None` if no gigabyte is free.
 pub(crate) fn detour_place(ram_end: u64, physical_bits: u32) -> Option<PageRange> {
     let limit = 1u64 << physical_bits.clamp(32, 52);
     let above_ram = ram_end.max(1 << 32).checked_next_multiple_of(GIB)?;
@@ -114,7 +114,7 @@ mod tests {
     fn it_lies_above_ram_and_below_the_end_of_the_address_space() {
         assert_eq!(start(128 << 20, 40), Some(PREFERRED_GPA));
         assert_eq!(start(128 << 20, 48), Some(PREFERRED_GPA));
-        // 64 GiB are all there is.
+        // The address space ends at 64 GiB.
         assert_eq!(start(128 << 20, 36), Some((1 << 36) - GIB));
         assert_eq!(start((100 << 30) + 1, 40), Some(101 << 30));
         assert_eq!(start((1 << 36) - GIB, 36), Some((1 << 36) - GIB));

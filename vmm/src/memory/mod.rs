@@ -1,4 +1,4 @@
-//! Guest memory: the RAM, the detour memory beside it, and the KVM slots they are cut into.
+//! Guest memory: the RAM, the detour memory, and the KVM slots of both.
 
 mod detour;
 mod ram;

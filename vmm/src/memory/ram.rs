@@ -7,18 +7,18 @@ use vm_memory::{
 
 use super::slots::RamRegion;
 
-/// The guest's RAM could not be had.
+/// Guest memory could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
-    /// The host has no address space for it.
+    /// The host has no address space for the memory.
     #[error("cannot map {bytes} bytes of guest memory")]
     Map {
-        /// How much was asked for.
+        /// Requested size.
         bytes: u64,
         /// The cause.
         source: vm_memory::mmap::FromRangesError,
     },
-    /// A crash of this process would write the guest's memory to a file.
+    /// The host cannot exclude the memory from core dumps: a crash of the process would write guest memory to a file.
     #[error("cannot keep guest memory out of core dumps")]
     CoreDumps(#[source] rustix::io::Errno),
 }
@@ -30,8 +30,8 @@ pub(crate) struct Ram {
 }
 
 impl Ram {
-    /// Maps RAM for these guest-physical regions. The host gives pages when they are touched. Core dumps of this process do not
-    /// have the RAM.
+    /// Maps RAM for the guest-physical `regions`. The host allocates each page at the first access. Core dumps of the process
+    /// exclude the RAM.
     ///
     /// # Errors
     ///
@@ -48,13 +48,13 @@ impl Ram {
         &self.guest
     }
 
-    /// Whether this guest-physical address is RAM.
+    /// Whether `gpa` is RAM.
     #[must_use]
     pub(crate) fn contains(&self, gpa: GuestAddress) -> bool {
         self.guest.address_in_range(gpa)
     }
 
-    /// The first guest-physical address behind all of it.
+    /// The first guest-physical address behind all RAM.
     pub(crate) fn end(&self) -> u64 {
         self.guest.last_addr().0.saturating_add(1)
     }
@@ -71,7 +71,7 @@ impl Ram {
     }
 }
 
-/// Maps memory of a guest, which core dumps of this process do not have.
+/// Maps guest memory, and excludes the memory from core dumps of the process.
 pub(super) fn map(regions: &[(GuestAddress, usize)]) -> Result<GuestMemoryMmap, RamError> {
     let bytes = regions.iter().map(|(_, bytes)| *bytes as u64).sum();
     let memory =
@@ -98,7 +98,7 @@ mod tests {
         let ram = Ram::new(&[(GuestAddress(0), 1 << 20)]).expect("memory");
         let host = ram.regions()[0].host;
         let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
-        // Neighbours with the same flags are one mapping.
+        // The host merges neighbouring mappings with equal flags.
         let mut is_here = false;
         let flags = maps.lines().find_map(|line| {
             if let Some((from, to)) = line.split(' ').next().and_then(|it| it.split_once('-'))

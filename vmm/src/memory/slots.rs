@@ -1,8 +1,7 @@
-//! Which stretches of RAM are in read-only slots.
+//! The KVM memory slots: which ranges of RAM are read-only.
 //!
-//! KVM cannot change a slot's size or flags in place, and between removing a slot and adding its successor the
-//! guest's RAM is not there: so a new plan is applied only while every vCPU is paused, and only the slots that
-//! differ are touched.
+//! KVM cannot change a slot's size or flags in place. Between removing a slot and adding its successor, the guest's RAM
+//! is missing. A new plan is therefore applied only while every vCPU is paused, and changes only the slots that differ.
 
 use std::collections::BTreeMap;
 
@@ -35,17 +34,17 @@ impl PageRange {
     }
 }
 
-/// KVM did not take a memory slot.
+/// Why a plan of memory slots is not in force.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
-    /// More slots than this KVM has.
+    /// The plan needs more slots than KVM has.
     #[error(
         "the probes need {needed} memory slots, this KVM has {available}: probe fewer pages before the guest has booted"
     )]
     TooMany {
         /// Slots the plan needs.
         needed: usize,
-        /// Slots there are.
+        /// Slots that KVM has.
         available: usize,
     },
     /// KVM_SET_USER_MEMORY_REGION failed.
@@ -53,7 +52,7 @@ pub enum SlotError {
     Refused {
         /// Guest-physical start.
         gpa: u64,
-        /// Size; 0 when it was to be removed.
+        /// Size; 0 if the slot was to be removed.
         bytes: u64,
         /// KVM's answer.
         #[source]
@@ -61,7 +60,7 @@ pub enum SlotError {
     },
 }
 
-/// A stretch of RAM and where it is mapped in this process.
+/// A range of RAM or detour memory, and its address in the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RamRegion {
     pub(crate) gpa: u64,
@@ -69,7 +68,7 @@ pub(crate) struct RamRegion {
     pub(crate) host: u64,
 }
 
-/// One KVM slot.
+/// A KVM slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Slot {
     gpa: u64,
@@ -78,13 +77,13 @@ struct Slot {
     read_only: bool,
 }
 
-/// The slots that are in force.
+/// The slots in force.
 #[derive(Debug)]
 pub(crate) struct Slots {
     regions: Vec<RamRegion>,
     in_force: BTreeMap<Slot, u32>,
     available: usize,
-    /// What of the RAM is read-only, sorted and disjoint.
+    /// The read-only ranges of RAM, sorted and disjoint.
     read_only: Vec<PageRange>,
     /// Lies above all RAM.
     detour: Option<DetourMemory>,
@@ -101,8 +100,7 @@ impl Slots {
         }
     }
 
-    /// Makes the slots such that exactly `read_only` (sorted, disjoint) is read-only. Called with every vCPU paused,
-    /// or before any has run.
+    /// Makes exactly `read_only` (sorted, disjoint) read-only in RAM. Called with every vCPU paused, or before any vCPU has run.
     pub(crate) fn apply(&mut self, vm: &VmFd, read_only: &[PageRange]) -> Result<(), SlotError> {
         let detour = self.detour.clone();
         self.put_in_force(vm, read_only, detour.as_ref())?;
@@ -110,13 +108,13 @@ impl Slots {
         Ok(())
     }
 
-    /// Puts detour memory beside the RAM, for as long as the machine exists. Called with every vCPU paused.
+    /// Adds the slots of detour memory, for the lifetime of the machine. Called with every vCPU paused.
     pub(crate) fn set_detour(&mut self, vm: &VmFd, detour: &DetourMemory) -> Result<(), SlotError> {
         let read_only = self.read_only.clone();
         let put = self.put_in_force(vm, &read_only, Some(detour));
         match put {
             Ok(()) => self.detour = Some(detour.clone()),
-            // KVM may have taken one of its slots: the mapping behind that slot must not become anything else.
+            // KVM may already use a slot of `detour`. The forgotten clone keeps the mapping, so the host never reuses its addresses.
             Err(_) => std::mem::forget(detour.clone()),
         }
         put
@@ -169,7 +167,7 @@ impl Slots {
     }
 }
 
-/// Cuts the RAM at the edges of the read-only ranges. The answer is sorted.
+/// Cuts the regions at the edges of the read-only ranges. Returns the slots, sorted.
 fn plan(regions: &[RamRegion], read_only: &[PageRange]) -> Vec<Slot> {
     let mut slots = Vec::with_capacity(regions.len() + 2 * read_only.len());
     for region in regions {

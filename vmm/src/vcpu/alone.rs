@@ -1,4 +1,4 @@
-//! One vCPU, run alone: the others are paused, and it runs until it is about to execute one of a few places.
+//! A vCPU that runs alone: the other vCPUs are paused, and the vCPU runs until it is about to execute a stop.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use super::watchdog::Watchdog;
 use crate::PausedGuard;
 use crate::trap::{Trap, TrapHandler};
 
-/// A vCPU that has moved is kicked so many times, one limit after the other, before its time is over. Kicks are counted, not
-/// time: a thread that the host has no processor for finds one kick, however many were due.
+/// Number of kicks, a limit apart, after which the run ends for a vCPU that has moved. The run counts kicks, not time: a
+/// thread that the host has not scheduled finds a single kick, even if several were due.
 const KICKS: u32 = 3;
-/// The same for a vCPU that is still where it began: it executes one long instruction, a repeated one perhaps, which can be
-/// left half-way.
+/// Number of kicks, in place of [`KICKS`], for a vCPU still at the RIP where the run began. The vCPU executes a long
+/// instruction, for instance a repeated instruction, which can exit half-way.
 const PATIENCE: u32 = 100;
 
-/// How a vCPU is run alone, and how far.
+/// Parameters of the run of a vCPU alone.
 #[derive(Clone, Copy, Debug)]
 pub struct Alone<'a> {
-    /// Linear addresses. Before any of these is executed, the run ends. The caller has put something there that leaves
-    /// the guest: the byte of a one-byte port write, where those are usable, or of an `int3`.
+    /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop the caller has planted a
+    /// byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
     pub stops: &'a [u64],
-    /// So often the vCPU is kicked; the run ends with the third kick, or, if it has not moved, with the hundredth.
+    /// Period of the kicks. The run ends with the third kick, or, if the vCPU has not moved, with the hundredth.
     pub limit: Duration,
     /// Whether the debug registers set by [`PausedGuard::set_breakpoints`] stay in force.
     pub breakpoints: bool,
@@ -32,25 +32,25 @@ pub struct Alone<'a> {
 /// How the run of a vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AloneEnd {
-    /// The vCPU is about to execute this stop; RIP is there.
+    /// The vCPU is about to execute the stop at the given address; RIP is at the stop.
     At(u64),
-    /// It has not come to a stop within the limit. It may be anywhere.
+    /// The vCPU has not reached a stop within the limit. RIP may be anywhere.
     TimedOut,
     /// The machine ended meanwhile.
     MachineEnded,
 }
 
 impl StoppedVcpu<'_> {
-    /// Runs this vCPU from its RIP on until it is about to execute a stop. The other vCPUs are paused, as `paused`
-    /// shows; interrupts are held back where KVM can
-    /// ([`holds_interrupts`](crate::HostFacts::holds_interrupts)). No flag of the guest's is changed.
+    /// Runs the vCPU from its RIP on until it is about to execute a stop. The other vCPUs are paused, as `paused` proves.
+    /// If KVM can hold interrupts back ([`holds_interrupts`](crate::HostFacts::holds_interrupts)), KVM does. The run changes
+    /// no flag of the guest.
     ///
-    /// Devices are answered on the way. Traps at other places than the stops go to `handler`, with the same pause: a
-    /// handler may run the vCPU alone itself.
+    /// Devices answer their exits during the run. Traps outside the stops go to `handler`, with the same pause: a
+    /// handler may run the vCPU alone, too.
     ///
     /// # Errors
     ///
-    /// When KVM refuses, or the handler does.
+    /// When KVM refuses a request, or the handler fails.
     pub fn run_alone(
         &mut self,
         paused: &PausedGuard<'_>,
@@ -66,7 +66,7 @@ impl StoppedVcpu<'_> {
         };
         self.set_debug(&breakpoints, true)?;
         let end = self.run_to_stop(paused, handler, alone);
-        // Changes that were asked for meanwhile are made before the guest is next entered.
+        // The vCPU loop applies breakpoints set meanwhile before the next entry.
         self.set_debug(&before.breakpoints, before.alone)?;
         end
     }
@@ -105,7 +105,7 @@ impl StoppedVcpu<'_> {
                     trap @ (Trap::PortWrite { at } | Trap::Breakpoint { at }),
                     otherwise,
                 ) if alone.stops.contains(&at) => {
-                    // Or the vCPU has come there by an `outs`, and what it wrote is not done.
+                    // The vCPU may instead have reached the stop by an `outs`. Then the port write is still to be done.
                     if self.is_behind_outs()? {
                         self.otherwise(trap, otherwise)?;
                     }

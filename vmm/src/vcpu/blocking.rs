@@ -1,4 +1,4 @@
-//! What holds interrupts back from a stopped vCPU besides its flags, and whether it waits for one.
+//! Interrupt blocking of a stopped vCPU besides RFLAGS: the interrupt shadow, masked NMIs, and the halt state.
 
 use kvm_bindings::{
     KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS,
@@ -18,7 +18,7 @@ const KVM_INJECTED_BREAKPOINT: kvm_vcpu_events__bindgen_ty_1 = kvm_vcpu_events__
 /// The interrupt shadow: whether the instruction at RIP is protected by the one before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shadow {
-    /// It is not.
+    /// The instruction at RIP is not protected.
     #[default]
     None,
     /// An `sti` has just set IF: no interrupt comes before the instruction at RIP.
@@ -28,7 +28,7 @@ pub enum Shadow {
 }
 
 impl Shadow {
-    /// As KVM tells it. An SVM has one shadow for both reasons, and KVM tells both.
+    /// Converts KVM's bits. An SVM has a single shadow for both reasons, and KVM then reports both bits.
     fn from_kvm(bits: u8) -> Self {
         match u32::from(bits) {
             0 => Self::None,
@@ -47,21 +47,21 @@ impl Shadow {
     }
 }
 
-/// What holds interrupts back from a vCPU, besides IF and the priorities of its local APIC.
+/// The causes that hold interrupts back from a vCPU, besides IF and the priorities of the local APIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Blocking {
-    /// For one instruction.
+    /// The interrupt shadow, for a single instruction.
     pub shadow: Shadow,
-    /// NMIs, from the delivery of one until the guest's next `iret`.
+    /// NMIs are held back, from the delivery of an NMI until the guest's next `iret`.
     pub nmis: bool,
 }
 
 impl StoppedVcpu<'_> {
-    /// What holds interrupts back. Costs no system call where KVM tells at each exit ([`kvm_bindings::KVM_CAP_SYNC_REGS`]).
+    /// The interrupt blocking. Costs no system call if KVM reports events at each exit ([`kvm_bindings::KVM_CAP_SYNC_REGS`]).
     ///
     /// # Errors
     ///
-    /// When KVM refuses to tell.
+    /// When KVM refuses the request.
     pub fn blocking(&mut self) -> Result<Blocking, VcpuError> {
         let events = self.told_events()?;
         Ok(Blocking {
@@ -70,8 +70,7 @@ impl StoppedVcpu<'_> {
         })
     }
 
-    /// Sets what holds interrupts back. Under VT-x a shadow of `sti` needs IF to be set by the time that the guest is
-    /// entered.
+    /// Sets the interrupt blocking. Under VT-x, a shadow of `sti` needs IF to be set by the next entry.
     ///
     /// # Errors
     ///
@@ -83,7 +82,7 @@ impl StoppedVcpu<'_> {
         self.set_events(events)
     }
 
-    /// Ends the interrupt shadow, if there is one: the instruction that it covered is done.
+    /// Ends the interrupt shadow, if any: the covered instruction is done.
     ///
     /// # Errors
     ///
@@ -99,8 +98,8 @@ impl StoppedVcpu<'_> {
         })
     }
 
-    /// The vCPU waits, at the RIP it has, until it is interrupted, as behind a `hlt`. An interrupt that is pending
-    /// already, and let through by IF, ends the wait at once; an interrupt shadow would keep it from doing so.
+    /// Halts the vCPU at its present RIP until an interrupt arrives, as after a `hlt`. If an interrupt is already pending and
+    /// IF is set, the interrupt ends the wait at once. An interrupt shadow would prevent the wake-up, so `halt` ends the shadow.
     ///
     /// # Errors
     ///
@@ -114,7 +113,7 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_SET_MP_STATE"))
     }
 
-    /// What KVM has told with the exit, where it does.
+    /// The events that KVM has reported with the exit. If KVM reports no events with exits, asks KVM.
     pub(super) fn told_events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {
         if self.shared.sync_regs {
             Ok(self.fd.sync_regs_mut().events)
@@ -129,12 +128,12 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_GET_VCPU_EVENTS"))
     }
 
-    /// Sets what [`StoppedVcpu::events`] gave, changed. NMIs, SMIs and start-up requests that are pending are left as
-    /// they are: others may have sent some meanwhile, which would be lost.
+    /// Sets the events: the result of [`StoppedVcpu::events`], changed. Pending NMIs, SMIs and start-up requests stay
+    /// unchanged: other vCPUs may have sent new requests meanwhile, which would be lost.
     pub(super) fn set_events(&mut self, mut events: kvm_vcpu_events) -> Result<(), VcpuError> {
         events.flags = KVM_VCPUEVENT_VALID_SHADOW;
         if self.injected_breakpoint.is_some() {
-            // KVM does not report it, and would forget it.
+            // KVM does not report the injected #BP, and would forget the #BP.
             events.exception = KVM_INJECTED_BREAKPOINT;
         }
         self.fd

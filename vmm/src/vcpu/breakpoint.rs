@@ -1,38 +1,37 @@
-//! A #BP that is under way when the vCPU leaves the guest.
+//! An undelivered #BP at a VM exit.
 //!
-//! There are two kinds, and KVM does not report either: for #BP, `KVM_GET_VCPU_EVENTS` always says that nothing is injected
-//! or pending, because its interface has no place for the length of the instruction. The vector alone is told.
+//! Two kinds exist, and KVM reports neither: for #BP, `KVM_GET_VCPU_EVENTS` always reports nothing injected and nothing
+//! pending, because its interface has no field for the length of the instruction. KVM reports the vector only.
 //!
-//! 1. One that we have injected. It is as good as taken, so KVM has to keep it: [`StoppedVcpu::set_events`] says it anew
-//!    whenever events are set.
-//! 2. That of an `int3` of the guest's which nobody intercepts, if its delivery found a page that KVM has not mapped. RIP is
-//!    still at the `int3`. KVM begins the delivery again at the next entry, whatever the `int3` has become meanwhile, and on
-//!    SVM since Linux 6.0 with a frame that leads behind the instruction that is there by then. Before SVM's Linux 6.0 the
-//!    instruction is executed again. While the vCPU is parked the `int3` may go, so it has to be that way everywhere. KVM's
-//!    answer to "nothing is injected" is to forget the delivery: setting the events that were got does it, and changes
-//!    nothing else.
+//! 1. A #BP injected by the VMM. The #BP counts as taken, so KVM has to keep the #BP: [`StoppedVcpu::set_events`] injects the
+//!    #BP again whenever events are set.
+//! 2. The #BP of a guest `int3` that KVM does not intercept, if the delivery found a page that KVM has not mapped. RIP is
+//!    still at the `int3`. KVM repeats the delivery at the next entry, even if other bytes have replaced the `int3` by then.
+//!    On SVM since Linux 6.0, the repeated frame points behind the instruction that is at RIP by then. On SVM before Linux 6.0,
+//!    the instruction at RIP is executed instead. Other threads may remove the `int3` while the vCPU is parked, so every host
+//!    must execute the instruction at RIP. If the VMM sets "nothing injected", KVM forgets the delivery. Setting the events
+//!    just read has exactly this effect, and changes nothing else.
 
 use super::stopped::{BREAKPOINT, StoppedVcpu, VcpuError};
 use crate::machine::Int3Exits;
 
 impl StoppedVcpu<'_> {
-    /// Makes KVM forget the delivery of an `int3` of the guest's, if one was interrupted: the vCPU executes anew what is at
-    /// RIP when it goes on.
+    /// Makes KVM forget an interrupted delivery of a guest `int3`, if any: the resumed vCPU executes the instruction at RIP.
     pub(super) fn cancel_interrupted_int3(&mut self) -> Result<(), VcpuError> {
-        // Where each int3 exits, the only #BP is one that we have injected.
+        // If every int3 exits, the only #BP is an injected #BP.
         if self.shared.int3 == Int3Exits::All || self.injected_breakpoint.is_some() {
             return Ok(());
         }
         let events = self.told_events()?;
-        // An SVM may take an int3 for a software interrupt. The vector stays when a delivery is over; then nothing changes.
+        // An SVM may treat an int3 as a software interrupt. The vector stays after a finished delivery; then nothing changes.
         if events.exception.nr == BREAKPOINT || events.interrupt.nr == BREAKPOINT {
             self.set_events(events)?;
         }
         Ok(())
     }
 
-    /// The vCPU has left the guest without having executed an instruction for that, or has not entered it. `injected` is
-    /// where a #BP was to be delivered at this entry: it is still to come if RIP is the same.
+    /// Keeps an injected #BP, if still undelivered after an entry that failed, or after an exit that no instruction caused.
+    /// `injected` is the RIP at which the entry was to deliver the #BP. If RIP is unchanged, the #BP is undelivered.
     pub(super) fn keep_injected_breakpoint(
         &mut self,
         injected: Option<u64>,

@@ -1,4 +1,4 @@
-//! The CPUID a vCPU shows: what this KVM supports, with the vCPU's own place in the topology.
+//! The CPUID of a vCPU: the CPUID supported by KVM, with changes, and with the vCPU's position in the topology.
 
 use std::arch::x86_64::__cpuid;
 
@@ -21,15 +21,15 @@ const BRANCH_TRACKING: u32 = 1 << 20;
 /// Leaf 7, subleaf 1, EAX: FRED, under which an injected page fault needs more than a vector and an error code.
 const FRED: u32 = 1 << 17;
 
-/// AMD's first-level caches and TLBs. Some KVMs leave it empty, and Linux divides by the associativity in it on
-/// processors of family 15h, before it can say so.
+/// AMD's first-level caches and TLBs. Some KVMs leave the leaf empty. On processors of family 15h, Linux divides by the
+/// associativity in the leaf, and fails before it can print a message.
 const CACHES: u32 = 0x8000_0005;
 
 /// Leaf 1 ECX: VT-x. Leaf 0x8000_0001 ECX: SVM. A guest with a guest of its own needs KVM to see each store to the inner
-/// guest's page tables, and the stores that hyprobe's emulator makes go past KVM.
+/// guest's page tables, and KVM does not see the stores of hyprobe's emulator.
 const VTX: u32 = 1 << 5;
 const SVM: u32 = 1 << 2;
-/// What SVM can do.
+/// SVM's features.
 const SVM_FEATURES: u32 = 0x8000_000a;
 
 /// KVM's own leaf: paravirtual features.
@@ -58,7 +58,7 @@ pub(crate) fn for_vcpu(host: &Host, index: u32, count: u32) -> Result<CpuId, Vcp
     Ok(cpuid)
 }
 
-/// Makes of what KVM supports what vCPU `index` of `count` shows.
+/// Changes the CPUID supported by KVM into the CPUID of vCPU `index` of `count`.
 fn adapt(entries: &mut [kvm_cpuid_entry2], index: u32, count: u32) {
     let id_bits = u32::BITS - count.saturating_sub(1).leading_zeros();
     for entry in entries {
@@ -67,7 +67,7 @@ fn adapt(entries: &mut [kvm_cpuid_entry2], index: u32, count: u32) {
                 entry.ecx |= TSC_DEADLINE | X2APIC | HYPERVISOR;
                 entry.ecx &= !VTX;
                 entry.ebx = (entry.ebx & 0xffff) | (index << 24) | (count.min(255) << 16);
-                // HTT: EBX[23:16] counts.
+                // HTT: EBX[23:16] is valid.
                 entry.edx = if count > 1 {
                     entry.edx | (1 << 28)
                 } else {

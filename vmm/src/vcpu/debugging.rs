@@ -1,7 +1,7 @@
-//! Debug exits: what a vCPU is set up for, which of it an exit is, and the debug exceptions that are the guest's own.
+//! Debug exits: the debug setup of a vCPU, the cause of an exit, and the guest's own debug exceptions.
 //!
-//! While debug registers of ours are in force, KVM hands every debug exception to the host. Those that are none of ours go
-//! back to the guest as the processor would have delivered them.
+//! While debug registers of the VMM are in force, KVM passes every debug exception to the host. The VMM reinjects the guest's
+//! own debug exceptions as the processor would have delivered them.
 
 use vm_memory::{Bytes, GuestAddress};
 
@@ -10,47 +10,47 @@ use crate::kvm::Int1Delivery;
 
 /// DR6: debug registers that fired.
 const DR6_FIRED: u64 = 0xf;
-/// DR6: causes that no debug register of ours has. Access to a debug register while DR7.GD is set; RFLAGS.TF before the
+/// DR6: causes other than a debug register of the VMM. Access to a debug register while DR7.GD is set; RFLAGS.TF before the
 /// instruction; a task switch.
 const DR6_ACCESS: u64 = 1 << 13;
 const DR6_STEPPED: u64 = 1 << 14;
 const DR6_TASK: u64 = 1 << 15;
 const DR6_OWN_CAUSES: u64 = DR6_ACCESS | DR6_STEPPED | DR6_TASK;
-/// DR6: causes that are told by a clear bit. A locked bus; a transaction.
+/// DR6: causes reported by a clear bit. A bus lock; a transaction.
 const DR6_CLEAR_CAUSES: u64 = 1 << 11 | 1 << 16;
-/// DR7: any access to a debug register raises a debug exception. Cleared when one is delivered.
+/// DR7: any access to a debug register raises a debug exception. The delivery clears the bit.
 const DR7_GD: u64 = 1 << 13;
 const RFLAGS_TF: u64 = 1 << 8;
 
-/// No instruction is longer.
+/// Largest length of an instruction.
 const INSTRUCTION_BYTES: usize = 15;
 const INT1: u8 = 0xf1;
 
-/// What KVM was last told to stop this vCPU for.
+/// The debug setup of a vCPU, as last passed to KVM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Debugging {
     pub(super) breakpoints: HardwareBreakpoints,
-    /// It runs alone, and interrupts are held back.
+    /// The vCPU runs alone, and interrupts are held back.
     pub(super) alone: bool,
 }
 
-/// Why a vCPU left the guest with a debug exception that is no breakpoint instruction.
+/// The cause of a debug exit other than a breakpoint instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DebugCause {
     /// Bits 0–3: these debug registers fired.
     Fired(u8),
-    /// The guest's own: it steps itself, executes `int1`, guards its debug registers.
+    /// The guest itself: single-stepping, an `int1`, or guarded debug registers.
     Guest,
 }
 
 impl Debugging {
-    /// Why there was a debug exit at the linear address `pc`.
+    /// The cause of a debug exit at the linear address `pc`.
     ///
-    /// Hardware has put the cause into DR6. An SVM that intercepts #DB before it writes DR6 (that of Bochs 2.7) leaves
-    /// none there: then it follows from what was asked for.
+    /// Hardware has put the cause into DR6. An SVM that intercepts #DB before writing DR6 (the SVM of Bochs 2.7) leaves no
+    /// cause in DR6: the VMM's breakpoints at `pc` then decide.
     ///
-    /// A step comes before what fires at the instruction behind it, which is told when that is about to be executed;
-    /// bits of registers may be left from earlier, since a processor never clears them.
+    /// A step comes before a breakpoint at the next instruction, which fires when the next instruction is about to be
+    /// executed. Bits of fired registers may be left from earlier exceptions, since a processor never clears them.
     pub(super) fn cause(&self, dr6: u64, pc: u64) -> DebugCause {
         if dr6 & DR6_OWN_CAUSES != 0 {
             return DebugCause::Guest;
@@ -73,29 +73,30 @@ fn fired(registers: u64) -> DebugCause {
     DebugCause::Fired(registers)
 }
 
-/// The length of the `int1` that these bytes begin with, prefixes included.
+/// The length of an `int1` at the start of `bytes`, including prefixes.
 fn int1_length(bytes: &[u8]) -> Option<u64> {
     let prefixes = bytes.iter().take_while(|byte| is_prefix(**byte)).count();
     (bytes.get(prefixes) == Some(&INT1)).then_some(prefixes as u64 + 1)
 }
 
-/// Legacy prefixes but LOCK, with which `int1` is #UD; and REX.
+/// Legacy prefixes except LOCK, and REX. `int1` with LOCK raises #UD.
 const fn is_prefix(byte: u8) -> bool {
     matches!(byte, 0x26 | 0x2e | 0x36 | 0x3e | 0x40..=0x4f | 0x64..=0x67 | 0xf2 | 0xf3)
 }
 
-/// DR6 behind a debug exception of the guest's own: from what it was, and from what KVM has reported.
+/// DR6 after a debug exception of the guest itself, computed from DR6 `before` and from the DR6 `reported` by KVM.
 const fn dr6_of_guest(before: u64, reported: u64) -> u64 {
     let kept = (before & !DR6_FIRED) | DR6_CLEAR_CAUSES;
     (kept | reported & DR6_OWN_CAUSES) & (reported | !DR6_CLEAR_CAUSES)
 }
 
 impl StoppedVcpu<'_> {
-    /// Injects a debug exception that KVM has reported with `dr6` at the linear address `pc`, and that is the guest's own.
+    /// Injects the guest's own debug exception, reported by KVM with `dr6` at the linear address `pc`.
     ///
-    /// VT-x exits at an `int1`, and the exception's frame leads behind it; SVM exits behind it. On VT-x the cause of a
-    /// locked bus is lost on the way: an exit without a cause that is not at an `int1` is dropped. Where the self-test could not
-    /// tell which it is, the bytes do: a guest that is given the exception in front of its `int1` executes it for ever.
+    /// VT-x exits at an `int1`, and the RIP in the exception's frame is behind the `int1`. SVM exits behind the `int1`. On VT-x
+    /// the cause of a bus lock gets lost: an exit without a cause and without an `int1` at RIP is dropped. If the self-test
+    /// could not find out where the host exits, the bytes at `pc` decide. A guest that takes the exception in front of its
+    /// `int1` would execute the `int1` for ever.
     pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
         let may_step = self.shared.facts.int1 != Int1Delivery::AtInstruction;
         if may_step && dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
@@ -114,7 +115,8 @@ impl StoppedVcpu<'_> {
                 None => (),
             }
         }
-        // The delivery ends the shadow; VT-x refuses to enter a guest that steps itself with one over the exception.
+        // The delivery ends the interrupt shadow. If the guest single-steps, VT-x refuses an entry with a shadow over the
+        // exception.
         self.end_shadow()?;
         let mut registers = self
             .fd
@@ -128,16 +130,16 @@ impl StoppedVcpu<'_> {
         self.inject(Exception::DEBUG)
     }
 
-    /// Whether KVM itself has made the vCPU step: an SVM without virtual NMIs does so over what keeps it from injecting one,
-    /// an `iret` for example, and reports the step as if it were the guest's. It has put the guest's own TF back by then. (A
-    /// guest's `popf` that ends its own stepping looks the same, if an NMI comes just then: its last step is not told.) VT-x
-    /// needs no such step.
+    /// Whether KVM itself has single-stepped the vCPU. On an SVM without virtual NMIs, KVM steps over an instruction that
+    /// blocks the injection of an NMI, an `iret` for example. KVM reports the step like a step of the guest, after restoring
+    /// the guest's TF. (A guest's `popf` that ends the guest's stepping looks the same, if an NMI arrives at the same moment:
+    /// the guest then misses the last step.) VT-x needs no step.
     fn is_step_of_kvm(&mut self) -> Result<bool, VcpuError> {
         let steps_itself = self.regs()?.rflags & RFLAGS_TF != 0;
         Ok(!steps_itself && self.told_events()?.nmi.pending != 0)
     }
 
-    /// The bytes at a linear address, and how many of them could be read.
+    /// Reads the prefixes and the next byte at a linear address. Returns the bytes, and the number of bytes read.
     fn instruction_bytes(&self, at: u64) -> ([u8; INSTRUCTION_BYTES], usize) {
         let mut bytes = [0; INSTRUCTION_BYTES];
         for (i, byte) in bytes.iter_mut().enumerate() {
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     const HERE: u64 = 0xffff_ffff_8100_0000;
-    /// Its reserved bits, and no cause.
+    /// DR6 with its reserved bits and without a cause.
     const UNTOLD: u64 = 0xffff_0ff0;
 
     fn at_here() -> Debugging {
@@ -186,7 +188,7 @@ mod tests {
     fn step_and_guarded_register_are_the_guests_own() {
         for own in [DR6_STEPPED, DR6_ACCESS, DR6_TASK] {
             assert_eq!(at_here().cause(UNTOLD | own, HERE), DebugCause::Guest);
-            // Left from a register that fired before.
+            // Bit 1 is left from an earlier hit of DR1.
             let left = UNTOLD | own | 2;
             assert_eq!(at_here().cause(left, HERE + 2), DebugCause::Guest);
         }
@@ -217,7 +219,7 @@ mod tests {
             dr6_of_guest(UNTOLD, UNTOLD | DR6_STEPPED),
             UNTOLD | DR6_STEPPED
         );
-        // A cause stays until the guest clears it; that of a locked bus is a clear bit.
+        // A cause stays until the guest clears the bit. A clear bit reports a bus lock.
         let stepped = UNTOLD | DR6_STEPPED;
         assert_eq!(dr6_of_guest(stepped, UNTOLD), stepped);
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Who may run: the gate that every vCPU passes before it enters the guest.
+//! The gate that every vCPU passes before entering the guest.
 //!
-//! One party at a time may hold the gate closed: a control thread, or a vCPU that needs the others out of the way.
+//! A single holder at a time keeps the gate closed: a control thread, or a vCPU that needs the other vCPUs paused.
 //!
 //! ```text
 //!            enter            checkpoint, gate closed
@@ -15,10 +15,10 @@
 //!                              (counts as parked)
 //! ```
 //!
-//! A vCPU that waits for its own turn counts as parked, so two vCPUs that want the gate at once cannot wait for each
-//! other. The holder goes on when every other running vCPU is parked.
+//! A vCPU that waits for the gate counts as parked, so two vCPUs that want the gate at once cannot wait for each other.
+//! The holder continues when every other running vCPU is parked.
 //!
-//! `tests/gate.rs` executes this file with loom's locks, in every order of a few threads' steps.
+//! `tests/gate.rs` executes the gate with loom's locks, in every order of a few threads' steps.
 
 use std::sync::PoisonError;
 
@@ -28,22 +28,22 @@ use super::sync::{AtomicBool, Condvar, Mutex, MutexGuard, Ordering};
 pub(super) struct State {
     /// vCPU threads that exist.
     pub(super) alive: usize,
-    /// Of those, the ones that are out of the guest and stay out while the gate is closed.
+    /// vCPU threads that are out of the guest and stay out while the gate is closed.
     pub(super) parked: usize,
-    /// Whether someone holds the gate closed.
+    /// Whether a holder keeps the gate closed.
     held: bool,
 }
 
-/// See the module's text.
+/// The gate: pauses the vCPU threads for a holder.
 #[derive(Debug)]
 pub(crate) struct Gate {
     state: Mutex<State>,
     changed: Condvar,
-    /// Mirrors `State::held`, so that an open gate costs a vCPU one load.
+    /// Mirrors `State::held`: an open gate costs a vCPU a single load.
     closed: AtomicBool,
 }
 
-/// The gate is closed, and every vCPU but the holder's own is parked, while this lives.
+/// The closed gate. While the value lives, every vCPU except the holder is parked.
 #[derive(Debug)]
 pub(crate) struct Closed<'a>(&'a Gate);
 
@@ -60,7 +60,7 @@ impl Default for Gate {
 
 impl Gate {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is three plain numbers, consistent after every statement: a panicking holder spoils nothing.
+        // The state is three plain values, consistent after every statement: a panicking holder spoils nothing.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -75,13 +75,13 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Whether somebody holds it closed.
+    /// Whether the gate is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Called by a running vCPU before each entry to the guest; returns once the gate is open. `park` is called if it
-    /// is not, before the vCPU counts as parked.
+    /// Returns once the gate is open. A running vCPU calls `checkpoint` before each entry to the guest. If the gate is
+    /// closed, `checkpoint` calls `park` before the vCPU counts as parked.
     pub(crate) fn checkpoint(&self, park: impl FnOnce()) {
         if !self.is_closed() {
             return;
@@ -90,7 +90,7 @@ impl Gate {
         self.parked(|| ());
     }
 
-    /// Calls `wait` on the thread of a running vCPU, which counts as parked meanwhile; returns once the gate is open.
+    /// Calls `wait` on the thread of a running vCPU, and returns once the gate is open. The vCPU counts as parked meanwhile.
     pub(crate) fn parked(&self, wait: impl FnOnce()) {
         self.lock().parked += 1;
         self.changed.notify_all();
@@ -99,7 +99,7 @@ impl Gate {
         drop(parked);
     }
 
-    /// Waits until nobody holds the gate closed.
+    /// Waits until the gate is open.
     fn until_open<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         while state.held {
             state = self
@@ -115,12 +115,12 @@ impl Gate {
         self.close_as(0, kick)
     }
 
-    /// Closes the gate for a running vCPU, which goes on while the others are parked.
+    /// Closes the gate for a running vCPU. The vCPU continues while the others are parked.
     pub(crate) fn close_from_vcpu(&self, kick: impl FnOnce()) -> Closed<'_> {
         self.close_as(1, kick)
     }
 
-    /// `own` is the number of running vCPUs that the caller is: 0 or 1.
+    /// Closes the gate. `own` is 1 if the caller is a running vCPU, else 0.
     fn close_as(&self, own: usize, kick: impl FnOnce()) -> Closed<'_> {
         let mut state = self.lock();
         state.parked += own;
@@ -142,12 +142,12 @@ impl Gate {
     }
 }
 
-/// A vCPU counts as parked while this lives.
+/// Counts a vCPU as parked while the value lives.
 struct Parked<'a>(&'a Gate);
 
 impl Drop for Parked<'_> {
     fn drop(&mut self) {
-        // Runs on only when the gate is open, even in a panic: nobody may run beside a holder.
+        // Continues only when the gate is open, even in a panic: no vCPU may run beside a holder.
         let mut state = self.0.until_open(self.0.lock());
         state.parked -= 1;
     }

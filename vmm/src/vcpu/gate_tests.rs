@@ -6,8 +6,8 @@ use std::thread;
 
 use super::gate::Gate;
 
-/// Threads that stand for vCPUs take turns in holding the gate, while a control thread does too; at no time may
-/// anyone run beside a holder.
+/// Threads in the role of vCPUs take turns in holding the gate, and a control thread holds the gate, too. At no time may
+/// a thread run beside a holder.
 #[test]
 fn holders_exclude_everyone() {
     const ROUNDS: usize = 300;
@@ -26,7 +26,7 @@ fn holders_exclude_everyone() {
                     inside.fetch_add(1, Ordering::SeqCst);
                     thread::yield_now();
                     if round % 7 == 0 {
-                        // From here on it counts as parked, until it holds the gate.
+                        // From here on the thread counts as parked, until the thread holds the gate.
                         inside.fetch_sub(1, Ordering::SeqCst);
                         let closed = gate.close_from_vcpu(|| ());
                         let others = inside.fetch_add(1, Ordering::SeqCst);

@@ -1,8 +1,8 @@
-//! Getting a vCPU out of the guest: a signal whose handler sets `immediate_exit`.
+//! Kicks: a signal forces a vCPU out of the guest. The signal handler sets `immediate_exit`.
 //!
-//! A kicker first publishes why it kicks, then signals. The vCPU thread first clears `immediate_exit`, then looks for
-//! a reason to stop. Whatever the interleaving, either the thread sees the reason or its next `KVM_RUN` returns at
-//! once: there is no moment in which a kick is lost.
+//! A kicker first publishes the reason of the kick, then signals. The vCPU thread first clears `immediate_exit`, then checks
+//! for a reason to stop. In every interleaving, either the thread sees the reason or its next `KVM_RUN` returns at once: no
+//! kick is lost.
 #![expect(
     unsafe_code,
     reason = "installs a signal handler and reaches kvm_run from it"
@@ -33,7 +33,7 @@ extern "C" fn on_kick(_signal: libc::c_int) {
     });
 }
 
-/// Lets this thread's vCPU be kicked for as long as the value lives.
+/// Makes the calling thread's vCPU kickable while the value lives.
 #[derive(Debug)]
 pub(crate) struct Registration {
     _this_thread_only: std::marker::PhantomData<*const ()>,
@@ -62,7 +62,7 @@ impl Drop for Registration {
     }
 }
 
-/// Takes back the request that made the last `KVM_RUN` return.
+/// Clears the request that made the last `KVM_RUN` return.
 pub(crate) fn clear(vcpu: &mut VcpuFd) {
     set(vcpu, 0);
 }
@@ -79,12 +79,12 @@ fn set(vcpu: &mut VcpuFd, value: u8) {
     unsafe { flag.write_volatile(value) };
 }
 
-/// The thread that runs a vCPU, for whoever needs to get it out of the guest.
+/// The thread of a vCPU, as a target of kicks.
 #[derive(Debug, Default)]
 pub(crate) struct KickTarget(AtomicI32);
 
 impl KickTarget {
-    /// Makes the thread's current or next `KVM_RUN` return with EINTR. A thread that has ended is left alone.
+    /// Makes the thread's current or next `KVM_RUN` return with EINTR. A kick has no effect on a thread that has ended.
     pub(crate) fn kick(&self) {
         let tid = self.0.load(Ordering::Acquire);
         if tid != 0 {

@@ -9,7 +9,7 @@ impl StoppedVcpu<'_> {
     ///
     /// # Errors
     ///
-    /// When KVM refuses one; those before it are written.
+    /// When KVM refuses a register. The registers before the refused register are written.
     pub fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), VcpuError> {
         if self.set_msrs(registers)? == registers.len() {
             Ok(())
@@ -20,9 +20,8 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// Carries out the MSR write that the vCPU has exited for. If KVM refuses the value, the guest takes #GP at its
-    /// `wrmsr`: KVM checks what the host writes as it checks what a guest writes, addresses for being canonical with 48 or
-    /// 57 bits among it.
+    /// Carries out the MSR write of the last exit. If KVM refuses the value, the guest takes #GP at its `wrmsr`. KVM checks
+    /// a write of the host like a write of the guest, for instance whether an address is canonical with 48 or 57 bits.
     ///
     /// # Errors
     ///
@@ -33,7 +32,7 @@ impl StoppedVcpu<'_> {
         Ok(())
     }
 
-    /// Returns how many of the registers KVM has written: up to the first that it refuses.
+    /// Returns the number of registers that KVM has written: all before the first refused register.
     fn set_msrs(&mut self, registers: &[(u32, u64)]) -> Result<usize, VcpuError> {
         let entries: Vec<_> = registers
             .iter()

@@ -1,7 +1,7 @@
-//! A port write that the vCPU has left the guest for: what KVM makes of it at the next entry.
+//! The port write of the last exit, and its completion by KVM at the next entry.
 //!
-//! KVM exits for an `out` with RIP at the instruction, and moves RIP on when it is entered again, unless RIP is another by
-//! then. An `outs` it emulates, and exits with RIP behind the instruction: where a plant may lie, which has not been executed.
+//! KVM exits for an `out` with RIP at the instruction, and moves RIP on at the next entry, unless RIP has changed by then. KVM
+//! emulates an `outs`, and exits with RIP behind the instruction: at that RIP, a plant may lie that has not been executed.
 
 use kvm_bindings::kvm_regs;
 
@@ -9,15 +9,15 @@ use super::kick;
 use super::stopped::{StoppedVcpu, VcpuError};
 
 impl StoppedVcpu<'_> {
-    /// Makes KVM forget a port write that it has exited for, so that the vCPU can be left where it is without having
-    /// its RIP moved on. To be called before anything that needs the instruction at RIP to be still to come.
+    /// Makes KVM forget the port write of the last exit: KVM then leaves RIP unchanged at the next entry. Called before any
+    /// step that needs the instruction at RIP to be still unexecuted.
     pub(super) fn abandon_port_write(&mut self) -> Result<(), VcpuError> {
         let Some(stopped_at) = self.port_write.take() else {
             return Ok(());
         };
         let regs = self.regs()?;
-        // KVM completes the write at the next entry, and does so only if RIP has not moved: move it, let KVM look,
-        // and put it back. No instruction of the guest's is executed.
+        // KVM completes the write at the next entry, and only if RIP has not moved: move RIP, let KVM look, and restore
+        // RIP. The guest executes no instruction.
         self.set_regs(&kvm_regs {
             rip: !stopped_at,
             ..regs
@@ -26,12 +26,12 @@ impl StoppedVcpu<'_> {
         self.set_regs(&regs)
     }
 
-    /// Whether the port write that the vCPU has left the guest for is that of an `outs` in front of RIP, and not of the
-    /// instruction at RIP. Afterwards KVM has no port write to complete any more, and RIP is where it was.
+    /// Whether the port write of the last exit came from an `outs` in front of RIP, not from the instruction at RIP.
+    /// Afterwards KVM has no port write to complete any more, and RIP is unchanged.
     ///
     /// # Errors
     ///
-    /// When KVM refuses to be entered.
+    /// When KVM refuses the entry.
     pub fn is_behind_outs(&mut self) -> Result<bool, VcpuError> {
         if self.port_write.take().is_none() {
             return Ok(false);
@@ -45,7 +45,7 @@ impl StoppedVcpu<'_> {
         Ok(!has_moved)
     }
 
-    /// Lets KVM do what is left of a port write. No instruction of the guest's is executed.
+    /// Lets KVM complete a port write. The guest executes no instruction.
     fn complete_port_write(&mut self) -> Result<(), VcpuError> {
         kick::request(self.fd);
         let entered = self.fd.run();
@@ -54,8 +54,8 @@ impl StoppedVcpu<'_> {
             Err(error) => Some(error),
             Ok(_) => Some(kvm_ioctls::Error::new(libc::EPROTO)),
         };
-        // The flag that is cleared may have been set by a kick. The kicker has published its reason before, and the vCPU
-        // loop looks for one before it enters the guest.
+        // A kick may have set the flag that is cleared here. The kicker has published its reason before, and the vCPU loop
+        // checks for a reason before entering the guest.
         kick::clear(self.fd);
         match refused {
             Some(error) => Err(self.failed("KVM_RUN")(error)),
@@ -63,8 +63,8 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// The vCPU is about to run on after a trap was handled. If it is to execute the instruction at RIP, KVM must not
-    /// take it for the port write that has been handled.
+    /// Settles the port write before the vCPU resumes after a handled trap. If RIP is unchanged, the vCPU is to execute the
+    /// instruction at RIP, and KVM must not mistake the instruction for the handled port write.
     pub(super) fn settle_port_write(&mut self) -> Result<(), VcpuError> {
         match self.port_write {
             None => Ok(()),

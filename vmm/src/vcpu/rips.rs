@@ -1,19 +1,19 @@
-//! Where paused vCPUs stand.
+//! The RIPs of paused vCPUs.
 //!
-//! A vCPU's registers are its own thread's. So each says where it stands before it counts as parked, and whoever pauses
-//! the vCPUs finds it said.
+//! Only a vCPU's own thread reads the vCPU's registers. Each vCPU therefore publishes its RIP before it counts as parked, for
+//! the holder of the pause.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Where each vCPU stands, as it was last said.
+/// The last published RIP and NMI state of each vCPU.
 #[derive(Debug)]
 pub(crate) struct Rips(Mutex<Vec<Option<Stand>>>);
 
-/// Where one stands.
+/// RIP and NMI state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stand {
     pub(super) rip: u64,
-    /// NMIs are held back: it handles one.
+    /// NMIs are held back: the vCPU handles an NMI.
     pub(super) in_nmi: bool,
 }
 
@@ -26,12 +26,12 @@ impl Rips {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be called on the vCPU's thread, before it parks.
+    /// Publishes the RIP and the NMI state of `vcpu`. Called on the vCPU's thread, before the vCPU parks.
     pub(super) fn say(&self, vcpu: usize, stand: Stand) {
         self.lock()[vcpu] = Some(stand);
     }
 
-    /// Of those that have been started. To be called with the vCPUs paused.
+    /// The RIPs of all vCPUs that have been started. Called with the vCPUs paused.
     pub(crate) fn all(&self) -> Vec<u64> {
         self.lock()
             .iter()
@@ -40,7 +40,7 @@ impl Rips {
             .collect()
     }
 
-    /// Whether one of them handles an NMI. To be called with the vCPUs paused.
+    /// Whether any vCPU handles an NMI. Called with the vCPUs paused.
     pub(crate) fn is_one_in_nmi(&self) -> bool {
         self.lock().iter().flatten().any(|stand| stand.in_nmi)
     }

@@ -1,4 +1,4 @@
-//! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer it.
+//! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer the exit.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ const RESET_VECTOR: u64 = 0xffff_fff0;
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
-/// A vCPU cannot go on.
+/// Why a vCPU cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// A KVM request failed.
@@ -51,7 +51,7 @@ pub enum RunError {
     EmulationFailure {
         /// RIP.
         rip: u64,
-        /// The instruction's bytes, as far as KVM told.
+        /// The instruction's bytes, as far as reported by KVM.
         bytes: Vec<u8>,
     },
     /// The guest has sent a vCPU a system-management interrupt.
@@ -70,7 +70,7 @@ pub enum RunError {
         /// Which vCPU.
         vcpu: usize,
     },
-    /// An exit that this VMM has no answer to.
+    /// The VMM does not know the reason of an exit.
     #[error(
         "vCPU {vcpu} left the guest at {rip:#x} for a reason that hyprobe does not know: {exit}"
     )]
@@ -93,20 +93,20 @@ pub enum RunError {
     },
 }
 
-/// Why [`StoppedVcpu::enter`] came back.
+/// Why [`StoppedVcpu::enter`] returned.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// A device answered, or nothing is to be done.
+    /// A device answered, or the exit needs no answer.
     Handled,
     /// Kicked.
     Interrupted,
-    /// For the trap handler; what happens if it does not want it is kept in the second field.
+    /// A trap for the trap handler, and the default action if the handler reinjects the trap.
     Trapped(Trap, Otherwise),
-    /// The machine is done.
+    /// The machine ends.
     Ended(End),
 }
 
-/// What a trap means for a guest without probes.
+/// The default action of a trap: the effect of the exit in a guest without probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Otherwise {
     /// #BP for the guest.
@@ -117,7 +117,7 @@ pub(crate) enum Otherwise {
     Memory,
     /// The MSR is written.
     Msr,
-    /// Nothing: the debug register was not the guest's, or the memory is not.
+    /// No effect: the debug register or the memory belongs to the VMM.
     Continue,
     /// The run ends with [`RunError::EmulationFailure`].
     Fail,
@@ -146,7 +146,7 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
     drop(alive);
 }
 
-/// Takes the thread out of the gate's count however it ends, so that nobody waits for one that panicked.
+/// Removes the thread from the gate's count on drop, also after a panic: no pause waits for a panicked thread.
 struct Alive<'a>(&'a Shared);
 
 impl Drop for Alive<'_> {
@@ -201,13 +201,14 @@ impl StoppedVcpu<'_> {
         }
     }
 
-    /// What others change while this vCPU is parked, it must find when it goes on.
+    /// Prepares the vCPU for parking. Other threads may change guest text meanwhile: cancels an interrupted `int3`, and
+    /// publishes RIP for the other threads.
     fn prepare_to_park(&mut self) -> Result<(), VcpuError> {
         self.cancel_interrupted_int3()?;
         self.say_rip()
     }
 
-    /// Lets others know where this vCPU stands while it is parked.
+    /// Publishes the RIP and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
     fn say_rip(&mut self) -> Result<(), VcpuError> {
         let rip = self.regs()?.rip;
         let in_nmi = self.blocking()?.nmis;
@@ -215,8 +216,8 @@ impl StoppedVcpu<'_> {
         Ok(())
     }
 
-    /// Takes note of whether this vCPU waits for something that can never come: it was kicked out of a `hlt` with
-    /// interrupts off, or has never been started.
+    /// Records whether the vCPU waits for an event that can never come: the kick interrupted a `hlt` with interrupts off, or
+    /// the guest has never started the vCPU.
     fn note_halt(&mut self, left: &Left) {
         let halted = matches!(left, Left::Interrupted)
             && match self.fd.get_mp_state().map(|state| state.mp_state) {
@@ -229,8 +230,8 @@ impl StoppedVcpu<'_> {
         self.shared.note_halt(self.index, halted);
     }
 
-    /// Lets the handler answer a trap; `held` is the pause that this vCPU holds already, if it does. `Some` ends the
-    /// run.
+    /// Passes a trap to the handler, and carries out the outcome. `held` is the pause that the vCPU already holds, if any.
+    /// `Some` ends the run.
     pub(crate) fn answer(
         &mut self,
         handler: &dyn TrapHandler,
@@ -244,7 +245,7 @@ impl StoppedVcpu<'_> {
                 Some(paused) => handler.on_exclusive(self, paused, trap)?,
                 None => {
                     let shared = self.shared;
-                    // It counts as parked while it waits.
+                    // The vCPU counts as parked while waiting.
                     self.say_rip()?;
                     let paused = shared.pause_others(self.index);
                     handler.on_exclusive(self, &paused, trap)?
@@ -257,14 +258,14 @@ impl StoppedVcpu<'_> {
                 Ok(None)
             }
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
-            // Asked to be exclusive while it is: there is nothing more to give.
+            // `Exclusive` from `on_exclusive`: the vCPU is already exclusive, so the default action follows.
             TrapOutcome::Reinject | TrapOutcome::Exclusive => {
                 self.otherwise(trap, otherwise).map(|()| None)
             }
         }
     }
 
-    /// Does what a trap means without probes.
+    /// Carries out the default action of a trap.
     pub(crate) fn otherwise(&mut self, trap: Trap, otherwise: Otherwise) -> Result<(), RunError> {
         match (otherwise, trap) {
             (Otherwise::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
@@ -284,7 +285,7 @@ impl StoppedVcpu<'_> {
         Ok(())
     }
 
-    /// Why KVM could not emulate the instruction. Where the machine has no memory, KVM reads no instruction either.
+    /// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
     fn emulation_failure(&mut self) -> Result<RunError, VcpuError> {
         let (rip, vcpu) = (self.regs()?.rip, self.index);
         let cs = self.sregs()?.cs;
@@ -299,7 +300,7 @@ impl StoppedVcpu<'_> {
         })
     }
 
-    /// Runs the guest until its next exit, and answers it if a device can.
+    /// Runs the guest until the next exit. If a device can answer the exit, the device answers.
     pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
         let shared = self.shared;
         self.port_write = None;
@@ -460,7 +461,7 @@ fn guest_write(gpa: u64, data: &[u8]) -> Trap {
     }
 }
 
-/// The width of the port access that the vCPU left for; a repeated one has a multiple of it as data.
+/// The width of the port access of the last exit. The data of a repeated access is a multiple of the width.
 fn port_access_bytes(fd: &mut VcpuFd) -> usize {
     // SAFETY: only called after KVM_EXIT_IO, for which this member of the union is the valid one.
     #[expect(unsafe_code, reason = "kvm_run is a union")]
@@ -468,7 +469,7 @@ fn port_access_bytes(fd: &mut VcpuFd) -> usize {
     usize::from(size)
 }
 
-/// The bytes of the instruction that KVM failed to emulate; empty when it did not say.
+/// The bytes of the instruction that KVM failed to emulate; empty if KVM did not report the bytes.
 fn failed_instruction(fd: &mut VcpuFd) -> Vec<u8> {
     // SAFETY: only called after KVM_EXIT_INTERNAL_ERROR with suberror KVM_INTERNAL_ERROR_EMULATION.
     #[expect(unsafe_code, reason = "kvm_run is a union")]

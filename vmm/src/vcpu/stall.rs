@@ -1,8 +1,8 @@
-//! A vCPU that was kept out of the guest for long, and how the guest learns of it.
+//! Stall reports: the guest learns that a vCPU was out of the guest for long.
 //!
-//! The guest's clock goes on while its vCPUs are paused. Behind a pause of 20 s its watchdogs find that no task has run for
-//! that long, and report a soft lockup or a stall of RCU. With `KVM_KVMCLOCK_CTRL`, KVM sets PVCLOCK_GUEST_STOPPED in the
-//! vCPU's kvm-clock page; the guest resets its watchdogs when it sees that.
+//! The guest's clock continues while its vCPUs are paused. After a pause of 20 s, the guest's watchdogs find that no task has
+//! run for 20 s, and report a soft lockup or an RCU stall. With `KVM_KVMCLOCK_CTRL`, KVM sets PVCLOCK_GUEST_STOPPED in the
+//! vCPU's kvm-clock page. When the guest sees the flag, the guest resets its watchdogs.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::stopped::StoppedVcpu;
 
-/// From here on the guest is told: below any limit of its watchdogs (2 s at the least), and far above what a trap takes. A
-/// guest that is told at each trap would never find a lockup of its own.
+/// Shortest stay out of the guest that the VMM reports: below any limit of the guest's watchdogs (2 s at the least), and far
+/// above the time of a trap. With a report at each trap, the guest would never find a lockup of its own.
 const LONG: Duration = Duration::from_secs(1);
 
-/// When a vCPU left the guest, by a clock that costs a few nanoseconds and is some milliseconds wrong.
+/// Time of a vCPU's last exit, by a clock that costs a few nanoseconds and is some milliseconds wrong.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeftAt(Duration);
 
@@ -30,12 +30,12 @@ impl LeftAt {
 }
 
 impl StoppedVcpu<'_> {
-    /// To be called right before the guest is entered. If the vCPU was out of it for long, the guest learns of it.
+    /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
     pub(super) fn report_stall(&mut self) {
         if let Some(left) = self.left_at
             && left.is_long_ago(LeftAt::now())
         {
-            // EINVAL: the guest has no kvm-clock on this vCPU, or not yet. Then it has watchdogs that nobody can reach.
+            // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
             let _ = self.fd.kvmclock_ctrl();
         }
     }

@@ -1,4 +1,4 @@
-//! A vCPU that has left the guest, as a trap handler sees it.
+//! A stopped vCPU, as a trap handler sees the vCPU after an exit.
 
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
@@ -23,12 +23,12 @@ pub struct VcpuError {
     pub source: kvm_ioctls::Error,
 }
 
-/// An exception to deliver to the guest when it runs on.
+/// An exception to inject at the next entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exception {
     /// Vector, 0 to 31.
     pub vector: u8,
-    /// Error code, for the vectors that have one.
+    /// Error code, for vectors with an error code.
     pub error_code: Option<u32>,
     /// CR2, for a page fault.
     pub fault_address: Option<u64>,
@@ -48,7 +48,7 @@ impl Exception {
         }
     }
 
-    /// Whether it is raised before its instruction, which is executed again afterwards.
+    /// Whether the exception is a fault: raised before its instruction, which is executed again afterwards.
     fn is_fault(&self) -> bool {
         !matches!(
             self.vector,
@@ -67,7 +67,7 @@ const MACHINE_CHECK: u8 = 18;
 /// Suppresses breakpoints on the next instruction.
 pub(super) const RFLAGS_RF: u64 = 1 << 16;
 
-/// What the debug registers 0–3 trap on, for all privilege levels.
+/// The breakpoints in the debug registers 0–3, for all privilege levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct HardwareBreakpoints {
     /// Linear addresses of execution breakpoints; `None` leaves a register unused.
@@ -84,21 +84,21 @@ impl HardwareBreakpoints {
     }
 }
 
-/// A stopped vCPU: its registers and what can be done to it before it runs on. Lives on the vCPU's own thread.
+/// A stopped vCPU: access to registers, events and ports before the next entry. Lives on the vCPU's own thread.
 ///
-/// General registers come with the exit where KVM can ([`kvm_bindings::KVM_CAP_SYNC_REGS`]) and are written back on
-/// the next entry, without a system call; everything else is one ioctl a request.
+/// If KVM has [`kvm_bindings::KVM_CAP_SYNC_REGS`], general registers and events come with the exit, without a system call.
+/// Changed general registers are written back on the next entry. Every other request to KVM costs at least an ioctl.
 #[derive(Debug)]
 pub struct StoppedVcpu<'a> {
     pub(super) fd: &'a mut VcpuFd,
     pub(super) index: usize,
     pub(super) shared: &'a Shared,
-    /// RIP at the last exit, if that was for a port write that KVM has not completed: unless RIP is another when it next
-    /// enters the guest, KVM takes the instruction there for executed.
+    /// RIP at the last exit, if the exit was for a port write that KVM has not completed. If RIP is unchanged at the next
+    /// entry, KVM treats the instruction at RIP as executed.
     pub(super) port_write: Option<u64>,
-    /// The RIP at which a #BP was injected that the guest has not taken.
+    /// The RIP of an injected #BP that the guest has not taken.
     pub(super) injected_breakpoint: Option<u64>,
-    /// When it last left the guest.
+    /// Time of the last exit.
     pub(super) left_at: Option<LeftAt>,
     pub(super) debugging: Debugging,
 }
@@ -141,7 +141,7 @@ impl StoppedVcpu<'_> {
     ///
     /// # Errors
     ///
-    /// When KVM refuses to tell.
+    /// When KVM refuses the request.
     #[inline]
     pub fn regs(&mut self) -> Result<kvm_regs, VcpuError> {
         if self.shared.sync_regs {
@@ -171,13 +171,13 @@ impl StoppedVcpu<'_> {
     ///
     /// # Errors
     ///
-    /// When KVM refuses to tell.
+    /// When KVM refuses the request.
     pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
         self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
     }
 
-    /// Sets the system registers: those that [`StoppedVcpu::sregs`] gave, changed. Their bitmap of interrupts holds the
-    /// one that KVM is about to deliver, if any, and goes back as it was.
+    /// Sets the system registers: the result of [`StoppedVcpu::sregs`], changed. The bitmap of interrupts in the registers
+    /// holds the interrupt that KVM is about to deliver, if any, and is passed back unchanged.
     ///
     /// # Errors
     ///
@@ -188,11 +188,11 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_SET_SREGS"))
     }
 
-    /// XCR0: which extended registers the guest has switched on. 0 where there is no such register.
+    /// XCR0: the extended registers that the guest has enabled. 0 if the vCPU has no XCR0.
     ///
     /// # Errors
     ///
-    /// When KVM refuses to tell.
+    /// When KVM refuses the request.
     pub fn xcr0(&mut self) -> Result<u64, VcpuError> {
         let xcrs = self.fd.get_xcrs().map_err(self.failed("KVM_GET_XCRS"))?;
         let known = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
@@ -200,7 +200,7 @@ impl StoppedVcpu<'_> {
         Ok(found.map_or(0, |xcr| xcr.value))
     }
 
-    /// Makes the guest take an exception at its present RIP when it runs on.
+    /// Makes the guest take an exception at the present RIP at the next entry.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl StoppedVcpu<'_> {
     pub fn inject(&mut self, exception: Exception) -> Result<(), VcpuError> {
         self.abandon_port_write()?;
         if exception.is_fault() {
-            // A processor sets RF in the frame of a fault, but not in that of one that is injected.
+            // A processor sets RF in the frame of a fault, but not in the frame of an injected fault.
             let regs = self.regs()?;
             self.set_regs(&kvm_regs {
                 rflags: regs.rflags | RFLAGS_RF,
@@ -233,9 +233,10 @@ impl StoppedVcpu<'_> {
         self.set_events(events)
     }
 
-    /// Gives the guest an `int3` that is its own, or that it would have executed without us: the vCPU stands at
-    /// `at`, and takes #BP as if it had executed the `int3` there. RF in its frame is clear, as behind every instruction
-    /// that was executed; its handler would return with it, and no debug register would fire where it returns to.
+    /// Injects the #BP of an `int3` at `at`: an `int3` of the guest, or an `int3` that the guest would have executed without
+    /// the VMM. The vCPU is at `at`, and takes #BP as if it had executed the `int3`. RF in the frame is clear, as after
+    /// every executed instruction. With RF set, the handler would return with RF, and no debug register would fire at the
+    /// return address.
     ///
     /// # Errors
     ///
@@ -258,7 +259,7 @@ impl StoppedVcpu<'_> {
         self.shared.platform.ports.read(port, data.len(), data);
     }
 
-    /// Sets what KVM intercepts for debugging on this vCPU, and whether it holds interrupts back.
+    /// Sets the debug events that KVM intercepts on the vCPU, and whether KVM holds interrupts back.
     pub(super) fn set_debug(
         &mut self,
         breakpoints: &HardwareBreakpoints,
@@ -304,7 +305,7 @@ mod tests {
         assert_eq!(dr7([None; 4]), 0);
         assert_eq!(dr7([Some(1), None, None, None]), 0b10);
         assert_eq!(dr7([None, None, Some(0), Some(2)]), 0b1010_0000);
-        // No type or length bits: those of an execution breakpoint are zero.
+        // No type or length bits: they are zero for an execution breakpoint.
         assert_eq!(dr7([Some(1); 4]), 0b1010_1010);
     }
 }

@@ -1,21 +1,21 @@
-//! A timer that kicks its own thread, so that a vCPU that runs alone comes back.
+//! A timer that kicks its own thread, to end the run of a vCPU that runs alone.
 #![expect(unsafe_code, reason = "POSIX timers")]
 
 use std::time::Duration;
 
 use super::kick;
 
-/// Kicks the thread that made it, from when it is made until it is dropped, again and again.
+/// A timer that kicks the creating thread, periodically or once, until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Watchdog(Option<libc::timer_t>);
 
 impl Watchdog {
-    /// Starts the timer. Without timers to be had, nobody is kicked.
+    /// Starts a timer that kicks at each `period`. If the host has no timer left, no kick comes.
     pub(crate) fn every(period: Duration) -> Self {
         Self::start(period, period)
     }
 
-    /// The same for a single kick. A period that is shorter than a kick takes would leave the thread no time.
+    /// Starts a timer for a single kick. A period shorter than the cost of a kick would leave the thread no time.
     pub(crate) fn once(after: Duration) -> Self {
         Self::start(after, Duration::ZERO)
     }

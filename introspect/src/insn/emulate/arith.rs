@@ -38,7 +38,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
     match mnemonic {
         Mnemonic::Cmp => Ok(()),
         Mnemonic::Xadd => {
-            // In this order: when both are the same register, the sum is what stays.
+            // In this order: if both operands are the same register, the register keeps the sum.
             cpu.set_operand(1, width, old)?;
             cpu.set_operand(0, width, result)
         }

@@ -74,8 +74,8 @@ fn scan<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), S
     };
     match position {
         Some(position) => cpu.set_operand(0, width, u64::from(position)),
-        // Without a bit to find the destination stays, on all processors; but of 32 bits some
-        // clear the upper half all the same.
+        // If no bit is set, the destination keeps its value on all processors; but for 32-bit
+        // operands some processors clear the upper half even then.
         None if width == Width::B4 && cpu.full_register(0)? > width.mask() => {
             Err(Reason::UndefinedResult.into())
         }

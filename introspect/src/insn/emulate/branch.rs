@@ -1,8 +1,7 @@
 //! Near branches.
 //!
-//! Targets are 64 bits wide; a 16-bit branch never gets here (it is
-//! [`Reason::VendorSpecific`]). A target that is not canonical is found when the effects are
-//! committed.
+//! Targets are 64 bits wide; a 16-bit branch never reaches this file (the reason is
+//! [`Reason::VendorSpecific`]). The commit of the effects finds a non-canonical target.
 
 use iced_x86::{Code, Mnemonic, OpKind};
 
@@ -54,7 +53,7 @@ fn target<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<u64, Stop> {
     match cpu.insn.op0_kind() {
         OpKind::NearBranch64 => Ok(cpu.insn.near_branch64()),
         _ => {
-            // Of memory, all 64 bits: the width is that of the operand, never the prefix's.
+            // From memory, all 64 bits: the operand sets the width, never the prefix.
             if cpu.width(0)? != Width::B8 {
                 return Err(Reason::Unmodelled.into());
             }

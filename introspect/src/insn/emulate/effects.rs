@@ -1,4 +1,4 @@
-//! What an instruction is going to change, held back until it is known to complete.
+//! The changes of an instruction, held back until the instruction is sure to complete.
 
 use iced_x86::{Instruction, Mnemonic};
 
@@ -28,22 +28,22 @@ impl From<Reason> for Stop {
     }
 }
 
-/// How committing an instruction's changes went.
+/// The result of committing an instruction's changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Commit {
-    /// They are made.
+    /// The changes are made.
     Done,
-    /// Another processor wrote the memory of a locked instruction between its read and its
-    /// write. Nothing has changed; the instruction is to be started over.
+    /// Another processor wrote the memory of a locked instruction between the instruction's read
+    /// and write. Nothing has changed; the emulator must start the instruction over.
     Raced,
 }
 
-/// The most registers that one instruction changes.
+/// The most registers changed by an instruction.
 const MOST_REGISTERS: usize = 3;
 
-/// The processor before the instruction, and the changes that it will make.
+/// The processor before the instruction, and the changes that the instruction will make.
 ///
-/// Memory, flags and [`Effects::gpr`] are seen as they were before.
+/// Reads of memory, flags and [`Effects::gpr`] return the state before the instruction.
 pub(super) struct Effects<'a, C: ?Sized> {
     pub(super) cpu: &'a mut C,
     pub(super) insn: &'a Instruction,
@@ -56,7 +56,7 @@ pub(super) struct Effects<'a, C: ?Sized> {
     system: Option<SystemChanges>,
     /// RF afterwards.
     resume: bool,
-    /// The last value read from memory: what a locked instruction replaces.
+    /// The last value read from memory: the value replaced by a locked instruction.
     loaded: u64,
 }
 
@@ -93,7 +93,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         self.cpu.gpr(register)
     }
 
-    /// A register as it will be, so far.
+    /// A register with the changes up to now.
     fn gpr_after(&self, register: Gpr) -> u64 {
         self.registers[..self.changed]
             .iter()
@@ -112,8 +112,8 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         }
     }
 
-    /// Changes the low part of a register as writes of that width do: 32 bits clear the upper
-    /// half, fewer leave the rest.
+    /// Changes the low part of a register like the processor's writes of the same width: 32 bits
+    /// clear the upper half, fewer leave the rest.
     pub(super) fn set_gpr_low(&mut self, register: Gpr, width: Width, value: u64) {
         let value = width.truncate(value);
         match width {
@@ -145,13 +145,13 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         self.flags_after = (self.flags_after & !which) | (values & which);
     }
 
-    /// RF will be as given; with other instructions it will be clear.
+    /// Sets RF after the instruction to `resume`; other instructions clear RF.
     pub(super) fn resume(&mut self, resume: bool) {
         self.resume = resume;
     }
 
-    /// Will change what is not in general registers, RIP or the flags. Such an instruction
-    /// writes no memory.
+    /// Records changes outside general registers, RIP and the flags. An instruction with system
+    /// changes writes no memory.
     pub(super) fn change_system(&mut self, changes: SystemChanges) {
         self.system = Some(changes);
     }
@@ -170,7 +170,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         self.load(at, width, Access::Read)
     }
 
-    /// The same, of what the instruction will write: that it may is checked before it reads.
+    /// Reads memory for a later write: checks write access before the read.
     pub(super) fn read_to_write(&mut self, at: u64, width: Width) -> Result<u64, Stop> {
         self.load(at, width, Access::Write)
     }
@@ -185,7 +185,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         Ok(self.loaded)
     }
 
-    /// Will write memory. An instruction does so at most once.
+    /// Records a write to memory; the commit makes the write. An instruction writes at most once.
     pub(super) fn write(&mut self, at: u64, width: Width, value: u64) -> Result<(), Stop> {
         check_canonical(at, width.bytes(), Access::Write)?;
         self.check_alignment(at, width)?;
@@ -229,7 +229,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         Ok(())
     }
 
-    /// Programs can ask for a fault on misaligned accesses (and get it, if CR0.AM is set).
+    /// Programs can ask for a fault on misaligned accesses (the fault occurs if CR0.AM is set).
     fn check_alignment(&mut self, at: u64, width: Width) -> Result<(), Stop> {
         let aligned = at.is_multiple_of(width.bytes() as u64);
         if !aligned && self.flag(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
@@ -275,7 +275,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         for &(register, value) in &self.registers[..self.changed] {
             self.cpu.set_gpr(register, value);
         }
-        // Completing an instruction clears RF, which suppresses breakpoints on it.
+        // Completing an instruction clears RF; a set RF suppresses breakpoints on the instruction.
         let resume = flags::when(self.resume, flags::RESUME);
         self.cpu
             .set_rflags(self.flags_after & !flags::RESUME | resume);
@@ -284,12 +284,13 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     }
 }
 
-/// Whether the access to memory is atomic: by prefix, or because it is an `xchg`.
+/// Whether the access to memory is atomic: by prefix, or as an `xchg`.
 fn is_locked(insn: &Instruction) -> bool {
     insn.has_lock_prefix() || insn.mnemonic() == Mnemonic::Xchg
 }
 
-/// With 48 bits of address: a guest with 57 has the rare address in between stepped.
+/// Canonical with 48 bits of address: in a guest with 57 bits, the rare address in between is
+/// stepped.
 pub(super) fn is_canonical(at: u64) -> bool {
     let upper = at.cast_signed() >> 47;
     upper == 0 || upper == -1

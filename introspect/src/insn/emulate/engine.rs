@@ -1,4 +1,4 @@
-//! Running one instruction.
+//! Emulating one instruction.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -13,25 +13,26 @@ use crate::insn::class::{Reason, family};
 use crate::insn::cpu::{Cpu, Fault};
 use crate::insn::decode::{Decoded, decode};
 
-/// What became of an instruction.
+/// The result of emulating an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Outcome {
-    /// It is done: registers, flags, memory and RIP are as after the instruction.
+    /// The instruction is complete: registers, flags, memory and RIP have the state after the
+    /// instruction.
     Done,
-    /// It could not access memory; nothing has changed. Run by the guest it would most likely
-    /// fault there.
+    /// A memory access failed, or a register of the vCPU could not be fetched; nothing has changed.
+    /// Run by the guest, the instruction would most likely fault at the same address.
     Fault(Fault),
-    /// The hardware must run it; nothing has changed.
+    /// The hardware must run the instruction; nothing has changed.
     Unsupported(Reason),
 }
 
-/// Runs the instruction at RIP, whose bytes (the guest's own, without plants) come first in
-/// `bytes`.
+/// Emulates the instruction at RIP. `bytes` begin with the instruction's bytes (the original bytes,
+/// without plants).
 ///
-/// Of the processor's state outside [`Cpu`], the caller ends the interrupt shadow that the
-/// instruction before has cast when this returns [`Outcome::Done`]. Data breakpoints that the guest has set
-/// in debug registers do not notice emulated accesses.
+/// If the result is [`Outcome::Done`], the caller ends the interrupt shadow cast by the previous
+/// instruction: the shadow is processor state outside [`Cpu`]. Emulated accesses do not trigger the
+/// guest's data breakpoints in debug registers.
 pub fn emulate<C: Cpu + ?Sized>(cpu: &mut C, bytes: &[u8]) -> Outcome {
     match decode(bytes, Gva(cpu.rip())) {
         Ok(decoded) => emulate_decoded(cpu, &decoded),
@@ -39,7 +40,7 @@ pub fn emulate<C: Cpu + ?Sized>(cpu: &mut C, bytes: &[u8]) -> Outcome {
     }
 }
 
-/// Runs an instruction that was decoded before, for the address that RIP is at.
+/// Emulates an already decoded instruction; `decoded` must be for the address in RIP.
 ///
 /// See [`emulate`].
 pub fn emulate_decoded<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Outcome {
@@ -50,7 +51,7 @@ pub fn emulate_decoded<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Outco
     }
 }
 
-/// How often a locked instruction is started over before the hardware is to do it.
+/// The most attempts at a locked instruction before the hardware must run the instruction.
 const MOST_ATTEMPTS: usize = 16;
 
 fn run<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Result<(), Stop> {
@@ -62,7 +63,8 @@ fn run<C: Cpu + ?Sized>(cpu: &mut C, decoded: &Decoded) -> Result<(), Stop> {
         match attempt(cpu, family, decoded) {
             Ok(Commit::Done) => return Ok(()),
             Ok(Commit::Raced) => {}
-            // A repeated one has moved what comes before the fault; moved all at once, it would have moved nothing.
+            // On hardware a repeated instruction has moved all elements before the fault; the
+            // emulator, moving all at once, has moved none.
             Err(Stop::Fault(_))
                 if decoded.instruction().has_rep_prefix() && family == Family::String =>
             {
@@ -86,7 +88,8 @@ fn attempt<C: Cpu + ?Sized>(
     let cpu = &mut effects;
     match family {
         Family::Nop => {}
-        // The vCPU's thread is the guest's processor: its fence orders the guest's accesses.
+        // The vCPU's thread is the guest's processor: the thread's fence orders the guest's
+        // accesses.
         Family::Fence => fence(Ordering::SeqCst),
         Family::Arith => arith::run(cpu)?,
         Family::Logic => logic::run(cpu)?,

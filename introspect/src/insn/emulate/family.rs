@@ -1,13 +1,13 @@
-//! Which instruction is in which file.
+//! Families of instructions, one for each file.
 
 use iced_x86::{Code, EncodingKind, Instruction, Mnemonic};
 
 use super::segment;
 
-/// The instructions that one file emulates.
+/// The instructions emulated by one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::insn) enum Family {
-    /// Nothing but going on: `nop`, `endbr64`, `pause`, prefetches.
+    /// Continuing without any change: `nop`, `endbr64`, `pause`, prefetches.
     Nop,
     /// Memory fences.
     Fence,
@@ -29,7 +29,7 @@ pub(in crate::insn) enum Family {
     Stack,
     /// Near branches.
     Branch,
-    /// The flags register itself.
+    /// The flags register.
     Status,
     /// Segment registers and their bases.
     Segment,
@@ -40,7 +40,7 @@ pub(in crate::insn) enum Family {
 }
 
 impl Family {
-    /// The family of an instruction, by mnemonic; `None` when no file emulates it.
+    /// The family of an instruction, by mnemonic; `None` if no file emulates the instruction.
     pub(in crate::insn) fn of(insn: &Instruction) -> Option<Self> {
         use Mnemonic as M;
         if insn.encoding() != EncodingKind::Legacy {

@@ -1,11 +1,11 @@
-//! The flags register: its bits, how results set them, and the conditions made of them.
+//! The flags register: the bits, the flags of a result, and the conditions on flags.
 
 use iced_x86::ConditionCode;
 
 use super::width::Width;
 
 pub(super) const CARRY: u64 = 1 << 0;
-/// Always reads as one.
+/// Always reads as 1.
 pub(super) const FIXED: u64 = 1 << 1;
 pub(super) const PARITY: u64 = 1 << 2;
 pub(super) const ADJUST: u64 = 1 << 4;
@@ -24,7 +24,7 @@ pub(super) const VIRTUAL_INTERRUPT: u64 = 1 << 19;
 pub(super) const INTERRUPT_PENDING: u64 = 1 << 20;
 pub(super) const IDENTIFICATION: u64 = 1 << 21;
 
-/// The six that arithmetic sets.
+/// The six flags set by arithmetic.
 pub(super) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
 
 /// `flag` if `set`, else nothing.
@@ -38,10 +38,10 @@ pub(super) const fn of_result(width: Width, result: u64) -> u64 {
     when(result & width.sign() != 0, SIGN) | when(result == 0, ZERO) | when(even_ones, PARITY)
 }
 
-/// A sum and its flags.
+/// A sum and the flags.
 pub(super) const fn add(width: Width, a: u64, b: u64, carry: bool) -> (u64, u64) {
     let result = width.truncate(a.wrapping_add(b).wrapping_add(carry as u64));
-    // One bit per position that carried into the next.
+    // A bit is set at each position with a carry into the next.
     let carries = (a & b) | ((a | b) & !result);
     let overflow = (a ^ result) & (b ^ result);
     (
@@ -50,7 +50,7 @@ pub(super) const fn add(width: Width, a: u64, b: u64, carry: bool) -> (u64, u64)
     )
 }
 
-/// A difference and its flags.
+/// A difference and the flags.
 pub(super) const fn sub(width: Width, a: u64, b: u64, borrow: bool) -> (u64, u64) {
     let result = width.truncate(a.wrapping_sub(b).wrapping_sub(borrow as u64));
     let borrows = (!a & b) | ((!a | b) & result);

@@ -12,7 +12,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
     match cpu.insn.mnemonic() {
         Mnemonic::Sti => {
             if u64::from(cpu.cpu.privilege_level()?) > cpu.io_level() {
-                // It may set VIF instead.
+                // The instruction may set VIF instead.
                 return Err(Reason::PrivilegeLevel.into());
             }
             if !cpu.flag(INTERRUPT) {

@@ -1,9 +1,9 @@
-//! Doing what an instruction does, without running it.
+//! Emulation of an instruction, without running the instruction on hardware.
 //!
-//! One file per family of instructions. Each reads the processor through [`effects::Effects`],
-//! which holds back every change until the instruction is known to complete: memory is then
-//! written first (an instruction writes at most once), and registers only after that
-//! succeeded. So an instruction happens entirely or not at all.
+//! One file per family of instructions. Each file reads the processor through [`effects::Effects`],
+//! which holds back every change until the instruction is sure to complete. The commit writes
+//! memory first (an instruction writes at most once), and registers only after a successful write.
+//! An instruction therefore takes effect entirely or not at all.
 
 mod arith;
 mod bits;

@@ -1,7 +1,7 @@
 //! Multiplication and division.
 //!
-//! Flags that the manuals leave undefined keep their value, except those of `mul` and `imul`
-//! that every processor derives from the result.
+//! Flags undefined in the manuals keep their value, except the flags of `mul` and `imul` derived
+//! from the result by every processor.
 
 use iced_x86::Mnemonic;
 
@@ -53,7 +53,7 @@ fn product_signed(width: Width, a: u64, b: u64) -> (u64, u64) {
     split(width, product.cast_unsigned())
 }
 
-/// The upper half that makes `low` a signed number of double width.
+/// The upper half for `low` as a signed number of double width.
 fn sign_of(width: Width, low: u64) -> u64 {
     flags::when(low & width.sign() != 0, width.mask())
 }

@@ -7,7 +7,7 @@ use super::width::Width;
 use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, Segment};
 
-/// The register that `register` is, or is part of.
+/// The general-purpose register holding `register`, in whole or in part.
 fn gpr_of(register: Register) -> Result<Gpr, Stop> {
     if !register.is_gpr() {
         return Err(Reason::Unmodelled.into());
@@ -37,8 +37,8 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         self.insn.op_kind(operand) == OpKind::Memory
     }
 
-    /// Reads an operand as a value of `width`: registers and memory have it, immediates are
-    /// extended to it.
+    /// Reads an operand as a value of `width`: registers and memory have this width, immediates are
+    /// extended.
     pub(super) fn operand(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
         match self.insn.op_kind(operand) {
             OpKind::Register => self.register(self.insn.op_register(operand)),
@@ -53,7 +53,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         }
     }
 
-    /// Reads an operand, as [`Effects::operand`] does, that will be written.
+    /// Reads an operand before a write, like [`Effects::operand`].
     pub(super) fn operand_to_write(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
         if !self.is_memory(operand) {
             return self.operand(operand, width);
@@ -79,7 +79,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         }
     }
 
-    /// All 64 bits of the register that an operand is.
+    /// All 64 bits of a register operand.
     pub(super) fn full_register(&self, operand: u32) -> Result<u64, Stop> {
         Ok(self.gpr(gpr_of(self.insn.op_register(operand))?))
     }
@@ -105,13 +105,13 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         Ok(())
     }
 
-    /// The memory operand's address, its segment's base included.
+    /// The memory operand's address, the segment's base included.
     pub(super) fn memory_address(&mut self) -> Result<u64, Stop> {
         let offset = self.memory_offset(self.gpr(Gpr::Rsp), 0)?;
         self.linear(offset)
     }
 
-    /// The memory operand's offset in its segment, which is what `lea` yields.
+    /// The memory operand's offset in the segment, the result of `lea`.
     ///
     /// `rsp` is the stack pointer to use, and `extra` is added before the result is cut to the
     /// address size.
@@ -138,7 +138,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
         Ok(self.address_width().truncate(offset))
     }
 
-    /// The linear address of an offset in the segment that the instruction uses.
+    /// The linear address of an offset in the instruction's segment.
     pub(super) fn linear(&mut self, offset: u64) -> Result<u64, Stop> {
         let base = match self.insn.memory_segment() {
             Register::FS => self.segment_base(Segment::Fs)?,

@@ -1,8 +1,8 @@
 //! Segment registers and their bases.
 //!
-//! A descriptor is loaded as it is by code of privilege level 0: present, accessed before, and
-//! with the rights that the instruction asks for. With anything else the hardware has an
-//! exception to raise or a bit to set, and is left to do so.
+//! The emulator loads a descriptor at privilege level 0 only if the descriptor is present, has the
+//! accessed bit, and has the rights asked for by the instruction. With any other descriptor the
+//! hardware raises an exception or sets a bit, so the hardware runs the instruction.
 
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
@@ -16,11 +16,11 @@ use crate::insn::system::{CastShadow, Msr, SegmentRegister, Segments, System, Sy
 
 /// Attributes of descriptors.
 const ACCESSED: u16 = 1;
-/// Of data: it can be written. Of code: it can be read.
+/// Data segment: writable. Code segment: readable.
 const READ_WRITE: u16 = 1 << 1;
-/// Of code: it runs at the privilege level of its caller.
+/// Code segment: runs at the privilege level of the caller.
 const CONFORMING: u16 = 1 << 2;
-/// Of data: the limit is the lower one.
+/// Data segment: the limit is the lower bound.
 const EXPANDS_DOWN: u16 = 1 << 2;
 const CODE: u16 = 1 << 3;
 /// Code or data, and no gate or task.
@@ -31,12 +31,12 @@ const LONG: u16 = 1 << 13;
 const WIDE: u16 = 1 << 14;
 const GRANULAR: u16 = 1 << 15;
 
-/// The bit of a selector that says which table, and those that ask for a privilege level.
+/// A selector's table bit, and (`REQUESTED`) the bits of the requested privilege level.
 const LOCAL: u16 = 1 << 2;
 const REQUESTED: u16 = 3;
 
-/// Whether it is a `mov` between a segment register and another operand, and of a kind that is
-/// emulated: loads of FS and GS differ in what becomes of the base.
+/// Whether `insn` is an emulated `mov` between a segment register and another operand. Loads of FS
+/// and GS are left out: processors differ in the effect on the base.
 pub(super) fn is_move(insn: &Instruction) -> bool {
     let register =
         |operand| (insn.op_kind(operand) == OpKind::Register).then(|| insn.op_register(operand));
@@ -121,7 +121,7 @@ fn store<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
         Register::GS => segments.gs,
         _ => return Err(Reason::Segment.into()),
     };
-    // In memory 16 bits, whatever the operand size.
+    // In memory 16 bits, for any operand size.
     let width = if cpu.is_memory(0) {
         Width::B2
     } else {
@@ -174,12 +174,12 @@ pub(super) fn low_selector(value: u64) -> u16 {
     u16::from_le_bytes([low, high])
 }
 
-/// Whether a selector is one of the four that select nothing.
+/// Whether a selector is one of the four null selectors.
 pub(super) const fn is_null(selector: u16) -> bool {
     selector & !REQUESTED == 0
 }
 
-/// What a null selector loads into a register.
+/// The register contents after loading a null selector.
 pub(super) fn unusable(selector: u16, level: u16) -> SegmentRegister {
     SegmentRegister {
         selector,
@@ -188,7 +188,7 @@ pub(super) fn unusable(selector: u16, level: u16) -> SegmentRegister {
     }
 }
 
-/// The 64-bit or 32-bit code segment that code goes on in at privilege level `level`.
+/// The 64-bit or 32-bit code segment of `selector` for code at privilege level `level`.
 pub(super) fn code<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     system: &System,
@@ -248,7 +248,7 @@ fn data<C: Cpu + ?Sized>(
     }
 }
 
-/// What a selector, not a null one, loads into a register at privilege level 0.
+/// The register contents after loading a selector other than null at privilege level 0.
 fn descriptor<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     system: &System,
@@ -260,7 +260,7 @@ fn descriptor<C: Cpu + ?Sized>(
         _ => system.ldt,
     };
     let offset = selector & !(LOCAL | REQUESTED);
-    // SMAP holds for the access to the table even where AC lifts it for others.
+    // SMAP applies to the table access even where AC lifts SMAP for other accesses.
     let readable = table.filter(|table| u32::from(offset) + 7 <= table.limit);
     let Some(table) = readable.filter(|_| !cpu.flag(ALIGNMENT)) else {
         return Err(reason.into());
@@ -299,7 +299,7 @@ fn descriptor<C: Cpu + ?Sized>(
     })
 }
 
-/// The segments that `sysret` makes up, at privilege level 3: flat ones.
+/// The flat segments loaded by `sysret`, at privilege level 3.
 pub(super) fn flat_code(selector: u16, long: bool) -> SegmentRegister {
     let width = if long { LONG } else { WIDE };
     flat(selector, CODE | READ_WRITE | width)
@@ -320,12 +320,12 @@ fn flat(selector: u16, kind: u16) -> SegmentRegister {
 }
 
 impl SegmentRegister {
-    /// Whether it holds 64-bit code.
+    /// Whether the segment holds 64-bit code.
     pub(super) const fn is_long(&self) -> bool {
         self.attributes & LONG != 0
     }
 
-    /// Whether it is the same as `other` but for the privilege level.
+    /// Whether all but the selector and the privilege level is the same as in `other`.
     pub(super) const fn is_like(&self, other: &Self) -> bool {
         let level = 3 << 5;
         self.usable == other.usable
@@ -335,15 +335,15 @@ impl SegmentRegister {
     }
 }
 
-/// The data segments after a return to privilege level 3: those that are out of reach there
-/// become null. FS and GS are left to the hardware then, since makers differ in what becomes of
-/// the bases.
+/// The data segments after a return to privilege level 3: segments out of reach at level 3 become
+/// null. If FS or GS is out of reach, the hardware runs the instruction, since makers differ in the
+/// effect on the bases.
 pub(super) fn out_of_reach(segments: &Segments, reason: Reason) -> Result<Segments, Stop> {
     let is_kept = |segment: &SegmentRegister| {
         let conforms = segment.attributes & (CODE | CONFORMING) == CODE | CONFORMING;
         segment.selector == 0 || (segment.usable && (segment.privilege_level() == 3 || conforms))
     };
-    // One of the other null selectors becomes 0, on some processors.
+    // On some processors, a null selector other than 0 becomes 0.
     let is_odd = |segment: &SegmentRegister| segment.selector != 0 && is_null(segment.selector);
     let Segments { ds, es, fs, gs, .. } = segments;
     if [ds, es, fs, gs].into_iter().any(is_odd) || !is_kept(fs) || !is_kept(gs) {

@@ -1,8 +1,8 @@
 //! Shifts and rotations.
 //!
 //! The manuals leave OF undefined after more than one position, AF after a shift, and CF after
-//! shifting everything out. Here they are as AMD's processors have them: OF by the formula for
-//! one position, AF set.
+//! shifting everything out. Here the flags follow AMD's processors: OF by the formula for one
+//! position, AF set.
 
 use iced_x86::Mnemonic;
 
@@ -62,7 +62,7 @@ fn rotated(width: Width, (result, out): (u64, bool), right: bool) -> (u64, u64, 
     )
 }
 
-/// Whether the sign changed in the last position moved, told from the result.
+/// OF: whether the sign changed in the last position moved, derived from the result.
 fn overflow(width: Width, result: u64, out: bool, right: bool) -> u64 {
     let top = result & width.sign() != 0;
     let other = if right {
@@ -114,7 +114,7 @@ fn ror(width: Width, old: u64, count: u32) -> (u64, bool) {
     (result, result & width.sign() != 0)
 }
 
-/// Rotates through the carry: one bit more than the width goes round.
+/// Rotates through the carry: the width plus one bit goes round.
 fn rcl(width: Width, old: u64, count: u32, carry: bool) -> (u64, bool) {
     (0..count % (width.bits() + 1)).fold((old, carry), |(value, carry), _| {
         (
@@ -130,10 +130,10 @@ fn rcr(width: Width, old: u64, count: u32, carry: bool) -> (u64, bool) {
     })
 }
 
-/// `shld` and `shrd`, by 1..=width: the bits that come in are those of `other`.
+/// `shld` and `shrd`, by 1..=width: the bits shifted in are the bits of `other`.
 fn double(width: Width, old: u64, other: u64, count: u32, left: bool) -> (u64, bool) {
     let bits = width.bits();
-    // A count of the whole width (only 16 bits get there) leaves just the other operand.
+    // A count of the whole width (possible only with 16 bits) leaves just the other operand.
     let rest = |value: u64, by: u32| if by == 0 { value } else { value >> by };
     if left {
         (

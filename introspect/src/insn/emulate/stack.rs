@@ -1,8 +1,8 @@
 //! The stack.
 //!
-//! The order in which the stack pointer moves and operands are read is the hardware's: `push
-//! rsp` pushes the old value, `pop [rsp]` addresses with the new one, `pop rsp` keeps what it
-//! popped.
+//! The order in which the stack pointer moves and operands are read is the hardware's: `push rsp`
+//! pushes the old value, `pop [rsp]` addresses with the new value, `pop rsp` keeps the popped
+//! value.
 
 use iced_x86::{Code, Mnemonic};
 

@@ -1,4 +1,4 @@
-//! The flags register itself.
+//! Instructions on the flags register.
 
 use iced_x86::Mnemonic;
 
@@ -11,7 +11,7 @@ use super::width::Width;
 use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr};
 
-/// The flags that `lahf` and `sahf` move.
+/// The flags moved by `lahf` and `sahf`.
 const IN_AH: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
@@ -47,7 +47,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
 }
 
 impl<C: Cpu + ?Sized> Effects<'_, C> {
-    /// The lowest privilege that may turn interrupts on and off.
+    /// The lowest privilege allowed to turn interrupts on and off.
     pub(super) fn io_level(&self) -> u64 {
         (self.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
     }
@@ -71,11 +71,11 @@ fn push<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), S
 fn pop<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
     let image = cpu.pop(width)?;
     if image & TRAP != 0 {
-        // The guest begins to step itself: its first trap comes after the next instruction.
+        // The guest begins to single-step: the guest's first trap comes after the next instruction.
         return Err(Reason::GuestTrapFlag.into());
     }
     let level = u64::from(cpu.cpu.privilege_level()?);
-    // What is not allowed is left as it was, silently.
+    // The instruction silently leaves flags without write permission unchanged.
     let mut which = STATUS | DIRECTION | NESTED_TASK | ALIGNMENT | IDENTIFICATION;
     if level == 0 {
         which |= IO_LEVEL;

@@ -1,6 +1,6 @@
-//! Strings: `movs`, `stos`, `lods`, `scas`, `cmps` of one element, and `rep movs` and `rep stos`
-//! of no more than 64 KiB upwards, which are done at once, so that they happen entirely or not
-//! at all.
+//! Strings: `movs`, `stos`, `lods`, `scas`, `cmps` of one element, and `rep movs` and `rep stos` of
+//! no more than 64 KiB upwards. The emulator moves a repeated string at once, so the instruction
+//! takes effect entirely or not at all.
 
 use iced_x86::{Instruction, Mnemonic, OpKind};
 
@@ -56,7 +56,8 @@ fn repeat<C: Cpu + ?Sized>(
 ) -> Result<(), Stop> {
     let count = address.truncate(cpu.gpr(Gpr::Rcx));
     if count == 0 {
-        // Of 32-bit registers the upper halves might be cleared even so.
+        // With 32-bit addresses, the processor might clear the upper halves of the registers even
+        // for a count of 0.
         return if address == Width::B8 {
             Ok(())
         } else {
@@ -75,7 +76,8 @@ fn repeat<C: Cpu + ?Sized>(
     let content = match cpu.insn.mnemonic() {
         Mnemonic::Movsb | Mnemonic::Movsw | Mnemonic::Movsd | Mnemonic::Movsq => {
             let source = cpu.linear(from)?;
-            // Into itself, further up, what was moved first is moved again.
+            // If the target overlaps the source further up, the first elements moved are moved
+            // again.
             if wraps(from) || to.wrapping_sub(source) < bytes {
                 return Err(Reason::Repeated.into());
             }
@@ -109,7 +111,7 @@ fn address_width(insn: &Instruction) -> Width {
     }
 }
 
-/// The element at RSI, whose segment can be overridden.
+/// The element at RSI, in DS or in the segment of a prefix.
 fn source<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     width: Width,

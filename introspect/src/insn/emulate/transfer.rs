@@ -1,8 +1,9 @@
 //! Returns from interrupts and from system calls: `iret` and `sysret`.
 //!
-//! Both leave privilege level 0, or stay there, for a place that a descriptor or two registers
-//! describe. Whatever would raise an exception is left to the hardware; so is a frame with TF,
-//! after which the guest is to get its own trap.
+//! Both leave privilege level 0, or stay there, for a target described by descriptors or by two
+//! registers. If the instruction would raise an exception, the hardware runs the instruction. The
+//! hardware also runs a return with TF in the frame, because the guest must get the trap
+//! afterwards.
 
 use iced_x86::Code;
 
@@ -17,7 +18,7 @@ use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, Vendor};
 use crate::insn::system::{Msr, Segments, System, SystemChanges};
 
-/// The flags that `iret` loads at privilege level 0.
+/// The flags loaded by `iret` at privilege level 0.
 const LOADED: u64 = STATUS
     | INTERRUPT
     | DIRECTION
@@ -28,7 +29,7 @@ const LOADED: u64 = STATUS
     | VIRTUAL_INTERRUPT
     | INTERRUPT_PENDING
     | IDENTIFICATION;
-/// The flags that `sysret` loads.
+/// The flags loaded by `sysret`.
 const LOADED_FROM_R11: u64 = LOADED & !RESUME;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
@@ -54,7 +55,7 @@ fn interrupt_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> 
     if cpu.cpu.privilege_level()? != 0 || cpu.flag(NESTED_TASK) {
         return Err(REASON.into());
     }
-    // A fault of `iret` unmasks NMIs all the same: it is the hardware's to raise.
+    // A faulting `iret` unmasks NMIs too, so the hardware must raise the fault.
     let frame = cpu
         .read_string(cpu.gpr(Gpr::Rsp), width, 5)
         .map_err(|_| REASON)?;
@@ -86,7 +87,7 @@ fn interrupt_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> 
     Ok(())
 }
 
-/// The segment registers after a return to the code and stack that these selectors name.
+/// The segment registers after a return to the code and stack of these selectors.
 fn segments_of_frame<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     system: &System,
@@ -134,8 +135,8 @@ fn system_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Res
     };
     let stack = base.wrapping_add(8);
     let ss = segment::flat_stack(stack | 3);
-    // Intel makes the stack segment flat; AMD changes nothing of it but the selector, and that to
-    // what the register holds.
+    // Intel makes the stack segment flat. AMD changes only the selector of the stack segment, and
+    // sets the selector to the value in IA32_STAR.
     let same_everywhere = system.segments.ss.is_like(&ss) && stack & 3 == 3;
     if !same_everywhere && cpu.cpu.features().vendor != Vendor::Intel {
         return Err(Reason::VendorSpecific.into());

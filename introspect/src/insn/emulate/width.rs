@@ -1,4 +1,4 @@
-//! Operand sizes, and what they do to values.
+//! Operand sizes, and the cutting and extending of values to an operand size.
 //!
 //! Values of all sizes are carried as `u64` with the bits above the width clear.
 
@@ -12,7 +12,7 @@ pub(super) enum Width {
 }
 
 impl Width {
-    /// The width of so many bytes, if there is one.
+    /// The width of `bytes` bytes; `None` if no operand has this size.
     pub(super) const fn from_bytes(bytes: usize) -> Option<Self> {
         match bytes {
             1 => Some(Self::B1),
@@ -54,7 +54,7 @@ impl Width {
         value & self.mask()
     }
 
-    /// The value as a signed one of this width, extended to 64 bits.
+    /// Extends the value, a signed number of this width, to 64 bits.
     pub(super) const fn sign_extend(self, value: u64) -> u64 {
         self.signed(value).cast_unsigned()
     }

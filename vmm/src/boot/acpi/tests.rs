@@ -16,7 +16,7 @@ impl Tables {
         u64::from_le_bytes(self.0[at..at + 8].try_into().unwrap())
     }
 
-    /// The table whose address is at `at`: checksum good, signature as expected.
+    /// Reads the table with its address at `at`: checksum good, signature as expected.
     fn at_pointer(&self, at: usize, signature: &[u8]) -> (usize, &[u8]) {
         let start = usize::try_from(self.u64(at) - ACPI_GPA.0).unwrap();
         let length = u32::from_le_bytes(self.0[start + 4..start + 8].try_into().unwrap());

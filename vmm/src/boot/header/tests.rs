@@ -29,7 +29,7 @@ fn no_setup_sectors_stand_for_four() {
 #[test]
 fn bytes_behind_the_header_are_not_fields() {
     let mut image = bzimage(b"payload");
-    // A header that ends with initrd_addr_max: what follows is code.
+    // A header that ends with initrd_addr_max: the bytes behind are code.
     image[0x201] = 0x2e;
     let header = SetupHeader::parse(&image).unwrap();
     assert_eq!(header.initrd_addr_max(), 0x7fff_ffff);

@@ -59,7 +59,7 @@ fn too_small_a_memory_is_told_how_much_is_needed() {
     let memory = memory(2);
     let error = load_elf(&memory, &text_and_data(MIB)).unwrap_err();
     assert!(error.to_string().contains("at least 3 MiB"), "{error}");
-    // Nothing is written by a load that fails.
+    // A failed load writes nothing.
     assert_eq!(read(&memory, MIB, 4), [0; 4]);
 }
 

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::boot::synthetic::{Packer, bzimage};
 
-/// Something that an ELF magic starts and that repeats enough to be compressed.
+/// Bytes with an ELF magic at the start, repetitive enough to be compressed.
 fn kernel() -> Vec<u8> {
     let mut elf = b"\x7fELF\x02\x01\x01".to_vec();
     elf.extend((0..300_000_u32).flat_map(|n| (n / 7 * 31 % 1021).to_le_bytes()));

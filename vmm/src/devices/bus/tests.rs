@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use super::*;
 
-/// Remembers writes, and reads as its offset.
+/// Remembers writes; a read returns the offset.
 #[derive(Default)]
 struct Echo(Mutex<Vec<(u16, u8)>>);
 

@@ -106,7 +106,7 @@ proptest! {
     ) {
         let rig = rig(true);
         for (write, port, size, mut data) in accesses {
-            // Every other one meets a device.
+            // Every second port is COM1 or close to COM1.
             let port = if port % 2 == 0 { port } else { COM1_PORT - 8 + port % 16 };
             match write {
                 true => rig.platform.ports.write(port, size, &data),

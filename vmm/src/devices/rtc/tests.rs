@@ -85,7 +85,7 @@ fn the_bios_way_to_reboot_resets() {
         rtc.write(INDEX, index);
         rtc.write(DATA, value);
     };
-    // What the start-up of a second CPU does.
+    // The writes of the start-up of a second CPU.
     set(0x0f, 0x0a);
     set(0x0f, 0);
     assert_eq!(sink.take(), []);

@@ -8,7 +8,7 @@ const INTERRUPT_ENABLE: u16 = 1;
 const LINE_STATUS: u16 = 5;
 const LOOPBACK: u8 = 0x10;
 
-/// A writer whose bytes can be looked at.
+/// A writer with readable bytes.
 #[derive(Clone, Default)]
 struct Output(Arc<Mutex<Vec<u8>>>);
 
@@ -23,7 +23,7 @@ impl Write for Output {
     }
 }
 
-/// A writer that is gone.
+/// A writer that always fails.
 struct Broken;
 
 impl Write for Broken {

@@ -7,7 +7,7 @@ use super::*;
 use crate::devices::bus::PortDevice;
 use crate::devices::recording::Recorder;
 
-/// An event loop that has nothing to do returns at once.
+/// Timeout with which the event loop returns at once if no event is pending.
 const NO_WAIT_MS: i32 = 0;
 
 struct Rig {
@@ -29,7 +29,7 @@ impl Rig {
         (Self::new(File::from(OwnedFd::from(reader))), writer)
     }
 
-    /// Runs the event loop until it is idle; fails when it never is.
+    /// Runs the event loop until the loop is idle; fails if the loop is never idle.
     fn settle(&mut self) {
         for _ in 0..100 {
             if self.events.run_with_timeout(NO_WAIT_MS).unwrap() == 0 {
@@ -39,7 +39,7 @@ impl Rig {
         panic!("the event loop spins");
     }
 
-    /// What a guest reads that empties the FIFO.
+    /// Empties the FIFO like a guest, and returns the bytes read.
     fn guest_reads(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while PortDevice::read(&*self.serial, 5) & 1 != 0 {
