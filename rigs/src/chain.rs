@@ -1,6 +1,6 @@
 //! An error as a line.
 
-/// The error and what caused it.
+/// The error and its causes.
 #[must_use]
 pub fn chain<E: std::error::Error>(error: E) -> String {
     let mut text = error.to_string();

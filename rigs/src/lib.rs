@@ -8,8 +8,8 @@
 //!  ─ prints a table, keeps the lines
 //! ```
 //!
-//! [`contract`], with the test guest, and [`busy`], [`ground`] and [`sweep`], with a stock kernel, are what runs beside KVM,
-//! [`launch`] what brings it there; [`mod@line`] is what they agree on. [`hostile`] starts the command itself.
+//! [`contract`] runs beside KVM with the test guest, [`busy`], [`ground`] and [`sweep`] with a stock kernel. [`launch`] starts them
+//! there; [`mod@line`] is the common format of their lines. [`hostile`] starts the command itself.
 
 pub mod busy;
 pub mod chain;

@@ -64,7 +64,7 @@ pub enum Backend {
     Amd,
     /// kvm_amd with NPT, in QEMU's TCG.
     Nested,
-    /// This machine's own KVM.
+    /// The machine's own KVM.
     Local,
 }
 

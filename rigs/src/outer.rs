@@ -1,4 +1,4 @@
-//! Making a Linux with KVM of what the kernel has started, when a program of this package is its pid 1.
+//! Sets up the Linux around KVM, if a program of the package is pid 1.
 
 use std::ffi::CStr;
 use std::fs;
@@ -15,15 +15,15 @@ pub const ARGUMENTS_PATH: &str = "/rig/arguments.json";
 pub const MODULES_PATH: &str = "/rig/modules";
 /// The guest: the test guest, or a kernel.
 pub const GUEST_PATH: &str = "/rig/guest";
-/// Its initramfs.
+/// The guest's initramfs.
 pub const INITRD_PATH: &str = "/rig/initrd";
-/// The guest's kernel as its package has it.
+/// The guest's packed kernel.
 pub const PACKED_PATH: &str = "/rig/packed";
 /// The lines of earlier launches.
 pub const KNOWN_PATH: &str = "/rig/known";
 /// The stock guest's kernel, unpacked.
 pub const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
-/// Its initramfs.
+/// The stock guest's initramfs.
 pub const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
 
 const MOUNTS: [(&str, &CStr); 3] = [
@@ -31,7 +31,7 @@ const MOUNTS: [(&str, &CStr); 3] = [
     ("/proc", c"proc"),
     ("/sys", c"sysfs"),
 ];
-/// From here on the kernel prints what it dies of, and nothing else in the middle of a line.
+/// With this console level, a dying kernel prints the cause of death, and nothing else breaks a line.
 const CONSOLE_LEVEL: (&str, &str) = ("/proc/sys/kernel/printk", "1");
 
 /// Why the Linux is not usable.
@@ -52,13 +52,13 @@ fn failed<E: Into<io::Error>>(what: &'static str, path: &str) -> impl FnOnce(E) 
     }
 }
 
-/// Whether this process is the first of a rig's Linux.
+/// Whether the process is pid 1 of a rig's Linux.
 #[must_use]
 pub fn is_pid_1() -> bool {
     std::process::id() == 1 && Path::new(ARGUMENTS_PATH).exists()
 }
 
-/// Mounts what programs expect, loads the modules, and reads the arguments.
+/// Mounts `/dev`, `/proc` and `/sys`, loads the modules, and reads the arguments.
 ///
 /// # Errors
 ///
@@ -85,7 +85,7 @@ pub fn set_up() -> Result<Vec<String>, OuterError> {
 
 /// Waits until the last byte has left the serial line, and switches the machine off.
 pub fn power_off() -> ! {
-    // An error means that standard output is no terminal, and has nothing to wait for.
+    // An error means that standard output is no terminal: there is nothing to wait for.
     let _ = rustix::termios::tcdrain(rustix::stdio::stdout());
     let result = reboot(RebootCommand::PowerOff);
     // As pid 1, ending is a kernel panic, which resets the machine.

@@ -1,4 +1,4 @@
-//! The engine with a stock guest that moves the ground under probes, nested: see `hyprobe_rigs::ground`.
+//! The engine with a stock guest that changes its own kernel under the probes, nested: see `hyprobe_rigs::ground`.
 //!
 //! Built with the feature `test-nested`, which promises QEMU and a network or a filled image cache.
 

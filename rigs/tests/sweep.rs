@@ -58,7 +58,7 @@ fn functions_that_the_workload_counts_are_swept_without_harm() {
     // The page does not show samples.
     page::from_results(results.path()).expect_err("no page");
 
-    // A run that goes on asks for no boot that is known, and comes to the same sum.
+    // A resumed run repeats no known boot, and has the same sum.
     let resumed = Options {
         resume: true,
         ..options.clone()

@@ -1,5 +1,5 @@
-//! Measures on this machine's KVM what probes cost, and prints a JSON object a line. As pid 1 of a rig's Linux it gets its
-//! arguments from a file and switches the machine off at the end.
+//! Measures the cost of probes on the machine's KVM, and prints a JSON object a line. As pid 1 of a rig's Linux, the program reads the
+//! arguments from a file and powers the machine off at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,10 +11,10 @@ use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 use hyprobe_rigs::overhead::{Overhead, Stock};
 
-/// Measures what probes cost on this machine's KVM.
+/// Measures the cost of probes on the machine's KVM.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     #[arg(long, default_value = "local", value_parser = backend)]
     backend: Backend,
     /// The test guest, an ELF file.
@@ -23,19 +23,19 @@ struct Arguments {
     /// A stock kernel to arm many probes in, and to run, unpacked.
     #[arg(long, requires = "initrd")]
     kernel: Option<PathBuf>,
-    /// Its initramfs.
+    /// The stock kernel's initramfs.
     #[arg(long)]
     initrd: Option<PathBuf>,
-    /// The kernel as it is packed, to run in QEMU beside this.
+    /// The packed stock kernel, to run in QEMU on the same machine.
     #[arg(long, requires = "kernel")]
     image: Option<PathBuf>,
-    /// Only measurements whose name contains this.
+    /// Only measurements with the given text in the name.
     #[arg(long, default_value = "")]
     only: String,
-    /// Calls of one loop.
+    /// Number of calls in a loop.
     #[arg(long, default_value_t = 500)]
     calls: u64,
-    /// Number of loops, of which the median is told.
+    /// Number of loops; the page reports the median.
     #[arg(long, default_value_t = 31)]
     rounds: usize,
     /// Seconds for each guest.

@@ -1,5 +1,5 @@
-//! Drives the engine on this machine's KVM with a busy stock guest and prints a JSON object a line. As pid 1 of a rig's
-//! Linux it gets its arguments from a file and switches the machine off at the end.
+//! Drives the engine on the machine's KVM with a busy stock guest and prints a JSON object a line. As pid 1 of a rig's Linux, the program
+//! reads the arguments from a file and powers the machine off at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,37 +13,37 @@ use hyprobe_rigs::outer;
 /// Drives the engine with a busy stock guest.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     #[arg(long, default_value = "local", value_parser = backend)]
     backend: Backend,
     /// The guest's kernel.
     #[arg(long)]
     kernel: PathBuf,
-    /// Its initramfs, whose init is the workload.
+    /// The guest's initramfs, with the workload as init.
     #[arg(long)]
     initrd: PathBuf,
-    /// Only cases whose name contains this.
+    /// Only cases with the given text in the name.
     #[arg(long, default_value = "")]
     only: String,
     /// vCPUs of the guest.
     #[arg(long, default_value_t = 2)]
     cpus: u8,
-    /// Seconds that probes come and go.
+    /// Seconds of registering, switching and removing probes.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
-    /// What comes and goes when.
+    /// The seed of the random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// So many probes come and go at once.
+    /// With `soak`: the number of temporary probes at which no more are registered.
     #[arg(long, default_value_t = 5000)]
     most: usize,
-    /// With `hot`: so many turns at the most, where clocks say little.
+    /// With `hot`: the maximum number of turns, for a machine with an emulated clock.
     #[arg(long, default_value_t = usize::MAX)]
     turns: usize,
-    /// With `hot`: so many of the hottest functions.
+    /// With `hot`: the maximum number of hot functions.
     #[arg(long, default_value_t = 400)]
     hottest: usize,
-    /// With `soak`: jumps stand for probes that only count, where they can.
+    /// With `soak`: jumps replace plants of probes that only count, where possible.
     #[arg(long)]
     optimise: bool,
 }

@@ -1,5 +1,5 @@
-//! Runs the cases on this machine's KVM and prints a JSON object a line. As pid 1 of a rig's Linux it gets its arguments
-//! from a file and switches the machine off at the end.
+//! Runs the cases on the machine's KVM and prints a JSON object a line. As pid 1 of a rig's Linux, the program reads the arguments from a
+//! file and powers the machine off at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,37 +11,37 @@ use hyprobe_rigs::contract::{Contract, StockFiles};
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 
-/// Runs the engine's cases on this machine's KVM.
+/// Runs the engine's cases on the machine's KVM.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     #[arg(long, default_value = "local", value_parser = backend)]
     backend: Backend,
     /// The test guest, an ELF file.
     #[arg(long)]
     guest: PathBuf,
-    /// Only cases whose name contains this, or one of these, separated by commas.
+    /// Only cases with the given text in the name, or with one of several texts, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
-    /// A kind of generated snippets that is not run, or a field of them that is not compared; may be given several times.
+    /// A kind of generated snippets to leave out, or a field to leave out of the comparison; may be given several times.
     #[arg(long)]
     without: Vec<String>,
     /// A stock kernel to boot, too.
     #[arg(long, requires = "stock_initrd")]
     stock_kernel: Option<PathBuf>,
-    /// Its initramfs: the workload.
+    /// The stock kernel's initramfs: the workload.
     #[arg(long)]
     stock_initrd: Option<PathBuf>,
-    /// Its vCPUs.
+    /// vCPUs of the stock guest.
     #[arg(long, default_value_t = 1)]
     stock_cpus: u8,
-    /// `PART=REASON`: cases whose name contains PART cannot be run here; may be given several times.
+    /// `PART=REASON`: cases with PART in the name cannot run here; may be given several times.
     #[arg(long, value_parser = cannot)]
     cannot: Vec<(String, String)>,
     /// Number of snippets in the cases called `generated`.
     #[arg(long, default_value_t = 2000)]
     generated: u64,
-    /// Says which snippets these are.
+    /// The seed of the snippets.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// More words for each command line of the test guest.

@@ -1,5 +1,5 @@
-//! Drives the engine on this machine's KVM with a stock guest that moves the ground under probes, and prints a JSON
-//! object a line. As pid 1 of a rig's Linux it gets its arguments from a file and switches the machine off at the end.
+//! Drives the engine on the machine's KVM with a stock guest that changes its own kernel under the probes, and prints a JSON object a
+//! line. As pid 1 of a rig's Linux, the program reads the arguments from a file and powers the machine off at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,19 +10,19 @@ use hyprobe_rigs::ground::Ground;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 
-/// Drives the engine with a stock guest that moves the ground under probes.
+/// Drives the engine with a stock guest that changes its own kernel under the probes.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     #[arg(long, default_value = "local", value_parser = backend)]
     backend: Backend,
     /// The guest's kernel.
     #[arg(long)]
     kernel: PathBuf,
-    /// Its initramfs, whose init is `ground`.
+    /// The guest's initramfs, with `ground` as init.
     #[arg(long)]
     initrd: PathBuf,
-    /// Only cases whose name contains this.
+    /// Only cases with the given text in the name.
     #[arg(long, default_value = "")]
     only: String,
     /// vCPUs of the guest.

@@ -22,7 +22,7 @@ struct Arguments {
     /// No boot begins after this time. From 600 on, the boots must have tried every act.
     #[arg(long, default_value_t = 300)]
     seconds: u64,
-    /// At most so many boots: `--on nested --seed 17 --boots 1` repeats one.
+    /// The maximum number of boots: `--on nested --seed 17 --boots 1` repeats a boot.
     #[arg(long, default_value_t = u64::MAX)]
     boots: u64,
     /// The command `hyprobe`; by default, the file beside this program.

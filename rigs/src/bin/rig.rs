@@ -1,8 +1,8 @@
-//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases there, `rig busy --on BACKEND [-- BUSY ARGUMENTS]`
-//! those with a busy stock guest, `rig ground` those in which a stock guest moves the ground under probes; `rig table` puts
-//! what was found together. `rig bench --on BACKEND [-- BENCH ARGUMENTS]` measures what probes cost there, and `rig overhead`
-//! makes the table of it. `rig sweep` probes every function of a stock kernel, and `rig sweep-page` makes the page of what was
-//! found.
+//! `rig intel|amd|nested|local [-- CONTRACT ARGUMENTS]` runs the cases on a kind of KVM, `rig busy --on BACKEND [-- BUSY ARGUMENTS]` the
+//! cases with a busy stock guest, `rig ground` the cases with a stock guest that changes its own kernel under the probes. `rig table`
+//! makes a table of the results. `rig bench --on BACKEND [-- BENCH ARGUMENTS]` measures the cost of probes on a kind of KVM, and
+//! `rig overhead` makes the table of the costs. `rig sweep` probes every function of a stock kernel, and `rig sweep-page` makes the page
+//! of the results.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,12 +19,13 @@ use hyprobe_rigs::table;
 /// The stock kernel of a busy guest, if nothing else is said.
 const KERNEL: &str = "debian-6.1";
 
-/// Runs the engine's cases on a kind of KVM, and keeps what they say.
+/// Runs the engine's cases on a kind of KVM, and keeps the results.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Where to run them; `table` prints what the last runs found, as Markdown, `overhead` what the last ones of `bench`.
+    /// The kind of KVM to run the cases on, or a command: `table` prints the results of the last runs as Markdown, `overhead` the results
+    /// of the last runs of `bench`.
     what: What,
-    /// With `bench`, `busy`, `ground`, `sweep`: where; `local` and `nested` if nothing is said.
+    /// With `bench`, `busy`, `ground`, `sweep`: the kind of KVM; by default `local` for `bench`, and `nested` for the others.
     #[arg(long, value_parser = backend)]
     on: Option<Backend>,
     /// Where results are kept.
@@ -33,11 +34,11 @@ struct Arguments {
     /// Seconds until the last line, from the start.
     #[arg(long, default_value_t = 1800)]
     timeout: u64,
-    /// Boots a stock kernel, too; with `bench`, on Bochs: elsewhere it does so anyway.
+    /// Boots a stock kernel, too; with `bench`, needed on Bochs only: elsewhere `bench` always boots the kernel.
     #[arg(long)]
     stock: bool,
-    /// With `table`, `overhead`, `sweep-page`: writes it to docs/contract.md, docs/overhead.md, docs/sweep.md instead of
-    /// printing it. With `sweep`: writes docs/sweep.md at the end.
+    /// With `table`, `overhead`, `sweep-page`: writes docs/contract.md, docs/overhead.md, docs/sweep.md instead of printing the text.
+    /// With `sweep`: writes docs/sweep.md at the end.
     #[arg(long)]
     write: bool,
     /// The stock kernel of `busy`, `ground` and `sweep`, in the catalog of images.
@@ -45,7 +46,7 @@ struct Arguments {
     image: String,
     #[command(flatten)]
     sweep: Options,
-    /// For the program that is run, e.g. `--only calls`.
+    /// Arguments for the started program, e.g. `--only calls`.
     #[arg(last = true)]
     arguments: Vec<String>,
 }
@@ -58,21 +59,21 @@ enum What {
     Amd,
     /// kvm_amd with NPT, in QEMU's TCG.
     Nested,
-    /// This machine's own KVM.
+    /// KVM on the local machine.
     Local,
     /// A busy stock guest.
     Busy,
-    /// A stock guest that moves the ground under probes.
+    /// A stock guest that changes its own kernel under the probes.
     Ground,
     /// The table.
     Table,
-    /// What probes cost.
+    /// The cost of probes.
     Bench,
-    /// The table of that.
+    /// The table of the costs.
     Overhead,
     /// Every function of a stock kernel is probed.
     Sweep,
-    /// The page of that.
+    /// The page of the sweep.
     SweepPage,
 }
 
@@ -101,14 +102,14 @@ fn main() -> ExitCode {
             image: &arguments.image,
         },
         What::Bench => Program::Bench {
-            // In Bochs it takes minutes to boot.
+            // Bochs takes minutes to boot a stock kernel.
             stock: arguments.stock || matches!(backend, Backend::Local | Backend::Nested),
         },
         _ => Program::Contract {
             stock: arguments.stock,
         },
     };
-    // They are built beside this one.
+    // Cargo builds the programs into the directory of `rig`.
     let own = match std::env::current_exe() {
         Ok(own) => own,
         Err(error) => {
@@ -153,7 +154,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// What is printed.
+/// The text to print: the table, or the path of the written page.
 fn table(arguments: &Arguments) -> Result<String, LaunchError> {
     let page = table::from_results(&arguments.results)?;
     if !arguments.write {

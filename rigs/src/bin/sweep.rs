@@ -1,5 +1,5 @@
-//! Probes every function of a stock guest on this machine's KVM, boot after boot, and prints a JSON object a line. As pid 1
-//! of a rig's Linux it gets its arguments from a file and switches the machine off at the end.
+//! Probes every function of a stock guest on the machine's KVM, boot after boot, and prints a JSON object a line. As pid 1 of a rig's
+//! Linux, the program reads the arguments from a file and powers the machine off at the end.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,10 +19,10 @@ struct Arguments {
     /// The guest's kernel, unpacked.
     #[arg(long)]
     kernel: PathBuf,
-    /// The guest's kernel as it is packed.
+    /// The guest's packed kernel.
     #[arg(long)]
     packed: Option<PathBuf>,
-    /// The guest's initramfs, whose init is the workload.
+    /// The guest's initramfs, with the workload as init.
     #[arg(long)]
     initrd: PathBuf,
     /// The lines of earlier launches.
@@ -37,19 +37,19 @@ struct Arguments {
     /// Shuffles the functions, and chooses instructions.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// The hash of this program, for the lines: a sweep is continued by the same program only.
+    /// The hash of the sweep program, for the lines: only the same program continues a sweep.
     #[arg(long, default_value = "")]
     program: String,
     /// Functions of a batch, at most.
     #[arg(long, default_value_t = 5000)]
     batch: usize,
-    /// So many functions only.
+    /// The number of functions to sweep instead of all.
     #[arg(long)]
     sample: Option<usize>,
-    /// Functions that are swept first, where the kernel has them.
+    /// Functions to sweep first, where the kernel has them.
     #[arg(long, value_delimiter = ',')]
     with: Vec<String>,
-    /// No functions but those of `--with`.
+    /// No functions except the functions of `--with`.
     #[arg(long)]
     only_with: bool,
 }

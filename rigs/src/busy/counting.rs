@@ -1,4 +1,4 @@
-//! Probes that only count, and what the guest says of the same calls.
+//! Probes that only count, and the guest's counts of the same calls.
 
 use introspect::Symbol;
 use probes::{Action, Kernel, NewProbe, ProbeSpec, ProbeState, ProbeSummary};
@@ -6,7 +6,7 @@ use probes::{Action, Kernel, NewProbe, ProbeSpec, ProbeState, ProbeSummary};
 use super::guest::Ran;
 use crate::chain::chain;
 
-/// Functions whose calls the guest counts.
+/// The calls that the guest counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Counted {
     Openat,
@@ -28,7 +28,7 @@ impl Counted {
     }
 }
 
-/// A probe that stayed must have counted what the guest did.
+/// A message if a permanent probe has not counted exactly the guest's calls.
 pub(super) fn lost(probe: &ProbeSummary, made: u64) -> Option<String> {
     let counts = probe.state == ProbeState::Armed && made > 0 && probe.hits == made;
     (!counts || !is_accounted(probe)).then(|| format!("{made} expected: {probe:?}"))
@@ -93,7 +93,7 @@ pub(crate) mod tests {
         ] {
             assert_eq!(lost(&probe, 10).is_none(), is_good, "{probe:?}");
         }
-        // A guest that did nothing says nothing.
+        // If the guest made no calls, equal counts show nothing.
         assert!(lost(&counted(0, None), 0).is_some());
         let gone = ProbeSummary {
             state: ProbeState::Gone,

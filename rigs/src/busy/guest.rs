@@ -1,4 +1,4 @@
-//! A stock kernel with the workload as its init, and a thread that does something to it while it runs.
+//! A stock kernel with the workload as init, and a thread that drives the engine while the guest runs.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,13 +17,13 @@ use vmm::{Console, Control, End, Host, HostFacts};
 
 use crate::chain::chain;
 
-/// RAM of a guest that only works.
+/// RAM of a guest with the workload alone.
 pub(crate) const MEMORY_BYTES: u64 = 256 << 20;
 /// The crypto self-tests only cost time: in Bochs, minutes.
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=5 cryptomgr.notests=1 random.trust_cpu=on";
-/// The workload's last line begins so.
+/// The start of the workload's last line.
 const DONE: &str = "workload: done";
-/// Text that the console of a healthy guest never shows.
+/// Text that is never on the console of a healthy guest.
 const COMPLAINTS: [&str; 8] = [
     "WARNING:",
     "BUG:",
@@ -34,15 +34,15 @@ const COMPLAINTS: [&str; 8] = [
     "segfault at",
     "traps: ",
 ];
-/// What it says when it has been given too little time: that depends on what else the host does. A guest that hangs does
-/// not come to its end.
+/// Reports of too little CPU time. They depend on the other load of the host, and are no complaint. A hanging guest is found otherwise:
+/// the guest does not come to its end.
 const SLOW: [&str; 3] = ["soft lockup", "rcu: INFO", "INFO: task"];
 /// Lines about the virtual processor, with probes and without.
 const OF_THE_PROCESSOR: &str = "RETBleed: WARNING: ";
-/// So many lines of the console are told when something is wrong.
+/// The number of console lines in an error message.
 const LAST_WORDS: usize = 12;
 
-/// What came out of a running guest. Cloning shares it.
+/// The output of a running guest. Clones share the output.
 #[derive(Clone, Debug, Default)]
 struct Seen(Arc<SeenInner>);
 
@@ -88,7 +88,7 @@ impl EventSink for Seen {
         match event {
             Event::Return(returned) => *self.lock().returns.entry(returned.probe).or_default() += 1,
             Event::Note(note) => self.lock().notes.push(note.text),
-            // Nothing is traced, and a session returns its summary.
+            // No hit is traced, and a session returns the summary.
             Event::Hit(_) | Event::Summary(_) => (),
         }
     }
@@ -100,7 +100,7 @@ pub(super) fn contains(console: &[u8], text: &str) -> bool {
         .any(|part| part == text.as_bytes())
 }
 
-/// A running guest, in the hands of the thread that drives it.
+/// A running guest, for the thread that drives the guest.
 #[derive(Debug)]
 pub(crate) struct Live<'a> {
     pub(crate) engine: &'a Arc<Engine>,
@@ -142,21 +142,21 @@ impl Live<'_> {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) summary: Summary,
-    /// What the guest says it did.
+    /// The guest's own counts.
     pub(crate) counts: Counts,
-    /// Returns that were told as events.
+    /// Returns reported as events, by probe.
     pub(crate) returns: BTreeMap<Arc<str>, u64>,
     pub(crate) notes: Vec<String>,
     pub(crate) console: String,
-    /// How often the guest complained that it had been given too little time.
+    /// The number of console lines with a report of too little CPU time.
     pub(crate) slow: usize,
 }
 
-/// The guest and where it runs.
+/// A guest, and the host to run on.
 #[derive(Debug)]
 pub(crate) struct Guest<'a> {
     pub(crate) host: &'a Host,
@@ -168,24 +168,24 @@ pub(crate) struct Guest<'a> {
     pub(crate) memory_bytes: u64,
 }
 
-/// A run as it was seen, before anything is made of it.
+/// The observations of a run, before the judgement.
 #[derive(Debug)]
 pub(crate) struct Observed {
     pub(crate) summary: Summary,
     pub(crate) console: String,
-    /// Returns that were told as events.
+    /// Returns reported as events, by probe.
     pub(crate) returns: BTreeMap<Arc<str>, u64>,
     pub(crate) notes: Vec<String>,
 }
 
 impl Observed {
-    /// The lines of the console by which the guest complains that it has been given too little time, and the others.
+    /// Splits the console into the lines with reports of too little CPU time, and the others.
     fn by_slowness(&self) -> (Vec<&str>, Vec<&str>) {
         let is_slow = |line: &&str| SLOW.iter().any(|word| line.contains(word));
         self.console.lines().partition(is_slow)
     }
 
-    /// What the guest complains of.
+    /// The lines with the guest's complaints.
     pub(crate) fn complaints(&self) -> Vec<&str> {
         let (_, others) = self.by_slowness();
         let complains = |line: &&str| {
@@ -208,8 +208,8 @@ impl Guest<'_> {
         Kernel::from_vmlinux(self.vmlinux).map_err(chain)
     }
 
-    /// Boots it with `probes` while `drive` has a thread of its own. A guest that does not come to its end, or
-    /// complains, or whose calls fail, is an error.
+    /// Boots the guest with `probes`, and runs `drive` in a thread. If the guest does not come to a good end, complains, or counts failed
+    /// calls, returns an error.
     pub(crate) fn run<T: Send>(
         &self,
         workload: &str,
@@ -243,8 +243,8 @@ impl Guest<'_> {
         Ok((ran, driven))
     }
 
-    /// Boots it with `probes` while `drive` has a thread of its own, until `last` is on its console and the machine ends,
-    /// or `limit` is over. Nothing is made of what the guest says.
+    /// Boots the guest with `probes`, and runs `drive` in a thread. Returns when the console shows `last` and the machine ends, or when
+    /// `limit` is over. Does not judge the guest's output.
     pub(crate) fn observe<T: Send>(
         &self,
         workload: &str,

@@ -1,7 +1,7 @@
-//! The engine on this machine's KVM with a busy guest: a stock kernel whose processes say how many calls they made.
+//! The engine on the machine's KVM with a busy guest: a stock kernel whose processes report how many calls they made.
 //!
-//! A case drives the engine through its programming interface while the guest runs: it looks at the counters, enables
-//! and disables, registers and removes. What the probes counted must be what the guest says that it did.
+//! A case drives the engine through its programming interface while the guest runs: the case reads the counters, and enables, disables,
+//! registers and removes probes. The probes must have counted the calls that the guest reports.
 
 pub(crate) mod counting;
 pub(crate) mod guest;
@@ -28,13 +28,13 @@ pub use soak::Soak;
 
 use guest::Guest;
 
-/// Why there is nothing to say about any case.
+/// An error that prevents all cases.
 #[derive(Debug, Error)]
 pub enum BusyError {
     /// No KVM.
     #[error(transparent)]
     Open(#[from] vmm::OpenError),
-    /// A KVM that refuses what every KVM must do.
+    /// KVM refuses a request that every KVM must accept.
     #[error(transparent)]
     SelfTest(#[from] vmm::SelfTestError),
     /// The kernel's file cannot be used.
@@ -45,22 +45,22 @@ pub enum BusyError {
     File(#[from] io::Error),
 }
 
-/// What to run.
+/// The cases to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Busy<'a> {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     pub backend: Backend,
     /// The guest's kernel.
     pub kernel: &'a Path,
-    /// Its initramfs, whose init is the workload.
+    /// The guest's initramfs, with the workload as init.
     pub initrd: &'a Path,
-    /// Only cases whose name contains this.
+    /// Only cases with this text in the name.
     pub only: &'a str,
     /// vCPUs of the guest.
     pub cpus: u8,
     /// How to soak.
     pub soak: Soak,
-    /// How to switch what is hot.
+    /// How to switch the probes of hot functions.
     pub heat: Heat,
 }
 
@@ -69,7 +69,7 @@ impl Busy<'_> {
     ///
     /// # Errors
     ///
-    /// See [`BusyError`]; a case that fails is none.
+    /// See [`BusyError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
         let backend = self.backend;
         let began = Instant::now();

@@ -1,4 +1,4 @@
-//! Pauses that are longer than the guest's watchdogs allow: it reports no soft lockup, since hyprobe reports the pause.
+//! Pauses longer than the guest's watchdogs allow: the guest reports no soft lockup, since hyprobe reports the pause.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use super::guest::{Guest, Live};
 /// The watchdog's threshold is a second; a soft lockup is two.
 const WORKLOAD: &str = "watchdog_thresh=1 procs=2 opens=20 reads=20 getpids=20 nappers=2 naps=2 nap=1 repeat=1000000 listen=1";
 const PAUSE: Duration = Duration::from_secs(4);
-/// Between two pauses the guest works, and its watchdog looks at it.
+/// Between two pauses the guest works, and its watchdog checks the guest.
 const WORK: Duration = Duration::from_secs(2);
 const PAUSES: u32 = 3;
 const LIMIT: Duration = Duration::from_secs(200);

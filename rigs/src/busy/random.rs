@@ -1,4 +1,4 @@
-//! Where the probes of a soak come and go.
+//! The random probes of a soak.
 
 use introspect::Symbol;
 use introspect::insn::Decoded;
@@ -10,11 +10,11 @@ pub(crate) struct Random(u64);
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {
-        // Zero is the one state that it does not leave.
+        // The generator never leaves the state zero.
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1))
     }
 
-    /// A number below `limit`; 0 if there is none.
+    /// A number below `limit`; 0 if `limit` is 0.
     pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -23,19 +23,18 @@ impl Random {
     }
 }
 
-/// The functions that there are.
+/// The kernel's functions, to choose probes from.
 #[derive(Debug)]
 pub(super) struct Somewhere<'k> {
     kernel: &'k Kernel,
     functions: Vec<Symbol>,
-    /// Those with probes that stay.
+    /// The functions with permanent probes.
     watched: Vec<Symbol>,
-    /// Those that run most, if instructions that a jump has room on are preferred.
+    /// The most frequently executed functions; empty if `roomy` is false.
     busiest: Vec<Symbol>,
 }
 
-/// Functions of the scheduler, timer interrupts, page faults, system calls and the allocator: in what every kernel has of
-/// them.
+/// Functions of the scheduler, timer interrupts, page faults, system calls and the allocator. Not every kernel has every function.
 const BUSIEST: [&str; 24] = [
     "schedule",
     "__schedule",
@@ -66,7 +65,7 @@ const BUSIEST: [&str; 24] = [
 const ROOM: usize = 5;
 
 impl<'k> Somewhere<'k> {
-    /// `roomy` prefers instructions that a jump has room on, and functions that run most.
+    /// `roomy` prefers instructions with room for a jump, and the most frequently executed functions.
     pub(super) fn new(kernel: &'k Kernel, watched: Vec<Symbol>, roomy: bool) -> Self {
         let functions = kernel
             .symbols()
@@ -84,8 +83,8 @@ impl<'k> Somewhere<'k> {
         }
     }
 
-    /// A probe at any instruction of any function; one in eight beside a probe that stays, one in four follows the
-    /// function's calls.
+    /// A probe at a random instruction of a random function. One in eight is in a function with permanent probes; one in four is a return
+    /// probe.
     pub(super) fn probe(&self, random: &mut Random) -> Option<NewProbe> {
         let among = match random.below(8) {
             0 => &self.watched,

@@ -1,4 +1,4 @@
-//! Return probes on functions that many tasks sleep in: entries are what the guest counted, and each is accounted for.
+//! Return probes on functions in which many tasks sleep: the probes count as many entries as the guest, and account for each entry.
 
 use std::time::Duration;
 
@@ -14,26 +14,26 @@ const LIMIT: Duration = Duration::from_secs(240);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(10);
 const AT_WORK: &str = "workload: start";
 
-/// Tasks sleep here until time is over or they are killed; then it returns.
+/// Tasks sleep in the function until the time is over or they are killed; then the function returns.
 const SLEEPS: &str = "kretprobe:hrtimer_nanosleep";
-/// Around it.
+/// The caller of `hrtimer_nanosleep`.
 const CALLS_SLEEP: &str = "kretprobe:__x64_sys_nanosleep";
-/// Neither returns to a task that dies.
+/// Neither function returns to a dying task.
 const DIES: &str = "kretprobe:do_group_exit";
 const IS_KILLED: &str = "kretprobe:get_signal";
 /// The last call of all is still in flight when the guest is gone.
 const ENDS: &str = "kretprobe:__x64_sys_reboot";
-/// Every task that does not run is in it, and each that has died has entered it once more than it has returned.
+/// Every task that does not run is in `__schedule`. A task that has died has entered once more than returned.
 const SCHEDULES: &str = "kretprobe:__schedule";
 const TASKS: u64 = 4096;
 
-/// What is done to a probe while the victims sleep.
+/// The change of a probe while the victims sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Switched {
     Never,
     OffAndOn,
     Off,
-    /// It was registered disabled.
+    /// The probe is registered disabled, and is then enabled.
     On,
 }
 
@@ -73,7 +73,7 @@ const FOLLOWED: [Followed; 12] = [
     stays(ENDS, None),
     stays(SCHEDULES, Some(TASKS)),
 ];
-/// The one whose returns are told as events too.
+/// The index of the probe whose returns are events, too.
 const TOLD: usize = 1;
 
 fn new_probe((index, followed): (usize, &Followed)) -> Result<NewProbe, String> {
@@ -122,7 +122,7 @@ fn missed_by(probe: &ProbeSummary, reason: &str) -> u64 {
     probe.missed.get(reason).copied().unwrap_or(0)
 }
 
-/// What must hold whenever the vCPUs are paused.
+/// A message if a probe's calls do not add up while the vCPUs are paused.
 fn unbalanced(followed: &Followed, probe: &ProbeSummary) -> Option<String> {
     let (returns, in_flight) = (probe.returns?, probe.in_flight?);
     let within = in_flight <= followed.maxactive.unwrap_or(u64::MAX);
@@ -144,8 +144,8 @@ fn look(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
     }
 }
 
-/// Looks while tasks sleep and wake, and switches probes while the victims sleep. Returns how often it looked, and how
-/// many tasks did not run then.
+/// Checks the probes while tasks sleep and wake, and switches probes while the victims sleep. Returns the number of checks, and the
+/// number of tasks that did not run then.
 fn drive(live: &Live<'_>) -> Result<(usize, u64), String> {
     let asleep = format!("workload: asleep={VICTIMS}");
     let mut looks = 0;
@@ -185,7 +185,7 @@ fn half_way(followed: &Followed, probe: &ProbeSummary) -> Result<(), String> {
     let asleep = if sleeps && !off { VICTIMS } else { 0 };
     let in_flight = asleep.min(followed.maxactive.unwrap_or(u64::MAX));
     let is_right = match followed.spec {
-        // Each of them, and no task that has died.
+        // Each victim is in flight, and no task that has died.
         SCHEDULES => probe.in_flight > Some(VICTIMS) && missed_by(probe, "maxactive") == 0,
         DIES => probe.in_flight == Some(0) && probe.hits == missed_by(probe, "abandoned"),
         _ => probe.hits == entered && probe.in_flight == Some(in_flight),
@@ -221,8 +221,8 @@ fn switch(live: &Live<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Entries, returns, in flight, missed as `maxactive`, `abandoned` and `disarmed`; `None` is for the first four what
-/// the rest says, and more than none.
+/// The expected entries, returns, calls in flight, and calls missed as `maxactive`, `abandoned` and `disarmed`. `None` accepts any number
+/// except zero; `unbalanced` checks the sum.
 fn expected(followed: &Followed, ran: &Ran) -> [Option<u64>; 6] {
     let round = NAPPERS * NAPS;
     let deaths = ran.counts.children;

@@ -1,14 +1,15 @@
-//! The second instruction of a function: mostly a short one, for which a jump has no room.
+//! The second instruction of a function: mostly a short instruction without room for a jump.
 
 use introspect::insn::{decode, is_position_independent};
 use introspect::{Gva, Symbol};
 use probes::Kernel;
 
-/// `call rel32`, which is ftrace's at a function's entry.
+/// `call rel32`: the call of ftrace at a function's entry.
 const CALL: u8 = 0xe8;
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
-/// Where in the function the second instruction is, not counting the call of ftrace: each call comes by once.
+/// The offset of the function's second instruction, not counting the call of ftrace: each call of the function executes the instruction
+/// once.
 pub(crate) fn second(kernel: &Kernel, function: &Symbol) -> Option<u64> {
     second_of(kernel.function_bytes(function), function.address)
 }

@@ -1,4 +1,4 @@
-//! Probes at random instructions of a busy guest come and go, while others stay and count what the guest counts.
+//! Registers and removes probes at random instructions of a busy guest, while permanent probes count the guest's calls.
 
 use std::time::{Duration, Instant};
 
@@ -15,13 +15,13 @@ use crate::chain::chain;
 /// How to soak.
 #[derive(Clone, Copy, Debug)]
 pub struct Soak {
-    /// How long.
+    /// The duration of the soak.
     pub seconds: u64,
-    /// The same seed makes the same choices; what the guest does meanwhile is its own.
+    /// The seed of the choices; the guest's own activity does not depend on the seed.
     pub seed: u64,
-    /// So many probes at once.
+    /// The number of temporary probes at which no more are registered.
     pub most: usize,
-    /// Jumps stand for probes that only count, where they can.
+    /// Jumps replace the plants of probes that only count, where possible.
     pub optimise: bool,
 }
 
@@ -29,18 +29,18 @@ pub struct Soak {
 const WORKLOAD: &str =
     "procs=2 opens=20 reads=20 getpids=20 nappers=2 naps=2 nap=1 repeat=1000000 listen=1";
 const AT_WORK: &str = "workload: round 2";
-/// Probes are registered so many at a time, and removed at most so many at a time.
+/// The number of probes registered in one pause, and the maximum number removed in one pause.
 const REGISTERED_AT_ONCE: usize = 50;
 const REMOVED_AT_ONCE: usize = 40;
-/// The knob of optimisation is off behind one operation of so many.
+/// The share of operations with optimisation off, as a divisor.
 const KNOB_TURNED_OFF: usize = 12;
-/// Before one operation of so many, every plant goes and comes back while tasks are in detours.
+/// The share of operations before which every plant goes and comes back, as a divisor. Tasks are in detours meanwhile.
 const ALL_GO: usize = 60;
 const BETWEEN_OPERATIONS: Duration = Duration::from_millis(5);
 /// The guest boots before, and ends after.
 const MARGIN: Duration = Duration::from_secs(600);
-/// Instructions in a row behind a function's entry that are probed for good: every second one, so that neighbours of
-/// theirs are left for those that come and go.
+/// The number of instructions considered behind a function's entry. Every second instruction gets a permanent probe, so that its
+/// neighbours stay free for temporary probes.
 const ROW: usize = 6;
 
 const WATCHED: [(&str, Counted); 5] = [
@@ -51,14 +51,14 @@ const WATCHED: [(&str, Counted); 5] = [
     ("do_group_exit", Counted::Children),
 ];
 
-/// Functions of which only the entry is probed, and where nothing comes and goes on purpose: a jump may stand for a plant
-/// only where no return is followed and no other probe is in its way.
+/// Functions with a probe at the entry only, and with no temporary probes on purpose. A jump may replace a plant only if no return is
+/// followed and no other probe is in the jump's way.
 const ENTERED: [(&str, Counted); 2] = [
     ("__x64_sys_openat", Counted::Openat),
     ("__x64_sys_read", Counted::Read),
 ];
 
-/// What was done, for the verdict.
+/// The operations of the soak, for the verdict.
 #[derive(Clone, Debug, Default)]
 struct Did {
     registered: usize,
@@ -66,14 +66,14 @@ struct Did {
     removed: usize,
     most_at_once: usize,
     longest: Duration,
-    /// Hits of the probes that came and went, as far as they were there at the end.
+    /// Hits of the temporary probes that were present at the end.
     hits: u64,
-    /// Those of them that made no exit.
+    /// Hits of the same probes without an exit.
     unexited: u64,
     is_optimising: bool,
     knob_turned: usize,
     rearmed: usize,
-    /// Probes for which a jump stood at the end, and those of them that stayed.
+    /// The number of probes with a jump at the end, and the number of permanent probes among them.
     optimised: usize,
     stayed_optimised: usize,
     patched_by_guest: usize,
@@ -128,7 +128,8 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
     ))
 }
 
-/// Probes that stay, and what each must count: the entries of functions, instructions behind them, and returns.
+/// Permanent probes, and the kind of calls that each probe must count: the entries of functions, instructions behind the entries, and
+/// returns.
 fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
     let mut probes = Vec::new();
     let mut counts = Vec::new();
@@ -155,8 +156,8 @@ fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
     Ok((probes, counts))
 }
 
-/// Instructions behind the entry that are executed once for each call: nothing branches before them or to them, and
-/// the kernel does not patch them.
+/// Instructions behind the entry that each call executes once: nothing branches before the instructions or to them, and the kernel does
+/// not patch them.
 fn row(kernel: &Kernel, symbol: &Symbol) -> Vec<Gva> {
     let code: Vec<Decoded> = kernel.instructions(symbol).map_while(Result::ok).collect();
     let targets: Vec<Gva> = code.iter().filter_map(Decoded::branch_target).collect();
@@ -259,7 +260,7 @@ fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Resul
     Ok(())
 }
 
-/// One of: register, enable or disable, remove, nothing.
+/// Registers, enables or disables, or removes probes, or does nothing.
 fn operate(
     live: &Live<'_>,
     which: usize,

@@ -10,7 +10,7 @@ use vmm::PausedGuard;
 use super::guest::Live;
 use crate::chain::chain;
 
-/// Where the text that stays is.
+/// The location of the kernel's permanent text.
 #[derive(Debug)]
 pub(super) struct Text<'k> {
     kernel: &'k Kernel,
@@ -35,7 +35,7 @@ impl<'k> Text<'k> {
         })
     }
 
-    /// The text without any plant, for as long as this takes. With all vCPUs paused nothing is executed meanwhile.
+    /// The text while all plants are removed for a moment. With all vCPUs paused, nothing is executed meanwhile.
     pub(super) fn own(&self, live: &Live<'_>, paused: &PausedGuard<'_>) -> Result<Vec<u8>, String> {
         live.engine.disarm_all(paused).map_err(chain)?;
         let mut text = vec![0; self.bytes];
@@ -50,7 +50,7 @@ impl<'k> Text<'k> {
         Ok(text)
     }
 
-    /// Once an `int3` has led to a detour, the kernel's handler of `int3` leads to the detour region.
+    /// Once an `int3` has redirected to a detour, the kernel's handler of `int3` is redirected to the detour region.
     fn put_handler_back(&self, live: &Live<'_>, text: &mut [u8]) -> Result<(), String> {
         let Some(handler) = self.kernel.symbols().address_of(HANDLER) else {
             return Ok(());

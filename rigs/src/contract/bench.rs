@@ -1,4 +1,4 @@
-//! What cases are run on: a KVM and the test guest.
+//! The test fixture of the cases: a KVM and the test guest.
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use vmm::{Host, HostFacts};
 use super::ContractError;
 use super::guest::Guest;
 
-/// This machine's KVM, and the test guest.
+/// The machine's KVM, and the test guest.
 #[derive(Debug)]
 pub struct Bench {
     pub(super) host: Host,
@@ -23,17 +23,17 @@ pub struct Bench {
 }
 
 impl Bench {
-    /// Opens both and asks KVM what it can do. No guest runs longer than `timeout`.
+    /// Opens KVM and the test guest, and runs the self-test. No guest runs longer than `timeout`.
     ///
     /// # Errors
     ///
-    /// There is no KVM, or one that does not do what each must; or the file is no kernel.
+    /// If there is no KVM, if KVM refuses a request that every KVM must accept, or if the file is not a kernel.
     pub fn open(guest: &Path, timeout: Duration) -> Result<Self, ContractError> {
         let host = Host::open()?;
         let facts = vmm::self_test(&host)?;
         let file = KernelFile::open(guest)?;
         let elf = file.vmlinux()?.into_owned();
-        // What is wrong with it is better told once than by each case.
+        // A faulty file is better reported once than by each case.
         Kernel::from_vmlinux(&elf)?;
         Ok(Self {
             host,
@@ -52,13 +52,13 @@ impl Bench {
         self
     }
 
-    /// This machine's KVM.
+    /// The machine's KVM.
     #[must_use]
     pub fn host(&self) -> &Host {
         &self.host
     }
 
-    /// What the self-test found.
+    /// The result of the self-test.
     #[must_use]
     pub fn facts(&self) -> &HostFacts {
         &self.facts
@@ -70,7 +70,7 @@ impl Bench {
         &self.elf
     }
 
-    /// What is known of the test guest before it runs.
+    /// The test guest's kernel, as known before the guest runs.
     ///
     /// # Panics
     ///
@@ -80,7 +80,7 @@ impl Bench {
         Kernel::from_vmlinux(&self.elf).expect("the test guest is a kernel with symbols")
     }
 
-    /// Whether this KVM delivers that trap.
+    /// Whether the KVM delivers the trap of `plant`.
     #[must_use]
     pub fn delivers(&self, plant: PlantByte) -> bool {
         match plant {
@@ -90,7 +90,7 @@ impl Bench {
     }
 }
 
-/// A bench set up for one case: what is planted, how many vCPUs there are.
+/// The bench for a case: the planted byte, and the number of vCPUs.
 #[derive(Debug)]
 pub struct Here<'a> {
     pub(super) bench: &'a Bench,
@@ -99,11 +99,11 @@ pub struct Here<'a> {
     done: Mutex<Vec<Done>>,
 }
 
-/// A run that a case has made.
+/// A run made by a case.
 #[derive(Clone, Debug)]
 pub(super) struct Done {
     pub(super) cmdline: String,
-    /// Absent until it has come to its end.
+    /// `None` until the run has ended.
     pub(super) summary: Option<Summary>,
 }
 
@@ -119,7 +119,7 @@ impl<'a> Here<'a> {
         }
     }
 
-    /// The test guest with this command line, a probe at the entry of every function of `functions.S`.
+    /// The test guest with the command line `cmdline`, and a probe at the entry of every function of `functions.S`.
     #[must_use]
     pub fn guest(&self, cmdline: &str) -> Guest<'_> {
         Guest::new(self, cmdline)

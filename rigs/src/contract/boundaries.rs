@@ -37,7 +37,7 @@ pub(super) const CASES: [Case; 7] = [
     Case::new("writers", Plants::Each, &[1], writers),
 ];
 
-/// The instructions of each function whose name matches.
+/// The instructions of each function with a name that matches `pattern`.
 fn functions(kernel: &Kernel, pattern: &str) -> BTreeMap<String, Vec<Decoded>> {
     let mut functions = BTreeMap::new();
     for symbol in kernel.symbols().matching(pattern) {
@@ -69,7 +69,7 @@ fn each_instruction(here: &Here<'_>, scenarios: &str, extra: &[(&str, u64)]) -> 
     ran
 }
 
-/// What lets interrupts in is executed by the engine: nothing is lost on the way.
+/// The engine emulates the instructions that enable interrupts: no hit is lost.
 fn waits(here: &Here<'_>, scenarios: &str) {
     let ran = each_instruction(here, scenarios, &[]);
     for (name, code) in functions(&here.kernel(), "fn_*") {
@@ -103,7 +103,7 @@ fn assert_flow(ran: &Ran, functions: &BTreeMap<String, Vec<Decoded>>, extra: &[(
     assert!(wrong.is_empty(), "{}", wrong.join("; "));
 }
 
-/// The instruction that rewrites a probed one is itself probed: whoever executes it, the guest's text changes.
+/// Probes the instructions that rewrite a probed instruction. Whether the guest or the engine executes them, the guest's text changes.
 fn writers(here: &Here<'_>) {
     let kernel = here.kernel();
     let mut writers = functions(&kernel, "write_*");

@@ -1,4 +1,4 @@
-//! What is run, and how it is told that it went wrong.
+//! Cases, their variants, and the verdict on a variant.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
@@ -8,23 +8,23 @@ use probes::PlantByte;
 
 use super::bench::{Bench, Done, Here};
 
-/// What is planted in a case.
+/// The bytes planted in a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plants {
     /// Nothing: how the guest fares without probes.
     Nothing,
     /// Each byte in turn.
     Each,
-    /// What the engine chooses: the case is not about plants.
+    /// The engine's choice: the case is not about plants.
     Chosen,
 }
 
-/// One thing that is promised, tried with the test guest.
+/// A promise, tried with the test guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// Its name, the first part of what it is called in the lines.
+    /// The name: the first part of the variants' names in the lines.
     pub name: &'static str,
-    /// What is planted.
+    /// The bytes to plant.
     pub plants: Plants,
     /// Numbers of vCPUs.
     pub cpus: &'static [u8],
@@ -32,12 +32,12 @@ pub struct Case {
     pub body: fn(&Here<'_>),
 }
 
-/// A case with what is planted and how many vCPUs there are.
+/// A case with a planted byte and a number of vCPUs.
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// The case.
     pub case: &'static Case,
-    /// `None`: nothing, or what the engine chooses.
+    /// `None`: nothing, or the engine's choice.
     pub plant: Option<PlantByte>,
     /// Number of vCPUs.
     pub cpus: u8,
@@ -58,7 +58,7 @@ impl Case {
         }
     }
 
-    /// Everything in which it is run.
+    /// The variants in which the case runs.
     pub fn variants(&'static self) -> impl Iterator<Item = Variant> {
         let plants: &[Option<PlantByte>] = match self.plants {
             Plants::Nothing | Plants::Chosen => &[None],
@@ -74,7 +74,7 @@ impl Case {
     }
 }
 
-/// As it is called in the names of cases.
+/// The plant's word in the names of cases.
 pub(super) const fn word(plant: PlantByte) -> &'static str {
     match plant {
         PlantByte::Port => "port",
@@ -92,7 +92,7 @@ pub(super) fn not_delivered(plant: PlantByte) -> String {
 }
 
 impl Variant {
-    /// As it is called in the lines: `case/planted/vCPUs`.
+    /// The name in the lines: `case/planted/vCPUs`.
     #[must_use]
     pub fn name(&self) -> String {
         let planted = match (self.plant, self.case.plants) {
@@ -103,8 +103,8 @@ impl Variant {
         format!("{}/{planted}/{}", self.case.name, self.cpus)
     }
 
-    /// Runs it. `None`: this KVM does not deliver what it is about, or the guest fares no better without probes. The
-    /// text says what was counted, or what is wrong.
+    /// Runs the variant. `None` if the KVM does not deliver the trap, or if the guest fails without probes, too. The text has the counts,
+    /// or the error.
     #[must_use]
     pub fn attempt(&self, bench: &Bench) -> (Option<bool>, String) {
         if let Some(plant) = self.plant.filter(|plant| !bench.delivers(*plant)) {
@@ -126,7 +126,7 @@ impl Variant {
     }
 }
 
-/// Runs what panics when something is wrong, and gives what the first to panic said, on whatever thread.
+/// Runs `body`, which panics on an error. Returns the message of the first panic, on any thread.
 pub(crate) fn attempt(body: impl FnOnce()) -> Result<(), String> {
     let said: Arc<Mutex<Option<String>>> = Arc::default();
     let before = take_hook();
@@ -144,13 +144,13 @@ pub(crate) fn attempt(body: impl FnOnce()) -> Result<(), String> {
     set_hook(before);
     let said = said.lock().unwrap_or_else(PoisonError::into_inner).take();
     match (result, said) {
-        // A handler's panic is on a vCPU's thread, and the run has only failed by it.
+        // A handler panics on a vCPU's thread. The handler's message then has the cause: the run only fails.
         (Ok(()), None) => Ok(()),
         (_, said) => Err(said.unwrap_or_else(|| "a panic that said nothing".to_owned())),
     }
 }
 
-/// So many bytes of what is wrong are told.
+/// The maximum length of a quoted panic message, in bytes.
 const TOLD_BYTES: usize = 600;
 
 fn one_line(text: &str) -> String {
@@ -163,7 +163,7 @@ fn one_line(text: &str) -> String {
     line
 }
 
-/// Probes, hits, and how hits got past.
+/// The number of probes, also by tier, and of their hits and exits.
 fn counted(done: &[Done]) -> String {
     let probes: Vec<_> = done
         .iter()

@@ -16,10 +16,10 @@ pub(super) const CASES: [Case; 3] = [
     Case::new("come-and-go", Plants::Each, &[2], come_and_go),
 ];
 
-/// The guest runs on for so long before it is disturbed again: where a pause takes long, it would come to nothing else.
+/// The time for which the guest runs before the next disturbance: where a pause takes long, the guest would otherwise make no progress.
 const BREATH: Duration = Duration::from_millis(1);
 
-/// Runs the guest while another thread does `work` over and over. Returns how often it did.
+/// Runs the guest while another thread repeats `work`. Returns the number of repetitions.
 fn beside(
     here: &Here<'_>,
     cmdline: &str,
@@ -44,12 +44,12 @@ fn beside(
         (ran, working.join().expect("worked"))
     });
     ran.assert_good();
-    // In Bochs a run is over soon, by its clock.
+    // In Bochs a run is short, by the emulated clock.
     assert!(rounds > 1, "{rounds} rounds");
     (ran, rounds)
 }
 
-/// Two vCPUs at probes, some of which pause the other, and a thread that pauses both.
+/// Two vCPUs hit probes, some hits pause the other vCPU, and a thread pauses both.
 fn pauses(here: &Here<'_>) {
     let probes = ["kprobe:fn_rep", "kprobe:fn_out", "kprobe:fn_lock"];
     let (ran, _) = beside(here, "run=smp=80", &probes, |control, _| {
@@ -70,7 +70,7 @@ fn pause(here: &Here<'_>) {
                 let paused = control.pause_all();
                 let (before, console) = (observer.hits().len(), observer.console());
                 std::thread::yield_now();
-                // Another pause cannot begin before this one ends, nor may a vCPU have run until then.
+                // Before the present pause ends, no other pause can begin and no vCPU can run.
                 assert_eq!(observer.hits().len(), before);
                 assert_eq!(observer.console(), console);
                 drop(paused);

@@ -1,5 +1,4 @@
-//! A probe at every function while a scenario of the test guest runs: the guest finds nothing wrong, and counts what
-//! the probes count.
+//! Runs a scenario of the test guest with a probe at every function: the guest finds no error, and counts as many calls as the probes.
 
 use probes::{ProbeState, Tier};
 
@@ -19,7 +18,7 @@ pub(super) const CASES: [Case; 14] = [
     Case::new("recurse", Plants::Each, &[1], |here| {
         let ran = count(here, "recurse=50", &[]);
         assert_eq!(ran.hits("fn_recurse"), 51);
-        // The argument tells the depth, so none was lost or told twice.
+        // The argument is the depth: no call was lost or reported twice.
         assert_eq!(ran.first_arguments(), (0..=50).rev().collect::<Vec<_>>());
     }),
     Case::new("calls", Plants::Each, &[1, 2], |here| {
@@ -46,14 +45,14 @@ pub(super) const CASES: [Case; 14] = [
         assert_eq!(ran.hits("fn_int3"), 5);
     }),
     Case::new("own-int3", Plants::Each, &[1], |here| {
-        // Breakpoints of the guest's own that nobody probes.
+        // The guest's own breakpoints, without a probe.
         here.guest("run=int3=5,ring3=3")
             .probes(["kprobe:fn_nop"])
             .run()
             .assert_good();
     }),
     Case::new("fault", Plants::Each, &[1], |here| {
-        // An instruction that faults is executed again.
+        // The guest executes a faulting instruction again.
         count(here, "fault=7", &[("fn_fault", 7)]);
     }),
     Case::new("ring3", Plants::Each, &[1], |here| {
@@ -69,7 +68,7 @@ pub(super) const CASES: [Case; 14] = [
     }),
     Case::new("smp", Plants::Each, &[2], two_vcpus),
     Case::new("all", Plants::Each, &[2], |here| {
-        // Not the page faults, of which the SVM of Bochs tells the wrong address: they have a case of their own.
+        // Without the page faults, whose address is wrong in the SVM of Bochs: the case `fault` has them.
         let scenarios = "calls=5,recurse=9,flags,selfpatch,int3,ring3,msr,smp=20,calls=5";
         let ran = count(here, scenarios, &[("fn_int3_next", 3)]);
         assert_eq!(ran.outcome.passed.len(), 9);
@@ -83,7 +82,7 @@ fn count(here: &Here<'_>, scenarios: &str, extra: &[(&str, u64)]) -> Ran {
     ran
 }
 
-/// What is executed by the engine, or from a copy, takes the exit of its plant and no other.
+/// A hit of an emulated or relocated instruction takes the plant's exit and no other.
 fn one_exit_a_hit(here: &Here<'_>) {
     let ran = here.guest("run=calls=20").without_jumps().run();
     ran.assert_good();
@@ -100,7 +99,7 @@ fn one_exit_a_hit(here: &Here<'_>) {
         }
     }
     assert!(once >= 30, "one exit a hit at {once} functions only");
-    // A port write of the guest's own is made for it.
+    // The engine emulates the guest's own port write.
     let out = ran.probe("kprobe:fn_out");
     assert_eq!((out.tier, out.exits), (Some(Tier::Emulated), out.hits));
     assert_eq!(ran.probe("kprobe:fn_push").tier, Some(Tier::Emulated));

@@ -1,4 +1,4 @@
-//! Copies of instructions in the detour region: the guest runs them, and finds nothing that it can change.
+//! Copies of instructions in the detour region: the guest executes the copies, and cannot change the region.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -22,10 +22,10 @@ pub(super) const CASES: [Case; 4] = [
     Case::new("detour-live", Plants::Chosen, &[2], comes_and_goes),
 ];
 
-/// What the processor has to execute, and what does not fault.
+/// Functions with an instruction that the processor has to execute, and that does not fault.
 const COPIED: [&str; 3] = ["fn_rdtsc", "fn_cpuid", "fn_cr3"];
 
-/// So long the guest is left to itself between two turns of the knob.
+/// The time for which the guest runs undisturbed between two changes of the knob.
 const TURN: Duration = Duration::from_millis(5);
 
 fn probes() -> [String; 3] {
@@ -48,7 +48,7 @@ fn one_exit_a_hit(here: &Here<'_>) {
     ran.assert_counts(&[]);
 }
 
-/// Regions that the guest has found in its page tables, each time that it looked.
+/// The number of detour regions in the guest's page tables, for each look by the guest.
 fn found(ran: &Ran) -> Vec<&str> {
     let passed = ran.outcome.passed.iter();
     passed
@@ -57,7 +57,7 @@ fn found(ran: &Ran) -> Vec<&str> {
         .collect()
 }
 
-/// The guest sees the region only when there is a copy, and what it writes there is dropped.
+/// The guest sees the region only if there is a copy. The guest's writes to the region are dropped.
 fn writes_are_dropped(here: &Here<'_>) {
     let ran = here
         .guest("run=detour,calls=5,detour=0,calls=5")
@@ -86,7 +86,7 @@ struct Pre;
 
 impl Handler for Pre {
     fn pre(&self, hit: &mut HitContext<'_>) -> PreOutcome {
-        // What the instruction leaves alone, the guest checks; this it overwrites.
+        // The guest checks the registers that the instruction preserves. RAX is overwritten by the instruction.
         hit.regs_mut().rax = 0;
         PreOutcome::Continue
     }
@@ -96,7 +96,7 @@ impl Handler for Pre {
     }
 }
 
-/// The knob, turned while the guest calls: a vCPU in a copy runs on there.
+/// Turns the knob while the guest calls: a vCPU in a copy continues in the copy.
 fn comes_and_goes(here: &Here<'_>) {
     let handled = NewProbe {
         action: Action::Handle(std::sync::Arc::new(Pre)),

@@ -1,11 +1,11 @@
-//! What hyprobe promises, and by which cases each promise is shown.
+//! The promises of hyprobe, and the cases that test each promise.
 
 /// A promise.
 #[derive(Clone, Copy, Debug)]
 pub struct Feature {
     /// In a line.
     pub promise: &'static str,
-    /// The cases that would fail if it were not kept.
+    /// The cases that fail if the promise is broken.
     pub cases: &'static [&'static str],
 }
 
@@ -80,7 +80,7 @@ pub const FEATURES: &[Feature] = &[
         &["recorded", "recorded-smp"],
     ),
     feature(
-        "return probes: an entry is recorded without an exit, and its return is told",
+        "return probes: an entry is recorded without an exit, and its return is reported",
         &["recorded-returns"],
     ),
     feature(
@@ -92,7 +92,7 @@ pub const FEATURES: &[Feature] = &[
         &["programs"],
     ),
     feature(
-        "copies of instructions: the guest cannot change them, and they go when nobody needs them",
+        "copies of instructions: the guest cannot change them, and they go when no probe needs them",
         &["detour-writes", "detour-live"],
     ),
     feature(
@@ -204,7 +204,7 @@ pub const FEATURES: &[Feature] = &[
         &["flags", "raise", "syscall0", "ring3", "syscall"],
     ),
     feature(
-        "a guest that steps itself is told of each step, also through probes",
+        "a guest that steps itself sees each step, also through probes",
         &["own-steps", "steps"],
     ),
     feature(

@@ -1,11 +1,11 @@
-//! What comes into an instruction must have gone out of others.
+//! Compares the hits of each instruction with the hits of the instructions that lead to it.
 
 use std::collections::BTreeMap;
 
 use introspect::Gva;
 use introspect::insn::Decoded;
 
-/// The probe at `at`, as a summary names it.
+/// The name, in a summary, of the probe at `at`.
 pub(super) fn probe(function: &str, code: &[Decoded], at: &Decoded) -> String {
     match at.at().0 - code[0].at().0 {
         0 => format!("kprobe:{function}"),
@@ -18,8 +18,8 @@ fn is_return(decoded: &Decoded) -> bool {
     text.starts_with("ret") || text.starts_with("iret") || text.starts_with("sysret")
 }
 
-/// Each instruction that was hit more or less often than those before it say. `entered` is how often the first was
-/// executed, by calls and by jumps.
+/// Reports each instruction with other hits than its predecessors imply. `entered` is the number of executions of the first instruction,
+/// by calls and by jumps.
 pub(super) fn mismatches(
     function: &str,
     code: &[Decoded],
@@ -34,7 +34,7 @@ pub(super) fn mismatches(
         let next = code.get(i + 1);
         match (from.branch_target(), next) {
             (Some(target), Some(next)) if instruction.is_jcc_short_or_near() => {
-                // Nothing else leads to the instruction behind one.
+                // Nothing else leads to the instruction behind a conditional jump.
                 let straight = i128::from(hits(next));
                 flow(next.at(), straight);
                 flow(target, out - straight);

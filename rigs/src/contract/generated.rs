@@ -1,4 +1,4 @@
-//! The cases that are generated: the same snippets without probes and with them.
+//! The generated cases: the same snippets without probes and with probes.
 
 use probes::PlantByte;
 
@@ -7,10 +7,10 @@ use super::bench::Bench;
 use super::case::{not_delivered, word};
 use crate::generated::Generated;
 
-/// What they are called.
+/// The name of the generated cases.
 pub(super) const NAME: &str = "generated";
 
-/// A row of the table: the byte that is planted, or none, which shows that two runs are alike at all.
+/// A row of the table: the planted byte. `None` plants nothing and shows that two runs without probes agree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GeneratedCase(Option<PlantByte>);
 
@@ -26,7 +26,7 @@ impl GeneratedCase {
         format!("{NAME}/{}/1", self.0.map_or("none", word))
     }
 
-    /// As for any case: whether it went well, and what was counted or is wrong.
+    /// Whether the case has passed, as for any case, and the counts or the error.
     pub(super) fn run(self, bench: &Bench, contract: &Contract<'_>) -> (Option<bool>, String) {
         if let Some(plant) = self.0.filter(|plant| !bench.delivers(*plant)) {
             return (None, not_delivered(plant));

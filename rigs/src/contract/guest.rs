@@ -28,7 +28,7 @@ pub struct Guest<'a> {
     timeout: Duration,
 }
 
-/// A probe that reports its hits, from the text of a specification.
+/// A probe that reports each hit, from the text of a specification.
 ///
 /// # Panics
 ///
@@ -48,7 +48,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Sets probes that report their hits, instead of a probe at every function.
+    /// Replaces the probe at every function by probes that report their hits.
     ///
     /// # Panics
     ///
@@ -83,7 +83,7 @@ impl<'a> Guest<'a> {
         self
     }
 
-    /// Runs the guest to its end.
+    /// Runs the guest to the end.
     ///
     /// # Panics
     ///
@@ -148,11 +148,11 @@ impl<'a> Guest<'a> {
     }
 }
 
-/// A guest before its first instruction.
+/// A guest before the first instruction.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     here: &'a Here<'a>,
-    /// The guest and its probes.
+    /// The session of the guest, with the probes.
     pub session: Session,
     /// The events and the console output.
     pub observer: Observer,
@@ -174,7 +174,7 @@ impl Prepared<'_> {
             .expect("registered")
     }
 
-    /// Runs the guest to its end.
+    /// Runs the guest to the end.
     ///
     /// # Panics
     ///
@@ -199,7 +199,7 @@ impl Prepared<'_> {
     }
 }
 
-/// A guest after its end.
+/// A guest after the end of the run.
 #[derive(Debug)]
 pub struct Ran {
     /// The end of the guest, and the state and counters of the probes.
@@ -233,7 +233,7 @@ impl Ran {
         self.assert_accounted();
     }
 
-    /// The guest's failures, its end, the notes, and the last line of the console.
+    /// The failures and the end of the guest, the notes, and the last line of the console.
     fn told(&self) -> String {
         let console = self.observer.console();
         let last = console.lines().next_back().unwrap_or("nothing").to_owned();

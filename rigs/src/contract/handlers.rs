@@ -1,4 +1,4 @@
-//! A program's handlers around an instruction, and several probes at one.
+//! A program's handlers around an instruction, and several probes at the same instruction.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,13 +22,13 @@ pub(super) const CASES: [Case; 6] = [
     Case::new("handler-fault", Plants::Each, &[1], |here| {
         let (ran, seen) = at_fault(here, "run=fault=7", FaultOutcome::ToGuest);
         ran.assert_good();
-        // Each that faults is executed again, and then there is nothing in its way.
+        // The guest executes each faulting instruction again, the second time without a fault.
         assert_eq!((seen.pre(), seen.post(), seen.faults()), (14, 7, 7));
     }),
     Case::new("handler-fault-swallowed", Plants::Each, &[1], |here| {
         let (ran, seen) = at_fault(here, "run=fault=1", FaultOutcome::Swallowed);
         assert_eq!((seen.pre(), seen.post(), seen.faults()), (1, 0, 1));
-        // The guest misses the fault that it has asked for.
+        // The guest misses the fault that the scenario provokes.
         let [said] = &ran.outcome.failures[..] else {
             panic!("one failure: {:?}", ran.outcome.failures);
         };
@@ -47,7 +47,7 @@ pub(super) fn handled(spec: &str, handler: Arc<dyn Handler>) -> NewProbe {
     }
 }
 
-/// The instruction that a probe at the function's entry is at: behind an `endbr64`.
+/// The instruction probed at the function's entry: the first instruction behind an `endbr64`.
 pub(super) fn first_instruction(kernel: &Kernel, function: &str) -> Decoded {
     let symbol = kernel.symbols().lookup(function).expect(function);
     kernel
@@ -119,7 +119,7 @@ impl Handler for Counts {
     }
 }
 
-/// A probe with handlers at each function's first instruction: every kind of instruction that there is.
+/// A probe with handlers at each function's first instruction: every kind of instruction in the test guest.
 fn around_each_instruction(here: &Here<'_>) {
     around(here, "run=calls=10,recurse=9,flags,selfpatch,ring3=2");
 }
@@ -156,7 +156,7 @@ fn at_fault(here: &Here<'_>, cmdline: &str, outcome: FaultOutcome) -> (Ran, Arc<
     (here.guest(cmdline).with([probe]).run(), counts)
 }
 
-/// Who was called, in order.
+/// The calls of handlers, in order.
 type Calls = Arc<Mutex<Vec<String>>>;
 
 fn called(calls: &Calls, what: String) {
@@ -166,7 +166,7 @@ fn called(calls: &Calls, what: String) {
         .push(what);
 }
 
-/// Writes down that it was called.
+/// Notes each call of the handler.
 struct Scribe(&'static str, Calls);
 
 impl Handler for Scribe {
@@ -191,8 +191,8 @@ impl ReturnHandler for Scribe {
     }
 }
 
-/// Probes of every kind at one instruction, some from the beginning and some registered later: all are hit, in the
-/// order of their registration.
+/// Probes of every kind at the same instruction, some from the beginning and some registered later: each is hit, in the order of
+/// registration.
 fn colocated(here: &Here<'_>) {
     let calls = Calls::default();
     let scribe = |name| Arc::new(Scribe(name, calls.clone()));
@@ -248,7 +248,7 @@ fn colocated(here: &Here<'_>) {
     assert_eq!(calls.len(), 10 * (each.len() + 2));
 }
 
-/// What a hit shows: the registers as they are at the instruction, the arguments by the calling convention.
+/// The content of a hit: the registers at the instruction, and the arguments by the calling convention.
 fn arguments(here: &Here<'_>) {
     let ran = here
         .guest("run=recurse=3")

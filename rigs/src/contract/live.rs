@@ -20,11 +20,11 @@ pub(super) const CASES: [Case; 6] = [
     Case::new("live-smp", Plants::Each, &[2], come_and_go),
 ];
 
-/// A guest that calls each function so often.
+/// The number of calls of each function by the guest.
 const CALLS: u64 = 60;
-/// Hits of the probe that is always there after which something is done: the guest is in the middle.
+/// The number of hits of the clock probe before the change: the guest is in the middle of the run.
 const MIDDLE: usize = 16;
-/// The probe by which time is told.
+/// The clock probe: its hits show the progress of the guest. The probe is always present.
 const CLOCK: &str = "kprobe:fn_nop";
 
 /// A control thread's hands.
@@ -101,7 +101,7 @@ fn prepare<'a>(here: &'a Here<'a>, probes: impl IntoIterator<Item = NewProbe>) -
         .prepare()
 }
 
-/// One that begins disabled and is enabled, one that is disabled and stays so, and one that nobody touches.
+/// Enables a probe registered disabled, disables another, and leaves a third alone.
 fn enable(here: &Here<'_>) {
     let (later, gone, stays) = ("kprobe:fn_push", "kprobe:fn_mov", "kprobe:fn_sub");
     let guest = prepare(
@@ -144,7 +144,7 @@ const MANY: [&str; 5] = [
     "kprobe:fn_push",
 ];
 
-/// Several in one pause, two at the same instruction among them.
+/// Switches several probes in the same pause, two of them at the same instruction.
 fn enable_many(here: &Here<'_>) {
     let guest = prepare(here, MANY.map(|spec| counting(spec, true)));
     let ids = guest.session.engine().ids();
@@ -231,7 +231,7 @@ fn transaction(here: &Here<'_>) {
     }
 }
 
-/// Several removed at once, an unknown one among them; what stays at the same instruction stays.
+/// Removes several probes at once, and then again, when the engine no longer knows the probes. A probe at the same instruction stays.
 fn unregister(here: &Here<'_>) {
     let guest = prepare(here, MANY.map(|spec| counting(spec, true)));
     let ids = guest.session.engine().ids();

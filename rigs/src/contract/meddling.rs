@@ -1,4 +1,4 @@
-//! Handlers that change what the guest does: where it goes on, its registers, its memory, what a function returns.
+//! Handlers that change the guest: the next instruction, the registers, the memory, the return value of a function.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Handler for Over {
     }
 }
 
-/// A call that is left out, with its post-handler and whoever was registered after.
+/// A pre-handler skips a call. Neither the probe's post-handler nor the handlers of a probe registered later are called.
 fn change_path(here: &Here<'_>) {
     let kernel = here.kernel();
     let first = first_instruction(&kernel, "fn_call");
@@ -54,7 +54,7 @@ fn change_path(here: &Here<'_>) {
         new("kprobe:fn_callee"),
     ];
     let ran = here.guest("run=calls=10").with(probes).run();
-    // The guest notices, in its first round, that a call was not made.
+    // The guest notices the missing call in the first round.
     assert_eq!(ran.outcome.failures.len(), 1, "{:?}", ran.outcome.failures);
     assert!(ran.outcome.ended);
     assert_eq!(ran.hits("fn_call"), ran.counted("fn_call"));
@@ -67,7 +67,7 @@ fn change_path(here: &Here<'_>) {
 
 const FORCED: u64 = 0x5eed;
 
-/// Leaves the function at once, with a value of its own.
+/// Returns from the function at once, with a forced value.
 struct Leave;
 
 impl Handler for Leave {
@@ -78,7 +78,7 @@ impl Handler for Leave {
     }
 }
 
-/// Sees what the function has returned, and changes it if it is told to.
+/// Counts returns and forced values, and adds `add` to the returned value.
 #[derive(Default)]
 struct SeesReturns {
     returns: AtomicU64,
@@ -115,7 +115,7 @@ fn force_return(here: &Here<'_>) {
         handled("kprobe:fn_mov_imm", Arc::new(Leave)),
     ];
     let ran = here.guest("run=calls=7").with(probes).run();
-    // The guest notices that the function did not do its work, which is the point.
+    // The guest notices that the function did no work, as intended.
     assert!(!ran.outcome.is_good());
     let hits = ran.hits("fn_mov_imm");
     assert!(hits > 0);
@@ -153,7 +153,7 @@ fn set_registers(here: &Here<'_>) {
     assert!(said.starts_with("recurse FAIL depth"), "{said}");
 }
 
-/// Writes what the instruction is about to read, and sees that it has read it.
+/// Writes the variable that the instruction is about to read, and checks the value read.
 struct Writes {
     at: Gva,
     value: AtomicU64,
@@ -185,7 +185,7 @@ fn set_memory(here: &Here<'_>) {
     });
     let probe = handled("kprobe:fn_mov_load", writes.clone());
     let ran = here.guest("run=calls=10").with([probe]).run();
-    // Its model reads the same variable.
+    // The guest's model of the function reads the same variable.
     ran.assert_good();
     assert_eq!(writes.seen.load(Ordering::Relaxed), 10);
 }

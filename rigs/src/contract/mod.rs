@@ -1,8 +1,8 @@
-//! The engine on this machine's KVM, case by case, with the test guest and with a stock kernel.
+//! Drives the engine on the machine's KVM, case by case, with the test guest and with a stock kernel.
 //!
-//! A [`Case`] is a promise tried out: it runs the test guest, whose scenarios check themselves and count what they call,
-//! with probes from this same process, and panics when the guest or the probes say something else than they must. Each
-//! runs with every byte that can be planted, or with the engine's choice. [`FEATURES`] says what all this is good for.
+//! A [`Case`] tests a promise. The case runs the test guest, whose scenarios check themselves and count their calls, with probes from the
+//! same process. The case panics if the guest or the probes report a wrong result. Each case runs with every byte that can be planted, or
+//! with the engine's choice. [`FEATURES`] lists the promises and their cases.
 
 mod bench;
 mod boundaries;
@@ -46,13 +46,13 @@ pub use stock::StockFiles;
 
 use stock::Stock;
 
-/// Why there is nothing to say about any case.
+/// An error that prevents all cases.
 #[derive(Debug, Error)]
 pub enum ContractError {
     /// No KVM.
     #[error(transparent)]
     Open(#[from] vmm::OpenError),
-    /// A KVM that refuses what every KVM must do.
+    /// KVM refuses a request that every KVM must accept.
     #[error(transparent)]
     SelfTest(#[from] vmm::SelfTestError),
     /// The test guest's file cannot be used.
@@ -85,7 +85,7 @@ pub fn cases() -> impl Iterator<Item = &'static Case> {
     ALL.into_iter().flatten()
 }
 
-/// The names of all cases, those of the stock guest last.
+/// The names of all cases, with the cases of the stock guest last.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let stock = stock::CASES.iter().map(|case| case.name);
     cases()
@@ -94,24 +94,24 @@ pub fn names() -> impl Iterator<Item = &'static str> {
         .chain(stock)
 }
 
-/// What to run.
+/// The cases to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Contract<'a> {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     pub backend: Backend,
     /// The test guest, an ELF file.
     pub guest: &'a Path,
-    /// The stock guest, if its cases are to be run.
+    /// The stock guest, if the stock cases are to run.
     pub stock: Option<&'a StockFiles>,
-    /// Only cases whose name contains this, or one of these, separated by commas.
+    /// Only cases with this text in the name, or with one of several texts, separated by commas.
     pub only: &'a str,
-    /// Kinds of generated snippets that are not run, and fields of them that are not compared.
+    /// Kinds of generated snippets to leave out, and fields to leave out of the comparison.
     pub without: &'a [String],
-    /// Cases whose name contains the first cannot be run here, for the second as reason.
+    /// Cases with the first text in the name cannot run here; the second text is the reason.
     pub cannot: &'a [(String, String)],
     /// Number of snippets in the cases called `generated`.
     pub generated: u64,
-    /// Says which snippets.
+    /// The seed of the snippets.
     pub seed: u64,
     /// More words for each command line of the test guest.
     pub guest_words: &'a str,
@@ -119,7 +119,7 @@ pub struct Contract<'a> {
     pub timeout: Duration,
 }
 
-/// Prints what becomes of each case.
+/// Prints the result of each case.
 struct Teller<'a> {
     contract: &'a Contract<'a>,
     output: &'a mut dyn Write,
@@ -132,7 +132,7 @@ impl Teller<'_> {
         line::print(self.output, line)
     }
 
-    /// Runs a case unless it is not wanted or cannot be run here.
+    /// Runs a case, unless the case is not selected or cannot run here.
     fn case(
         &mut self,
         case: String,
@@ -165,7 +165,7 @@ impl Contract<'_> {
     ///
     /// # Errors
     ///
-    /// See [`ContractError`]; a case that fails is none.
+    /// See [`ContractError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, ContractError> {
         let backend = self.backend;
         let mut teller = Teller {
@@ -210,7 +210,7 @@ impl Contract<'_> {
         for case in &stock::CASES {
             let name = format!("{}/auto/{}", case.name, files.cpus);
             teller.case(name, || {
-                // A clock that Bochs or QEMU makes says nothing of how long it takes.
+                // The emulated clock of Bochs or QEMU does not show how long the guest takes.
                 if self.backend == Backend::Local && !facts.runs_kernels() {
                     let speed = facts.speed.in_words();
                     return (None, format!("ring 0 is interpreted here: {speed}"));

@@ -1,4 +1,4 @@
-//! What comes out of a running guest, for threads that wait for it.
+//! The output of a running guest, for the threads that wait for it.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use probes::{Event, EventSink, Hit, Note, Return};
 
-/// What a guest that is alive shows within this time, it shows.
+/// The time within which a live guest shows the awaited output.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
@@ -17,13 +17,13 @@ struct Seen {
     console: Vec<u8>,
 }
 
-/// Takes a guest's events and its console. Cloning shares it.
+/// Receives a guest's events and console output. Clones share the output.
 #[derive(Clone, Debug, Default)]
 pub struct Observer(Arc<(Mutex<Seen>, Condvar)>);
 
 impl Observer {
     fn seen(&self) -> MutexGuard<'_, Seen> {
-        // A failed assertion elsewhere spoils none of it.
+        // A failed assertion on another thread leaves the output valid.
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -50,7 +50,7 @@ impl Observer {
     ///
     /// # Panics
     ///
-    /// It does not come to that.
+    /// If the hits do not come in time.
     pub fn wait_for_hits(&self, hits: usize) {
         self.wait_until(&format!("{hits} hits"), |seen| seen.hits.len() >= hits);
     }
@@ -59,32 +59,32 @@ impl Observer {
     ///
     /// # Panics
     ///
-    /// It does not come to that.
+    /// If the text does not come in time.
     pub fn wait_for_console(&self, text: &str) {
         self.wait_until(text, |seen| {
             String::from_utf8_lossy(&seen.console).contains(text)
         });
     }
 
-    /// The hits so far.
+    /// The hits until now.
     #[must_use]
     pub fn hits(&self) -> Vec<Hit> {
         self.seen().hits.clone()
     }
 
-    /// The returns so far.
+    /// The returns until now.
     #[must_use]
     pub fn returns(&self) -> Vec<Return> {
         self.seen().returns.clone()
     }
 
-    /// The notes so far.
+    /// The notes until now.
     #[must_use]
     pub fn notes(&self) -> Vec<Note> {
         self.seen().notes.clone()
     }
 
-    /// What the guest has printed so far.
+    /// The guest's console output until now.
     #[must_use]
     pub fn console(&self) -> String {
         String::from_utf8_lossy(&self.seen().console).into_owned()

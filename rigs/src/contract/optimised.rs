@@ -1,4 +1,4 @@
-//! Probes that count or tell their hits: a jump stands for the plant, and no hit exits.
+//! Probes that count or report their hits: a jump replaces the plant, and no hit exits.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -32,16 +32,16 @@ pub(super) const CASES: [Case; 10] = [
     Case::new("optimised-shared", Plants::Chosen, &[1, 2], shared),
 ];
 
-/// What begins with an instruction that has room for a jump, and does the same in a detour.
+/// Functions whose first instruction has room for a jump, and does the same in a detour.
 const ROOMY: [&str; 3] = ["fn_nop5", "fn_mov_imm", "fn_gs"];
 
-/// What begins with an instruction that has none.
+/// Functions whose first instruction has no room for a jump.
 const SHORT: [&str; 3] = ["fn_push", "fn_xor", "fn_mov"];
 
-/// The numbers of rounds that a guest makes until one of them lasts long enough for what the host does meanwhile.
+/// The numbers of rounds to try, until a run lasts long enough for the host's work meanwhile.
 const LONGER_AND_LONGER: [u32; 3] = [200, 2000, 20_000];
 
-/// So long the guest is left to itself between two changes.
+/// The time for which the guest runs undisturbed between two changes.
 const TURN: Duration = Duration::from_millis(2);
 
 fn counts(function: &str) -> NewProbe {
@@ -59,7 +59,7 @@ fn assert_counted(ran: &Ran) {
     }
 }
 
-/// The first hit tells where the page tables are; each vCPU may make one before the jump is there.
+/// The first hit shows where the page tables are. Each vCPU may exit once before the jump is present.
 fn no_exits(here: &Here<'_>, cmdline: &str) {
     let ran = here.guest(cmdline).with(ROOMY.map(counts)).run();
     ran.assert_good();
@@ -70,7 +70,7 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
         assert!(probe.exits <= u64::from(here.cpus), "{probe:?}");
         assert!(probe.hits >= 200, "{probe:?}");
     }
-    // What has no room says so.
+    // If a jump has no room, the summary has the reason.
     let ran = here.guest("run=calls=5").with([counts("fn_push")]).run();
     ran.assert_good();
     let probe = ran.probe("kprobe:fn_push");
@@ -79,7 +79,7 @@ fn no_exits(here: &Here<'_>, cmdline: &str) {
     assert!(why.contains("fewer than the 5 bytes"), "{probe:?}");
 }
 
-/// Hits that are told leave the guest once to find the jump's place, and once until the ring is open.
+/// Reported hits exit once to find the jump's location, and once until the ring is open.
 fn recorded(here: &Here<'_>, cmdline: &str) {
     let probes = ROOMY.map(|function| format!("kprobe:{function}"));
     let ran = here.guest(cmdline).probes(&probes).run();
@@ -96,7 +96,7 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
             assert!(hit.vcpu < usize::from(here.cpus), "{hit:?}");
             assert_eq!((hit.regs.rip, Some(hit.ip)), (hit.ip, probe.ip), "{hit:?}");
             assert_eq!(hit.args, hit.regs.arguments());
-            // Whoever calls them puts different values into all registers.
+            // The callers put different values into all registers.
             let stack = hit.regs.rsp.0;
             assert!(stack != 0 && stack.is_multiple_of(8), "{hit:?}");
         }
@@ -117,7 +117,7 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
     }
 }
 
-/// The entry of a call is recorded, once it is known that a plant is where it returns to: the return is its one exit.
+/// The detour records the entry of a call once the return site is known to have a plant: the return is then the call's only exit.
 fn returns(here: &Here<'_>) {
     let cmdline = if here.cpus == 1 {
         "run=calls=200"
@@ -139,14 +139,14 @@ fn returns(here: &Here<'_>) {
             "{probe:?}"
         );
         assert_eq!(probe.tier, Some(Tier::Optimised), "{probe:?}");
-        // To find the jump's place, until the ring is open, and to find the place that is returned to.
+        // To find the jump's location, until the ring is open, and to find the return site.
         let entries = probe.exits - counted;
         assert!(entries <= 8 * u64::from(here.cpus), "{probe:?}");
     }
 }
 
-/// Where a jump has no room, an `int3` leads to the detour, by way of a handler that is Linux's: at entries, and where
-/// calls return to. The guest's own `int3` goes to that handler as ever.
+/// If a jump has no room, an `int3` redirects to the detour through a handler with Linux's code: at entries, and at return sites. The
+/// guest's own `int3` reaches the handler as before.
 fn led(here: &Here<'_>) {
     for (kind, action) in [
         ("kprobe", Action::Count),
@@ -162,8 +162,8 @@ fn led(here: &Here<'_>) {
     }
 }
 
-/// Says whether the plants were replaced early enough. A first vCPU may make all its calls before the second loads an IDT, and
-/// the `int3`s wait for that.
+/// Whether the plants were replaced early enough. The first vCPU may make all its calls before the second loads an IDT. The `int3`s wait
+/// for the second IDT.
 fn led_in_time(here: &Here<'_>, kind: &str, action: &Action, rounds: u32) -> bool {
     let cmdline = if here.cpus == 1 {
         format!("run=linuxint3,calls={rounds},int3=5")
@@ -201,8 +201,8 @@ fn led_in_time(here: &Here<'_>, kind: &str, action: &Action, rounds: u32) -> boo
     is_in_time
 }
 
-/// Probes of every kind at one function: one detour counts, records, filters, aggregates and follows, and none of their hits
-/// exits. Returns exit where no `int3` of ours can stand.
+/// Probes of every kind at the same function: a single detour counts, records, filters, aggregates and follows, and no hit exits. Returns
+/// exit where the engine's `int3` cannot stand.
 fn shared(here: &Here<'_>) {
     let cmdline = if here.cpus == 1 {
         "run=linuxint3,calls=200"
@@ -262,7 +262,7 @@ fn shared(here: &Here<'_>) {
     }
 }
 
-/// Filters and aggregates come to the same in a detour as at exits. The guest calls with the same registers each time.
+/// Filters and aggregates give the same results in a detour as at exits. The guest calls with the same registers each time.
 fn programs(here: &Here<'_>) {
     let cmdline = if here.cpus == 1 {
         "run=calls=100"
@@ -321,7 +321,7 @@ fn programs(here: &Here<'_>) {
     }
 }
 
-/// The guest rewrites the instruction that a jump lies over, in every way it knows, and reads back what it wrote.
+/// The guest rewrites the instruction under a jump, in every way of the scenario, and reads back the written bytes.
 fn rewritten(here: &Here<'_>) {
     let ran = here
         .guest("run=selfpatch=5,calls=3")
@@ -332,8 +332,8 @@ fn rewritten(here: &Here<'_>) {
     assert_eq!(ran.hits("fn_patched"), ran.counted("fn_patched"));
 }
 
-/// Jumps come and go while the guest calls: with the knob, and with a probe of each kind beside, which shares the detour. Not a
-/// call is lost, and in the end the text is the file's.
+/// Jumps come and go while the guest calls: by the knob, and by a probe of each kind at the same site, which shares the detour. No call
+/// is lost, and at the end the text equals the file's.
 fn toggled(here: &Here<'_>) {
     let guest = here
         .guest("run=smp=250,checksum")
@@ -381,8 +381,8 @@ fn toggled(here: &Here<'_>) {
     );
 }
 
-/// Disarms the probes of a guest that makes its calls, and compares the sums of its text. Says whether the guest made calls
-/// afterwards: on a busy host its calls may end first, and its sums with them.
+/// Disarms the probes while the guest makes calls, and compares the checksums of the guest's text. Returns whether the guest made calls
+/// afterwards: on a busy host, the calls and the checksums may end first.
 fn disarmed(here: &Here<'_>, rounds: u32) -> bool {
     let guest = here
         .guest(&format!("run=smp={rounds},checksum"))
@@ -398,7 +398,7 @@ fn disarmed(here: &Here<'_>, rounds: u32) -> bool {
                     .map(|probe| probe.hits)
                     .sum::<u64>()
             };
-            // The jumps are there by then, and most calls are still to come.
+            // The jumps are present by then, and most calls are still to come.
             while hits() < 180 {
                 thread::sleep(TURN);
             }

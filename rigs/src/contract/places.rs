@@ -1,4 +1,4 @@
-//! Where a probe may be, what is refused, and what is told of each.
+//! The sites of probes: accepted, refused, and as reported in the status.
 
 use probes::{
     Action, Engine, NewProbe, ProbeSpec, ProbeState, RegisterError, ResolveProblem, SpecProblem,
@@ -71,7 +71,7 @@ fn refused(engine: &Engine, control: &vmm::Control, spec: &str) -> (ResolveProbl
     }
 }
 
-/// What cannot be meant is refused, and the reason is told; the guest is as it was.
+/// If a specification cannot be resolved, the engine refuses the probe and reports the reason; the guest is unchanged.
 fn refusals(here: &Here<'_>) {
     let kernel = here.kernel();
     let symbol = kernel.symbols().lookup("fn_mov_imm").expect("fn_mov_imm");
@@ -79,7 +79,7 @@ fn refusals(here: &Here<'_>) {
     let guest = here.guest("run=calls=2,checksum").with([]).prepare();
     let (engine, control) = (guest.session.engine().clone(), guest.session.control());
     let refused = |spec: &str| refused(&engine, &control, spec);
-    // `mov $…, %eax` is five bytes long: the boundaries around an offset inside it are named.
+    // `mov $…, %eax` is five bytes long: the error names the boundaries around an offset inside the instruction.
     for offset in 1..5 {
         let (problem, said) = refused(&format!("kprobe:fn_mov_imm+{offset}"));
         assert!(matches!(problem, ResolveProblem::Boundary(_)), "{said}");
@@ -116,7 +116,7 @@ fn refusals(here: &Here<'_>) {
     assert_eq!(text::sums(&ran), [text::own_sum(here)]);
 }
 
-/// Every instruction where exceptions come in and go out: what runs before the guest has set up anything.
+/// Probes every instruction of the entry and exit of exceptions: code that runs before the guest has set up anything.
 fn at_entries(here: &Here<'_>, stubs: &[&str], scenarios: &str) -> (Ran, u64) {
     let kernel = here.kernel();
     let (mut probes, mut back) = (Vec::new(), String::new());
@@ -154,7 +154,7 @@ fn entry_fault(here: &Here<'_>) {
     assert_eq!((ran.hits("trap_entry"), back), (5, 5));
 }
 
-/// What is told of each probe: its place, its state with the reason, what it has seen, and how hits got past.
+/// The status of each probe: the location, the state with the reason, the counts, and the tier.
 fn status(here: &Here<'_>) {
     let disabled = NewProbe {
         enabled: false,

@@ -1,5 +1,5 @@
-//! Instructions that the hardware executes in place, and that raise exceptions: the guest finds the frames that it would
-//! find without probes, and fault-handlers are told.
+//! Instructions that the hardware executes in place, and that raise exceptions: the guest finds the same frames as without probes, and
+//! fault handlers are called.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,12 +17,12 @@ pub(super) const CASES: [Case; 11] = [
         assert_eq!(ran.hits("rs_int"), ROUNDS);
     }),
     Case::new("ud", Plants::Each, &[1], |here| {
-        // The handler of #UD finds the guest's own instruction, and each execution is told all the same.
+        // The handler of #UD finds the guest's own instruction, and each execution is reported all the same.
         let ran = in_place(here, "ud");
         assert_eq!(ran.hits("rs_ud"), ROUNDS);
     }),
     Case::new("syscall0", Plants::Each, &[1], |here| {
-        // The entry, where one that is executed in place has to be stopped, is a probe of its own.
+        // The entry, where an instruction executed in place has to be stopped, has its own probe.
         let ran = in_place(here, "syscall0");
         assert_eq!(ran.hits("rs_syscall"), ROUNDS);
         assert_eq!(ran.hits("rs_entry"), ROUNDS);
@@ -35,7 +35,7 @@ pub(super) const CASES: [Case; 11] = [
         guest.probes(["kprobe:fn_nop"]).run().assert_good();
     }),
     Case::new("outs", Plants::Each, &[1], |here| {
-        // A KVM that emulates it exits where the next plant is, which has not been executed.
+        // A KVM that emulates `outs` exits at the next plant, before executing the plant.
         for probes in [
             ["kprobe:pt_behind"].as_slice(),
             &["kprobe:pt_outs", "kprobe:pt_behind"],
@@ -63,7 +63,7 @@ pub(super) const CASES: [Case; 11] = [
     Case::new("steps", Plants::Each, &[1], |here| {
         let ran = here
             .guest(&format!("run=steps={ROUNDS}"))
-            // It would step through the detours, too.
+            // The guest would step through the detours, too.
             .without_jumps()
             .probes(["kprobe:st_*"])
             .run();
@@ -87,7 +87,7 @@ pub(super) const CASES: [Case; 11] = [
 
 const ROUNDS: u64 = 4;
 
-/// The functions whose first instruction faults, and with what.
+/// The functions whose first instruction faults, and the fault's vector.
 const FAULTING: [(&str, u8); 3] = [("rs_div", 0), ("rs_rdmsr", 13), ("rs_lods", 14)];
 
 fn in_place(here: &Here<'_>, scenario: &str) -> Ran {
@@ -107,11 +107,11 @@ fn frames(here: &Here<'_>) {
     }
 }
 
-/// Writes down what it is told.
+/// Notes each fault given to the handler.
 #[derive(Debug, Default)]
 struct Told {
     faults: Mutex<Vec<(InstructionFault, u64, u64)>>,
-    /// Goes on there, and the guest does not learn of it.
+    /// If set, the address to continue at: the guest does not see the fault.
     swallows_to: Option<u64>,
 }
 
@@ -162,7 +162,7 @@ fn every_exception(here: &Here<'_>) {
         assert_eq!((fault.vector, *rip), (vector, at));
         match vector {
             14 => {
-                // Six bytes lie before the page that is not there, which was read.
+                // The instruction has read the six bytes before the absent page.
                 assert_eq!((fault.address.0 % 0x1000, *rcx), (0, 10));
                 assert_eq!(fault.error_code & !0x10, 0, "{fault:?}");
             }

@@ -17,7 +17,7 @@ pub(super) const CASES: [Case; 10] = [
         let probe = ran.probe("kretprobe:fn_recurse");
         assert_eq!((probe.hits, probe.returns), (101, Some(101)));
         assert!(probe.missed.is_empty(), "{probe:?}");
-        // The innermost returns first, and each says how deep it was.
+        // The innermost call returns first, and each return value shows the call's depth.
         let returns = ran.observer.returns();
         let values: Vec<u64> = returns.iter().map(|told| told.retval.0).collect();
         assert_eq!(values, (0..=100).collect::<Vec<_>>());
@@ -30,7 +30,7 @@ pub(super) const CASES: [Case; 10] = [
     Case::new("returns-declined", Plants::Each, &[1], declined),
     Case::new("returns-maxactive", Plants::Each, &[1], maxactive),
     Case::new("returns-tail", Plants::Each, &[1], |here| {
-        // Both return to the caller of the first, at once: the one entered last is told first.
+        // Both functions return to the caller of the first, at the same time: the function entered last is reported first.
         let probes = ["kretprobe:fn_tail", "kretprobe:fn_tail_target"];
         let ran = followed(here, "run=calls=10", &probes);
         let told: Vec<_> = ran.observer.returns();
@@ -46,7 +46,7 @@ pub(super) const CASES: [Case; 10] = [
         let ran = followed(here, "run=leave=7", &probes);
         for name in probes {
             let probe = ran.probe(name);
-            // The last one may yet return, for all that can be known.
+            // The last call may still return, as far as the engine knows.
             assert_eq!((probe.hits, probe.returns), (7, Some(0)), "{probe:?}");
             assert_eq!(probe.in_flight, Some(1), "{probe:?}");
             assert_eq!(probe.missed.get("abandoned"), Some(&6), "{probe:?}");
@@ -79,7 +79,7 @@ fn followed(here: &Here<'_>, cmdline: &str, probes: &[&str]) -> Ran {
     ran
 }
 
-/// Entries are what the guest counted; each has returned, is in flight, or was missed; every return was told.
+/// The entries equal the guest's count. Each entry has returned, is in flight, or was missed. Every return was reported.
 fn assert_followed(ran: &Ran) {
     ran.assert_good();
     let mut compared = 0;
@@ -109,14 +109,13 @@ fn every_kind_of_function(here: &Here<'_>) {
         assert_eq!(probe.returns, Some(10), "{probe:?}");
         assert!(probe.missed.is_empty(), "{probe:?}");
     }
-    // Its first instruction is the target of its own jump: two of three entries are none of a call, and the calls
-    // that they stand for never return.
+    // The function's first instruction is the target of the function's own jump: two of three entries are no calls, and never return.
     let looping = ran.probe("kretprobe:fn_loop");
     assert_eq!((looping.hits, looping.returns), (30, Some(10)));
     assert_eq!(looping.missed.get("abandoned"), Some(&20));
 }
 
-/// Remembers the argument of each call, and compares it with what is returned.
+/// Notes the argument of each call, and compares the argument with the return value.
 #[derive(Default)]
 struct Depths {
     entered: AtomicU64,

@@ -1,4 +1,4 @@
-//! A stock kernel with the workload that counts itself, booted once; what was seen in that run answers several cases.
+//! A stock kernel with the workload that counts its own calls, booted once; several cases check the results of the run.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -21,31 +21,31 @@ use super::observer::Observer;
 pub struct StockFiles {
     /// The kernel.
     pub kernel: PathBuf,
-    /// The workload, with the module that it loads.
+    /// The workload, with the module to load.
     pub initrd: PathBuf,
     /// Number of vCPUs.
     pub cpus: u8,
-    /// It is ended after this time.
+    /// The time limit of the run.
     pub timeout: Duration,
 }
 
-/// A case that is answered by the one run of the stock guest.
+/// A case that checks the run of the stock guest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StockCase {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
     /// Panics when the promise is not kept.
     pub check: fn(&StockRun),
 }
 
 const MEMORY_BYTES: u64 = 256 << 20;
-/// The workload's parameters are in it. What is printed costs exits for each character; a panic is printed anyway.
+/// The command line has the workload's parameters. Each printed character costs exits; a panic is printed anyway.
 pub(crate) const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=4 cryptomgr.notests=1 random.trust_cpu=on \
                                        opens=20 reads=11 getpids=7 modload=/dummy.ko modunload=dummy";
-/// Loaded and unloaded by the workload. It makes one network device.
+/// The module that the workload loads and unloads. The module makes a single network device.
 pub(crate) const MODULE: &str = "dummy";
 
-/// A probe, and how often the workload says that it was hit.
+/// A probe, and the workload's count of the probe's hits.
 type Counted = (&'static str, fn(&Counts) -> u64);
 
 const COUNTED: [Counted; 3] = [
@@ -56,13 +56,13 @@ const COUNTED: [Counted; 3] = [
 const OPEN_RETURNS: &str = "kretprobe:do_sys_openat2";
 /// Never returns.
 const EXIT_RETURNS: &str = "kretprobe:do_exit";
-/// What kprobes itself refuses: the entry of system calls, that of an exception, and what it calls.
+/// Functions that kprobes itself refuses: the entry of system calls, the entry of an exception, and the function called by the latter.
 const ENTRY_CODE: [&str; 3] = [
     "kprobe:entry_SYSCALL_64",
     "kprobe:asm_exc_page_fault",
     "kprobe:exc_page_fault",
 ];
-/// The self-test that executes an int3 of the kernel's own, and the handler that it reaches.
+/// The self-test that executes the kernel's own int3, and the handler of the int3.
 const BREAKPOINT: [&str; 2] = ["kprobe:int3_selftest", "kprobe:asm_exc_int3"];
 const IN_MODULE: [&str; 4] = [
     "kprobe:dummy:dummy_init_module",
@@ -93,7 +93,7 @@ pub(super) const CASES: [StockCase; 6] = [
             let probe = run.probe(EXIT_RETURNS);
             assert!(probe.hits >= u64::from(run.cpus), "{probe:?}");
             assert_eq!(probe.returns, Some(0), "{probe:?}");
-            // Behind a call of what never returns there may be no instruction to plant.
+            // If a call never returns, there may be no instruction to plant behind the call.
             let missed = |why: &str| probe.missed.get(why).copied().unwrap_or(0);
             let (abandoned, sites) = (missed("abandoned"), missed("return-site"));
             let in_flight = probe.in_flight.unwrap_or(0);
@@ -121,8 +121,8 @@ pub(super) const CASES: [StockCase; 6] = [
             let test = run.probe(BREAKPOINT[0]);
             let seen = (test.hits, test.state);
             assert_eq!(seen, (1, ProbeState::Gone), "{test:?}");
-            // The kernel patches its first instruction while it boots, and tests itself before: what comes after that
-            // differs from boot to boot.
+            // The kernel patches the handler's first instruction while booting, and runs the self-test before the patch. The later hits
+            // differ from boot to boot.
             let handler = run.probe(BREAKPOINT[1]);
             assert_eq!(handler.state, ProbeState::Armed, "{handler:?}");
         },
@@ -148,7 +148,7 @@ pub(super) const CASES: [StockCase; 6] = [
     },
 ];
 
-/// What was seen of the stock guest.
+/// The results of a run of the stock guest.
 #[derive(Debug)]
 pub(super) struct StockRun {
     summary: Summary,
@@ -157,7 +157,7 @@ pub(super) struct StockRun {
     cpus: u8,
 }
 
-/// What a console never says of a guest that is well.
+/// Text that is never on the console of a healthy guest.
 const COMPLAINTS: [&str; 5] = ["WARNING:", "BUG:", "kernel BUG", "Oops", "Call Trace"];
 
 impl StockRun {
@@ -178,7 +178,7 @@ impl StockRun {
         Counts::from_console(&self.console).expect("the workload has come to its end")
     }
 
-    /// The guest has done its work and has powered off.
+    /// Checks that the guest has done the work and has powered off.
     fn assert_well(&self) {
         let end = &self.summary.guest;
         let last = self.console.lines().next_back().unwrap_or("nothing");
@@ -186,7 +186,7 @@ impl StockRun {
         assert_eq!(self.counts().failed, 0);
     }
 
-    /// What the kernel complains of, without what differs from boot to boot: time, processor, task.
+    /// The kernel's complaints, without the parts that differ from boot to boot: time, processor, task.
     fn complaints(&self) -> Vec<&str> {
         let complains = |line: &&str| COMPLAINTS.iter().any(|word| line.contains(word));
         let essence =
@@ -196,7 +196,7 @@ impl StockRun {
     }
 }
 
-/// The stock guest, and its run once there has been one.
+/// The stock guest, and the results of its runs.
 #[derive(Debug)]
 pub(super) struct Stock<'a> {
     bench: &'a Bench,
@@ -236,13 +236,13 @@ impl<'a> Stock<'a> {
         self.unprobed.get_or_init(|| self.boot(false))
     }
 
-    /// How the guest ends without probes, if not by itself.
+    /// The guest's end without probes; `None` if the guest powers off.
     pub(super) fn fails_unprobed(&self) -> Option<String> {
         let guest = &self.unprobed().summary.guest;
         (guest.end != GuestEnd::Poweroff).then(|| format!("{:?}", guest.end))
     }
 
-    /// What was counted.
+    /// The counts of the run.
     pub(super) fn counted(&self) -> String {
         let Some(run) = self.run.get() else {
             return String::new();

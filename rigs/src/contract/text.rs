@@ -1,4 +1,4 @@
-//! The guest's text, as the guest finds it.
+//! The guest's text, as the guest reads the text.
 
 use guest_images::testguest::text_checksum;
 
@@ -33,7 +33,7 @@ pub(super) const CASES: [Case; 4] = [
     }),
 ];
 
-/// The `sum` of each checksum that the guest took, whether it was content or not.
+/// The `sum` of each checksum taken by the guest, whether the guest reports success or failure.
 pub(super) fn sums(ran: &Ran) -> Vec<String> {
     let console = ran.observer.console();
     console
@@ -44,13 +44,13 @@ pub(super) fn sums(ran: &Ran) -> Vec<String> {
         .collect()
 }
 
-/// That of the file.
+/// The checksum of the file's text.
 pub(super) fn own_sum(here: &Here<'_>) -> String {
     let sum = text_checksum(here.bench.elf()).expect("it has a text");
     format!("{sum:#x}")
 }
 
-/// Every probe goes after so many hits, in the middle of the run: the text is that of the file, and nothing is hit.
+/// Disarms every probe after `hits` hits, in the middle of the run: the text equals the file's text, and nothing is hit.
 fn afterwards(here: &Here<'_>, cmdline: &str, hits: usize) {
     let guest = here.guest(cmdline).prepare();
     let (control, engine) = (guest.session.control(), guest.session.engine().clone());

@@ -1,4 +1,4 @@
-//! One boot of the test guest with a program.
+//! A boot of the test guest with a program.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -20,7 +20,7 @@ use super::record::{How, RECORD_BYTES, Record};
 
 const MEMORY_BYTES: u64 = 64 << 20;
 
-/// What came out of a running guest. Cloning shares it.
+/// The output of a running guest. Clones share the output.
 #[derive(Clone, Debug, Default)]
 struct Seen(Arc<Mutex<SeenInner>>);
 
@@ -45,7 +45,7 @@ impl EventSink for Seen {
                 told.0 += 1;
                 told.1 = Some(hit.regs);
             }
-            // What a note says of a probe shows in its hits.
+            // A note about a probe shows in the probe's hits, too.
             Event::Note(_) | Event::Return(_) | Event::Summary(_) => (),
         }
     }
@@ -62,7 +62,7 @@ impl Write for Seen {
     }
 }
 
-/// Where to boot, and what.
+/// The KVM and the test guest to boot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Booter<'a> {
     pub(super) host: &'a Host,
@@ -72,24 +72,24 @@ pub(super) struct Booter<'a> {
     pub(super) timeout: Duration,
 }
 
-/// A boot that is over.
+/// The result of a boot.
 #[derive(Debug)]
 pub(super) struct Booted {
     records: Vec<u8>,
-    /// The guest did not come to its own end, and how it ended instead.
+    /// How the guest ended, if not well.
     pub(super) bad_end: Option<String>,
     pub(super) summary: Summary,
-    /// For the address of each probe the number of hits that were told, and the registers of the last.
+    /// For the address of each probe: the number of reported hits, and the registers of the last hit.
     pub(super) told: BTreeMap<u64, (u64, Option<Registers>)>,
 }
 
 impl Booter<'_> {
-    /// Whether this KVM interprets the guest's kernel: it then knows no AVX.
+    /// Whether KVM interprets the guest's kernel: the interpreter has no AVX.
     fn interprets(&self) -> bool {
         self.facts.int3 == Int3Delivery::EmulationFailure
     }
 
-    /// Boots and waits for the end. An error is one of this machine, not of the guest.
+    /// Boots and waits for the end. An error is a failure of the machine, not of the guest.
     pub(super) fn boot(
         &self,
         program: &Program,
@@ -164,7 +164,7 @@ impl Booted {
         Record(&self.records[number * RECORD_BYTES..][..RECORD_BYTES])
     }
 
-    /// The snippet that had begun and had not ended.
+    /// The number of the snippet that had begun and had not ended.
     pub(super) fn running(&self) -> Option<usize> {
         (0..self.records.len() / RECORD_BYTES)
             .find(|number| self.record(*number).how() == How::Running)

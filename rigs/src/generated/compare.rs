@@ -1,19 +1,19 @@
-//! What a snippet left behind, twice.
+//! Compares the records of a snippet from two boots.
 
 use super::record::{CR2, FIELDS, FPU, Field, HOW, How, RFLAGS, Record, VECTOR};
 use super::snippet::Snippet;
 
 const PAGE_FAULT: u64 = 14;
 
-/// Something that is not as it must be.
+/// A wrong result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wrong {
-    /// What those that are alike have in common.
+    /// The kind, equal for similar errors.
     pub(super) kind: String,
     pub(super) text: String,
 }
 
-/// Every word that is not the same, but for those of the fields called in `without`.
+/// Every word that differs, except in the fields named in `without`.
 pub(super) fn differences(
     without: &[String],
     snippet: &Snippet,
@@ -48,7 +48,7 @@ pub(super) fn differences(
     found
 }
 
-/// The bits of a word that are the same in any two runs on one processor.
+/// The bits of a word to compare: they are equal in any two runs on the same processor.
 fn compared(snippet: &Snippet, unprobed: Record<'_>, field: &Field, index: usize) -> u64 {
     match (field.offset, index) {
         // CR2 means nothing after another exception than a page fault, or none.
@@ -58,8 +58,8 @@ fn compared(snippet: &Snippet, unprobed: Record<'_>, field: &Field, index: usize
         }
         // The manuals leave these flags open, and the emulator does not ask the processor.
         (offset, _) if offset == RFLAGS.offset => !snippet.undefined_flags(),
-        // The last two bytes are the last opcode, the two words after that the addresses of the last x87 instruction and
-        // of its operand. AMD's fxsave keeps none of them, so that every task switch of the host loses them.
+        // The last two bytes are the last opcode. The next two words are the addresses of the last x87 instruction and of the
+        // instruction's operand. AMD's fxsave stores none of them, so that every task switch of the host loses them.
         (offset, 0) if offset == FPU.offset => u64::MAX >> 16,
         (offset, 1 | 2) if offset == FPU.offset => 0,
         _ => u64::MAX,

@@ -15,7 +15,7 @@ use super::snippet::Snippet;
 /// #DB and #BP, which are raised behind the instruction.
 const TRAPS: [u64; 2] = [1, 3];
 
-/// Every instruction of every snippet that is run, with the jumps.
+/// The addresses of all instructions of the snippets to run, with the jumps.
 pub(super) fn probes(layout: &Layout, program: &Program) -> Vec<Gva> {
     let run = program.snippets.iter().filter(|snippet| !snippet.skipped);
     run.flat_map(|snippet| layout.boundaries(snippet.at, &snippet.code))
@@ -25,7 +25,7 @@ pub(super) fn probes(layout: &Layout, program: &Program) -> Vec<Gva> {
 /// Probes and hits of a boot by address.
 pub(super) type Counted = BTreeMap<u64, (u64, Option<String>)>;
 
-/// What the summary says of each address.
+/// The hits and the reason in the summary, for each address.
 pub(super) fn counted(booted: &Booted) -> Counted {
     let probes = booted.summary.probes.iter();
     probes
@@ -36,8 +36,8 @@ pub(super) fn counted(booted: &Booted) -> Counted {
         .collect()
 }
 
-/// Each probe of a snippet that was hit more or less often than the snippet's end says, or told otherwise than counted,
-/// or refused; and a first hit whose registers are not those that the snippet was given.
+/// Reports each probe of a snippet that was hit more or less often than the snippet's end implies, reported otherwise than counted, or
+/// refused. Reports a first hit with other registers than the snippet was given.
 pub(super) fn mismatches(
     layout: &Layout,
     snippet: &Snippet,
@@ -73,7 +73,7 @@ pub(super) fn mismatches(
     wrong
 }
 
-/// The registers that the snippet's first instruction finds.
+/// The registers at the snippet's first instruction.
 fn given(snippet: &Snippet) -> Registers {
     let [
         rax,
@@ -125,7 +125,7 @@ fn is_executed(layout: &Layout, snippet: &Snippet, unprobed: Record<'_>, at: u64
         How::Taken => return at < behind || at == target,
         _ => unprobed.word(&TRAP_RIP, 0),
     };
-    // With the guest's own trap flag, a repeated instruction is left after each repetition, and not behind it.
+    // With the guest's own trap flag, #DB comes after each repetition of a repeated instruction, and not behind the instruction.
     let repeats = snippet.instructions().any(|decoded| {
         decoded.at().0 == left
             && decoded.instruction().is_string_instruction()
@@ -160,7 +160,7 @@ mod tests {
     use super::super::record::{HOW, RECORD_BYTES};
     use super::*;
 
-    /// `nop; nop` with the jump behind it, left as the words say: which of its four instructions are executed.
+    /// The executed instructions, of four, of `nop; nop` with the jump behind, for a record with `how`, `vector` and `rip`.
     fn executed(how: u64, vector: u64, rip: impl Fn(&Layout, u64) -> u64) -> [bool; 4] {
         let layout = Layout::example();
         let mut program = Program::generate(&layout, 1, 1, Chosen::default());

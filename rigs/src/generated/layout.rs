@@ -1,4 +1,4 @@
-//! Where things are in the test guest. Its generated.h and generated.c have the same in C.
+//! The memory layout of the test guest. The guest's generated.h and generated.c have the same in C.
 
 use introspect::Gva;
 use object::{Object, ObjectSection};
@@ -7,9 +7,9 @@ use probes::Kernel;
 use super::program::Program;
 
 pub(super) const SLOT_BYTES: usize = 48;
-/// The jump that a snippet's branch goes to.
+/// The offset of the jump at a snippet's branch target.
 pub(super) const TAKEN_OFFSET: usize = 43;
-/// What the snippet itself may have, with the jump behind it.
+/// The maximum length of a snippet; a jump follows the snippet.
 pub(super) const CODE_BYTES: usize = TAKEN_OFFSET - JUMP_BYTES;
 const JUMP_BYTES: usize = 5;
 
@@ -18,7 +18,7 @@ pub(super) const DATA_BYTES: usize = 512;
 pub(super) const EDGE_BYTES: usize = 64;
 pub(super) const STACK_BYTES: usize = 256;
 
-/// Addresses in the test guest, which is linked where it runs.
+/// Addresses in the test guest. The link addresses are the running addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     slots: u64,
@@ -73,7 +73,7 @@ impl Layout {
         self.middle() - DATA_BYTES as u64 / 2
     }
 
-    /// Nothing is mapped from here on, for a page; before it are the bytes of the edge.
+    /// The start of an unmapped page, behind the bytes of the edge.
     pub(super) fn absent(&self) -> u64 {
         self.pages + 2 * PAGE_BYTES
     }
@@ -86,7 +86,7 @@ impl Layout {
         self.pages + 4 * PAGE_BYTES + PAGE_BYTES / 2
     }
 
-    /// Whether an access to these bytes touches nothing but what snippets may touch.
+    /// Whether an access to the bytes stays within the memory allowed for snippets.
     pub(super) fn may_touch(&self, at: u64, bytes: u64) -> bool {
         let edge = self.absent() - EDGE_BYTES as u64;
         self.may_write(at, bytes)
@@ -96,7 +96,7 @@ impl Layout {
             || !is_canonical(at.wrapping_add(bytes - 1))
     }
 
-    /// Whether snippets may write these bytes, and no fault comes of it.
+    /// Whether snippets may write the bytes without a fault.
     pub(super) fn may_write(&self, at: u64, bytes: u64) -> bool {
         let edge = self.absent() - EDGE_BYTES as u64;
         within(at, bytes, self.data(), DATA_BYTES as u64)
@@ -104,7 +104,7 @@ impl Layout {
             || within(at, bytes, self.stack(), STACK_BYTES as u64)
     }
 
-    /// What runs in the slot at `slot`: the snippet, the jump behind it, and the one that is its branch target.
+    /// The code in the slot at `slot`: the snippet, the jump behind the snippet, and the jump at the branch target.
     pub(super) fn slot_code(&self, slot: u64, code: &[u8]) -> [u8; SLOT_BYTES] {
         assert!(code.len() <= CODE_BYTES, "{code:02x?}");
         let mut bytes = [0x90; SLOT_BYTES];
@@ -115,7 +115,7 @@ impl Layout {
         bytes
     }
 
-    /// The test guest with the program's code in its slots.
+    /// The test guest with the program's code in the slots.
     pub(super) fn with_code(&self, guest: &[u8], program: &Program) -> Result<Vec<u8>, String> {
         let range = object::File::parse(guest)
             .ok()
@@ -133,7 +133,7 @@ impl Layout {
         Ok(file)
     }
 
-    /// The start of each instruction in a slot up to the first bytes that are none, fillers left out.
+    /// The start of each instruction in a slot, up to the first undecodable bytes, without fillers.
     pub(super) fn boundaries(&self, slot: u64, code: &[u8]) -> Vec<Gva> {
         let bytes = self.slot_code(slot, code);
         introspect::insn::boundaries(&bytes, Gva(slot))
@@ -164,7 +164,7 @@ fn jump(from: u64, to: u64) -> [u8; JUMP_BYTES] {
 
 #[cfg(test)]
 impl Layout {
-    /// Addresses like those of the test guest.
+    /// Addresses similar to the test guest's.
     pub(super) fn example() -> Self {
         Self {
             slots: 0x10_4000,

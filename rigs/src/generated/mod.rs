@@ -1,5 +1,4 @@
-//! The same generated instructions without probes and with a probe at each of them: what they leave behind must be the
-//! same.
+//! Runs the same generated instructions without probes and with a probe at each instruction: the records of both runs must agree.
 //!
 //! ```text
 //!  program: N snippets, each with a state to run it in      a seed and a count say which
@@ -9,7 +8,7 @@
 //!  boot ─ probed ────▶ records filled in ─┴▶ compared, field by field; hits as the records say the flow was
 //! ```
 //!
-//! [`run`](Generated::run) is a case of the contract. docs/rigs.md says what is generated and what is not.
+//! [`run`](Generated::run) is a case of the contract. docs/rigs.md describes the generated and the excluded instructions.
 
 mod boot;
 mod compare;
@@ -33,37 +32,37 @@ use layout::Layout;
 use program::{Chosen, Program};
 use totals::Totals;
 
-/// Snippets of one boot: as many as the test guest has slots.
+/// The maximum number of snippets in a boot: the number of slots in the test guest.
 const MOST_OF_A_BOOT: u64 = 2048;
-/// A boot in which the guest comes to a bad end is repeated without the snippet at fault, so often at most.
+/// The maximum number of repeated boots. If a guest comes to a bad end, the boot is repeated without the snippet at fault.
 const MOST_BAD_ENDS: usize = 100;
 
-/// What to generate, and where to run it.
+/// The snippets to generate, and the KVM to run them on.
 #[derive(Clone, Copy, Debug)]
 pub struct Generated<'a> {
     /// The KVM.
     pub host: &'a Host,
-    /// What its self-test found.
+    /// The result of the KVM's self-test.
     pub facts: HostFacts,
     /// The test guest's ELF file.
     pub guest: &'a [u8],
     /// Number of snippets.
     pub count: u64,
-    /// Says which.
+    /// The seed of the snippets.
     pub seed: u64,
-    /// Kinds of snippets that are left out, and fields that are not compared.
+    /// Kinds of snippets to leave out, and fields to leave out of the comparison.
     pub without: &'a [String],
-    /// Each boot is given so long.
+    /// The time limit of each boot.
     pub timeout: Duration,
 }
 
 impl Generated<'_> {
-    /// Runs the snippets without probes and with this byte planted at each of their instructions; without a byte, both
-    /// times without probes. The text says what was counted, or what is wrong.
+    /// Runs the snippets without probes and with `plant` at each instruction; if `plant` is `None`, both times without probes. Returns
+    /// the counts as text.
     ///
     /// # Errors
     ///
-    /// What is wrong, in words.
+    /// The error, as text.
     pub fn run(&self, plant: Option<PlantByte>) -> Result<String, String> {
         let layout = Layout::of(self.guest)?;
         let mut totals = Totals::default();
@@ -143,7 +142,7 @@ impl Generated<'_> {
         Ok(())
     }
 
-    /// Boots without probes; instructions that this KVM cannot execute are left out from then on.
+    /// Boots without probes, and leaves out instructions that the KVM cannot execute.
     fn boot_unprobed(
         booter: &Booter<'_>,
         program: &mut Program,

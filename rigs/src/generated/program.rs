@@ -9,18 +9,19 @@ use super::random::Random;
 use super::record;
 use super::snippet::Snippet;
 
-/// Which snippets are not left out.
+/// The choice of snippets.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Chosen<'a> {
-    /// Kinds that are.
+    /// Kinds of snippets to leave out.
     pub(super) without: &'a [String],
-    /// KVM interprets the guest's kernel: of x87, MMX and SSE it knows some moves, and nothing of what is newer.
+    /// KVM interprets the guest's kernel: the interpreter knows some moves of x87, MMX and SSE, and no newer instructions.
     pub(super) interpreted: bool,
 }
 
 impl Chosen<'_> {
     fn has(self, snippet: &Snippet) -> bool {
-        // What is no instruction fails there instead of faulting, unless it is one with a wrong prefix.
+        // At undecodable bytes, the interpreter fails instead of raising a fault, unless the bytes are an instruction with a wrong
+        // prefix.
         let decodes = snippet.instructions().next().is_some() || snippet.code.starts_with(&[LOCK]);
         let interpreted = decodes
             && snippet
@@ -32,7 +33,7 @@ impl Chosen<'_> {
 
 const LOCK: u8 = 0xf0;
 
-/// Whether KVM's interpreter knows it, as far as that has been found out.
+/// Whether KVM's interpreter knows the instruction, as far as found out.
 fn is_interpreted(decoded: &Decoded) -> bool {
     use Mnemonic as M;
     let insn = decoded.instruction();
@@ -59,7 +60,7 @@ fn is_interpreted(decoded: &Decoded) -> bool {
             | M::Enter
             | M::Int
             | M::Int1
-            // It loads no IOPL, and takes selectors that fault.
+            // The interpreter loads no IOPL, and accepts selectors that fault on a processor.
             | M::Iretd
             | M::Iretq
             | M::Lar
@@ -86,14 +87,14 @@ fn is_interpreted(decoded: &Decoded) -> bool {
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// One for each slot from the first on.
+    /// The snippets of the slots, from the first slot on.
     pub(super) snippets: Vec<Snippet>,
 }
 
 impl Program {
     /// The same for the same arguments.
     pub(super) fn generate(layout: &Layout, seed: u64, count: u64, chosen: Chosen<'_>) -> Self {
-        // Seeds that follow on each other are to have nothing in common, and zero stays zero.
+        // Consecutive seeds should give unrelated snippets. The generator never leaves the state zero.
         let mut random = Random(seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let mut snippets = Vec::new();
         while (snippets.len() as u64) < count {

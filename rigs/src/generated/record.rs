@@ -2,7 +2,7 @@
 
 use super::snippet::State;
 
-/// The whole record, and where its second half begins, which the guest fills in.
+/// The length of a record, and the offset of the second half, which the guest fills in.
 pub(super) const RECORD_BYTES: usize = 2480;
 pub(super) const GIVEN_BYTES: usize = 1184;
 
@@ -10,9 +10,9 @@ pub(super) const GIVEN_BYTES: usize = 1184;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
     NotRun,
-    /// To the jump behind it.
+    /// To the jump behind the snippet.
     Next,
-    /// To its branch target.
+    /// To the snippet's branch target.
     Taken,
     /// By an exception.
     Trap,
@@ -20,7 +20,7 @@ pub(super) enum How {
     Running,
 }
 
-/// A field of what the guest fills in: words of eight bytes.
+/// A field in the guest's half of a record: words of eight bytes.
 #[derive(Debug)]
 pub(super) struct Field {
     pub(super) name: &'static str,
@@ -66,7 +66,7 @@ pub(super) const FIELDS: [Field; 19] = [
     FPU,
 ];
 
-/// What the guest is given.
+/// The first half of a record, for the guest.
 pub(super) fn given(state: &State, skip: bool) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(RECORD_BYTES);
     let words = [
@@ -93,7 +93,7 @@ pub(super) fn given(state: &State, skip: bool) -> Vec<u8> {
     bytes
 }
 
-/// What became of a snippet.
+/// The result of a snippet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record<'a>(pub(super) &'a [u8]);
 

@@ -1,4 +1,4 @@
-//! A few instructions, and the state that they are run in.
+//! A few instructions, and the state to run them in.
 
 use iced_x86::RflagsBits;
 use introspect::Gva;
@@ -10,7 +10,7 @@ use super::random::Random;
 /// Bit 1 of RFLAGS is always set.
 const FIXED_FLAG: u64 = 2;
 const STATUS_AND_DIRECTION: u64 = 0xcd5;
-/// All exceptions masked, which is what the processor starts with.
+/// All exceptions masked, as at the processor's start.
 const MXCSR: u64 = 0x1f80;
 
 pub(super) const RAX: usize = 0;
@@ -22,7 +22,7 @@ pub(super) const RBP: usize = 5;
 pub(super) const RSI: usize = 6;
 pub(super) const RDI: usize = 7;
 
-/// What a snippet finds.
+/// The state at a snippet's first instruction.
 #[derive(Clone, Debug)]
 pub(super) struct State {
     /// In the order of their encoding.
@@ -78,12 +78,12 @@ impl State {
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(super) struct Snippet {
-    /// What it is about.
+    /// The kind of the snippet.
     pub(super) kind: &'static str,
     pub(super) at: u64,
     pub(super) code: Vec<u8>,
     pub(super) state: State,
-    /// It is not run, because the guest came to a bad end with it.
+    /// Whether the snippet is left out, because the guest came to a bad end with the snippet.
     pub(super) skipped: bool,
 }
 
@@ -92,8 +92,8 @@ impl Snippet {
         boundaries(&self.code, Gva(self.at)).map_while(Result::ok)
     }
 
-    /// What a processor that cannot execute the snippet does not know: the first instruction that is out of the ordinary,
-    /// or bytes that are none.
+    /// The likely reason if a processor cannot execute the snippet: the first instruction that is out of the ordinary, or undecodable
+    /// bytes.
     pub(super) fn unknown(&self) -> String {
         let mut instructions = self.instructions();
         let extraordinary = instructions.find(|decoded| classify(decoded) != Class::Emulatable);
@@ -114,7 +114,7 @@ impl Snippet {
         )
     }
 
-    /// The flags that are undefined after it. The emulator may choose them otherwise than the processor does.
+    /// The flags that are undefined after the snippet. The emulator may choose other values than the processor.
     pub(super) fn undefined_flags(&self) -> u64 {
         let mut undefined = 0;
         for decoded in self.instructions() {

@@ -1,4 +1,4 @@
-//! What the boots of a run add up to.
+//! The sums over all boots of a run.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use super::program::Program;
 use super::record::How;
 use super::snippet::Snippet;
 
-/// So many snippets are told that differ in the same fields, and so many words of each.
+/// The maximum number of reported snippets with the same differing fields, and the maximum number of reported words of a snippet.
 const TOLD_OF_A_KIND: usize = 4;
 const TOLD_OF_A_SNIPPET: usize = 12;
-/// See the module's text.
+/// The sums over all boots of a run.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
     snippets: usize,
@@ -23,14 +23,14 @@ pub(super) struct Totals {
     stepped: usize,
     /// How the first boot without probes ended, if not well.
     pub(super) first_bad_end: Option<String>,
-    /// Instructions that this KVM cannot execute without probes either, and how many snippets had them.
+    /// Instructions that the KVM cannot execute without probes either, and the number of snippets with them.
     pub(super) left_out: BTreeMap<String, usize>,
     /// By the fields in which they differ: how many snippets, and some of them.
     different: BTreeMap<String, (usize, Vec<String>)>,
 }
 
 impl Totals {
-    /// Takes note of a snippet that is not as it must be. Of those that differ in the same fields, a few are told.
+    /// Notes a wrong snippet. A few snippets with the same differing fields are reported.
     pub(super) fn differ(&mut self, kind: String, snippet: &Snippet, texts: &[String]) {
         let alike = self.different.entry(kind).or_default();
         alike.0 += 1;

@@ -1,4 +1,4 @@
-//! What the driving thread does while the guest runs.
+//! The work of the driving thread while the guest runs.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::busy::guest::Live;
 use crate::chain::chain;
 
 const LIMIT: Duration = Duration::from_secs(200);
-/// Rounds of the event `modules`, as its parameters say.
+/// Rounds of the event `modules`, as in the event's parameters.
 const ROUNDS: usize = 4;
 
 /// `modules`: in each round a task sleeps in module code with followed calls in flight. Then, in turn, all probes in

@@ -1,33 +1,33 @@
-//! The events, and what is probed while they take place.
+//! The events, and the functions probed during the events.
 
 /// How the run of a guest ends in which the event takes place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The kernel that was booted powers the machine off.
+    /// The booted kernel powers the machine off.
     PowersOff,
-    /// It starts another kernel, which powers off. The counts of the first are those up to there.
+    /// The booted kernel starts another kernel, which powers off. The first kernel's counts end at the start of the other.
     HandsOver,
     /// The machine resets; the guest's counts are not known.
     Resets,
 }
 
-/// Something that a guest does to its own kernel.
+/// A change that a guest makes to its own kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GroundEvent {
-    /// What the guest calls it, too.
+    /// The name, which the guest uses, too.
     pub(super) name: &'static str,
-    /// How often, and what else is on the kernel's command line.
+    /// The number of rounds, and further words for the kernel's command line.
     pub(super) parameters: &'static str,
     pub(super) ending: Ending,
-    /// Functions whose entries are probed, as patterns; what a kernel has not is left out.
+    /// Patterns of functions with entry probes; functions missing in a kernel are left out.
     pub(super) entered: &'static str,
-    /// Functions whose returns are probed.
+    /// Patterns of functions with return probes.
     pub(super) returned: &'static str,
     /// The same in modules, as specifications.
     pub(super) in_modules: &'static [&'static str],
 }
 
-/// Functions that run in every guest, so that some calls are always in flight and some processors in a detour.
+/// Functions that run in every guest. Some calls are then always in flight, and some processors in a detour.
 pub(super) const ALWAYS: &str =
     "vfs_* hrtimer_* tick_* rcu_* __x64_sys_poll do_syscall_64 asm_* exc_nmi";
 pub(super) const ALWAYS_RETURNED: &str = "schedule do_sys_poll hrtimer_interrupt default_idle_call";

@@ -10,10 +10,10 @@ use super::events::{Ending, GroundEvent};
 use crate::busy::counting::is_accounted;
 use crate::busy::guest::Observed;
 
-/// What the guest counts for a probe.
+/// The guest's count for a probe.
 pub(super) type Counted = fn(&Counts) -> u64;
 
-/// What came of the probed run, or what is wrong with it.
+/// The summary of the probed run, or the errors.
 pub(super) fn judge(
     event: &GroundEvent,
     unprobed: &Observed,
@@ -58,7 +58,7 @@ pub(super) fn judge(
     }
 }
 
-/// What the guest reports of the event, the same in every run.
+/// The guest's reports of the event, equal in every run.
 fn reports(run: &Observed) -> Vec<&str> {
     let lines = run.console.lines();
     lines
@@ -72,7 +72,7 @@ fn untimed(line: &str) -> &str {
     behind.filter(|_| line.starts_with('[')).unwrap_or(line)
 }
 
-/// The counts of the kernel that was probed, and of the one behind it.
+/// The counts of the probed kernel, and of the next kernel.
 fn counts(event: &GroundEvent, run: &Observed) -> Option<(Counts, Counts)> {
     let last = Counts::from_console(&run.console)?;
     match event.ending {
@@ -106,7 +106,7 @@ fn miscounted(event: &GroundEvent, probed: &Observed) -> Vec<String> {
     wrong
 }
 
-/// Entries are returns, calls in flight and those that were missed.
+/// A message if the entries are not the sum of returns, calls in flight and missed calls.
 fn unbalanced(probe: &ProbeSummary) -> Option<String> {
     (!is_accounted(probe)).then(|| format!("{probe:?}"))
 }

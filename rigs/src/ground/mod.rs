@@ -1,9 +1,9 @@
-//! The engine with a stock guest that does to its own kernel what moves the ground under probes: processors and modules
-//! come and go, another kernel takes over, the kernel traces and patches itself.
+//! The engine with a stock guest that changes its own kernel under the probes: processors and modules come and go, another kernel takes
+//! over, the kernel traces and patches itself.
 //!
-//! Each case boots the guest twice, without probes and with probes on the code that does it. Both runs must come to the
-//! same: how they end, what the guest reports of the event, what it complains of. The probes on system calls must have
-//! counted what the guest counts, and each followed call must be accounted for.
+//! Each case boots the guest twice, without probes and with probes on the code that makes the change. Both runs must agree in the guest's
+//! end, reports and complaints. The probes on system calls must agree with the guest's counts, and each followed call must be accounted
+//! for.
 
 mod drive;
 mod events;
@@ -28,30 +28,30 @@ use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
 /// Room for a crash kernel beside the guest's own.
 const MEMORY_BYTES: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(240);
-/// Calls of a return probe that are followed at once: every task may be asleep in one.
+/// The maximum number of calls of a return probe followed at the same time: every task may be asleep in a call.
 const MAXACTIVE: usize = 4096;
 
-/// Probes whose hits the guest counts, with a name for what it counts.
+/// Probes whose hits the guest counts, and the count for each.
 const COUNTED: [(&str, judge::Counted); 3] = [
     ("kprobe:__x64_sys_openat", |counts| counts.openat),
     ("kretprobe:__x64_sys_read", |counts| counts.read),
     ("kprobe:__x64_sys_getpid", |counts| counts.getpid),
 ];
 
-/// What to run.
+/// The cases to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Ground<'a> {
-    /// What the lines say of where this is.
+    /// The kind of KVM, for the lines.
     pub backend: Backend,
     /// The guest's kernel, unpacked.
     pub kernel: &'a Path,
-    /// Its initramfs, whose init is `ground`.
+    /// The guest's initramfs, with `ground` as init.
     pub initrd: &'a Path,
-    /// Only cases whose name contains this.
+    /// Only cases with this text in the name.
     pub only: &'a str,
     /// vCPUs of the guest.
     pub cpus: u8,
-    /// Jumps stand for probes that only count, where they can.
+    /// Jumps replace the plants of probes that only count, where possible.
     pub optimise: bool,
     /// More for the kernel's command line.
     pub parameters: &'a str,
@@ -62,7 +62,7 @@ impl Ground<'_> {
     ///
     /// # Errors
     ///
-    /// See [`BusyError`]; a case that fails is none.
+    /// See [`BusyError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
         let backend = self.backend;
         let began = Instant::now();
@@ -149,7 +149,7 @@ impl Ground<'_> {
     }
 }
 
-/// What is probed while `event` takes place, in what this kernel has of it.
+/// The probes for `event`, on the functions present in the kernel.
 fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<NewProbe>, String> {
     let mut specs: Vec<String> = COUNTED.iter().map(|(spec, _)| (*spec).to_owned()).collect();
     let mut seen: BTreeSet<String> = specs.iter().cloned().collect();

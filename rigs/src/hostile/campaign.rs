@@ -90,7 +90,7 @@ pub struct Campaign<'a> {
     pub seed: u64,
     /// No boot begins after this time.
     pub limit: Duration,
-    /// At most so many boots.
+    /// The maximum number of boots.
     pub boots: u64,
     /// The command.
     pub hyprobe: &'a Path,

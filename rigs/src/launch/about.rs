@@ -1,11 +1,11 @@
-//! On what a run was made: found out when it is made.
+//! The platform of a run, found out when the run is made.
 
 use std::process::{Command, Stdio};
 
 use super::{LaunchError, error, qemu};
 use crate::line::{Backend, Line};
 
-/// The line that says so.
+/// The line with the commit, the machine and the versions.
 pub(super) fn about(backend: Backend, outer: Option<&str>) -> Result<Line, LaunchError> {
     let commit = first_line(
         "git",
@@ -51,7 +51,7 @@ fn host() -> Result<String, LaunchError> {
     Ok(format!("{model}, {cpus} CPUs, Linux {}", linux.trim_end()))
 }
 
-/// What a program says of itself in the first line that contains `word`.
+/// The first line with `word` in a program's output.
 fn first_line(program: &str, options: &[&str], word: &str) -> Option<String> {
     let output = Command::new(program)
         .args(options)

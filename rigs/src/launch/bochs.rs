@@ -1,7 +1,7 @@
 //! Starting Bochs, which interprets VT-x with EPT and SVM with NPT.
 //!
-//! It draws its screen on a terminal and is built with its debugger: it gets a pseudo-terminal, and a file that tells the
-//! debugger to go on.
+//! Bochs draws its screen on a terminal and is built with its debugger: the rig gives Bochs a pseudo-terminal, and a file with the
+//! debugger's command to continue.
 
 use std::ffi::{CStr, CString};
 use std::fs::File;
@@ -20,7 +20,7 @@ use super::image::Outer;
 use super::{Launch, LaunchError, error, iso};
 use crate::line::Backend;
 
-/// What brings everything that this rig needs.
+/// The packages with all programs and files for the rig.
 pub(super) const PACKAGES: &str =
     "bochs bochs-term bochsbios vgabios isolinux syslinux-common xorriso";
 
@@ -29,10 +29,10 @@ const BIOS: [&str; 2] = [
     "/usr/share/bochs/BIOS-bochs-latest",
     "/usr/share/bochs/VGABIOS-lgpl-latest",
 ];
-/// Instructions to a second of its clock. Fewer make what waits for time wait shorter; with too few the outer Linux does
-/// nothing but take its timer interrupts.
+/// Instructions in a second of Bochs's clock. With fewer, waits for time are shorter. With too few, the outer Linux does nothing but take
+/// its timer interrupts.
 const INSTRUCTIONS_PER_SECOND: u64 = 100_000_000;
-/// What its clock says at the start: everything else in it depends on instructions alone, so that runs are alike.
+/// The time of Bochs's clock at the start. Everything else in Bochs depends on instructions alone, so that runs are alike.
 const BOOT_TIME: u64 = 1_700_000_000;
 
 /// A running Bochs.
@@ -101,7 +101,7 @@ pub(super) fn start(
         .arg("-f")
         .arg(&config)
         .env("TERM", "linux")
-        // A debugger that asks for a command, because Bochs has panicked, gets the end of its input and ends.
+        // If Bochs panics, the debugger asks for a command, reads the end of the input, and ends.
         .stdin(Stdio::null())
         .stdout(theirs()?)
         .stderr(theirs()?)
@@ -129,7 +129,7 @@ fn config(model: &str, memory_mib: u64, iso: &Path, serial: &Path, log: &Path) -
     )
 }
 
-/// The end for Bochs of a terminal. What comes out of it goes to the file `said`, what Bochs draws to `screen`.
+/// Bochs's end of a terminal. The terminal's output goes to the file `said`, Bochs's screen to `screen`.
 fn terminal(said: &Path, screen: &Path) -> io::Result<OwnedFd> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC)?;
     grantpt(&ours)?;
@@ -138,7 +138,7 @@ fn terminal(said: &Path, screen: &Path) -> io::Result<OwnedFd> {
     let (said, screen) = (File::create(said)?, File::create(screen)?);
     thread::Builder::new()
         .name("terminal".to_owned())
-        // It ends with an error, which is Bochs's end.
+        // The thread ends with an error when Bochs ends.
         .spawn(move || follow_terminal(File::from(ours), said, screen))?;
     Ok(theirs)
 }
@@ -148,7 +148,7 @@ fn open_terminal(name: &CStr) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(name, flags, Mode::empty())?)
 }
 
-/// Before the name of the terminal that Bochs draws on, which is one of its own: this one is left to its debugger.
+/// The text before the name of the terminal that Bochs opens for the screen. The given terminal is left to the debugger.
 const DRAWS_ON: &str = "connected to screen \"";
 
 fn follow_terminal(mut terminal: File, mut said: File, screen: File) -> io::Result<()> {
@@ -173,7 +173,7 @@ fn drawn_on(said: &str) -> Option<CString> {
     CString::new(name).ok()
 }
 
-/// Takes what is drawn: where nobody does, Bochs stands still after some kilobytes.
+/// Reads the screen: if nothing reads the terminal, Bochs blocks after some kilobytes.
 fn drain(name: &CStr, mut screen: File) -> io::Result<()> {
     let terminal = open_terminal(name)?;
     let mut settings = tcgetattr(&terminal)?;

@@ -1,4 +1,4 @@
-//! What keeps a rig from running.
+//! The errors of a launch.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use vmm::boot::KernelError;
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
 pub enum LaunchError {
-    /// Programs or files that a package brings.
+    /// A missing program or file, which a package installs.
     #[error(
         "{missing} is missing, which this rig needs: apt install --no-install-recommends {packages}"
     )]
     Missing {
-        /// What.
+        /// The program or file.
         missing: String,
-        /// What brings it.
+        /// The packages to install.
         packages: &'static str,
     },
     /// A file is in the way.
@@ -65,39 +65,39 @@ pub enum LaunchError {
     Failed {
         /// The program.
         program: &'static str,
-        /// Its exit status.
+        /// The exit status.
         status: ExitStatus,
-        /// What it said.
+        /// The text on standard error.
         said: String,
     },
-    /// There is no pseudo-terminal for Bochs to draw on.
+    /// No pseudo-terminal for Bochs.
     #[error("cannot open a pseudo-terminal")]
     Terminal(#[source] io::Error),
-    /// The machine ended, and the last line is not there.
+    /// The machine ended before the last line.
     #[error("the machine ended before its last line ({status}); its last words:\n{said}")]
     Ended {
-        /// How its process ended.
+        /// The exit status of the machine's process.
         status: ExitStatus,
-        /// The end of what came out of the serial line.
+        /// The end of the serial line's output.
         said: String,
     },
     /// The last line did not come in time.
     #[error("no last line after {after_s} s; the last words:\n{said}")]
     TimedOut {
-        /// So long was waited.
+        /// The time waited.
         after_s: u64,
-        /// The end of what came out of the serial line.
+        /// The end of the serial line's output.
         said: String,
     },
     /// No line came for longer than the program had announced.
     #[error("no line for {after_s} s; the last words:\n{said}")]
     Silent {
-        /// So long was waited.
+        /// The time waited.
         after_s: u64,
-        /// The end of what came out of the serial line.
+        /// The end of the serial line's output.
         said: String,
     },
-    /// There was an end, but not to the cases.
+    /// The program ended without a line for the end of the cases.
     #[error("the lines have no end")]
     NoEnd,
     /// The kept lines are of another program.
@@ -129,7 +129,7 @@ pub(crate) fn file(what: &'static str, path: &Path) -> impl FnOnce(io::Error) ->
     move |source| LaunchError::File { what, path, source }
 }
 
-/// An error if a program that has ended says that it failed.
+/// Returns an error if the exit status of a program is a failure.
 pub(super) fn check(program: &'static str, output: &Output) -> Result<(), LaunchError> {
     match output.status.success() {
         true => Ok(()),

@@ -13,21 +13,21 @@ const POLL: Duration = Duration::from_millis(200);
 /// As many lines of the serial line as fit below an error.
 const LAST_WORDS: usize = 25;
 
-/// A machine, or a program, whose lines are on the way. Dropping it ends it.
+/// A machine or program that prints lines. The process ends when the value is dropped.
 pub(super) trait Follow {
     /// The process.
     fn child(&mut self) -> &mut Child;
 
-    /// All that has come out so far.
+    /// All output until now.
     fn output(&mut self) -> Result<Vec<u8>, LaunchError>;
 }
 
-/// Gives every line to `take` as it comes, until the last one. `silence` is the time within which the next line must come,
-/// which `take` may change.
+/// Gives every line to `take` as it comes, until the last line. `silence` is the time limit for the next line; `take` may change the
+/// limit.
 ///
 /// # Errors
 ///
-/// The machine ends, or the time is over, and the last line is not there.
+/// If the machine ends, or the time is over, before the last line.
 pub(super) fn until_end(
     running: &mut dyn Follow,
     deadline: Instant,
@@ -37,7 +37,7 @@ pub(super) fn until_end(
     let began = Instant::now();
     let (mut taken, mut heard) = (0, began);
     loop {
-        // The order matters: what came out before the end is there after it.
+        // The order matters: if the process has ended, all output is present afterwards.
         let ended = ended(running.child());
         let output = running.output()?;
         let complete = output
@@ -88,7 +88,7 @@ fn last_words(output: &[u8]) -> String {
     lines[lines.len().saturating_sub(LAST_WORDS)..].join("\n")
 }
 
-/// A command for `program`, which is killed when this process ends, however that happens.
+/// A command for `program`. If the rig's process ends in any way, the kernel kills the program.
 pub(super) fn command(program: impl AsRef<OsStr>) -> Command {
     // Of util-linux, which every system has; std has no safe way to do the same.
     let mut command = Command::new("setpriv");
@@ -96,9 +96,9 @@ pub(super) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Ends a process that this one has started.
+/// Ends a child process.
 pub(super) fn kill(child: &mut Child) {
-    // An error means that it is gone already.
+    // An error means that the process has already ended.
     let _ = child.kill();
     let _ = child.wait();
 }

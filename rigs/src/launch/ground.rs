@@ -1,4 +1,4 @@
-//! The guest that moves the ground under probes: its kernel, and what that loads and starts.
+//! The files of the guest that changes its own kernel: the kernel, and the initramfs with the modules and the next kernel.
 
 use std::path::{Path, PathBuf};
 
@@ -6,18 +6,18 @@ use guest_images::{Initramfs, Progress, workload};
 
 use super::{LaunchError, error, stock};
 
-/// Modules that it loads, by the names that its init knows.
+/// The modules to load, by the names in the guest's init.
 const MODULES: [&str; 3] = ["tun", "dummy", "nbd"];
 
-/// Its files, here.
+/// The guest's files, on the rig's machine.
 #[derive(Debug)]
 pub(super) struct GroundFiles {
     pub(super) kernel: PathBuf,
     pub(super) initrd: PathBuf,
 }
 
-/// Builds them in `dir`: the initramfs has the modules, and, for the kernel that it starts behind its own, the packed
-/// kernel and an initramfs with nothing but the init.
+/// Builds the files in `dir`. The initramfs has the modules and the files for the next kernel: the packed kernel, and an initramfs with
+/// only the init.
 pub(super) fn build(dir: &Path, image: &str) -> Result<GroundFiles, LaunchError> {
     let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
@@ -34,7 +34,7 @@ pub(super) fn build(dir: &Path, image: &str) -> Result<GroundFiles, LaunchError>
         .character_device("/dev/net/tun", 0o666, 10, 200);
     let initrd = dir.join("initrd");
     std::fs::write(&initrd, files.build()?).map_err(error::file("write", &initrd))?;
-    // Unpacked here: under emulation that takes minutes.
+    // Unpacked by the rig: under emulation, unpacking takes minutes.
     let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
     Ok(GroundFiles { kernel, initrd })
 }

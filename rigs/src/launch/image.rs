@@ -1,4 +1,4 @@
-//! The outer Linux: a stock kernel, KVM's modules, the program as its init, and its files.
+//! The outer Linux: a stock kernel, KVM's modules, the program as init, and the program's files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,11 +17,11 @@ const KERNEL: &str = "debian-6.1";
 pub(super) struct Outer {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
-    /// What `uname -r` says in it.
+    /// The output of `uname -r` in the outer Linux.
     pub(super) release: String,
 }
 
-/// What the SVM of Bochs 2.7 does wrong; docs/rigs.md says more about each.
+/// The mistakes of Bochs 2.7's SVM; docs/rigs.md has more about each.
 const MISTAKES_OF_BOCHS_SVM: [&str; 14] = [
     // While a guest runs with IF clear, no interrupt of the host gets through.
     "--guest-words",
@@ -36,12 +36,12 @@ const MISTAKES_OF_BOCHS_SVM: [&str; 14] = [
     "fault/=the SVM of Bochs does not load CR2 from the VMCB",
     "--cannot",
     "steps/=the SVM of Bochs leaves the cause out of DR6, and gives steps of the guest to the host",
-    // Its INT1 leaves EXITINTINFO as it was, and KVM injects that event again.
+    // Bochs's INT1 leaves EXITINTINFO unchanged, and KVM injects the old event again.
     "--cannot",
     "int1/=the SVM of Bochs delivers an earlier exception if a nested page fault interrupts the delivery of an int1",
 ];
 
-/// What its VT-x does wrong.
+/// The mistakes of Bochs's VT-x.
 const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
     "--without",
     "guest steps",
@@ -53,18 +53,18 @@ const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
     "steps/port=the VT-x of Bochs leaves the step of an instruction pending that has left the guest before its end",
 ];
 
-/// What QEMU's TCG does wrong: the page fault of an instruction that reads and writes is that of its read.
+/// The mistake of QEMU's TCG: an instruction that reads and writes raises the page fault of the read.
 const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 
-/// What every kernel command line here begins with.
+/// The start of each kernel command line of the rigs.
 ///
-/// - loglevel: what is dying may speak, so that lines are whole otherwise.
+/// - loglevel: only a dying kernel prints, so that lines are whole otherwise.
 /// - no mitigations: nothing speculates here; no KASLR: a panic's addresses mean something.
 /// - the crypto self-tests and security modules only cost time.
 pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 mitigations=off nokaslr \
                                        no_timer_check cryptomgr.notests=1 random.trust_cpu=on lsm=";
 
-/// Builds it in `dir` with `module`, which is KVM's for the vendor.
+/// Builds the outer Linux in `dir`, with KVM's `module` for the vendor.
 pub(super) fn build(
     launch: &Launch<'_>,
     dir: &Path,
@@ -124,7 +124,7 @@ fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(),
     Ok(())
 }
 
-/// The program without what only a debugger reads, which would be most of what an emulated CD has to bring.
+/// The program without debug information, which would be most of the data on an emulated CD.
 fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
     let to = dir.join("contract");
     let output = Command::new("strip")

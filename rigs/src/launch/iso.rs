@@ -1,4 +1,4 @@
-//! A CD that Bochs can boot from: it has no `-kernel`.
+//! A bootable CD for Bochs, which has no `-kernel`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,7 +7,7 @@ use super::bochs::PACKAGES;
 use super::image::{COMMAND_LINE, Outer};
 use super::{LaunchError, error};
 
-/// The loader and the library that it needs, as isolinux and syslinux-common install them.
+/// The loader and the loader's library, as installed by isolinux and syslinux-common.
 const LOADER: [&str; 2] = [
     "/usr/lib/ISOLINUX/isolinux.bin",
     "/usr/lib/syslinux/modules/bios/ldlinux.c32",

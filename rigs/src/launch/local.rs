@@ -31,10 +31,10 @@ impl Drop for Local {
     }
 }
 
-/// Where KVM interprets the guest's kernel, a store that faults on its second page has written its part of the first.
+/// If KVM interprets the guest's kernel, a store with a fault on the second page has already written the part in the first page.
 const MISTAKES_OF_INTERPRETERS: [&str; 2] = ["--without", "edge"];
 
-/// Starts it with its lines going to a file.
+/// Starts the program, with the lines going to a file.
 pub(super) fn start(
     launch: &Launch<'_>,
     dir: &Path,

@@ -1,4 +1,4 @@
-//! Bringing a program to a kind of KVM, and its lines back.
+//! Starts a program on a kind of KVM, and collects the program's lines.
 
 mod about;
 mod bochs;
@@ -27,22 +27,22 @@ pub use payload::Program;
 
 use follow::Follow;
 
-/// A sweep starts, lists functions and boots without probes within this time, or does not come to it.
+/// The time limit for a sweep to start, list functions and boot without probes.
 const BEFORE_THE_FIRST_BOOT: Duration = Duration::from_secs(1500);
 
-/// What to run, and where.
+/// The program to run, and the kind of KVM.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// Where.
+    /// The kind of KVM.
     pub backend: Backend,
-    /// What.
+    /// The program.
     pub program: Program<'a>,
     /// The directory with the programs of this package.
     pub programs: &'a Path,
-    /// The directory for the lines, and for what the run was made of: `<backend>.jsonl` and `<backend>/`, or with the
-    /// name of a program other than `contract`: `busy-<backend>`, `bench-<backend>`; a sweep has a name of its own.
+    /// The directory for the lines and for the run's files: `<backend>.jsonl` and `<backend>/`, or with the name of a program other than
+    /// `contract`: `busy-<backend>`, `bench-<backend>`; a sweep has its own name.
     pub results: &'a Path,
-    /// The last line must be there after this time.
+    /// The time limit for the last line.
     pub timeout: Duration,
     /// More arguments for the program.
     pub arguments: &'a [String],
@@ -60,12 +60,12 @@ impl Launch<'_> {
     }
 }
 
-/// What came of it.
+/// The result of a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launched {
     /// Number of cases.
     pub cases: usize,
-    /// Number of those that failed.
+    /// Number of failed cases.
     pub failed: usize,
     /// From the start to the last line.
     pub took: Duration,
@@ -73,11 +73,11 @@ pub struct Launched {
     pub path: PathBuf,
 }
 
-/// Runs the program there. `tell` gets each line when it comes.
+/// Runs the program on the kind of KVM. `tell` gets each line as it comes.
 ///
 /// # Errors
 ///
-/// See [`LaunchError`]; a case that fails is none. Whatever was started is gone.
+/// See [`LaunchError`]; a failed case is not an error. All started processes have ended.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
     let dir = scratch(launch)?;
     let payload = payload::build(launch, &dir)?;
@@ -96,7 +96,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         None => Box::new(local::start(launch, &dir, &payload)?),
     };
     let path = launch.results.join(format!("{}.jsonl", launch.name()));
-    // What is known of other cases stays when only some are run.
+    // If only some cases run, the lines of the other cases stay.
     let some = match launch.program {
         Program::Sweep { .. } => true,
         Program::Contract { .. }
@@ -149,7 +149,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
     })
 }
 
-/// Adds a line to those that are kept.
+/// Adds a line to the kept lines.
 pub(crate) fn keep(path: &Path, line: &Line) -> Result<(), LaunchError> {
     let json = serde_json::to_string(line).unwrap_or_default();
     let file = File::options().append(true).open(path);
@@ -161,12 +161,12 @@ pub(crate) fn keep(path: &Path, line: &Line) -> Result<(), LaunchError> {
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// If the file cannot be written.
 pub fn write(path: &Path, text: &str) -> Result<(), LaunchError> {
     std::fs::write(path, text).map_err(error::file("write", path))
 }
 
-/// An empty directory for everything that the run is made of. It is left behind, for whoever wants to know why.
+/// An empty directory for the run's files. The directory stays after the run, for a look at the cause of a failure.
 fn scratch(launch: &Launch<'_>) -> Result<PathBuf, LaunchError> {
     let dir = launch.results.join(launch.name());
     match std::fs::remove_dir_all(&dir) {

@@ -1,4 +1,4 @@
-//! What is run beside KVM, and the files that it is given.
+//! The program to run beside KVM, and the program's files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::outer::{
     GUEST_PATH, INITRD_PATH, KNOWN_PATH, PACKED_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
 };
 
-/// A program of this package.
+/// A program of the package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program<'a> {
     /// [`contract`](crate::contract), with the test guest.
@@ -32,7 +32,7 @@ pub enum Program<'a> {
     Sweep {
         /// The kernel, in the catalog of images.
         image: &'a str,
-        /// The name of the lines' file; the lines of earlier launches are in it.
+        /// The name of the file with the lines, which has the lines of earlier launches, too.
         name: &'a str,
     },
     /// [`ground`](crate::ground), with a stock kernel.
@@ -56,27 +56,27 @@ impl Program<'_> {
     }
 }
 
-/// A file that the program is told of by an option.
+/// A file that the program gets by an option.
 #[derive(Debug)]
 pub(super) struct Given {
     pub(super) option: &'static str,
-    /// Where it is in the outer Linux.
+    /// The path in the outer Linux.
     pub(super) inside: &'static str,
     pub(super) path: PathBuf,
 }
 
-/// The program and its files.
+/// The program and the program's files.
 #[derive(Debug)]
 pub(super) struct Payload {
     pub(super) program: PathBuf,
     pub(super) files: Vec<Given>,
-    /// Its other options.
+    /// Further options of the program.
     pub(super) options: Vec<String>,
-    /// RAM of the machine around it, MiB.
+    /// RAM of the outer machine, MiB.
     pub(super) memory_mib: u64,
 }
 
-/// Makes in `dir` what `launch` asks for.
+/// Builds the program's files for `launch` in `dir`.
 pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchError> {
     let given = |option, inside, path| Given {
         option,
@@ -107,7 +107,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 std::fs::write(&initrd, initramfs.build()?)
                     .map_err(error::file("write", &initrd))?;
                 files.push(given("--initrd", STOCK_INITRD_PATH, initrd));
-                // There is a QEMU only where there is no Linux of ours around.
+                // QEMU is present only if the program runs without an outer Linux.
                 if launch.backend == Backend::Local {
                     let packed = stock::copy(&stock::image()?, dir.join("packed"))?;
                     options.extend(["--image".to_owned(), packed.display().to_string()]);
@@ -122,7 +122,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
-            // Unpacked here: under emulation that takes minutes.
+            // Unpacked by the rig: under emulation, unpacking takes minutes.
             let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
             let kernel = given("--kernel", GUEST_PATH, kernel);
             let cpus = stock::cpus(launch.backend);

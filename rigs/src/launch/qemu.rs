@@ -1,4 +1,4 @@
-//! Starting QEMU, whose TCG emulates SVM with NPT.
+//! Starting QEMU: TCG emulates SVM with NPT.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -47,7 +47,7 @@ pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, 
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
     let program = program();
-    // Asked first: the command below cannot tell that the program is missing.
+    // Asked first: the command below cannot report a missing program.
     let version = Command::new(&program)
         .arg("--version")
         .stdout(Stdio::null())

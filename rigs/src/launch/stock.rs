@@ -1,5 +1,5 @@
-//! The stock guest: a Debian kernel, unpacked here because an emulated processor takes minutes for that, and the
-//! workload.
+//! The stock guest: a Debian kernel and the workload. The rig unpacks the kernel, because unpacking takes minutes on an emulated
+//! processor.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ pub(super) struct Stock {
     pub(super) cpus: u8,
 }
 
-/// It, as it is packed.
+/// The image with the packed stock kernel.
 pub(super) fn image() -> Result<Image, LaunchError> {
     let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
         eprintln!("rig: {progress}")
@@ -28,7 +28,7 @@ pub(super) fn image() -> Result<Image, LaunchError> {
     Ok(image)
 }
 
-/// Unpacks its kernel into `dir`.
+/// Unpacks the stock kernel into `dir`.
 pub(super) fn kernel(dir: &Path) -> Result<PathBuf, LaunchError> {
     unpack(&image()?, dir.join("stock-kernel"))
 }
@@ -40,13 +40,13 @@ pub(super) fn unpack(image: &Image, to: PathBuf) -> Result<PathBuf, LaunchError>
     Ok(to)
 }
 
-/// Writes the kernel of `image`, as it is packed, to the file `to`.
+/// Writes the packed kernel of `image` to the file `to`.
 pub(super) fn copy(image: &Image, to: PathBuf) -> Result<PathBuf, LaunchError> {
     std::fs::write(&to, image.main_file().read()?).map_err(error::file("write", &to))?;
     Ok(to)
 }
 
-/// Builds it in `dir`.
+/// Builds the stock guest in `dir`.
 pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> {
     let (image, kernel) = (image()?, kernel(dir)?);
     let mut files = workload::initramfs(&workload::build_workload(dir)?)?;
@@ -61,7 +61,7 @@ pub(super) fn build(dir: &Path, backend: Backend) -> Result<Stock, LaunchError> 
     })
 }
 
-/// So many vCPUs a stock guest can have there.
+/// The number of vCPUs possible for a stock guest.
 pub(super) fn cpus(backend: Backend) -> u8 {
     match backend {
         Backend::Amd => 1,

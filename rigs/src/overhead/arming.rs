@@ -1,4 +1,4 @@
-//! How long it takes to arm many probes in a stock kernel that has not run yet.
+//! The time to arm many probes in a stock kernel before the first instruction.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::chain::chain;
 use crate::contract::{Bench, Observer};
 use crate::line::{Arming, Line};
 
-/// Its name in the lines.
+/// The guest's name in the lines.
 const NAME: &str = "debian-6.1, before its first instruction";
 const MEMORY_BYTES: u64 = 256 << 20;
 pub(super) const NUMBERS: [usize; 3] = [1, 1000, 40_000];
@@ -33,8 +33,7 @@ pub(super) fn arming(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         .collect()
 }
 
-/// So many places that can be probed, spread over the kernel: entries of functions, and if these are too few the
-/// instructions behind them.
+/// `number` sites for probes, spread over the kernel: entries of functions and, if there are too few, the instructions behind them.
 fn places(kernel: &Kernel, number: usize) -> Result<Vec<NewProbe>, String> {
     let (mut entries, mut others) = (Vec::new(), Vec::new());
     let mut last = None;
@@ -139,7 +138,7 @@ fn arm(
     Ok(Line::Arming(arming))
 }
 
-/// Memory of this process that is there.
+/// The resident memory of the process.
 fn resident_bytes() -> Result<u64, String> {
     let text = std::fs::read_to_string("/proc/self/statm").map_err(chain)?;
     let pages = text

@@ -1,4 +1,4 @@
-//! How long a stock guest takes to boot without an engine, with an engine that has no probe, and with all functions probed.
+//! The boot time of a stock guest without an engine, with an engine without probes, and with all functions probed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::line::{Boot, BootKind, Line};
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4 boot=1";
-/// Boots of each kind, in turns. With all functions probed there is one: it takes minutes where exits are slow.
+/// The number of boots of each kind, in turns. With all functions probed there is a single boot, which takes minutes if exits are slow.
 const ROUNDS: usize = 7;
 const ALL_FUNCTIONS: &str = "kprobe:*";
 /// Every stock kernel has more functions that can be probed.
@@ -30,10 +30,10 @@ struct Booted<'a> {
     initrd: Vec<u8>,
 }
 
-/// Times of a boot, and the counts of its probes.
+/// The times of a boot, and the counts of its probes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Took {
-    /// From the kernel's file to a machine that is ready to run, nanoseconds.
+    /// From the kernel's file to a machine ready to run, nanoseconds.
     set_up_ns: u64,
     /// From there to the guest's end, nanoseconds.
     ran_ns: u64,
@@ -43,7 +43,7 @@ struct Took {
     exits: u64,
 }
 
-/// Boots without an engine and with one that has no probe.
+/// Boots without an engine, and with an engine without probes.
 pub(super) fn boot(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let booted = Booted::new(overhead, bench)?;
     let mut lines = [BootKind::NoEngine, BootKind::Engine].map(|kind| booted.line(kind));
@@ -143,7 +143,7 @@ impl<'a> Booted<'a> {
             .run(Some(self.overhead.timeout), "kvm")
             .map_err(chain)?;
         let ran_ns = nanos(began.elapsed());
-        // Names of the same instruction share its exits.
+        // Probes of the same instruction share the exits.
         let mut by_site: BTreeMap<_, u64> = BTreeMap::new();
         for probe in &ran.probes {
             let exits = by_site.entry(probe.ip.map(|ip| ip.0)).or_default();

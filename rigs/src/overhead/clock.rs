@@ -11,20 +11,20 @@ use crate::contract::new_probe;
 /// A loop begins or ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    /// RDI there.
+    /// RDI at the mark.
     pub(super) first_argument: u64,
     /// By the clock.
     pub(super) at: Instant,
-    /// Of the vCPU's thread: what else the host does is not in it.
+    /// The CPU time of the vCPU's thread, without the other work of the host.
     cpu_time: Duration,
-    /// Records that were taken out there, and how long that took.
+    /// The number of records taken out at the mark, and the time for taking them out.
     pub(super) taken_out: (usize, Duration),
 }
 
-/// The time that the calling thread has had, in the guest, in KVM and in the VMM.
+/// The CPU time of the calling thread, in the guest, in KVM and in the VMM.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    // Neither is negative: it counts from the thread's beginning.
+    // Neither is negative: the clock counts from the thread's beginning.
     let (seconds, nanos) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
     Duration::new(seconds.unwrap_or(0), nanos.unwrap_or(0))
 }
@@ -52,7 +52,7 @@ impl Clock {
             .clone()
     }
 
-    /// From now on what a loop has recorded is taken out at the mark behind it. By the clock, that is part of the loop.
+    /// From now on, the mark behind a loop takes out the loop's records. By the clock, the time for taking them out is part of the loop.
     pub(super) fn takes_out(&self, engine: &Arc<Engine>) {
         self.engine.get_or_init(|| Arc::clone(engine));
     }
@@ -64,7 +64,7 @@ impl Handler for Clock {
         let before = cpu_time();
         let engine = self.engine.get();
         let taken = engine.map_or(0, |engine| engine.take_out_records());
-        // That is in no loop's processor time: neither of the one that ends here nor of the one that begins.
+        // The CPU time for taking out records belongs to no loop: neither to the loop before the mark nor to the loop behind.
         let ends = marks.len() % 2 == 1 || engine.is_none();
         let after = cpu_time();
         marks.push(Mark {
@@ -81,7 +81,7 @@ impl Handler for Clock {
     }
 }
 
-/// The processor's time that each loop took between two of the marks, without the first `skip` ones.
+/// The CPU time of each loop between two marks, without the first `skip` loops.
 pub(super) fn spans(marks: &[Mark], skip: usize) -> Vec<u64> {
     let loops = marks.chunks_exact(2).skip(skip);
     let spans = loops.map(|pair| pair[1].cpu_time.saturating_sub(pair[0].cpu_time));

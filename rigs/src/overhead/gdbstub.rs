@@ -1,7 +1,7 @@
-//! QEMU's gdbstub with a breakpoint that continues: what a hit takes where somebody else is asked at each, for scale.
+//! QEMU's gdbstub with a breakpoint that continues: the time of a hit if another process is asked at each hit, for scale.
 //!
-//! QEMU's TCG runs the stock guest here, without KVM. A client as small as can be does what a debugger does at a breakpoint
-//! without a condition: it is told, takes the breakpoint away, steps, puts it back and continues.
+//! QEMU's TCG runs the stock guest, without KVM. A minimal client does the work of a debugger at a breakpoint without a condition: the
+//! client gets the stop, removes the breakpoint, steps, sets the breakpoint again and continues.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -23,11 +23,11 @@ const PROGRAM: &str = "qemu-system-x86_64";
 const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc -accel tcg -cpu max -m 256M -S \
                          -gdb stdio";
 const CMDLINE: &str = "nokaslr panic=-1 rounds=0";
-/// Hits that nothing is made of, and hits of which each is one of the times.
+/// The number of hits before the measurement, and the number of measured hits.
 const WARM_UP: usize = 20;
 const HITS: usize = 300;
 
-/// A running QEMU; it ends when this is dropped.
+/// A running QEMU, which ends when the value is dropped.
 struct Qemu(Child);
 
 impl Drop for Qemu {
@@ -91,7 +91,7 @@ fn start(image: &Path, initrd: &Path) -> Result<Qemu, String> {
     Ok(Qemu(child.map_err(chain)?))
 }
 
-/// Requests about a breakpoint of one byte.
+/// Requests about a breakpoint of a single byte.
 struct Breakpoint(Gva);
 
 impl Breakpoint {
@@ -115,7 +115,7 @@ impl Client {
         let (to, from) = (qemu.0.stdin.take(), qemu.0.stdout.take());
         let (to, from) = to.zip(from).ok_or("no pipes")?;
         let mut client = Self { to, from };
-        // Why it stands; QEMU then knows that somebody is there.
+        // The reason of the stop; QEMU then knows of a client.
         client.send("?")?;
         client.await_stop()?;
         Ok(client)
@@ -134,7 +134,7 @@ impl Client {
         }
     }
 
-    /// A request that changes something.
+    /// Sends a request for a change, and expects `OK`.
     fn ask(&mut self, request: &str) -> Result<(), String> {
         self.send(request)?;
         match &*self.receive()? {
@@ -160,7 +160,7 @@ impl Client {
                 byte => data.push(char::from(byte)),
             }
         }
-        // The sum of its bytes: a socket changes none.
+        // The sum of the bytes, unchecked: a pipe changes none.
         self.byte()?;
         self.byte()?;
         self.to.write_all(b"+").map_err(chain)?;
@@ -183,7 +183,7 @@ fn packet(request: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Those of GDB's manual, and of a session that was looked at.
+    /// The packets of GDB's manual, and of a real session.
     #[test]
     fn a_packet_has_its_sum() {
         assert_eq!(packet("OK"), "$OK#9a");

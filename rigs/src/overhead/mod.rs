@@ -1,4 +1,4 @@
-//! The cost of probes, measured on this machine's KVM, on the way of every hit.
+//! The cost of probes on the path of every hit, measured on the machine's KVM.
 //!
 //! The measurements print the times of loops unprocessed; [`page`] computes the table.
 
@@ -30,17 +30,17 @@ pub struct Overhead<'a> {
     pub guest: &'a Path,
     /// A stock guest: many probes are armed in the guest, which runs only if a run does not take minutes.
     pub stock: Option<Stock<'a>>,
-    /// Only measurements whose name contains this.
+    /// Only measurements with this text in the name.
     pub only: &'a str,
-    /// Calls of one loop.
+    /// Number of calls in a loop.
     pub calls: u64,
-    /// Number of loops; the lines report the median.
+    /// Number of loops; the page reports the median.
     pub rounds: usize,
     /// The maximum time of a guest.
     pub timeout: Duration,
 }
 
-/// The name, in the lines, of a loop of this many guest instructions.
+/// The name, in the lines, of a loop of guest instructions, which counts instructions as calls.
 const SPEED: &str = "instructions";
 
 /// A stock guest's files.
@@ -48,13 +48,13 @@ const SPEED: &str = "instructions";
 pub struct Stock<'a> {
     /// The kernel, unpacked.
     pub kernel: &'a Path,
-    /// An initramfs whose init is [`guest_images::workload::build_overhead`]'s.
+    /// An initramfs with the init of [`guest_images::workload::build_overhead`].
     pub initrd: &'a Path,
     /// The packed kernel, if QEMU runs on this machine.
     pub image: Option<&'a Path>,
 }
 
-/// A measurement: its lines, or the error.
+/// The lines of a measurement, or the error.
 type Measured = Result<Vec<Line>, String>;
 
 impl Overhead<'_> {
@@ -62,7 +62,7 @@ impl Overhead<'_> {
     ///
     /// # Errors
     ///
-    /// See [`ContractError`]; a measurement that fails is none.
+    /// See [`ContractError`]; a failed measurement is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, ContractError> {
         let backend = self.backend;
         let began = Instant::now();
@@ -105,7 +105,7 @@ impl Overhead<'_> {
                 boot::all_probed(self, &bench)
             }),
             ("gdbstub", has_image, &|| gdbstub::gdbstub(self)),
-            // Bochs would take minutes to look up so many probes.
+            // Bochs would take minutes to look up all these probes.
             ("arming", has_stock && is_fast, &|| {
                 arming::arming(self, &bench)
             }),

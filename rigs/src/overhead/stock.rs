@@ -1,4 +1,4 @@
-//! A system call of a stock guest, looked at by the guest's own kprobes and by ours, in one boot.
+//! A system call of a stock guest, probed by the guest's own kprobes and by the engine, in the same boot.
 
 use std::time::Duration;
 
@@ -22,28 +22,28 @@ pub(super) const NAME: &str = "debian-6.1";
 /// Probed before and after each loop.
 const MARK: &str = "kprobe:__x64_sys_getpgrp";
 
-/// What the guest waits for, and what is put there then.
+/// The word with which the guest waits, and the probes to add then.
 struct Turn {
     word: &'static str,
     place: Place,
     only_counts: bool,
-    /// Whether a jump may stand for its plant.
+    /// Whether a jump may replace the plant.
     jumps: bool,
 }
 
-/// A jump takes so many.
+/// The length of a jump.
 const JUMP_BYTES: usize = 5;
-/// What is looked at.
+/// The probed system call.
 const CALL: &str = "__x64_sys_getppid";
 
-/// What of it.
+/// The site in the function.
 #[derive(Clone, Copy)]
 enum Place {
     Entry,
-    /// The first instruction that has no room for a jump, and that each call comes by.
+    /// The first instruction without room for a jump that every call executes.
     Short,
     Return,
-    /// The entry and the return: one probe that counts, one that is told as an event, a histogram, and a return probe.
+    /// The entry and the return: a probe that counts, a probe with events, a histogram, and a return probe.
     Shared,
 }
 
@@ -89,7 +89,7 @@ fn is_call(decoded: &Decoded) -> bool {
 }
 
 impl Turn {
-    /// Whether its probe comes to do without exits, on a host where an `int3` may stand for a plant or not.
+    /// Whether the probe's hits stop exiting. `has_int3`: on the host, an `int3` may replace a plant.
     fn is_optimised(&self, has_int3: bool) -> bool {
         self.jumps && (has_int3 || !matches!(self.place, Place::Short))
     }
@@ -115,7 +115,7 @@ const OURS: [Turn; 8] = [
     turn("shared", Place::Shared, false, true),
 ];
 
-/// The turns, in the order in which the guest's init makes them: what each is called in the lines and in the table.
+/// The turns, in the order of the guest's init: the name in the lines, and the title in the table.
 pub(super) const TURNS: [(&str, &str); 12] = [
     ("stock-none", "no probe"),
     (OWN_KPROBE, "the guest's own kprobe event"),
@@ -171,7 +171,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         clock.takes_out(live.engine);
         drive(live, &kernel, limit)
     })?;
-    // The first loop of each turn is the one that nothing is made of.
+    // The first loop of each turn is not measured.
     let loops = overhead.rounds + 1;
     let made = overhead.calls * loops as u64;
     let marks = clock.marks();
@@ -200,7 +200,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
                     return Err(format!("{made} hits expected, a jump {jumps}: {probe:?}"));
                 }
             }
-            // Several probes at a place share its exits.
+            // Several probes at the same site share the exits.
             let probes = own.map_or(&[][..], |(_, probes)| probes);
             Ok(Line::Timing(Timing {
                 backend: overhead.backend,
@@ -216,7 +216,7 @@ pub(super) fn stock(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         .collect()
 }
 
-/// Adds our probes of each turn, and takes them away behind it; gives what they counted.
+/// Adds the probes of each turn, and removes the probes behind the turn. Returns the probes' counts.
 fn drive(
     live: &Live<'_>,
     kernel: &Kernel,

@@ -1,4 +1,4 @@
-//! Loops of calls in the test guest, between marks at which somebody looks at the clock.
+//! Loops of calls in the test guest, between marks that read the clock.
 
 use std::iter::repeat_n;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use crate::line::{Line, Timing};
 /// The guest's name in the lines.
 const NAME: &str = "test";
 const MARK: &str = "kprobe:bm_mark";
-/// What it is called in the lines that the VMM takes records out.
+/// The name, in the lines, of the time for taking out records.
 pub(super) const TAKEN_OUT: &str = "taken-out";
-/// Calls before the first loop that is kept: the first hits make copies and plant return sites.
+/// Calls before the first measured loop: the first hits make copies and plant return sites.
 const WARM_UP: u64 = 10;
 
-/// Five hundred calls of the other loops are fifty thousand of these: the ring has room for seven thousand.
+/// Records for each call in the other loops: five hundred calls become fifty thousand records. The ring has room for seven thousand.
 const RECORDS_FOR_A_CALL: u64 = 100;
-/// So many records come to each slot of the ring: a first use is a fault of the guest's memory, which no probe counts.
+/// Records to fill each slot of the ring once: the first use of a slot is a fault of the guest's memory, which no probe counts.
 pub(super) const ONCE_AROUND: u64 = 9000;
 const RECORD_ROUNDS: usize = 5;
-/// Scenarios come behind it.
+/// The text before the scenarios.
 const RUN: &str = "run=";
-/// So many are enough to say how long one takes.
+/// The minimum number of records for the time of a record.
 const ENOUGH_RECORDS: usize = 20;
 
-/// Nobody listens.
+/// A sink without a listener.
 #[derive(Debug)]
 struct Nobody;
 
@@ -39,7 +39,7 @@ impl EventSink for Nobody {
     }
 }
 
-/// Every way in turn, and all of them again in each round: what changes meanwhile changes for all of them.
+/// All ways, in each round again: a change of speed meanwhile affects all ways.
 pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     let clock = Clock::default();
     let mut probes = Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
         ))
         .with([clock.probe(MARK)])
         .prepare_with(|_| Arc::new(Nobody));
-    // So that it is known what the kernel's code is like, and how fast its clock is, before the first hit.
+    // The engine then knows the kernel's code, and the speed of the kernel's clock, before the first hit.
     let _ = prepared.register(&probes);
     clock.takes_out(prepared.session.engine());
     let ran = prepared.run();
@@ -83,7 +83,7 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
             cpus: 1,
             calls: overhead.calls,
             rounds_ns,
-            // Several probes at a place share its exits.
+            // Several probes at the same site share the exits.
             hits: own.iter().map(|probe| probe.hits).max().unwrap_or(0),
             exits: own.iter().map(|probe| probe.exits).max().unwrap_or(0),
         }));
@@ -92,8 +92,8 @@ pub(super) fn ways(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
     Ok(lines)
 }
 
-/// How long it takes to take out as many records as a loop has calls: by what was found at each mark, if that was enough.
-/// The rest had been taken out meanwhile, by the thread that does so now and then.
+/// The time to take out as many records as a loop has calls, from the marks with enough records. A thread takes out records now and then,
+/// and had taken out the others meanwhile.
 fn taken_out(overhead: &Overhead<'_>, marks: &[Mark]) -> Option<Timing> {
     let enough = marks
         .iter()
@@ -115,13 +115,13 @@ fn taken_out(overhead: &Overhead<'_>, marks: &[Mark]) -> Option<Timing> {
     })
 }
 
-/// A counted probe, hit by one processor or by two at the same time.
+/// A counted probe, hit by `cpus` processors at the same time.
 pub(super) fn rate(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured {
     let probe = counted("kprobe:bm_counted");
     hit_by(overhead, bench, cpus, ("rate", "bench", probe))
 }
 
-/// One whose hits are recorded, as fast as they can: the ring becomes full.
+/// A probe with recorded hits, as fast as possible: the ring becomes full.
 pub(super) fn records(overhead: &Overhead<'_>, bench: &Bench, cpus: u8) -> Measured {
     let probe = new_probe("kprobe:bm_recorded");
     let many = Overhead {
@@ -167,7 +167,7 @@ fn hit_by(
     })])
 }
 
-/// A jump stands for its plant.
+/// Whether a jump replaces the plant.
 pub(super) fn is_optimised(probe: &ProbeSummary) -> bool {
     probe.tier == Some(Tier::Optimised)
 }

@@ -1,4 +1,4 @@
-//! What can be at a function, and what it is compared with.
+//! The probes of a measured function, and the function to compare with.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
 
 use crate::contract::new_probe;
 
-/// A function of the test guest, and what is at it.
+/// A function of the test guest, and the function's probes.
 #[derive(Clone, Copy, Debug)]
 pub struct Way {
-    /// What it is called in the lines.
+    /// The name in the lines.
     pub key: &'static str,
-    /// The same function with nothing at it, whose time is taken off; `None` for such a one.
+    /// The same function without probes, whose time is subtracted; `None` for a function without probes.
     pub without: Option<&'static str>,
-    /// What it is called in the table.
+    /// The title in the table.
     pub title: &'static str,
-    /// VM exits a hit, where the engine does not count them itself.
+    /// VM exits of a hit, if the engine does not count the exits.
     pub exits: Option<u64>,
-    /// Instructions that the guest's processor begins because of a hit, those that leave the guest and the probed one
-    /// included; counted in the code, those of detours by the test
-    /// `what_a_hit_takes_is_what_the_table_says` in `probes/src/detour/code/tests.rs`.
+    /// Instructions that the guest's processor begins because of a hit, with the instructions that exit and the probed instruction;
+    /// counted in the code, the instructions of detours by the test `what_a_hit_takes_is_what_the_table_says` in
+    /// `probes/src/detour/code/tests.rs`.
     pub instructions: Option<u64>,
-    /// Whether a jump stands for the plant.
+    /// Whether a jump replaces the plant.
     pub jumps: bool,
     probes: fn() -> Vec<NewProbe>,
 }
@@ -178,7 +178,7 @@ pub const WAYS: [Way; 18] = [
 ];
 
 impl Way {
-    /// The probes at its function.
+    /// The probes of the function.
     #[must_use]
     pub fn probes(&self) -> Vec<NewProbe> {
         (self.probes)()
@@ -213,7 +213,7 @@ where
     program.parse().expect(program)
 }
 
-/// A handler that looks at the registers.
+/// A handler that reads the registers.
 struct Reads {
     post: bool,
 }
@@ -233,7 +233,7 @@ impl Handler for Reads {
     }
 }
 
-/// A handler that looks at the guest's memory, as a return probe does at its function's entry.
+/// A handler that reads the guest's memory, as a return probe does at a function's entry.
 struct ReadsStack;
 
 impl Handler for ReadsStack {

@@ -1,4 +1,4 @@
-//! What the overhead table says besides numbers.
+//! The text of the overhead page around the numbers.
 
 pub(super) const INTRODUCTION: &str = "# What a probe costs
 
@@ -12,8 +12,8 @@ pub(super) const HITS: &str = "
 
 Time that the probe adds to a call of the function that it is at, in the test guest: what the same loop of calls takes
 with it, less what it takes without. Nanoseconds, or in Bochs instructions of the outer Linux and the guest together;
-median of the loops, and in brackets the quartiles. Behind it: how often the floor of the same run fits in. What is told
-of functions without a probe is the whole of a loop, with the two marks around it, for each call.
+median of the loops, and in brackets the quartiles. Behind it: how often the floor of the same run fits in. The rows of
+functions without a probe have the whole loop, with the two marks around it, divided by the calls.
 
 ";
 
@@ -47,7 +47,7 @@ breakpoint back, continue. By the clock, from stop to stop.
 pub(super) const RECORDS: &str = "
 ## Records
 
-Hits a second, or in a thousand million instructions of each processor, of a kprobe whose hits are told as events by a
+Hits a second, or in a thousand million instructions of each processor, of a kprobe whose hits become events by a
 jump, on vCPUs that do nothing else, until all records are taken out of the ring. They go to a sink that drops them. A hit
 that finds the ring full exits. To take one out is what the VMM does for a record, on whichever thread does it:
 nanoseconds, in Bochs instructions.
@@ -57,10 +57,10 @@ nanoseconds, in Bochs instructions.
 pub(super) const BOOTS: &str = "
 ## Booting
 
-A stock guest with one vCPU whose init powers off at once: with an engine that has no probe, and with a machine whose traps
-nobody looks at. In turns, by the clock: medians, and in brackets the quartiles. To set up is to read and load the kernel,
+A stock guest with one vCPU whose init powers off at once: with an engine that has no probe, and with a machine without a
+trap handler. In turns, by the clock: medians, and in brackets the quartiles. To set up is to read and load the kernel,
 and with an engine its symbols. An engine plants in functions that the kernel calls when it patches itself, panics or loads
-modules, whatever it is asked for. With a counted probe at every function (`kprobe:*`) one boot is measured. Before
+modules, with and without probes. With a counted probe at every function (`kprobe:*`) one boot is measured. Before
 `jump_label_init` each hit exits there. Later the hits of functions that refuse a jump and an int3 exit.
 
 ";
@@ -68,7 +68,7 @@ modules, whatever it is asked for. With a counted probe at every function (`kpro
 pub(super) const ARMING: &str = "
 ## Arming
 
-So many kprobes, spread over a stock kernel that is loaded and has not run yet. They are looked up while a guest runs on,
+A number of kprobes, spread over a stock kernel that is loaded and has not run yet. They are looked up while a guest runs on,
 and planted or removed while it is paused. Milliseconds, medians. What it takes goes by stretches of planted pages more
 than by probes: each is a slot of KVM's own as long as the kernel has not patched itself. A thousand probes that lie apart
 make a thousand slots; with forty thousand, most pages have one, and the stretches are long. Memory is by how much the

@@ -25,7 +25,7 @@ impl Swept {
 enum Task {
     /// Boot these functions.
     Boot(Vec<FunctionId>),
-    /// The guest with this set looked like one that hangs, and the halves of the set have been judged since.
+    /// The guest with this set seemed to hang; the halves of the set have been judged since.
     Halved {
         hanging: Culprit,
         /// The number of culprits before the halves.

@@ -1,4 +1,4 @@
-//! One boot of the guest.
+//! A boot of the guest.
 //!
 //! Threads: the caller's thread runs the session; the vCPUs' threads bring console bytes and events to [`Watch`]; a thread of the
 //! boot ends a guest that hangs ([`super::deadline`]), another disables probes with many exits ([`super::frequent`]). If probes
@@ -143,7 +143,7 @@ impl Write for Watch {
                 ..
             } = &mut *watched;
             let lines = String::from_utf8_lossy(&console[*line_start..end]);
-            // Each line is counted as part of the report, or not, whatever the others are.
+            // Each line is counted as part of the report, or not, independent of the others.
             let others = lines.lines().filter(|line| !little_time.includes(line));
             let progress = others.count() > 0;
             *line_start = end;

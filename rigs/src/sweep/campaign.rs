@@ -58,7 +58,7 @@ impl Cell {
 }
 
 impl Campaign<'_> {
-    /// Runs each mode. `tell` gets each line at once.
+    /// Runs each mode. `tell` gets each line as it comes.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ fn death(text: &str, error: &LaunchError) -> Option<Line> {
     for line in text.lines().filter_map(Line::find) {
         match line {
             Line::Sweep(Step::Booting { key, functions, .. }) => under_way = Some((key, functions)),
-            // A launch that ends before its plan has booted nothing.
+            // If a launch ends before the plan, the launch has booted nothing.
             Line::Run { .. } | Line::Sweep(Step::Booted { .. } | Step::Plan(_)) => under_way = None,
             _ => (),
         }

@@ -4,12 +4,12 @@
 //! sweep's time. A probe with more than a thousand exits is therefore disabled. All probes are enabled again, with another thousand
 //! exits each, when jumps have replaced the plants, and for good before the workload begins: the workload waits for a line of input.
 //!
-//! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in
-//! turn, does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if, within a second,
-//! the function is entered on each stack on which the probe is hit again and again, and the last hits and entries on each stack all
-//! have different registers ([`Registers`](super::registers)). If the probe only counts, second probes at the same place and at the function's entry report the
-//! registers. If no probe can be at the entry, the registers at the place decide alone. A guest that hangs in calls with new registers
-//! while it boots is rescued. The workload shows such a guest if it makes the calls, too.
+//! Disabling should not rescue a guest that hangs in its probe. A guest that executes one instruction again and again, or a few in turn,
+//! does so with the same registers, or stays in one loop of a function. A probe is therefore disabled only if, within a second, the
+//! function is entered on each stack on which the probe is hit again and again, and the last hits and entries on each stack all have
+//! different registers ([`Registers`](super::registers)). If the probe only counts, second probes at the same place and at the function's
+//! entry report the registers. If no probe can be at the entry, the registers at the place decide alone. A guest that hangs in calls with
+//! new registers while it boots is rescued. The workload shows such a guest if it makes the calls, too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;

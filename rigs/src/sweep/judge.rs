@@ -88,7 +88,7 @@ impl Baseline {
         let ran = judged.ran;
         let hangs = match ran.ended {
             Ended::OverLimit(_) => Some(false),
-            // Many probes may exit so often that no line comes.
+            // With many probes, exits may take all the time, so that no line comes.
             Ended::SilentAtLimit(_) => Some(true),
             Ended::Guest { .. } | Ended::Silent(_) | Ended::Broken(_) => None,
         };
@@ -233,7 +233,7 @@ fn miscounted(
         Site::Entry | Site::Boundary => probe.hits,
     };
     let is_whole = configuration.lifetime == Lifetime::WholeBoot;
-    // Before a removal there were events, whose counters are gone.
+    // Probes had events before their removal, but the counters are gone.
     let events_fit = match configuration.lifetime {
         Lifetime::Rearmed => events >= reported,
         Lifetime::WholeBoot | Lifetime::AddedLater => events == reported,

@@ -8,11 +8,11 @@ use vmm::boot::BootMethod;
 /// The location of the probe in a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Site {
-    /// At its entry.
+    /// At the function's entry.
     Entry,
-    /// At its entry and its returns: a return probe.
+    /// At the entry and the returns: a return probe.
     Return,
-    /// At one of its instructions, chosen by the seed.
+    /// At an instruction of the function, chosen by the seed.
     Boundary,
 }
 

@@ -34,13 +34,13 @@ pub struct Options {
     /// With `sweep`: the number of functions to sweep instead of all, chosen by the seed. The page does not show samples.
     #[arg(long)]
     pub sample: Option<usize>,
-    /// With `sweep`: functions that are swept first, separated by commas, where the kernel has them.
+    /// With `sweep`: functions to sweep first, separated by commas, where the kernel has them.
     #[arg(long, value_delimiter = ',')]
     pub with: Vec<String>,
-    /// With `sweep`: no functions but those of `--with`.
+    /// With `sweep`: no functions except the functions of `--with`.
     #[arg(long, requires = "with")]
     pub only_with: bool,
-    /// With `sweep`: goes on where the last run of the same mode ended, with the seed and the batches of that run.
+    /// With `sweep`: continues where the last run of the same mode ended, with the seed and the batches of the last run.
     #[arg(long)]
     pub resume: bool,
 }

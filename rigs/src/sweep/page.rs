@@ -92,7 +92,7 @@ impl Cell {
                 } => {
                     cell.backend = Some(backend);
                     (cell.date, cell.host) = (date, [vec![host], versions].concat().join("; "));
-                    // The launch repeats what earlier launches found, if it comes so far.
+                    // The launch repeats the findings of earlier launches, unless the launch ends before.
                     (cell.batches, cell.findings) = (0, Vec::new());
                     (cell.sum, cell.cannot) = (None, None);
                 }

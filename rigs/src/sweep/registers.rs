@@ -11,8 +11,8 @@ const STACK_BITS: u32 = 14;
 /// The maximum number of stacks of a probe, the last used ones.
 const STACKS_MAX: usize = 8;
 
-/// The stack that a vCPU used at a hit. An interrupt has another stack than the code that it interrupts: its hits say nothing of
-/// that code.
+/// The stack that a vCPU used at a hit. An interrupt has another stack than the interrupted code: hits in the interrupt show nothing
+/// about the code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stack {
     vcpu: usize,

@@ -1,4 +1,4 @@
-//! A sweep of one kernel in one mode, beside KVM.
+//! A sweep of a kernel in a mode, beside KVM.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -64,7 +64,7 @@ pub struct Sweep<'a> {
     pub backend: Backend,
     /// The guest's kernel, unpacked.
     pub kernel: &'a Path,
-    /// The guest's packed kernel, for a guest that unpacks itself.
+    /// The packed kernel, for a guest that unpacks itself.
     pub packed: Option<&'a Path>,
     /// The guest's initramfs, whose init is the workload.
     pub initrd: &'a Path,

@@ -1,18 +1,18 @@
-//! What is in the files that runs have left.
+//! The lines in the files of earlier runs.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::line::{Backend, Case, Line};
 
-/// What the last run of each kind has said.
+/// The results of the last run of each kind.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     pub(super) runs: BTreeMap<Backend, Run>,
     pub(super) cases: Vec<Case>,
 }
 
-/// On what a run was made.
+/// The platform of a run.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) date: String,
@@ -21,7 +21,7 @@ pub(super) struct Run {
 }
 
 impl Found {
-    /// A kind that has not been run has nothing here.
+    /// Reads the results of all kinds; a kind without a run has none.
     pub(super) fn read(results: &Path) -> Self {
         let mut found = Self::default();
         for backend in Backend::ALL {
@@ -51,7 +51,7 @@ impl Found {
         found
     }
 
-    /// The last word on a case is the one that counts.
+    /// Of several lines for the same case, the last counts.
     fn keep(&mut self, case: Case) {
         let same = |old: &&mut Case| (old.backend, &old.case) == (case.backend, &case.case);
         match self.cases.iter_mut().find(same) {
@@ -61,7 +61,7 @@ impl Found {
     }
 }
 
-/// The case without what is planted and how many vCPUs there are.
+/// The case's name without the planted byte and the number of vCPUs.
 pub(super) fn scenario(case: &str) -> &str {
     case.split('/').next().unwrap_or(case)
 }

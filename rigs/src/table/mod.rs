@@ -1,4 +1,4 @@
-//! What hyprobe promises × kinds of KVM, as Markdown, from what the last run of each has found.
+//! The table of hyprobe's promises and the kinds of KVM, as Markdown, from the results of the last runs.
 
 mod found;
 
@@ -15,11 +15,11 @@ use found::Found;
 /// Where the table is kept, from the repository's top.
 pub const PAGE: &str = "docs/contract.md";
 
-/// The page, from what is in `results`.
+/// The page, from the lines in `results`.
 ///
 /// # Errors
 ///
-/// There is nothing.
+/// If there are no lines.
 pub fn from_results(results: &Path) -> Result<String, LaunchError> {
     let found = Found::read(results);
     match found.cases.is_empty() {
@@ -69,7 +69,7 @@ fn section(text: &mut String, title: &str, list: &str) {
     text.push_str(if list.is_empty() { "Nothing.\n" } else { list });
 }
 
-/// On what each column was made.
+/// The platform of each column.
 fn runs(found: &Found) -> String {
     let mut text = String::from("| | KVM | when | on |\n|---|---|---|---|\n");
     for (backend, run) in &found.runs {
@@ -115,7 +115,7 @@ fn cell(feature: &Feature, backend: Backend, found: &Found) -> &'static str {
     for name in feature.cases {
         let ran = |case: &&Case| case.backend == backend && found::scenario(&case.case) == *name;
         let of: Vec<Option<bool>> = found.cases.iter().filter(ran).map(|case| case.ok).collect();
-        // One of its variants failing is a failure, one holding is enough where the others cannot be run.
+        // If a variant fails, the case fails. If a variant passes, the case has passed, where the other variants cannot run.
         outcomes.extend(
             [Some(false), Some(true), None]
                 .into_iter()
@@ -158,7 +158,7 @@ fn cases(found: &Found) -> String {
     text
 }
 
-/// What is said of the cases that ended so, and of which it is said.
+/// The details of the cases with the outcome `ok`, and the cases of each detail.
 fn reasons(found: &Found, ok: Option<bool>) -> String {
     let mut said: BTreeMap<(Backend, &str), Vec<&str>> = BTreeMap::new();
     for case in found.cases.iter().filter(|case| case.ok == ok) {
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(reasons(&found(), Some(false)), "* amd: why: `smp/int3/2`\n");
     }
 
-    /// The results in the page are of some day; what it promises is what the code promises.
+    /// The page has the results of some day, but the promises of the code.
     #[test]
     fn the_page_has_the_rows_of_the_code() {
         let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,16 +1,16 @@
-//! Hits of disabled probes. A context (a task, or an interrupt on top of it) that stands in a detour before the count when the
-//! probe is disabled counts when the context continues.
+//! Hits of disabled probes. A context (a task, or an interrupt on top of a task) may stand in a detour before the count when the probe is
+//! disabled. Such a context counts the hit after the pause.
 //!
-//! The guest's kernel does not preempt itself. At a pause, all contexts in detours are therefore the vCPUs' present contexts
-//! in the kernel, and the contexts that these have interrupted. All of a vCPU's contexts have ended when a later pause finds
-//! the vCPU in user mode. Until then, the probes disabled in one pause may together count a few hits for each vCPU that was in
-//! the kernel, and afterwards none.
+//! The guest's kernel is not preemptible. At a pause, all contexts in detours are therefore the vCPUs' present contexts in the kernel,
+//! and the contexts interrupted by them. When a later pause finds a vCPU in user mode, all contexts of the vCPU have ended. Until then,
+//! the probes disabled in a pause may together count a few hits for each vCPU in the kernel at the pause. Afterwards, the probes may
+//! count none.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use probes::ProbeId;
 
-/// The maximum for one vCPU: a task, a soft interrupt, a hard interrupt and an NMI.
+/// The maximum for a vCPU: a task, a soft interrupt, a hard interrupt and an NMI.
 const CONTEXTS_PER_VCPU: u64 = 4;
 /// The kernel's half of the address space.
 const KERNEL_HALF: u64 = 1 << 63;
@@ -18,7 +18,7 @@ const KERNEL_HALF: u64 = 1 << 63;
 /// The disabled probes.
 #[derive(Debug, Default)]
 pub(super) struct DisabledProbes {
-    /// The pause in which each was disabled, and its hits at the last look.
+    /// For each probe: the pause that disabled the probe, and the hits at the last check.
     probes: BTreeMap<ProbeId, (usize, u64)>,
     pauses: Vec<Pause>,
     /// The number of hits after disabling.
@@ -28,9 +28,9 @@ pub(super) struct DisabledProbes {
 /// A pause of the guest, in which probes may have been disabled.
 #[derive(Debug)]
 struct Pause {
-    /// The vCPUs that were in the kernel at this pause and at each pause since.
+    /// The vCPUs in the kernel at the pause and at each later pause.
     in_kernel: Vec<usize>,
-    /// The number of further hits allowed to the probes disabled in this pause.
+    /// The number of further hits allowed to the probes disabled in the pause.
     possible: u64,
 }
 
@@ -78,12 +78,12 @@ impl DisabledProbes {
         Ok(())
     }
 
-    /// Notes that the present pause disables a probe.
+    /// Notes a probe disabled in the present pause.
     pub(super) fn disable(&mut self, id: ProbeId, hits: u64) {
         self.probes.insert(id, (self.pauses.len() - 1, hits));
     }
 
-    /// Notes that the present pause enables or removes a probe.
+    /// Notes a probe enabled or removed in the present pause.
     pub(super) fn forget(&mut self, id: ProbeId) {
         self.probes.remove(&id);
     }
@@ -110,7 +110,7 @@ mod tests {
         disabled
     }
 
-    /// The next pause, with these hits of the two.
+    /// The next pause, with the given hits of the two probes.
     fn pause(disabled: &mut DisabledProbes, rips: [u64; 2], hits: [u64; 2]) -> Result<(), String> {
         disabled.pause(&rips, |id| Some(hits[usize::from(id != ProbeId::from(1))]))
     }

@@ -1,4 +1,4 @@
-//! The functions that run most, of the parts of the kernel that run most: in what this kernel has of them.
+//! The most frequently executed functions, in the busiest parts of the kernel.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use probes::{Kernel, NewProbe};
 
 use super::super::counting::only_counts;
 
-/// A part of the kernel, and what its functions are called, in what every kernel has of them.
+/// A part of the kernel, and name patterns of the part's functions. Not every kernel has every function.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) name: &'static str,
@@ -65,7 +65,7 @@ pub(super) const PARTS: [Part; 7] = [
     },
 ];
 
-/// A function that may be probed.
+/// A function to probe.
 #[derive(Debug)]
 pub(super) struct Function {
     /// Index in [`PARTS`].
@@ -74,8 +74,8 @@ pub(super) struct Function {
     pub(super) probe: NewProbe,
 }
 
-/// The functions of all parts, but for those at `taken`. One that two parts would have is the first one's; one whose
-/// name is not its own alone is nobody's.
+/// The functions of all parts, except the functions at `taken`. A function of two parts belongs to the first part. A function with an
+/// ambiguous name is left out.
 pub(super) fn all(kernel: &Kernel, taken: &BTreeSet<Gva>) -> Result<Vec<Function>, String> {
     let mut seen = taken.clone();
     let mut found = Vec::new();

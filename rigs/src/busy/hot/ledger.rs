@@ -1,4 +1,4 @@
-//! Hits beside the guest's own numbers, looked at with all vCPUs paused.
+//! Compares hits with the guest's own counters, while all vCPUs are paused.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::super::guest::Live;
 use super::own::Own;
 use crate::chain::chain;
 
-/// A number, the probes that count the same, and what both were at the start.
+/// A counter of the guest's kernel, the probes on the same calls, and both values at the start.
 #[derive(Debug)]
 struct Entry {
     own: Own,
@@ -20,12 +20,12 @@ struct Entry {
     hits: u64,
     /// Since then.
     made: u64,
-    /// How far hits have been from it.
+    /// The largest differences of the hits from `made`.
     below: u64,
     above: u64,
 }
 
-/// All of them.
+/// All entries.
 #[derive(Debug)]
 pub(super) struct Ledger {
     entries: Vec<Entry>,
@@ -37,7 +37,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Registers probes on the functions of these numbers. They are never disabled.
+    /// Registers probes on the functions of `numbers`. The probes are never disabled.
     pub(super) fn open(
         live: &Live<'_>,
         kernel: &Kernel,
@@ -73,8 +73,8 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// What the probes have counted must be what the guest has, but for who is on the way from one to the other, on each
-    /// processor.
+    /// Compares each counter with the hits of the entry's probes. The two may differ by one for each processor: a processor may stand
+    /// between the hit and the count.
     pub(super) fn check(
         &mut self,
         live: &Live<'_>,
@@ -104,13 +104,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// What is probed.
+    /// The specifications of the probes.
     pub(super) fn specs(&self) -> impl Iterator<Item = String> {
         let functions = self.entries.iter().flat_map(|entry| &entry.own.functions);
         functions.map(|name| format!("kprobe:{name}"))
     }
 
-    /// What was counted, of what was.
+    /// The counters that have changed, with the functions and the largest differences.
     pub(super) fn told(&self) -> String {
         let counted = self.entries.iter().filter(|entry| entry.made > 0);
         let told: Vec<String> = counted
@@ -129,7 +129,7 @@ impl Ledger {
     }
 }
 
-/// Whether so many hits may be so many calls.
+/// Whether `hits` and `made` calls differ by at most `slack`.
 fn is_near(made: u64, hits: u64, slack: u64) -> bool {
     made.abs_diff(hits) <= slack
 }

@@ -39,9 +39,8 @@ pub struct Heat {
     pub most: usize,
 }
 
-/// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are
-/// getpid(2), the shortest: a paused vCPU then often stands at a jump or in a detour. The kernel does not preempt
-/// itself, see [`disabled`].
+/// Both vCPUs make system calls, touch new memory, sleep, and start and end processes all the time. Most calls are getpid(2), the
+/// shortest: a paused vCPU then often stands at a jump or in a detour. The kernel is not preemptible, see [`disabled`].
 const WORKLOAD: &str = "procs=2 opens=100 reads=200 getpids=1000 pages=50 repeat=1000000 pause=1 listen=1 preempt=voluntary";
 const AT_WORK: &str = "workload: round 2";
 /// The number of getpid(2) calls in a round.
@@ -64,12 +63,12 @@ struct Driven {
     parts: Vec<(usize, u64)>,
     unexited: u64,
     ledger: Ledger,
-    /// The number of probes that were never disabled, and of those with jumps.
+    /// The number of probes that were never disabled, and the number of such probes with jumps.
     stayed: usize,
     optimised: usize,
     patched_by_guest: usize,
     longest: Duration,
-    /// Hits of probes that had been disabled.
+    /// Hits of probes after they were disabled.
     late: u64,
 }
 
@@ -199,10 +198,10 @@ fn drive(
     })
 }
 
-/// In the version string of a kernel that is built to preempt itself. With `PREEMPT_DYNAMIC`, the command line decides.
+/// Text in the version string of a preemptible kernel. With `PREEMPT_DYNAMIC`, the command line decides.
 const PREEMPTING: [&str; 2] = ["SMP PREEMPT_RT", "SMP PREEMPT "];
 
-/// Whether the kernel does not preempt itself, which [`disabled`] requires: the kernel has to obey `preempt=voluntary`.
+/// Checks that the kernel is not preemptible, as [`disabled`] requires: the kernel has to obey `preempt=voluntary`.
 fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
     let is_preempting = PREEMPTING.iter().any(|built| contains(vmlinux, built));
     if is_preempting || live.has_said("Dynamic Preempt: unsupported mode") {
@@ -264,13 +263,13 @@ fn hottest(
             hot.len()
         ));
     }
-    // A group of neighbours belongs to one part of the kernel.
+    // Neighbours in the list then belong to the same part of the kernel.
     hot.sort_by_key(|(_, function)| function.part);
     let hot = hot.into_iter().map(|(id, function)| Hot::new(function, id));
     Ok((hot.collect(), candidates))
 }
 
-/// Registers probes on these functions, and removes the probes without jumps.
+/// Registers probes on `functions`, and removes the probes without jumps.
 fn registered(
     live: &Live<'_>,
     functions: Vec<Function>,
@@ -298,14 +297,14 @@ fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeR
         .collect()
 }
 
-/// Which of these probes have jumps.
+/// The probes among `ids` with jumps.
 fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
     let mut records = live.engine.records_among(ids, usize::MAX);
     records.retain(|record| record.summary.tier == Some(Tier::Optimised));
     records.into_iter().map(|record| record.id).collect()
 }
 
-/// Checks that each of these probes has a jump.
+/// Checks that each probe of `ids` has a jump.
 fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String> {
     let are = optimised(live, ids);
     match live.engine.records_among(&(ids - &are), 1).pop() {

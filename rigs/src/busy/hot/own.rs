@@ -1,7 +1,7 @@
-//! What the guest's kernel counts itself, and the functions that it calls once each time.
+//! Counters of the guest's kernel, and the functions that the kernel calls once for each count.
 //!
-//! The numbers are those that it shows in `/proc` (`stat`, `interrupts`, `softirqs`, `vmstat`). They are read from its
-//! memory while all vCPUs stand, together with the probes' hits: reading a file would take time in which both go on.
+//! The kernel shows the counters in `/proc` (`stat`, `interrupts`, `softirqs`, `vmstat`). The case reads the counters from the guest's
+//! memory while all vCPUs are paused, together with the probes' hits: while a task reads a file, both go on counting.
 
 use introspect::{Btf, Gva, KernelImage, SymbolTable};
 use probes::{At, Engine, Kernel};
@@ -9,13 +9,13 @@ use probes::{At, Engine, Kernel};
 use super::super::guest::Live;
 use crate::chain::chain;
 
-/// A number that the kernel keeps.
+/// A counter of the kernel.
 #[derive(Clone, Debug)]
 pub(super) struct Own {
     pub(super) what: &'static str,
-    /// Each time one of these is called.
+    /// The kernel counts each call of one of these functions.
     pub(super) functions: Vec<String>,
-    /// On each processor, or the only one.
+    /// The address of the counter on each processor, or the only address.
     at: Vec<Gva>,
     bytes: usize,
 }
@@ -49,14 +49,14 @@ struct Places<'a> {
 }
 
 impl Places<'_> {
-    /// The running address of a symbol that moves with the kernel. Up to 6.14 those of per-CPU data are offsets.
+    /// The address of a symbol in the running kernel, which may have moved. Up to 6.14 the symbols of per-CPU data are offsets.
     fn address(&self, name: &str) -> Option<Gva> {
         let linked = self.symbols.address_of(name)?;
         let is_address = linked.0.cast_signed() < 0;
         Some(linked.wrapping_add(if is_address { self.slide } else { 0 }))
     }
 
-    /// Of each processor, a member of a struct that it has one of.
+    /// The addresses of a member of a per-CPU struct, one for each processor, and the member's size.
     fn member(&self, symbol: &str, of: &str, path: &str) -> Option<(Vec<Gva>, usize)> {
         let ty = self.types.struct_named(of);
         let ty = ty.or_else(|| self.types.as_struct(self.types.type_named(of)?))?;
@@ -77,7 +77,7 @@ impl Places<'_> {
 const OFFSETS: &str = "__per_cpu_offset";
 const POINTER_BYTES: usize = 8;
 
-/// What a kernel counts on each processor: name, symbol, struct, member, functions.
+/// A counter for each processor: name, symbol, struct, member, functions.
 type Counted = (
     &'static str,
     &'static str,
@@ -86,7 +86,7 @@ type Counted = (
     &'static [&'static str],
 );
 
-/// Each is counted with interrupts off in, or around, the call of its functions: between the two a processor does
+/// The kernel changes each counter with interrupts off, in or around the call of the functions: between count and call, a processor does
 /// nothing else.
 const ON_PROCESSORS: [Counted; 5] = [
     (
@@ -111,7 +111,7 @@ const ON_PROCESSORS: [Counted; 5] = [
         "irq_call_count",
         &["__sysvec_call_function", "__sysvec_call_function_single"],
     ),
-    // Whoever has been switched to cleans up behind the one before.
+    // The task that has been switched to cleans up behind the previous task.
     (
         "context switches",
         "runqueues",
@@ -128,7 +128,7 @@ const ON_PROCESSORS: [Counted; 5] = [
     ),
 ];
 
-/// The numbers of this kernel that count calls. The kernel has booted, and is not paused.
+/// The counters of calls in the guest's kernel. The kernel has booted, and is not paused.
 pub(super) fn numbers(
     live: &Live<'_>,
     kernel: &Kernel,
@@ -176,7 +176,7 @@ pub(super) fn numbers(
     Ok(found)
 }
 
-/// Each soft interrupt is counted before the one function that is called for it.
+/// The kernel counts each soft interrupt before the call of the only function for the interrupt's kind.
 fn soft_interrupts(live: &Live<'_>, places: &Places<'_>) -> Result<Vec<Own>, String> {
     let types = &places.types;
     let kinds = types
@@ -210,7 +210,7 @@ fn soft_interrupts(live: &Live<'_>, places: &Places<'_>) -> Result<Vec<Own>, Str
     Ok(found)
 }
 
-/// Each fork that succeeds is counted a few instructions before its task is woken; nothing sleeps between.
+/// The kernel counts each successful fork a few instructions before waking the new task; nothing sleeps between.
 fn forks(places: &Places<'_>) -> Option<Own> {
     Some(Own {
         what: "forks",
@@ -220,7 +220,7 @@ fn forks(places: &Places<'_>) -> Option<Own> {
     })
 }
 
-/// Up to 6.3 each call is counted, at its beginning; since then those that have to be made again are not.
+/// Up to 6.3 the kernel counts each call, at the beginning. Since then, calls that have to be repeated are not counted.
 fn faults(places: &Places<'_>, kernel: &Kernel) -> Option<Own> {
     let kinds = places.types.enum_named("vm_event_item")?;
     let kind = places.types.enum_value(kinds, "PGFAULT")?;

@@ -1,5 +1,5 @@
-//! Probes that stay, on functions whose calls the workload counts: at the entry, by a jump; at the instruction behind it,
-//! by an `int3` where it is a short one; and of some of them the returns.
+//! Permanent probes on functions whose calls the workload counts: at the entry, by a jump; at the second instruction, by an `int3` if the
+//! instruction is short; and at the returns of some functions.
 
 use introspect::Gva;
 use probes::Kernel;
@@ -9,7 +9,7 @@ use super::super::second::second;
 
 pub(super) const GETPID: &str = "__x64_sys_getpid";
 
-/// Functions that are called once for each of the workload's calls.
+/// Functions called once for each of the workload's calls.
 const SYSCALLS: [(&str, Counted); 13] = [
     ("__x64_sys_openat", Counted::Openat),
     ("do_sys_openat2", Counted::Openat),
@@ -25,10 +25,10 @@ const SYSCALLS: [(&str, Counted); 13] = [
     ("__x64_sys_exit_group", Counted::Children),
     ("do_group_exit", Counted::Children),
 ];
-/// Of these, the returns.
+/// The functions with a return probe.
 const RETURNS: [&str; 3] = ["do_sys_openat2", "ksys_read", "do_nanosleep"];
 
-/// A probe, and what it must have counted.
+/// A permanent probe, and the kind of calls that the probe must have counted.
 #[derive(Debug)]
 pub(super) struct Stays {
     pub(super) spec: String,

@@ -16,12 +16,12 @@ use crate::chain::chain;
 const GROUP: usize = 32;
 /// The maximum number of other probes at the sites of hot probes.
 const BESIDE: usize = 24;
-/// Optimisation is off behind one turn in this many.
+/// The share of turns that leave optimisation off, as a divisor.
 const KNOB_TURNED_OFF: usize = 6;
-/// All plants are removed and restored in one turn in this many.
+/// The share of turns that remove and restore all plants, as a divisor.
 const ALL_GO: usize = 12;
 
-/// A hot function with its probe.
+/// A hot function and the function's probe.
 #[derive(Debug)]
 pub(super) struct Hot {
     pub(super) function: Function,
@@ -73,7 +73,7 @@ pub(super) struct Did {
 #[derive(Debug)]
 pub(super) struct Turns<'a> {
     pub(super) hot: Vec<Hot>,
-    /// The specifications of further probes that may get another probe at their site.
+    /// The specifications of further probes; a turn may add another probe at the same site.
     pub(super) exact: Vec<String>,
     beside: Vec<ProbeId>,
     pub(super) disabled: DisabledProbes,
@@ -97,7 +97,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// Makes one turn. A new probe is resolved before the guest is paused.
+    /// Makes a turn. A new probe is resolved before the guest is paused.
     pub(super) fn turn(
         &mut self,
         check: impl FnOnce(&PausedGuard<'_>) -> Result<(), String>,
@@ -110,7 +110,7 @@ impl<'a> Turns<'a> {
         let paused = self.live.control.pause_all();
         self.begin_pause(&paused)?;
         self.knob(&paused)?;
-        // A run of few turns includes this change, too.
+        // Even a run of few turns removes and restores all plants once.
         if self.random.below(ALL_GO) == 0 || self.did.rearmed == 0 {
             self.live.engine.disarm_all(&paused).map_err(chain)?;
             self.live.engine.set_armed(&paused, true).map_err(chain)?;
@@ -185,7 +185,7 @@ impl<'a> Turns<'a> {
         Ok(())
     }
 
-    /// A random group. Neighbours in the list belong to one part of the kernel.
+    /// A random group. Neighbours in the list belong to the same part of the kernel.
     fn group(&mut self) -> Vec<usize> {
         let first = self.random.below(self.hot.len());
         let many = 1 + self.random.below(GROUP);

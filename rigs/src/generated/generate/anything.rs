@@ -16,7 +16,7 @@ const MOST_MEMORY_BYTES: usize = 64;
 /// Instructions of a sequence.
 const MOST_IN_SEQUENCE: u64 = 4;
 
-/// One instruction, and a state that suits it.
+/// An instruction, and a state that suits the instruction.
 pub(super) fn single(
     random: &mut Random,
     layout: &Layout,
@@ -58,7 +58,7 @@ pub(super) fn sequence(
     (!code.is_empty()).then_some(code)
 }
 
-/// Whether it works on registers alone, whatever is in them.
+/// Whether the instruction works on registers alone, with any content.
 fn is_harmless(insn: &Instruction) -> bool {
     let memory = insn.op_kinds().any(|kind| {
         !matches!(
@@ -78,8 +78,7 @@ fn is_harmless(insn: &Instruction) -> bool {
     (!memory || insn.mnemonic() == Mnemonic::Lea) && !faults && !insn.is_stack_instruction()
 }
 
-/// An instruction for `here` in the slot at `slot`, whose branch target and fixed addresses are those that snippets may
-/// use.
+/// An instruction for `here` in the slot at `slot`. The branch target and the fixed addresses are allowed for snippets.
 fn instruction(random: &mut Random, layout: &Layout, slot: u64, here: u64) -> Option<Decoded> {
     let mut bytes = bytes(random);
     let decoded = decode(&bytes, Gva(here)).ok()?;
@@ -90,7 +89,7 @@ fn instruction(random: &mut Random, layout: &Layout, slot: u64, here: u64) -> Op
     decode(&bytes[..decoded.len()], Gva(here)).ok()
 }
 
-/// Prefixes, an opcode of one of the maps, and more bytes than any instruction has.
+/// Prefixes, an opcode of a random map, and more bytes than any instruction has.
 fn bytes(random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (prefix, chances) in [
@@ -133,7 +132,7 @@ fn bytes(random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Whether a snippet may have it: it changes nothing but what is compared, and finds nothing that differs from run to
+/// Whether a snippet may have the instruction: the instruction changes only compared state, and reads nothing that differs from run to
 /// run.
 fn may_be_run(decoded: &Decoded) -> bool {
     use Mnemonic as M;
@@ -154,9 +153,9 @@ fn may_be_run(decoded: &Decoded) -> bool {
     };
     let excluded = matches!(
         insn.mnemonic(),
-        // They show addresses that a task switch of the host loses (the comparison says which).
+        // They store addresses that a task switch of the host loses (see `compare`).
         M::Fnstenv | M::Fstenv | M::Fldenv | M::Fnsave | M::Fsave | M::Frstor
-            // Memory that is not where an operand says.
+            // Memory at another address than an operand's.
             | M::Clzero | M::Movdir64b | M::Enqcmd | M::Enqcmds | M::Xstore | M::Montmul
             // More memory than a snippet has.
             | M::Fxsave | M::Fxsave64 | M::Fxrstor | M::Fxrstor64
@@ -164,7 +163,7 @@ fn may_be_run(decoded: &Decoded) -> bool {
             | M::Xsaves | M::Xsaves64 | M::Xrstor | M::Xrstor64 | M::Xrstors | M::Xrstors64
             // Written out in `system`, with a nesting that fits the stack.
             | M::Enter
-            // Written out in `system`, with frames and selectors that mean something.
+            // Written out in `system`, with meaningful frames and selectors.
             | M::Iret | M::Iretd | M::Iretq | M::Sysret | M::Sysretq | M::Sti | M::Swapgs
             // TCG fails an assertion when they have the bit for 256 bits, and QEMU is gone.
             | M::Vroundss | M::Vroundsd
@@ -172,10 +171,10 @@ fn may_be_run(decoded: &Decoded) -> bool {
             | M::Hlt
             | M::Getsec | M::Getsecq | M::Rsm
     );
-    // With 16 bits of address to go to, which is Intel's to ignore, nobody knows what is there.
+    // A branch with 16-bit operands, which Intel ignores and AMD does not: the code at a 16-bit target is unknown.
     let short = insn.flow_control() != FlowControl::Next
         && matches!(classify(decoded), Class::MustStep(Reason::VendorSpecific));
-    // TCG does not know the second encoding of `test`, Bochs takes `leave` of 16 bits for one of 64.
+    // TCG does not know the second encoding of `test`. Bochs takes the 16-bit `leave` for the 64-bit `leave`.
     let alias = matches!(
         insn.code(),
         Code::Test_rm8_imm8_F6r1
@@ -195,8 +194,8 @@ fn may_be_run(decoded: &Decoded) -> bool {
         && (0..insn.op_count()).all(|operand| !insn.op_register(operand).is_segment_register())
 }
 
-/// Whether it has prefixes that QEMU's TCG takes otherwise than processors do: a REX prefix that does not come last, which
-/// counts there, and an override of FS or GS with one of a segment whose base is zero, which counts there if it comes last.
+/// Whether QEMU's TCG handles the prefixes in another way than processors do. TCG obeys a REX prefix that is not the last prefix. If an
+/// override of FS or GS comes before an override of a segment with base zero, TCG obeys the latter.
 fn is_prefixed_oddly(bytes: &[u8]) -> bool {
     let is_legacy = |byte: &u8| {
         matches!(
@@ -220,7 +219,7 @@ fn is_prefixed_oddly(bytes: &[u8]) -> bool {
     based && flat
 }
 
-/// Points direct branches and absolute and RIP-relative operands at what snippets may use.
+/// Points direct branches, and absolute and RIP-relative operands, at addresses allowed for snippets.
 fn aim(
     bytes: &mut [u8],
     decoded: &Decoded,
@@ -246,7 +245,7 @@ fn aim(
         )?;
     }
     if insn.mnemonic() == Mnemonic::Ret && offsets.has_immediate() {
-        // TCG takes it for a signed number.
+        // TCG takes the immediate for a signed number.
         patch(offsets.immediate_offset(), 2, random.below(0x8000))?;
     }
     let fixed = insn.memory_base() == Register::None && insn.memory_index() == Register::None;

@@ -10,13 +10,13 @@ use super::super::random::Random;
 use super::super::snippet::{RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, State};
 
 const DIRECTION: u64 = 1 << 10;
-/// What `popf` may load here: not the trap flag, which has snippets of its own.
+/// The flags that `popf` may load: not the trap flag, which has its own snippets.
 const POPF_FLAGS: u64 = 0x27_7ed5;
 /// Bit numbers in registers are smaller.
 const MOST_BITS: u64 = 512;
 const NON_CANONICAL: u64 = 0x8000_0000_0000;
 
-/// Fits the state to the instruction, in the slot at `slot`. `false` if it would touch what snippets may not.
+/// Fits the state to the instruction in the slot at `slot`. `false` if the instruction would access memory forbidden to snippets.
 pub(super) fn meet(
     random: &mut Random,
     layout: &Layout,
@@ -37,7 +37,7 @@ pub(super) fn meet(
         point(random, layout, insn, state);
     }
     if insn.is_stack_instruction() && random.one_in(12) {
-        // At the edge of what is mapped, or nowhere.
+        // Non-canonical, in the read-only page, or at the edge of the mapped memory.
         state.gprs[RSP] = match random.below(3) {
             0 => NON_CANONICAL,
             1 => layout.read_only() + 64,
@@ -56,7 +56,7 @@ pub(super) fn segment_base(segment: Register, layout: &Layout) -> u64 {
     }
 }
 
-/// Where an operand of so many bytes is: mostly in the data.
+/// The address of an operand of `bytes` bytes: mostly in the data.
 pub(super) fn place(random: &mut Random, layout: &Layout, bytes: usize, near: bool) -> u64 {
     let bytes = bytes.max(1) as u64;
     match random.below(24) {
@@ -66,7 +66,7 @@ pub(super) fn place(random: &mut Random, layout: &Layout, bytes: usize, near: bo
         5 => layout.stack() + random.below(STACK_BYTES as u64 - 128),
         6 if !near => NON_CANONICAL - random.below(bytes + 2),
         7 if !near => NON_CANONICAL.wrapping_neg() - 1 - random.below(64),
-        // Aligned, for those who insist.
+        // Aligned, for instructions that require alignment.
         8..=14 => layout.middle() - 64 + 16 * random.below(8),
         _ => layout.middle() - 64 + random.below(128),
     }
@@ -89,19 +89,19 @@ fn strings(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut
     state.gprs[RSI] = pointer().wrapping_sub(base);
     state.gprs[RDI] = pointer();
     if insn.op_kinds().all(|kind| kind != OpKind::Register) && insn.rflags_written() != 0 {
-        // Of two operands that both fault, `cmps` reads [rsi] first; TCG the other.
+        // If both operands fault, `cmps` reads [rsi] first; TCG reads [rdi] first.
         state.gprs[RDI] = layout.middle() - 32 + random.below(64);
     }
     state.gprs[RCX] = random.below(24);
     if random.one_in(3) {
-        // So that comparisons go on for a while.
+        // Comparisons then go on for a while.
         state.data = [0x5a; DATA_BYTES];
         state.gprs[RAX] = 0x5a5a_5a5a_5a5a_5a5a;
     }
     state.rflags &= !random.next() | !DIRECTION;
 }
 
-/// Registers that mean something to the instruction.
+/// Sets registers to values with a meaning for the instruction.
 fn operands(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut State) {
     match insn.mnemonic() {
         Mnemonic::Leave => state.gprs[RBP] = layout.stack() + 64 + random.below(64),
@@ -122,14 +122,14 @@ fn operands(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mu
         Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne | Mnemonic::Jrcxz | Mnemonic::Jecxz => {
             state.gprs[RCX] = random.below(3) | (random.below(2) << 32);
         }
-        // Bit numbers that stay within the data, whatever the operand's size.
+        // Bit numbers stay within the data, for any size of the operand.
         Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc
             if insn.op1_kind() == OpKind::Register =>
         {
             let number = random.below(2 * MOST_BITS).wrapping_sub(MOST_BITS);
             set(state, insn.op1_register(), number);
         }
-        // Not by more than all of 8 bits and the carry: TCG is wrong about it.
+        // The count is small: if the count exceeds all of 8 bits and the carry, TCG computes a wrong result.
         Mnemonic::Rcl | Mnemonic::Rcr => state.gprs[RCX] &= !0xf8,
         Mnemonic::Cmpxchg if random.one_in(2) && insn.op0_kind() == OpKind::Register => {
             let same = state.gprs[RAX];
@@ -139,10 +139,10 @@ fn operands(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mu
     }
 }
 
-/// Whether nothing can be said of where it goes, or TCG is wrong about it.
+/// Whether the address of the access is unknown, or TCG computes a wrong result.
 fn is_out_of_bounds(insn: &Instruction) -> bool {
     match insn.mnemonic() {
-        // A bit number that is an address, too, is not a small one.
+        // A bit number in an address register is not small.
         Mnemonic::Bt | Mnemonic::Bts | Mnemonic::Btr | Mnemonic::Btc => {
             let number = insn.op1_register().full_register();
             [insn.memory_base(), insn.memory_index()]
@@ -167,7 +167,7 @@ fn set(state: &mut State, register: Register, value: u64) {
     }
 }
 
-/// Sets base and index so that the memory operand is where operands may be.
+/// Sets base and index so that the memory operand is at an allowed address.
 fn point(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut State) {
     let (base, index) = (insn.memory_base(), insn.memory_index());
     let short = base.size() == 4 || index.size() == 4;
@@ -179,7 +179,7 @@ fn point(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut S
     if is_gpr(base) && is_gpr(index) && base.full_register() != index.full_register() {
         let value = random.value();
         set(state, index, value);
-        // An index of 32 bits is used without what is above it.
+        // A 32-bit index is used without the upper half.
         let used = if index.size() == 4 {
             value & 0xffff_ffff
         } else {
@@ -193,14 +193,14 @@ fn point(random: &mut Random, layout: &Layout, insn: &Instruction, state: &mut S
     } else if is_gpr(index) {
         set(state, index, rest / scale);
     }
-    // What an exchange compares with, if it is in the data.
+    // The value that an exchange compares with, if the operand is in the data.
     if insn.mnemonic() == Mnemonic::Cmpxchg && random.one_in(2) {
         let same = state.gprs[RAX].to_le_bytes();
         state.store(layout, place, &same);
     }
 }
 
-/// Puts the branch target where an indirect branch or a return looks for it, and flags where `popf` does.
+/// Puts the branch target where an indirect branch or a return reads the target, and flags where `popf` reads the flags.
 fn control(random: &mut Random, layout: &Layout, slot: u64, insn: &Instruction, state: &mut State) {
     let target = match random.below(12) {
         0 => layout.absent(),
@@ -244,7 +244,7 @@ fn address(layout: &Layout, insn: &Instruction, state: &State) -> Option<u64> {
     insn.virtual_address(0, 0, |register, _, _| value(layout, state, register))
 }
 
-/// Whether it reads and writes an operand that cannot be written.
+/// Whether the instruction reads and writes an operand that cannot be written.
 pub(super) fn modifies_beyond(layout: &Layout, decoded: &Decoded, state: &State) -> bool {
     let insn = decoded.instruction();
     let mut factory = InstructionInfoFactory::new();
@@ -262,7 +262,7 @@ pub(super) fn modifies_beyond(layout: &Layout, decoded: &Decoded, state: &State)
     })
 }
 
-/// Whether every access to memory stays where accesses may be, by iced's reckoning.
+/// Whether every memory access that iced computes is allowed for snippets.
 fn touches_only(layout: &Layout, insn: &Instruction, state: &State) -> bool {
     if insn.mnemonic() == Mnemonic::Xlatb {
         return true;

@@ -1,7 +1,7 @@
 //! Snippets of every kind.
 //!
-//! Most are random bytes that decode to something that a snippet may be (`anything`), with a state in which it has
-//! something to work on (`meet`). What random bytes seldom hit, or must not be let loose on, is written out (`system`,
+//! Most are random bytes that decode to an allowed instruction (`anything`), with a state in which the instruction has data to work on
+//! (`meet`). Instructions that random bytes seldom hit, or that must not run with random operands, are written out (`system`,
 //! `undefined`).
 
 mod anything;
@@ -16,10 +16,11 @@ use super::layout::{CODE_BYTES, Layout};
 use super::random::Random;
 use super::snippet::{Snippet, State};
 
-/// What reads and writes memory that may not be written. The fault is that of a write; in QEMU's TCG that of a read.
+/// The kind of snippets that read and write memory that cannot be written. The fault is the fault of a write; in QEMU's TCG the fault of
+/// a read.
 const MODIFY_BEYOND: &str = "modify beyond";
 
-/// A snippet for the slot at `at`; `None` when what came up is nothing to be run.
+/// A snippet for the slot at `at`; `None` if the random bytes cannot be run.
 pub(super) fn snippet(random: &mut Random, layout: &Layout, at: u64) -> Option<Snippet> {
     let mut state = State::random(random, layout);
     let (kind, code) = match random.below(20) {

@@ -1,4 +1,4 @@
-//! What only the kernel may do, and what comes in twos: written out, with random registers.
+//! Privileged instructions, and pairs of instructions: written out, with random registers.
 
 use super::super::layout::{Layout, STACK_BYTES};
 use super::super::random::Random;
@@ -7,10 +7,10 @@ use super::super::snippet::{RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, State};
 const KERNEL_CODE: u64 = 0x10;
 const KERNEL_DATA: u64 = 0x18;
 const NON_CANONICAL: u64 = 0x8000_0000_0000;
-/// What `iret` may load here: no trap flag, and no interrupt can come.
+/// The flags that `iret` may load: no trap flag, and no interrupt can come.
 const IRET_FLAGS: u64 = 0x27_7ed5;
 const TRAP_FLAG: u64 = 0x100;
-/// `SYSENTER_*`, `STAR`, `FMASK`, the bases of FS and GS, and one that does not exist.
+/// `SYSENTER_*`, `STAR`, `FMASK`, the bases of FS and GS, and an MSR that does not exist.
 const MSRS: [u64; 8] = [
     0x174,
     0x175,
@@ -21,14 +21,14 @@ const MSRS: [u64; 8] = [
     0xc000_0102,
     0x4000_beef,
 ];
-/// Null, code, data, those of programs, the task's, beyond the table, of the table that there is none of.
+/// Null, code, data, the selectors of programs, the task's, beyond the table, and of the missing local table.
 const SELECTORS: [u64; 10] = [0, 3, 0x10, 0x18, 0x23, 0x2b, 0x30, 0x50, 0x1000, 0x1c];
 const PORT: u64 = 0x80;
 
 /// Makes a snippet of a kind.
 type Make = fn(&mut Maker<'_>) -> Vec<u8>;
 
-/// What a snippet is made with.
+/// The context for making a snippet.
 struct Maker<'a> {
     random: &'a mut Random,
     layout: &'a Layout,
@@ -91,7 +91,7 @@ impl Maker<'_> {
         self.pick(of).to_vec()
     }
 
-    /// Puts words of so many bytes where RSP points to.
+    /// Puts `words` of `bytes` bytes each at the address in RSP.
     fn push_words(&mut self, bytes: usize, words: &[u64]) {
         for (number, word) in words.iter().enumerate() {
             let at = self.state.gprs[RSP] + (number * bytes) as u64;
@@ -155,7 +155,7 @@ fn swapgs(maker: &mut Maker<'_>) -> Vec<u8> {
 }
 
 fn bases(maker: &mut Maker<'_>) -> Vec<u8> {
-    // TCG takes an address that does not exist.
+    // A canonical address: TCG accepts other addresses, too.
     let base = maker.random.value().cast_signed() >> 17;
     maker.state.gprs[RAX] = base.cast_unsigned();
     // rdfsbase, rdgsbase, wrfsbase, wrgsbase of RAX.
@@ -168,7 +168,7 @@ fn bases(maker: &mut Maker<'_>) -> Vec<u8> {
 
 fn msr(maker: &mut Maker<'_>) -> Vec<u8> {
     maker.state.gprs[RCX] = maker.pick(&MSRS);
-    // Bases are addresses that exist: TCG takes others too.
+    // The bases are canonical: TCG accepts other addresses, too.
     maker.state.gprs[RDX] = maker.random.below(0x8000);
     // rdmsr; wrmsr and rdmsr
     maker.one_of(&[&[0x0f, 0x32], &[0x0f, 0x30, 0x0f, 0x32]])
@@ -191,12 +191,12 @@ fn control_register(maker: &mut Maker<'_>) -> Vec<u8> {
         &[0x0f, 0x06],
         // smsw eax; lmsw ax
         &[0x0f, 0x01, 0xe0, 0x0f, 0x01, 0xf0],
-        // invlpg [rdi], of whatever page
+        // invlpg [rdi], for any page
         &[0x0f, 0x01, 0x3f],
     ])
 }
 
-/// CR2 there and back.
+/// Writes CR2, and reads the value back.
 fn fault_address(_: &mut Maker<'_>) -> Vec<u8> {
     vec![0x0f, 0x22, 0xd0, 0x0f, 0x20, 0xd3]
 }
@@ -308,7 +308,7 @@ fn short_interrupt_return(maker: &mut Maker<'_>) -> Vec<u8> {
     vec![0xcf]
 }
 
-/// Mostly one that leads to the branch target.
+/// Mostly a frame that returns to the branch target.
 fn interrupt_frame(maker: &mut Maker<'_>, bytes: usize) {
     let rip = match maker.random.below(10) {
         0 => NON_CANONICAL,
@@ -327,7 +327,7 @@ fn interrupt_frame(maker: &mut Maker<'_>, bytes: usize) {
     let flags = maker.random.next() & IRET_FLAGS;
     maker.state.gprs[RSP] = (maker.layout.stack() + STACK_BYTES as u64 / 2) & !7;
     if maker.random.one_in(20) {
-        // The frame goes on where nothing is mapped.
+        // The frame continues in unmapped memory.
         maker.state.gprs[RSP] = maker.layout.absent() - 8 * (1 + maker.random.below(4));
     }
     maker.push_words(bytes, &[rip, cs, flags, stack, ss]);
@@ -396,7 +396,7 @@ fn exits(maker: &mut Maker<'_>) -> Vec<u8> {
     maker.one_of(&[&[0x0f, 0xa2], &[0x0f, 0x01, 0xd0], &[0x0f, 0x09]])
 }
 
-/// The guest's own trap flag: popfq loads it, and #DB comes behind the instruction that follows.
+/// The guest's own trap flag: popfq loads the flag, and #DB comes behind the next instruction.
 fn guest_steps(maker: &mut Maker<'_>) -> Vec<u8> {
     let flags = maker.random.next() & 0x8d5 | TRAP_FLAG | 2;
     maker.state.gprs[RSP] = (maker.layout.stack() + STACK_BYTES as u64 / 2) & !7;

@@ -1,4 +1,4 @@
-//! Bytes that no processor takes for an instruction.
+//! Bytes that are not an instruction on any processor.
 
 use super::super::random::Random;
 
@@ -19,7 +19,7 @@ const UNDEFINED: [&[u8]; 21] = [
     &[0x82, 0xc0, 0x01],
     &[0xfe, 0xd0],
     &[0xff, 0xf8],
-    // A lock where there is nothing to lock.
+    // A lock prefix before an instruction that cannot be locked.
     &[0xf0, 0x01, 0xc0],
     &[0xf0, 0x90],
     &[0xf0, 0x8b, 0x07],

@@ -1,4 +1,4 @@
-//! The overhead table, as Markdown, from what the last run of `bench` on each kind of KVM has measured.
+//! The overhead table, as Markdown, from the results of the last run of `bench` on each kind of KVM.
 
 mod tables;
 mod targets;
@@ -19,10 +19,10 @@ use targets::targets;
 
 /// Where the table is kept, from the repository's top.
 pub const PAGE: &str = "docs/overhead.md";
-/// What the time of others is divided by.
+/// The way whose time divides the times of the others.
 const FLOOR: &str = "floor";
 
-/// What the last run on a kind of KVM has said.
+/// The results of the last run on a kind of KVM.
 #[derive(Debug, Default)]
 struct Measured {
     date: String,
@@ -35,11 +35,11 @@ struct Measured {
 
 type Found = BTreeMap<Backend, Measured>;
 
-/// The page, from what is in `results`.
+/// The page, from the lines in `results`.
 ///
 /// # Errors
 ///
-/// There is nothing.
+/// If there are no lines.
 pub fn from_results(results: &Path) -> Result<String, LaunchError> {
     let mut found = Found::new();
     for backend in Backend::ALL {
@@ -57,7 +57,7 @@ pub fn from_results(results: &Path) -> Result<String, LaunchError> {
 }
 
 impl Measured {
-    /// The last word on a measurement is the one that counts.
+    /// Of several lines for the same measurement, the last counts.
     fn read(text: &str) -> Self {
         let mut measured = Self::default();
         for line in text.lines().filter_map(Line::find) {
@@ -93,13 +93,13 @@ impl Measured {
             .filter(|timing| !timing.rounds_ns.is_empty())
     }
 
-    /// A boot that was measured.
+    /// The boot of a kind, if measured.
     fn boot(&self, kind: BootKind) -> Option<&Boot> {
         let boot = self.boots.get(&kind);
         boot.filter(|boot| !boot.ran_ns.is_empty())
     }
 
-    /// Nanoseconds that a hit adds to a call: by the median of the rounds, and by their quartiles.
+    /// Nanoseconds added to a call by a hit: by the median of the rounds, and by the quartiles.
     fn cost(&self, way: &Way) -> Option<[f64; 3]> {
         let timing = self.timing(way.key)?;
         let without = match way.without {
@@ -117,7 +117,7 @@ impl Measured {
         (way.without.is_some() && floor > 0.0).then_some(cost / floor)
     }
 
-    /// Nanoseconds to what is told: in Bochs nothing but instructions makes time pass.
+    /// The unit of the reported times, in nanoseconds. In Bochs the unit is an instruction: only instructions make time pass.
     fn unit(&self, backend: Backend) -> Option<f64> {
         match backend {
             Backend::Nested | Backend::Local => Some(1.0),
@@ -128,7 +128,7 @@ impl Measured {
         }
     }
 
-    /// VM exits a hit, as the engine counted them; a call, where none is one.
+    /// VM exits for each hit, as counted by the engine; for each call, if there are no hits.
     fn exits(&self, way: &Way) -> Option<f64> {
         let timing = self.timing(way.key)?;
         let calls = timing.calls * timing.rounds_ns.len() as u64;
@@ -139,7 +139,7 @@ impl Measured {
         }
     }
 
-    /// What a call in the stock guest takes in this turn, by the median of the rounds and by their quartiles.
+    /// The time of a call in the stock guest during `turn`, by the median of the rounds and by the quartiles.
     fn call(&self, backend: Backend, turn: &str) -> Option<[f64; 3]> {
         let timing = self.timing(turn)?;
         let unit = self.unit(backend)?;
@@ -147,14 +147,14 @@ impl Measured {
         Some([at(0.5), at(0.25), at(0.75)])
     }
 
-    /// Hits in a second, or in so many instructions of each processor.
+    /// Hits in a second or, in Bochs, in a billion instructions of each processor.
     fn rate(&self, backend: Backend, way: &str, cpus: u8, part: f64) -> Option<f64> {
         let timing = self.timings.get(&(way.to_owned(), cpus))?;
         let hits = as_float(timing.calls) * f64::from(cpus);
         Some(hits * 1e9 / quantile(&timing.rounds_ns, part) * self.unit(backend)?)
     }
 
-    /// What is at it adds to the call.
+    /// The time added to the call by the probes of `turn`.
     fn added(&self, backend: Backend, turn: &str) -> Option<f64> {
         let [[with, ..], [without, ..]] =
             [self.call(backend, turn)?, self.call(backend, TURNS[0].0)?];
@@ -167,7 +167,7 @@ fn as_float(number: u64) -> f64 {
     number as f64
 }
 
-/// Of `values`, the one that so large a part of them is below.
+/// The smallest value of `values` with at least the share `part` of the others below.
 fn quantile(values: &[u64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -209,7 +209,7 @@ fn or_empty(cell: Option<String>) -> String {
     cell.unwrap_or_default()
 }
 
-/// A whole number, its thousands set off.
+/// A whole number with groups of thousands.
 fn number(value: f64) -> String {
     let plain = format!("{value:.0}");
     let (sign, digits) = match plain.strip_prefix('-') {

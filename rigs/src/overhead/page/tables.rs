@@ -40,7 +40,7 @@ pub(super) fn hits(found: &Found) -> String {
     text
 }
 
-/// Calls of a system call in a stock guest, where that was run.
+/// Calls of a system call in a stock guest, if measured.
 pub(super) fn in_stock(found: &Found) -> String {
     let mut text =
         String::from("| | | a call | what the probe adds | exits |\n|---|---|---:|---:|---:|\n");
@@ -122,7 +122,7 @@ pub(super) fn records(found: &Found) -> String {
     text
 }
 
-/// What a hit takes in QEMU's gdbstub, where that was measured.
+/// The time of a hit in QEMU's gdbstub, if measured.
 pub(super) fn gdbstub(found: &Found) -> String {
     let mut text = String::from("| | a hit, ns |\n|---|---:|\n");
     for (backend, measured) in found {
@@ -135,7 +135,7 @@ pub(super) fn gdbstub(found: &Found) -> String {
     text
 }
 
-/// A stock guest that boots and powers off.
+/// Boots of a stock guest until power-off.
 pub(super) fn boots(found: &Found) -> String {
     let mut text = String::from(
         "| | | set up, ms | boot, ms | × without | probes | hits | missed | exits |\n|---|---|---:|---:|---:|---:|---:|---:|---:|\n",
@@ -183,7 +183,7 @@ pub(super) fn armings(found: &Found) -> String {
     for (backend, measured) in found {
         for arming in measured.armings.values() {
             let milliseconds = |values: &[u64]| format!("{:.2}", quantile(values, 0.5) / 1e6);
-            // With few, it is the allocator's granularity that one would see.
+            // With few probes, the value would show the allocator's granularity.
             let bytes = (arming.probes == largest())
                 .then(|| number(as_float(arming.resident_bytes / arming.probes as u64)));
             let resident = format!("{:.1}", as_float(arming.resident_bytes) / 1048576.0);

@@ -1,4 +1,4 @@
-//! What was to be reached, and what was.
+//! The targets, and the measured values.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::super::{WAYS, Way};
 use super::{Found, Measured, as_float, number, or_empty, quantile};
 use crate::line::{Backend, BootKind};
 
-/// What is to be at most so much.
+/// A value with a maximum.
 struct Target {
     title: String,
     most: f64,
@@ -98,7 +98,7 @@ fn wanted() -> [Target; 12] {
     ]
 }
 
-/// So many probes are the most that are armed.
+/// The maximum number of armed probes.
 pub(super) fn largest() -> usize {
     NUMBERS.iter().max().copied().unwrap_or(0)
 }
@@ -107,7 +107,7 @@ fn way(key: &str) -> Option<&'static Way> {
     WAYS.iter().find(|way| way.key == key)
 }
 
-/// Of a way that was measured there.
+/// The instructions of a way, if measured.
 fn instructions(measured: &Measured, key: &str) -> Option<f64> {
     measured.timing(key)?;
     way(key)?.instructions.map(as_float)

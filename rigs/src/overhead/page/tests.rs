@@ -70,7 +70,7 @@ fn what_was_to_be_reached_is_compared() {
     let jumps = WAYS.iter().filter(|way| way.jumps);
     let jumps = jumps.map(|way| line(way.key, &[500], 1000, 0));
     let others = [
-        // Nothing is a hit there, and calls count: three exits of ten.
+        // Without hits, the calls count: three exits of ten.
         line("filtered", &[500], 0, 3),
         line("stock-none", &[10_000], 0, 0),
         line("stock-own-kprobe", &[30_000], 0, 0),
