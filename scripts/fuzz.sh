@@ -24,6 +24,8 @@ rss=1024 allocation=256 input_seconds=10
 # see inputs of some bytes only.
 max_len=1024
 [ ! -d "fuzz/seeds/$name" ] || max_len=4096
+# Rust pads a text to 65 535 characters at most, and panics beyond.
+[ "$name" != inner_run ] || max_len=262144
 
 # RUSTFLAGS replaces the flags in .cargo/config.toml.
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Ccodegen-units=1 -Cforce-frame-pointers=yes \

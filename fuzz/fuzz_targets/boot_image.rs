@@ -1,4 +1,4 @@
-//! A kernel file: its unpacking, its place in guest memory, and what is read from it.
+//! Fuzz target for a kernel file: unpacking, loading into guest memory, and reading of symbols, types and patch sites.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -13,7 +13,7 @@ use vmm::boot::synthetic::{Packer, bzimage};
 use vmm::boot::{BootMethod, BootRequest, KernelFile, LoadedKernel, prepare};
 
 const RAM_BYTES: usize = 8 << 20;
-/// The largest kernel that is searched for symbols: a payload of some bytes unpacks to 512 MiB.
+/// Maximum size of a kernel for the search for symbols: a payload of some bytes unpacks to 512 MiB.
 const SEARCHED_BYTES: usize = 1 << 20;
 
 /// The symbols of [`KERNELS`].
@@ -33,15 +33,15 @@ static PACKED: LazyLock<Vec<(Packer, Symbols, Vec<u8>)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// What the file is, and the changes to it.
+/// The format of the file, and the changes to the file.
 #[derive(Arbitrary, Debug)]
 struct Case {
     format: Format,
     /// Whether sections hold the kernel's symbols and types.
     has_sections: bool,
-    /// To the ELF file, before it is packed.
+    /// Changes to the ELF file before the packing.
     kernel: Vec<Damage>,
-    /// To the file.
+    /// Changes to the finished file.
     file: Vec<Damage>,
 }
 
@@ -76,7 +76,8 @@ fuzz_target!(|case: Case| {
     assert!(is_accepted || !is_whole, "a valid kernel is refused");
 });
 
-/// Loads the kernel in each way that its format has, and reads it. Whether a direct boot is possible, and all is found that is read.
+/// Loads the kernel with each boot method of the format, and reads the kernel. Returns whether a direct boot is possible and all data are
+/// found.
 fn boot(file: Vec<u8>) -> bool {
     let Ok(kernel) = KernelFile::from_bytes("kernel", file) else {
         return false;

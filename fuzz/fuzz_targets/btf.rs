@@ -23,17 +23,17 @@ const NAMES: [&str; 7] = [
     "pcpu_hot",
     "",
 ];
-/// Types that are followed from one name.
+/// Maximum number of types followed from one name.
 const MAX_FOLLOWED: usize = 64;
 
-/// The symbol that leads to the current task.
+/// The symbol of the current task.
 static SYMBOLS: LazyLock<SymbolTable> = LazyLock::new(|| {
     let mut symbols = SymbolTableBuilder::new();
     symbols.push(Gva(0x35000), 'A', "pcpu_hot");
     symbols.build()
 });
 
-/// The blob, and the changes to it.
+/// The blob, and the changes to the blob.
 #[derive(Arbitrary, Debug)]
 struct Case {
     blob: Blob,
@@ -45,7 +45,7 @@ enum Blob {
     Sample,
     Layouts,
     Memory,
-    /// Those that lead to the current task.
+    /// Types of the current task.
     Tasks,
     /// Any bytes behind a header.
     Any {
@@ -119,7 +119,7 @@ fn with_header(types: &[u8], strings: &[u8]) -> Vec<u8> {
     [words.as_flattened(), types, strings].concat()
 }
 
-/// Asks everything of `first` and of the types that it leads to.
+/// Calls all queries for `first` and for all types reachable from `first`.
 fn follow(btf: &Btf, first: TypeId) {
     let mut seen = BTreeSet::new();
     let mut left = vec![first];

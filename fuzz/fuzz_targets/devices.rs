@@ -15,12 +15,9 @@ use vmm::devices::{
     Platform, PlatformConfig, Shutdown,
 };
 
-/// What KVM reports of a string instruction at most: a page.
-const MAX_BYTES: usize = 4096;
-
 #[derive(Arbitrary, Debug)]
 struct Case {
-    /// In units of 16 MiB.
+    /// Size of RAM in units of 16 MiB.
     ram: u16,
     is_test_guest: bool,
     steps: Vec<Step>,
@@ -30,28 +27,32 @@ struct Case {
 enum Step {
     PortRead(Port, Size, u8),
     PortWrite(Port, Size, Vec<u8>),
-    MmioRead {
-        offset: i16,
-        len: u8,
-    },
-    MmioWrite {
-        offset: i16,
-        data: Vec<u8>,
-    },
+    MmioRead(Register, u8),
+    MmioWrite(Register, Vec<u8>),
     /// A local APIC ends an interrupt.
     EndOfInterrupt(u8),
-    /// A byte is typed, so many times.
+    /// Number of typed bytes.
     Input(u8),
 }
 
 #[derive(Arbitrary, Debug)]
 enum Port {
-    /// One with a device, or beside one.
+    /// A port with a device, or beside a device.
     Known {
         device: u8,
         offset: i8,
     },
     Any(u16),
+}
+
+/// The target of an access to the IOAPIC.
+#[derive(Arbitrary, Debug)]
+enum Register {
+    Select,
+    Window,
+    EndOfInterrupt,
+    /// An address around the IOAPIC.
+    Any(i16),
 }
 
 #[derive(Arbitrary, Debug)]
@@ -79,20 +80,19 @@ fuzz_target!(|case: Case| {
                 let mut data = vec![0; size.bytes() * usize::from(count)];
                 platform.ports.read(port.number(), size.bytes(), &mut data);
             }
-            Step::PortWrite(port, size, mut data) => {
-                data.truncate(MAX_BYTES);
+            Step::PortWrite(port, size, data) => {
                 written += data.len();
                 platform.ports.write(port.number(), size.bytes(), &data);
             }
-            Step::MmioRead { offset, len } => {
+            Step::MmioRead(register, len) => {
                 let mut data = vec![0; usize::from(len % 9)];
-                let is_answered = platform.mmio.read(address(offset), &mut data);
-                assert_eq!(is_answered, is_ioapic(offset));
+                let is_answered = platform.mmio.read(register.address(), &mut data);
+                assert_eq!(is_answered, register.is_ioapic());
             }
-            Step::MmioWrite { offset, mut data } => {
+            Step::MmioWrite(register, mut data) => {
                 data.truncate(8);
-                let is_taken = platform.mmio.write(address(offset), &data);
-                assert_eq!(is_taken, is_ioapic(offset));
+                let is_taken = platform.mmio.write(register.address(), &data);
+                assert_eq!(is_taken, register.is_ioapic());
             }
             Step::EndOfInterrupt(vector) => platform.ioapic.end_of_interrupt(vector),
             Step::Input(bytes) => {
@@ -103,17 +103,27 @@ fuzz_target!(|case: Case| {
         }
     }
     told.check(written, case.is_test_guest);
-    // People read it in logs.
+    // Logs contain the debug output.
     let _ = format!("{platform:?}");
 });
 
-/// Where an access goes to: around the IOAPIC.
-fn address(offset: i16) -> u64 {
-    IOAPIC_GPA.0.wrapping_add_signed(offset.into())
-}
+impl Register {
+    fn offset(&self) -> i64 {
+        match *self {
+            Self::Select => 0x00,
+            Self::Window => 0x10,
+            Self::EndOfInterrupt => 0x40,
+            Self::Any(offset) => offset.into(),
+        }
+    }
 
-fn is_ioapic(offset: i16) -> bool {
-    u64::try_from(offset).is_ok_and(|offset| offset < IOAPIC_BYTES)
+    fn address(&self) -> u64 {
+        IOAPIC_GPA.0.wrapping_add_signed(self.offset())
+    }
+
+    fn is_ioapic(&self) -> bool {
+        u64::try_from(self.offset()).is_ok_and(|offset| offset < IOAPIC_BYTES)
+    }
 }
 
 impl Port {
@@ -131,7 +141,7 @@ impl Port {
             (DEBUG_EXIT_PORT, 1),
         ];
         let (first, ports) = devices[usize::from(device) % devices.len()];
-        // Four beside it belong to the device's surroundings.
+        // From `-(ports + 3)` to `ports + 3`: the device's ports and the ports around.
         let offset = i16::from(offset) % (ports.cast_signed() + 4);
         first.wrapping_add_signed(offset)
     }
@@ -147,7 +157,7 @@ impl Size {
     }
 }
 
-/// What the devices have told the machine.
+/// Output of the devices to the machine.
 #[derive(Debug, Default)]
 struct Told {
     console_bytes: AtomicUsize,
@@ -161,7 +171,7 @@ impl Told {
         requests.push(request);
     }
 
-    /// Checks what was told after the guest has written so many bytes to ports.
+    /// Checks the devices' output after `written` bytes of the guest to ports.
     fn check(&self, written: usize, is_test_guest: bool) {
         let bytes = self.console_bytes.load(Ordering::Relaxed);
         assert!(
@@ -187,9 +197,14 @@ impl MsiSink for Told {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         messages.push(MsiMessage { address, data });
     }
+
+    fn level_route_changed(&self, _pin: u8, route: Option<MsiMessage>) {
+        let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
+        messages.extend(route);
+    }
 }
 
-/// Counts what the guest writes to COM1.
+/// Counts the guest's bytes to COM1.
 #[derive(Debug)]
 struct Console(Arc<Told>);
 

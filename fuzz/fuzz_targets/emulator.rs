@@ -1,7 +1,7 @@
 //! The instruction emulator: against the host's processor, and as the kernel's processor.
 //!
-//! The input's bytes are the instruction. A seed in the input makes the registers, the flags and the memory, such that the
-//! instruction accesses the data only: see `introspect/tests/differential/`, which this target has in common with a test.
+//! The input's bytes are the instruction. From a seed in the input, the target makes registers, flags and memory in a way that the
+//! instruction accesses only the data: see `introspect/tests/differential/`, shared with a test.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -49,7 +49,7 @@ struct Case {
 }
 
 thread_local! {
-    /// The processor of the thread that runs the target.
+    /// The host's processor, for the target's thread.
     static NATIVE: RefCell<Native> = RefCell::new(Native::new(DATA_BYTES));
 }
 
@@ -58,7 +58,7 @@ fuzz_target!(|case: Case| {
     emulate_kernel(&case);
 });
 
-/// A generator that never is in the state 0, which it could not leave.
+/// A generator with a state other than 0: the generator could not leave the state 0.
 fn random(case: &Case) -> Random {
     Random(case.seed | 1 << 63)
 }
@@ -77,7 +77,7 @@ fn compare_with(native: &mut Native, case: &Case) {
     }
 }
 
-/// Emulates the instruction at privilege level 0, with segments and descriptor tables that the guest has made up.
+/// Emulates the instruction at privilege level 0, with the guest's made-up segments and descriptor tables.
 fn emulate_kernel(case: &Case) {
     let mut random = random(case);
     let mut data = vec![0; DATA_BYTES];
@@ -134,7 +134,7 @@ fn emulate_kernel(case: &Case) {
         return;
     }
     let decoded = decode(&case.bytes, Gva(KERNEL_CODE)).expect("it is emulated");
-    // `iret` and its kind may leave for a program.
+    // `iret` and similar instructions may return to a program.
     if machine.changes.segments.is_none() {
         let next = next_places(&mut before, &decoded);
         let at = Next::At(Gva(machine.rip));

@@ -1,7 +1,7 @@
 //! Requests to the control server: bodies, queries, and anything else.
 //!
-//! The input is text: requests with a line `---` between one and the next. The first line of a request is method and path,
-//! and the body follows.
+//! The input is text: requests with a line `---` between two requests. The first line of a request is method and path, and the body
+//! follows.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -20,7 +20,7 @@ mod fake;
 
 use fake::Straw;
 
-/// The maximum number of requests that are sent.
+/// The maximum number of sent requests.
 const REQUESTS: usize = 8;
 /// Longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -56,9 +56,9 @@ fn split(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Sends a request, and reads the answer to the end of the connection. The client's end stays open: a server drops the request of a client
-/// that has gone. Returns no answer if the server has closed the connection before it
-/// took the whole request: the host may drop such an answer.
+/// Sends a request, and reads the answer to the end of the connection. The client's end stays open, because a server drops the request of a
+/// disconnected client. Returns `None` if the server has closed the connection before reading the whole request: the host may drop the
+/// answer then.
 fn exchange(mut stream: UnixStream, request: &[u8]) -> Option<Vec<u8>> {
     let line_end = request.iter().position(|byte| *byte == b'\n');
     let (line, body) = match line_end {
@@ -85,7 +85,7 @@ fn check(answer: &[u8], is_head: bool) {
     let Some(end) = end else {
         panic!("no whole head: {:?}", String::from_utf8_lossy(answer));
     };
-    // The head ends with the end of its last line.
+    // The head ends with the end of the last line.
     let (head, body) = (&answer[..end + 2], &answer[end + 4..]);
     let head = str::from_utf8(head).expect("text").to_ascii_lowercase();
     let status = head

@@ -1,4 +1,4 @@
-//! Anything that a client sends on one connection to the control server: heads, chunks, several requests.
+//! Arbitrary bytes from a client on one connection to the control server: heads, chunks, several requests.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -17,8 +17,8 @@ mod fake;
 
 use fake::Straw;
 
-/// The time without an answer after which the client ends its side. A server drops the request of a client that has gone, so a longer time
-/// finds more, and takes longer for each input.
+/// Time without an answer, after which the client closes the sending direction. A server drops the request of a disconnected client, so a
+/// longer time finds more, and takes longer for each input.
 const QUIET: Duration = Duration::from_millis(5);
 /// Longer than any answer takes.
 const PATIENCE: Duration = Duration::from_secs(50);
@@ -39,8 +39,8 @@ fuzz_target!(|bytes: &[u8]| {
     server.finish();
 });
 
-/// Sends the bytes, and reads the answers to the end of the connection. Returns no answers if the server has closed the connection before it
-/// took all bytes: the host may drop such answers.
+/// Sends the bytes, and reads the answers to the end of the connection. Returns `None` if the server has closed the connection before
+/// reading all bytes: the host may drop answers then.
 fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Option<Vec<u8>> {
     // The server may have answered and closed before the request is complete.
     let _ = stream.write_all(bytes);
@@ -62,13 +62,13 @@ fn exchange(mut stream: UnixStream, bytes: &[u8]) -> Option<Vec<u8>> {
     Some(answers)
 }
 
-/// Checks the answers one after the other. An answer to `HEAD` has a length and no body, so no answer behind it can be found.
+/// Checks the answers in order. An answer to `HEAD` has a length and no body, so the check cannot find the next answer.
 fn check(answers: &[u8], sent: &[u8]) {
     let has_head_request = sent.windows(4).any(|window| window == b"HEAD");
     let mut rest = answers;
     while !rest.is_empty() {
         let end = find(rest, HEAD_END).expect("an answer with a whole head");
-        // The head ends with the end of its last line.
+        // The head ends with the end of the last line.
         let head = str::from_utf8(&rest[..end + 2]).expect("text");
         rest = &rest[end + HEAD_END.len()..];
         let status = head.get(9..12).and_then(|status| status.parse().ok());

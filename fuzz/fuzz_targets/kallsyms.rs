@@ -18,7 +18,7 @@ const RODATA_GPA: Gpa = Gpa(0x240_0000);
 /// The least number of functions with two markers of 256 names.
 const FUNCTIONS: u64 = 500;
 
-/// A kernel of each layout. One name in 50 is long: most of the time for an input goes with the length of the names.
+/// A kernel of each layout. Only every 50th name is long, because the time for an input depends mostly on the length of the names.
 static KERNELS: LazyLock<Vec<Vec<u8>>> = LazyLock::new(|| {
     let kernels = LAYOUTS.map(|layout| {
         let mut symbols = symbols(layout, FUNCTIONS);

@@ -9,19 +9,19 @@ use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
 
-/// Channels that are open from the beginning, and what comes then.
+/// The number of channels open from the beginning, and the bytes of the other side.
 #[derive(Arbitrary, Debug)]
 struct Case {
     connected: u8,
     pieces: Vec<Piece>,
 }
 
-/// What comes in one piece.
+/// Bytes that arrive in one piece.
 #[derive(Arbitrary, Debug)]
 enum Piece {
     /// A frame.
     Frame { channel: u8, message: Message },
-    /// Frames that have all arrived before any task of a channel runs.
+    /// Frames arrived together, before any task of a channel runs.
     Burst(Vec<(u8, Message)>),
     /// Several copies of a frame with data.
     Flood { channel: u8, len: u16, copies: u8 },
@@ -41,7 +41,7 @@ enum Message {
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     Builder::new_current_thread()
         .enable_all()
-        // The sockets of clients are looked at after each task.
+        // The runtime polls the clients' sockets after each task.
         .event_interval(1)
         .build()
         .expect("a runtime")
@@ -102,7 +102,7 @@ impl Message {
     }
 }
 
-/// Of few channels, so that most frames are about a channel that is open.
+/// A frame for one of few channels, so most frames are for an open channel.
 fn frame(channel: u8, kind: u8, payload: &[u8]) -> Vec<u8> {
     let len = u16::try_from(payload.len()).unwrap_or(u16::MAX);
     let mut frame = vec![channel % 8, 0, 0, 0, kind, 0];

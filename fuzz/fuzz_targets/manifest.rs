@@ -1,4 +1,4 @@
-//! A manifest, and the report on what is wrong with it.
+//! A manifest, and the report on the manifest's problems.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -70,7 +70,7 @@ fn report(text: &str, manifest: &InvalidManifest, problem: &Problem) {
     assert!(done.is_ok() && !drawn.is_empty(), "{problem:?}");
 }
 
-/// A problem together with its text.
+/// A problem together with the manifest's text.
 #[derive(Debug)]
 struct Located<'a> {
     problem: &'a Problem,

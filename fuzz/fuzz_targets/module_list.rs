@@ -1,4 +1,4 @@
-//! The list of modules in a guest's memory, by the guest's types and through its page tables.
+//! The list of modules in a guest's memory, by the guest's types and through the guest's page tables.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -17,7 +17,7 @@ use introspect::{
 /// The kinds of the sample's sites: all.
 const KINDS: usize = 12;
 
-/// Labels that the input may put elsewhere.
+/// Labels with addresses from the input.
 const LABELS: [&str; 14] = [
     "_text",
     "_etext",
@@ -35,7 +35,7 @@ const LABELS: [&str; 14] = [
     "__x86_indirect_thunk_array",
 ];
 
-/// Symbols beside those of the sample, the kernel's move beside [`SLIDE`], and the changes to its bytes.
+/// Symbols in addition to the sample's, a slide in addition to [`SLIDE`], and changes to the kernel's bytes.
 #[derive(Arbitrary, Debug)]
 struct Case {
     labels: Vec<(u8, Place)>,

@@ -1,4 +1,4 @@
-//! The specification of a probe, as a user or a client of the control socket writes it.
+//! A probe specification from a user or from a client of the control socket.
 
 #![cfg_attr(fuzzing, no_main)]
 

@@ -1,4 +1,4 @@
-//! Filters and aggregates: their texts, and counters that the guest has corrupted.
+//! Filters and aggregates: their texts, and counters corrupted by the guest.
 
 #![cfg_attr(fuzzing, no_main)]
 
@@ -22,7 +22,7 @@ fuzz_target!(|text: &str| {
     }
 });
 
-/// The program, if `text` is one. The printed program must be the same program.
+/// Parses a program; `None` if `text` is no program. The printed program must be the same program.
 fn parsed<P>(text: &str) -> Option<P>
 where
     P: FromStr<Err = ProgramError> + Display + Debug + PartialEq,
@@ -58,7 +58,7 @@ fn execute(aggregate: &Aggregate, values: &mut Values) {
     let _ = aggregate.result(&words[..words.len() / 2]).to_string();
 }
 
-/// Numbers that depend on the text only, large and small.
+/// Large and small numbers, which depend only on the text.
 struct Values(u64);
 
 impl Values {

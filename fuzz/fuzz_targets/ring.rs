@@ -12,7 +12,7 @@ use introspect::{Gpa, Gva, PhysMemory, Unreadable};
 use probes::fuzzing::{FIRST_SLOT, HEAD, RING_BYTES, Ring, SLOT_BYTES, SLOTS};
 use probes::{GuestMemory, Unwritable};
 
-/// A guest and its reader.
+/// A guest and the reader of the ring.
 #[derive(Arbitrary, Debug)]
 struct Case {
     /// Whether the guest's kernel writes to the ring. Otherwise, only detours do, and each record has an identity.
@@ -20,7 +20,7 @@ struct Case {
     steps: Vec<Step>,
 }
 
-/// What the guest and the reader do, in this order.
+/// An action of the guest or of the reader.
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// The guest writes.
@@ -44,14 +44,14 @@ enum Head {
     Anywhere(u64),
 }
 
-/// Memory that a guest writes to while it is read.
+/// Memory with writes of the guest between the reader's accesses.
 #[derive(Debug)]
 struct Hostile(Mutex<Contents>);
 
 #[derive(Debug)]
 struct Contents {
     bytes: Vec<u8>,
-    /// Writes of the guest, each after so many accesses.
+    /// Later writes of the guest, each with the number of accesses before the write.
     later: VecDeque<(u8, Damage)>,
 }
 
@@ -96,7 +96,7 @@ fuzz_target!(|case: Case| {
     );
 });
 
-/// The records that detours have written and the reader has not taken out.
+/// The records written by detours and not taken out yet.
 #[derive(Debug, Default)]
 struct Records {
     written: u32,
@@ -132,7 +132,7 @@ impl Hostile {
         self.lock().bytes[range].copy_from_slice(bytes);
     }
 
-    /// The bytes for one access, after the guest's writes that are due.
+    /// The bytes for one access, after the guest's due writes.
     fn access(&self) -> MutexGuard<'_, Contents> {
         let mut contents = self.lock();
         while let Some((after, _)) = contents.later.front_mut() {

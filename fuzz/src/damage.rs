@@ -2,35 +2,35 @@
 
 use arbitrary::Arbitrary;
 
-/// A change that a hostile guest makes to memory. Places are taken modulo the memory's size.
+/// A hostile guest's change to memory. Offsets are taken modulo the memory's size.
 #[derive(Arbitrary, Clone, Debug)]
 pub enum Damage {
     /// Stores one byte.
     Byte {
-        /// The place.
+        /// The offset.
         at: u32,
         /// The byte.
         value: u8,
     },
     /// Stores 32 bits.
     Word {
-        /// The place.
+        /// The offset.
         at: u32,
         /// The number.
         value: u32,
     },
     /// Stores 64 bits.
     Long {
-        /// The place.
+        /// The offset.
         at: u32,
         /// The number.
         value: u64,
     },
-    /// Stores the address of another place.
+    /// Stores the address of another offset.
     Pointer {
-        /// The place.
+        /// The offset.
         at: u32,
-        /// The other place.
+        /// The other offset.
         to: u32,
     },
     /// Copies bytes.
@@ -54,7 +54,7 @@ pub enum Damage {
 }
 
 impl Damage {
-    /// Changes `memory`, whose first byte has the address `base`.
+    /// Changes `memory`. The first byte has the address `base`.
     pub fn apply(&self, memory: &mut [u8], base: u64) {
         let Some(last) = memory.len().checked_sub(1) else {
             return;
@@ -83,7 +83,7 @@ impl Damage {
     }
 }
 
-/// Stores as many of `bytes` as there is memory for.
+/// Stores `bytes`, up to the end of `memory`.
 fn put(memory: &mut [u8], at: usize, bytes: &[u8]) {
     for (place, byte) in memory[at..].iter_mut().zip(bytes) {
         *place = *byte;

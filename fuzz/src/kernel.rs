@@ -1,4 +1,4 @@
-//! A synthetic kernel file with all that is read from a kernel: banner, symbols, types, patch sites.
+//! A synthetic kernel file with all the data that hyprobe reads from a kernel: banner, symbols, types, patch sites.
 
 use introspect::kallsyms::synthetic::{Entry, Layout, kernel as kallsyms};
 use introspect::modules::synthetic::{Form, types};
@@ -19,7 +19,7 @@ const BANNER_OFFSET: usize = 0x800;
 /// The kallsyms tables need two markers, of 256 names each.
 const FUNCTIONS: u64 = 500;
 
-/// What the file has to tell its symbols and types.
+/// Form of the symbols and types in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Symbols {
     /// Tables in the kernel's data, and no sections.
@@ -84,7 +84,7 @@ fn entries(table: &SymbolTable) -> Vec<Entry> {
         .collect()
 }
 
-/// A section: its name, type, flags, address, the link to another section, and the size of an entry.
+/// A section: name, type, flags, address, link to another section, and size of an entry.
 type Section = (&'static str, u32, u64, u64, u32, u64);
 
 const SECTIONS: [Section; 6] = [
@@ -105,7 +105,7 @@ const SECTIONS_FIELD: usize = 40;
 const SECTION_COUNT_FIELD: usize = 60;
 const SECTION_NAMES_FIELD: usize = 62;
 
-/// Appends sections to an ELF file that has none.
+/// Appends sections to an ELF file without sections.
 fn with_sections(mut file: Vec<u8>, symbols: &[Entry], types: &[u8]) -> Vec<u8> {
     let (symtab, strtab) = symbol_sections(symbols);
     let mut names = vec![0];
@@ -157,7 +157,7 @@ fn symbol_sections(symbols: &[Entry]) -> (Vec<u8>, Vec<u8>) {
     (symtab, strtab)
 }
 
-/// Appends a string. Returns its offset.
+/// Appends a string. Returns the string's offset.
 fn string(strings: &mut Vec<u8>, text: &str) -> u32 {
     let offset = u32::try_from(strings.len()).expect("few strings");
     strings.extend(text.bytes());

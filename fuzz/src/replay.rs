@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether any thread or task has panicked. A runtime catches the panic of a task, and the target returns.
 static HAS_PANICKED: AtomicBool = AtomicBool::new(false);
 
-/// Runs `target` on the empty input and on each file that the program's arguments name, up to the first input at which any thread
-/// or task panics. libFuzzer, too, ends at such an input.
+/// Runs `target` on the empty input and on each file named in the program's arguments, up to the first input with a panic of a thread or
+/// task. libFuzzer, too, ends at the first panic.
 pub fn replay(target: impl Fn(&[u8])) -> ExitCode {
     run(target, std::env::args_os().skip(1).map(PathBuf::from))
 }
@@ -53,7 +53,7 @@ fn note_panics() {
 mod tests {
     use super::*;
 
-    /// A panic in this process is noted for good, so both cases are one test.
+    /// The process notes a panic for good, so both cases are in one test.
     #[test]
     fn panic_of_a_task_fails_the_replay() {
         let code = |code: ExitCode| format!("{code:?}");

@@ -1,9 +1,9 @@
-//! Each fuzz target on its seeds, in programs without libFuzzer.
+//! Runs each fuzz target on the seeds, in programs without libFuzzer.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The files in the folder `target`, of which there is at least one.
+/// The files in the folder `target`; at least one.
 fn seeds(target: &str) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
     let entries = std::fs::read_dir(folder.join(target)).expect("a folder");
@@ -14,7 +14,7 @@ fn seeds(target: &str) -> Vec<PathBuf> {
     seeds
 }
 
-/// Runs `program`, which always runs its target on the empty input first, on `seeds`.
+/// Runs `program` on `seeds`. The program always runs the target on the empty input first.
 fn run(program: &str, seeds: &[PathBuf]) {
     let output = Command::new(program).args(seeds).output();
     let output = output.expect("a program");
@@ -43,7 +43,7 @@ targets_with_seeds! {
     http_body http_stream inner_run manifest probe_spec program
 }
 
-/// Targets whose input says what changes in a valid kernel, or is an instruction or frames.
+/// Targets with other inputs than texts: changes in a valid kernel, an instruction, or frames.
 macro_rules! targets_without_seeds {
     ($($target:ident)+) => {
         $(
