@@ -36,6 +36,9 @@ dist:
 	@scripts/setup.sh build
 	@scripts/dist.sh
 
+room:
+	@scripts/setup.sh room
+
 setup:
 	@scripts/setup.sh
 
@@ -46,10 +49,11 @@ lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
+	@scripts/words.sh
 	@scripts/deny.sh
 
 # The cheap checks first.
-test: setup lint
+test: room setup lint
 	@scripts/test.sh
 
 # kvm_intel and kvm_amd in Bochs, kvm_amd in QEMU, and this machine's own KVM. RIG_ARGS='-- --only calls' chooses cases.
@@ -115,4 +119,4 @@ rig-table:
 clean:
 	$(CARGO) clean
 
-.PHONY: help demo build dist setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress hostile sweep fuzz clean
+.PHONY: help demo build dist room setup images lint test rig-intel rig-amd rig-nested rig-local rig-table bench soak stress hostile sweep fuzz clean

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what hyprobe is built and run with. Says what and why, and does nothing where nothing is missing.
 #
+#   scripts/setup.sh room    nothing; looks whether the disk has room for a build of the tests
 #   scripts/setup.sh build   what compiles it: gcc, a static C library, make; looks whether Rust is new enough
 #   scripts/setup.sh qemu    what nested runs need: QEMU 10 or later
 #   scripts/setup.sh rigs    what the engine is tested on besides: Bochs, which interprets VT-x and SVM, and a CD for it
@@ -96,11 +97,13 @@ check_rust_tools() {
 check_room() {
     local target needed_mib=6144 free_mib
     target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-    [ ! -d "$target/x86_64-unknown-linux-gnu/debug" ] || return 0
-    mkdir -p "$target"
-    free_mib=$(df --output=avail --block-size=1M "$target" | tail -n 1)
+    # The last build came to its end.
+    [ ! -e "$target/x86_64-unknown-linux-gnu/debug/rig" ] || return 0
+    while [ ! -d "$target" ]; do target=$(dirname "$target"); done
+    free_mib=$(df --output=avail --block-size=1M "$target" | tail -n 1 | tr -d ' ')
+    [[ $free_mib =~ ^[0-9]+$ ]] || return 0
     [ "$free_mib" -ge "$needed_mib" ] ||
-        stop "$target has ${free_mib// /} MiB free, and what the tests are built of takes $needed_mib; make room or name another directory in CARGO_TARGET_DIR, then run the same command again."
+        stop "$target has $free_mib MiB free, and a build of the tests takes up to $needed_mib; make room or name another directory in CARGO_TARGET_DIR, then run the same command again."
 }
 
 # The version of the QEMU that hyprobe would use, or 0.
@@ -228,13 +231,13 @@ demo)
     set_up_build
     has_hardware_virtualisation || set_up_qemu
     ;;
+room) check_room ;;
 all)
-    check_room
     set_up_build
     check_rust_tools
     set_up_qemu
     set_up_rigs
     set_up_xmllint
     ;;
-*) stop "there is no part '$1'; the parts are build, qemu, rigs, fuzz and demo." ;;
+*) stop "there is no part '$1'; the parts are room, build, qemu, rigs, fuzz and demo." ;;
 esac

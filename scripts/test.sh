@@ -67,7 +67,7 @@ say "sweep: $(grep -c '^batch' "$target/rig-sweep.log") batches, no function har
 
 # The engine's cases on VT-x and SVM, as many as there is time for, most with one kind of trap; `make rig-intel rig-amd` runs all. A Bochs
 # keeps one processor busy. With one vCPU: two that wait for each other take it minutes, and longer than that on SVM.
-cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/port/1,ring3/int3/1,exits/port/1,handlers/int3/1,raise/port/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1
+cases=recurse/int3/1,calls/port/1,calls/int3/1,flags/int3/1,own-int3/port/1,selfpatch/int3/1,ring3/int3/1,exits/int3/1,handlers/int3/1,raise/int3/1,handler-raise-swallowed/int3/1,relocated/int3/1,recorded/port/1,recorded-returns/port/1,programs/port/1,optimised-int3/auto/1
 readonly cases limit_s=900
 rigs=(intel amd)
 running=()
@@ -81,6 +81,12 @@ for rig in "${running[@]}"; do
 done
 for rig in "${rigs[@]}"; do
     sed -n '/^FAIL/p; /^rig: error: /,$p' "$target/rig-$rig.log" >&2
+    for part in ${cases//,/ }; do
+        grep -qF -- "$part" "$target/rig-$rig.log" || {
+            say "rig $rig: no line has a case $part"
+            code=1
+        }
+    done
 done
 for rig in "${rigs[@]}"; do
     said=$(sed -n 's/^\(.* cases, .* failed, .*\);.*/\1/p' "$target/rig-$rig.log")

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Finds words in comments and pages that do not name the thing or the person they stand for. docs/glossary.md has the project's terms.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+readonly words='whom|whoever|somebody|everybody|anybody|whatever|heed(?:s|ed|ing)?|(?:is|are|was|were) told|tells? of|told of|so many|be meant|lets? by(?= [a-z])'
+readonly comments="^\\s*//(?!\\s*SAFETY)(?!.*;\\s*$).*\\b(?:$words)\\b" prose="^(?! {4}).*\\b(?:$words)\\b"
+
+# files PATTERN: files of the project, without those that git ignores. The changelog is a record of what was said.
+files() {
+    if git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+        git ls-files -z --cached --others --exclude-standard -- "$1"
+    else
+        find . -path ./target -prune -o -name "$1" -print0
+    fi | grep -zv '^\(\./\)\?CHANGELOG\.md$'
+}
+
+# search PATTERN FILES: prints the lines. grep's answer is 1 if there is none; anything above is an error.
+search() {
+    local code=0
+    files "$2" | xargs -0 sh -c 'grep -nPi -- "$0" "$@" || [ $? = 1 ]' "$1" || code=$?
+    [ "$code" = 0 ] || {
+        echo "words: the search failed" >&2
+        exit 2
+    }
+}
+
+found=$(search "$comments" '*.rs' && search "$prose" '*.md')
+[ -z "$found" ] || {
+    printf 'words: name the thing or the person instead (docs/glossary.md):\n%s\n' "$found" >&2
+    exit 1
+}
