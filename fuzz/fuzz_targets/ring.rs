@@ -82,18 +82,17 @@ fuzz_target!(|case: Case| {
             Step::Site(site, allowed) => {
                 ring.change_site(Gva(site), allowed).expect("memory");
             }
-            Step::TakeOut => records.take_out(&ring, case.is_hostile),
+            Step::TakeOut => {
+                records.take_out(&ring, case.is_hostile);
+            }
         }
         let _ = ring.has_records();
     }
     memory.lock().later.clear();
-    records.take_out(&ring, case.is_hostile);
-    let rest = ring.take_out().expect("memory");
-    assert!(
-        rest.is_empty(),
-        "{} records are taken out twice",
-        rest.len()
-    );
+    // A call skips slots that an earlier call has taken out, and a step may have written such a slot again: a detour cannot. A call that
+    // moves the tail therefore leaves records to the next one.
+    let calls = (0..=SLOTS).position(|_| records.take_out(&ring, case.is_hostile) == 0);
+    assert!(calls.is_some(), "the ring never becomes empty");
 });
 
 /// The records written by detours and not taken out yet.
@@ -112,13 +111,15 @@ impl Records {
     }
 
     /// Takes records out. Without a hostile guest, the reader finds written records only, and each at most once.
-    fn take_out(&mut self, ring: &Ring, is_hostile: bool) {
+    fn take_out(&mut self, ring: &Ring, is_hostile: bool) -> usize {
         let parts = ring.take_out().expect("memory");
         assert!(parts.len() as u64 <= SLOTS);
+        let count = parts.len();
         for record in parts {
             let is_left = self.left.remove(&record);
             assert!(is_left || is_hostile, "record {record} is taken out again");
         }
+        count
     }
 }
 
