@@ -82,8 +82,8 @@ done
 for rig in "${rigs[@]}"; do
     sed -n '/^FAIL/p; /^rig: error: /,$p' "$target/rig-$rig.log" >&2
     for part in ${cases//,/ }; do
-        grep -qF -- "$part" "$target/rig-$rig.log" || {
-            say "rig $rig: no line has a case $part"
+        grep -qE -- "^[^ ]+ +$part " "$target/rig-$rig.log" || {
+            say "rig $rig: the case $part has not run"
             code=1
         }
     done

@@ -12,7 +12,10 @@ files() {
         git ls-files -z --cached --others --exclude-standard -- "$1"
     else
         find . -path ./target -prune -o -name "$1" -print0
-    fi | grep -zv '^\(\./\)\?CHANGELOG\.md$'
+    fi | grep -zv '^\(\./\)\?CHANGELOG\.md$' | while IFS= read -r -d '' file; do
+        # git also lists files that are deleted and not committed yet.
+        [ ! -e "$file" ] || printf '%s\0' "$file"
+    done
 }
 
 # search PATTERN FILES: prints the lines. grep's answer is 1 if there is none; anything above is an error.

@@ -15,7 +15,6 @@ use landlock::{
     Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _, RulesetError,
     RulesetStatus, Scope,
 };
-
 use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use rustix::io::{Errno, retry_on_intr};
 

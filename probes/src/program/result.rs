@@ -163,6 +163,8 @@ fn lhist_bucket(linear: &Linear, bucket: usize, count: u64) -> LhistBucket {
 }
 
 /// One line for a value, or one line for each bucket, as bpftrace prints them; no line end behind the last.
+///
+/// The operand is escaped: in a nested run, the inner hyprobe chooses it.
 impl fmt::Display for AggregateResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
