@@ -175,7 +175,7 @@ impl Target for Live {
     }
 
     fn is_armed(&self) -> bool {
-        self.engine.is_armed()
+        self.engine.inventory().is_armed()
     }
 
     fn prepare_optimising(&self) {
@@ -191,23 +191,23 @@ impl Target for Live {
     }
 
     fn records(&self) -> Vec<ProbeRecord> {
-        self.engine.records()
+        self.engine.inventory().records()
     }
 
     fn ids(&self) -> Vec<ProbeId> {
-        self.engine.ids()
+        self.engine.inventory().ids()
     }
 
     fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
-        self.engine.records_among(ids, most)
+        self.engine.inventory().records_among(ids, most)
     }
 
     fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
-        self.engine.records_of(id)
+        self.engine.inventory().records_of(id)
     }
 
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError> {
-        self.engine.read(at, buf)
+        self.engine.inventory().read(at, buf)
     }
 
     fn symbols(&self) -> &SymbolTable {
@@ -215,10 +215,10 @@ impl Target for Live {
     }
 
     fn slide(&self) -> Option<i64> {
-        self.engine.slide()
+        self.engine.inventory().slide()
     }
 
     fn clock_ns(&self) -> u64 {
-        self.engine.clock_ns()
+        self.engine.inventory().clock_ns()
     }
 }

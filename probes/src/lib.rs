@@ -38,7 +38,7 @@ pub use choices::{
     Accel, Boot, Console, Format, ProbeAction, TrapChoice, WhenFull, Word, Workload,
 };
 pub use engine::{
-    Abilities, Action, ArmError, At, Engine, NewProbe, Prepared, ProbeRecord, ReadError,
+    Abilities, Action, ArmError, At, Engine, Inventory, NewProbe, Prepared, ProbeRecord, ReadError,
     RegisterError,
 };
 pub use event::{

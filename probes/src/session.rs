@@ -228,7 +228,7 @@ impl Session {
             accel: accel.to_owned(),
             guest: self.guest_summary(end),
             ran_ns: u64::try_from(ran.as_nanos()).unwrap_or(u64::MAX),
-            probes: self.engine.summaries(),
+            probes: self.engine.inventory().summaries(),
             dropped: 0,
             restarts: Vec::new(),
         })

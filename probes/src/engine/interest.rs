@@ -3,8 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::Engine;
 use crate::ProbeState;
+use crate::engine::probe_list::ProbeList;
 use crate::registry::{Interests, Probe, Purpose};
 
 /// The number of probes with each interest.
@@ -35,7 +35,7 @@ impl Totals {
 
 /// The counts of all registered probes. Changed with the vCPUs paused.
 #[derive(Debug, Default)]
-pub(super) struct Counted(Mutex<Totals>);
+pub(crate) struct Counted(Mutex<Totals>);
 
 impl Counted {
     fn lock(&self) -> MutexGuard<'_, Totals> {
@@ -45,15 +45,15 @@ impl Counted {
 
 /// The present requirements of all probes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Interest {
+pub(crate) struct Interest {
     /// Some probe follows calls to their return.
-    pub(super) calls: bool,
+    pub(crate) calls: bool,
     /// Some probe is in a module, or followed calls return to a module.
-    pub(super) modules: bool,
+    pub(crate) modules: bool,
     /// Plants are possible that the kernel must not read.
-    pub(super) plants: bool,
+    pub(crate) plants: bool,
     /// Some probe needs an exit at each return.
-    pub(super) exits_at_returns: bool,
+    pub(crate) exits_at_returns: bool,
 }
 
 /// The interests of a registered probe.
@@ -73,14 +73,14 @@ fn interests(probe: &Probe) -> Interests {
     }
 }
 
-impl Engine {
+impl ProbeList {
     /// Counts a registered probe by its present interests.
-    pub(super) fn count_interest(&self, probe: &Probe) {
+    pub(crate) fn count_interest(&self, probe: &Probe) {
         self.replace_interest(probe, interests(probe));
     }
 
     /// Removes a probe from the counts.
-    pub(super) fn forget_interest(&self, probe: &Probe) {
+    pub(crate) fn forget_interest(&self, probe: &Probe) {
         self.replace_interest(probe, Interests::default());
     }
 
@@ -94,20 +94,20 @@ impl Engine {
     }
 
     /// Computes the present requirements of all probes.
-    pub(super) fn interest(&self) -> Interest {
+    pub(crate) fn interest(&self) -> Interest {
         let totals = *self.counted.lock();
         #[cfg(test)]
         self.check_totals(totals);
         Interest {
             calls: totals.calls > 0,
             modules: self.watches_modules(),
-            plants: totals.plants > 0 && self.boot_patched.get(),
+            plants: totals.plants > 0 && self.running.boot_patched.get(),
             exits_at_returns: totals.exits_at_returns > 0,
         }
     }
 
     /// Whether plants in modules are possible: some probe is in a module, or followed calls return to a module.
-    pub(super) fn watches_modules(&self) -> bool {
+    pub(crate) fn watches_modules(&self) -> bool {
         self.counted.lock().modules > 0 || self.returns_to_modules()
     }
 
@@ -115,7 +115,7 @@ impl Engine {
     #[cfg(test)]
     fn check_totals(&self, totals: Totals) {
         let mut expected = Totals::default();
-        for probe in self.probes.load().iter() {
+        for probe in self.list.load().iter() {
             expected.count(interests(probe), true);
         }
         assert_eq!(totals, expected);

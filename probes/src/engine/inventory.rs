@@ -7,7 +7,10 @@ use std::sync::atomic::Ordering;
 use introspect::paging::VirtReadError;
 use introspect::{Gpa, Gva, PhysMemory as _, read_virt};
 
-use super::Engine;
+use crate::engine::probe_list::ProbeList;
+use crate::engine::records::Records;
+use crate::engine::reporter::Reporter;
+use crate::engine::running::Running;
 use crate::program::Aggregate;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
 use crate::{ProbeAction, ProbeKind, ProbeSummary};
@@ -75,7 +78,16 @@ pub enum ReadError {
     },
 }
 
-impl Engine {
+/// The inventory of a running engine. Any thread may ask at any time.
+#[derive(Debug)]
+pub struct Inventory {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) probes: Arc<ProbeList>,
+    pub(crate) records: Arc<Records>,
+}
+
+impl Inventory {
     /// Every probe, in the order of registration. If a pattern in a module has matches, the matches replace the pattern.
     #[must_use]
     pub fn records(&self) -> Vec<ProbeRecord> {
@@ -105,27 +117,27 @@ impl Engine {
     /// probes this is much cheaper than [`records`](Self::records).
     #[must_use]
     pub fn exits(&self) -> Vec<(ProbeId, u64)> {
-        let probes = self.probes.load();
+        let probes = self.probes.list.load();
         let of = probes.iter().map(|probe| (probe.id, probe.exits()));
         of.collect()
     }
 
-    /// The knob of [`set_armed`](Self::set_armed).
+    /// The knob of [`Engine::set_armed`](crate::Engine::set_armed).
     #[must_use]
     pub fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::Acquire)
+        self.probes.armed.load(Ordering::Acquire)
     }
 
     /// The run-time address of the kernel less its link address, once known.
     #[must_use]
     pub fn slide(&self) -> Option<i64> {
-        self.located.get().map(|located| located.slide)
+        self.running.slide()
     }
 
     /// Nanoseconds since the guest's first instruction: the clock of events.
     #[must_use]
     pub fn clock_ns(&self) -> u64 {
-        self.now_ns()
+        self.reporter.now_ns()
     }
 
     /// Reads guest memory as seen by the guest, without plants. The guest may write at the same time: pause the guest for
@@ -138,19 +150,20 @@ impl Engine {
         let len = buf.len();
         match at {
             At::Physical(at) => {
-                let read = self.planter.read(at, buf);
+                let read = self.running.planter.read(at, buf);
                 read.map_err(|_| ReadError::Physical { at, len })
             }
-            At::Virtual(at) => match self.modules.paging() {
-                Some(paging) => read_virt(&self.planter, &paging, at, buf)
+            At::Virtual(at) => match self.running.modules.paging() {
+                Some(paging) => read_virt(&self.running.planter, &paging, at, buf)
                     .map_err(|why| ReadError::Virtual { at, len, why }),
                 None => {
                     let gpa = self
+                        .running
                         .located
                         .get()
-                        .and_then(|located| self.gpa_of(located.linked(at), located));
+                        .and_then(|located| self.running.gpa_of(located.linked(at), located));
                     let gpa = gpa.ok_or(ReadError::TooEarly { at })?;
-                    let read = self.planter.read(gpa, buf);
+                    let read = self.running.planter.read(gpa, buf);
                     read.map_err(|_| ReadError::TooEarly { at })
                 }
             },
@@ -188,5 +201,44 @@ fn record(probe: &Probe) -> ProbeRecord {
         aggregate: probe.purpose.aggregated().map(|it| it.aggregate),
         maxactive,
         summary: probe.summary(),
+    }
+}
+
+impl Inventory {
+    /// The ids of all probes, in the order of their registration.
+    #[must_use]
+    pub fn ids(&self) -> Vec<ProbeId> {
+        let mut ids: Vec<_> = self
+            .probes
+            .list
+            .load()
+            .iter()
+            .map(|probe| probe.id)
+            .collect();
+        ids.dedup();
+        ids
+    }
+
+    /// The state and the counters of each probe, in the order of registration.
+    #[must_use]
+    pub fn summaries(&self) -> Vec<ProbeSummary> {
+        self.told(|_| true)
+            .iter()
+            .map(|probe| probe.summary())
+            .collect()
+    }
+
+    /// The wanted probes for a report. If a glob in a module has matches, the matches replace the glob.
+    fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
+        // Recorded hits are part of the counters.
+        self.records.take_out_records();
+        let probes = self.probes.list.load();
+        let stands_for = |glob: &Probe| {
+            let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
+            glob.is_glob() && probes.iter().filter(alike).count() > 1
+        };
+        let wanted = probes.iter().filter(|probe| is_wanted(probe.id));
+        let told = wanted.filter(|probe| !stands_for(probe));
+        told.cloned().collect()
     }
 }

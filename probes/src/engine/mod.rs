@@ -13,76 +13,54 @@
 //! `on_exclusive`, or on a control thread.
 
 mod arm;
-mod boundaries;
-mod call_sites;
-mod crash;
-mod debug_hits;
-mod edits;
-mod entries;
+mod crashes;
 mod handover;
 mod hits;
-mod in_place;
-mod inject;
 mod interest;
 mod inventory;
-mod jumps;
-mod landings;
-mod located;
-mod milestones;
+mod kernel_events;
 mod modules;
 mod optimise;
-mod paused_hits;
-mod placing;
-mod programs;
-mod reader_copy;
-mod readers;
+mod plants;
+mod probe_list;
 mod records;
 mod register;
-mod relocate;
-mod return_sites;
-mod stand_in;
+mod reporter;
+mod returns;
+mod running;
 #[cfg(test)]
 mod tests;
 mod trap;
+mod wiring;
+mod write;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use arc_swap::ArcSwap;
-use introspect::Gva;
 use introspect::insn::{CpuidWords, Features};
+use introspect::{Gva, ModulesError};
 
 use crate::detour::Detour;
-use crate::event::{Crash, Event, EventSink, Hit, Note, Registers, Return};
-use crate::guest::GuestMemory;
-use crate::hit::Table;
+use crate::engine::arm::Armer;
+use crate::engine::crashes::{Crashes, Panicked};
+use crate::engine::handover::Handover;
+use crate::engine::hits::Hits;
+use crate::engine::hits::paused::PausedHits;
+use crate::engine::modules::ModuleWatch;
+use crate::engine::optimise::Optimiser;
+use crate::engine::probe_list::ProbeList;
+use crate::engine::records::Records;
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::Returns;
+use crate::engine::returns::site_planter::SitePlanter;
+use crate::engine::running::Running;
+use crate::engine::running::located::Located;
+use crate::engine::write::Writes;
+use crate::event::EventSink;
+use crate::guest::{GuestMemory, Paused};
 use crate::kernel::Kernel;
-use crate::plant::{PlantByte, Planter};
-use crate::registry::{Probe, ProbeId};
-use crate::returns::{Calls, Instance};
-use crate::{Hex, ProbeSummary, ResolveError};
-
-pub use arm::ArmError;
-use handover::Successor;
-pub use inventory::{At, ProbeRecord, ReadError};
-use located::{Reached, Whereabouts};
-use modules::Watched;
-use optimise::Optimised;
-use records::Records;
-pub use register::{Action, NewProbe, Prepared, RegisterError};
-use return_sites::ReturnSites;
-
-/// A panic of the guest's kernel.
-#[derive(Clone, Debug)]
-pub(crate) struct Panicked {
-    /// The format string of the panic's message.
-    pub(crate) message: String,
-    pub(crate) crash: Crash,
-    /// The time of the panic; `None` if the guest has started another kernel since.
-    pub(crate) at: Option<Instant>,
-}
+use crate::plant::PlantByte;
+use crate::{ProbeState, ResolveError, WhenFull};
 
 /// The host's abilities that the engine uses, and the features of the guest's processor.
 #[derive(Clone, Copy, Debug)]
@@ -103,51 +81,34 @@ pub struct Abilities {
     pub cpuid: CpuidWords,
 }
 
-/// The trap handler of a machine with probes: the probes, their plants, and the state of the guest's kernel.
+/// The trap handler of a machine with probes. Each part holds the parts that it uses, and none knows the engine.
 #[derive(Debug)]
 pub struct Engine {
-    kernel: Kernel,
-    memory: Arc<dyn GuestMemory>,
-    planter: Planter,
-    abilities: Abilities,
-    table: ArcSwap<Table>,
-    /// In the order of registration. Replaced with the vCPUs paused.
-    probes: ArcSwap<Vec<Arc<Probe>>>,
-    /// The number of probes with each interest.
-    counted: interest::Counted,
-    next_id: AtomicU64,
-    /// The knob: off removes every plant, and keeps each probe's own switch.
-    armed: AtomicBool,
-    milestones: Vec<Arc<Probe>>,
-    /// Calls followed to their return.
-    calls: Calls,
-    return_sites: ReturnSites,
-    /// Ended tasks that are still on their vCPU: see [`Engine::end_task`].
-    dying: Mutex<BTreeMap<usize, u64>>,
-    /// vCPUs that resume with their present registers after a pause: see [`Engine::resuming`].
-    resuming: Mutex<BTreeSet<usize>>,
-    /// Withdrawn plants without a debug register: see [`Engine::let_be_read`].
-    unwatched: Mutex<Vec<Gva>>,
-    /// The location of the running kernel, once known. Unset when another kernel takes over.
-    located: Whereabouts,
-    boot_patched: Reached,
-    /// The kernel has freed its init text.
-    init_freed: Reached,
-    successor: Successor,
-    /// Whether a note has reported a reader that did not return in time.
-    readers_lost: AtomicBool,
-    modules: Watched,
-    detour: Detour,
-    optimised: Optimised,
+    reporter: Arc<Reporter>,
+    running: Arc<Running>,
+    probes: Arc<ProbeList>,
+    records: Arc<Records>,
+    optimiser: Arc<Optimiser>,
+    detour: Arc<Detour>,
+    crashes: Arc<Crashes>,
+    returns: Arc<Returns>,
+    armer: Arc<Armer>,
+    site_planter: Arc<SitePlanter>,
+    module_watch: Arc<ModuleWatch>,
+    handover: Arc<Handover>,
+    hits: Arc<Hits>,
+    paused_hits: PausedHits,
+    writes: Writes,
+    inventory: Inventory,
     /// The number of `int3`s returned to the guest: see [`Engine::int3_exits`].
     int3_exits: AtomicU64,
     /// The number of guest writes that exited: see [`Engine::guest_writes`].
     guest_writes: AtomicU64,
-    records: Records,
-    sink: Arc<dyn EventSink>,
-    started: OnceLock<Instant>,
-    panicked: Mutex<Option<Panicked>>,
 }
+
+pub use arm::ArmError;
+pub use inventory::{At, Inventory, ProbeRecord, ReadError};
+pub use register::{Action, NewProbe, Prepared, RegisterError};
 
 impl Engine {
     /// Resolves the probes. Nothing is planted yet.
@@ -162,64 +123,95 @@ impl Engine {
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
-        let milestones = milestones::placed(&kernel);
-        let engine = Self {
-            kernel,
-            planter: Planter::new(Arc::clone(&memory), abilities.plant),
-            memory,
-            abilities,
-            table: ArcSwap::default(),
-            probes: ArcSwap::default(),
-            counted: interest::Counted::default(),
-            next_id: AtomicU64::new(1),
-            armed: AtomicBool::new(true),
-            milestones,
-            calls: Calls::default(),
-            return_sites: ReturnSites::default(),
-            dying: Mutex::default(),
-            resuming: Mutex::default(),
-            unwatched: Mutex::default(),
-            located: Whereabouts::default(),
-            boot_patched: Reached::default(),
-            init_freed: Reached::default(),
-            successor: Successor::default(),
-            readers_lost: AtomicBool::new(false),
-            modules: Watched::default(),
-            detour: Detour::default(),
-            optimised: Optimised::default(),
-            int3_exits: AtomicU64::new(0),
-            guest_writes: AtomicU64::new(0),
-            records: Records::default(),
-            sink,
-            started: OnceLock::new(),
-            panicked: Mutex::new(None),
-        };
-        let resolved = engine.resolve_all(probes, None)?;
+        let engine = Self::without_probes(kernel, memory, abilities, sink);
+        let resolved = engine.probes.resolve_all(probes, None)?;
         resolved
             .iter()
-            .for_each(|probe| engine.count_interest(probe));
-        engine.probes.store(Arc::new(resolved));
+            .for_each(|probe| engine.probes.count_interest(probe));
+        engine.probes.list.store(Arc::new(resolved));
         Ok(engine)
     }
 
     /// The probed kernel.
     #[must_use]
     pub fn kernel(&self) -> &Kernel {
-        &self.kernel
-    }
-
-    /// Starts the clock of timestamps: the guest's first instruction is about to run.
-    pub fn start_clock(&self) {
-        self.started.get_or_init(Instant::now);
+        &self.running.kernel
     }
 
     /// Surveys the kernel's code, if a jump may replace a plant later. The survey takes up to a second, and would otherwise
     /// be made with the vCPUs paused. Called at the start, on a thread of its own.
     pub(crate) fn survey(&self) {
-        let probes = self.probes.load();
-        if self.is_optimising() && probes.iter().any(|probe| probe.kept_by_detour().is_some()) {
-            let _ = self.kernel.survey();
+        let probes = self.probes.list.load();
+        if self.optimiser.is_optimising()
+            && probes.iter().any(|probe| probe.kept_by_detour().is_some())
+        {
+            let _ = self.running.kernel.survey();
         }
+    }
+
+    /// The probes with their states and counters, the switches, and guest memory.
+    #[must_use]
+    pub fn inventory(&self) -> &Inventory {
+        &self.inventory
+    }
+
+    /// Starts the clock of timestamps: the guest's first instruction is about to run.
+    pub fn start_clock(&self) {
+        self.reporter.start_clock();
+    }
+
+    pub(crate) fn panicked(&self) -> Option<Panicked> {
+        self.crashes.panicked()
+    }
+
+    /// See [`Records::set_clock`].
+    pub(crate) fn set_clock(&self, khz: u64) {
+        self.records.set_clock(khz);
+    }
+
+    /// Sets the action for hits without room in the ring. Call this before probes are armed: existing jumps stay unchanged.
+    pub fn set_when_full(&self, when_full: WhenFull) {
+        self.records.set_when_full(when_full);
+    }
+
+    /// Reports the hits that detours have recorded. Any thread may call this at any time. Returns the number of records.
+    pub fn take_out_records(&self) -> usize {
+        self.records.take_out_records()
+    }
+
+    /// Sets the knob of optimisation, off by default: a session turns the knob on if requested. `false` makes every hit exit,
+    /// `true` lets jumps replace plants again, where possible.
+    ///
+    /// # Errors
+    ///
+    /// If bytes cannot be changed; the remaining jumps count on.
+    pub fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
+        self.optimiser.set_optimising(paused, wanted)
+    }
+
+    /// Prepares the survey and the clock for [`set_optimising`](Self::set_optimising): in a second or less, while the guest runs.
+    pub fn prepare_optimising(&self) {
+        self.optimiser.prepare_optimising();
+    }
+
+    /// The knob of optimisation.
+    pub fn is_optimising(&self) -> bool {
+        self.optimiser.is_optimising()
+    }
+
+    /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
+    pub(crate) fn tend_region(&self, paused: &dyn Paused) {
+        self.optimiser.tend_region(paused);
+    }
+
+    /// The known plants in memory that is neither text of the kernel nor of a module that the guest has loaded: once the guest has
+    /// booted, there must be none. The guest's list of modules is behind while a vCPU loads or unloads a module.
+    ///
+    /// # Errors
+    ///
+    /// If the list of modules cannot be read.
+    pub fn stray_plants(&self, paused: &dyn Paused) -> Result<Vec<Gva>, ModulesError> {
+        self.module_watch.stray_plants(paused)
     }
 
     /// The number of `int3`s that exit and are returned to the guest, if plants are port writes: `int3`s of the guest under
@@ -237,132 +229,50 @@ impl Engine {
     pub fn guest_writes(&self) -> u64 {
         self.guest_writes.load(Ordering::Relaxed)
     }
-
-    /// The state and the counters of each probe, in the order of registration.
-    #[must_use]
-    pub fn summaries(&self) -> Vec<ProbeSummary> {
-        self.told(|_| true)
-            .iter()
-            .map(|probe| probe.summary())
-            .collect()
-    }
-
-    /// The wanted probes for a report. If a glob in a module has matches, the matches replace the glob.
-    fn told(&self, is_wanted: impl Fn(ProbeId) -> bool) -> Vec<Arc<Probe>> {
-        // Recorded hits are part of the counters.
-        self.take_out_records();
-        let probes = self.probes.load();
-        let stands_for = |glob: &Probe| {
-            let alike = |probe: &&Arc<Probe>| probe.id == glob.id;
-            glob.is_glob() && probes.iter().filter(alike).count() > 1
-        };
-        let wanted = probes.iter().filter(|probe| is_wanted(probe.id));
-        let told = wanted.filter(|probe| !stands_for(probe));
-        told.cloned().collect()
-    }
-
-    pub(crate) fn panicked(&self) -> Option<Panicked> {
-        self.panicked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    fn now_ns(&self) -> u64 {
-        let elapsed = self.started.get().map(Instant::elapsed).unwrap_or_default();
-        u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    fn note(&self, probe: Option<&Probe>, text: String) {
-        let probe = probe.map(|probe| shortened(probe.name.to_string()));
-        self.sink.event(Event::Note(Note {
-            ts_ns: self.now_ns(),
-            probe,
-            text: shortened(text),
-        }));
-    }
-
-    fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
-        // Earlier records are reported first.
-        self.take_out_records();
-        let ts_ns = self.records.not_before_last(self.now_ns());
-        self.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
-    }
-
-    fn tell_hit_at(&self, ts_ns: u64, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
-        let Some(place) = probe.place() else { return };
-        let regs = registers(regs, ip);
-        self.sink.event(Event::Hit(Hit {
-            probe: Arc::clone(&probe.name),
-            ts_ns,
-            vcpu,
-            ip,
-            symbol: Arc::clone(&place.symbol),
-            args: regs.arguments(),
-            regs,
-        }));
-    }
 }
 
 impl Engine {
-    fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
-        // Earlier records are reported first.
-        self.take_out_records();
-        let ts_ns = self.records.not_before_last(self.now_ns());
-        self.tell_return_at(ts_ns, call, vcpu, regs);
+    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
+    /// may call at any time.
+    pub(crate) fn region_needs_pause(&self) -> bool {
+        self.detour
+            .changed_entry(self.running.memory.as_ref())
+            .is_some()
     }
 
-    fn tell_return_at(&self, ts_ns: u64, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
-        let Some(place) = call.probe.place() else {
-            return;
-        };
-        let ip = Hex::from(call.returns_to);
-        self.sink.event(Event::Return(Return {
-            probe: Arc::clone(&call.probe.name),
-            ts_ns,
-            took_ns: ts_ns.saturating_sub(call.entered_ns),
-            vcpu,
-            ip,
-            symbol: Arc::clone(&place.symbol),
-            retval: Hex(regs.rax),
-            regs: registers(regs, ip),
+    /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
+    /// on, until the guest ends, changes the region's page tables, or starts another kernel.
+    pub fn has_detour_region(&self) -> bool {
+        self.detour.is_laid()
+    }
+
+    /// Arms the probes of a kernel loaded at its link address, before the kernel's first instruction.
+    ///
+    /// # Errors
+    ///
+    /// If a plant cannot be placed; no byte has been changed then.
+    pub fn arm_loaded(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+        self.running.located.set(Some(Located {
+            slide: 0,
+            physical: None,
         }));
+        self.armer.reconcile(paused)
     }
-}
 
-/// The maximum length of a note's text, bytes. A note may quote the guest and clients, and many notes may wait for a reader.
-const NOTE_BYTES_MAX: usize = 4096;
-
-/// `text`, cut to the length of a note.
-fn shortened(mut text: String) -> String {
-    if text.len() > NOTE_BYTES_MAX {
-        text.truncate(text.floor_char_boundary(NOTE_BYTES_MAX));
-        text.push('…');
-        text.shrink_to_fit();
-    }
-    text
-}
-
-/// The registers of an event. RIP is the address of the probed instruction, wherever the plant is.
-fn registers(regs: &vmm::kvm_regs, ip: Hex) -> Registers {
-    Registers {
-        rax: Hex(regs.rax),
-        rbx: Hex(regs.rbx),
-        rcx: Hex(regs.rcx),
-        rdx: Hex(regs.rdx),
-        rsi: Hex(regs.rsi),
-        rdi: Hex(regs.rdi),
-        rbp: Hex(regs.rbp),
-        rsp: Hex(regs.rsp),
-        r8: Hex(regs.r8),
-        r9: Hex(regs.r9),
-        r10: Hex(regs.r10),
-        r11: Hex(regs.r11),
-        r12: Hex(regs.r12),
-        r13: Hex(regs.r13),
-        r14: Hex(regs.r14),
-        r15: Hex(regs.r15),
-        rip: ip,
-        rflags: Hex(regs.rflags),
+    /// Marks every probe as pending: the kernel unpacks itself, and the kernel's address is unknown until MSR_LSTAR is
+    /// written.
+    pub fn await_kernel(&self) {
+        for probe in self
+            .probes
+            .list
+            .load()
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
+        {
+            probe.set_state(
+                ProbeState::Pending,
+                Some("the kernel has not said where it is".to_owned()),
+            );
+        }
     }
 }

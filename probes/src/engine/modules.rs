@@ -11,153 +11,113 @@
 //! task was about to run. The engine watches modules only while a probe or a return site of followed calls is in a module:
 //! with the first probe, the list is read anew.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use arc_swap::ArcSwapOption;
-use introspect::{Gva, Module, ModuleEvent, ModuleState, Modules, ModulesError, PagingState};
+use introspect::{Gva, Module, ModuleEvent, ModuleState, ModulesError};
 
-use super::Engine;
+use crate::engine::arm::Armer;
+use crate::engine::plants::Plants;
+use crate::engine::probe_list::ProbeList;
+use crate::engine::records::Records;
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::following::Following;
+use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::running::Running;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
-use crate::resolve::{ProbeNumber, Refusal, ResolveError, in_module};
-use crate::{ProbeState, resolve::Place};
-
-/// The loaded modules, while any module has probes.
-#[derive(Debug, Default)]
-pub(super) struct Watched {
-    /// The kernel's page tables.
-    paging: ArcSwapOption<PagingState>,
-    /// By the addresses of their `struct module`.
-    loaded: Mutex<BTreeMap<Gva, Arc<LoadedModule>>>,
-}
-
-impl Watched {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Gva, Arc<LoadedModule>>> {
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether any module is known.
-    fn is_kept(&self) -> bool {
-        !self.lock().is_empty()
-    }
-
-    /// Forgets the modules: nothing watches the modules any more.
-    pub(super) fn forget(&self) {
-        self.lock().clear();
-    }
-
-    /// Forgets the modules and the page tables: the kernel does not run any more.
-    pub(super) fn forget_all(&self) {
-        self.forget();
-        self.paging.store(None);
-    }
-
-    /// The kernel's page tables, once they are known.
-    pub(super) fn paging(&self) -> Option<PagingState> {
-        self.paging.load().as_deref().copied()
-    }
-
-    pub(super) fn keep(&self, module: Arc<LoadedModule>) {
-        self.lock().insert(module.address(), module);
-    }
-
-    pub(super) fn at(&self, address: Gva) -> Option<Arc<LoadedModule>> {
-        self.lock().get(&address).cloned()
-    }
-
-    /// The module whose code is at `at`.
-    pub(super) fn holding(&self, at: Gva) -> Option<Arc<LoadedModule>> {
-        self.lock()
-            .values()
-            .find(|module| module.holds_code(at))
-            .cloned()
-    }
-}
+use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
+use crate::{ProbeState, ResolveError};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
     probe.in_module.is_some() && probe.place().is_some_and(|at| place(&at))
 }
 
-impl Engine {
-    /// Whether followed calls return to a module.
-    pub(super) fn returns_to_modules(&self) -> bool {
-        self.located.get().is_some_and(|located| {
-            let (image, slide) = (self.kernel.image(), located.slide.cast_unsigned());
-            let running = image.start.wrapping_add(slide)..image.end.wrapping_add(slide);
-            self.return_sites.has_outside(&running)
-        })
-    }
+/// Binds the probes in modules to their sites, as modules come and go. The other vCPUs are paused.
+#[derive(Debug)]
+pub(crate) struct ModuleWatch {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) probes: Arc<ProbeList>,
+    pub(crate) following: Arc<Following>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) return_sites: Arc<ReturnSites>,
+    pub(crate) armer: Arc<Armer>,
+}
 
+impl ModuleWatch {
     /// Ends the watch if no plant can be in a module any more.
-    pub(super) fn forget_unwatched_modules(&self, paused: &dyn Paused) {
-        if self.watches_modules() || !self.modules.is_kept() {
+    pub(crate) fn forget_unwatched_modules(&self, paused: &dyn Paused) {
+        if self.probes.watches_modules() || !self.running.modules.is_kept() {
             return;
         }
-        self.modules.forget();
+        self.running.modules.forget();
         // The kernel event probes for modules are not needed any more.
-        if let Err(error) = self.change_sites(paused, &[]) {
-            self.note(None, format!("modules are still watched: {error}"));
+        if let Err(error) = self.armer.change_sites(paused, &[]) {
+            self.reporter
+                .note(None, format!("modules are still watched: {error}"));
         }
-    }
-
-    /// Keeps the page tables of this vCPU as the kernel's own: the first task is about to run.
-    pub(super) fn keep_page_tables(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
-        let paging = vcpu.system_state()?.paging;
-        if self.modules.paging().is_none() {
-            self.modules.paging.store(Some(Arc::new(paging)));
-        }
-        Ok(())
     }
 
     /// Handles an event of the module whose address the vCPU holds, or of all modules.
-    pub(super) fn on_module_event(
+    pub(crate) fn on_module_event(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
         event: ModuleEvent,
     ) -> Result<(), GuestError> {
         // The records belong to sites that are about to go.
-        self.take_out_records();
+        self.records.take_out_records();
         // The first argument of the call: see `ModuleEvent::module_register`.
         let address = Gva(vcpu.regs()?.rdi);
         match event {
-            ModuleEvent::Loaded => match self
-                .read_module(|modules, paging| modules.read_one(&self.planter, paging, address))
-            {
+            ModuleEvent::Loaded => match self.running.read_module(|modules, paging| {
+                modules.read_one(&self.running.planter, paging, address)
+            }) {
                 Ok(Some(module)) => self.module_is_loaded(&module),
                 Ok(None) => return Ok(()),
-                Err(error) => self.note(None, format!("a module cannot be read: {error}")),
+                Err(error) => self
+                    .reporter
+                    .note(None, format!("a module cannot be read: {error}")),
             },
             ModuleEvent::InitFreed => self.module_init_is_freed(),
             ModuleEvent::Unloading => self.module_is_unloaded(address),
         }
-        if let Err(error) = self.reconcile(paused) {
+        if let Err(error) = self.armer.reconcile(paused) {
             match event {
-                ModuleEvent::Loaded => self.refuse_pending(&error),
-                _ => self.note(None, format!("plants in a module stay: {error}")),
+                ModuleEvent::Loaded => self.probes.refuse_pending(&error),
+                _ => self
+                    .reporter
+                    .note(None, format!("plants in a module stay: {error}")),
             }
         }
         Ok(())
     }
 
     /// Reads all modules anew, after a time without a watch on modules.
-    pub(super) fn look_for_modules(&self) {
-        self.modules.forget();
-        for probe in self.probes.load().iter() {
+    pub(crate) fn look_for_modules(&self) {
+        self.running.modules.forget();
+        for probe in self.probes.list.load().iter() {
             if is_bound_to(probe, |_| true) {
                 self.lose_place(probe);
             }
         }
-        let Some(located) = self.located.get().filter(|_| self.watches_modules()) else {
+        let Some(located) = self
+            .running
+            .located
+            .get()
+            .filter(|_| self.probes.watches_modules())
+        else {
             return;
         };
-        let symbols = self.kernel.symbols().rebased(located.slide);
-        let read =
-            self.read_module(|modules, paging| modules.read(&self.planter, paging, &symbols));
+        let symbols = self.running.kernel.symbols().rebased(located.slide);
+        let read = self
+            .running
+            .read_module(|modules, paging| modules.read(&self.running.planter, paging, &symbols));
         match read {
             Ok(modules) => {
                 for module in modules.into_iter().flatten() {
@@ -166,11 +126,14 @@ impl Engine {
                     }
                 }
             }
-            Err(error) => self.note(None, format!("the modules cannot be read: {error}")),
+            Err(error) => self
+                .reporter
+                .note(None, format!("the modules cannot be read: {error}")),
         }
         // If a module is about to go, or is unreadable, the time of the release of its text is unknown.
-        self.lose_return_sites(|site| {
-            self.kernel.holds_code(located.linked(site)) || self.modules.holding(site).is_some()
+        self.following.lose_return_sites(|site| {
+            self.running.kernel.holds_code(located.linked(site))
+                || self.running.modules.holding(site).is_some()
         });
     }
 
@@ -180,56 +143,54 @@ impl Engine {
     /// # Errors
     ///
     /// If the list of modules cannot be read.
-    pub fn stray_plants(&self, _paused: &dyn Paused) -> Result<Vec<Gva>, ModulesError> {
-        let Some(located) = self.located.get() else {
+    pub(crate) fn stray_plants(
+        &self,
+        _paused: &dyn Paused,
+    ) -> Result<Vec<Gva>, ModulesError> {
+        let Some(located) = self.running.located.get() else {
             return Ok(Vec::new());
         };
-        let symbols = self.kernel.symbols().rebased(located.slide);
-        let modules =
-            self.read_module(|modules, paging| modules.read(&self.planter, paging, &symbols))?;
+        let symbols = self.running.kernel.symbols().rebased(located.slide);
+        let modules = self
+            .running
+            .read_module(|modules, paging| modules.read(&self.running.planter, paging, &symbols))?;
         let modules = modules.unwrap_or_default();
         let is_stray = |at: &Gva| {
             let linked = located.linked(*at);
-            let in_kernel = self.kernel.holds_code(linked) && !self.kernel.is_init(linked);
+            let in_kernel =
+                self.running.kernel.holds_code(linked) && !self.running.kernel.is_init(linked);
             !in_kernel && !modules.iter().any(|module| module.holds_code(*at))
         };
-        let table = self.table.load();
+        let table = self.plants.table.load();
         let by_debug_register = table.debug.iter().flatten().map(DebugUse::plant);
         let plants = table.plants().chain(by_debug_register);
         Ok(plants.map(|plant| plant.at).filter(is_stray).collect())
-    }
-
-    /// Reads modules by `read`; `None` while no module can have been loaded yet.
-    fn read_module<T>(
-        &self,
-        read: impl FnOnce(&Modules, &PagingState) -> Result<T, ModulesError>,
-    ) -> Result<Option<T>, ModulesError> {
-        match (self.kernel.modules(), self.modules.paging()) {
-            (Ok(modules), Some(paging)) => read(modules, &paging).map(Some),
-            _ => Ok(None),
-        }
     }
 
     fn module_is_loaded(&self, module: &Module) {
         let text = module.regions().to_vec();
         let is_new = |site| text.iter().any(|region| region.range.contains(&site));
         self.return_sites.allow(is_new);
-        self.forget_landings(|at| !is_new(at));
+        self.following.forget_landings(|at| !is_new(at));
         self.bind(module);
     }
 
     /// Finds the sites of the probes in `module`.
     fn bind(&self, module: &Module) {
-        let Some(paging) = self.modules.paging() else {
+        let Some(paging) = self.running.modules.paging() else {
             return;
         };
-        let module = Arc::new(LoadedModule::new(module.clone(), &self.planter, &paging));
-        self.modules.keep(Arc::clone(&module));
+        let module = Arc::new(LoadedModule::new(
+            module.clone(),
+            &self.running.planter,
+            &paging,
+        ));
+        self.running.modules.keep(Arc::clone(&module));
         let text = ModuleText {
             module: &module,
-            planter: &self.planter,
+            planter: &self.running.planter,
         };
-        let before = self.probes.load_full();
+        let before = self.probes.list.load_full();
         // The known matches of each glob.
         let known: BTreeSet<(ProbeId, &str)> = before
             .iter()
@@ -243,7 +204,7 @@ impl Engine {
         if before.iter().any(|probe| is_meant(probe)) {
             for unread in module.unread() {
                 let text = format!("part of the module {}: {unread}", module.name());
-                self.note(None, text);
+                self.reporter.note(None, text);
             }
         }
         let mut after = Vec::with_capacity(before.len());
@@ -258,14 +219,15 @@ impl Engine {
                 Err(_) if probe.state() == ProbeState::Gone => (),
                 Err(problem) => {
                     let spec = spec.to_string();
-                    self.refuse(probe, ResolveError { spec, problem }.to_string());
+                    self.probes
+                        .refuse(probe, ResolveError { spec, problem }.to_string());
                 }
                 Ok(found) if probe.is_glob() => {
                     let mut missing = found;
                     missing.retain(|found| !known.contains(&(probe.id, &*found.name)));
                     // The guest chooses the names, and may load modules again and again.
                     if let Err(error) = number.add(spec, missing.len()) {
-                        self.refuse(probe, error.to_string());
+                        self.probes.refuse(probe, error.to_string());
                         continue;
                     }
                     for found in missing {
@@ -286,7 +248,7 @@ impl Engine {
         }
         drop(known);
         if after.len() != before.len() {
-            self.probes.store(Arc::new(after));
+            self.probes.list.store(Arc::new(after));
         }
     }
 
@@ -296,7 +258,7 @@ impl Engine {
                 probe.set_place(Some(place));
                 probe.set_state(ProbeState::Pending, None);
             }
-            Err(refusal) => self.refuse(probe, refusal.to_string()),
+            Err(refusal) => self.probes.refuse(probe, refusal.to_string()),
         }
     }
 
@@ -307,39 +269,41 @@ impl Engine {
 
     /// Removes the probes in init text: the init functions of live modules have run, and the text is about to be freed.
     fn module_init_is_freed(&self) {
-        let known = self.modules.lock().clone();
+        let known = self.running.modules.lock().clone();
         for module in known.values().filter(|module| module.has_init()) {
-            let state = self.read_module(|modules, paging| {
-                modules.read_one(&self.planter, paging, module.address())
+            let state = self.running.read_module(|modules, paging| {
+                modules.read_one(&self.running.planter, paging, module.address())
             });
             if matches!(&state, Ok(Some(now)) if now.state() == ModuleState::Coming) {
                 continue;
             }
-            if let (Ok(Some(now)), Some(paging)) = (state, self.modules.paging()) {
+            if let (Ok(Some(now)), Some(paging)) = (state, self.running.modules.paging()) {
                 // Other modules may be loaded at the address of the init text.
-                let now = LoadedModule::new(now, &self.planter, &paging);
-                self.modules.keep(Arc::new(now));
+                let now = LoadedModule::new(now, &self.running.planter, &paging);
+                self.running.modules.keep(Arc::new(now));
             }
-            for probe in self.probes.load().iter() {
+            for probe in self.probes.list.load().iter() {
                 let in_init = |place: &Place| place.init && place.module == Some(module.address());
                 if is_bound_to(probe, in_init) {
                     self.lose_place(probe);
                 }
             }
-            self.lose_return_sites(|site| !module.is_init(site));
+            self.following
+                .lose_return_sites(|site| !module.is_init(site));
         }
     }
 
     /// Removes the probes in a module: nothing of the module runs any more, and the memory is about to be freed.
     fn module_is_unloaded(&self, address: Gva) {
-        let Some(module) = self.modules.lock().remove(&address) else {
+        let Some(module) = self.running.modules.lock().remove(&address) else {
             return;
         };
-        for probe in self.probes.load().iter() {
+        for probe in self.probes.list.load().iter() {
             if is_bound_to(probe, |place| place.module == Some(address)) {
                 self.lose_place(probe);
             }
         }
-        self.lose_return_sites(|site| !module.holds_code(site));
+        self.following
+            .lose_return_sites(|site| !module.holds_code(site));
     }
 }

@@ -10,36 +10,40 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use introspect::Gva;
 
-use super::Engine;
-use super::hits::HitOutcome;
-use crate::detour::{LeftAt, Record};
-use crate::guest::{GuestError, Paused, Vcpu};
-use crate::handler::{HitContext, PreOutcome};
-use crate::registry::{Missed, Probe, Purpose};
-use crate::{ProbeState, WhenFull};
+use crate::detour::{Detour, Record};
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::following::Following;
+use crate::guest::{GuestError, Vcpu};
+use crate::registry::{Probe, Purpose};
+use crate::returns::Instance;
+use crate::{Hex, ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;
 
 /// The owners of detour parts, and the clock of records.
-#[derive(Debug, Default)]
-pub(super) struct Records {
-    owners: Mutex<HashMap<u32, Owner>>,
+#[derive(Debug)]
+pub(crate) struct Records {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) following: Arc<Following>,
+    pub(crate) detour: Arc<Detour>,
+
+    pub(crate) owners: Mutex<HashMap<u32, Owner>>,
     /// The rate of time stamp counters in kHz; 0 while unknown.
-    khz: AtomicU64,
+    pub(crate) khz: AtomicU64,
     /// The guest's counter at a time of the host's clock.
-    set: OnceLock<ClockSet>,
+    pub(crate) set: OnceLock<ClockSet>,
     /// The time of the last hit or return, by the host's clock.
-    last_ns: AtomicU64,
+    pub(crate) last_ns: AtomicU64,
     /// The number of records with the number of no part.
-    foreign: AtomicU64,
+    pub(crate) foreign: AtomicU64,
     /// Whether new detours drop a hit when the ring is full.
-    drops: AtomicBool,
+    pub(crate) drops: AtomicBool,
 }
 
 /// The receiver of the hits of a detour part.
 #[derive(Clone, Debug)]
-enum Owner {
+pub(crate) enum Owner {
     Probe {
         probe: Arc<Probe>,
         /// The probed address.
@@ -52,13 +56,13 @@ enum Owner {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct ClockSet {
+pub(crate) struct ClockSet {
     tsc: u64,
     ns: u64,
 }
 
 impl Records {
-    pub(super) fn when_full(&self) -> WhenFull {
+    pub(crate) fn when_full(&self) -> WhenFull {
         if self.drops.load(Ordering::Acquire) {
             WhenFull::Drop
         } else {
@@ -66,18 +70,18 @@ impl Records {
         }
     }
 
-    fn owners(&self) -> MutexGuard<'_, HashMap<u32, Owner>> {
+    pub(crate) fn owners(&self) -> MutexGuard<'_, HashMap<u32, Owner>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether part `who` belongs to `probe`.
-    pub(super) fn is_owner(&self, who: u32, probe: &Arc<Probe>) -> bool {
+    pub(crate) fn is_owner(&self, who: u32, probe: &Arc<Probe>) -> bool {
         let owners = self.owners();
         matches!(owners.get(&who), Some(Owner::Probe { probe: owner, .. }) if Arc::ptr_eq(owner, probe))
     }
 
     /// Whether part `who` belongs to no probe that is armed or may be armed again.
-    pub(super) fn has_no_owner(&self, who: u32) -> bool {
+    pub(crate) fn has_no_owner(&self, who: u32) -> bool {
         match self.owners().get(&who) {
             Some(Owner::Probe { probe, .. }) => {
                 matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
@@ -89,7 +93,12 @@ impl Records {
 
     /// Assigns part `who` to `probe`, which probes `ip`. The other vCPUs are paused. Returns the former owner, if a different
     /// probe.
-    pub(super) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
+    pub(crate) fn set_owner(
+        &self,
+        who: u32,
+        probe: &Arc<Probe>,
+        ip: Gva,
+    ) -> Option<Arc<Probe>> {
         let owner = Owner::Probe {
             probe: Arc::clone(probe),
             ip,
@@ -101,31 +110,15 @@ impl Records {
     }
 
     /// Assigns part `who` to the calls that return to `site`. The other vCPUs are paused.
-    pub(super) fn set_returns(&self, who: u32, site: Gva) {
+    pub(crate) fn set_returns(&self, who: u32, site: Gva) {
         self.owners().insert(who, Owner::Returns(site));
     }
 
-    /// Marks the parts of removed probes.
-    fn forget_owners(&self, gone: &[Arc<Probe>]) {
-        let gone: BTreeSet<_> = gone.iter().map(Arc::as_ptr).collect();
-        for owner in self.owners().values_mut() {
-            if let Owner::Probe { probe, .. } = owner
-                && gone.contains(&Arc::as_ptr(probe))
-            {
-                *owner = Owner::Gone;
-            }
-        }
-    }
-
     /// Measures the rate of time stamp counters, unless known: in some 20 ms.
-    pub(super) fn measure_clock(&self) {
+    pub(crate) fn measure_clock(&self) {
         if self.khz.load(Ordering::Acquire) == 0 {
             self.set_clock(vmm::tsc_khz());
         }
-    }
-
-    fn set_clock(&self, khz: u64) {
-        self.khz.store(khz.max(1), Ordering::Release);
     }
 
     /// The time of a record, by the guest's counter. The result is not later than now, and not before the last event's time.
@@ -140,25 +133,23 @@ impl Records {
     }
 
     /// The time of an event at `ns`, raised to that of the last event: rates are measured, so a record's time may be too early.
-    pub(super) fn not_before_last(&self, ns: u64) -> u64 {
+    pub(crate) fn not_before_last(&self, ns: u64) -> u64 {
         self.last_ns.fetch_max(ns, Ordering::Relaxed).max(ns)
     }
-}
 
-impl Engine {
     /// Sets the rate of the time stamp counters in kHz. Before the rate is set, detours do not record.
     pub(crate) fn set_clock(&self, khz: u64) {
-        self.records.set_clock(khz);
+        self.khz.store(khz.max(1), Ordering::Release);
     }
 
     /// Sets the action for hits without room in the ring. Call this before probes are armed: existing jumps stay unchanged.
-    pub fn set_when_full(&self, when_full: WhenFull) {
+    pub(crate) fn set_when_full(&self, when_full: WhenFull) {
         let drops = when_full == WhenFull::Drop;
-        self.records.drops.store(drops, Ordering::Release);
+        self.drops.store(drops, Ordering::Release);
     }
 
     /// Reports the hits that detours have recorded. Any thread may call this at any time. Returns the number of records.
-    pub fn take_out_records(&self) -> usize {
+    pub(crate) fn take_out_records(&self) -> usize {
         let ring = self.detour.ring();
         let Some(ring) = ring.as_ref().filter(|ring| ring.has_records()) else {
             return 0;
@@ -174,130 +165,95 @@ impl Engine {
 
     /// Reports the recorded hits of removed probes. If a task inside one of their detours writes a record later, the record is
     /// dropped.
-    pub(super) fn forget_owners(&self, gone: &[Arc<Probe>]) {
+    pub(crate) fn forget_owners(&self, gone: &[Arc<Probe>]) {
         self.take_out_records();
-        self.records.forget_owners(gone);
+        let gone: BTreeSet<_> = gone.iter().map(Arc::as_ptr).collect();
+        for owner in self.owners().values_mut() {
+            if let Owner::Probe { probe, .. } = owner
+                && gone.contains(&Arc::as_ptr(probe))
+            {
+                *owner = Owner::Gone;
+            }
+        }
     }
 
     fn heed(&self, done: Result<(), GuestError>) {
         if let Err(error) = done {
-            self.note(None, format!("records cannot be read: {error}"));
+            self.reporter
+                .note(None, format!("records cannot be read: {error}"));
         }
     }
 
     fn tell_record(&self, record: &Record) {
-        let owner = self.records.owners().get(&record.who).cloned();
+        let owner = self.owners().get(&record.who).cloned();
         let vcpu = usize::try_from(record.cpu).unwrap_or(usize::MAX);
         let Some(owner) = owner else {
-            if self.records.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
+            if self.foreign.fetch_add(1, Ordering::Relaxed) == 0 {
                 let text = "the guest writes to the ring of records: there is one of no probe";
-                self.note(None, text.to_owned());
+                self.reporter.note(None, text.to_owned());
             }
             return;
         };
-        let ts_ns = self.records.time(record.tsc, self.now_ns());
+        let ts_ns = self.time(record.tsc, self.reporter.now_ns());
         let (probe, ip) = match owner {
             Owner::Probe { probe, ip } => (probe, ip),
             Owner::Returns(site) => {
-                self.leave_recorded_calls(site, ts_ns, vcpu, record);
+                self.following
+                    .leave_recorded_calls(site, ts_ns, vcpu, record);
                 return;
             }
             Owner::Gone => return,
         };
         probe.count_recorded();
         match &probe.purpose {
-            Purpose::Return(purpose) => self.enter_recorded_call(&probe, purpose, record, ts_ns),
-            _ => self.tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs),
+            Purpose::Return(purpose) => self
+                .following
+                .enter_recorded_call(&probe, purpose, record, ts_ns),
+            _ => self
+                .reporter
+                .tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs),
         }
-    }
-
-    /// Handles a VM exit from a detour part, which found the ring full or calls a handler. Reports the records in the ring, then
-    /// the hit of this part. The parts behind it run afterwards, in the guest.
-    pub(super) fn on_left(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        left: LeftAt,
-    ) -> Result<HitOutcome, GuestError> {
-        self.open_ring(vcpu)?;
-        self.take_out_records();
-        let regs = vcpu.regs()?;
-        let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
-        let owner = self.records.owners().get(&left.who).cloned();
-        let (mut resumes, mut needs_pause) = (false, false);
-        match owner {
-            // A trace probe's record is reported after the probe was disabled, too.
-            Some(Owner::Probe { probe, ip })
-                if probe.planted_at().is_some() || matches!(probe.purpose, Purpose::Trace) =>
-            {
-                probe.count_hit();
-                hit.regs.rip = ip.0;
-                match &probe.purpose {
-                    Purpose::Trace => self.tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs),
-                    Purpose::Handle(handler) => {
-                        resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;
-                    }
-                    Purpose::Return(purpose) => {
-                        needs_pause = self.enter_call(&mut hit, &probe, purpose);
-                    }
-                    // Detours of other purposes do not exit.
-                    _ => (),
-                }
-            }
-            Some(Owner::Returns(site)) => {
-                hit.regs.rip = site.0;
-                self.leave_calls(&mut hit, site)?;
-            }
-            // The probe was disabled after the vCPU or task entered the detour.
-            Some(Owner::Probe { probe, .. }) => {
-                // Each followed call is a hit, even if missed.
-                if matches!(probe.purpose, Purpose::Return(_)) {
-                    probe.count_recorded();
-                }
-                probe.count_exit();
-                probe.miss(Missed::Disarmed);
-            }
-            // The probe was removed: none of its counters is left.
-            Some(Owner::Gone) | None => (),
-        }
-        if needs_pause {
-            return Ok(HitOutcome::NeedsPause);
-        }
-        if !resumes {
-            hit.regs.rip = left.on.0;
-        }
-        let regs = hit.regs;
-        vcpu.set_regs(&regs)?;
-        Ok(HitOutcome::Resume)
-    }
-
-    /// Plants the return site of a call whose detour has exited, and resumes the vCPU behind the exit. The hit has been reported,
-    /// and the other vCPUs are paused.
-    pub(super) fn on_paused_left(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        paused: &dyn Paused,
-        left: LeftAt,
-    ) -> Result<(), GuestError> {
-        self.plant_asked_sites(paused);
-        let mut regs = vcpu.regs()?;
-        regs.rip = left.on.0;
-        vcpu.set_regs(&regs)
     }
 
     /// Opens the ring once the rate of the counters is known, and notes the guest's counter.
-    fn open_ring(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+    pub(crate) fn open_ring(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let ring = self.detour.ring();
         let Some(ring) = ring.as_ref().filter(|ring| !ring.is_open()) else {
             return Ok(());
         };
-        if self.records.khz.load(Ordering::Acquire) == 0 {
+        if self.khz.load(Ordering::Acquire) == 0 {
             return Ok(());
         }
-        if self.records.set.get().is_none() {
+        if self.set.get().is_none() {
             let tsc = vcpu.read_msr(MSR_TSC)?;
-            let ns = self.now_ns();
-            self.records.set.get_or_init(|| ClockSet { tsc, ns });
+            let ns = self.reporter.now_ns();
+            self.set.get_or_init(|| ClockSet { tsc, ns });
         }
         ring.open()
+    }
+
+    pub(crate) fn tell_hit(
+        &self,
+        probe: &Probe,
+        vcpu: usize,
+        ip: Hex,
+        regs: &vmm::kvm_regs,
+    ) {
+        // Earlier records are reported first.
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
+    }
+
+    pub(crate) fn tell_return(
+        &self,
+        call: &Instance,
+        vcpu: usize,
+        regs: &vmm::kvm_regs,
+    ) {
+        // Earlier records are reported first.
+        self.take_out_records();
+        let ts_ns = self.not_before_last(self.reporter.now_ns());
+        self.reporter.tell_return_at(ts_ns, call, vcpu, regs);
     }
 }

@@ -5,15 +5,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::edits::{Change, Sites};
-use super::{ArmError, Engine};
+use crate::engine::Engine;
+use crate::engine::arm::ArmError;
 use crate::guest::Paused;
-use crate::handler::{Handler, ReturnHandler, Shared};
-use crate::inject::Injector;
+use crate::handler::{Handler, ReturnHandler};
 use crate::program::{Aggregate, Filter};
-use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
-use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
+use crate::registry::{Probe, ProbeId};
+use crate::{Injection, ProbeSpec, ResolveError};
 
 /// The action at the hits of a new probe.
 #[derive(Clone, Default)]
@@ -74,9 +72,6 @@ impl From<ProbeSpec> for NewProbe {
     }
 }
 
-/// The default maximum number of followed calls of a return probe.
-const DEFAULT_MAXACTIVE: usize = 256;
-
 /// Resolved probes, not registered yet; see [`Engine::prepare`].
 #[derive(Debug)]
 pub struct Prepared {
@@ -98,89 +93,6 @@ pub enum RegisterError {
 }
 
 impl Engine {
-    /// The probes for `new`, in order; a glob resolves to many probes.
-    pub(super) fn resolve_all(
-        &self,
-        new: &[NewProbe],
-        slide: Option<i64>,
-    ) -> Result<Vec<Arc<Probe>>, ResolveError> {
-        let slide = slide.unwrap_or(0);
-        let mut probes = Vec::new();
-        let mut number = ProbeNumber::new(self.probes.load().len());
-        for NewProbe {
-            spec,
-            action,
-            filter,
-            maxactive,
-            enabled,
-        } in new
-        {
-            if let Action::Aggregate(aggregate) = action {
-                aggregate.fits(spec.kind).map_err(|error| ResolveError {
-                    spec: spec.to_string(),
-                    problem: error.into(),
-                })?;
-            }
-            let follow = |action| {
-                Purpose::Return(ReturnPurpose {
-                    action,
-                    maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE),
-                })
-            };
-            let purpose = match (spec.kind, action) {
-                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => {
-                    follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
-                }
-                (ProbeKind::Kretprobe, Action::Count) => follow(ReturnAction::Count),
-                (ProbeKind::Kretprobe, Action::Aggregate(aggregate)) => {
-                    follow(ReturnAction::Aggregate(Arc::new((*aggregate).into())))
-                }
-                (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
-                (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
-                (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
-                (ProbeKind::Kprobe, Action::Aggregate(aggregate)) => {
-                    Purpose::Aggregate(Arc::new((*aggregate).into()))
-                }
-                (ProbeKind::Kprobe, Action::Handle(handler)) => {
-                    Purpose::Handle(Shared(Arc::clone(handler)))
-                }
-                (ProbeKind::Kprobe, Action::Inject(injection)) => {
-                    // A pattern's matches count their calls together.
-                    Purpose::Inject(Arc::new(Injector::from(injection.clone())))
-                }
-            };
-            let found = resolve(&self.kernel, spec, slide)?;
-            number.add(spec, found.len())?;
-            for Resolved { name, place } in found {
-                let name = match &purpose {
-                    // An injection may share the site with a probe that reports or counts hits.
-                    Purpose::Inject(_) => name.replacen("kprobe:", "inject:", 1).into(),
-                    _ => name,
-                };
-                let (place, why) = match place {
-                    Ok(place) => (Some(place), None),
-                    Err(refusal) => (None, Some(refusal)),
-                };
-                let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-                let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
-                    .filtered(filter.clone());
-                self.prepare_programs(&probe);
-                if let Some(why) = why {
-                    let state = match why {
-                        Refusal::NotLoaded { .. } => ProbeState::Pending,
-                        _ => ProbeState::Refused,
-                    };
-                    probe.set_state(state, Some(why.to_string()));
-                }
-                if spec.module.is_some() {
-                    probe = probe.awaiting(spec.clone());
-                }
-                probes.push(Arc::new(probe));
-            }
-        }
-        Ok(probes)
-    }
-
     /// Resolves new probes while the guest runs: finding symbols and instructions takes longer than planting, and a mistake
     /// costs the guest nothing. Any thread may prepare probes at any time.
     ///
@@ -188,17 +100,17 @@ impl Engine {
     ///
     /// If a probe specification cannot be resolved.
     pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
-        let slide = self.slide();
+        let slide = self.running.slide();
         let optimisable = |new: &NewProbe| match new.action {
             Action::Count | Action::Trace | Action::Aggregate(_) => true,
             Action::Handle(_) => new.filter.is_some(),
             Action::HandleReturn(_) | Action::Inject(_) => false,
         };
-        if self.is_optimising() && new.iter().any(optimisable) {
-            self.prepare_optimising();
+        if self.optimiser.is_optimising() && new.iter().any(optimisable) {
+            self.optimiser.prepare_optimising();
         }
         Ok(Prepared {
-            probes: self.resolve_all(new, slide)?,
+            probes: self.probes.resolve_all(new, slide)?,
             new: new.to_vec(),
             slide,
         })
@@ -229,26 +141,30 @@ impl Engine {
         prepared: Prepared,
     ) -> Result<Vec<ProbeId>, RegisterError> {
         let Prepared { new, probes, slide } = prepared;
-        let added = match self.slide() {
+        let added = match self.running.slide() {
             now if now == slide => probes,
-            now => self.resolve_all(&new, now)?,
+            now => self.probes.resolve_all(&new, now)?,
         };
         let ids = added.iter().map(|probe| probe.id).collect();
-        let before = self.probes.load_full();
+        let before = self.probes.list.load_full();
         let mut after = before.as_ref().clone();
         after.extend(added.iter().cloned());
-        self.probes.store(Arc::new(after));
-        added.iter().for_each(|probe| self.count_interest(probe));
+        self.probes.list.store(Arc::new(after));
+        added
+            .iter()
+            .for_each(|probe| self.probes.count_interest(probe));
         let armed = if added.iter().any(|probe| probe.in_module.is_some()) {
             // A look for modules finds the sites of all probes in modules anew.
-            self.look_for_modules();
-            self.reconcile(paused)
+            self.module_watch.look_for_modules();
+            self.armer.reconcile(paused)
         } else {
-            self.change_probes(paused, &added, &[])
+            self.armer.change_probes(paused, &added, &[])
         };
         if let Err(error) = armed {
-            self.probes.store(before);
-            added.iter().for_each(|probe| self.forget_interest(probe));
+            self.probes.list.store(before);
+            added
+                .iter()
+                .for_each(|probe| self.probes.forget_interest(probe));
             return Err(error.into());
         }
         Ok(ids)
@@ -260,23 +176,25 @@ impl Engine {
     ///
     /// If bytes cannot be restored; then nothing has changed.
     pub fn unregister(&self, paused: &dyn Paused, ids: &[ProbeId]) -> Result<usize, ArmError> {
-        let before = self.probes.load_full();
+        let before = self.probes.list.load_full();
         let ids: BTreeSet<ProbeId> = ids.iter().copied().collect();
         let (gone, stay): (Vec<_>, Vec<_>) = before
             .iter()
             .cloned()
             .partition(|probe| ids.contains(&probe.id));
-        self.probes.store(Arc::new(stay));
-        gone.iter().for_each(|probe| self.forget_interest(probe));
-        if let Err(error) = self.change_probes(paused, &[], &gone) {
-            self.probes.store(before);
-            gone.iter().for_each(|probe| self.count_interest(probe));
+        self.probes.list.store(Arc::new(stay));
+        gone.iter()
+            .for_each(|probe| self.probes.forget_interest(probe));
+        if let Err(error) = self.armer.change_probes(paused, &[], &gone) {
+            self.probes.list.store(before);
+            gone.iter()
+                .for_each(|probe| self.probes.count_interest(probe));
             return Err(error);
         }
-        self.forget_calls(&gone);
-        self.prune_return_sites(paused);
-        self.forget_owners(&gone);
-        self.forget_unwatched_modules(paused);
+        self.returns.forget_calls(&gone);
+        self.site_planter.prune_return_sites(paused);
+        self.records.forget_owners(&gone);
+        self.module_watch.forget_unwatched_modules(paused);
         Ok(gone.len())
     }
 
@@ -291,7 +209,7 @@ impl Engine {
         id: ProbeId,
         enabled: bool,
     ) -> Result<bool, ArmError> {
-        let all = self.probes.load_full();
+        let all = self.probes.list.load_full();
         // A glob in a module has several probes.
         let probes: Vec<_> = all.iter().filter(|probe| probe.id == id).cloned().collect();
         let Some(before) = probes.first().map(|probe| probe.is_enabled()) else {
@@ -299,14 +217,16 @@ impl Engine {
         };
         let set = |enabled| probes.iter().for_each(|probe| probe.set_enabled(enabled));
         set(enabled);
-        if let Err(error) = self.change_probes(paused, &probes, &[]) {
+        if let Err(error) = self.armer.change_probes(paused, &probes, &[]) {
             set(before);
-            probes.iter().for_each(|probe| self.count_interest(probe));
+            probes
+                .iter()
+                .for_each(|probe| self.probes.count_interest(probe));
             return Err(error);
         }
         if !enabled {
-            self.forget_calls(&probes);
-            self.prune_return_sites(paused);
+            self.returns.forget_calls(&probes);
+            self.site_planter.prune_return_sites(paused);
         }
         Ok(true)
     }
@@ -318,28 +238,20 @@ impl Engine {
     ///
     /// If bytes cannot be changed; then nothing has changed.
     pub fn set_armed(&self, paused: &dyn Paused, armed: bool) -> Result<(), ArmError> {
-        let before = self.armed.swap(armed, Ordering::AcqRel);
+        let before = self.probes.armed.swap(armed, Ordering::AcqRel);
         if armed && !before {
             // Modules have come and gone meanwhile.
-            self.look_for_modules();
+            self.module_watch.look_for_modules();
         }
-        if let Err(error) = self.reconcile(paused) {
-            self.armed.store(before, Ordering::Release);
+        if let Err(error) = self.armer.reconcile(paused) {
+            self.probes.armed.store(before, Ordering::Release);
             return Err(error);
         }
         if !armed {
-            self.forget_calls(&self.probes.load());
-            self.prune_return_sites(paused);
+            self.returns.forget_calls(&self.probes.list.load());
+            self.site_planter.prune_return_sites(paused);
         }
         Ok(())
-    }
-
-    /// The ids of all probes, in the order of their registration.
-    #[must_use]
-    pub fn ids(&self) -> Vec<ProbeId> {
-        let mut ids: Vec<_> = self.probes.load().iter().map(|probe| probe.id).collect();
-        ids.dedup();
-        ids
     }
 
     /// Removes every plant: the guest's text has the original bytes again. Exceptions are the kernel event probes of
@@ -351,38 +263,5 @@ impl Engine {
     /// If a byte cannot be restored; then nothing has changed.
     pub fn disarm_all(&self, paused: &dyn Paused) -> Result<(), ArmError> {
         self.set_armed(paused, false)
-    }
-
-    fn change_probes(
-        &self,
-        paused: &dyn Paused,
-        probes: &[Arc<Probe>],
-        dropped: &[Arc<Probe>],
-    ) -> Result<(), ArmError> {
-        let change = Change {
-            probes,
-            dropped,
-            sites: Sites::These(&[]),
-        };
-        self.change(paused, change)
-    }
-
-    /// Stops following calls for the given probes.
-    fn forget_calls(&self, probes: &[Arc<Probe>]) {
-        let gone: BTreeSet<*const Probe> = probes
-            .iter()
-            .filter(|probe| matches!(probe.purpose, Purpose::Return(_)))
-            .map(Arc::as_ptr)
-            .collect();
-        if gone.is_empty() {
-            return;
-        }
-        self.take_out_records();
-        for call in self
-            .calls
-            .forget(|probe| gone.contains(&Arc::as_ptr(probe)))
-        {
-            call.probe.lose_call(Missed::Disarmed);
-        }
     }
 }

@@ -6,75 +6,37 @@ use std::time::Duration;
 use introspect::{Gpa, Gva};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
-use super::Engine;
-use super::hits::HitOutcome;
-use crate::guest::{GuestError, KvmVcpu, Paused, To};
+use crate::engine::Engine;
+use crate::engine::hits::HitOutcome;
+use crate::guest::{GuestError, KvmVcpu, To};
 use crate::plant::{PlantByte, Written};
 
 impl Engine {
-    /// Whether the other vCPUs must be paused before the guest writes `data` at `gpa`: a jump, an `int3` or a plant has to go.
-    pub(super) fn must_pause_for_write(&self, gpa: Gpa, data: &[u8]) -> bool {
-        self.planter.overwrites_jump(gpa, data)
-            || self.wants_stand_in(gpa, data)
-            || self.patches_int3_handler(gpa, data.len())
-    }
-
-    /// Handles a guest write to a read-only page.
-    pub(crate) fn on_guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, GuestError> {
-        let written = self.planter.guest_write(gpa, data)?;
-        if written == Written::Merged {
-            let table = self.table.load();
-            for plant in table.touched(gpa, data.len()) {
-                plant.refresh(&self.planter);
-            }
-            self.reopen(&table, gpa, data.len());
-            let ring = self.detour.ring();
-            self.return_sites
-                .landings
-                .guest_has_written(ring.as_deref(), gpa, data.len())?;
-        }
-        Ok(written)
-    }
-
-    /// Handles a guest write for which the other vCPUs are paused: removes what has to go, and writes.
-    pub(super) fn on_paused_guest_write(
-        &self,
-        paused: &dyn Paused,
-        gpa: Gpa,
-        data: &[u8],
-    ) -> Result<Written, GuestError> {
-        self.make_room_for_write(paused, gpa, data)?;
-        if self.wants_stand_in(gpa, data) {
-            self.stand_in(paused, gpa, data.len())?;
-        }
-        self.on_guest_write(gpa, data)
-    }
-
     fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {
         let vcpu = &mut KvmVcpu(stopped);
-        let hit = match (trap, self.planter.byte()) {
+        let hit = match (trap, self.running.planter.byte()) {
             (Trap::PortWrite { at }, PlantByte::Port)
-            | (Trap::Breakpoint { at }, PlantByte::Int3) => self.on_hit(vcpu, Gva(at))?,
+            | (Trap::Breakpoint { at }, PlantByte::Int3) => self.hits.on_hit(vcpu, Gva(at))?,
             (Trap::HardwareBreakpoint { fired, at }, _) => {
-                self.on_debug_hit(vcpu, fired, Gva(at))?
+                self.hits.on_debug_hit(vcpu, fired, Gva(at))?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
                 self.guest_writes.fetch_add(1, Ordering::Relaxed);
-                if self.is_detour_write(Gpa(gpa.0)) {
+                if self.writes.is_detour_write(Gpa(gpa.0)) {
                     return Ok(TrapOutcome::Resume);
                 }
                 let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
-                if self.must_pause_for_write(gpa, data) {
+                if self.writes.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
-                return Ok(outcome_of(self.on_guest_write(gpa, data)?));
+                return Ok(outcome_of(self.writes.on_guest_write(gpa, data)?));
             }
             (
                 Trap::MsrWrite {
                     index: MSR_LSTAR, ..
                 },
                 _,
-            ) if self.awaits_kernel() => {
+            ) if self.handover.awaits_kernel() => {
                 return Ok(TrapOutcome::Exclusive);
             }
             (Trap::Breakpoint { .. }, PlantByte::Port) => {
@@ -100,22 +62,25 @@ impl Engine {
         let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
-                self.on_paused_hit(vcpu, paused, Gva(at), run)?;
+                self.paused_hits.on_paused_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::HardwareBreakpoint { at, .. } => {
-                self.on_paused_debug_hit(vcpu, paused, Gva(at), run)?;
+                self.paused_hits
+                    .on_paused_debug_hit(vcpu, paused, Gva(at), run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
                 let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
-                Ok(outcome_of(self.on_paused_guest_write(paused, gpa, data)?))
+                Ok(outcome_of(
+                    self.writes.on_paused_guest_write(paused, gpa, data)?,
+                ))
             }
             Trap::MsrWrite {
                 index: MSR_LSTAR,
                 value,
             } => {
-                self.locate(vcpu, paused, Gva(value))?;
+                self.handover.locate(vcpu, paused, Gva(value))?;
                 Ok(TrapOutcome::Reinject)
             }
             _ => Ok(TrapOutcome::Reinject),
@@ -167,10 +132,10 @@ impl TrapHandler for Engine {
     }
 
     fn has_room(&self) -> bool {
-        self.sink.has_room()
+        self.reporter.sink.has_room()
     }
 
     fn await_room(&self, limit: Duration) {
-        self.sink.await_room(limit);
+        self.reporter.sink.await_room(limit);
     }
 }

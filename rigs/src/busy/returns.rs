@@ -132,7 +132,7 @@ fn unbalanced(followed: &Followed, probe: &ProbeSummary) -> Option<String> {
 /// The summaries, once each probe's calls add up in them.
 fn look(live: &Live<'_>) -> Result<Vec<ProbeSummary>, String> {
     let paused = live.control.pause_all();
-    let summaries = live.engine.summaries();
+    let summaries = live.engine.inventory().summaries();
     drop(paused);
     let wrong = FOLLOWED
         .iter()
@@ -207,7 +207,7 @@ fn switch(live: &Live<'_>) -> Result<(), String> {
             .map_err(chain)
             .map(drop)
     };
-    for (followed, id) in FOLLOWED.iter().zip(live.engine.ids()) {
+    for (followed, id) in FOLLOWED.iter().zip(live.engine.inventory().ids()) {
         match followed.switched {
             Switched::Never => (),
             Switched::OffAndOn => {

@@ -190,7 +190,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
         .collect::<Result<_, _>>()?;
     let somewhere = Somewhere::new(kernel, watched, soak.optimise);
     let mut random = Random::new(soak.seed);
-    let permanent = live.engine.ids().len();
+    let permanent = live.engine.inventory().ids().len();
     let before = text.own(live, &live.control.pause_all())?;
     let mut did = Did::default();
     let mut coming: Vec<(ProbeId, bool)> = Vec::new();
@@ -219,7 +219,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
         live.engine.set_optimising(&paused, true).map_err(chain)?;
     }
     let paused = live.control.pause_all();
-    for (index, probe) in live.engine.summaries().iter().enumerate() {
+    for (index, probe) in live.engine.inventory().summaries().iter().enumerate() {
         let stayed = index < permanent;
         let is_optimised = probe.tier == Some(Tier::Optimised);
         did.optimised += usize::from(is_optimised);

@@ -59,6 +59,7 @@ impl<'k> Text<'k> {
         let mut own = [0; HANDLER_BYTES];
         let at = Gpa(self.start.0 + offset as u64);
         live.engine
+            .inventory()
             .read(At::Physical(at), &mut own)
             .map_err(chain)?;
         if let Some(int3) = KernelInt3::find(&own, handler)

@@ -43,7 +43,7 @@ impl Hands<'_> {
     }
 
     fn hits(&self, name: &str) -> u64 {
-        let summaries = self.engine.summaries();
+        let summaries = self.engine.inventory().summaries();
         let found = summaries.iter().find(|probe| probe.probe == name);
         found.expect(name).hits
     }
@@ -112,7 +112,7 @@ fn enable(here: &Here<'_>) {
             counting(stays, true),
         ],
     );
-    let ids = guest.session.engine().ids();
+    let ids = guest.session.engine().inventory().ids();
     let [_, later_id, gone_id, _] = ids[..] else {
         panic!("four probes");
     };
@@ -147,14 +147,14 @@ const MANY: [&str; 5] = [
 /// Switches several probes in the same pause, two of them at the same instruction.
 fn enable_many(here: &Here<'_>) {
     let guest = prepare(here, MANY.map(|spec| counting(spec, true)));
-    let ids = guest.session.engine().ids();
+    let ids = guest.session.engine().inventory().ids();
     let many = ids[1..].to_vec();
     let again = many.clone();
     let ran = in_the_middle(
         guest,
         |hands| hands.set(&many, false),
         |hands| {
-            for probe in &hands.engine.summaries()[1..] {
+            for probe in &hands.engine.inventory().summaries()[1..] {
                 assert_eq!(probe.state, ProbeState::Disabled, "{probe:?}");
             }
             hands.set(&again, true);
@@ -176,13 +176,13 @@ fn knob(here: &Here<'_>) {
             hands.engine.set_armed(&paused, armed).expect("changed");
         };
         let hits = || -> Vec<u64> {
-            let probes = hands.engine.summaries();
+            let probes = hands.engine.inventory().summaries();
             probes.iter().map(|probe| probe.hits).collect()
         };
         observer.wait_for_hits(MIDDLE);
         set(false);
         let before = hits();
-        for probe in hands.engine.summaries() {
+        for probe in hands.engine.inventory().summaries() {
             assert_eq!(probe.state, ProbeState::Disabled, "{probe:?}");
         }
         // The guest runs on in between.
@@ -211,7 +211,7 @@ fn transaction(here: &Here<'_>) {
                 .register(&paused, &[good.clone(), bad, good.clone()]);
             let said = refused.expect_err("there is no such function").to_string();
             assert!(said.contains("no_such_function"), "{said}");
-            assert_eq!(hands.engine.ids().len(), 1, "as before");
+            assert_eq!(hands.engine.inventory().ids().len(), 1, "as before");
         },
         |hands| {
             let paused = hands.control.pause_all();
@@ -234,7 +234,7 @@ fn transaction(here: &Here<'_>) {
 /// Removes several probes at once, and then again, when the engine no longer knows the probes. A probe at the same instruction stays.
 fn unregister(here: &Here<'_>) {
     let guest = prepare(here, MANY.map(|spec| counting(spec, true)));
-    let ids = guest.session.engine().ids();
+    let ids = guest.session.engine().inventory().ids();
     let ran = in_the_middle(
         guest,
         |hands| {

@@ -393,6 +393,7 @@ fn disarmed(here: &Here<'_>, rounds: u32) -> bool {
         scope.spawn(|| {
             let hits = || {
                 engine
+                    .inventory()
                     .summaries()
                     .iter()
                     .map(|probe| probe.hits)

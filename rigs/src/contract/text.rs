@@ -60,7 +60,7 @@ fn afterwards(here: &Here<'_>, cmdline: &str, hits: usize) {
             observer.wait_for_hits(hits);
             let paused = control.pause_all();
             engine.disarm_all(&paused).expect("every byte is put back");
-            engine.summaries()
+            engine.inventory().summaries()
         });
         let ran = guest.run();
         (ran, disarming.join().expect("disarmed"))

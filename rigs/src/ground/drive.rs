@@ -49,7 +49,7 @@ fn check_for_strays(live: &Live<'_>) -> Result<(), String> {
 
 fn remove_those_in_modules(live: &Live<'_>, event: &GroundEvent) -> Result<(), String> {
     let paused = live.control.pause_all();
-    let ids = live.engine.ids();
+    let ids = live.engine.inventory().ids();
     let in_modules: Vec<ProbeId> = ids[ids.len() - event.in_modules.len()..].to_vec();
     let removed = live
         .engine

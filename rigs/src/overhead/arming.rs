@@ -119,7 +119,7 @@ fn arm(
         if round == 0 {
             arming.resident_bytes = resident_bytes()?.saturating_sub(resident);
         }
-        let summaries = engine.summaries();
+        let summaries = engine.inventory().summaries();
         let planted = |probe: &&probes::ProbeSummary| probe.state == ProbeState::Armed;
         let armed = summaries.iter().filter(planted).count();
         if armed != new.len() {

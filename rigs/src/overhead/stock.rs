@@ -239,7 +239,7 @@ fn drive(
         let next = format!("overhead: wait {next}");
         live.await_text(&next, limit)?;
         // The first is the clock's.
-        ours.push(live.engine.summaries().split_off(1));
+        ours.push(live.engine.inventory().summaries().split_off(1));
         live.engine
             .unregister(&live.control.pause_all(), &ids)
             .map_err(chain)?;

@@ -370,7 +370,7 @@ impl Guest<'_> {
             Ok(disabled) => (disabled, Ok(())),
             Err(error) => (DisabledProbes::default(), Err(error)),
         };
-        let records = engine.records().into_iter();
+        let records = engine.inventory().records().into_iter();
         let judged = records.filter(|record| !disabled.beside.contains(&record.id));
         Ok(RanSession {
             ended,

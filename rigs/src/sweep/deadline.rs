@@ -71,7 +71,7 @@ impl Deadline {
         while !watch.wait(LOOK) {
             // If a line comes after this check, the next check sees the line.
             let (lines, silence) = watch.progress();
-            of_probes.extend(engine.exits());
+            of_probes.extend(engine.inventory().exits());
             // A kernel patches all its returns and calls between two lines: a hundred thousand writes to probed pages.
             let exits = of_probes.values().sum::<u64>() + engine.guest_writes();
             let progress = Progress {

@@ -113,7 +113,7 @@ impl FrequentProbes<'_> {
 
     /// Disables frequent probes until the console shows one of `ends`.
     fn disable_until(&self, ends: &[&str], part: &mut BootPart) -> Result<(), String> {
-        let before: BTreeMap<ProbeId, u64> = self.engine.exits().into_iter().collect();
+        let before: BTreeMap<ProbeId, u64> = self.engine.inventory().exits().into_iter().collect();
         while !self.watch.wait(LOOK) {
             if ends.iter().any(|end| self.watch.shows(end)) {
                 self.unregister_besides(&mut part.frequent)?;
@@ -141,11 +141,11 @@ impl FrequentProbes<'_> {
             self.unregister_besides(&mut done)?;
             self.set_enabled(&changing, false)?;
             part.disabled.extend(changing);
-            for (id, exits) in self.engine.exits() {
+            for (id, exits) in self.engine.inventory().exits() {
                 let exits = exits.saturating_sub(before.get(&id).copied().unwrap_or(0));
                 if exits > MAX_EXITS
                     && !part.knows(id)
-                    && let Some(record) = self.engine.records_of(id).pop()
+                    && let Some(record) = self.engine.inventory().records_of(id).pop()
                 {
                     part.frequent.insert(id, self.source(&record)?);
                 }
@@ -199,7 +199,7 @@ impl FrequentProbes<'_> {
 
     /// Whether no probe can be where `id`'s should be: the engine may know only when the kernel has patched itself.
     fn is_refused(&self, id: ProbeId) -> bool {
-        let mut records = self.engine.records_of(id).into_iter();
+        let mut records = self.engine.inventory().records_of(id).into_iter();
         records.any(|record| record.summary.state == ProbeState::Refused)
     }
 

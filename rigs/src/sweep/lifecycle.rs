@@ -47,7 +47,7 @@ impl Live<'_> {
 
     fn remove_all(&self) -> Result<(), String> {
         let paused = self.control.pause_all();
-        let summaries = self.engine.summaries();
+        let summaries = self.engine.inventory().summaries();
         if let Some(wrong) = summaries
             .iter()
             .find(|probe| probe.returns.is_some() && !is_accounted(probe))
@@ -56,7 +56,7 @@ impl Live<'_> {
                 "entries are not accounted for before the removal: {wrong:?}"
             ));
         }
-        let ids = self.engine.ids();
+        let ids = self.engine.inventory().ids();
         self.engine.unregister(&paused, &ids).map_err(chain)?;
         Ok(())
     }

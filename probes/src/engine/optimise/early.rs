@@ -25,9 +25,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use introspect::{Gpa, Gva, PagingState};
 
-use super::super::located::Located;
-use super::Engine;
 use crate::detour::{Detour, KernelSpace, Tables};
+use crate::engine::optimise::Optimiser;
+use crate::engine::optimise::int3::Int3Handler;
+use crate::engine::plants::Plants;
+use crate::engine::running::Running;
+use crate::engine::running::located::Located;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
@@ -48,48 +51,58 @@ const STI: u8 = 0xfb;
 const MAX_STI_BYTES: usize = 6;
 
 /// The state of early detours, before the kernel has patched itself.
-#[derive(Debug, Default)]
-pub(super) struct Early {
+#[derive(Debug)]
+pub(crate) struct Early {
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) int3: Arc<Int3Handler>,
+
     /// The kernel's page tables and image, from `jump_label_init` to `rest_init`.
-    space: ArcSwapOption<KernelSpace>,
+    pub(crate) space: ArcSwapOption<KernelSpace>,
     /// Whether the kernel continues to take #BP through its interrupt table.
-    keeps_gate: AtomicBool,
+    pub(crate) keeps_gate: AtomicBool,
 }
 
 impl Early {
-    pub(super) fn space(&self) -> Option<KernelSpace> {
+    pub(crate) fn space(&self) -> Option<KernelSpace> {
         self.space.load().as_deref().cloned()
     }
 
-    pub(super) fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.space.load().is_some()
     }
 
     fn keeps_gate(&self) -> bool {
         self.keeps_gate.load(Ordering::Acquire)
     }
-}
 
-impl Engine {
     /// Handles the vCPU at `jump_label_init`: from now on, a counted hit may bring a detour.
-    pub(in crate::engine) fn begin_early_detours(
+    pub(crate) fn begin_early_detours(
         &self,
         vcpu: &mut dyn Vcpu,
     ) -> Result<(), GuestError> {
         let running = vcpu.system_state()?.paging;
         // Early `int3`s have to go before a second CPU starts, which would execute them without an interrupt table.
-        let ends = self.is_planted(Milestone::BootPatched) && !self.boot_patched.get();
-        let Some(located) = self.located.get().filter(|_| ends) else {
+        let ends =
+            self.plants.is_planted(Milestone::BootPatched) && !self.running.boot_patched.get();
+        let Some(located) = self.running.located.get().filter(|_| ends) else {
             return Ok(());
         };
         let Some(paging) = self.coming_tables(&running, located) else {
             return Ok(());
         };
-        if Detour::has_early_place(self.memory.as_ref(), &running, &paging) {
-            let space = self.kernel_space_with(paging, located, Tables::Early);
-            let early = &self.optimised.early;
+        if Detour::has_early_place(self.running.memory.as_ref(), &running, &paging) {
+            let space = self
+                .running
+                .kernel_space_with(paging, located, Tables::Early);
+            let early = &self;
             early.space.store(Some(Arc::new(space)));
-            let has_fred = self.kernel.symbols().address_of(FRED_ENTRY).is_some();
+            let has_fred = self
+                .running
+                .kernel
+                .symbols()
+                .address_of(FRED_ENTRY)
+                .is_some();
             early.keeps_gate.store(!has_fred, Ordering::Release);
         }
         Ok(())
@@ -97,80 +110,91 @@ impl Engine {
 
     /// The kernel's own page tables, with the paging mode of `running`.
     fn coming_tables(&self, running: &PagingState, located: Located) -> Option<PagingState> {
-        let tables = self.kernel.symbols().address_of(KERNEL_TABLES)?;
-        let cr3 = self.gpa_of(tables, located)?.0;
+        let tables = self.running.kernel.symbols().address_of(KERNEL_TABLES)?;
+        let cr3 = self.running.gpa_of(tables, located)?.0;
         Some(PagingState { cr3, ..*running })
-    }
-
-    /// Ends early detours: at `rest_init`, after the kernel has patched itself, or when nothing would stop the vCPU there. All sites
-    /// are checked again: an `int3` may become a jump, and an `int3` that is allowed only early goes. The region is the kernel's
-    /// own from `rest_init` on.
-    pub(in crate::engine) fn end_early_detours(
-        &self,
-        paused: &dyn Paused,
-    ) -> Result<(), GuestError> {
-        if self.optimised.early.space.swap(None).is_some() {
-            self.remove_int3s(paused)?;
-            self.reopen_all();
-        }
-        if let Some((paging, located)) = self.modules.paging().zip(self.located.get()) {
-            let kernel = self.kernel_space_with(paging, located, Tables::Settled);
-            self.detour.settle(self.memory.as_ref(), &kernel);
-        }
-        Ok(())
     }
 
     /// Whether the plant may have an early detour: all its probes count each hit. A filter may read through `gs`, whose
     /// base is 0 for a while in `load_percpu_segment`.
-    pub(super) fn may_be_early(&self, plant: &Plant) -> bool {
+    pub(crate) fn may_be_early(&self, plant: &Plant) -> bool {
         let mut probes = plant.probes.iter();
-        !plant.returns
-            && self.optimised.early.is_on()
-            && probes.all(|(probe, _)| probe.only_counts())
+        !plant.returns && self.is_on() && probes.all(|(probe, _)| probe.only_counts())
     }
 
     /// Whether the kernel will rewrite one of these bytes before `rest_init`.
-    pub(super) fn is_patched_later(&self, at: Gva, len: u64) -> bool {
+    pub(crate) fn is_patched_later(&self, at: Gva, len: u64) -> bool {
         let overlaps = |located: Located| {
-            let site = self.kernel.sites().overlapping(located.linked(at), len);
+            let site = self
+                .running
+                .kernel
+                .sites()
+                .overlapping(located.linked(at), len);
             site.is_some()
         };
-        self.optimised.early.is_on() && self.located.get().is_none_or(overlaps)
+        self.is_on() && self.running.located.get().is_none_or(overlaps)
     }
 
     /// Whether an `int3` may replace a plant on a return thunk with this code: only early. Before the kernel has chosen its
     /// mitigations against speculation, all returns go through the thunk, and the thunk's address does not matter yet. No return
     /// is executed between an `int3` and the switch.
-    pub(super) fn is_early_return_thunk(&self, at: Gva, code: &[u8]) -> bool {
-        self.optimised.early.is_on() && code == [RET] && !self.is_patched_later(at, 1)
+    pub(crate) fn is_early_return_thunk(&self, at: Gva, code: &[u8]) -> bool {
+        self.is_on() && code == [RET] && !self.is_patched_later(at, 1)
     }
 
     /// Whether a detour may execute the `sti` at the beginning of `code` and jump back to the rest. `sti` holds interrupts back
     /// for one more instruction, which an instruction behind `sti` that waits for an interrupt may count on. A return does not wait,
     /// nor does the `jmp` of `native_irq_enable` to the return thunk. Before `rest_init`, no kernel waits behind another `jmp`.
-    pub(super) fn is_early_sti_before_return(&self, plant: &Plant, code: &[u8]) -> bool {
-        if !self.optimised.early.is_on() || code != [STI] || plant.spot.room() < MAX_STI_BYTES {
+    pub(crate) fn is_early_sti_before_return(&self, plant: &Plant, code: &[u8]) -> bool {
+        if !self.is_on() || code != [STI] || plant.spot.room() < MAX_STI_BYTES {
             return false;
         }
         let spot = Spot::contiguous(plant.spot.gpa.wrapping_add(1));
-        let next = own_instruction(&self.planter, spot, plant.at.wrapping_add(1));
+        let next = own_instruction(&self.running.planter, spot, plant.at.wrapping_add(1));
         next.is_some_and(|next| matches!(next.bytes(), [RET] | [JMP_NEAR, ..] | [JMP_SHORT, ..]))
     }
 
     /// Whether an early `int3` reaches the switch: the kernel's handler, with its present bytes, reaches the pushes. The kernel
     /// patches the code before the pushes, a few bytes a write.
-    pub(super) fn does_early_int3_reach_switch(&self) -> bool {
-        self.optimised.early.keeps_gate()
-            && self.int3_prefix_is_watched()
-            && self.handler_leads_to_pushes()
+    pub(crate) fn does_early_int3_reach_switch(&self) -> bool {
+        self.keeps_gate()
+            && self.int3.int3_prefix_is_watched()
+            && self.int3.handler_leads_to_pushes()
     }
 
     /// Whether the guest, by writing `len` bytes at `gpa`, patches its handler of `int3` while `int3`s may replace plants. The
     /// `int3`s are removed before the write. A site's next hit restores its `int3`, if the handler is whole by then.
-    pub(in crate::engine) fn patches_int3_handler(&self, gpa: Gpa, len: usize) -> bool {
-        self.optimised.early.is_on()
-            && self.int3_prefix().is_some_and(|prefix| {
+    pub(crate) fn patches_int3_handler(&self, gpa: Gpa, len: usize) -> bool {
+        self.is_on()
+            && self.int3.int3_prefix().is_some_and(|prefix| {
                 gpa.0 < prefix.end.0 && prefix.start.0 < gpa.0.saturating_add(len as u64)
             })
+    }
+}
+
+impl Optimiser {
+    /// Ends early detours: at `rest_init`, after the kernel has patched itself, or when nothing would stop the vCPU there. All sites
+    /// are checked again: an `int3` may become a jump, and an `int3` that is allowed only early goes. The region is the kernel's
+    /// own from `rest_init` on.
+    pub(crate) fn end_early_detours(
+        &self,
+        paused: &dyn Paused,
+    ) -> Result<(), GuestError> {
+        if self.early.space.swap(None).is_some() {
+            self.remove_int3s(paused)?;
+            self.reopen_all();
+        }
+        if let Some((paging, located)) = self
+            .running
+            .modules
+            .paging()
+            .zip(self.running.located.get())
+        {
+            let kernel = self
+                .running
+                .kernel_space_with(paging, located, Tables::Settled);
+            self.detour.settle(self.running.memory.as_ref(), &kernel);
+        }
+        Ok(())
     }
 }

@@ -4,42 +4,44 @@
 //! switch (`detour/switch.rs`), as long as the guest runs. `docs/optimised.md` has the reasons.
 
 use std::ops::Range;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use introspect::insn::{Decoded, is_plain};
+use introspect::insn::Decoded;
 use introspect::int3::{HANDLER, HANDLER_BYTES};
-use introspect::optimise::{Unfit, WhyNot};
-use introspect::{Gpa, Gva, Idt, KernelInt3};
+use introspect::optimise::WhyNot;
+use introspect::{Gpa, Gva, KernelInt3};
 
-use super::super::jumps::INT3;
-use super::vcpus::VcpuSet;
-use super::{Engine, Lead};
-use crate::detour::{DetourError, HandedOn, Jumped, KernelSpace, Tables};
-use crate::guest::{GuestError, Paused, Vcpu};
-use crate::hit::Plant;
-use crate::plant::{PlantByte, Spot};
-use crate::registry::{Missed, Purpose};
+use crate::detour::{Detour, DetourError};
+use crate::engine::optimise::vcpus::VcpuSet;
+use crate::engine::plants::Plants;
+use crate::engine::running::Running;
+use crate::guest::{GuestError, Paused};
+use crate::plant::Spot;
 
 /// #BP.
-const VECTOR: u8 = 3;
+pub(crate) const VECTOR: u8 = 3;
 /// CR4.FRED: exceptions do not go through the interrupt table.
-const CR4_FRED: u64 = 1 << 32;
+pub(crate) const CR4_FRED: u64 = 1 << 32;
 
-/// The state of the `int3` redirect: the vCPUs that use the kernel's handler, and the handler.
-#[derive(Debug, Default)]
-pub(super) struct Int3Way {
+/// The kernel's handler of `int3`, and the vCPUs that use the handler.
+#[derive(Debug)]
+pub(crate) struct Int3Handler {
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) detour: Arc<Detour>,
+
     /// The vCPUs that have been checked.
-    looked_at: VcpuSet,
+    pub(crate) looked_at: VcpuSet,
     /// The checked vCPUs that use the kernel's handler.
-    pub(super) users: VcpuSet,
-    found: OnceLock<Option<Handler>>,
+    pub(crate) users: VcpuSet,
+    pub(crate) found: OnceLock<Option<Handler>>,
     /// The location of the jump to the switch in the handler.
-    opened: Mutex<Option<Spot>>,
+    pub(crate) opened: Mutex<Option<Spot>>,
 }
 
 /// The kernel's handler, at its running address.
 #[derive(Clone, Debug)]
-struct Handler {
+pub(crate) struct Handler {
     int3: KernelInt3,
     /// The location of the handler's first instruction.
     entry: Gpa,
@@ -49,19 +51,19 @@ struct Handler {
 
 impl Handler {
     /// The range of the instructions before the pushes.
-    fn prefix(&self) -> Range<Gpa> {
+    pub(crate) fn prefix(&self) -> Range<Gpa> {
         self.entry..self.spot.gpa
     }
 
     /// The number of bytes of the displaced pushes.
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.int3.first.iter().map(Decoded::len).sum()
     }
 }
 
 /// The reason why no `int3` can replace a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoInt3 {
+pub(crate) enum NoInt3 {
     /// KVM does not let the guest have its `int3`.
     #[error("this KVM does not deliver an int3 to the guest")]
     Host,
@@ -95,63 +97,22 @@ pub(super) enum NoInt3 {
     Unfit(#[from] WhyNot),
 }
 
-impl Engine {
-    /// Whether a pause to check the vCPU's handler of `int3` is worthwhile. Called at every hit.
-    pub(in crate::engine) fn may_look_at_int3(&self, vcpu: usize) -> bool {
-        self.is_optimising() && self.has_int3() && !self.optimised.int3.looked_at.contains(vcpu)
-    }
-
-    /// Checks whether the vCPU uses the kernel's handler of `int3`. If all vCPUs do now, `int3`s replace plants.
-    pub(in crate::engine) fn look_at_int3(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        paused: &dyn Paused,
-    ) -> Result<(), GuestError> {
-        let Int3Way {
-            looked_at, users, ..
-        } = &self.optimised.int3;
-        if users.contains(vcpu.index()) || !self.has_int3() {
-            return Ok(());
-        }
-        looked_at.insert(vcpu.index());
-        let Some(handler) = self.int3_handler() else {
-            return Ok(());
-        };
-        let sregs = vcpu.sregs()?;
-        let idt = Idt {
-            base: Gva(sregs.idt.base),
-            limit: sregs.idt.limit,
-        };
-        let paging = vcpu.system_state()?.paging;
-        if idt.target(self.memory.as_ref(), &paging, VECTOR) == Some(handler) {
-            users.insert(vcpu.index());
-            if self.vcpu_without_handler(paused).is_none() {
-                self.look_at_cpus(paused)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether the guest, not the VMM, gets an `int3` that the guest executes.
-    pub(in crate::engine) fn has_int3(&self) -> bool {
-        self.abilities.int3_to_guest && self.planter.byte() == PlantByte::Port
-    }
-
+impl Int3Handler {
     /// The running address of the kernel's handler, by its symbol.
-    fn int3_handler(&self) -> Option<Gva> {
-        let located = self.located.get()?;
-        let linked = self.kernel.symbols().address_of(HANDLER)?;
+    pub(crate) fn int3_handler(&self) -> Option<Gva> {
+        let located = self.running.located.get()?;
+        let linked = self.running.kernel.symbols().address_of(HANDLER)?;
         Some(linked.wrapping_add(located.slide.cast_unsigned()))
     }
 
     /// The handler, read at the first call, for the first plant: the kernel's text is in memory by then. The kernel patches the
     /// handler's alternatives later, and keeps their lengths.
-    fn known_handler(&self) -> Option<&Handler> {
+    pub(crate) fn known_handler(&self) -> Option<&Handler> {
         let find = || {
-            let (running, located) = (self.int3_handler()?, self.located.get()?);
-            let gpa = self.gpa_of(located.linked(running), located)?;
+            let (running, located) = (self.int3_handler()?, self.running.located.get()?);
+            let gpa = self.running.gpa_of(located.linked(running), located)?;
             let mut code = [0; HANDLER_BYTES];
-            self.planter.read_own(gpa, &mut code).ok()?;
+            self.running.planter.read_own(gpa, &mut code).ok()?;
             let int3 = KernelInt3::find(&code, running)?;
             let spot = Spot::contiguous(gpa.wrapping_add(int3.pushes.0 - running.0));
             Some(Handler {
@@ -160,65 +121,11 @@ impl Engine {
                 spot,
             })
         };
-        self.optimised.int3.found.get_or_init(find).as_ref()
-    }
-
-    /// The instruction at `plant`, displaced by an `int3`, if an `int3` is possible there.
-    pub(super) fn by_int3(
-        &self,
-        paused: &dyn Paused,
-        plant: &Plant,
-        planted: Decoded,
-        kernel: &KernelSpace,
-    ) -> Result<Jumped, NoInt3> {
-        if !self.has_int3() {
-            return Err(NoInt3::Host);
-        }
-        if kernel.paging.cr4 & CR4_FRED != 0 {
-            return Err(NoInt3::Fred);
-        }
-        let Some(handler) = self.known_handler() else {
-            return Err(NoInt3::Handler);
-        };
-        if kernel.tables == Tables::Early && !self.does_early_int3_reach_switch() {
-            return Err(NoInt3::HandlerPatchedLater);
-        }
-        if self.are_pushes_probed(handler) {
-            return Err(NoInt3::HandlerProbed);
-        }
-        if self.is_before_pushes_probed(handler) {
-            return Err(NoInt3::HandlerEntryProbed);
-        }
-        let without = match kernel.tables {
-            Tables::Early => self.early_vcpu_without_handler(),
-            Tables::Settled => self.vcpu_without_handler(paused),
-        };
-        if let Some(vcpu) = without {
-            return Err(NoInt3::Vcpu(vcpu));
-        }
-        if self.modules.holding(plant.at).is_some() {
-            let is_free = is_plain(&planted);
-            return if is_free {
-                Ok(Jumped::by_int3(planted))
-            } else {
-                Err(NoInt3::Bound(planted.text()))
-            };
-        }
-        if let Some(located) = self.located.get() {
-            let (survey, sites) = (self.kernel.survey(), self.kernel.sites());
-            match survey.verdict_on_byte(sites, located.linked(plant.at), planted.bytes()) {
-                Err(WhyNot::Unfit(Unfit::Thunk))
-                    if self.is_early_return_thunk(plant.at, planted.bytes()) => {}
-                Err(WhyNot::Fixed { .. })
-                    if self.is_early_sti_before_return(plant, planted.bytes()) => {}
-                verdict => verdict?,
-            }
-        }
-        Ok(Jumped::by_int3(planted))
+        self.found.get_or_init(find).as_ref()
     }
 
     /// Sets the target of the `int3` at `site` to `to`.
-    pub(super) fn lead_by_int3(
+    pub(crate) fn lead_by_int3(
         &self,
         paused: &dyn Paused,
         site: Gva,
@@ -226,12 +133,12 @@ impl Engine {
     ) -> Result<(), DetourError> {
         let handler = self.known_handler().ok_or(DetourError::NoPlace)?;
         let (spot, len) = (handler.spot, handler.len());
-        let memory = self.memory.as_ref();
+        let memory = self.running.memory.as_ref();
         self.detour
             .lead(paused, memory, &handler.int3, site, to, |_, jump| {
-                self.planter.keep(paused, spot, len)?;
-                if let Err(error) = self.planter.set_jump(paused, spot.gpa, Some(jump)) {
-                    self.planter.release(spot, len);
+                self.running.planter.keep(paused, spot, len)?;
+                if let Err(error) = self.running.planter.set_jump(paused, spot.gpa, Some(jump)) {
+                    self.running.planter.release(spot, len);
                     return Err(GuestError::from(error).into());
                 }
                 *self.opened() = Some(spot);
@@ -239,31 +146,8 @@ impl Engine {
             })
     }
 
-    /// If the guest has an `int3` of its own at `plant`, which is about to be executed, gives the `int3` to the guest's handler,
-    /// even if the site had an injected `int3` before.
-    pub(in crate::engine) fn hand_on_int3(&self, paused: &dyn Paused, plant: &Plant, rip: Gva) {
-        let displaced = plant.displaced(&self.planter, rip);
-        if displaced.is_none_or(|displaced| displaced.bytes() != [INT3]) {
-            return;
-        }
-        match self.detour.hand_on(paused, rip) {
-            Ok(HandedOn::No) => (),
-            // The vCPU's hit is not counted: the guest's handler treats the int3 as the guest's own.
-            Ok(HandedOn::Maybe) => {
-                for (probe, _) in &plant.probes {
-                    // A call that is missed is a hit of its return probe.
-                    if matches!(probe.purpose, Purpose::Return(_)) {
-                        probe.count_recorded();
-                    }
-                    probe.miss(Missed::Disarmed);
-                }
-            }
-            Err(error) => self.note(None, format!("an int3 at {rip} is led back: {error}")),
-        }
-    }
-
     /// Whether the jump to the switch covers `gpa` in the kernel's handler: the instruction there is executed elsewhere.
-    pub(in crate::engine) fn is_redirected(&self, gpa: Gpa) -> bool {
+    pub(crate) fn is_redirected(&self, gpa: Gpa) -> bool {
         let opened = *self.opened();
         opened
             .zip(self.known_handler())
@@ -271,38 +155,43 @@ impl Engine {
     }
 
     /// The range of the handler's instructions before its pushes.
-    pub(super) fn int3_prefix(&self) -> Option<Range<Gpa>> {
+    pub(crate) fn int3_prefix(&self) -> Option<Range<Gpa>> {
         self.known_handler().map(Handler::prefix)
     }
 
     /// Whether guest writes before the handler's pushes exit: the pushes' page is read-only while the handler is redirected.
-    pub(super) fn int3_prefix_is_watched(&self) -> bool {
+    pub(crate) fn int3_prefix_is_watched(&self) -> bool {
         let prefix = self.int3_prefix();
         prefix.is_some_and(|prefix| prefix.start.page() == prefix.end.page())
     }
 
     /// Whether a probe on the handler keeps `int3`s from replacing plants.
-    pub(in crate::engine) fn is_int3_handler_probed(&self) -> bool {
-        let found = self.optimised.int3.found.get().and_then(Option::as_ref);
+    pub(crate) fn is_int3_handler_probed(&self) -> bool {
+        let found = self.found.get().and_then(Option::as_ref);
         found.is_some_and(|handler| {
             self.is_before_pushes_probed(handler) || self.are_pushes_probed(handler)
         })
     }
 
-    fn is_before_pushes_probed(&self, handler: &Handler) -> bool {
+    pub(crate) fn is_before_pushes_probed(&self, handler: &Handler) -> bool {
         let Range { start, end } = handler.prefix();
         let len = usize::try_from(end.0.saturating_sub(start.0)).unwrap_or(0);
-        !self.planter.planted(start, len).is_empty()
+        !self.running.planter.planted(start, len).is_empty()
     }
 
     /// Whether a probe is on the pushes. `false` once the handler is redirected: a probe on its pushes is refused then.
-    fn are_pushes_probed(&self, handler: &Handler) -> bool {
+    pub(crate) fn are_pushes_probed(&self, handler: &Handler) -> bool {
         let Handler { spot, .. } = handler;
-        self.opened().is_none() && !self.planter.planted(spot.gpa, handler.len()).is_empty()
+        self.opened().is_none()
+            && !self
+                .running
+                .planter
+                .planted(spot.gpa, handler.len())
+                .is_empty()
     }
 
     /// Whether every `int3` executes the instruction at `gpa` before the switch.
-    pub(super) fn is_before_switch(&self, gpa: Gpa) -> bool {
+    pub(crate) fn is_before_switch(&self, gpa: Gpa) -> bool {
         let is_open = self.opened().is_some();
         is_open
             && self
@@ -311,46 +200,29 @@ impl Engine {
     }
 
     /// Whether the handler, with its present bytes, reaches the known pushes.
-    pub(super) fn handler_leads_to_pushes(&self) -> bool {
+    pub(crate) fn handler_leads_to_pushes(&self) -> bool {
         let Some(Handler { int3, entry, .. }) = self.known_handler() else {
             return false;
         };
         let mut code = [0; HANDLER_BYTES];
-        let read = self.planter.read_own(*entry, &mut code);
+        let read = self.running.planter.read_own(*entry, &mut code);
         let found = read.ok().and_then(|()| KernelInt3::find(&code, int3.entry));
         found.is_some_and(|found| found.pushes == int3.pushes)
     }
 
-    /// Removes all injected `int3`s.
-    ///
-    /// # Errors
-    ///
-    /// If memory cannot be written.
-    pub(super) fn remove_int3s(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        let table = self.table.load_full();
-        for plant in table.plants() {
-            if let Some(gpa) = plant.optimising.jump()
-                && self.leads(gpa) == Some(Lead::Int3)
-            {
-                self.unoptimise(paused, plant)?;
-            }
-        }
-        Ok(())
-    }
-
     fn opened(&self) -> std::sync::MutexGuard<'_, Option<Spot>> {
-        let opened = self.optimised.int3.opened.lock();
+        let opened = self.opened.lock();
         opened.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Restores the kernel's handler. No site has an injected `int3` any more. If a vCPU has executed an injected `int3`, and not
     /// reached the jump yet, the vCPU continues in the handler. The handler finds no `int3` at the site, as after the removal of
     /// a kprobe of the kernel's own.
-    pub(in crate::engine) fn close_int3(&self, paused: &dyn Paused) -> Result<(), GuestError> {
+    pub(crate) fn close_int3(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         let opened = self.opened().take();
         if let Some((spot, handler)) = opened.zip(self.known_handler()) {
-            self.planter.set_jump(paused, spot.gpa, None)?;
-            self.planter.release(spot, handler.len());
+            self.running.planter.set_jump(paused, spot.gpa, None)?;
+            self.running.planter.release(spot, handler.len());
         }
         Ok(())
     }

@@ -21,9 +21,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::Gva;
 
-use super::super::Engine;
-use crate::guest::{GuestError, Paused};
-use crate::registry::{Milestone, Purpose};
+use crate::engine::optimise::int3::Int3Handler;
+use crate::guest::Paused;
+use crate::registry::Milestone;
 
 /// The kernel's mask of online CPUs, a bit each.
 const ONLINE_MASK: &str = "__cpu_online_mask";
@@ -35,16 +35,16 @@ const MAX_VCPUS: usize = 256;
 
 /// A set of vCPUs.
 #[derive(Debug, Default)]
-pub(super) struct VcpuSet([AtomicU64; MAX_VCPUS / WORD_BITS]);
+pub(crate) struct VcpuSet([AtomicU64; MAX_VCPUS / WORD_BITS]);
 
 impl VcpuSet {
-    pub(super) fn insert(&self, vcpu: usize) {
+    pub(crate) fn insert(&self, vcpu: usize) {
         if let Some(word) = self.0.get(vcpu / WORD_BITS) {
             word.fetch_or(1 << (vcpu % WORD_BITS), Ordering::Relaxed);
         }
     }
 
-    pub(super) fn contains(&self, vcpu: usize) -> bool {
+    pub(crate) fn contains(&self, vcpu: usize) -> bool {
         let word = self.0.get(vcpu / WORD_BITS);
         word.is_some_and(|word| word.load(Ordering::Relaxed) >> (vcpu % WORD_BITS) & 1 != 0)
     }
@@ -54,10 +54,10 @@ impl VcpuSet {
     }
 }
 
-impl Engine {
+impl Int3Handler {
     /// The first vCPU of the machine that is not known to use the kernel's handler of `int3`; `None` if all are.
-    pub(super) fn vcpu_without_handler(&self, paused: &dyn Paused) -> Option<usize> {
-        let users = &self.optimised.int3.users;
+    pub(crate) fn vcpu_without_handler(&self, paused: &dyn Paused) -> Option<usize> {
+        let users = &self.users;
         let mut vcpus = 0..paused.vcpus();
         if !self.takes_cpus_offline() {
             return vcpus.find(|vcpu| !users.contains(*vcpu));
@@ -68,72 +68,33 @@ impl Engine {
         if vcpus.len() == 1 {
             return None;
         }
-        let is_watched = self.is_planted(Milestone::CpuOffline);
+        let is_watched = self.plants.is_planted(Milestone::CpuOffline);
         vcpus.find(|vcpu| !(is_watched && self.is_online(*vcpu)))
     }
 
     /// The same before `rest_init`: only one CPU runs, and starts the others behind `rest_init`.
-    pub(super) fn early_vcpu_without_handler(&self) -> Option<usize> {
-        self.optimised.int3.users.is_empty().then_some(0)
+    pub(crate) fn early_vcpu_without_handler(&self) -> Option<usize> {
+        self.users.is_empty().then_some(0)
     }
 
     /// Whether CPUs may go offline, possibly without reaching the kernel event probe: a compiler may inline its function.
     fn takes_cpus_offline(&self) -> bool {
-        let symbols = self.kernel.symbols();
+        let symbols = self.running.kernel.symbols();
         let mut functions = [Milestone::CpuOffline.function(), TAKES_OFFLINE].into_iter();
         functions.any(|function| symbols.address_of(function).is_some())
-    }
-
-    pub(super) fn is_planted(&self, milestone: Milestone) -> bool {
-        let is_it =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(it) if *it == milestone);
-        let table = self.table.load();
-        let mut milestones = self.milestones.iter();
-        milestones.any(|probe| {
-            let plant = || table.at(probe.planted_at()?);
-            // A guest write may have made the plant withdraw; then the probe reports no event.
-            is_it(&probe.purpose)
-                && plant().is_some_and(|plant| !self.planter.is_withdrawn(plant.spot.gpa))
-        })
     }
 
     /// Whether the kernel counts CPU `cpu` as online. The order of the vCPUs does not matter: all of them have to be online.
     fn is_online(&self, cpu: usize) -> bool {
         let word = || {
-            let located = self.located.get()?;
-            let mask = self.kernel.symbols().address_of(ONLINE_MASK)?;
+            let located = self.running.located.get()?;
+            let mask = self.running.kernel.symbols().address_of(ONLINE_MASK)?;
             let at = Gva(mask.0.checked_add((cpu / WORD_BITS * 8) as u64)?);
-            self.memory.read_u64(self.gpa_of(at, located)?).ok()
+            self.running
+                .memory
+                .read_u64(self.running.gpa_of(at, located)?)
+                .ok()
         };
         word().is_some_and(|word| word >> (cpu % WORD_BITS) & 1 != 0)
-    }
-
-    /// Lets `int3`s replace plants again after the last probe on the kernel's handler of `int3` has gone. Before `rest_init`, each
-    /// `int3` comes at the plant's next hit.
-    pub(in crate::engine) fn let_int3s_return(&self, paused: &dyn Paused) {
-        if self.optimised.early.is_on() {
-            self.reopen_all();
-        } else if let Err(error) = self.look_at_cpus(paused) {
-            self.note(None, format!("int3s do not replace plants again: {error}"));
-        }
-    }
-
-    /// Handles a CPU that has come online or is about to go offline: `int3`s replace plants everywhere, or nowhere.
-    ///
-    /// # Errors
-    ///
-    /// If memory cannot be written.
-    pub(in crate::engine) fn look_at_cpus(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        if self.vcpu_without_handler(paused).is_none() {
-            self.reopen_all();
-        } else {
-            self.remove_int3s(paused)?;
-        }
-        let table = self.table.load_full();
-        let open = table.plants().filter(|plant| plant.optimising.is_open());
-        let places: Vec<_> = open.map(|plant| plant.at).collect();
-        // If no `int3` is allowed, the call sets the reason.
-        self.optimise_all(paused, &places);
-        Ok(())
     }
 }

@@ -3,23 +3,26 @@
 //! A jump displaces no more than one instruction, so the questions are few: does the instruction have room, does the instruction
 //! do the same in the detour, and does the kernel patch or compare the instruction?
 
-use introspect::insn::{Decoded, is_plain};
-use introspect::optimise::{MAX_REGION_BYTES, WhyNot};
-use introspect::{Gpa, PatchKind, PatchTime};
+use std::sync::Arc;
 
-use super::JUMP_BYTES;
-use super::int3::NoInt3;
-use crate::detour::{Jumped, Keeps, KernelSpace, Use};
-use crate::engine::Engine;
-use crate::engine::located::Located;
+use introspect::insn::{Decoded, is_plain};
+use introspect::optimise::{MAX_REGION_BYTES, Unfit, WhyNot};
+use introspect::{Gpa, PatchKind};
+
+use crate::detour::{Jumped, Keeps, KernelSpace, Tables, Use};
+use crate::engine::optimise::JUMP_BYTES;
+use crate::engine::optimise::early::Early;
+use crate::engine::optimise::int3::{CR4_FRED, Int3Handler, NoInt3};
+use crate::engine::plants::Plants;
+use crate::engine::running::Running;
+use crate::engine::running::located::Located;
 use crate::guest::Paused;
 use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
-use crate::registry::{Milestone, Purpose, Reader};
 
 /// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NotOptimised {
+pub(crate) enum NotOptimised {
     /// A guest write has made the plant withdraw.
     #[error("the guest has just rewritten the instruction")]
     Withdrawn,
@@ -73,9 +76,18 @@ impl NotOptimised {
     }
 }
 
-impl Engine {
+/// Decides whether a jump or an `int3` may replace a plant.
+#[derive(Debug)]
+pub(crate) struct Verdicts {
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) int3: Arc<Int3Handler>,
+    pub(crate) early: Arc<Early>,
+}
+
+impl Verdicts {
     /// The instructions that a jump or an `int3` can displace at `plant`, and the address of the jump or `int3`.
-    pub(super) fn verdict(
+    pub(crate) fn verdict(
         &self,
         paused: &dyn Paused,
         plant: &Plant,
@@ -84,9 +96,9 @@ impl Engine {
     ) -> Result<(Jumped, Gpa), NotOptimised> {
         let (jumped, gpa) = match self.jump_for(plant) {
             Err(jump) if jump.is_for_want_of_room() => {
-                let planted = own_instruction(&self.planter, plant.spot, plant.at);
+                let planted = own_instruction(&self.running.planter, plant.spot, plant.at);
                 let planted = planted.ok_or(NotOptimised::NoInstruction)?;
-                if let Some(kind) = self.patched_at_run_time(plant, &planted) {
+                if let Some(kind) = self.running.patched_at_run_time(plant, &planted) {
                     return Err(NotOptimised::Patched(kind));
                 }
                 let jumped = self.by_int3(paused, plant, planted, kernel);
@@ -108,24 +120,28 @@ impl Engine {
     }
 
     fn jump_for(&self, plant: &Plant) -> Result<(Jumped, Gpa), NotOptimised> {
-        if self.planter.is_withdrawn(plant.spot.gpa) {
+        if self.running.planter.is_withdrawn(plant.spot.gpa) {
             return Err(NotOptimised::Withdrawn);
         }
-        let located = self.located.get().ok_or(NotOptimised::NoInstruction)?;
-        let planted = own_instruction(&self.planter, plant.spot, plant.at);
+        let located = self
+            .running
+            .located
+            .get()
+            .ok_or(NotOptimised::NoInstruction)?;
+        let planted = own_instruction(&self.running.planter, plant.spot, plant.at);
         let planted = planted.ok_or(NotOptimised::NoInstruction)?;
         // For the kernel's own text, the survey decides below.
-        if self.modules.holding(plant.at).is_some() && !is_plain(&planted) {
+        if self.running.modules.holding(plant.at).is_some() && !is_plain(&planted) {
             return Err(NotOptimised::Bound(planted.text()));
         }
-        if self.is_patched_later(plant.at, planted.len() as u64) {
+        if self.early.is_patched_later(plant.at, planted.len() as u64) {
             return Err(NotOptimised::PatchedLater);
         }
         if let Some((jumped, gpa)) = self.over_call(plant, &planted) {
             self.surveyed(&jumped, located, &[])?;
             return self.alone(plant, gpa).map(|()| (jumped, gpa));
         }
-        if let Some(kind) = self.patched_at_run_time(plant, &planted) {
+        if let Some(kind) = self.running.patched_at_run_time(plant, &planted) {
             return Err(NotOptimised::Patched(kind));
         }
         let jumped =
@@ -141,7 +157,7 @@ impl Engine {
     /// The original bytes from the plant on, at the most to the end of the page.
     fn own_code(&self, plant: &Plant) -> Vec<u8> {
         let mut code = vec![0; plant.spot.room().min(MAX_REGION_BYTES)];
-        match self.planter.read_own(plant.spot.gpa, &mut code) {
+        match self.running.planter.read_own(plant.spot.gpa, &mut code) {
             Ok(()) => code,
             Err(_) => Vec::new(),
         }
@@ -150,10 +166,10 @@ impl Engine {
     /// Whether the survey of the kernel allows the jump. Modules have no survey; a single plain instruction needs none. `code` lies
     /// at the jump, if the jump displaces one instruction.
     fn surveyed(&self, jumped: &Jumped, located: Located, code: &[u8]) -> Result<(), WhyNot> {
-        if self.modules.holding(jumped.at()).is_some() {
+        if self.running.modules.holding(jumped.at()).is_some() {
             return Ok(());
         }
-        let (survey, sites) = (self.kernel.survey(), self.kernel.sites());
+        let (survey, sites) = (self.running.kernel.survey(), self.running.kernel.sites());
         let at = located.linked(jumped.at());
         match jumped.then() {
             Some(then) => survey.verdict_on_call(sites, at, then.bytes()),
@@ -169,7 +185,7 @@ impl Engine {
     /// Whether no other plant is in the range of the jump.
     fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
         let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
-        let planted = self.planter.planted(jump, len);
+        let planted = self.running.planter.planted(jump, len);
         if planted.iter().any(|gpa| *gpa != plant.spot.gpa) {
             return Err(NotOptimised::Neighbour);
         }
@@ -179,39 +195,72 @@ impl Engine {
     /// A jump for a plant behind an ftrace call that is switched off: the jump displaces the call's nop, and the detour executes
     /// the planted instruction too. The plant stays, for a task that stands before the plant now.
     fn over_call(&self, plant: &Plant, planted: &Decoded) -> Option<(Jumped, Gpa)> {
-        if !self.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
+        if !self.plants.shows_own_to_ftrace() || plant.spot.gpa.page_offset() < JUMP_BYTES {
             return None;
         }
         // One probe's address is the call, and the plant is behind the call. Other probes may be on the planted instruction.
         let mut about = plant.probes.iter().map(|(_, ip)| ip);
         let ip = about.find(|ip| ip.wrapping_add(JUMP_BYTES) == plant.at)?;
         let gpa = plant.spot.gpa.wrapping_add(JUMP_BYTES.wrapping_neg());
-        let call = own_instruction(&self.planter, Spot::contiguous(gpa), *ip)?;
+        let call = own_instruction(&self.running.planter, Spot::contiguous(gpa), *ip)?;
         let is_off = call.len() as u64 == JUMP_BYTES && is_plain(&call);
         let jumped = Jumped::new(call, Some(*planted)).filter(|_| is_off)?;
         Some((jumped, gpa))
     }
 
-    /// Whether original bytes are returned to ftrace when the kernel compares before patching: the kernel's reading function is a
-    /// kernel event probe, and has a plant.
-    fn shows_own_to_ftrace(&self) -> bool {
-        let copies = |purpose: &Purpose| {
-            matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))
+    /// The instruction at `plant`, displaced by an `int3`, if an `int3` is possible there.
+    pub(crate) fn by_int3(
+        &self,
+        paused: &dyn Paused,
+        plant: &Plant,
+        planted: Decoded,
+        kernel: &KernelSpace,
+    ) -> Result<Jumped, NoInt3> {
+        if !self.running.has_int3() {
+            return Err(NoInt3::Host);
+        }
+        if kernel.paging.cr4 & CR4_FRED != 0 {
+            return Err(NoInt3::Fred);
+        }
+        let Some(handler) = self.int3.known_handler() else {
+            return Err(NoInt3::Handler);
         };
-        let mut milestones = self.milestones.iter();
-        milestones.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
-    }
-
-    fn patched_at_run_time(&self, plant: &Plant, planted: &Decoded) -> Option<PatchKind> {
-        let len = planted.len() as u64;
-        let site = match self.modules.holding(plant.at) {
-            Some(module) => module.patched(plant.at, len),
-            None => {
-                let linked = self.located.get()?.linked(plant.at);
-                self.kernel.sites().overlapping(linked, len)
+        if kernel.tables == Tables::Early && !self.early.does_early_int3_reach_switch() {
+            return Err(NoInt3::HandlerPatchedLater);
+        }
+        if self.int3.are_pushes_probed(handler) {
+            return Err(NoInt3::HandlerProbed);
+        }
+        if self.int3.is_before_pushes_probed(handler) {
+            return Err(NoInt3::HandlerEntryProbed);
+        }
+        let without = match kernel.tables {
+            Tables::Early => self.int3.early_vcpu_without_handler(),
+            Tables::Settled => self.int3.vcpu_without_handler(paused),
+        };
+        if let Some(vcpu) = without {
+            return Err(NoInt3::Vcpu(vcpu));
+        }
+        if self.running.modules.holding(plant.at).is_some() {
+            let is_free = is_plain(&planted);
+            return if is_free {
+                Ok(Jumped::by_int3(planted))
+            } else {
+                Err(NoInt3::Bound(planted.text()))
+            };
+        }
+        if let Some(located) = self.running.located.get() {
+            let (survey, sites) = (self.running.kernel.survey(), self.running.kernel.sites());
+            match survey.verdict_on_byte(sites, located.linked(plant.at), planted.bytes()) {
+                Err(WhyNot::Unfit(Unfit::Thunk))
+                    if self.early.is_early_return_thunk(plant.at, planted.bytes()) => {}
+                Err(WhyNot::Fixed { .. })
+                    if self
+                        .early
+                        .is_early_sti_before_return(plant, planted.bytes()) => {}
+                verdict => verdict?,
             }
-        };
-        let kind = site?.kind;
-        (kind.when() == PatchTime::Runtime).then_some(kind)
+        }
+        Ok(Jumped::by_int3(planted))
     }
 }

@@ -19,10 +19,11 @@ const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
 fn reach(rig: &Rig, at: Gva) {
     let mut vcpu = vcpu(at);
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
         HitOutcome::NeedsPause
     );
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!(vcpu.regs.rip, at.0 + 1, "and goes on");
@@ -88,7 +89,10 @@ fn disarming_leaves_the_guest_as_it_was() {
         (vec![], [None; 4])
     );
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu(plain), plain).expect("handled"),
+        rig.engine
+            .hits
+            .on_hit(&mut vcpu(plain), plain)
+            .expect("handled"),
         HitOutcome::NotOurs
     );
 }
@@ -118,13 +122,13 @@ fn debug_registers_are_four() {
     assert_eq!(rig.notes()[0].probe.as_deref(), Some("kprobe:keyed4"));
 
     let mut vcpu = vcpu(places[2]);
-    let outcome = rig.engine.on_debug_hit(&mut vcpu, 1 << 2, places[2]);
+    let outcome = rig.engine.hits.on_debug_hit(&mut vcpu, 1 << 2, places[2]);
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(vcpu.regs.rip, places[2].0 + 5 + 0x1000);
     assert_eq!((rig.probe(2).hits, rig.hits().len()), (1, 1));
     // A debug register of another site, and a debug register not used by hyprobe.
     for fired in [1 << 1, 0] {
-        let outcome = rig.engine.on_debug_hit(&mut vcpu, fired, places[2]);
+        let outcome = rig.engine.hits.on_debug_hit(&mut vcpu, fired, places[2]);
         assert_eq!(outcome.expect("handled"), HitOutcome::NotOurs);
     }
 }
@@ -162,7 +166,7 @@ fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
         (patched, &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc][..]),
         (shifted, &[0x66, 0x90]),
     ] {
-        let written = rig.engine.on_guest_write(Gpa(gpa(at)), bytes);
+        let written = rig.engine.writes.on_guest_write(Gpa(gpa(at)), bytes);
         assert_eq!(written.expect("merged"), Written::Merged);
     }
     reach(&rig, rest_init);
@@ -180,7 +184,7 @@ fn what_the_kernel_patches_at_boot_is_armed_when_it_has() {
     let mut vcpu = vcpu(patched);
     vcpu.regs.rsp = DATA;
     rig.memory.put(DATA, &0x1234_u64.to_le_bytes());
-    rig.engine.on_hit(&mut vcpu, patched).expect("handled");
+    rig.engine.hits.on_hit(&mut vcpu, patched).expect("handled");
     assert_eq!(vcpu.regs.rip, 0x1234);
 }
 
@@ -197,6 +201,7 @@ fn an_instruction_behind_a_shortened_return_is_one() {
     let rig = Rig::new(&kernel, &["kprobe:probed+0xa"]);
     let written = rig
         .engine
+        .writes
         .on_guest_write(Gpa(gpa(jump)), &[0xc3, 0xcc, 0xcc, 0xcc, 0xcc]);
     assert_eq!(written.expect("handled"), Written::Merged);
     reach(&rig, rest_init);
@@ -215,7 +220,10 @@ fn plants_in_init_text_go_before_it_is_freed() {
     kernel.function("stays", &PLAIN);
     let goes = kernel.init_function("goes", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:goes", "kprobe:stays"]);
-    rig.engine.on_hit(&mut vcpu(goes), goes).expect("handled");
+    rig.engine
+        .hits
+        .on_hit(&mut vcpu(goes), goes)
+        .expect("handled");
     reach(&rig, free_initmem);
     assert_eq!(rig.states(), [ProbeState::Gone, ProbeState::Armed]);
     assert_eq!((rig.seen(goes), rig.probe(0).hits), (PLAIN[0], 1));
@@ -239,11 +247,16 @@ fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it
         .register(&rig.paused, &[skipping("kprobe:free_initmem")]);
     registered.expect("registered");
     let mut vcpu = vcpu(free_initmem);
-    let outcome = rig.engine.on_hit(&mut vcpu, free_initmem).expect("handled");
+    let outcome = rig
+        .engine
+        .hits
+        .on_hit(&mut vcpu, free_initmem)
+        .expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
     let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to run");
     let hit = rig
         .engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, free_initmem, run);
     hit.expect("handled");
     assert_ne!(vcpu.regs.rip, free_initmem.0, "skipped");
@@ -270,7 +283,7 @@ fn probe_on_init_text_that_was_freed_is_gone() {
         assert_eq!(rig.states(), [ProbeState::Gone; 2], "watched: {is_watched}");
         assert_eq!(rig.seen(goes), PLAIN[0]);
         // No plant is possible there for a return site either.
-        assert!(!engine.can_return_to(goes.wrapping_add(1)));
+        assert!(!engine.running.can_return_to(goes.wrapping_add(1)));
     }
 }
 
@@ -287,6 +300,7 @@ fn a_panic_is_noted_with_its_message() {
         let mut vcpu = vcpu(panic);
         vcpu.regs.rdi = DATA;
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
                 panic!("nothing to run")
             })
@@ -299,6 +313,7 @@ fn a_panic_is_noted_with_its_message() {
     let mut vcpu = vcpu(panic);
     vcpu.regs.rdi = MEMORY_BYTES as u64;
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
             panic!("nothing to run")
         })
@@ -320,6 +335,7 @@ fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
     }
     vcpu.regs.rdi = DATA;
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, panic, |_, _| {
             panic!("nothing to run")
         })
@@ -348,6 +364,7 @@ fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
     // An invalid first value, and a value whose address is not mapped.
     for lstar in [Gva(0x1234), entry] {
         rig.engine
+            .handover
             .locate(&mut vcpu, &rig.paused, lstar)
             .expect("noted");
         assert_eq!(rig.states(), [ProbeState::Pending]);
@@ -355,6 +372,7 @@ fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
     }
     let there = |at: Gva| at.wrapping_add(SLIDE);
     rig.engine
+        .handover
         .locate(&mut vcpu, &rig.paused, there(entry))
         .expect("located");
     assert_eq!(rig.states(), [ProbeState::Armed]);
@@ -369,6 +387,7 @@ fn a_kernel_that_moves_itself_is_armed_where_it_says_that_it_is() {
     vcpu.regs.rip = there(probed).0;
     vcpu.regs.rsp = DATA;
     rig.engine
+        .hits
         .on_hit(&mut vcpu, there(probed))
         .expect("handled");
     assert_eq!(rig.hits()[0].ip, Hex(there(probed).0));
@@ -393,13 +412,14 @@ fn an_address_that_was_looked_up_before_the_kernel_moved_is_looked_up_again() {
     let stale = rig.engine.prepare(&at(probed)).expect("it is in the file");
     let lost = rig.engine.prepare(&at(entry)).expect("it is in the file");
     rig.engine
+        .handover
         .locate(&mut vcpu(Gva(0)), &rig.paused, entry.wrapping_add(SLIDE))
         .expect("located");
     for prepared in [stale, lost] {
         let registered = rig.engine.register_prepared(&rig.paused, prepared);
         assert!(matches!(registered, Err(RegisterError::Resolve(_))));
     }
-    assert!(rig.engine.ids().is_empty());
+    assert!(rig.engine.inventory().ids().is_empty());
     let there = probed.wrapping_add(SLIDE);
     let prepared = rig.engine.prepare(&at(there)).expect("it runs there");
     rig.engine
@@ -418,10 +438,14 @@ fn an_error_while_the_guest_runs_refuses_what_is_pending() {
     let rig = Rig::new(&kernel, &["kprobe:plain", "kprobe:patched"]);
     let before = rig.memory.bytes();
     let mut vcpu = vcpu(rest_init);
-    rig.engine.on_hit(&mut vcpu, rest_init).expect("handled");
+    rig.engine
+        .hits
+        .on_hit(&mut vcpu, rest_init)
+        .expect("handled");
     // The first is for the text as a whole.
     rig.paused.requests.fail(2);
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, rest_init, |_, _| {
             panic!("nothing to step")
         })

@@ -100,7 +100,7 @@ proptest! {
                 }
             }
             prop_assert!(rig.memory.bytes() == expected);
-            let table = rig.engine.table.load();
+            let table = rig.engine.hits.plants.table.load();
             for plant in table.plants() {
                 let ids: Vec<_> = plant.probes.iter().map(|(probe, _)| probe.id).collect();
                 prop_assert!(!ids.is_empty() && ids.is_sorted());
@@ -113,7 +113,7 @@ proptest! {
         let ids: Vec<_> = model.iter().map(|(id, ..)| *id).collect();
         rig.engine.unregister(&rig.paused, &ids).expect("removed");
         prop_assert!(rig.memory.bytes() == unprobed);
-        prop_assert_eq!(rig.engine.table.load().plants().count(), 0);
+        prop_assert_eq!(rig.engine.hits.plants.table.load().plants().count(), 0);
     }
 }
 
@@ -136,7 +136,7 @@ fn more_probes_than_an_engine_takes_are_refused_and_none_is_there() {
         ),
         "{error}"
     );
-    assert_eq!(rig.engine.summaries().len(), 1);
+    assert_eq!(rig.engine.inventory().summaries().len(), 1);
     let ids = rig.engine.register(&rig.paused, &count(1)).expect("room");
     assert_eq!(ids.len(), 1);
 }

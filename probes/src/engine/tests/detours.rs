@@ -32,13 +32,14 @@ fn rig(code: &[u8]) -> (Rig, Gva) {
 /// Handles a hit, with a pause if required. Returns whether the hit paused the vCPUs, and whether the instruction was single-stepped.
 fn hit(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> (bool, bool) {
     vcpu.regs.rip = at.0;
-    match rig.engine.on_hit(vcpu, at).expect("handled") {
+    match rig.engine.hits.on_hit(vcpu, at).expect("handled") {
         HitOutcome::Resume => return (false, false),
         HitOutcome::NeedsPause => (),
         HitOutcome::NotOurs => panic!("there is a plant"),
     }
     let mut stepped = false;
     rig.engine
+        .paused_hits
         .on_paused_hit(vcpu, &rig.paused, at, |vcpu, _| {
             stepped = true;
             vcpu.regs.rip = at.0 + 2;
@@ -249,6 +250,7 @@ fn a_rewritten_instruction_has_a_copy_of_its_own() {
     hit(&rig, &mut vcpu, at);
     // cpuid
     rig.engine
+        .writes
         .on_guest_write(Gpa(gpa(at)), &[0x0f, 0xa2])
         .expect("written");
     assert_eq!(hit(&rig, &mut vcpu, at), (true, false));
@@ -263,13 +265,13 @@ fn a_rewritten_instruction_has_a_copy_of_its_own() {
 #[test]
 fn guest_writes_to_copies_are_dropped_and_told_of_now_and_then() {
     let (rig, at) = rig(&RDTSC);
-    assert!(!rig.engine.is_detour_write(Gpa(DETOUR_GPA)));
+    assert!(!rig.engine.writes.is_detour_write(Gpa(DETOUR_GPA)));
     hit(&rig, &mut vcpu(at), at);
     for _ in 0..1234 {
-        assert!(rig.engine.is_detour_write(Gpa(DETOUR_GPA + 5)));
+        assert!(rig.engine.writes.is_detour_write(Gpa(DETOUR_GPA + 5)));
     }
     assert_eq!(rig.notes().len(), 4, "1, 10, 100, 1000");
-    assert!(!rig.engine.is_detour_write(Gpa(0x1000)));
+    assert!(!rig.engine.writes.is_detour_write(Gpa(0x1000)));
     let mut byte = [0];
     both(&rig)
         .read(Gpa(DETOUR_GPA + 5), &mut byte)
@@ -309,7 +311,7 @@ fn probe_that_comes_back_finds_its_copy() {
     hit(&rig, &mut vcpu(at), at);
     let new = NewProbe::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"));
     rig.engine
-        .unregister(&rig.paused, &rig.engine.ids())
+        .unregister(&rig.paused, &rig.engine.inventory().ids())
         .expect("removed");
     for _ in 0..5000 {
         let ids = rig
@@ -329,12 +331,13 @@ fn what_fails_leaves_nothing_behind() {
         let mut vcpu = vcpu(at);
         vcpu.regs.rip = at.0;
         assert_eq!(
-            rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+            rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
             HitOutcome::NeedsPause
         );
         rig.paused.requests.fail(n);
         let mut stepped = false;
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
                 stepped = true;
                 Ok(Ran::At(at.wrapping_add(2)))

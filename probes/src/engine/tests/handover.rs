@@ -25,10 +25,11 @@ struct Guest {
 fn reach(rig: &Rig, at: Gva, rsp: u64) -> FakeVcpu {
     let mut vcpu = vcpu(at);
     vcpu.regs.rsp = rsp;
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     if outcome == HitOutcome::NeedsPause {
         let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to step");
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, run)
             .expect("handled");
     }
@@ -76,9 +77,10 @@ impl Guest {
         self.rig.memory.put(at, &table.to_le_bytes());
         let mut vcpu = FakeVcpu::at(self.lstar, ROOT);
         let lstar = self.lstar.wrapping_add(SLIDE);
-        assert!(self.rig.engine.awaits_kernel());
+        assert!(self.rig.engine.handover.awaits_kernel());
         self.rig
             .engine
+            .handover
             .locate(&mut vcpu, &self.rig.paused, lstar)
             .expect("looked at");
     }
@@ -118,7 +120,7 @@ fn plants_stay_if_an_injection_skips_the_start_of_another_kernel() {
     assert_eq!(guest.rig.probe(1).hits, 1);
     assert_eq!(guest.rig.states(), [ProbeState::Armed; 2]);
     assert_ne!(guest.rig.seen(guest.probed), PLAIN[0]);
-    assert!(!engine.awaits_kernel());
+    assert!(!engine.handover.awaits_kernel());
 }
 
 #[test]
@@ -163,7 +165,7 @@ fn same_kernel_at_another_place_is_probed_again() {
     assert_eq!(guest.rig.states(), [ProbeState::Armed]);
     reach(&guest.rig, guest.probed.wrapping_add(SLIDE), STACK);
     assert_eq!(guest.rig.probe(0).hits, 2);
-    assert!(!guest.rig.engine.awaits_kernel());
+    assert!(!guest.rig.engine.handover.awaits_kernel());
 }
 
 #[test]
@@ -174,7 +176,7 @@ fn another_kernel_is_left_alone() {
     guest.starts_next();
     assert_eq!(guest.rig.states(), [ProbeState::Gone]);
     assert_eq!(guest.rig.seen(guest.probed), PLAIN[0]);
-    assert!(!guest.rig.engine.awaits_kernel());
+    assert!(!guest.rig.engine.handover.awaits_kernel());
     let mut word = [0; 1];
     let at = introspect::Gpa(gpa(guest.probed));
     guest.rig.memory.read(at, &mut word).expect("memory");

@@ -21,7 +21,7 @@ fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {
     (vcpu.regs.rdi, vcpu.regs.rsi, vcpu.regs.rbp) = (7, 8, 9);
     let rsp = vcpu.regs.rsp;
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
         HitOutcome::Resume
     );
 
@@ -49,7 +49,7 @@ fn where_rip_is_does_not_matter() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:plain"]);
     let mut vcpu = vcpu(at.wrapping_add(1));
-    rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!(vcpu.regs.rip, at.0 + 1);
     assert_eq!(rig.hits()[0].regs.rip, Hex(at.0));
 }
@@ -59,7 +59,7 @@ fn everybody_who_asked_for_a_place_is_told_in_order() {
     let (kernel, at) = one("plain", &PLAIN);
     let address = format!("kprobe:{at}");
     let rig = Rig::new(&kernel, &["kprobe:plain", &address, "kprobe:plain+0x1"]);
-    rig.engine.on_hit(&mut vcpu(at), at).expect("handled");
+    rig.engine.hits.on_hit(&mut vcpu(at), at).expect("handled");
     let told: Vec<_> = rig.hits().iter().map(|hit| hit.probe.to_string()).collect();
     assert_eq!(told, ["kprobe:plain", &address]);
     assert_eq!([0, 1, 2].map(|probe| rig.probe(probe).hits), [1, 1, 0]);
@@ -78,6 +78,7 @@ fn a_hit_behind_an_ftrace_call_is_about_the_call() {
         "the kernel looks at its call"
     );
     rig.engine
+        .hits
         .on_hit(&mut vcpu(behind), behind)
         .expect("handled");
     let ips: Vec<_> = rig
@@ -101,7 +102,7 @@ fn what_is_not_planted_is_not_ours() {
         let mut vcpu = vcpu(rip);
         let before = vcpu.regs;
         assert_eq!(
-            rig.engine.on_hit(&mut vcpu, rip).expect("handled"),
+            rig.engine.hits.on_hit(&mut vcpu, rip).expect("handled"),
             HitOutcome::NotOurs
         );
         assert_eq!(vcpu.regs, before);
@@ -118,7 +119,7 @@ fn another_mapping_of_the_plant_is_a_hit_too() {
     let alias = Gva(gpa(at));
     let mut vcpu = vcpu(alias);
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, alias).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, alias).expect("handled"),
         HitOutcome::Resume
     );
     assert_eq!(
@@ -136,7 +137,7 @@ fn another_mapping_of_the_plant_is_a_hit_too() {
 fn with_written_breakpoint(abilities: Abilities) -> (Rig, Gva) {
     let (kernel, at) = one("breaks", &[0x90, 0xc3]);
     let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
-    let written = rig.engine.on_guest_write(Gpa(gpa(at)), &[0xcc]);
+    let written = rig.engine.writes.on_guest_write(Gpa(gpa(at)), &[0xcc]);
     assert_eq!(written.expect("written"), Written::Merged);
     (rig, at)
 }
@@ -152,7 +153,7 @@ fn breakpoint_that_the_guest_has_written_under_a_plant_is_injected() {
         let mut vcpu = vcpu(at);
         vcpu.regs.rflags |= RESUME_FLAG;
         assert_eq!(
-            rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+            rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
             HitOutcome::Resume
         );
         assert_eq!(vcpu.injected, [Injected::Breakpoint(at)]);
@@ -177,14 +178,17 @@ fn breakpoint_that_exits_is_executed_in_place() {
 /// The byte in memory at `at` while the vCPU executes the instruction there.
 fn runs_in_place(rig: &Rig, vcpu: &mut FakeVcpu, at: Gva) -> u8 {
     assert_eq!(
-        rig.engine.on_hit(vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(vcpu, at).expect("handled"),
         HitOutcome::NeedsPause
     );
     let mut shown = 0;
-    let outcome = rig.engine.on_paused_hit(vcpu, &rig.paused, at, |_, _| {
-        shown = rig.seen(at);
-        Ok(Ran::Nowhere)
-    });
+    let outcome = rig
+        .engine
+        .paused_hits
+        .on_paused_hit(vcpu, &rig.paused, at, |_, _| {
+            shown = rig.seen(at);
+            Ok(Ran::Nowhere)
+        });
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert!(vcpu.injected.is_empty());
     shown
@@ -208,9 +212,10 @@ fn breakpoint_that_the_kernel_was_built_with_shows_until_it_is_executed_again() 
             assert_eq!((rig.probe(0).hits, rig.seen(at)), (hits, 0xcc));
             assert_eq!(rig.paused.breakpoints()[0], Some(at.0));
             // The next execution of it: the plant returns, and is hit.
-            let on = rig.engine.on_debug_hit(&mut vcpu, 1, at);
+            let on = rig.engine.hits.on_debug_hit(&mut vcpu, 1, at);
             assert_eq!(on.expect("handled"), HitOutcome::NeedsPause);
             rig.engine
+                .paused_hits
                 .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("it is hit"))
                 .expect("handled");
         }
@@ -258,7 +263,7 @@ fn built_in_breakpoint_under_an_int3_plant_is_injected() {
     };
     let rig = Rig::with(&kernel, &["kprobe:breaks"], abilities);
     let mut vcpu = vcpu(at);
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!(outcome, HitOutcome::Resume);
     assert_eq!(vcpu.injected, [Injected::Breakpoint(at)]);
 }
@@ -270,12 +275,13 @@ fn a_plant_that_went_meanwhile_lets_the_vcpu_run_on() {
     let rig = Rig::new(&kernel, &["kprobe:reads_time"]);
     let mut vcpu = vcpu(at.wrapping_add(1));
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
         HitOutcome::NeedsPause
     );
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     let outcome = rig
         .engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"));
     assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
     assert_eq!(
@@ -299,10 +305,11 @@ fn a_plant_that_comes_back_counts_nobody_twice() {
         .register(&rig.paused, &[counted])
         .expect("registered");
     let mut vcpu = vcpu(at);
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     rig.engine.set_armed(&rig.paused, true).expect("armed");
@@ -321,7 +328,7 @@ fn errors_of_the_vcpu_are_told() {
         let mut vcpu = vcpu(at);
         let before = vcpu.regs;
         vcpu.requests.fail_from(failures + 1);
-        match rig.engine.on_hit(&mut vcpu, at) {
+        match rig.engine.hits.on_hit(&mut vcpu, at) {
             Ok(outcome) => {
                 assert_eq!(outcome, HitOutcome::Resume);
                 assert_eq!(vcpu.regs.rip, at.0 + 1);
@@ -356,10 +363,10 @@ fn outs_in_front_of_a_plant_is_no_hit() {
     let rig = Rig::new(&kernel, &["kprobe:written+0x1"]);
     let mut vcpu = vcpu(at);
     vcpu.behind_outs = true;
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::NotOurs, at.0));
     assert_eq!(rig.probe(0).hits, 0);
     vcpu.behind_outs = false;
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!((outcome, rig.probe(0).hits), (HitOutcome::Resume, 1));
 }

@@ -77,12 +77,13 @@ fn the_guests_own_byte_shows_and_a_stop_behind_it() {
     let behind = at.wrapping_add(2);
     let mut vcpu = vcpu(at.wrapping_add(1));
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
         HitOutcome::NeedsPause
     );
     let mut runs = 0;
     let outcome = rig
         .engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
             let stops = to.stops();
             runs += 1;
@@ -117,12 +118,15 @@ fn memory_is_as_before_however_the_run_ends() {
         let rig = Rig::new(&kernel, &["kprobe:probed"]);
         let before = rig.memory.bytes();
         let failed = ran.is_err();
-        let outcome = rig
-            .engine
-            .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_, _| match ran {
+        let outcome = rig.engine.paused_hits.on_paused_hit(
+            &mut vcpu(at),
+            &rig.paused,
+            at,
+            |_, _| match ran {
                 Ok(ran) => Ok(ran),
                 Err(_) => Err(GuestError::Injected(0)),
-            });
+            },
+        );
         assert_eq!(outcome.is_err(), failed);
         assert!(rig.memory.bytes() == before);
         assert_eq!((rig.probe(0).tier, rig.probe(0).exits), (None, 0));
@@ -151,6 +155,7 @@ fn every_exceptions_handler_is_a_stop() {
         hostile(5, 0x1000_0000);
         let before = rig.memory.bytes();
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| {
                 let shown = |vector| rig.seen(handler_of(handlers, vector)) == PORT;
                 for vector in [1, 3, 6, 13, PAGE_FAULT, 29] {
@@ -218,6 +223,7 @@ fn load_faults(faults: Faults) -> (FakeVcpu, vmm::kvm_regs, Arc<Faults>, Gva) {
     let target = handler_of(handlers, PAGE_FAULT);
     let mut delivered = vcpu.regs;
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
             let stops = to.stops();
             assert!(stops.contains(&target));
@@ -291,6 +297,7 @@ fn a_software_interrupt_is_done_in_its_handler() {
     let target = handler_of(handlers, INTERRUPT);
     let mut vcpu = with_idt(vcpu(at));
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
             let stops = to.stops();
             assert_eq!((stops[0], rig.seen(target)), (target, PORT));
@@ -315,6 +322,7 @@ fn an_interrupt_is_no_fault_of_the_instruction() {
     let target = handler_of(handlers, INTERRUPT);
     let mut vcpu = with_idt(vcpu(at));
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, _| {
             raise(&rig, vcpu, target, None, at);
             Ok(Ran::At(target))
@@ -341,15 +349,21 @@ fn an_instruction_made_to_fault_shows_itself_to_the_handler() {
             Ok(Ran::At(target))
         };
         if round > 1 {
-            let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
+            let outcome = rig
+                .engine
+                .hits
+                .on_debug_hit(&mut vcpu, 1, at)
+                .expect("handled");
             assert_eq!(outcome, HitOutcome::NeedsPause);
             rig.engine
+                .paused_hits
                 .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("it is hit next"))
                 .expect("handled");
         }
-        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
         assert_eq!(outcome, HitOutcome::NeedsPause);
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, run)
             .expect("handled");
         assert_eq!(vcpu.regs.rip, target.0);
@@ -370,6 +384,7 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
     let rig = Rig::new(&kernel, &["kprobe:warns*"]);
     for &at in &places[..5] {
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu(at), &rig.paused, at, |_, _| Ok(Ran::Nowhere))
             .expect("handled");
     }
@@ -380,11 +395,13 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
     // The first site is executed again, and its debug register goes to the waiting site.
     let first = places[0];
     rig.engine
+        .paused_hits
         .on_paused_debug_hit(&mut vcpu(first), &rig.paused, first, |_, _| {
             panic!("it is hit next")
         })
         .expect("handled");
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu(first), &rig.paused, first, |_, _| {
             Ok(Ran::Nowhere)
         })
@@ -403,6 +420,7 @@ fn a_system_call_stops_at_its_entry() {
     let mut vcpu = vcpu(at);
     vcpu.msrs.insert(0xc000_0082, entry.0);
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, to| {
             let stops = to.stops();
             assert_eq!((stops, rig.seen(entry)), (&[entry][..], PORT));
@@ -440,6 +458,7 @@ fn stops_follow_the_tables_that_an_instruction_loads() {
     vcpu.regs.rdi = 0x8_0000;
     let before = rig.memory.bytes();
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, _| {
             let behind = gpa(at) + 3;
             let stops = [behind, behind - TEXT_GPA + copy].map(|gpa| rig.byte(gpa));

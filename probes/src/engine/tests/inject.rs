@@ -30,7 +30,7 @@ fn rig(due: Due, comm: Option<&str>) -> (Rig, Gva) {
 fn call(rig: &Rig, at: Gva) -> (u64, u64, u64) {
     let mut vcpu = vcpu(at);
     vcpu.regs.rax = 77;
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!(outcome, HitOutcome::Resume);
     // What the function has pushed is no return address.
     rig.memory.put(STACK, &RETURNS_TO.to_le_bytes());
@@ -65,7 +65,7 @@ fn a_call_whose_return_address_cannot_be_read_runs() {
     let mut vcpu = vcpu(at);
     // The push behind the injection faults as without an injection.
     vcpu.regs.rsp = 0x7000_0000_0000;
-    let _ = rig.engine.on_hit(&mut vcpu, at);
+    let _ = rig.engine.hits.on_hit(&mut vcpu, at);
     assert_ne!(vcpu.regs.rip, RETURNS_TO);
     assert!(
         rig.notes()[0].text.starts_with("call 1 runs"),

@@ -68,9 +68,13 @@ impl Guest {
     fn booted(&self) {
         let mut vcpu = vcpu(self.rest_init);
         let engine = &self.rig.engine;
-        let outcome = engine.on_hit(&mut vcpu, self.rest_init).expect("handled");
+        let outcome = engine
+            .hits
+            .on_hit(&mut vcpu, self.rest_init)
+            .expect("handled");
         assert_eq!(outcome, HitOutcome::NeedsPause);
         engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &self.rig.paused, self.rest_init, |_, _| {
                 panic!("nothing to step")
             })
@@ -89,7 +93,7 @@ impl Guest {
         let mut vcpu = vcpu(rip);
         (vcpu.regs.rsp, vcpu.regs.rbp) = (rsp, PUSHED);
         vcpu.state.paging.cr3 = cr3;
-        let outcome = self.rig.engine.on_hit(&mut vcpu, rip);
+        let outcome = self.rig.engine.hits.on_hit(&mut vcpu, rip);
         assert_eq!(outcome.expect("handled"), HitOutcome::Resume);
         vcpu
     }

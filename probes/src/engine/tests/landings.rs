@@ -176,7 +176,7 @@ fn static_call_that_returns_zero_is_missed_until_the_kernel_rewrites_it() {
     }
     let engine = &guest.rig.engine;
     let gpa = introspect::Gpa(super::gpa(guest.return_site));
-    let written = engine.on_guest_write(gpa, &NOP5).expect("written");
+    let written = engine.writes.on_guest_write(gpa, &NOP5).expect("written");
     assert_eq!(
         written,
         crate::plant::Written::Merged,
@@ -219,7 +219,7 @@ fn landings_go_with_the_last_call() {
     assert_ne!(guest.rig.seen(next), NOTHING, "a call is in flight");
     guest.reach(target, STACK + 8);
     assert_eq!(guest.accounted(), (0, 1, 0));
-    let id = rig.engine.ids()[0];
+    let id = rig.engine.inventory().ids()[0];
     rig.engine.set_enabled(&rig.paused, id, false).expect("set");
     assert_eq!(guest.rig.seen(next), NOTHING);
     assert_eq!(guest.rig.seen(target), NOTHING);

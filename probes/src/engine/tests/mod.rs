@@ -175,11 +175,12 @@ impl Rig {
     }
 
     fn probe(&self, index: usize) -> ProbeSummary {
-        self.engine.summaries().swap_remove(index)
+        self.engine.inventory().summaries().swap_remove(index)
     }
 
     fn states(&self) -> Vec<ProbeState> {
         self.engine
+            .inventory()
             .summaries()
             .iter()
             .map(|probe| probe.state)

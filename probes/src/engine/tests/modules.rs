@@ -36,17 +36,17 @@ impl Guest {
         };
         let module = Module::with_regions(MODULE, "m", vec![text]);
         let paging = PagingState::four_level(ROOT);
-        let module = LoadedModule::new(module, &rig.engine.planter, &paging);
-        rig.engine.modules.keep(Arc::new(module));
+        let module = LoadedModule::new(module, &rig.engine.running.planter, &paging);
+        rig.engine.running.modules.keep(Arc::new(module));
         // No kernel without types resolves it.
         let spec = "kprobe:m:f".parse::<ProbeSpec>().expect("a probe");
         let probe = Probe::new(IN_MODULE, "kprobe:m:f".into(), Purpose::Count, None, true);
-        let mut probes = rig.engine.probes.load().as_ref().clone();
+        let mut probes = rig.engine.probes.list.load().as_ref().clone();
         probes.push(Arc::new(probe.awaiting(spec)));
-        rig.engine.probes.store(Arc::new(probes));
-        let added = rig.engine.probes.load().last().cloned();
-        rig.engine.count_interest(&added.expect("pushed"));
-        rig.engine.reconcile(&rig.paused).expect("armed");
+        rig.engine.probes.list.store(Arc::new(probes));
+        let added = rig.engine.probes.list.load().last().cloned();
+        rig.engine.probes.count_interest(&added.expect("pushed"));
+        rig.engine.armer.reconcile(&rig.paused).expect("armed");
         Self {
             rig,
             probed,
@@ -58,10 +58,11 @@ impl Guest {
         let mut vcpu = vcpu(at);
         vcpu.regs.rdi = rdi;
         let engine = &self.rig.engine;
-        let outcome = engine.on_hit(&mut vcpu, at).expect("handled");
+        let outcome = engine.hits.on_hit(&mut vcpu, at).expect("handled");
         if outcome == HitOutcome::NeedsPause {
             let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to step");
             engine
+                .paused_hits
                 .on_paused_hit(&mut vcpu, &self.rig.paused, at, run)
                 .expect("handled");
         }
@@ -95,7 +96,7 @@ fn return_site_leaves_the_module_that_is_unloaded_behind_its_last_probe() {
     let probe = guest.rig.probe(0);
     let missed = probe.missed.get("return-site").copied();
     assert_eq!((probe.hits, probe.in_flight, missed), (1, Some(0), Some(1)));
-    assert!(!guest.rig.engine.watches_modules());
+    assert!(!guest.rig.engine.probes.watches_modules());
 }
 
 #[test]

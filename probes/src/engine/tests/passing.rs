@@ -18,7 +18,7 @@ fn hit(code: &[u8], change: impl Fn(&mut FakeVcpu)) -> (FakeVcpu, HitOutcome, Gv
     let rig = Rig::new(&kernel, &["kprobe:probed"]);
     let mut vcpu = vcpu(at);
     change(&mut vcpu);
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     (vcpu, outcome, at)
 }
 
@@ -110,7 +110,7 @@ fn a_string_goes_to_the_pages_that_it_is_mapped_to() {
             let mut vcpu = vcpu(at);
             (vcpu.regs.rax, vcpu.regs.rsi, vcpu.regs.rdi) = (0x5a, from, to);
             vcpu.regs.rcx = (if code == STOS { bytes } else { bytes / 8 }) as u64;
-            let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+            let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
             assert_eq!(outcome, HitOutcome::Resume);
             assert_eq!((vcpu.regs.rcx, vcpu.regs.rdi), (0, to + bytes as u64));
             rig.memory.bytes()
@@ -187,7 +187,7 @@ fn what_hardware_does_with_page_tables_is_left_to_it() {
         let mut vcpu = vcpu(at);
         vcpu.regs.rdi = DATA;
         change(&mut vcpu);
-        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
         assert_eq!(vcpu.injected, []);
         outcome == HitOutcome::Resume
     };
@@ -219,7 +219,7 @@ fn an_operand_in_planted_text_is_the_guests_own() {
     let (kernel, at) = one("probed", &code);
     let rig = Rig::new(&kernel, &["kprobe:probed"]);
     let mut vcpu = vcpu(at);
-    rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!(vcpu.regs.rax, u64::from_le_bytes(code));
     assert_ne!(rig.word(gpa(at)), vcpu.regs.rax);
 }

@@ -51,7 +51,7 @@ fn call(rig: &Rig, at: Gva, arg0: u64, arg2: u64) -> FakeVcpu {
     vcpu.regs.rdi = arg0;
     vcpu.regs.rdx = arg2;
     assert_eq!(
-        rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
         HitOutcome::Resume
     );
     vcpu
@@ -162,7 +162,7 @@ fn the_processor_is_the_one_that_the_guest_says() {
         let mut vcpu = vcpu(at);
         vcpu.index = index;
         vcpu.state.system.segments.gs.base = gs;
-        rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
         rig.probe(0).hits
     };
     assert_eq!(hit(DATA, 0), 1);
@@ -180,7 +180,7 @@ fn the_task_is_the_one_that_the_processor_runs() {
         rig.memory.put(DATA + TASK, &task.to_le_bytes());
         let mut vcpu = vcpu(at);
         vcpu.state.system.segments.gs.base = DATA;
-        rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
         rig.probe(0).hits
     };
     assert_eq!(hit(0xffff_8880_03d5_8000), 1);
@@ -223,16 +223,17 @@ fn a_handler_sees_neither_side_of_what_is_turned_away() {
         for arg0 in [4, 5, 6] {
             let mut vcpu = vcpu(at);
             vcpu.regs.rdi = arg0;
-            if rig.engine.on_hit(&mut vcpu, at).expect("handled") == HitOutcome::NeedsPause {
+            if rig.engine.hits.on_hit(&mut vcpu, at).expect("handled") == HitOutcome::NeedsPause {
                 let next = at.wrapping_add(2);
-                let passed = rig
-                    .engine
-                    .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, _| {
-                        vcpu.regs.rip = next.0;
-                        // Behind the instruction, the condition would hold for 4, and no longer for 5.
-                        vcpu.regs.rdi ^= 1;
-                        Ok(Ran::At(next))
-                    });
+                let passed =
+                    rig.engine
+                        .paused_hits
+                        .on_paused_hit(&mut vcpu, &rig.paused, at, |vcpu, _| {
+                            vcpu.regs.rip = next.0;
+                            // Behind the instruction, the condition would hold for 4, and no longer for 5.
+                            vcpu.regs.rdi ^= 1;
+                            Ok(Ran::At(next))
+                        });
                 passed.expect("handled");
             }
         }
@@ -281,9 +282,10 @@ fn returning(probe: NewProbe) -> (Rig, Gva, Gva) {
 fn reach(rig: &Rig, at: Gva, rsp: u64, rdi: u64, rax: u64) {
     let mut vcpu = vcpu(at);
     (vcpu.regs.rsp, vcpu.regs.rdi, vcpu.regs.rax) = (rsp, rdi, rax);
-    if rig.engine.on_hit(&mut vcpu, at).expect("handled") == HitOutcome::NeedsPause {
+    if rig.engine.hits.on_hit(&mut vcpu, at).expect("handled") == HitOutcome::NeedsPause {
         let passed = rig
             .engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to step"));
         passed.expect("handled");
     }
@@ -305,7 +307,10 @@ fn a_return_probe_chooses_at_the_entry_and_adds_at_the_return() {
     );
     let result = probe.result.map(|result| result.to_string());
     assert_eq!(result.as_deref(), Some("min(rax): -2"));
-    assert_eq!(rig.engine.records()[0].aggregate, "min(rax)".parse().ok());
+    assert_eq!(
+        rig.engine.inventory().records()[0].aggregate,
+        "min(rax)".parse().ok()
+    );
 }
 
 #[test]

@@ -59,6 +59,7 @@ impl Guest {
         rig.engine.arm_loaded(&rig.paused).expect("armed");
         assert_eq!(rig.seen(write_jumps), PLAIN[0], "the kernel boots");
         rig.engine
+            .paused_hits
             .on_paused_hit(&mut vcpu(booted), &rig.paused, booted, |_, _| {
                 panic!("nothing to run")
             })
@@ -85,7 +86,7 @@ impl Guest {
 
     fn hit(&self, vcpu: &mut FakeVcpu) -> HitOutcome {
         let at = Gva(vcpu.regs.rip);
-        self.rig.engine.on_hit(vcpu, at).expect("handled")
+        self.rig.engine.hits.on_hit(vcpu, at).expect("handled")
     }
 
     /// The bytes in memory of the function to read.
@@ -101,6 +102,7 @@ impl Guest {
         let (at, mut seen) = (Gva(vcpu.regs.rip), None);
         self.rig
             .engine
+            .paused_hits
             .on_paused_hit(vcpu, &self.rig.paused, at, |vcpu, to| {
                 assert_eq!(vcpu.regs.rip, at.0 + 1, "past its first instruction");
                 assert!(matches!(to, To::Return(to) if to == self.caller), "{to:?}");
@@ -216,6 +218,7 @@ fn a_reader_that_does_not_return_is_told_once() {
         guest
             .rig
             .engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.decode, |_, _| {
                 Ok(Ran::Nowhere)
             })
@@ -232,13 +235,12 @@ fn an_error_leaves_the_plants_in_place() {
     let guest = Guest::without_check(&EVERYWHERE);
     let planted = guest.shown();
     let mut vcpu = guest.calls(guest.decode, [DATA, guest.kernel_read.0, 15]);
-    let failed =
-        guest
-            .rig
-            .engine
-            .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.decode, |_, _| {
-                Err(GuestError::Injected(0))
-            });
+    let failed = guest.rig.engine.paused_hits.on_paused_hit(
+        &mut vcpu,
+        &guest.rig.paused,
+        guest.decode,
+        |_, _| Err(GuestError::Injected(0)),
+    );
     assert!(matches!(failed, Err(GuestError::Injected(0))));
     assert_eq!(guest.shown(), planted);
     assert_eq!(guest.rig.seen(guest.caller), PLAIN[1]);
@@ -253,6 +255,7 @@ fn a_reader_that_cannot_be_stopped_is_let_go() {
     guest
         .rig
         .engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.decode, |_, _| {
             panic!("nothing to run")
         })
@@ -301,6 +304,8 @@ fn a_plant_keeps_jumps_away() {
     guest
         .rig
         .engine
+        .paused_hits
+        .stand_ins
         .stand_in(&guest.rig.paused, Gpa(gpa(at(2))), 1)
         .expect("withdrawn");
     assert_eq!(answer(&guest), Some(EEXIST));
@@ -328,6 +333,7 @@ fn what_is_about_to_be_jumped_over_is_given_up() {
     guest
         .rig
         .engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.write_jumps, |_, _| {
             panic!("nothing to run")
         })
@@ -354,6 +360,7 @@ fn a_list_of_jumps_may_be_anything() {
         guest
             .rig
             .engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.write_jumps, |_, _| {
                 panic!("nothing to run")
             })
@@ -466,6 +473,7 @@ fn return_probe_sees_the_return_of_a_copy() {
     assert_eq!(guest.hit(&mut vcpu), HitOutcome::NeedsPause);
     let engine = &guest.rig.engine;
     engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.copy, |_, _| {
             panic!("nothing to run")
         })

@@ -35,9 +35,10 @@ impl Guest {
         let mut vcpu = vcpu(at);
         vcpu.regs.rsp = rsp;
         let engine = &self.rig.engine;
-        let outcome = engine.on_hit(&mut vcpu, at).expect("handled");
+        let outcome = engine.hits.on_hit(&mut vcpu, at).expect("handled");
         if outcome == HitOutcome::NeedsPause {
             engine
+                .paused_hits
                 .on_paused_hit(&mut vcpu, &self.rig.paused, at, |_, _| {
                     panic!("nothing to step")
                 })

@@ -63,7 +63,7 @@ fn hit(
         ..Segments::default()
     };
     change(&rig, &mut vcpu);
-    let outcome = rig.engine.on_hit(&mut vcpu, at);
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at);
     (vcpu, outcome, at)
 }
 

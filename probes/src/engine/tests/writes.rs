@@ -25,7 +25,7 @@ fn what_is_displaced_is_what_the_guest_has_written() {
     let run = || {
         let mut vcpu = vcpu(at);
         assert_eq!(
-            rig.engine.on_hit(&mut vcpu, at).expect("handled"),
+            rig.engine.hits.on_hit(&mut vcpu, at).expect("handled"),
             HitOutcome::Resume
         );
         (vcpu.regs.rip - at.0, vcpu.regs.rax)
@@ -33,15 +33,19 @@ fn what_is_displaced_is_what_the_guest_has_written() {
     assert_eq!(run(), (5, 0x11));
     let tail = Gpa(gpa(at) + 1);
     assert_eq!(
-        rig.engine.on_guest_write(tail, &[0x22]).expect("merged"),
+        rig.engine
+            .writes
+            .on_guest_write(tail, &[0x22])
+            .expect("merged"),
         Written::Merged
     );
     assert_eq!(run(), (5, 0x22));
     assert!(
-        !rig.engine.wants_stand_in(Gpa(gpa(at)), &NOP3),
+        !rig.engine.running.wants_stand_in(Gpa(gpa(at)), &NOP3),
         "no debug registers here"
     );
     rig.engine
+        .writes
         .on_guest_write(Gpa(gpa(at)), &NOP3)
         .expect("merged");
     assert_eq!((rig.seen(at), run()), (PORT, (3, 0)));
@@ -54,9 +58,10 @@ fn bytes_that_are_no_instruction_are_executed_in_place() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::with(&kernel, &["kprobe:patched"], WITHOUT_DEBUG_REGISTERS);
     rig.engine
+        .writes
         .on_guest_write(Gpa(gpa(at)), &[0x06])
         .expect("merged");
-    let outcome = rig.engine.on_hit(&mut vcpu(at), at);
+    let outcome = rig.engine.hits.on_hit(&mut vcpu(at), at);
     assert_eq!(outcome.expect("handled"), HitOutcome::NeedsPause);
 }
 
@@ -65,9 +70,10 @@ fn a_write_elsewhere_is_not_ours() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:plain"]);
     let elsewhere = Gpa(gpa(at) + 0x1000);
-    assert!(!rig.engine.wants_stand_in(elsewhere, &NOP3));
+    assert!(!rig.engine.running.wants_stand_in(elsewhere, &NOP3));
     assert_eq!(
         rig.engine
+            .writes
             .on_guest_write(elsewhere, &NOP3)
             .expect("looked at"),
         Written::NotOurs
@@ -80,27 +86,35 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:patched"]);
     let place = Gpa(gpa(at));
-    assert!(rig.engine.must_pause_for_write(place, &NOP3));
-    let written = rig.engine.on_paused_guest_write(&rig.paused, place, &NOP3);
+    assert!(rig.engine.writes.must_pause_for_write(place, &NOP3));
+    let written = rig
+        .engine
+        .writes
+        .on_paused_guest_write(&rig.paused, place, &NOP3);
     assert_eq!(written.expect("handled"), Written::Merged);
     assert_eq!(rig.seen(at), NOP3[0]);
     assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
     // Writing again needs nothing more.
-    assert!(!rig.engine.must_pause_for_write(place, &NOP3));
+    assert!(!rig.engine.writes.must_pause_for_write(place, &NOP3));
 
     let mut vcpu = vcpu(at);
-    let outcome = rig.engine.on_debug_hit(&mut vcpu, 1, at).expect("handled");
+    let outcome = rig
+        .engine
+        .hits
+        .on_debug_hit(&mut vcpu, 1, at)
+        .expect("handled");
     assert_eq!((outcome, rig.hits().len()), (HitOutcome::NeedsPause, 0));
     // The register may leave the flag behind that would keep the next one from firing.
     vcpu.regs.rflags |= RESUME_FLAG;
     rig.engine
+        .paused_hits
         .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!((rig.seen(at), vcpu.regs.rip), (PORT, at.0));
     assert_eq!(vcpu.regs.rflags & RESUME_FLAG, 0);
     assert_eq!(rig.paused.breakpoints(), [None; 4]);
     vcpu.regs.rflags |= RESUME_FLAG;
-    let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     assert_eq!((outcome, vcpu.regs.rip), (HitOutcome::Resume, at.0 + 3));
     assert_eq!(vcpu.regs.rflags & RESUME_FLAG, 0);
     let probe = rig.probe(0);
@@ -122,9 +136,14 @@ fn the_oldest_makes_room_when_a_fifth_is_written_over() {
     let write = |index: usize| {
         let place = Gpa(gpa(places[index]));
         rig.engine
+            .paused_hits
+            .stand_ins
             .stand_in(&rig.paused, place, 1)
             .expect("withdrawn");
-        rig.engine.on_guest_write(place, &[0x90]).expect("merged");
+        rig.engine
+            .writes
+            .on_guest_write(place, &[0x90])
+            .expect("merged");
     };
     for index in 0..5 {
         write(index);
@@ -133,7 +152,10 @@ fn the_oldest_makes_room_when_a_fifth_is_written_over() {
     let watched = [1, 2, 3, 4].map(|index: usize| Some(places[index].0));
     assert_eq!(rig.paused.breakpoints(), watched);
     let mut vcpu = vcpu(places[0]);
-    rig.engine.on_hit(&mut vcpu, places[0]).expect("handled");
+    rig.engine
+        .hits
+        .on_hit(&mut vcpu, places[0])
+        .expect("handled");
     assert_eq!(vcpu.regs.rip, places[0].0 + 1, "past what was written");
     write(0);
     assert_eq!(seen(), [0x90, PORT, 0x90, 0x90, 0x90]);
@@ -153,9 +175,14 @@ fn without_any_debug_register_to_be_had_executions_are_missed() {
     let rig = Rig::new(&kernel, &["kprobe:patched", "kprobe:keyed*"]);
     let place = Gpa(gpa(at));
     rig.engine
+        .paused_hits
+        .stand_ins
         .stand_in(&rig.paused, place, 1)
         .expect("withdrawn");
-    rig.engine.on_guest_write(place, &[0x90]).expect("merged");
+    rig.engine
+        .writes
+        .on_guest_write(place, &[0x90])
+        .expect("merged");
     assert_eq!(rig.seen(at), 0x90);
     assert_eq!(rig.probe(0).missed.get("unwatched"), Some(&1));
     assert_eq!(rig.notes().len(), 1);
@@ -166,9 +193,12 @@ fn disarming_ends_what_stands_in() {
     let (kernel, at) = one("patched", &PLAIN);
     let rig = Rig::new(&kernel, &["kprobe:patched"]);
     rig.engine
+        .paused_hits
+        .stand_ins
         .stand_in(&rig.paused, Gpa(gpa(at)), 1)
         .expect("withdrawn");
     rig.engine
+        .writes
         .on_guest_write(Gpa(gpa(at)), &[0x90])
         .expect("merged");
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
@@ -176,6 +206,7 @@ fn disarming_ends_what_stands_in() {
     // The register fired before it was taken away: the guest goes on with its own instruction.
     let mut vcpu = vcpu(at);
     rig.engine
+        .paused_hits
         .on_paused_debug_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("nothing to run"))
         .expect("handled");
     assert_eq!(vcpu.regs.rip, at.0);
@@ -193,7 +224,7 @@ fn an_instruction_that_writes_to_probed_text_is_executed_in_place() {
     for address in [gpa(at), gpa(writer) - 4] {
         let mut vcpu = vcpu(writer);
         vcpu.regs.rdi = address;
-        let outcome = rig.engine.on_hit(&mut vcpu, writer).expect("handled");
+        let outcome = rig.engine.hits.on_hit(&mut vcpu, writer).expect("handled");
         assert_eq!(outcome, HitOutcome::NeedsPause, "{address:#x}");
         assert!(rig.memory.bytes() == before, "nothing is half written");
     }

@@ -80,7 +80,7 @@ impl Ledger {
         live: &Live<'_>,
         _paused: &PausedGuard<'_>,
     ) -> Result<(), String> {
-        let records = live.engine.records_among(&self.ids, usize::MAX);
+        let records = live.engine.inventory().records_among(&self.ids, usize::MAX);
         self.looks += 1;
         for entry in &mut self.entries {
             let is_its = |record: &&ProbeRecord| entry.probes.contains(&record.id);

@@ -147,7 +147,7 @@ fn drive(
 ) -> Result<Driven, String> {
     stays_in_kernel(live, guest.vmlinux)?;
     let text = Text::of(kernel)?;
-    let syscalls: Vec<ProbeId> = live.engine.ids();
+    let syscalls: Vec<ProbeId> = live.engine.inventory().ids();
     let before = text.own(live, &live.control.pause_all())?;
     let numbers = own::numbers(live, kernel, guest.vmlinux, guest.cpus)?;
     let mut ledger = Ledger::open(live, kernel, numbers, guest.cpus)?;
@@ -217,7 +217,7 @@ fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
 fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
     let is_it = |record: &ProbeRecord| record.summary.probe.ends_with(GETPID);
     let getpids = || {
-        let records = live.engine.records();
+        let records = live.engine.inventory().records();
         let found = records.iter().find(|record| is_it(record));
         found.map_or(0, |record| record.summary.hits)
     };
@@ -290,7 +290,7 @@ fn registered(
 }
 
 fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeRecord> {
-    let records = live.engine.records_among(ids, usize::MAX);
+    let records = live.engine.inventory().records_among(ids, usize::MAX);
     records
         .into_iter()
         .map(|record| (record.id, record))
@@ -299,7 +299,7 @@ fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeR
 
 /// The probes among `ids` with jumps.
 fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
-    let mut records = live.engine.records_among(ids, usize::MAX);
+    let mut records = live.engine.inventory().records_among(ids, usize::MAX);
     records.retain(|record| record.summary.tier == Some(Tier::Optimised));
     records.into_iter().map(|record| record.id).collect()
 }
@@ -307,7 +307,12 @@ fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
 /// Checks that each probe of `ids` has a jump.
 fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String> {
     let are = optimised(live, ids);
-    match live.engine.records_among(&(ids - &are), 1).pop() {
+    match live
+        .engine
+        .inventory()
+        .records_among(&(ids - &are), 1)
+        .pop()
+    {
         None => Ok(()),
         Some(is_not) => Err(format!(
             "{} of {} are optimised at the end; one that is not: {is_not:?}",

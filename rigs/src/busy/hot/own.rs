@@ -34,7 +34,10 @@ impl Own {
 fn word(engine: &Engine, at: Gva, bytes: usize) -> Result<u64, String> {
     let mut word = [0; 8];
     let wanted = word.get_mut(..bytes).ok_or("no number is so long")?;
-    engine.read(At::Virtual(at), wanted).map_err(chain)?;
+    engine
+        .inventory()
+        .read(At::Virtual(at), wanted)
+        .map_err(chain)?;
     Ok(u64::from_le_bytes(word))
 }
 
@@ -140,7 +143,7 @@ pub(super) fn numbers(
     let mut places = Places {
         types: Btf::from_image(&image, symbols).map_err(chain)?,
         symbols,
-        slide: live.engine.slide().unwrap_or(0).cast_unsigned(),
+        slide: live.engine.inventory().slide().unwrap_or(0).cast_unsigned(),
         processors: Vec::new(),
     };
     let offsets = places.address(OFFSETS).ok_or("no per-CPU data")?;

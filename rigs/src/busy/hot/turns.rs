@@ -144,6 +144,7 @@ impl<'a> Turns<'a> {
         let records = self
             .live
             .engine
+            .inventory()
             .records_among(&self.disabled.ids(), usize::MAX);
         let hits: BTreeMap<ProbeId, u64> = records
             .iter()
@@ -231,6 +232,7 @@ impl<'a> Turns<'a> {
         let records = self
             .live
             .engine
+            .inventory()
             .records_among(&gone.iter().copied().collect(), usize::MAX);
         if let Some(wrong) = records.iter().find(|it| !is_accounted(&it.summary)) {
             return Err(format!("entries are not accounted for: {wrong:?}"));
@@ -293,6 +295,6 @@ impl<'a> Turns<'a> {
 }
 
 fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
-    let mut records = live.engine.records_of(id);
+    let mut records = live.engine.inventory().records_of(id);
     records.pop().ok_or_else(|| "a probe is gone".to_owned())
 }

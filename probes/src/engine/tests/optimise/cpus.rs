@@ -133,12 +133,12 @@ fn int3_waits_until_each_vcpu_has_been_seen() {
         .set_optimising(&guest.rig.paused, true)
         .expect("set");
     let mut vcpu = guest.vcpu(1, guest.probed);
-    let hit = guest
-        .rig
-        .engine
-        .on_paused_hit(&mut vcpu, &guest.rig.paused, guest.probed, |_, _| {
-            panic!("it is emulated")
-        });
+    let hit = guest.rig.engine.paused_hits.on_paused_hit(
+        &mut vcpu,
+        &guest.rig.paused,
+        guest.probed,
+        |_, _| panic!("it is emulated"),
+    );
     assert_eq!(hit.expect("handled"), HitOutcome::Resume);
     assert_eq!((guest.rig.shown(guest.probed), guest.why()), (INT3, None));
     guest.calls(0, guest.probed);

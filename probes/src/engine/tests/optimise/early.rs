@@ -284,9 +284,14 @@ fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
     guest.rig.call(guest.traps, 0);
     guest.call_each();
     assert_eq!(guest.shows(), [0xe9, 0xcc, 0xcc]);
-    let table = guest.rig.engine.table.load_full();
+    let table = guest.rig.engine.hits.plants.table.load_full();
     let plant = table.at(guest.booted).expect("a plant");
-    let withdrawn = guest.rig.engine.let_be_read(&guest.rig.paused, plant);
+    let withdrawn = guest
+        .rig
+        .engine
+        .paused_hits
+        .stand_ins
+        .let_be_read(&guest.rig.paused, plant);
     withdrawn.expect("withdrawn");
     assert_eq!(guest.shows(), [0xe9, PLANT, PLANT]);
     guest.call_each();
@@ -297,6 +302,8 @@ fn early_int3s_go_with_a_plant_at_rest_init_that_withdraws() {
     let reached = guest
         .rig
         .engine
+        .paused_hits
+        .kernel_events
         .on_boot_patched(&mut vcpu, &guest.rig.paused);
     reached.expect("handled");
     guest.call_each();

@@ -114,6 +114,7 @@ fn what_the_processor_notes_is_no_change() {
     rig.call(at[0], 1);
     assert_eq!(rig.counted(0).0, 3);
     rig.engine
+        .optimiser
         .hand_over_region(&rig.paused)
         .expect("handed over");
     let entries = [CODE_ENTRY, DATA_ENTRY, RING_ENTRY].map(|entry| rig.word(entry));

@@ -539,6 +539,7 @@ fn handing_over_gives_the_handler_back() {
     let guest = Guest::counting();
     let rig = &guest.rig;
     rig.engine
+        .optimiser
         .hand_over_region(&rig.paused)
         .expect("handed over");
     assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);

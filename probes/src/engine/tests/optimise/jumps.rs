@@ -71,10 +71,11 @@ fn the_kernel_reads_its_own_bytes_and_patches_them() {
     // The kernel compares before patching.
     let mut vcpu = rig.calling(copy, 0x2_0000, STACK);
     (vcpu.regs.rsi, vcpu.regs.rdx) = (at.0, 5);
-    let outcome = rig.engine.on_hit(&mut vcpu, copy).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, copy).expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
     let mut seen = [0; 6];
     rig.engine
+        .paused_hits
         .on_paused_hit(&mut vcpu, &rig.paused, copy, |_, _| {
             seen = rig.shown(at);
             Ok(Ran::At(Gva(RETURN)))
@@ -135,7 +136,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
                 rig.engine.register(&rig.paused, &beside).expect("done");
             },
             |rig| {
-                let last = rig.engine.ids()[1];
+                let last = rig.engine.inventory().ids()[1];
                 rig.engine.unregister(&rig.paused, &[last]).expect("done");
             },
         ),
@@ -146,7 +147,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
                 rig.engine.register(&rig.paused, &[follows]).expect("done");
             },
             |rig| {
-                let last = rig.engine.ids()[1];
+                let last = rig.engine.inventory().ids()[1];
                 rig.engine.unregister(&rig.paused, &[last]).expect("done");
             },
         ),
@@ -158,7 +159,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
         (
             "a switch",
             |rig| {
-                let id = rig.engine.ids()[0];
+                let id = rig.engine.inventory().ids()[0];
                 rig.engine
                     .set_enabled(&rig.paused, id, false)
                     .expect("done");
@@ -171,7 +172,7 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
         (
             "a switch while optimisation is off",
             |rig| {
-                let id = rig.engine.ids()[0];
+                let id = rig.engine.inventory().ids()[0];
                 let set = |enabled| rig.engine.set_enabled(&rig.paused, id, enabled);
                 set(false).expect("done");
                 rig.engine.set_optimising(&rig.paused, false).expect("set");

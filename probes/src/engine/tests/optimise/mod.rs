@@ -140,7 +140,7 @@ impl Rig {
             detour: self.paused.detour(),
         });
         let rip = Gva(vcpu.regs.rip);
-        let table = self.engine.table.load_full();
+        let table = self.engine.hits.plants.table.load_full();
         if table
             .debug
             .iter()
@@ -151,7 +151,9 @@ impl Rig {
                 panic!("nothing here is executed in place")
             };
             let engine = &self.engine;
-            let hit = engine.on_paused_debug_hit(vcpu, &self.paused, rip, run);
+            let hit = engine
+                .paused_hits
+                .on_paused_debug_hit(vcpu, &self.paused, rip, run);
             hit.expect("handled");
             return Stepped::On;
         }
@@ -159,7 +161,7 @@ impl Rig {
         let mut bytes = [0; MAX_LENGTH_BYTES];
         bare.read(found.gpa, &mut bytes).expect("memory");
         if bytes[0] == PlantByte::Port.value() {
-            match self.engine.on_hit(vcpu, rip).expect("handled") {
+            match self.engine.hits.on_hit(vcpu, rip).expect("handled") {
                 HitOutcome::Resume => (),
                 HitOutcome::NeedsPause => self.engine_alone(vcpu, rip),
                 HitOutcome::NotOurs => panic!("no plant at {rip}"),
@@ -213,6 +215,7 @@ impl Rig {
         };
         let hit = self
             .engine
+            .paused_hits
             .on_paused_hit(vcpu, &self.paused, rip, run)
             .expect("handled");
         assert_eq!(hit, HitOutcome::Resume);
@@ -256,10 +259,12 @@ impl Rig {
     /// The guest writes to its text.
     fn guest_writes(&self, at: Gva, data: &[u8]) {
         let gpa = Gpa(gpa(at));
-        let written = if self.engine.must_pause_for_write(gpa, data) {
-            self.engine.on_paused_guest_write(&self.paused, gpa, data)
+        let written = if self.engine.writes.must_pause_for_write(gpa, data) {
+            self.engine
+                .writes
+                .on_paused_guest_write(&self.paused, gpa, data)
         } else {
-            self.engine.on_guest_write(gpa, data)
+            self.engine.writes.on_guest_write(gpa, data)
         };
         if written.expect("handled") == Written::NotOurs {
             // The page has no plant, and is not read-only.
@@ -276,7 +281,10 @@ impl Rig {
     fn own<const N: usize>(&self, at: Gva) -> [u8; N] {
         let mut bytes = [0; N];
         let at = crate::engine::At::Physical(Gpa(gpa(at)));
-        self.engine.read(at, &mut bytes).expect("memory");
+        self.engine
+            .inventory()
+            .read(at, &mut bytes)
+            .expect("memory");
         bytes
     }
 

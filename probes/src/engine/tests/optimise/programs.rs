@@ -71,7 +71,7 @@ fn values_that_a_detour_has_added_are_part_of_the_result() {
         let result = told.result.expect("it has one").to_string();
         assert!(result.contains(expected), "{aggregate}: {result}");
         // The probe counts on after disarming and arming.
-        let id = rig.engine.ids()[0];
+        let id = rig.engine.inventory().ids()[0];
         rig.engine.set_enabled(&rig.paused, id, false).expect("set");
         rig.call(at, 5000);
         let now = rig.probe(0);

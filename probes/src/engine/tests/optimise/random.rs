@@ -250,8 +250,8 @@ impl Probed {
 
     /// Checks the probe's counts. Returns the number of events expected.
     fn check(&self, rig: &Rig) -> u64 {
-        let told = rig.engine.summaries();
-        let ids = rig.engine.ids();
+        let told = rig.engine.inventory().summaries();
+        let ids = rig.engine.inventory().ids();
         let index = ids
             .iter()
             .position(|id| *id == self.id)
@@ -511,7 +511,7 @@ proptest! {
         let events: u64 = world.probes.iter().map(|probed| probed.check(&world.rig)).sum();
         prop_assert_eq!(world.rig.hits().len() as u64, events + world.events);
         prop_assert!(world.rig.notes().is_empty());
-        for told in world.rig.engine.summaries() {
+        for told in world.rig.engine.inventory().summaries() {
             prop_assert_eq!(told.in_flight.unwrap_or(0), 0, "{:?}", told);
         }
     }

@@ -60,7 +60,10 @@ fn a_record_tells_what_an_exit_would() {
 fn record_of_a_counter_that_lags_is_not_before_the_last_exit() {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::recording(&kernel, &["probed"]);
-    rig.engine.started.get_or_init(std::time::Instant::now);
+    rig.engine
+        .reporter
+        .started
+        .get_or_init(std::time::Instant::now);
     rig.call(at, 0);
     // The rig's counter stands still: by the counter, the last call is as old as the opening of the ring.
     let mut opens = rig.calling(at, 1, STACK - 0x100);
@@ -83,6 +86,7 @@ fn what_was_recorded_in_a_module_is_told_before_that_goes() {
         assert_eq!(rig.hits().len(), 2, "nobody has looked");
         let mut vcpu = vcpu(at);
         rig.engine
+            .module_watch
             .on_module_event(&mut vcpu, &rig.paused, event)
             .expect("handled");
         assert_eq!(rig.hits().len(), 3, "{told}");

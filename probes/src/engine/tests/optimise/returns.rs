@@ -123,7 +123,7 @@ fn a_recorded_call_is_known_of_whatever_happens_next() {
     while vcpu.regs.rip != guest.probed.0 + 5 {
         assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
     }
-    let id = rig.engine.ids()[0];
+    let id = rig.engine.inventory().ids()[0];
     rig.engine.set_enabled(&rig.paused, id, false).expect("set");
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
     let told = guest.told();
@@ -151,7 +151,7 @@ fn who_waits_for_its_turn_is_not_counted_twice() {
         assert_eq!(rig.run(&mut vcpu, 1), Stepped::On);
     }
     let exit = Gva(vcpu.regs.rip);
-    let outcome = rig.engine.on_hit(&mut vcpu, exit).expect("handled");
+    let outcome = rig.engine.hits.on_hit(&mut vcpu, exit).expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
     rig.stands(&[&vcpu]);
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
@@ -165,7 +165,7 @@ fn who_waits_for_its_turn_is_not_counted_twice() {
 fn maxactive_holds_for_calls_that_are_recorded() {
     let guest = Guest::new("kretprobe:probed");
     let rig = &guest.rig;
-    let id = rig.engine.ids()[0];
+    let id = rig.engine.inventory().ids()[0];
     rig.engine.unregister(&rig.paused, &[id]).expect("done");
     let new = NewProbe {
         maxactive: Some(1),

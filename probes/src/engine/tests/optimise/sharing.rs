@@ -115,7 +115,7 @@ impl Guest {
     }
 
     fn summaries(&self) -> Vec<ProbeSummary> {
-        self.rig.engine.summaries()
+        self.rig.engine.inventory().summaries()
     }
 
     fn exits(&self) -> u64 {
@@ -232,12 +232,12 @@ fn task_in_an_earlier_detour_counts_for_the_same_probes() {
             None
         }),
         ("the first goes, and one like it comes", |guest| {
-            guest.remove(guest.rig.engine.ids()[0]);
+            guest.remove(guest.rig.engine.inventory().ids()[0]);
             guest.add(sum("probed"));
             Some(0)
         }),
         ("the last is disabled, enabled", |guest| {
-            let (rig, id) = (&guest.rig, guest.rig.engine.ids()[3]);
+            let (rig, id) = (&guest.rig, guest.rig.engine.inventory().ids()[3]);
             for on in [false, true] {
                 rig.engine.set_enabled(&rig.paused, id, on).expect("set");
             }
@@ -400,7 +400,7 @@ fn more_probes_than_a_detour_serves_keep_the_plant_and_say_so() {
     assert_eq!(rig.counted(16).0, 3);
     let why = rig.probe(0).unoptimised.expect("a reason");
     assert!(why.contains("17 probes"), "{why}");
-    let last = rig.engine.ids()[16];
+    let last = rig.engine.inventory().ids()[16];
     rig.engine.unregister(&rig.paused, &[last]).expect("done");
     rig.call(at, 0);
     assert_eq!(rig.shown::<1>(at), [0xe9]);
@@ -416,7 +416,7 @@ fn place_has_so_many_detours_and_no_more() {
     let (engine, paused) = (&rig.engine, &rig.paused);
     let mut full = 0;
     for value in 0..1100 {
-        let before = engine.ids();
+        let before = engine.inventory().ids();
         engine.unregister(paused, &before).expect("done");
         let new = [filtered(&format!("arg0 == {value}"), count("probed"))];
         engine.register(paused, &new).expect("registered");

@@ -87,7 +87,7 @@ fn removed_probe_leaves_its_detour_to_the_next() {
     rig.call(at, 0);
     let jump: [u8; 5] = rig.shown(at);
     for _ in 0..100 {
-        let ids = rig.engine.ids();
+        let ids = rig.engine.inventory().ids();
         rig.engine.unregister(&rig.paused, &ids).expect("removed");
         assert_eq!(rig.shown(at), ROOMY);
         rig.engine
@@ -110,7 +110,7 @@ fn straggler_counts_for_the_probe_that_has_the_detour() {
         rig.call(at, 0);
         let mut vcpu = rig.calling(at, 4, STACK - 0x100);
         rig.run(&mut vcpu, 2);
-        let ids = rig.engine.ids();
+        let ids = rig.engine.inventory().ids();
         rig.engine.unregister(&rig.paused, &ids).expect("removed");
         let new = || {
             let new = [count("probed")];
@@ -141,7 +141,7 @@ fn record_of_a_removed_probe_is_dropped() {
         let told = rig.hits().len();
         let mut vcpu = rig.calling(at, 4, STACK - 0x100);
         rig.run(&mut vcpu, 12);
-        let ids = rig.engine.ids();
+        let ids = rig.engine.inventory().ids();
         rig.engine.unregister(&rig.paused, &ids).expect("removed");
         if comes_back {
             rig.engine
@@ -164,7 +164,7 @@ fn exit_of_a_removed_probe_goes_on() {
     rig.call(at, 0);
     let mut vcpu = rig.calling(at, 4, STACK - 0x100);
     rig.run(&mut vcpu, 3);
-    let ids = rig.engine.ids();
+    let ids = rig.engine.inventory().ids();
     rig.engine.unregister(&rig.paused, &ids).expect("removed");
     let told = rig.hits().len();
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
@@ -182,6 +182,7 @@ fn handing_over_zeroes_the_entries() {
     assert!(rig.word(CODE_ENTRY) != 0 && rig.word(DATA_ENTRY) != 0);
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     rig.engine
+        .optimiser
         .hand_over_region(&rig.paused)
         .expect("handed over");
     assert_eq!((rig.word(CODE_ENTRY), rig.word(DATA_ENTRY)), (0, 0));
@@ -206,11 +207,12 @@ fn what_fails_leaves_the_plant() {
     for n in 1.. {
         let rig = Rig::counting(&kernel, &["probed"]);
         let mut vcpu = rig.calling(at, 1, STACK);
-        let outcome = rig.engine.on_hit(&mut vcpu, at).expect("handled");
+        let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
         assert_eq!(outcome, HitOutcome::NeedsPause);
         rig.paused.requests.fail(n);
         let failed = rig
             .engine
+            .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, |_, _| panic!("in place"))
             .is_err();
         let over = rig.paused.requests.made() < n;

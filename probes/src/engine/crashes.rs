@@ -1,12 +1,14 @@
 //! Panics of the guest's kernel: the message, the task, the registers, and the return addresses on the stack.
 
-use std::sync::PoisonError;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use introspect::{Gva, read_virt};
 
-use super::{Engine, Panicked, registers};
-use crate::event::{Crash, Frame, Hex};
+use crate::Hex;
+use crate::engine::reporter::{Reporter, registers};
+use crate::engine::running::Running;
+use crate::event::{Crash, Frame};
 use crate::guest::{GuestError, Vcpu};
 
 /// The maximum length of a panic message.
@@ -18,20 +20,40 @@ const MAX_FRAMES: usize = 32;
 /// The maximum length of the call in front of a return address.
 const MAX_CALL_BYTES: usize = 7;
 
-impl Engine {
+/// A panic of the guest's kernel.
+#[derive(Clone, Debug)]
+pub(crate) struct Panicked {
+    /// The format string of the panic's message.
+    pub(crate) message: String,
+    pub(crate) crash: Crash,
+    /// The time of the panic; `None` if the guest has started another kernel since.
+    pub(crate) at: Option<Instant>,
+}
+
+/// Records the panic of the kernel.
+#[derive(Debug)]
+pub(crate) struct Crashes {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) panicked: Mutex<Option<Panicked>>,
+}
+
+impl Crashes {
     /// Records a panic: the vCPU is about to run `panic`.
-    pub(super) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
+    pub(crate) fn record_panic(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let regs = vcpu.regs()?;
         let message = self.string(vcpu, Gva(regs.rdi))?;
         let crash = Crash {
             vcpu: vcpu.index(),
             task: self
+                .running
                 .task_name(vcpu)
                 .map(|name| String::from_utf8_lossy(&name).into_owned()),
             regs: registers(&regs, Hex(regs.rip)),
             frames: self.frames(vcpu, regs.rsp)?,
         };
-        self.note(None, format!("the kernel panics: {message}"));
+        self.reporter
+            .note(None, format!("the kernel panics: {message}"));
         let mut panicked = self.panicked.lock().unwrap_or_else(PoisonError::into_inner);
         // The first panic counts, unless the guest has started another kernel since.
         if panicked.as_ref().is_none_or(|first| first.at.is_none()) {
@@ -44,29 +66,17 @@ impl Engine {
         Ok(())
     }
 
-    /// The name of the task on the vCPU, if readable.
-    pub(super) fn task_name(&self, vcpu: &mut dyn Vcpu) -> Option<Vec<u8>> {
-        let layout = self.kernel.tasks()?;
-        let state = vcpu.system_state().ok()?;
-        let slide = self.located.get().map_or(0, |located| located.slide);
-        let gs_base = state.system.segments.gs.base;
-        let mut task = [0; 8];
-        let current = layout.current(gs_base, slide);
-        read_virt(&self.planter, &state.paging, current, &mut task).ok()?;
-        let at = Gva(u64::from_le_bytes(task)).wrapping_add(layout.comm);
-        let mut name = vec![0; layout.comm_bytes];
-        read_virt(&self.planter, &state.paging, at, &mut name).ok()?;
-        let end = name.iter().position(|byte| *byte == 0);
-        name.truncate(end.unwrap_or(name.len()));
-        Some(name)
-    }
-
     fn string(&self, vcpu: &mut dyn Vcpu, at: Gva) -> Result<String, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let mut text = Vec::new();
         for i in 0..MAX_MESSAGE_BYTES as u64 {
             let mut byte = [0];
-            let read = read_virt(&self.planter, &paging, at.wrapping_add(i), &mut byte);
+            let read = read_virt(
+                &self.running.planter,
+                &paging,
+                at.wrapping_add(i),
+                &mut byte,
+            );
             if read.is_err() || byte == [0] {
                 break;
             }
@@ -85,7 +95,7 @@ impl Engine {
         for n in 0..words {
             let mut word = [0; 8];
             let at = Gva(rsp).wrapping_add(8 * n);
-            if read_virt(&self.planter, &paging, at, &mut word).is_err() {
+            if read_virt(&self.running.planter, &paging, at, &mut word).is_err() {
                 break;
             }
             let ip = Gva(u64::from_le_bytes(word));
@@ -104,16 +114,16 @@ impl Engine {
 
     /// The symbol and offset of `ip`, if a call in the kernel's image returns to `ip`.
     fn behind_call(&self, ip: Gva) -> Option<String> {
-        let located = self.located.get()?;
+        let located = self.running.located.get()?;
         let linked = located.linked(ip);
-        if !self.kernel.holds_code(linked) {
+        if !self.running.kernel.holds_code(linked) {
             return None;
         }
         let start = Gva(linked.0.checked_sub(MAX_CALL_BYTES as u64)?);
-        let before = self.kernel.bytes_at(start, MAX_CALL_BYTES)?;
+        let before = self.running.kernel.bytes_at(start, MAX_CALL_BYTES)?;
         // The byte before `ip` selects the symbol: if a function ends with a call that does not return, `ip` is in the next
         // function.
-        let within = self.kernel.symbols().resolve(Gva(linked.0 - 1))?;
+        let within = self.running.kernel.symbols().resolve(Gva(linked.0 - 1))?;
         let offset = within.offset + 1;
         ends_with_call(before).then(|| format!("{}+{offset:#x}", within.symbol.name))
     }
@@ -132,6 +142,15 @@ fn ends_with_call(bytes: &[u8]) -> bool {
         || through(4, &[1])
         || through(6, &[0, 2])
         || through(7, &[0, 2])
+}
+
+impl Crashes {
+    pub(crate) fn panicked(&self) -> Option<Panicked> {
+        self.panicked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
 }
 
 #[cfg(test)]

@@ -6,24 +6,26 @@
 //! missed. No reader waits for another processor or takes a lock. Where possible, hyprobe makes the reader's copy instead
 //! (`reader_copy`).
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use introspect::insn::{MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva, PagingState, read_virt, walk};
 
-use super::Engine;
+use crate::engine::plants::Plants;
+use crate::engine::reporter::Reporter;
+use crate::engine::running::Running;
 use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::handler::HitContext;
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose, Reader};
 
 /// The maximum checked length of a read range. The kernel's own copies have a page at most.
-pub(super) const MAX_READ_BYTES: u64 = 64 << 10;
-const PAGE_BYTES: u64 = 4096;
+pub(crate) const MAX_READ_BYTES: u64 = 64 << 10;
 
 /// The need of a reader at its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ReaderNeeds {
+pub(crate) enum ReaderNeeds {
     /// Nothing: the read range has no plants.
     Nothing,
     /// A pause of the other vCPUs: the reader runs alone, or plants are first removed.
@@ -36,7 +38,7 @@ pub(super) enum ReaderNeeds {
 
 /// A reader at its entry, about to run alone.
 #[derive(Debug)]
-pub(super) struct Reading {
+pub(crate) struct Reading {
     reader: Reader,
     /// The plants in the read range, and the entries of idle readers.
     plants: Vec<Gpa>,
@@ -56,7 +58,17 @@ fn reader(plant: &Plant) -> Option<Reader> {
         })
 }
 
-impl Engine {
+/// Keeps the kernel's readers of text from plants.
+#[derive(Debug)]
+pub(crate) struct Readers {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    /// Whether a note has reported a reader that did not return in time.
+    pub(crate) readers_lost: AtomicBool,
+}
+
+impl Readers {
     /// The range read by a reader with these arguments: address and length.
     fn stretch(
         &self,
@@ -74,8 +86,8 @@ impl Engine {
 
     /// The range of the function around `at`, in the kernel's image.
     fn function_around(&self, at: Gva) -> Option<(Gva, u64)> {
-        let located = self.located.get()?;
-        let within = self.kernel.symbols().resolve(located.linked(at))?;
+        let located = self.running.located.get()?;
+        let within = self.running.kernel.symbols().resolve(located.linked(at))?;
         let start = at.wrapping_add(within.offset.wrapping_neg());
         Some((start, within.symbol.size.min(MAX_READ_BYTES)))
     }
@@ -83,7 +95,7 @@ impl Engine {
     /// The number of bytes to read for the instruction at `at`.
     fn instruction_bytes(&self, paging: &PagingState, at: Gva) -> u64 {
         let mut bytes = [0; MAX_LENGTH_BYTES];
-        read_virt(&self.planter, paging, at, &mut bytes)
+        read_virt(&self.running.planter, paging, at, &mut bytes)
             .ok()
             .and_then(|()| decode(&bytes, at).ok())
             .map_or(MAX_LENGTH_BYTES, |decoded| decoded.len()) as u64
@@ -91,7 +103,7 @@ impl Engine {
 
     /// Ends the call with the return value `value`; the vCPU is at the function's entry. Returns whether the return address
     /// was readable.
-    pub(super) fn answer_call(&self, hit: &mut HitContext<'_>, value: i64) -> bool {
+    pub(crate) fn answer_call(&self, hit: &mut HitContext<'_>, value: i64) -> bool {
         let slot = hit.regs.rsp;
         let Ok(returns_to) = hit.read_u64(Gva(slot)) else {
             return false;
@@ -103,7 +115,7 @@ impl Engine {
     }
 
     /// The need of the reader that `vcpu` enters with these registers. Called at every entry, by any vCPU.
-    pub(super) fn reader_needs(
+    pub(crate) fn reader_needs(
         &self,
         vcpu: &mut dyn Vcpu,
         reader: Reader,
@@ -113,7 +125,7 @@ impl Engine {
         Ok(match (reader, self.stretch(&paging, reader, regs)) {
             (Reader::WriteJumps, _) => ReaderNeeds::Pause,
             (Reader::CheckJump, _) => self.may_jump(&paging, Gva(regs.rdi)),
-            (reader, Some((at, len))) if !self.plants_in(&paging, at, len).is_empty() => {
+            (reader, Some((at, len))) if !self.running.plants_in(&paging, at, len).is_empty() => {
                 match reader {
                     Reader::Copy => ReaderNeeds::Copy,
                     _ => ReaderNeeds::Pause,
@@ -123,40 +135,8 @@ impl Engine {
         })
     }
 
-    /// The plants shown in `len` bytes of memory from `at` on.
-    fn plants_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
-        self.in_memory(paging, at, len, |gpa, len| self.planter.shown(gpa, len))
-    }
-
-    /// Collects the results of `what` for each guest-physical range of the `len` bytes from `at` on.
-    pub(super) fn in_memory(
-        &self,
-        paging: &PagingState,
-        at: Gva,
-        len: u64,
-        what: impl Fn(Gpa, usize) -> Vec<Gpa>,
-    ) -> Vec<Gpa> {
-        let mut found = Vec::new();
-        let mut done = 0;
-        while done < len {
-            let at = at.wrapping_add(done);
-            let here = (PAGE_BYTES - at.page_offset()).min(len - done);
-            if let Ok(translated) = walk(&self.planter, paging, at) {
-                found.extend(what(translated.gpa, usize::try_from(here).unwrap_or(0)));
-            }
-            done += here;
-        }
-        found
-    }
-
-    pub(super) fn word(&self, paging: &PagingState, at: Gva) -> Option<u64> {
-        let mut bytes = [0; 8];
-        read_virt(&self.planter, paging, at, &mut bytes).ok()?;
-        Some(u64::from_le_bytes(bytes))
-    }
-
     /// The run of a reader, if `plant` is the reader's entry, the vCPU is there, and plants are in the read range.
-    pub(super) fn reading(
+    pub(crate) fn reading(
         &self,
         vcpu: &mut dyn Vcpu,
         plant: &Plant,
@@ -169,13 +149,13 @@ impl Engine {
         let Some((at, len)) = self.stretch(&paging, reader, &regs) else {
             return Ok(None);
         };
-        let mut plants = self.plants_in(&paging, at, len);
+        let mut plants = self.running.plants_in(&paging, at, len);
         if plants.is_empty() {
             return Ok(None);
         }
         plants.extend(self.idle_readers());
-        let returns_to = self.word(&paging, Gva(regs.rsp)).map(Gva);
-        let stop = returns_to.and_then(|at| walk(&self.planter, &paging, at).ok());
+        let returns_to = self.running.word(&paging, Gva(regs.rsp)).map(Gva);
+        let stop = returns_to.and_then(|at| walk(&self.running.planter, &paging, at).ok());
         Ok(returns_to.zip(stop).map(|(returns_to, stop)| Reading {
             reader,
             plants,
@@ -189,8 +169,9 @@ impl Engine {
     fn idle_readers(&self) -> Vec<Gpa> {
         let is_reader =
             |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::Reader(_)));
-        let table = self.table.load();
+        let table = self.plants.table.load();
         let readers = self
+            .plants
             .milestones
             .iter()
             .filter(|probe| is_reader(&probe.purpose));
@@ -206,7 +187,7 @@ impl Engine {
     }
 
     /// Runs the reader to its return, after the vCPU has stepped over the instruction at the entry.
-    pub(super) fn read_alone<V: Vcpu>(
+    pub(crate) fn read_alone<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
@@ -214,13 +195,14 @@ impl Engine {
         run: &mut impl FnMut(&mut V, To<'_>) -> Result<Ran, GuestError>,
     ) -> Result<(), GuestError> {
         let shown = self
+            .running
             .planter
             .show_alone(paused, &reading.plants, &[reading.stop])?;
         let ran = run(vcpu, To::Return(reading.returns_to));
         shown.end()?;
         if ran? == Ran::Nowhere && !self.readers_lost.swap(true, Ordering::Relaxed) {
             let function = reading.reader.function();
-            self.note(
+            self.reporter.note(
                 None,
                 format!(
                     "the kernel's {function} has not returned in time, and may have read plants"

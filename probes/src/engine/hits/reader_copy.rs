@@ -7,8 +7,7 @@
 
 use introspect::{Gpa, Gva, PagingState, walk};
 
-use super::Engine;
-use super::readers::MAX_READ_BYTES;
+use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};
 use crate::guest::GuestError;
 use crate::handler::HitContext;
 use crate::hit::{DebugUse, Plant};
@@ -25,10 +24,10 @@ enum Access {
     Write,
 }
 
-impl Engine {
+impl Readers {
     /// Makes the copy for the call whose entry the vCPU has reached, from the original bytes. Returns whether the copy is
     /// complete; otherwise the function must run, and may find a partial copy.
-    pub(super) fn make_copy(
+    pub(crate) fn make_copy(
         &self,
         hit: &mut HitContext<'_>,
         plant: &Plant,
@@ -48,7 +47,7 @@ impl Engine {
         };
         if target
             .iter()
-            .any(|page| source.contains(page) || self.planter.keeps(*page))
+            .any(|page| source.contains(page) || self.running.planter.keeps(*page))
         {
             return Ok(false);
         }
@@ -63,12 +62,12 @@ impl Engine {
         if probes.any(|(probe, _)| wants_post(&probe.purpose)) {
             return true;
         }
-        let Some(located) = self.located.get() else {
+        let Some(located) = self.running.located.get() else {
             return true;
         };
-        let table = self.table.load();
+        let table = self.plants.table.load();
         FUNCTIONS.iter().any(|function| {
-            let Some(symbol) = self.kernel.symbols().lookup(function) else {
+            let Some(symbol) = self.running.kernel.symbols().lookup(function) else {
                 return false;
             };
             let (start, end) = (symbol.address, symbol.address.wrapping_add(symbol.size));
@@ -77,7 +76,7 @@ impl Engine {
             if watched.any(|plant| is_within(plant.at)) {
                 return true;
             }
-            let Some(gpa) = self.gpa_of(start, located) else {
+            let Some(gpa) = self.running.gpa_of(start, located) else {
                 return true;
             };
             let entry = entry.spot.gpa;
@@ -104,7 +103,7 @@ impl Engine {
         let mut pages = Vec::new();
         let mut page = at.page();
         loop {
-            let found = walk(&self.planter, paging, page).ok()?;
+            let found = walk(&self.running.planter, paging, page).ok()?;
             let is_writable = found.writable && found.dirty;
             if found.user || !found.accessed || (access == Access::Write && !is_writable) {
                 return None;
@@ -134,8 +133,8 @@ impl Engine {
             let here = (8 - source.0 % 8).min(room).min(len - done);
             let mut bytes = [0; 8];
             let bytes = &mut bytes[..usize::try_from(here).unwrap_or(8)];
-            if self.planter.read_own(source, bytes).is_err()
-                || self.memory.write(target, bytes).is_err()
+            if self.running.planter.read_own(source, bytes).is_err()
+                || self.running.memory.write(target, bytes).is_err()
             {
                 return false;
             }

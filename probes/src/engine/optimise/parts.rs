@@ -18,8 +18,11 @@ use std::sync::Arc;
 
 use introspect::{Gva, PerCpu};
 
-use super::Engine;
-use crate::detour::{Keeps, Part, Processor, Use};
+use crate::detour::{Detour, Keeps, Part, Processor, Use};
+use crate::engine::optimise::Optimiser;
+use crate::engine::records::Records;
+use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::running::Running;
 use crate::guest::GuestError;
 use crate::hit::Plant;
 use crate::program::Filter;
@@ -27,7 +30,7 @@ use crate::registry::{Probe, Purpose};
 
 /// The receiver of a detour part's work.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Served<'p> {
+pub(crate) enum Served<'p> {
     /// The calls that return to the given site.
     Returns(Gva),
     /// A probe, with the probed address.
@@ -36,7 +39,7 @@ pub(super) enum Served<'p> {
 
 /// The reason why each hit of a plant has to exit, independent of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Hindrance<'p> {
+pub(crate) enum Hindrance<'p> {
     /// No detour can do the work of the given probe.
     #[error("`{0}` is at the same place, and its hits exit")]
     Probe(&'p str),
@@ -55,7 +58,7 @@ pub(super) enum Hindrance<'p> {
 const MAX_SERVED: usize = 16;
 
 /// Sets the reason why the hits of the probes at `plant` exit although a detour could serve them; `None` if they do not exit.
-pub(super) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
+pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     for (probe, _) in &plant.probes {
         if probe.kept_by_detour().is_some() {
             probe.set_optimised(why.is_none());
@@ -64,9 +67,18 @@ pub(super) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     }
 }
 
-impl Engine {
+/// Assigns the parts of a detour to the probes and the returns of a site.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) running: Arc<Running>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) detour: Arc<Detour>,
+    pub(crate) return_sites: Arc<ReturnSites>,
+}
+
+impl Parts {
     /// The reason why no detour can serve `plant`, if any. Called at every hit.
-    pub(super) fn hindrance<'p>(&self, plant: &'p Plant) -> Option<Hindrance<'p>> {
+    pub(crate) fn hindrance<'p>(&self, plant: &'p Plant) -> Option<Hindrance<'p>> {
         if plant.returns && self.return_sites.must_exit() {
             return Some(Hindrance::Returns);
         }
@@ -81,23 +93,9 @@ impl Engine {
         })
     }
 
-    /// Updates the reason after a change at `plant`: probes that a detour could serve may exit because of another probe.
-    pub(in crate::engine) fn report_hindrance(&self, plant: &Plant) {
-        if !self.is_optimising() {
-            return;
-        }
-        if let Some(hindrance) = self.hindrance(plant) {
-            set_unoptimised(plant, Some(&hindrance.to_string()));
-        } else if plant.optimising.is_open() {
-            for (probe, _) in &plant.probes {
-                probe.set_unoptimised(None);
-            }
-        }
-    }
-
     /// The receivers of a detour that replaces `plant`, in the order of reports at an exit, with the use of each part. The plant
     /// has no [`Hindrance`].
-    pub(super) fn served<'p>(&self, plant: &'p Plant) -> (Vec<Served<'p>>, Vec<Use>) {
+    pub(crate) fn served<'p>(&self, plant: &'p Plant) -> (Vec<Served<'p>>, Vec<Use>) {
         let (mut served, mut uses) = (Vec::new(), Vec::new());
         if plant.returns {
             let keeps = if self.return_sites.landings.may_be_at_slot(plant.at) {
@@ -120,8 +118,8 @@ impl Engine {
     }
 
     fn usage(&self, filter: Option<&Filter>, keeps: Keeps) -> Use {
-        let slide = self.slide().unwrap_or(0);
-        let kept = self.kernel.processors();
+        let slide = self.running.slide().unwrap_or(0);
+        let kept = self.running.kernel.processors();
         let from_gs = |kept: Option<PerCpu>| Some(kept?.from_gs(slide));
         Use {
             filter: filter.cloned(),
@@ -131,7 +129,7 @@ impl Engine {
                 number: from_gs(kept.number),
                 task: from_gs(kept.task),
             },
-            plant: self.planter.byte().value(),
+            plant: self.running.planter.byte().value(),
             index: 0,
         }
     }
@@ -177,7 +175,11 @@ impl Engine {
     }
 
     /// Assigns `part` to `served`. The other vCPUs are paused.
-    pub(super) fn serve(&self, served: Served<'_>, part: Part) -> Result<(), GuestError> {
+    pub(crate) fn serve(
+        &self,
+        served: Served<'_>,
+        part: Part,
+    ) -> Result<(), GuestError> {
         match served {
             Served::Probe(probe, ip) => {
                 let before = self.records.set_owner(part.who, probe, ip);
@@ -192,5 +194,21 @@ impl Engine {
             Served::Returns(at) => self.records.set_returns(part.who, at),
         }
         Ok(())
+    }
+}
+
+impl Optimiser {
+    /// Updates the reason after a change at `plant`: probes that a detour could serve may exit because of another probe.
+    pub(crate) fn report_hindrance(&self, plant: &Plant) {
+        if !self.is_optimising() {
+            return;
+        }
+        if let Some(hindrance) = self.parts.hindrance(plant) {
+            set_unoptimised(plant, Some(&hindrance.to_string()));
+        } else if plant.optimising.is_open() {
+            for (probe, _) in &plant.probes {
+                probe.set_unoptimised(None);
+            }
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! Fault injection: a function returns before running.
 
-use super::Engine;
+use crate::engine::hits::Hits;
 use crate::handler::HitContext;
 use crate::inject::Injector;
 use crate::registry::Probe;
 
-impl Engine {
+impl Hits {
     /// Counts the call at `hit`, whose function is about to run. Returns whether the call returns at once, without running.
-    pub(super) fn inject(
+    pub(crate) fn inject(
         &self,
         hit: &mut HitContext<'_>,
         probe: &Probe,
@@ -16,7 +16,7 @@ impl Engine {
         let injection = &injector.injection;
         if let Some(comm) = &injection.comm
             // If the task's name is unreadable, the call does not match.
-            && self.task_name(hit.vcpu).as_deref() != Some(comm.as_bytes())
+            && self.running.task_name(hit.vcpu).as_deref() != Some(comm.as_bytes())
         {
             return false;
         }
@@ -26,12 +26,13 @@ impl Engine {
         let value = injection.value.cast_signed();
         match hit.return_now(injection.value) {
             Ok(()) => {
-                self.note(Some(probe), format!("call {call} returns {value} at once"));
+                self.reporter
+                    .note(Some(probe), format!("call {call} returns {value} at once"));
                 true
             }
             Err(error) => {
                 let text = format!("call {call} runs, and does not return {value}: {error}");
-                self.note(Some(probe), text);
+                self.reporter.note(Some(probe), text);
                 false
             }
         }

@@ -1,39 +1,35 @@
 //! Checks of the page-directory entries that map the detour region: if the guest changes an entry, the jumps in the guest's
 //! text lose their target.
 
-use super::{ArmError, Engine};
 use crate::detour::{ChangedEntry, DetourError};
+use crate::engine::arm::ArmError;
+use crate::engine::optimise::Optimiser;
 use crate::guest::Paused;
 
-impl Engine {
-    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
-    /// may call at any time.
-    pub(crate) fn region_needs_pause(&self) -> bool {
-        self.detour.changed_entry(self.memory.as_ref()).is_some()
-    }
-
+impl Optimiser {
     /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
     pub(crate) fn tend_region(&self, paused: &dyn Paused) {
-        let memory = self.memory.as_ref();
+        let memory = self.running.memory.as_ref();
         let Some(changed) = self.detour.changed_entry(memory) else {
             return;
         };
         let is_switch_reached = self.detour.lose(memory);
         let ChangedEntry { gpa, was, is } = changed;
-        self.note(
+        self.reporter.note(
             None,
             format!(
                 "the guest has changed an entry of its page tables that leads to the detour region, at {gpa}: it was \
                  {was:#x} and is {is:#x}; no jump stands for a probe any more, every hit exits, and the region stays"
             ),
         );
-        for plant in self.table.load_full().plants() {
+        for plant in self.plants.table.load_full().plants() {
             if let Err(error) = self.unoptimise(paused, plant) {
-                self.note(None, format!("a jump stays at {}: {error}", plant.at));
+                self.reporter
+                    .note(None, format!("a jump stays at {}: {error}", plant.at));
             }
         }
-        if !is_switch_reached && let Err(error) = self.close_int3(paused) {
-            self.note(
+        if !is_switch_reached && let Err(error) = self.int3.close_int3(paused) {
+            self.reporter.note(
                 None,
                 format!("the kernel's handler of int3 stays led to the region: {error}"),
             );
@@ -49,27 +45,23 @@ impl Engine {
     /// # Errors
     ///
     /// If memory cannot be written.
-    pub(super) fn hand_over_region(&self, paused: &dyn Paused) -> Result<(), ArmError> {
-        self.take_out_records();
-        for plant in self.table.load_full().plants() {
+    pub(crate) fn hand_over_region(&self, paused: &dyn Paused) -> Result<(), ArmError> {
+        self.records.take_out_records();
+        for plant in self.plants.table.load_full().plants() {
             self.unoptimise(paused, plant)
                 .map_err(|error| ArmError(error.into()))?;
         }
-        self.close_int3(paused)
+        self.int3
+            .close_int3(paused)
             .map_err(|error| ArmError(error.into()))?;
-        match self.detour.hand_over(self.memory.as_ref()) {
+        match self.detour.hand_over(self.running.memory.as_ref()) {
             Ok(()) => Ok(()),
             Err(DetourError::Guest(error)) => Err(ArmError(error.into())),
             Err(error) => {
-                self.note(None, format!("the detour region stays: {error}"));
+                self.reporter
+                    .note(None, format!("the detour region stays: {error}"));
                 Ok(())
             }
         }
-    }
-
-    /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
-    /// on, until the guest ends, changes the region's page tables, or starts another kernel.
-    pub fn has_detour_region(&self) -> bool {
-        self.detour.is_laid()
     }
 }

@@ -24,9 +24,9 @@ use arc_swap::ArcSwap;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, Step, step};
 use introspect::{Gpa, Gva, PatchKind};
 
-use super::Engine;
-use super::call_sites::CallSite;
 use crate::detour::Ring;
+use crate::engine::returns::following::Following;
+use crate::engine::running::call_sites::CallSite;
 use crate::guest::GuestError;
 
 /// The maximum number of instructions walked from a return address.
@@ -39,7 +39,7 @@ const JUMP_LENGTHS: [u8; 2] = [2, 5];
 
 /// The stack pointer at a landing, relative to the slot of the return address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stack {
+pub(crate) enum Stack {
     /// Just above the slot, as behind the call.
     AboveSlot,
     /// At the slot, where a static call has pushed its own return address `pushed`. At a tail call to the same function, the
@@ -52,9 +52,9 @@ pub(super) enum Stack {
 
 /// An address where a plant shows a return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Landing {
-    pub(super) at: Gva,
-    pub(super) stack: Stack,
+pub(crate) struct Landing {
+    pub(crate) at: Gva,
+    pub(crate) stack: Stack,
 }
 
 /// The landings of a return address; empty if no plant can show the return.
@@ -93,18 +93,18 @@ impl Known {
 
 /// No plant can show a return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NoLandings;
+pub(crate) struct NoLandings;
 
 /// The landings of all return addresses without room for a plant.
 #[derive(Debug, Default)]
-pub(super) struct Landings {
+pub(crate) struct Landings {
     /// Read at every entry and return of a followed call.
     known: ArcSwap<Known>,
 }
 
 impl Landings {
     /// The addresses of the landings of `returns_to`; without an entry, the return address itself.
-    pub(super) fn of(&self, returns_to: Gva) -> Vec<Gva> {
+    pub(crate) fn of(&self, returns_to: Gva) -> Vec<Gva> {
         match self.known.load().by_return_address.get(&returns_to) {
             Some(found) => found.landings.iter().map(|landing| landing.at).collect(),
             None => vec![returns_to],
@@ -112,7 +112,7 @@ impl Landings {
     }
 
     /// Whether `returns_to` has landings, and `is_planted` holds for each landing.
-    pub(super) fn are(&self, is_planted: impl Fn(Gva) -> bool, returns_to: Gva) -> bool {
+    pub(crate) fn are(&self, is_planted: impl Fn(Gva) -> bool, returns_to: Gva) -> bool {
         match self.known.load().by_return_address.get(&returns_to) {
             Some(found) => {
                 let mut landings = found.landings.iter();
@@ -124,14 +124,14 @@ impl Landings {
 
     /// Whether no plant can show a return to `returns_to`, as far as known: the answer holds until the instructions on the
     /// way change.
-    pub(super) fn are_none(&self, returns_to: Gva) -> bool {
+    pub(crate) fn are_none(&self, returns_to: Gva) -> bool {
         let known = self.known.load();
         let found = known.by_return_address.get(&returns_to);
         found.is_some_and(|found| found.landings.is_empty())
     }
 
     /// Whether a plant at `landing` shows a return to `returns_to`.
-    pub(super) fn shows(&self, landing: Landing, returns_to: Gva) -> bool {
+    pub(crate) fn shows(&self, landing: Landing, returns_to: Gva) -> bool {
         if landing.at == returns_to && landing.stack == Stack::AboveSlot {
             return true;
         }
@@ -141,17 +141,17 @@ impl Landings {
     }
 
     /// Whether the stack pointer may be at the slot of a call whose return a plant at `site` shows.
-    pub(super) fn may_be_at_slot(&self, site: Gva) -> bool {
+    pub(crate) fn may_be_at_slot(&self, site: Gva) -> bool {
         self.known.load().at_slot.contains(&site)
     }
 
     /// The functions with a landing at their entry, for returns to static calls.
-    pub(super) fn entries(&self) -> BTreeSet<Gva> {
+    pub(crate) fn entries(&self) -> BTreeSet<Gva> {
         self.known.load().at_slot.clone()
     }
 
     /// The return addresses whose returns a plant at `site` shows, other than `site`.
-    pub(super) fn shown_by(&self, site: Gva) -> Vec<Gva> {
+    pub(crate) fn shown_by(&self, site: Gva) -> Vec<Gva> {
         let known = self.known.load();
         let shows = |found: &Found| found.landings.iter().any(|landing| landing.at == site);
         let shown = known.by_return_address.iter();
@@ -175,7 +175,7 @@ impl Landings {
 
     /// Forgets each return address that does not stay, or has a landing that does not: other code will be at the address.
     /// Calls with a forgotten return address exit at their entry.
-    pub(super) fn forget(
+    pub(crate) fn forget(
         &self,
         ring: Option<&Ring>,
         stays: impl Fn(Gva) -> bool,
@@ -195,7 +195,7 @@ impl Landings {
     }
 
     /// Forgets the landings found by bytes that the kernel may have rewritten at boot.
-    pub(super) fn forget_read(&self) {
+    pub(crate) fn forget_read(&self) {
         self.retain(|_, found| found.read.is_empty());
     }
 
@@ -209,7 +209,7 @@ impl Landings {
 
     /// Forgets the landings found by the `len` bytes at `gpa`, which the guest has written. Calls with a forgotten return
     /// address exit at their entry.
-    pub(super) fn guest_has_written(
+    pub(crate) fn guest_has_written(
         &self,
         ring: Option<&Ring>,
         gpa: Gpa,
@@ -242,10 +242,10 @@ struct Walk {
     read: Vec<Gpa>,
 }
 
-impl Engine {
+impl Following {
     /// Finds the landings of `returns_to`, and remembers the result. If no landing exists now, but instructions on the way
     /// may change, the result holds until the change. The other vCPUs are paused.
-    pub(super) fn find_landings(&self, returns_to: Gva) -> Result<Vec<Gva>, NoLandings> {
+    pub(crate) fn find_landings(&self, returns_to: Gva) -> Result<Vec<Gva>, NoLandings> {
         let start = Landing {
             at: returns_to,
             stack: Stack::AboveSlot,
@@ -281,14 +281,14 @@ impl Engine {
                 return Err(NoLandings);
             }
             let on = |at| Landing { at, ..landing };
-            match self.call_site(landing.at) {
+            match self.running.call_site(landing.at) {
                 // The first instruction of a function is behind an `endbr64`.
                 CallSite::Free(Some((_, decoded)))
                     if landing.stack != Stack::AboveSlot && step(&decoded) == Step::Next =>
                 {
                     walk.open.push(on(decoded.next()));
                 }
-                CallSite::Free(_) if self.can_return_to(landing.at) => {
+                CallSite::Free(_) if self.running.can_return_to(landing.at) => {
                     walk.landings.push(landing);
                     continue;
                 }

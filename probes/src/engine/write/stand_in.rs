@@ -18,32 +18,36 @@
 //! to the instruction, for ever. The handler reads the byte at once, so the plant may return when the register is needed
 //! elsewhere. An `int3` that the guest has written needs no fallback at its execution: the guest knows the address.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva};
 
-use super::Engine;
-use super::jumps::INT3;
+use crate::engine::optimise::Optimiser;
+use crate::engine::plants::Plants;
+use crate::engine::reporter::Reporter;
+use crate::engine::running::{Running, is_undefined};
 use crate::guest::{GuestError, Paused};
-use crate::hit::{DebugUse, Plant, Table};
-use crate::plant::PlantByte;
+use crate::hit::{DebugUse, Plant};
 use crate::registry::{Milestone, Missed};
 
-impl Engine {
-    /// Whether the guest's write of `data` at `gpa` requires [`stand_in`](Self::stand_in).
-    pub(super) fn wants_stand_in(&self, gpa: Gpa, data: &[u8]) -> bool {
-        self.abilities.debug_execute && self.planter.overwrites_plant(gpa, data)
-    }
+/// Withdraws plants while the guest may read them. The other vCPUs are paused.
+#[derive(Debug)]
+pub(crate) struct StandIns {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) plants: Arc<Plants>,
+    pub(crate) optimiser: Arc<Optimiser>,
+}
 
+impl StandIns {
     /// Withdraws the plants in `len` bytes from `gpa` on, and assigns debug registers.
-    pub(super) fn stand_in(
+    pub(crate) fn stand_in(
         &self,
         paused: &dyn Paused,
         gpa: Gpa,
         len: usize,
     ) -> Result<(), GuestError> {
-        let mut table = self.table.load().as_ref().clone();
+        let mut table = self.plants.table.load().as_ref().clone();
         // The fallbacks are in order of age, the oldest first.
         let mut uses: Vec<DebugUse> = table.debug.iter().flatten().cloned().collect();
         let covered: Vec<_> = (gpa.0..gpa.0.saturating_add(len as u64))
@@ -60,14 +64,16 @@ impl Engine {
                     continue;
                 };
                 let ended = uses.remove(oldest);
-                self.planter.replant(paused, ended.plant().spot.gpa)?;
+                self.running
+                    .planter
+                    .replant(paused, ended.plant().spot.gpa)?;
             }
-            self.planter.withdraw(paused, plant.spot.gpa)?;
+            self.running.planter.withdraw(paused, plant.spot.gpa)?;
             uses.push(DebugUse::StandIn(Arc::clone(plant)));
         }
         let mut uses = uses.into_iter();
         table.debug = std::array::from_fn(|_| uses.next());
-        self.replace_table(paused, table);
+        self.plants.replace_table(paused, table);
         Ok(())
     }
 
@@ -78,31 +84,21 @@ impl Engine {
             return false;
         };
         let is_read = plant
-            .displaced(&self.planter, plant.at)
+            .displaced(&self.running.planter, plant.at)
             .is_none_or(|decoded| is_undefined(&decoded));
         !is_read && !covered.iter().any(|other| other.at == plant.at)
     }
 
-    /// Whether the guest's exception handler reads the instruction after an exception.
-    pub(super) fn is_read_when_executed(&self, plant: &Plant, decoded: &Decoded) -> bool {
-        is_undefined(decoded) || (decoded.bytes() == [INT3] && self.is_built_in(plant))
-    }
-
-    /// Whether the kernel was built with an `int3` at `plant`, and plants are a different byte.
-    fn is_built_in(&self, plant: &Plant) -> bool {
-        let filed = self.located.get().and_then(|located| {
-            let linked = located.linked(plant.at);
-            self.kernel.bytes_at(linked, 1)
-        });
-        filed == Some(&[INT3]) && self.planter.byte() != PlantByte::Int3
-    }
-
     /// Withdraws a plant: the guest is about to execute the instruction, and then to read the bytes.
-    pub(super) fn let_be_read(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
-        if self.abilities.debug_execute {
+    pub(crate) fn let_be_read(
+        &self,
+        paused: &dyn Paused,
+        plant: &Plant,
+    ) -> Result<(), GuestError> {
+        if self.running.abilities.debug_execute {
             self.stand_in(paused, plant.spot.gpa, 1)?;
         }
-        if self.planter.is_withdrawn(plant.spot.gpa) {
+        if self.running.planter.is_withdrawn(plant.spot.gpa) {
             return Ok(());
         }
         self.withdraw_unwatched(paused, plant)
@@ -112,13 +108,13 @@ impl Engine {
     fn withdraw_unwatched(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if plant.has_milestone(Milestone::BootPatched) {
             // Nothing else would end early detours, whose `int3`s must go before a second CPU starts.
-            self.end_early_detours(paused)?;
+            self.optimiser.end_early_detours(paused)?;
         }
-        self.planter.withdraw(paused, plant.spot.gpa)?;
-        self.unwatched().push(plant.at);
+        self.running.planter.withdraw(paused, plant.spot.gpa)?;
+        self.plants.unwatched().push(plant.at);
         for (probe, _) in &plant.probes {
             probe.miss(Missed::Unwatched);
-            self.note(
+            self.reporter.note(
                 Some(probe),
                 "the guest reads this instruction, and no debug register is free: executions are missed until one is"
                     .to_owned(),
@@ -127,48 +123,24 @@ impl Engine {
         Ok(())
     }
 
-    fn unwatched(&self) -> MutexGuard<'_, Vec<Gva>> {
-        self.unwatched
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Assigns the free debug registers in `table` to plants withdrawn without a register.
-    pub(super) fn watch_again(&self, table: &mut Table) {
-        if !self.abilities.debug_execute {
-            return;
-        }
-        self.unwatched().retain(|&at| {
-            let plant = table
-                .at(at)
-                .filter(|plant| self.planter.is_withdrawn(plant.spot.gpa))
-                .cloned();
-            let Some(plant) = plant else { return false };
-            let free = table.debug.iter_mut().find(|slot| slot.is_none());
-            let waits = free.is_none();
-            if let Some(free) = free {
-                *free = Some(DebugUse::StandIn(plant));
-            }
-            waits
-        });
-    }
-
     /// Ends the fallback at `rip`, if any: the instruction is about to be executed, and the plant returns. Returns whether a
     /// fallback has ended.
-    pub(super) fn end_stand_in(&self, paused: &dyn Paused, rip: Gva) -> Result<bool, GuestError> {
-        let mut table = self.table.load().as_ref().clone();
+    pub(crate) fn end_stand_in(
+        &self,
+        paused: &dyn Paused,
+        rip: Gva,
+    ) -> Result<bool, GuestError> {
+        let mut table = self.plants.table.load().as_ref().clone();
         let mut debug = table.debug.clone();
         let ended = debug.iter_mut().find_map(|slot| {
             slot.take_if(|used| matches!(used, DebugUse::StandIn(plant) if plant.at == rip))
         });
         let Some(used) = ended else { return Ok(false) };
-        self.planter.replant(paused, used.plant().spot.gpa)?;
+        self.running
+            .planter
+            .replant(paused, used.plant().spot.gpa)?;
         table.debug = debug;
-        self.replace_table(paused, table);
+        self.plants.replace_table(paused, table);
         Ok(true)
     }
-}
-
-fn is_undefined(decoded: &Decoded) -> bool {
-    classify(decoded) == Class::MustStep(Reason::Undefined)
 }

@@ -9,10 +9,10 @@ use introspect::insn::{Decoded, Next};
 use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
 use vmm::{kvm_regs, kvm_sregs};
 
-use super::Engine;
 use crate::Tier;
+use crate::engine::hits::executor::Executor;
 use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault};
+use crate::handler::{FaultOutcome, InstructionFault};
 use crate::hit::{Plant, next_places};
 use crate::plant::{Planter, Spot};
 use crate::registry::Purpose;
@@ -51,10 +51,10 @@ enum Came {
     Elsewhere,
 }
 
-impl Engine {
+impl Executor {
     /// Lets the hardware execute the instruction at `rip`, the vCPU's RIP, and calls the handlers for the outcome. `run`
     /// runs the vCPU until the next instruction is at any of the given addresses.
-    pub(super) fn execute_in_place<V: Vcpu>(
+    pub(crate) fn execute_in_place<V: Vcpu>(
         &self,
         vcpu: &mut V,
         paused: &dyn Paused,
@@ -68,6 +68,7 @@ impl Engine {
         let places = self.places(vcpu, regs, &sregs, plant.spot, decoded)?;
         let addresses: Vec<Gva> = places.addresses().collect();
         let shown = self
+            .running
             .planter
             .show_alone(paused, &[plant.spot.gpa], &places.stops)?;
         let ran = run(vcpu, To::Next(&addresses));
@@ -103,7 +104,7 @@ impl Engine {
             base: Gva(sregs.idt.base),
             limit: sregs.idt.limit,
         };
-        let all: Vec<u8> = if self.abilities.holds_interrupts {
+        let all: Vec<u8> = if self.running.abilities.holds_interrupts {
             SYNCHRONOUS_VECTORS.to_vec()
         } else {
             let asynchronous = |vector: &u8| *vector == NMI || *vector >= FIRST_INTERRUPT;
@@ -112,25 +113,34 @@ impl Engine {
                 .filter(|vector| asynchronous(vector) || raised(vector))
                 .collect()
         };
-        places.gates = idt.gates(&self.planter, &state, &all);
-        let (memory, features) = (self.memory.as_ref(), self.abilities.features);
+        places.gates = idt.gates(&self.running.planter, &state, &all);
+        let (memory, features) = (
+            self.running.memory.as_ref(),
+            self.running.abilities.features,
+        );
         let (next, tables) = match decoded {
-            Some(decoded) => {
-                next_places(vcpu, regs, memory, &self.planter, features, decoded, state)?
-            }
+            Some(decoded) => next_places(
+                vcpu,
+                regs,
+                memory,
+                &self.running.planter,
+                features,
+                decoded,
+                state,
+            )?,
             None => (Vec::new(), None),
         };
         for next in next {
             let target = match next {
                 Next::At(at) => Some(at),
                 Next::Msr(index) => Some(Gva(vcpu.read_msr(index)?)),
-                Next::Gate(vector) => idt.target(&self.planter, &state, vector),
+                Next::Gate(vector) => idt.target(&self.running.planter, &state, vector),
             };
             places.next.extend(target);
         }
         let len = decoded.map_or(1, Decoded::len);
         for state in std::iter::once(state).chain(tables) {
-            places.add_stops(&self.planter, &state, |gpa| spot.holds(gpa, len));
+            places.add_stops(&self.running.planter, &state, |gpa| spot.holds(gpa, len));
         }
         Ok(places)
     }
@@ -151,7 +161,7 @@ impl Engine {
             return Ok(Came::Behind);
         }
         let state = paging(&vcpu.sregs()?);
-        let Some(frame) = InterruptFrame::read(&self.planter, &state, regs.rsp) else {
+        let Some(frame) = InterruptFrame::read(&self.running.planter, &state, regs.rsp) else {
             return Ok(if follows {
                 Came::Behind
             } else {
@@ -223,42 +233,15 @@ impl Engine {
         }
         Ok(())
     }
-
-    /// Calls the fault-handlers of a plant; the vCPU stands at the instruction with the registers `regs`.
-    pub(super) fn offer_fault(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        plant: &Plant,
-        fault: InstructionFault,
-        regs: kvm_regs,
-    ) -> Offered {
-        let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
-        let mut outcome = FaultOutcome::ToGuest;
-        for (probe, _) in &plant.probes {
-            if let Purpose::Handle(handler) = &probe.purpose
-                && probe.has_hit(hit.vcpu())
-            {
-                outcome = handler.0.fault(&mut hit, fault);
-                if outcome == FaultOutcome::Swallowed {
-                    break;
-                }
-            }
-        }
-        Offered {
-            outcome,
-            changed: hit.changed,
-            regs: hit.regs,
-        }
-    }
 }
 
 /// The answer of the fault-handlers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offered {
-    pub(super) outcome: FaultOutcome,
+pub(crate) struct Offered {
+    pub(crate) outcome: FaultOutcome,
     /// Whether a handler has requested the registers for a change.
-    pub(super) changed: bool,
-    pub(super) regs: kvm_regs,
+    pub(crate) changed: bool,
+    pub(crate) regs: kvm_regs,
 }
 
 impl Places {

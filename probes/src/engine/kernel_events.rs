@@ -2,7 +2,18 @@
 
 use std::sync::Arc;
 
-use super::Engine;
+use crate::engine::arm::Armer;
+use crate::engine::crashes::Crashes;
+use crate::engine::handover::Handover;
+use crate::engine::modules::ModuleWatch;
+use crate::engine::optimise::Optimiser;
+use crate::engine::optimise::early::Early;
+use crate::engine::probe_list::ProbeList;
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::Returns;
+use crate::engine::returns::following::Following;
+use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::running::Running;
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
@@ -10,7 +21,7 @@ use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 
 /// The kernel event probes possible in this kernel.
-pub(super) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
+pub(crate) fn placed(kernel: &Kernel) -> Vec<Arc<Probe>> {
     let mut found: Vec<Arc<Probe>> = Milestone::ALL
         .into_iter()
         .filter_map(|milestone| placed_one(kernel, milestone))
@@ -41,10 +52,27 @@ fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
     Some(Arc::new(probe))
 }
 
-impl Engine {
+/// Handles the kernel event probes. The other vCPUs are paused.
+#[derive(Debug)]
+pub(crate) struct KernelEvents {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) probes: Arc<ProbeList>,
+    pub(crate) following: Arc<Following>,
+    pub(crate) return_sites: Arc<ReturnSites>,
+    pub(crate) early: Arc<Early>,
+    pub(crate) optimiser: Arc<Optimiser>,
+    pub(crate) returns: Arc<Returns>,
+    pub(crate) armer: Arc<Armer>,
+    pub(crate) crashes: Arc<Crashes>,
+    pub(crate) module_watch: Arc<ModuleWatch>,
+    pub(crate) handover: Arc<Handover>,
+}
+
+impl KernelEvents {
     /// Handles the kernel event probes at `plant`. The vCPU stands at the plant, or a handler has `moved` the vCPU elsewhere. The
     /// other vCPUs are paused.
-    pub(super) fn reach_milestones(
+    pub(crate) fn reach_milestones(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
@@ -59,16 +87,22 @@ impl Engine {
                 continue;
             }
             match milestone {
-                Milestone::EarlyTraps => self.begin_early_detours(vcpu)?,
+                Milestone::EarlyTraps => self.early.begin_early_detours(vcpu)?,
                 Milestone::BootPatched => self.on_boot_patched(vcpu, paused)?,
                 Milestone::InitFreed => self.retire_init(paused),
-                Milestone::Panic => self.record_panic(vcpu)?,
-                Milestone::NextKernel => self.hand_over(paused),
-                Milestone::CpuOnline | Milestone::CpuOffline => self.look_at_cpus(paused)?,
-                Milestone::TaskEnded => self.end_task(vcpu)?,
-                Milestone::TaskLeft => self.leave_task(vcpu.index()),
-                Milestone::Module(event) => self.on_module_event(vcpu, paused, event)?,
-                Milestone::Reader(Reader::WriteJumps) => self.make_room_for_jumps(vcpu, paused)?,
+                Milestone::Panic => self.crashes.record_panic(vcpu)?,
+                Milestone::NextKernel => self.handover.hand_over(paused),
+                Milestone::CpuOnline | Milestone::CpuOffline => {
+                    self.optimiser.look_at_cpus(paused)?
+                }
+                Milestone::TaskEnded => self.returns.end_task(vcpu)?,
+                Milestone::TaskLeft => self.returns.leave_task(vcpu.index()),
+                Milestone::Module(event) => {
+                    self.module_watch.on_module_event(vcpu, paused, event)?
+                }
+                Milestone::Reader(Reader::WriteJumps) => {
+                    self.armer.make_room_for_jumps(vcpu, paused)?
+                }
                 // Other readers are handled after the vCPU has stepped over the instruction.
                 Milestone::Reader(_) => (),
             }
@@ -77,31 +111,33 @@ impl Engine {
     }
 
     /// Handles the end of boot-time patching: arms the probes on instructions that the kernel rewrites at boot.
-    pub(super) fn on_boot_patched(
+    pub(crate) fn on_boot_patched(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
     ) -> Result<(), GuestError> {
-        self.keep_page_tables(vcpu)?;
-        self.boot_patched.set(true);
-        self.end_early_detours(paused)?;
+        self.running.keep_page_tables(vcpu)?;
+        self.running.boot_patched.set(true);
+        self.optimiser.end_early_detours(paused)?;
         self.return_sites.allow(|_| true);
         self.return_sites.landings.forget_read();
-        self.protect_text(paused);
-        if let Err(error) = self.reconcile(paused) {
-            self.refuse_pending(&error);
+        self.armer.protect_text(paused);
+        if let Err(error) = self.armer.reconcile(paused) {
+            self.probes.refuse_pending(&error);
         }
         Ok(())
     }
 
     /// Removes the plants from the init text, which the kernel is about to free.
     fn retire_init(&self, paused: &dyn Paused) {
-        self.init_freed.set(true);
-        if let Some(located) = self.located.get() {
-            self.lose_return_sites(|site| !self.kernel.is_init(located.linked(site)));
+        self.running.init_freed.set(true);
+        if let Some(located) = self.running.located.get() {
+            self.following
+                .lose_return_sites(|site| !self.running.kernel.is_init(located.linked(site)));
         }
-        if let Err(error) = self.reconcile(paused) {
-            self.note(None, format!("plants in the init text stay: {error}"));
+        if let Err(error) = self.armer.reconcile(paused) {
+            self.reporter
+                .note(None, format!("plants in the init text stay: {error}"));
         }
     }
 }

@@ -3,20 +3,18 @@
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
 
-use super::Engine;
-use super::hits::HitOutcome;
-use super::located::Located;
 use crate::Tier;
-use crate::detour::{KernelSpace, Tables};
+use crate::engine::hits::HitOutcome;
+use crate::engine::hits::executor::Executor;
 use crate::guest::{GuestError, Paused, SystemState, Vcpu};
 use crate::hit::{KnowsTables, Plant};
-use crate::registry::{Milestone, Purpose};
+use crate::registry::Purpose;
 
 const RFLAGS_TF: u64 = 1 << 8;
 
-impl Engine {
+impl Executor {
     /// Redirects the vCPU to the copy of the displaced instruction, if a copy exists and has the same effect now.
-    pub(super) fn relocate(
+    pub(crate) fn relocate(
         &self,
         vcpu: &mut dyn Vcpu,
         plant: &Plant,
@@ -27,7 +25,7 @@ impl Engine {
         };
         let copy = self
             .detour
-            .copy_of(self.memory.as_ref(), &state.paging, decoded);
+            .copy_of(self.running.memory.as_ref(), &state.paging, decoded);
         let Some(copy) = copy else {
             return Ok(HitOutcome::NeedsPause);
         };
@@ -49,7 +47,8 @@ impl Engine {
         plant: &Plant,
         decoded: &Decoded,
     ) -> Result<Option<SystemState>, GuestError> {
-        let Relocation::Relocatable(needs) = relocation(decoded, &self.abilities.cpuid) else {
+        let Relocation::Relocatable(needs) = relocation(decoded, &self.running.abilities.cpuid)
+        else {
             return Ok(None);
         };
         // The vCPU is not stopped again behind the instruction.
@@ -73,14 +72,14 @@ impl Engine {
     }
 
     /// Makes the copy for [`relocate`](Self::relocate). The other vCPUs are paused.
-    pub(super) fn prepare_copy(
+    pub(crate) fn prepare_copy(
         &self,
         vcpu: &mut dyn Vcpu,
         paused: &dyn Paused,
         plant: &Plant,
         rip: Gva,
     ) -> Result<(), GuestError> {
-        let displaced = plant.displaced(&self.planter, rip);
+        let displaced = plant.displaced(&self.running.planter, rip);
         let must_step = |decoded: &Decoded| matches!(classify(decoded), Class::MustStep(_));
         let Some(decoded) = displaced.filter(must_step) else {
             return Ok(());
@@ -88,77 +87,34 @@ impl Engine {
         let Some(state) = self.allows_copy(vcpu, plant, &decoded)? else {
             return Ok(());
         };
-        let Some(kernel) = self.kernel_space(&state, rip) else {
+        let Some(kernel) = self.plants.kernel_space(&state, rip) else {
             return Ok(());
         };
         let prepared = self
             .detour
-            .prepare(paused, self.memory.as_ref(), &kernel, &decoded);
+            .prepare(paused, self.running.memory.as_ref(), &kernel, &decoded);
         if let Err(error) = prepared
             && self.detour.is_news(&error)
         {
-            self.note(
+            self.reporter.note(
                 None,
                 format!("instructions that cannot be emulated are executed in place: {error}"),
             );
         }
         Ok(())
     }
-
-    /// The kernel's own page tables and image, once both are final: Linux changes the mapping of the image while booting.
-    pub(super) fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
-        let located = self.located.get()?;
-        if self.kernel.is_entry(located.linked(rip)) {
-            return None;
-        }
-        let boots =
-            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
-        let paging = if self.milestones.iter().any(|probe| boots(&probe.purpose)) {
-            self.modules.paging()?
-        } else {
-            state.paging
-        };
-        Some(self.kernel_space_with(paging, located, Tables::Settled))
-    }
-
-    pub(super) fn kernel_space_with(
-        &self,
-        paging: PagingState,
-        located: Located,
-        tables: Tables,
-    ) -> KernelSpace {
-        let linked = self.kernel.image();
-        let slide = located.slide.cast_unsigned();
-        KernelSpace {
-            paging,
-            image: linked.start.wrapping_add(slide)..linked.end.wrapping_add(slide),
-            tables,
-        }
-    }
-
-    /// Whether the guest writes to a copy. The write is dropped. A note reports the first write, the tenth, the hundredth and so
-    /// on.
-    pub(super) fn is_detour_write(&self, gpa: introspect::Gpa) -> bool {
-        let Some(count) = self.detour.count_write(gpa) else {
-            return false;
-        };
-        if 10u64.pow(count.ilog10()) == count {
-            self.note(
-                None,
-                format!("the guest writes to the detour region, at {gpa} (write {count}); dropped"),
-            );
-        }
-        true
-    }
 }
 
-impl KnowsTables for Engine {
+impl KnowsTables for Executor {
     /// The kernel's page tables, once final. `None` for code that may run on other page tables.
     fn kernel_tables(&self, at: Gva) -> Option<PagingState> {
-        let located = self.located.get()?;
-        if self.kernel.is_entry(located.linked(at)) {
+        let located = self.running.located.get()?;
+        if self.running.kernel.is_entry(located.linked(at)) {
             return None;
         }
-        self.modules.paging().or_else(|| self.detour.paging())
+        self.running
+            .modules
+            .paging()
+            .or_else(|| self.detour.paging())
     }
 }

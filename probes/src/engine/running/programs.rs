@@ -2,8 +2,8 @@
 
 use introspect::{PerCpu, read_virt};
 
-use super::Engine;
 use crate::applied::Aggregated;
+use crate::engine::running::Running;
 use crate::handler::HitContext;
 use crate::program::{Operand, Values};
 use crate::registry::Probe;
@@ -11,7 +11,7 @@ use crate::registry::Probe;
 /// The operands of programs, for a vCPU at a hit. Registers are free; each value in guest memory costs a walk of the guest's
 /// page tables.
 struct Seen<'e, 'h, 'v> {
-    engine: &'e Engine,
+    running: &'e Running,
     hit: &'h mut HitContext<'v>,
 }
 
@@ -20,7 +20,7 @@ impl Values for Seen<'_, '_, '_> {
         if let Some(register) = operand.register() {
             return register.value(&self.hit.regs);
         }
-        let processors = self.engine.kernel.processors();
+        let processors = self.running.kernel.processors();
         match operand {
             Operand::Cpu => match self.read::<4>(processors.number) {
                 Some(number) => u32::from_le_bytes(number).into(),
@@ -36,22 +36,22 @@ impl Seen<'_, '_, '_> {
     fn read<const BYTES: usize>(&mut self, variable: Option<PerCpu>) -> Option<[u8; BYTES]> {
         let variable = variable?;
         let state = self.hit.vcpu.system_state().ok()?;
-        let slide = self.engine.slide().unwrap_or(0);
+        let slide = self.running.slide().unwrap_or(0);
         let at = variable.at(state.system.segments.gs.base, slide);
         let mut bytes = [0; BYTES];
-        read_virt(&self.engine.planter, &state.paging, at, &mut bytes).ok()?;
+        read_virt(&self.running.planter, &state.paging, at, &mut bytes).ok()?;
         Some(bytes)
     }
 }
 
-impl Engine {
+impl Running {
     /// Whether the filter of `probe` accepts the execution at `hit`.
-    pub(super) fn lets_by(&self, hit: &mut HitContext<'_>, probe: &Probe) -> bool {
+    pub(crate) fn lets_by(&self, hit: &mut HitContext<'_>, probe: &Probe) -> bool {
         let Some(filtered) = &probe.filter else {
             return true;
         };
         let vcpu = hit.vcpu();
-        let lets_by = filtered.filter.holds(&mut Seen { engine: self, hit });
+        let lets_by = filtered.filter.holds(&mut Seen { running: self, hit });
         filtered.decided(vcpu, lets_by);
         if !lets_by {
             probe.count_exit();
@@ -60,13 +60,13 @@ impl Engine {
     }
 
     /// Adds a value of the vCPU at `hit`.
-    pub(super) fn add_value(&self, hit: &mut HitContext<'_>, aggregated: &Aggregated) {
-        let mut seen = Seen { engine: self, hit };
+    pub(crate) fn add_value(&self, hit: &mut HitContext<'_>, aggregated: &Aggregated) {
+        let mut seen = Seen { running: self, hit };
         aggregated.add(seen.value(aggregated.aggregate.of()));
     }
 
     /// Looks up the kernel's per-CPU variables for programs, before the guest has to wait for the look-up.
-    pub(super) fn prepare_programs(&self, probe: &Probe) {
+    pub(crate) fn prepare_programs(&self, probe: &Probe) {
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
         let compared = conditions.map(|condition| condition.operand);
         let added = probe.purpose.aggregated().map(|it| it.aggregate.of());

@@ -13,17 +13,17 @@ use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// Probes whose plants may have to be placed, moved or removed.
-    pub(super) probes: &'a [Arc<Probe>],
+    pub(crate) probes: &'a [Arc<Probe>],
     /// Probes that lose their plants, in any state.
-    pub(super) dropped: &'a [Arc<Probe>],
-    pub(super) sites: Sites<'a>,
+    pub(crate) dropped: &'a [Arc<Probe>],
+    pub(crate) sites: Sites<'a>,
 }
 
 /// The return sites to reconcile.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sites<'a> {
+pub(crate) enum Sites<'a> {
     All,
     These(&'a [Gva]),
 }
@@ -53,14 +53,14 @@ impl Edit {
 
 /// The affected sites, while the change is put together.
 #[derive(Debug)]
-pub(super) struct Edits<'t> {
+pub(crate) struct Edits<'t> {
     before: &'t Table,
     places: BTreeMap<Gva, Edit>,
     debug: Vec<Plant>,
 }
 
 impl<'t> Edits<'t> {
-    pub(super) fn new(before: &'t Table) -> Self {
+    pub(crate) fn new(before: &'t Table) -> Self {
         let debug = before.debug.iter().flatten().filter_map(|used| match used {
             DebugUse::Only(plant) => Some(plant.of_interest_to(plant.probes.clone(), false)),
             DebugUse::StandIn(_) => None,
@@ -110,7 +110,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Removes the probe from its present site.
-    pub(super) fn leave(&mut self, probe: &Arc<Probe>) {
+    pub(crate) fn leave(&mut self, probe: &Arc<Probe>) {
         let Some(at) = probe.planted_at() else {
             return;
         };
@@ -124,13 +124,26 @@ impl<'t> Edits<'t> {
     }
 
     /// Adds the probe to the plant at `at`; `ip` is the probed address.
-    pub(super) fn join(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot, len: usize) {
+    pub(crate) fn join(
+        &mut self,
+        probe: &Arc<Probe>,
+        ip: Gva,
+        at: Gva,
+        spot: Spot,
+        len: usize,
+    ) {
         insert(&mut self.place(at, spot, len).probes, probe, ip);
     }
 
     /// Adds the probe to the debug register for `at`; `ip` is the probed address. Returns `false` if all four registers are
     /// taken.
-    pub(super) fn join_debug(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot) -> bool {
+    pub(crate) fn join_debug(
+        &mut self,
+        probe: &Arc<Probe>,
+        ip: Gva,
+        at: Gva,
+        spot: Spot,
+    ) -> bool {
         self.debug
             .retain(|plant| plant.at == at || !plant.probes.is_empty());
         let known = self.debug.iter().position(|plant| plant.at == at);
@@ -146,29 +159,29 @@ impl<'t> Edits<'t> {
     }
 
     /// Marks `at` as a return site of followed calls.
-    pub(super) fn return_to(&mut self, at: Gva, spot: Spot, len: usize) {
+    pub(crate) fn return_to(&mut self, at: Gva, spot: Spot, len: usize) {
         self.place(at, spot, len).returns = true;
     }
 
     /// Removes the mark of `at` as a return site.
-    pub(super) fn forget_return(&mut self, at: Gva) {
+    pub(crate) fn forget_return(&mut self, at: Gva) {
         if let Some(edit) = self.known(at) {
             edit.returns = false;
         }
     }
 
     /// The addresses of the affected sites.
-    pub(super) fn places(&self) -> Vec<Gva> {
+    pub(crate) fn places(&self) -> Vec<Gva> {
         self.places.keys().copied().collect()
     }
 
     /// The guest-physical locations of the affected sites.
-    pub(super) fn spots(&self) -> impl Iterator<Item = Spot> {
+    pub(crate) fn spots(&self) -> impl Iterator<Item = Spot> {
         self.places.values().map(|edit| edit.spot)
     }
 
     /// The present plants at the affected sites, if the edits change or remove the plant.
-    pub(super) fn outdated(&self) -> Vec<Arc<Plant>> {
+    pub(crate) fn outdated(&self) -> Vec<Arc<Plant>> {
         let is_outdated = |(at, edit): (&Gva, &Edit)| {
             let plant = self.before.at(*at)?;
             (!edit.is_as(plant)).then(|| Arc::clone(plant))
@@ -177,7 +190,11 @@ impl<'t> Edits<'t> {
     }
 
     /// Applies the edits to memory, and returns the matching table. On failure nothing has changed.
-    pub(super) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
+    pub(crate) fn apply(
+        self,
+        paused: &dyn Paused,
+        planter: &Planter,
+    ) -> Result<Table, PlantError> {
         let before = self.before;
         let mut remove: Vec<Gpa> = Vec::new();
         let mut add: Vec<(Spot, usize)> = Vec::new();

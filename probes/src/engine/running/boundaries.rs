@@ -3,12 +3,15 @@
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva};
 
-use super::Engine;
-use super::jumps::INT3;
+use crate::engine::running::{INT3, Running};
 
-impl Engine {
+/// The opcode of the jump of an optimised kprobe, and the jump's length.
+const JUMP: u8 = 0xe9;
+pub(crate) const KPROBE_JUMP_BYTES: usize = 5;
+
+impl Running {
     /// The length of the instruction at `linked`, if an instruction begins there in the present text.
-    pub(super) fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
+    pub(crate) fn boundary_in_memory(&self, linked: Gva, gpa: Gpa) -> Option<usize> {
         let within = self.kernel.symbols().resolve(linked)?;
         let start = gpa.0.checked_sub(within.offset)?;
         let linked_at = |at: u64| within.symbol.address.wrapping_add(at - start);
@@ -49,5 +52,34 @@ impl Engine {
     /// The instruction that begins at `linked` in the kernel's file.
     fn filed_instruction(&self, linked: Gva) -> Option<Decoded> {
         decode(self.kernel.bytes_at(linked, MAX_LENGTH_BYTES)?, linked).ok()
+    }
+
+    /// Whether a jump of the guest's own kprobes covers the instruction linked at `linked`, or is about to.
+    pub(crate) fn is_jumped_over(&self, linked: Gva, gpa: Gpa) -> bool {
+        (1..KPROBE_JUMP_BYTES as u64).any(|back| {
+            let mut now = [0; KPROBE_JUMP_BYTES];
+            let at = linked.wrapping_add(back.wrapping_neg());
+            let Some(filed) = self.kernel.bytes_at(at, KPROBE_JUMP_BYTES) else {
+                return false;
+            };
+            let gpa = gpa.wrapping_add(back.wrapping_neg());
+            if self.planter.read_own(gpa, &mut now).is_err() || now[0] == filed[0] {
+                return false;
+            }
+            // A single int3 is a kprobe without a jump; int3s in the following bytes are other kprobes.
+            let is_changed = |(now, filed): (&u8, &u8)| now != filed && *now != INT3;
+            let is_begun = || now.iter().zip(filed).skip(1).any(is_changed);
+            let is_jump = now[0] == JUMP || (now[0] == INT3 && is_begun());
+            is_jump && self.begins_instruction(at)
+        })
+    }
+
+    /// Whether an instruction begins at a link-time address, by the kernel's file.
+    fn begins_instruction(&self, linked: Gva) -> bool {
+        let within = self.kernel.symbols().resolve(linked);
+        within.is_some_and(|within| {
+            let mut instructions = self.kernel.instructions(&within.symbol);
+            instructions.any(|decoded| decoded.is_ok_and(|decoded| decoded.at() == linked))
+        })
     }
 }

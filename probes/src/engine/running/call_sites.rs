@@ -1,16 +1,16 @@
 //! The instructions that calls return to.
 
 use introspect::insn::Decoded;
-use introspect::{Gpa, Gva, PatchSite, PatchTime};
+use introspect::{Gpa, Gva, PatchKind, PatchSite, PatchTime};
 
-use super::Engine;
-use super::located::Located;
-use super::placing::Arming;
-use crate::hit::own_instruction;
+use crate::engine::running::Running;
+use crate::engine::running::arming::Arming;
+use crate::engine::running::located::Located;
+use crate::hit::{Plant, own_instruction};
 use crate::plant::Spot;
 
 /// The instruction at a possible return address, with its location, if any.
-pub(super) enum CallSite {
+pub(crate) enum CallSite {
     /// The kernel does not patch the instruction any more.
     Free(Option<(Gpa, Decoded)>),
     /// The kernel may still rewrite the instruction while booting.
@@ -23,9 +23,9 @@ pub(super) enum CallSite {
     },
 }
 
-impl Engine {
+impl Running {
     /// Whether a plant is possible at the return address `site`.
-    pub(super) fn can_return_to(&self, site: Gva) -> bool {
+    pub(crate) fn can_return_to(&self, site: Gva) -> bool {
         let Some(located) = self.located.get() else {
             return false;
         };
@@ -39,7 +39,7 @@ impl Engine {
     }
 
     /// The call site at `at`, a possible return address.
-    pub(super) fn call_site(&self, at: Gva) -> CallSite {
+    pub(crate) fn call_site(&self, at: Gva) -> CallSite {
         let Some(located) = self.located.get() else {
             return CallSite::Free(None);
         };
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    pub(super) fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
+    pub(crate) fn arming_return_site(&self, site: Gva, located: Located) -> Arming {
         let linked = located.linked(site);
         let (patched, spot) = if self.kernel.holds_code(linked) {
             if self.init_freed.get() && self.kernel.is_init(linked) {
@@ -98,5 +98,22 @@ impl Engine {
             },
             None => Arming::Refused("no instruction begins there".to_owned()),
         }
+    }
+
+    pub(crate) fn patched_at_run_time(
+        &self,
+        plant: &Plant,
+        planted: &Decoded,
+    ) -> Option<PatchKind> {
+        let len = planted.len() as u64;
+        let site = match self.modules.holding(plant.at) {
+            Some(module) => module.patched(plant.at, len),
+            None => {
+                let linked = self.located.get()?.linked(plant.at);
+                self.kernel.sites().overlapping(linked, len)
+            }
+        };
+        let kind = site?.kind;
+        (kind.when() == PatchTime::Runtime).then_some(kind)
     }
 }

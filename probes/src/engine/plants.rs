@@ -1,0 +1,145 @@
+//! The plants of all probes, and the debug registers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use introspect::{Gva, walk};
+use vmm::HardwareBreakpoints;
+
+use crate::detour::{KernelSpace, Tables};
+use crate::engine::running::Running;
+use crate::guest::{GuestError, Paused, SystemState, Vcpu};
+use crate::hit::{DebugUse, Plant, Table};
+use crate::plant::Spot;
+use crate::registry::{Milestone, Probe, Purpose, Reader};
+
+/// The plants that vCPUs look up, and the kernel event probes.
+#[derive(Debug)]
+pub(crate) struct Plants {
+    pub(crate) running: Arc<Running>,
+    /// Looked up by vCPUs without a lock. Replaced with the vCPUs paused.
+    pub(crate) table: ArcSwap<Table>,
+    /// The kernel event probes.
+    pub(crate) milestones: Vec<Arc<Probe>>,
+    /// Withdrawn plants without a debug register: see [`StandIns`](crate::engine::write::stand_in::StandIns).
+    pub(crate) unwatched: Mutex<Vec<Gva>>,
+}
+
+impl Plants {
+    /// The plant that a vCPU executed at `rip`.
+    pub(crate) fn plant_at(
+        &self,
+        vcpu: &mut dyn Vcpu,
+        rip: Gva,
+    ) -> Result<Option<Arc<Plant>>, GuestError> {
+        let table = self.table.load();
+        if !table.may_hold(rip) {
+            return Ok(None);
+        }
+        if let Some(plant) = table.at(rip) {
+            return Ok(Some(Arc::clone(plant)));
+        }
+        // The same byte through another mapping: a kernel's first code runs at its load address, not at its link address.
+        let state = vcpu.system_state()?;
+        Ok(walk(&self.running.memory.as_ref(), &state.paging, rip)
+            .ok()
+            .and_then(|found| table.at_gpa(found.gpa).cloned()))
+    }
+
+    pub(crate) fn has_plant(&self, at: Gva, spot: Spot) -> bool {
+        let table = self.table.load();
+        table.at(at).is_some_and(|plant| plant.spot == spot)
+    }
+
+    /// The kernel's own page tables and image, once both are final: Linux changes the mapping of the image while booting.
+    pub(crate) fn kernel_space(
+        &self,
+        state: &SystemState,
+        rip: Gva,
+    ) -> Option<KernelSpace> {
+        let located = self.running.located.get()?;
+        if self.running.kernel.is_entry(located.linked(rip)) {
+            return None;
+        }
+        let boots =
+            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
+        let paging = if self.milestones.iter().any(|probe| boots(&probe.purpose)) {
+            self.running.modules.paging()?
+        } else {
+            state.paging
+        };
+        Some(
+            self.running
+                .kernel_space_with(paging, located, Tables::Settled),
+        )
+    }
+
+    /// Makes `table` the table for look-ups by vCPUs, and sets the debug registers accordingly.
+    pub(crate) fn replace_table(&self, paused: &dyn Paused, mut table: Table) {
+        self.watch_again(&mut table);
+        let execute = table
+            .debug
+            .each_ref()
+            .map(|used| used.as_ref().map(|used| used.plant().at.0));
+        paused.set_breakpoints(HardwareBreakpoints { execute });
+        self.table.store(Arc::new(table));
+    }
+
+    pub(crate) fn unwatched(&self) -> MutexGuard<'_, Vec<Gva>> {
+        self.unwatched
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Assigns the free debug registers in `table` to plants withdrawn without a register.
+    pub(crate) fn watch_again(&self, table: &mut Table) {
+        if !self.running.abilities.debug_execute {
+            return;
+        }
+        self.unwatched().retain(|&at| {
+            let plant = table
+                .at(at)
+                .filter(|plant| self.running.planter.is_withdrawn(plant.spot.gpa))
+                .cloned();
+            let Some(plant) = plant else { return false };
+            let free = table.debug.iter_mut().find(|slot| slot.is_none());
+            let waits = free.is_none();
+            if let Some(free) = free {
+                *free = Some(DebugUse::StandIn(plant));
+            }
+            waits
+        });
+    }
+
+    /// Whether original bytes are returned to ftrace when the kernel compares before patching: the kernel's reading function is a
+    /// kernel event probe, and has a plant.
+    pub(crate) fn shows_own_to_ftrace(&self) -> bool {
+        let copies = |purpose: &Purpose| {
+            matches!(purpose, Purpose::Milestone(Milestone::Reader(Reader::Copy)))
+        };
+        let mut milestones = self.milestones.iter();
+        milestones.any(|probe| copies(&probe.purpose) && probe.planted_at().is_some())
+    }
+
+    pub(crate) fn is_planted(&self, milestone: Milestone) -> bool {
+        let is_it =
+            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(it) if *it == milestone);
+        let table = self.table.load();
+        let mut milestones = self.milestones.iter();
+        milestones.any(|probe| {
+            let plant = || table.at(probe.planted_at()?);
+            // A guest write may have made the plant withdraw; then the probe reports no event.
+            is_it(&probe.purpose)
+                && plant().is_some_and(|plant| !self.running.planter.is_withdrawn(plant.spot.gpa))
+        })
+    }
+
+    /// Whether the kernel's page tables and its text are final, apart from run-time patching.
+    pub(crate) fn kernel_is_settled(&self) -> bool {
+        let boots =
+            |purpose: &Purpose| matches!(purpose, Purpose::Milestone(Milestone::BootPatched));
+        self.running.located.get().is_some()
+            && (self.running.boot_patched.get()
+                || !self.milestones.iter().any(|probe| boots(&probe.purpose)))
+    }
+}

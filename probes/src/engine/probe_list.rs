@@ -1,0 +1,155 @@
+//! The registered probes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arc_swap::ArcSwap;
+
+use crate::engine::arm::ArmError;
+use crate::engine::interest::Counted;
+use crate::engine::register::{Action, NewProbe};
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::running::Running;
+use crate::handler::Shared;
+use crate::inject::Injector;
+use crate::registry::{Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
+use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
+use crate::{ProbeKind, ProbeState, ResolveError};
+
+/// The default maximum number of followed calls of a return probe.
+const DEFAULT_MAXACTIVE: usize = 256;
+
+/// The registered probes, and their knob.
+#[derive(Debug)]
+pub(crate) struct ProbeList {
+    pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) return_sites: Arc<ReturnSites>,
+    /// In the order of registration. Replaced with the vCPUs paused.
+    pub(crate) list: ArcSwap<Vec<Arc<Probe>>>,
+    /// The number of probes with each interest.
+    pub(crate) counted: Counted,
+    pub(crate) next_id: AtomicU64,
+    /// The knob: off removes every plant, and keeps each probe's own switch.
+    pub(crate) armed: AtomicBool,
+}
+
+impl ProbeList {
+    /// The probes for `new`, in order; a glob resolves to many probes.
+    pub(crate) fn resolve_all(
+        &self,
+        new: &[NewProbe],
+        slide: Option<i64>,
+    ) -> Result<Vec<Arc<Probe>>, ResolveError> {
+        let slide = slide.unwrap_or(0);
+        let mut probes = Vec::new();
+        let mut number = ProbeNumber::new(self.list.load().len());
+        for NewProbe {
+            spec,
+            action,
+            filter,
+            maxactive,
+            enabled,
+        } in new
+        {
+            if let Action::Aggregate(aggregate) = action {
+                aggregate.fits(spec.kind).map_err(|error| ResolveError {
+                    spec: spec.to_string(),
+                    problem: error.into(),
+                })?;
+            }
+            let follow = |action| {
+                Purpose::Return(ReturnPurpose {
+                    action,
+                    maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE),
+                })
+            };
+            let purpose = match (spec.kind, action) {
+                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => {
+                    follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
+                }
+                (ProbeKind::Kretprobe, Action::Count) => follow(ReturnAction::Count),
+                (ProbeKind::Kretprobe, Action::Aggregate(aggregate)) => {
+                    follow(ReturnAction::Aggregate(Arc::new((*aggregate).into())))
+                }
+                (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
+                (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
+                (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
+                (ProbeKind::Kprobe, Action::Aggregate(aggregate)) => {
+                    Purpose::Aggregate(Arc::new((*aggregate).into()))
+                }
+                (ProbeKind::Kprobe, Action::Handle(handler)) => {
+                    Purpose::Handle(Shared(Arc::clone(handler)))
+                }
+                (ProbeKind::Kprobe, Action::Inject(injection)) => {
+                    // A pattern's matches count their calls together.
+                    Purpose::Inject(Arc::new(Injector::from(injection.clone())))
+                }
+            };
+            let found = resolve(&self.running.kernel, spec, slide)?;
+            number.add(spec, found.len())?;
+            for Resolved { name, place } in found {
+                let name = match &purpose {
+                    // An injection may share the site with a probe that reports or counts hits.
+                    Purpose::Inject(_) => name.replacen("kprobe:", "inject:", 1).into(),
+                    _ => name,
+                };
+                let (place, why) = match place {
+                    Ok(place) => (Some(place), None),
+                    Err(refusal) => (None, Some(refusal)),
+                };
+                let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+                let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
+                    .filtered(filter.clone());
+                self.running.prepare_programs(&probe);
+                if let Some(why) = why {
+                    let state = match why {
+                        Refusal::NotLoaded { .. } => ProbeState::Pending,
+                        _ => ProbeState::Refused,
+                    };
+                    probe.set_state(state, Some(why.to_string()));
+                }
+                if spec.module.is_some() {
+                    probe = probe.awaiting(spec.clone());
+                }
+                probes.push(Arc::new(probe));
+            }
+        }
+        Ok(probes)
+    }
+
+    pub(crate) fn refuse(&self, probe: &Probe, reason: String) {
+        self.reporter
+            .note(Some(probe), format!("cannot be armed: {reason}"));
+        probe.set_state(ProbeState::Refused, Some(reason));
+        self.count_interest(probe);
+    }
+
+    /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
+    pub(crate) fn refuse_pending(&self, error: &ArmError) {
+        let mut reason = error.to_string();
+        let mut source = std::error::Error::source(error);
+        while let Some(cause) = source {
+            reason = format!("{reason}: {cause}");
+            source = cause.source();
+        }
+        for probe in self
+            .list
+            .load()
+            .iter()
+            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
+        {
+            self.refuse(probe, reason.clone());
+        }
+    }
+
+    /// Whether followed calls return to a module.
+    pub(crate) fn returns_to_modules(&self) -> bool {
+        self.running.located.get().is_some_and(|located| {
+            let (image, slide) = (self.running.kernel.image(), located.slide.cast_unsigned());
+            let running = image.start.wrapping_add(slide)..image.end.wrapping_add(slide);
+            self.return_sites.has_outside(&running)
+        })
+    }
+}

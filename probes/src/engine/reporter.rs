@@ -1,0 +1,119 @@
+//! Events and notes, with their times.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use crate::Hex;
+use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
+use crate::registry::Probe;
+use crate::returns::Instance;
+
+/// Reports events and notes. Any thread may report.
+#[derive(Debug)]
+pub(crate) struct Reporter {
+    pub(crate) sink: Arc<dyn EventSink>,
+    /// The time of the guest's first instruction.
+    pub(crate) started: OnceLock<Instant>,
+}
+
+impl Reporter {
+    /// Starts the clock of timestamps: the guest's first instruction is about to run.
+    pub(crate) fn start_clock(&self) {
+        self.started.get_or_init(Instant::now);
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        let elapsed = self.started.get().map(Instant::elapsed).unwrap_or_default();
+        u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn note(&self, probe: Option<&Probe>, text: String) {
+        let probe = probe.map(|probe| shortened(probe.name.to_string()));
+        self.sink.event(Event::Note(Note {
+            ts_ns: self.now_ns(),
+            probe,
+            text: shortened(text),
+        }));
+    }
+
+    pub(crate) fn tell_hit_at(
+        &self,
+        ts_ns: u64,
+        probe: &Probe,
+        vcpu: usize,
+        ip: Hex,
+        regs: &vmm::kvm_regs,
+    ) {
+        let Some(place) = probe.place() else { return };
+        let regs = registers(regs, ip);
+        self.sink.event(Event::Hit(Hit {
+            probe: Arc::clone(&probe.name),
+            ts_ns,
+            vcpu,
+            ip,
+            symbol: Arc::clone(&place.symbol),
+            args: regs.arguments(),
+            regs,
+        }));
+    }
+
+    pub(crate) fn tell_return_at(
+        &self,
+        ts_ns: u64,
+        call: &Instance,
+        vcpu: usize,
+        regs: &vmm::kvm_regs,
+    ) {
+        let Some(place) = call.probe.place() else {
+            return;
+        };
+        let ip = Hex::from(call.returns_to);
+        self.sink.event(Event::Return(Return {
+            probe: Arc::clone(&call.probe.name),
+            ts_ns,
+            took_ns: ts_ns.saturating_sub(call.entered_ns),
+            vcpu,
+            ip,
+            symbol: Arc::clone(&place.symbol),
+            retval: Hex(regs.rax),
+            regs: registers(regs, ip),
+        }));
+    }
+}
+
+/// The maximum length of a note's text, bytes. A note may quote the guest and clients, and many notes may wait for a reader.
+const NOTE_BYTES_MAX: usize = 4096;
+
+/// `text`, cut to the length of a note.
+fn shortened(mut text: String) -> String {
+    if text.len() > NOTE_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(NOTE_BYTES_MAX));
+        text.push('…');
+        text.shrink_to_fit();
+    }
+    text
+}
+
+/// The registers of an event. RIP is the address of the probed instruction, wherever the plant is.
+pub(crate) fn registers(regs: &vmm::kvm_regs, ip: Hex) -> Registers {
+    Registers {
+        rax: Hex(regs.rax),
+        rbx: Hex(regs.rbx),
+        rcx: Hex(regs.rcx),
+        rdx: Hex(regs.rdx),
+        rsi: Hex(regs.rsi),
+        rdi: Hex(regs.rdi),
+        rbp: Hex(regs.rbp),
+        rsp: Hex(regs.rsp),
+        r8: Hex(regs.r8),
+        r9: Hex(regs.r9),
+        r10: Hex(regs.r10),
+        r11: Hex(regs.r11),
+        r12: Hex(regs.r12),
+        r13: Hex(regs.r13),
+        r14: Hex(regs.r14),
+        r15: Hex(regs.r15),
+        rip: ip,
+        rflags: Hex(regs.rflags),
+    }
+}

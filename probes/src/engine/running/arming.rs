@@ -1,0 +1,21 @@
+//! The ways to arm a probe or a return site.
+
+use introspect::Gva;
+
+use crate::plant::Spot;
+
+/// The way to arm a probe now.
+pub(crate) enum Arming {
+    Plant {
+        at: Gva,
+        spot: Spot,
+        len: usize,
+    },
+    Debug {
+        at: Gva,
+        spot: Spot,
+    },
+    /// The probe cannot be armed yet.
+    Later(&'static str),
+    Refused(String),
+}

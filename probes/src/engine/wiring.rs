@@ -1,0 +1,297 @@
+//! The parts of an engine, each behind those that it uses. No part knows the engine, so data and calls go one way: down this list.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+
+use crate::detour::Detour;
+use crate::engine::arm::Armer;
+use crate::engine::crashes::Crashes;
+use crate::engine::handover::{Handover, Successor};
+use crate::engine::hits::Hits;
+use crate::engine::hits::executor::Executor;
+use crate::engine::hits::paused::PausedHits;
+use crate::engine::hits::readers::Readers;
+use crate::engine::interest::Counted;
+use crate::engine::inventory::Inventory;
+use crate::engine::kernel_events::{KernelEvents, placed};
+use crate::engine::modules::ModuleWatch;
+use crate::engine::optimise::Optimiser;
+use crate::engine::optimise::early::Early;
+use crate::engine::optimise::int3::Int3Handler;
+use crate::engine::optimise::parts::Parts;
+use crate::engine::optimise::vcpus::VcpuSet;
+use crate::engine::optimise::verdict::Verdicts;
+use crate::engine::plants::Plants;
+use crate::engine::probe_list::ProbeList;
+use crate::engine::records::Records;
+use crate::engine::reporter::Reporter;
+use crate::engine::returns::Returns;
+use crate::engine::returns::following::Following;
+use crate::engine::returns::return_sites::ReturnSites;
+use crate::engine::returns::site_planter::SitePlanter;
+use crate::engine::running::Running;
+use crate::engine::running::loaded::LoadedModules;
+use crate::engine::running::located::{Reached, Whereabouts};
+use crate::engine::write::Writes;
+use crate::engine::write::stand_in::StandIns;
+use crate::engine::{Abilities, Engine};
+use crate::event::EventSink;
+use crate::guest::GuestMemory;
+use crate::kernel::Kernel;
+use crate::plant::Planter;
+use crate::returns::Calls;
+
+impl Engine {
+    pub(super) fn without_probes(
+        kernel: Kernel,
+        memory: Arc<dyn GuestMemory>,
+        abilities: Abilities,
+        sink: Arc<dyn EventSink>,
+    ) -> Self {
+        let milestones = placed(&kernel);
+        let detour: Arc<Detour> = Arc::default();
+        let return_sites: Arc<ReturnSites> = Arc::default();
+        let reporter = Arc::new(Reporter {
+            sink,
+            started: OnceLock::default(),
+        });
+        let running = Arc::new(Running {
+            kernel,
+            planter: Planter::new(Arc::clone(&memory), abilities.plant),
+            memory,
+            abilities,
+            located: Whereabouts::default(),
+            boot_patched: Reached::default(),
+            init_freed: Reached::default(),
+            modules: LoadedModules::default(),
+        });
+        let plants = Arc::new(Plants {
+            running: Arc::clone(&running),
+            table: ArcSwap::default(),
+            milestones,
+            unwatched: Mutex::default(),
+        });
+        let probes = Arc::new(ProbeList {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            return_sites: Arc::clone(&return_sites),
+            list: ArcSwap::default(),
+            counted: Counted::default(),
+            next_id: AtomicU64::new(1),
+            armed: AtomicBool::new(true),
+        });
+        let following = Arc::new(Following {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+            return_sites: Arc::clone(&return_sites),
+            calls: Calls::default(),
+        });
+        let records = Arc::new(Records {
+            reporter: Arc::clone(&reporter),
+            following: Arc::clone(&following),
+            detour: Arc::clone(&detour),
+            owners: Mutex::default(),
+            khz: AtomicU64::default(),
+            set: OnceLock::default(),
+            last_ns: AtomicU64::default(),
+            foreign: AtomicU64::default(),
+            drops: AtomicBool::default(),
+        });
+        let parts = Arc::new(Parts {
+            running: Arc::clone(&running),
+            records: Arc::clone(&records),
+            detour: Arc::clone(&detour),
+            return_sites: Arc::clone(&return_sites),
+        });
+        let int3 = Arc::new(Int3Handler {
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+            looked_at: VcpuSet::default(),
+            users: VcpuSet::default(),
+            found: OnceLock::default(),
+            opened: Mutex::default(),
+        });
+        let early = Arc::new(Early {
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            int3: Arc::clone(&int3),
+            space: ArcSwapOption::default(),
+            keeps_gate: AtomicBool::default(),
+        });
+        let verdicts = Arc::new(Verdicts {
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            int3: Arc::clone(&int3),
+            early: Arc::clone(&early),
+        });
+        let optimiser = Arc::new(Optimiser {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            probes: Arc::clone(&probes),
+            records: Arc::clone(&records),
+            parts: Arc::clone(&parts),
+            int3: Arc::clone(&int3),
+            early: Arc::clone(&early),
+            verdicts: Arc::clone(&verdicts),
+            detour: Arc::clone(&detour),
+            wanted: AtomicBool::default(),
+            jumps: Mutex::default(),
+        });
+        let stand_ins = Arc::new(StandIns {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            optimiser: Arc::clone(&optimiser),
+        });
+        let executor = Arc::new(Executor {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+        });
+        let readers = Arc::new(Readers {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            readers_lost: AtomicBool::default(),
+        });
+        let crashes = Arc::new(Crashes {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            panicked: Mutex::default(),
+        });
+        let returns = Arc::new(Returns {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            records: Arc::clone(&records),
+            following: Arc::clone(&following),
+            return_sites: Arc::clone(&return_sites),
+            dying: Mutex::default(),
+        });
+        let armer = Arc::new(Armer {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            probes: Arc::clone(&probes),
+            records: Arc::clone(&records),
+            following: Arc::clone(&following),
+            return_sites: Arc::clone(&return_sites),
+            int3: Arc::clone(&int3),
+            optimiser: Arc::clone(&optimiser),
+        });
+        let site_planter = Arc::new(SitePlanter {
+            reporter: Arc::clone(&reporter),
+            plants: Arc::clone(&plants),
+            records: Arc::clone(&records),
+            following: Arc::clone(&following),
+            return_sites: Arc::clone(&return_sites),
+            optimiser: Arc::clone(&optimiser),
+            armer: Arc::clone(&armer),
+        });
+        let module_watch = Arc::new(ModuleWatch {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            probes: Arc::clone(&probes),
+            following: Arc::clone(&following),
+            records: Arc::clone(&records),
+            return_sites: Arc::clone(&return_sites),
+            armer: Arc::clone(&armer),
+        });
+        let handover = Arc::new(Handover {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            probes: Arc::clone(&probes),
+            records: Arc::clone(&records),
+            following: Arc::clone(&following),
+            return_sites: Arc::clone(&return_sites),
+            optimiser: Arc::clone(&optimiser),
+            returns: Arc::clone(&returns),
+            armer: Arc::clone(&armer),
+            crashes: Arc::clone(&crashes),
+            successor: Successor::default(),
+        });
+        let kernel_events = Arc::new(KernelEvents {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            probes: Arc::clone(&probes),
+            following: Arc::clone(&following),
+            return_sites: Arc::clone(&return_sites),
+            early: Arc::clone(&early),
+            optimiser: Arc::clone(&optimiser),
+            returns: Arc::clone(&returns),
+            armer: Arc::clone(&armer),
+            crashes: Arc::clone(&crashes),
+            module_watch: Arc::clone(&module_watch),
+            handover: Arc::clone(&handover),
+        });
+        let hits = Arc::new(Hits {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+            records: Arc::clone(&records),
+            optimiser: Arc::clone(&optimiser),
+            executor: Arc::clone(&executor),
+            readers: Arc::clone(&readers),
+            returns: Arc::clone(&returns),
+            resuming: Mutex::default(),
+        });
+        let paused_hits = PausedHits {
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+            optimiser: Arc::clone(&optimiser),
+            executor: Arc::clone(&executor),
+            readers: Arc::clone(&readers),
+            stand_ins: Arc::clone(&stand_ins),
+            site_planter: Arc::clone(&site_planter),
+            kernel_events: Arc::clone(&kernel_events),
+            hits: Arc::clone(&hits),
+        };
+        let writes = Writes {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            plants: Arc::clone(&plants),
+            detour: Arc::clone(&detour),
+            return_sites: Arc::clone(&return_sites),
+            early: Arc::clone(&early),
+            optimiser: Arc::clone(&optimiser),
+            stand_ins: Arc::clone(&stand_ins),
+        };
+        let inventory = Inventory {
+            reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            probes: Arc::clone(&probes),
+            records: Arc::clone(&records),
+        };
+        Self {
+            reporter,
+            running,
+            probes,
+            records,
+            optimiser,
+            detour,
+            crashes,
+            returns,
+            armer,
+            site_planter,
+            module_watch,
+            handover,
+            hits,
+            paused_hits,
+            writes,
+            inventory,
+            int3_exits: AtomicU64::new(0),
+            guest_writes: AtomicU64::new(0),
+        }
+    }
+}
