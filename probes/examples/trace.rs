@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyprobe_probes::{
-    Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig, WhenFull,
-};
+use events::{Event, EventSink};
+use hyprobe_probes::{Kernel, NewProbe, Session, SessionConfig};
+use manifest::{ProbeSpec, WhenFull};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 

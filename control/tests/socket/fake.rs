@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use events::{Hex, ProbeState, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
+use manifest::{Location, ProbeAction};
 use probes::{
-    Action, ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction,
-    ProbeId, ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
+    Action, ArmError, At, GuestError, GuestMemory, NewProbe, Paused, ProbeId, ProbeRecord,
+    ReadError, ResolveError, ResolveProblem,
 };
 
 /// The fake's symbols: `one`, `two`, `many_*`, and `refused`, at which no probe can be planted.

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use introspect::insn::decode;
 use introspect::{Gpa, PhysMemory as _};
+use manifest::WhenFull;
 
 use super::code::Processor;
 use super::made::{Keeps, Use};
 use super::pages::{MAX_PAGES, PageKind, Pages};
 use super::place::REGION_BYTES;
 use super::*;
-use crate::WhenFull;
 use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakePaused};
 
 /// A kernel whose image begins at the upper gigabyte's second page: the tables map only the image.

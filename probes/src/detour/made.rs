@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use introspect::Gva;
+use manifest::WhenFull;
+use manifest::program::{Aggregate, Filter};
 
 use super::DetourError;
 use super::cells::{Cells, Words};
 use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
 use super::jumped::{Jumped, Lead};
-use crate::WhenFull;
 use crate::plant::Jump;
-use crate::program::{Aggregate, Filter};
 
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;

@@ -28,6 +28,7 @@ mod made;
 mod pages;
 mod place;
 mod region;
+mod registers;
 mod ring;
 mod switch;
 
@@ -49,6 +50,7 @@ pub(crate) use code::{NotKept, Processor};
 pub(crate) use jumped::{Jumped, Lead};
 pub(crate) use made::{Keeps, LeftAt, MadeDetour, Part, Use};
 pub(crate) use pages::ChangedEntry;
+pub(crate) use registers::register_value;
 #[cfg(test)]
 pub(crate) use ring::{
     FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,

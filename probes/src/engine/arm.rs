@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeState;
 use introspect::Gva;
 use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
@@ -12,7 +13,6 @@ use super::edits::{Change, Edits, Sites};
 use super::interest::Interest;
 use super::located::Located;
 use super::placing::Arming;
-use crate::ProbeState;
 use crate::guest::Paused;
 use crate::hit::Table;
 use crate::registry::{Milestone, Probe, Purpose};

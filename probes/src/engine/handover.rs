@@ -12,10 +12,10 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use events::ProbeState;
 use introspect::{PagingState, read_virt};
 
 use super::Engine;
-use crate::ProbeState;
 use crate::guest::Paused;
 use crate::registry::{Missed, Probe};
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use events::Tier;
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, walk};
 
@@ -10,7 +11,6 @@ use super::Engine;
 use super::debug_hits::clear_resume_flag;
 use super::jumps::INT3;
 use super::readers::ReaderNeeds;
-use crate::Tier;
 use crate::guest::{GuestError, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, PreOutcome};
 use crate::hit::{KernelTables, Passed, Plant, pass};

@@ -8,7 +8,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use events::ProbeState;
 use introspect::Gva;
+use manifest::WhenFull;
 
 use super::Engine;
 use super::hits::HitOutcome;
@@ -16,7 +18,6 @@ use crate::detour::{LeftAt, Record};
 use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Missed, Probe, Purpose};
-use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use introspect::Gva;
-use probes::program::{Aggregate, Filter};
+use manifest::program::{Aggregate, Filter};
 use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
 
 use crate::contract::new_probe;

@@ -3,9 +3,9 @@
 use iced_x86::code_asm::{rax, rcx, rdx};
 use iced_x86::{Code as Opcode, IcedError, Instruction, MemoryOperand, Register};
 use introspect::Gva;
+use manifest::program::{Aggregate, Linear};
 
 use super::{Unwritten, Writer, at};
-use crate::program::{Aggregate, Linear};
 
 /// The better of two values, for [`keep`](Writer::keep).
 #[derive(Clone, Copy)]

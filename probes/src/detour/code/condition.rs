@@ -5,12 +5,12 @@ use iced_x86::code_asm::{
     rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register as Held};
+use manifest::program::{Comparison, Condition, Filter, Operand, Register};
 
 use super::{
     NotKept, Processor, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten,
     Writer, from_gs,
 };
-use crate::program::{Comparison, Condition, Filter, Operand, Register};
 
 /// The place of a guest register.
 enum Place {

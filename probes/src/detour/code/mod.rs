@@ -35,11 +35,11 @@ use iced_x86::{
 };
 use introspect::Gva;
 use introspect::insn::{Decoded, is_position_independent};
+use manifest::program::{Aggregate, Filter};
 
 use super::DetourError;
 use super::jumped::Jumped;
 use super::ring::CLOSED;
-use crate::program::{Aggregate, Filter};
 
 /// The work of a detour for one probe, or for the calls that return to its site, before the displaced instructions: a part of the detour.
 #[derive(Clone, Copy, Debug, PartialEq)]

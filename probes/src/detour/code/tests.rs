@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, PhysMemory as _};
+use manifest::program::{Comparison, Condition, Linear, Operand};
 use proptest::prelude::*;
 
 use super::*;
 use crate::PlantByte;
-use crate::detour::ring;
+use crate::detour::{register_value, ring};
 use crate::guest::GuestMemory;
 use crate::guest::fake::{FakeMemory, FakeVcpu};
 use crate::hit::{Passed, pass};
 use crate::plant::Planter;
-use crate::program::{Comparison, Condition, Linear, Operand};
 
 /// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;
@@ -133,7 +133,9 @@ fn value(regs: &vmm::kvm_regs, operand: Operand) -> u64 {
     match operand {
         Operand::Cpu => CPU_NUMBER,
         Operand::CurrentTask => CURRENT_TASK,
-        other => other.register().map_or(0, |register| register.value(regs)),
+        other => other
+            .register()
+            .map_or(0, |register| register_value(regs, register)),
     }
 }
 

@@ -23,11 +23,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use events::ProbeState;
 use introspect::{Gpa, Gva};
 
 use super::Engine;
 use super::arm::ArmError;
-use crate::ProbeState;
 use crate::detour::{DetourError, KernelSpace, Lead, Tables};
 use crate::guest::{GuestError, Paused, SystemState};
 use crate::hit::{Plant, Table};

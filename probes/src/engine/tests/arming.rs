@@ -1,16 +1,18 @@
 //! When probes are armed and disarmed.
 
+use events::{Hex, ProbeState};
 use introspect::{Gpa, Gva};
+use manifest::ProbeSpec;
 
 use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
     skipping, vcpu,
 };
+use crate::PlantByte;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Hex, PlantByte, ProbeSpec, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -265,7 +267,7 @@ fn probe_on_init_text_that_was_freed_is_gone() {
         engine.set_armed(paused, is_watched).expect("set");
         reach(&rig, free_initmem);
         engine.set_armed(paused, true).expect("armed");
-        let spec: crate::ProbeSpec = "kretprobe:goes".parse().expect("a probe");
+        let spec: manifest::ProbeSpec = "kretprobe:goes".parse().expect("a probe");
         engine.register(paused, &[spec.into()]).expect("registered");
         assert_eq!(rig.states(), [ProbeState::Gone; 2], "watched: {is_watched}");
         assert_eq!(rig.seen(goes), PLAIN[0]);

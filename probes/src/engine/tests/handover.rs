@@ -1,9 +1,9 @@
 //! Another kernel takes over.
 
+use events::ProbeState;
 use introspect::{Gva, PhysMemory as _};
 
 use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, skipping, vcpu};
-use crate::ProbeState;
 use crate::engine::hits::HitOutcome;
 use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT_GPA};
@@ -125,7 +125,7 @@ fn plants_stay_if_an_injection_skips_the_start_of_another_kernel() {
 fn probes_registered_between_two_kernels_are_not_planted() {
     let guest = Guest::new(&["kprobe:probed"]);
     reach(&guest.rig, guest.leaves, STACK);
-    let spec: crate::ProbeSpec = "kprobe:caller".parse().expect("a probe");
+    let spec: manifest::ProbeSpec = "kprobe:caller".parse().expect("a probe");
     let new = crate::NewProbe::from(spec);
     guest
         .rig

@@ -1,6 +1,8 @@
 //! Hits: the plant that is hit, and the probes that receive the hit.
 
+use events::{Hex, Tier};
 use introspect::{Gpa, Gva};
+use manifest::ProbeSpec;
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
 use crate::engine::hits::HitOutcome;
@@ -9,7 +11,7 @@ use crate::guest::fake::{FakeVcpu, Injected};
 use crate::guest::{GuestError, Ran};
 use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
-use crate::{Abilities, Hex, PlantByte, ProbeSpec, Tier};
+use crate::{Abilities, PlantByte};
 
 #[test]
 fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {

@@ -1,10 +1,10 @@
 //! Calls that return to an instruction that the kernel patches.
 
+use events::Event;
 use introspect::Gva;
 
 use super::returns::{Guest, STACK};
 use super::{PLAIN, Rig};
-use crate::Event;
 use crate::resolve::synthetic::SyntheticKernel;
 
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
@@ -212,7 +212,7 @@ fn landings_go_with_the_last_call() {
     assert_ne!(guest.rig.seen(target), NOTHING);
     // Another probe's going looks at all return sites.
     let rig = &guest.rig;
-    let other: crate::ProbeSpec = "kretprobe:caller".parse().expect("a probe");
+    let other: manifest::ProbeSpec = "kretprobe:caller".parse().expect("a probe");
     let ids = rig.engine.register(&rig.paused, &[other.into()]);
     let ids = ids.expect("registered");
     rig.engine.unregister(&rig.paused, &ids).expect("removed");

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
+use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
-use crate::ProbeSpec;
 use crate::engine::hits::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, ProbeId, Purpose};

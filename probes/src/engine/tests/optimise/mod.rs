@@ -18,11 +18,14 @@ mod staying;
 use std::ops::Range;
 use std::sync::Arc;
 
+use events::Tier;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::int3::HANDLER;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+use manifest::ProbeSpec;
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
+use crate::PlantByte;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::guest::fake::{FakeMemory, FakeVcpu, Injected};
@@ -30,7 +33,6 @@ use crate::guest::{GuestMemory, Ran, Unwritable};
 use crate::hit::{Passed, pass};
 use crate::plant::{Planter, Written};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{PlantByte, ProbeSpec, Tier};
 
 /// `mov eax, 1; lea eax, [rax + rdi]; ret`
 const ROOMY: [u8; 9] = [0xb8, 1, 0, 0, 0, 0x8d, 0x04, 0x38, 0xc3];

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use events::{Hit, ProbeSummary};
+use manifest::WhenFull;
 use proptest::prelude::*;
 
 use super::sharing::{Looks, filtered, followed};
 use super::*;
 use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
-use crate::{Hit, ProbeSummary, WhenFull};
 
 /// The ring's guest-physical address.
 const RING: u64 = crate::guest::fake::DETOUR_GPA + (64 << 20);

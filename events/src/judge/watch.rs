@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use super::tally::Tally;
-use crate::{
-    Count, Event, Expectation, Expected, GuestEnd, Hit, ProbeKind, ProbeSpec, Return, Summary,
-    ValuePlace, Width, Word as _,
+use manifest::{
+    Count, Expectation, Expected, GuestEnd, ProbeKind, ProbeSpec, ValuePlace, Width, Word as _,
 };
+
+use super::tally::Tally;
+use crate::{Event, Hit, Return, Summary};
 
 /// The maximum length of a line in a message.
 const SHOWN_CHARS: usize = 200;
@@ -53,7 +54,7 @@ impl Watch {
         let Expected::Console { pattern, never } = &expectation.what else {
             return;
         };
-        if is_late(expectation, at) || !pattern.0.is_match(line) {
+        if is_late(expectation, at) || !pattern.is_in(line) {
             return;
         }
         if *never {

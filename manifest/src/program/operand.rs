@@ -22,12 +22,6 @@ macro_rules! registers {
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => stringify!($name)),+ }
             }
-
-            /// The register's value.
-            #[must_use]
-            pub const fn value(self, regs: &vmm::kvm_regs) -> u64 {
-                match self { $(Self::$variant => regs.$name),+ }
-            }
         }
     };
 }

@@ -4,8 +4,6 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::GuestEnd;
-
 /// A choice from several words.
 pub trait Word: Copy + 'static {
     /// All choices, in the order of offer.
@@ -182,6 +180,31 @@ words!(WhenFull {
     Exit = "exit", "it leaves the guest, and is told like any other";
     Drop = "drop", "it is counted as missed, and the guest runs on";
 });
+
+/// How the guest ended.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GuestEnd {
+    /// ACPI power-off.
+    Poweroff,
+    /// Reset without a panic before it.
+    Reset,
+    /// The kernel panicked.
+    Panic,
+    /// A vCPU triple-faulted.
+    TripleFault,
+    /// All vCPUs halted for ever.
+    Halted,
+    /// `--timeout` passed.
+    Timeout,
+    /// Stopped by the user or by a probe.
+    Stopped,
+    /// The guest wrote a code to the test device.
+    Exit,
+    /// hyprobe or KVM could not continue; the error gives the reason.
+    Failed,
+}
 
 words!(GuestEnd {
     Poweroff = "poweroff", "ACPI power-off";

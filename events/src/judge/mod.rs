@@ -20,9 +20,11 @@ mod watch;
 
 use std::time::Duration;
 
+use manifest::{Expectation, Expected};
+
 use self::console::{Clock, Lines};
 use self::watch::Watch;
-use crate::{Event, Expectation, Expected, Summary};
+use crate::{Event, Summary};
 
 /// The judge of one run.
 #[derive(Debug)]

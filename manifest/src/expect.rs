@@ -77,7 +77,8 @@ pub enum Count {
 
 impl Count {
     /// The maximum.
-    pub(crate) const fn most(self) -> u64 {
+    #[must_use]
+    pub const fn most(self) -> u64 {
         match self {
             Self::AtLeast(_) => u64::MAX,
             Self::AtMost(most) | Self::Exactly(most) => most,
@@ -85,7 +86,8 @@ impl Count {
     }
 
     /// The minimum.
-    pub(crate) const fn least(self) -> u64 {
+    #[must_use]
+    pub const fn least(self) -> u64 {
         match self {
             Self::AtMost(_) => 0,
             Self::AtLeast(least) | Self::Exactly(least) => least,
@@ -104,7 +106,8 @@ pub enum Width {
 
 impl Width {
     /// The number in a register, if negative.
-    pub(crate) fn negative(self, register: u64) -> Option<i64> {
+    #[must_use]
+    pub fn negative(self, register: u64) -> Option<i64> {
         let number = match self {
             Self::Int => {
                 let [a, b, c, d, ..] = register.to_le_bytes();
@@ -136,6 +139,14 @@ impl PartialEq for Pattern {
 }
 
 impl Eq for Pattern {}
+
+impl Pattern {
+    /// Whether the pattern is found anywhere in `line`.
+    #[must_use]
+    pub fn is_in(&self, line: &str) -> bool {
+        self.0.is_match(line)
+    }
+}
 
 impl Expectation {
     /// The probes required to judge the expectation, with their actions.

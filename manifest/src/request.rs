@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{Action, NewProbe};
 use crate::program::{Aggregate, Filter};
 use crate::{ProbeAction, ProbeSpec};
 
@@ -40,22 +39,6 @@ impl From<ProbeSpec> for ProbeRequest {
             aggregate: None,
             maxactive: None,
             enabled: true,
-        }
-    }
-}
-
-impl From<&ProbeRequest> for NewProbe {
-    fn from(request: &ProbeRequest) -> Self {
-        Self {
-            spec: request.at.clone(),
-            action: match (request.aggregate, request.action) {
-                (Some(aggregate), _) => Action::Aggregate(aggregate),
-                (None, ProbeAction::Trace) => Action::Trace,
-                (None, ProbeAction::Count) => Action::Count,
-            },
-            filter: request.filter.clone(),
-            maxactive: request.maxactive,
-            enabled: request.enabled,
         }
     }
 }

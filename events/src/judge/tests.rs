@@ -3,12 +3,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use manifest::{Expectation, GuestEnd, Manifest};
+
 use super::Judge;
-use crate::manifest::Manifest;
-use crate::{
-    Event, Expectation, GuestEnd, GuestSummary, Hex, Hit, ProbeState, ProbeSummary, Registers,
-    Return, Summary,
-};
+use crate::{Event, GuestSummary, Hex, Hit, ProbeState, ProbeSummary, Registers, Return, Summary};
 
 const SECOND: u64 = 1_000_000_000;
 

@@ -1,7 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
-use crate::{Action, NewProbe, ProbeAction, ProbeRequest, WhenFull};
+use crate::{ProbeAction, ProbeRequest, WhenFull};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -240,8 +240,6 @@ fn a_probe_has_a_filter_and_an_aggregate() {
     };
     assert_eq!(first.filter, "arg2 > 4096 && cpu == 1".parse().ok());
     assert_eq!(first.aggregate, "lhist(arg2, 0, 8192, 1024)".parse().ok());
-    let new = NewProbe::from(first);
-    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == first.filter);
     assert_eq!(
         (second.aggregate, second.action),
         (None, ProbeAction::Count)

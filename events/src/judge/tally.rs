@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{ProbeKind, ProbeSpec, ProbeState, ProbeSummary, Refusal, Summary};
+use manifest::{ProbeKind, ProbeSpec};
+
+use crate::{NotLoaded, ProbeState, ProbeSummary, Summary};
 
 /// Reasons for unseen executions or returns. The other reasons are about calls that have not returned.
 const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
@@ -49,11 +51,8 @@ impl Tally {
             }
         }
         // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
-        let unloaded = spec
-            .module
-            .clone()
-            .map(|module| Refusal::NotLoaded { module });
-        let unloaded = unloaded.map(|refusal| refusal.to_string());
+        let unloaded = spec.module.clone().map(|module| NotLoaded { module });
+        let unloaded = unloaded.map(|reason| reason.to_string());
         let waits = probe.state == ProbeState::Pending && probe.reason != unloaded;
         let blind = match probe.state {
             ProbeState::Refused => "could not be armed",

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use introspect::Gva;
+use manifest::GuestEnd;
+use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
-
-use crate::program::AggregateResult;
 
 /// A 64-bit value, in JSON the string `"0x…"`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -169,31 +169,6 @@ pub struct Note {
     pub text: String,
 }
 
-/// How the guest ended.
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum GuestEnd {
-    /// ACPI power-off.
-    Poweroff,
-    /// Reset without a panic before it.
-    Reset,
-    /// The kernel panicked.
-    Panic,
-    /// A vCPU triple-faulted.
-    TripleFault,
-    /// All vCPUs halted for ever.
-    Halted,
-    /// `--timeout` passed.
-    Timeout,
-    /// Stopped by the user or by a probe.
-    Stopped,
-    /// The guest wrote a code to the test device.
-    Exit,
-    /// hyprobe or KVM could not continue; the error gives the reason.
-    Failed,
-}
-
 /// The end of the guest, and the known reasons.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -264,6 +239,14 @@ pub enum ProbeState {
     Gone,
     /// The probe cannot be planted; a note gives the reason.
     Refused,
+}
+
+/// The reason of a pending probe in a module that is not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the module `{module}` is not loaded")]
+pub struct NotLoaded {
+    /// The module.
+    pub module: String,
 }
 
 /// The result of one probe.
