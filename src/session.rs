@@ -9,7 +9,8 @@ use std::time::Duration;
 use confine::ThreadKind;
 use control::{EventHub, Incoming, Live, Server, Tee};
 use events::{Event, EventSink, Summary};
-use probes::{NewProbe, PlantByte, Session, SessionConfig, SessionError};
+use probes::{NewProbe, Session, SessionConfig, SessionError};
+use text::PlantByte;
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 

@@ -10,7 +10,7 @@ use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::{Gpa, Gva, PhysMemory, Unreadable};
 use probes::fuzzing::{FIRST_SLOT, HEAD, RING_BYTES, Ring, SLOT_BYTES, SLOTS};
-use probes::{GuestMemory, Unwritable};
+use text::{GuestMemory, Unwritable};
 
 /// A guest and the reader of the ring.
 #[derive(Arbitrary, Debug)]

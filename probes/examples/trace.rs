@@ -67,8 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cpus: cpus.parse()?,
         probes: &probes,
         plant: match std::env::var("PLANT").as_deref() {
-            Ok("port") => Some(hyprobe_probes::PlantByte::Port),
-            Ok("int3") => Some(hyprobe_probes::PlantByte::Int3),
+            Ok("port") => Some(text::PlantByte::Port),
+            Ok("int3") => Some(text::PlantByte::Int3),
             _ => None,
         },
         optimise: true,

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, GuestMemory};
 
 use crate::detour;
-use crate::guest::{GuestError, GuestMemory};
 
 /// The size of the guest memory that holds a ring.
 pub const RING_BYTES: usize = 2 << 20;

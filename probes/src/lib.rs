@@ -2,7 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-mod addresses;
 mod applied;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
@@ -12,13 +11,11 @@ mod engine;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-mod guest;
 mod handler;
 mod hit;
 mod inject;
 mod kernel;
 mod module;
-mod plant;
 mod registry;
 mod resolve;
 mod returns;
@@ -28,13 +25,10 @@ pub use engine::{
     Abilities, Action, ArmError, At, Engine, NewProbe, Prepared, ProbeRecord, ReadError,
     RegisterError,
 };
-pub use guest::{GuestError, GuestMemory, Paused, Unwritable};
 pub use handler::{
-    AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, PreOutcome,
-    ReturnHandler,
+    AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,
 };
 pub use kernel::{Kernel, KernelError, ModulesUnknown};
-pub use plant::PlantByte;
 pub use registry::ProbeId;
 pub use resolve::{
     FunctionVerdict, PATTERN_HELP, Place, ProbeNumber, Refusal, ResolveError, ResolveProblem,

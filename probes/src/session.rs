@@ -9,6 +9,7 @@ use confine::ThreadKind;
 use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
 use manifest::{GuestEnd, Location, ProbeSpec, WhenFull};
+use text::{KvmMemory, PlantByte};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
     Console, Control, End, Host, HostFacts, HostObstacle, Int3Exits, Machine, MachineConfig,
@@ -17,9 +18,7 @@ use vmm::{
 
 use crate::ResolveError;
 use crate::engine::{Abilities, ArmError, Engine, NewProbe};
-use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
-use crate::plant::PlantByte;
 
 /// The configuration of a session: the guest to boot, and the probes.
 #[derive(Debug)]

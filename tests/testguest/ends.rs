@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use hyprobe_rigs::contract::Here;
 use manifest::GuestEnd;
-use probes::PlantByte;
+use text::PlantByte;
 use vmm::End;
 
 use crate::BENCH;

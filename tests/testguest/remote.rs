@@ -10,7 +10,7 @@ use events::{Event, EventSink as _, ProbeState};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
 use introspect::Gva;
 use manifest::{GuestEnd, ProbeAction};
-use probes::PlantByte;
+use text::PlantByte;
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm::End;
 

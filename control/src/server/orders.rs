@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use events::ProbeState;
 use manifest::program::{Aggregate, Filter, ProgramError};
 use manifest::{Location, ProbeAction, ProbeSpec};
-use probes::{Action, NewProbe, Paused, ProbeId, ProbeRecord, RegisterError, SessionError};
+use probes::{Action, NewProbe, ProbeId, ProbeRecord, RegisterError, SessionError};
+use text::Paused;
 
 use super::app::lock;
 use super::body::{Object, object, parse};

@@ -10,9 +10,9 @@ use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction};
 use probes::{
-    Action, ArmError, At, GuestError, GuestMemory, NewProbe, Paused, ProbeId, ProbeRecord,
-    ReadError, ResolveError, ResolveProblem,
+    Action, ArmError, At, NewProbe, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem,
 };
+use text::{GuestError, GuestMemory, Paused};
 
 /// The fake's symbols: `one`, `two`, `many_*`, and `refused`, at which no probe can be planted.
 pub(crate) const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];

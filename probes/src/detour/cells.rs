@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, GuestMemory};
 
 use super::DetourError;
-use crate::guest::{GuestError, GuestMemory};
 
 /// Each part's counters begin at a multiple of this number of bytes, so that no counter lies on two cache lines.
 const ALIGNMENT: u64 = 16;

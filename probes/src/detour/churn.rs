@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use introspect::insn::decode;
 use introspect::{Gpa, PhysMemory as _};
 use manifest::WhenFull;
+use text::testing::{DETOUR_GPA, FakeMemory, FakePaused};
 
 use super::code::Processor;
 use super::made::{Keeps, Use};
 use super::pages::{MAX_PAGES, PageKind, Pages};
 use super::place::REGION_BYTES;
 use super::*;
-use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakePaused};
 
 /// A kernel whose image begins at the upper gigabyte's second page: the tables map only the image.
 const ROOT: u64 = 0x1000;
@@ -32,7 +32,7 @@ fn guest() -> (FakeMemory, KernelSpace) {
     for index in 1..17 {
         memory.put(DIRECTORY + 8 * index, &LARGE.to_le_bytes());
     }
-    let vcpu = crate::guest::fake::FakeVcpu::at(IMAGE.start, ROOT);
+    let vcpu = text::testing::FakeVcpu::at(IMAGE.start, ROOT);
     let paging = vcpu.state.paging;
     (
         memory,

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use introspect::Gva;
 use manifest::WhenFull;
 use manifest::program::{Aggregate, Filter};
+use text::Jump;
 
 use super::DetourError;
 use super::cells::{Cells, Words};
 use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
 use super::jumped::{Jumped, Lead};
-use crate::plant::Jump;
 
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;
@@ -268,9 +268,9 @@ mod tests {
 
     use introspect::Gpa;
     use introspect::insn::{Decoded, decode};
+    use text::testing::FakeMemory;
 
     use super::*;
-    use crate::guest::fake::FakeMemory;
 
     const ENTRY: Gva = Gva(0xffff_ffff_9000_0040);
     const DATA: Gva = Gva(0xffff_ffff_9020_0000);

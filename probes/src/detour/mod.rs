@@ -39,9 +39,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, KernelInt3, PagingState};
+use text::{GuestError, GuestMemory, Jump, Paused};
 
-use crate::guest::{GuestError, GuestMemory, Paused};
-use crate::plant::Jump;
 use region::Region;
 use switch::LeadsTo;
 

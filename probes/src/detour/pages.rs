@@ -16,11 +16,11 @@
 use std::sync::Arc;
 
 use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
+use text::{GuestError, GuestMemory, Paused};
 use vmm::DetourSize;
 
 use super::place::{REGION_BYTES as PAGE_BYTES, candidates, early};
 use super::{DetourError, KernelSpace, Tables};
-use crate::guest::{GuestError, GuestMemory, Paused};
 
 /// The maximum number of pages of each kind.
 pub(super) const MAX_PAGES: usize = 32;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, KernelInt3, PagingState};
+use text::{GuestError, GuestMemory, Jump, Paused};
 
 use super::cells::Cells;
 use super::copies::{Copies, NewCopy};
@@ -14,8 +15,6 @@ use super::place::REGION_BYTES as PAGE_BYTES;
 use super::ring::Ring;
 use super::switch::{LeadsTo, Switch};
 use super::{DetourError, KernelSpace};
-use crate::guest::{GuestError, GuestMemory, Paused};
-use crate::plant::Jump;
 
 /// The byte that fills pages without code.
 const FILLER: u8 = 0xcc;

@@ -29,9 +29,9 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, GuestMemory};
 
 use super::DetourError;
-use crate::guest::{GuestError, GuestMemory};
 
 /// The number of slots; a power of two.
 pub(crate) const SLOTS: u64 = 8192;

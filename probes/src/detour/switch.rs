@@ -31,11 +31,11 @@ use iced_x86::{
 };
 use introspect::insn::Decoded;
 use introspect::{Gva, KernelInt3};
+use text::Jump;
 
 use super::DetourError;
 use super::code::Unwritten;
 use super::made::near_jump;
-use crate::plant::Jump;
 
 /// The number of entries of the table; a power of two.
 const PLACES: u32 = 1 << 17;

@@ -14,9 +14,9 @@ use std::sync::{Arc, PoisonError};
 
 use events::ProbeState;
 use introspect::{PagingState, read_virt};
+use text::Paused;
 
 use super::Engine;
-use crate::guest::Paused;
 use crate::registry::{Missed, Probe};
 
 /// The symbol of the text that identifies a build of Linux, and the maximum length of the comparison.

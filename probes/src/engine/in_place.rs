@@ -8,13 +8,12 @@ use events::Tier;
 use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
 use introspect::insn::{Decoded, Next};
 use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
+use text::{GuestError, InstructionFault, Paused, Planter, Ran, Spot, To, Vcpu, next_places};
 use vmm::{kvm_regs, kvm_sregs};
 
 use super::Engine;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault};
-use crate::hit::{Plant, next_places};
-use crate::plant::{Planter, Spot};
+use crate::handler::{FaultOutcome, HitContext};
+use crate::hit::Plant;
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;

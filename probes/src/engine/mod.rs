@@ -54,13 +54,12 @@ use arc_swap::ArcSwap;
 use events::{Crash, Event, EventSink, Hex, Hit, Note, ProbeSummary, Registers, Return};
 use introspect::Gva;
 use introspect::insn::{CpuidWords, Features};
+use text::{GuestMemory, PlantByte, Planter};
 
 use crate::ResolveError;
 use crate::detour::Detour;
-use crate::guest::GuestMemory;
 use crate::hit::Table;
 use crate::kernel::Kernel;
-use crate::plant::{PlantByte, Planter};
 use crate::registry::{Probe, ProbeId};
 use crate::returns::{Calls, Instance};
 

@@ -17,9 +17,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwapOption;
 use events::ProbeState;
 use introspect::{Gva, Module, ModuleEvent, ModuleState, Modules, ModulesError, PagingState};
+use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use events::ProbeState;
 use introspect::Gva;
 use manifest::WhenFull;
+use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
 use super::hits::HitOutcome;
 use crate::detour::{LeftAt, Record};
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Missed, Probe, Purpose};
 

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use events::ProbeState;
 use manifest::program::{Aggregate, Filter};
 use manifest::{Injection, ProbeAction, ProbeKind, ProbeRequest, ProbeSpec};
+use text::Paused;
 
 use super::edits::{Change, Sites};
 use super::{ArmError, Engine};
 use crate::ResolveError;
-use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};

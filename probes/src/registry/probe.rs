@@ -9,11 +9,11 @@ use events::{Hex, ProbeState, ProbeSummary, Tier};
 use introspect::Gva;
 use manifest::program::{AggregateResult, Filter};
 use manifest::{Location, ProbeSpec};
+use text::GuestError;
 
 use super::{Interests, Missed, ProbeId, Purpose, ReturnAction};
 use crate::applied::Filtered;
 use crate::detour::{Keeps, Words};
-use crate::guest::GuestError;
 use crate::resolve::Place;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
@@ -441,8 +441,9 @@ impl Probe {
 
 #[cfg(test)]
 mod tests {
+    use text::testing::FakeMemory;
+
     use super::*;
-    use crate::guest::fake::FakeMemory;
 
     /// One thread reads while another adds the detour's counts to the counts of exits.
     #[test]

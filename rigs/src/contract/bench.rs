@@ -5,7 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use events::Summary;
-use probes::{Kernel, PlantByte};
+use probes::Kernel;
+use text::PlantByte;
 use vmm::boot::KernelFile;
 use vmm::{Host, HostFacts};
 

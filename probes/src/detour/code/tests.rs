@@ -7,14 +7,11 @@ use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, PhysMemory as _};
 use manifest::program::{Comparison, Condition, Linear, Operand};
 use proptest::prelude::*;
+use text::testing::{FakeMemory, FakeVcpu};
+use text::{GuestMemory, Passed, PlantByte, Planter, pass};
 
 use super::*;
-use crate::PlantByte;
 use crate::detour::{register_value, ring};
-use crate::guest::GuestMemory;
-use crate::guest::fake::{FakeMemory, FakeVcpu};
-use crate::hit::{Passed, pass};
-use crate::plant::Planter;
 
 /// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;

@@ -24,13 +24,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
 use introspect::{Gpa, Gva, PagingState};
+use text::{GuestError, Paused, Spot, Vcpu};
 
 use super::super::located::Located;
 use super::Engine;
 use crate::detour::{Detour, KernelSpace, Tables};
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 use crate::registry::Milestone;
 
 /// The kernel's future page tables. While starting, the kernel runs on other tables, whose memory is freed later; both share the

@@ -18,10 +18,10 @@ use std::sync::Arc;
 
 use introspect::{Gva, PerCpu};
 use manifest::program::Filter;
+use text::GuestError;
 
 use super::Engine;
 use crate::detour::{Keeps, Part, Processor, Use};
-use crate::guest::GuestError;
 use crate::hit::Plant;
 use crate::registry::{Probe, Purpose};
 

@@ -3,15 +3,14 @@
 use events::{Hex, ProbeState};
 use introspect::{Gpa, Gva};
 use manifest::ProbeSpec;
+use text::{PlantByte, Written};
 
 use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
     skipping, vcpu,
 };
-use crate::PlantByte;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
-use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 const PORT: u8 = PlantByte::Port.value();
@@ -243,7 +242,7 @@ fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it
     let mut vcpu = vcpu(free_initmem);
     let outcome = rig.engine.on_hit(&mut vcpu, free_initmem).expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
-    let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to run");
+    let run = |_: &mut _, _: text::To<'_>| panic!("nothing to run");
     let hit = rig
         .engine
         .on_paused_hit(&mut vcpu, &rig.paused, free_initmem, run);

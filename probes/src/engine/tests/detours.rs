@@ -6,6 +6,8 @@ use events::{ProbeSummary, Tier};
 use introspect::insn::CpuidWords;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
 use manifest::ProbeSpec;
+use text::Ran;
+use text::testing::{DETOUR_GPA, FakeMemory, FakeVcpu};
 
 use super::{
     ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
@@ -13,8 +15,6 @@ use super::{
 use crate::Handler;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::Ran;
-use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakeVcpu};
 use crate::resolve::synthetic::SyntheticKernel;
 
 const COPIES: Abilities = Abilities {

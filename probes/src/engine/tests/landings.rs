@@ -177,11 +177,7 @@ fn static_call_that_returns_zero_is_missed_until_the_kernel_rewrites_it() {
     let engine = &guest.rig.engine;
     let gpa = introspect::Gpa(super::gpa(guest.return_site));
     let written = engine.on_guest_write(gpa, &NOP5).expect("written");
-    assert_eq!(
-        written,
-        crate::plant::Written::Merged,
-        "the page has a plant"
-    );
+    assert_eq!(written, text::Written::Merged, "the page has a plant");
     guest.call(probed, STACK);
     assert_eq!(missed(&guest), [("return-site".to_owned(), 2)]);
     guest.reach(guest.return_site.wrapping_add(5), STACK + 8);

@@ -24,11 +24,10 @@ use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary};
 use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, PhysMemory as _};
 use manifest::{Due, Injection, ProbeSpec};
+use text::testing::{FakeMemory, FakePaused, FakeVcpu};
+use text::{GuestMemory, PlantByte};
 
 use super::{Abilities, Engine, NewProbe};
-use crate::PlantByte;
-use crate::guest::GuestMemory;
-use crate::guest::fake::{FakeMemory, FakePaused, FakeVcpu};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 /// Instructions known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`

@@ -6,12 +6,12 @@ use events::Hex;
 use introspect::Gva;
 use manifest::program::{Aggregate, AggregateResult};
 use manifest::{Due, Injection, ProbeRequest, ProbeSpec};
+use text::Ran;
+use text::testing::FakeVcpu;
 
 use super::{ABILITIES, DATA, PLAIN, RDTSC, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, vcpu};
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe, RegisterError};
-use crate::guest::Ran;
-use crate::guest::fake::FakeVcpu;
 use crate::handler::{Handler, HitContext, PreOutcome};
 use crate::resolve::ResolveProblem;
 use crate::resolve::synthetic::SyntheticKernel;

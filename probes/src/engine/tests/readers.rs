@@ -2,12 +2,12 @@
 
 use events::ProbeState;
 use introspect::{Gpa, Gva, OptimisedLayout};
+use text::PlantByte;
+use text::testing::FakeVcpu;
+use text::{GuestError, Ran, To};
 
 use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_TABLE, gpa, memory_of, vcpu};
-use crate::PlantByte;
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::FakeVcpu;
-use crate::guest::{GuestError, Ran, To};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 const PORT: u8 = PlantByte::Port.value();

@@ -2,11 +2,10 @@
 
 use events::Tier;
 use introspect::{Gpa, Gva};
+use text::{PlantByte, Written};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
-use crate::PlantByte;
 use crate::engine::hits::HitOutcome;
-use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
 
 const PORT: u8 = PlantByte::Port.value();

@@ -11,7 +11,7 @@ use super::*;
 use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
 
 /// The ring's guest-physical address.
-const RING: u64 = crate::guest::fake::DETOUR_GPA + (64 << 20);
+const RING: u64 = text::testing::DETOUR_GPA + (64 << 20);
 
 /// A rig whose probe reports its hits, with the ring open.
 fn recording() -> (Rig, Gva) {

@@ -9,13 +9,12 @@ use vmm::{Blocking, Shadow};
 
 use super::cpu::VcpuCpu;
 use super::kernel_half::KernelTables;
-use crate::guest::{GuestError, GuestMemory, Vcpu};
-use crate::handler::InstructionFault;
+use crate::guest::{GuestError, GuestMemory, InstructionFault, Vcpu};
 use crate::plant::Planter;
 
 /// The result of the emulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Passed {
+pub enum Passed {
     /// The instruction has been emulated: the vCPU is behind it.
     Emulated,
     /// The instruction raises a page fault, not yet injected. The vCPU is at the instruction.
@@ -27,7 +26,7 @@ pub(crate) enum Passed {
 const PAGE_FAULT: u8 = 14;
 const RFLAGS_TF: u64 = 1 << 8;
 /// The resume flag: debug registers do not fire at the next instruction. A debug register of hyprobe may have set the flag.
-pub(crate) const RFLAGS_RF: u64 = 1 << 16;
+pub const RFLAGS_RF: u64 = 1 << 16;
 
 /// Page-fault error code bits.
 const PF_PROTECTION: u32 = 1;
@@ -36,7 +35,7 @@ const PF_USER: u32 = 1 << 2;
 
 /// Emulates the displaced instruction `decoded`, if an exact emulation is possible. First sets RIP to the instruction's address: a plant
 /// that is a port write may have moved RIP.
-pub(crate) fn pass(
+pub fn pass(
     vcpu: &mut dyn Vcpu,
     memory: &dyn GuestMemory,
     planter: &Planter,

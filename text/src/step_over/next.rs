@@ -8,7 +8,7 @@ use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::plant::Planter;
 
 /// Calls [`insn::next_places`] and [`insn::tables_after`]. `regs` and `state` are the vCPU's.
-pub(crate) fn next_places(
+pub fn next_places(
     vcpu: &mut dyn Vcpu,
     regs: vmm::kvm_regs,
     memory: &dyn GuestMemory,

@@ -17,7 +17,7 @@ use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
 /// The result of a guest write to a read-only page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Written {
+pub enum Written {
     /// The page has plants; the write has been merged with them.
     Merged,
     /// The page has no plants (any more); no byte has been written.
@@ -27,7 +27,7 @@ pub(crate) enum Written {
 /// A failed change of plants; all bytes are as before.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot plant at {gpa}")]
-pub(crate) struct PlantError {
+pub struct PlantError {
     /// The first address that failed.
     gpa: Gpa,
     /// The cause.
@@ -43,7 +43,7 @@ type Pages = AddressMap<Arc<Page>>;
 /// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Any vCPU's thread may call all other
 /// functions at any time.
 #[derive(Debug)]
-pub(crate) struct Planter {
+pub struct Planter {
     pub(super) memory: Arc<dyn GuestMemory>,
     byte: PlantByte,
     /// Stops on pages without a copy of their original bytes.
@@ -131,7 +131,8 @@ impl std::fmt::Debug for dyn GuestMemory {
 }
 
 impl Planter {
-    pub(crate) fn new(memory: Arc<dyn GuestMemory>, byte: PlantByte) -> Self {
+    /// A planter of `memory` without plants; the plants will be `byte`.
+    pub fn new(memory: Arc<dyn GuestMemory>, byte: PlantByte) -> Self {
         Self {
             memory,
             byte,
@@ -144,12 +145,13 @@ impl Planter {
         }
     }
 
-    pub(crate) fn byte(&self) -> PlantByte {
+    /// The byte of the plants.
+    pub fn byte(&self) -> PlantByte {
         self.byte
     }
 
     /// Memory as the guest's processors see it, plants included.
-    pub(crate) fn memory(&self) -> &dyn GuestMemory {
+    pub fn memory(&self) -> &dyn GuestMemory {
         self.memory.as_ref()
     }
 
@@ -162,7 +164,7 @@ impl Planter {
     /// # Errors
     ///
     /// If an address is not memory, or the machine refuses the slots; then nothing has changed.
-    pub(crate) fn change(
+    pub fn change(
         &self,
         paused: &dyn Paused,
         add: &[(Spot, usize)],
@@ -264,18 +266,18 @@ impl Planter {
     }
 
     /// Shows the original byte at a plant until [`replant`](Self::replant).
-    pub(crate) fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+    pub fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
         self.mark(&*self.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
     }
 
     /// Ends [`withdraw`](Self::withdraw).
-    pub(crate) fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
+    pub fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
         let marks = [(Mark::Planted, true), (Mark::Withdrawn, false)];
         self.mark(&*self.page(gpa)?, gpa, &marks)
     }
 
     /// Whether the plant at `gpa` is withdrawn, by [`withdraw`](Self::withdraw).
-    pub(crate) fn is_withdrawn(&self, gpa: Gpa) -> bool {
+    pub fn is_withdrawn(&self, gpa: Gpa) -> bool {
         self.has(Mark::Withdrawn, gpa)
     }
 
@@ -305,17 +307,17 @@ impl Planter {
     }
 
     /// Whether the planter holds a copy of the original bytes of the page of `gpa`.
-    pub(crate) fn keeps(&self, gpa: Gpa) -> bool {
+    pub fn keeps(&self, gpa: Gpa) -> bool {
         self.pages.load().contains_key(&gpa.page().0)
     }
 
     /// The plants in `len` bytes from `gpa` on, up to the end of the page.
-    pub(crate) fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+    pub fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         self.plants(gpa, len, false)
     }
 
     /// The plants of that range that memory shows.
-    pub(crate) fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+    pub fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         self.plants(gpa, len, true)
     }
 
@@ -331,12 +333,7 @@ impl Planter {
     /// # Errors
     ///
     /// If the address is not memory, or the machine refuses the slots; then nothing has changed.
-    pub(crate) fn keep(
-        &self,
-        paused: &dyn Paused,
-        spot: Spot,
-        len: usize,
-    ) -> Result<(), GuestError> {
+    pub fn keep(&self, paused: &dyn Paused, spot: Spot, len: usize) -> Result<(), GuestError> {
         let mut plants = self.lock();
         let mut pages = self.pages.load_full().as_ref().clone();
         for page in spot.pages(len) {
@@ -358,7 +355,7 @@ impl Planter {
     }
 
     /// Ends [`keep`](Self::keep); the jump must be gone.
-    pub(crate) fn release(&self, spot: Spot, len: usize) {
+    pub fn release(&self, spot: Spot, len: usize) {
         let mut plants = self.lock();
         plants.count(spot, len, false);
         let mut pages = self.pages.load_full().as_ref().clone();
@@ -376,7 +373,7 @@ impl Planter {
     /// # Errors
     ///
     /// If the jump crosses the end of the page or overlaps another jump, or memory cannot be written; then nothing has changed.
-    pub(crate) fn set_jump(
+    pub fn set_jump(
         &self,
         _paused: &dyn Paused,
         gpa: Gpa,
@@ -387,7 +384,7 @@ impl Planter {
     }
 
     /// The jumps that overlap `len` bytes from `gpa` on.
-    pub(crate) fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
+    pub fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         let here = (PAGE_BYTES - offset(gpa)).min(len);
         let beyond = gpa.wrapping_add(here as u64);
         [(gpa, here), (beyond, len - here)]
@@ -399,7 +396,7 @@ impl Planter {
     }
 
     /// Whether a guest write of `data` would change a byte of a jump that memory shows.
-    pub(crate) fn overwrites_jump(&self, gpa: Gpa, data: &[u8]) -> bool {
+    pub fn overwrites_jump(&self, gpa: Gpa, data: &[u8]) -> bool {
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
         let pages = self.pages.load();
         [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
@@ -412,7 +409,7 @@ impl Planter {
     }
 
     /// Whether a guest write of `data` would change the original byte under a plant that memory shows.
-    pub(crate) fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
+    pub fn overwrites_plant(&self, gpa: Gpa, data: &[u8]) -> bool {
         let pages = self.pages.load();
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
         [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
@@ -425,7 +422,7 @@ impl Planter {
     }
 
     /// Merges a guest write of `data`, at most 8 bytes, to a read-only page.
-    pub(crate) fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
+    pub fn guest_write(&self, gpa: Gpa, data: &[u8]) -> Result<Written, Unwritable> {
         let pages = self.pages.load();
         let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
         let parts = [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
@@ -448,7 +445,7 @@ impl Planter {
 
     /// Writes for a handler, at most 8 bytes within a page, and merges the bytes with plants. Jumps over the bytes must be removed before
     /// the vCPU resumes: [`take_rewritten_jumps`](Self::take_rewritten_jumps).
-    pub(crate) fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
+    pub fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
         if self.overwrites_jump(gpa, data) {
             self.rewritten().extend(self.jumps(gpa, data.len()));
             self.has_rewritten.store(true, Ordering::Release);
@@ -466,12 +463,12 @@ impl Planter {
     }
 
     /// Whether handlers have rewritten instructions under jumps.
-    pub(crate) fn has_rewritten_jumps(&self) -> bool {
+    pub fn has_rewritten_jumps(&self) -> bool {
         self.has_rewritten.load(Ordering::Acquire)
     }
 
     /// Takes the jumps over rewritten instructions. The other vCPUs are paused.
-    pub(crate) fn take_rewritten_jumps(&self) -> BTreeSet<Gpa> {
+    pub fn take_rewritten_jumps(&self) -> BTreeSet<Gpa> {
         let mut rewritten = self.rewritten();
         self.has_rewritten.store(false, Ordering::Release);
         std::mem::take(&mut *rewritten)
@@ -482,7 +479,7 @@ impl Planter {
     /// # Errors
     ///
     /// When the machine refuses; then nothing has changed.
-    pub(crate) fn protect(&self, paused: &dyn Paused, pages: PageRange) -> Result<(), GuestError> {
+    pub fn protect(&self, paused: &dyn Paused, pages: PageRange) -> Result<(), GuestError> {
         let mut plants = self.lock();
         let before = plants.protected.replace(pages);
         let singly: BTreeSet<u64> = plants
@@ -504,7 +501,7 @@ impl Planter {
     /// # Errors
     ///
     /// When the machine refuses; then nothing has changed.
-    pub(crate) fn unprotect(&self, paused: &dyn Paused) -> Result<(), GuestError> {
+    pub fn unprotect(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         let mut plants = self.lock();
         let singly: BTreeSet<u64> = plants.uses.keys().copied().collect();
         paused.set_read_only(&ranges(singly.iter().copied(), None))?;
@@ -514,12 +511,12 @@ impl Planter {
     }
 
     /// Reads the guest's original bytes.
-    pub(crate) fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+    pub fn read_own(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
         self.own().read(gpa, buf)
     }
 
     /// The guest's original bytes, for several reads in a row with one lookup of the pages.
-    pub(crate) fn own(&self) -> Own<'_> {
+    pub fn own(&self) -> Own<'_> {
         Own {
             planter: self,
             pages: self.pages.load(),
@@ -529,7 +526,7 @@ impl Planter {
 
 /// See [`Planter::own`].
 #[derive(Debug)]
-pub(crate) struct Own<'p> {
+pub struct Own<'p> {
     planter: &'p Planter,
     pages: Guard<Arc<Pages>>,
 }

@@ -9,12 +9,11 @@ use introspect::insn::Segments;
 use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
 use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 
-use super::{GuestError, GuestMemory, Paused, SystemState, Unwritable, Vcpu};
-use crate::handler::InstructionFault;
+use crate::{GuestError, GuestMemory, InstructionFault, Paused, SystemState, Unwritable, Vcpu};
 
 /// Counts requests, and lets some of them fail. Clones share the count.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Requests(Arc<Mutex<Plan>>);
+pub struct Requests(Arc<Mutex<Plan>>);
 
 #[derive(Debug, Default)]
 struct Plan {
@@ -29,17 +28,17 @@ impl Requests {
     }
 
     /// Lets the `n`-th request from now on fail; with 0, no request fails.
-    pub(crate) fn fail(&self, n: usize) {
+    pub fn fail(&self, n: usize) {
         self.plan(n..n + usize::from(n > 0));
     }
 
     /// Lets the `n`-th request from now on fail, and all later requests.
-    pub(crate) fn fail_from(&self, n: usize) {
+    pub fn fail_from(&self, n: usize) {
         self.plan(n..usize::MAX);
     }
 
     /// The number of requests.
-    pub(crate) fn made(&self) -> usize {
+    pub fn made(&self) -> usize {
         self.0.lock().expect("lock").made
     }
 
@@ -55,14 +54,14 @@ impl Requests {
 
 /// Memory from guest-physical `base` on. Writes are requests that can fail.
 #[derive(Debug)]
-pub(crate) struct FakeMemory {
+pub struct FakeMemory {
     base: u64,
     bytes: Mutex<Vec<u8>>,
-    pub(crate) requests: Requests,
+    pub requests: Requests,
 }
 
 impl FakeMemory {
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
+    pub fn new(bytes: Vec<u8>) -> Self {
         Self::based(0, bytes)
     }
 
@@ -75,12 +74,12 @@ impl FakeMemory {
     }
 
     /// Memory as the guest reads it.
-    pub(crate) fn bytes(&self) -> Vec<u8> {
+    pub fn bytes(&self) -> Vec<u8> {
         self.bytes.lock().expect("lock").clone()
     }
 
     /// Writes without a request.
-    pub(crate) fn put(&self, gpa: u64, bytes: &[u8]) {
+    pub fn put(&self, gpa: u64, bytes: &[u8]) {
         let at = usize::try_from(gpa - self.base).expect("small");
         self.bytes.lock().expect("lock")[at..at + bytes.len()].copy_from_slice(bytes);
     }
@@ -141,31 +140,31 @@ impl GuestMemory for FakeMemory {
 }
 
 /// The address of detour memory.
-pub(crate) const DETOUR_GPA: u64 = 0x10_0000_0000;
+pub const DETOUR_GPA: u64 = 0x10_0000_0000;
 
 /// A paused machine. Requests can fail.
 #[derive(Debug, Default)]
-pub(crate) struct FakePaused {
+pub struct FakePaused {
     read_only: Mutex<Vec<PageRange>>,
     breakpoints: Mutex<HardwareBreakpoints>,
     detour: Mutex<Option<Arc<FakeMemory>>>,
     /// The number of vCPUs besides the first.
-    pub(crate) further_vcpus: usize,
+    pub further_vcpus: usize,
     /// The RIPs of the vCPUs.
-    pub(crate) rips: Mutex<Vec<Gva>>,
+    pub rips: Mutex<Vec<Gva>>,
     /// Whether a vCPU handles an NMI.
-    pub(crate) in_nmi: AtomicBool,
-    pub(crate) requests: Requests,
+    pub in_nmi: AtomicBool,
+    pub requests: Requests,
 }
 
 impl FakePaused {
     /// The detour memory, if mapped.
-    pub(crate) fn detour(&self) -> Option<Arc<FakeMemory>> {
+    pub fn detour(&self) -> Option<Arc<FakeMemory>> {
         self.detour.lock().expect("lock").clone()
     }
 
     /// A machine that shares the request count of `memory`.
-    pub(crate) fn beside(memory: &FakeMemory) -> Self {
+    pub fn beside(memory: &FakeMemory) -> Self {
         Self {
             requests: memory.requests.clone(),
             ..Self::default()
@@ -173,7 +172,7 @@ impl FakePaused {
     }
 
     /// The start and the end of each read-only range.
-    pub(crate) fn read_only(&self) -> Vec<(u64, u64)> {
+    pub fn read_only(&self) -> Vec<(u64, u64)> {
         let ranges = self.read_only.lock().expect("lock");
         ranges
             .iter()
@@ -181,7 +180,7 @@ impl FakePaused {
             .collect()
     }
 
-    pub(crate) fn breakpoints(&self) -> [Option<u64>; 4] {
+    pub fn breakpoints(&self) -> [Option<u64>; 4] {
         self.breakpoints.lock().expect("lock").execute
     }
 }
@@ -220,7 +219,7 @@ impl Paused for FakePaused {
 
 /// An exception injected into a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Injected {
+pub enum Injected {
     Breakpoint(Gva),
     PageFault { address: Gva, error_code: u32 },
     Exception { vector: u8, error_code: u32 },
@@ -228,27 +227,27 @@ pub(crate) enum Injected {
 
 /// A stopped vCPU.
 #[derive(Debug, Default)]
-pub(crate) struct FakeVcpu {
-    pub(crate) index: usize,
-    pub(crate) regs: vmm::kvm_regs,
-    pub(crate) state: SystemState,
+pub struct FakeVcpu {
+    pub index: usize,
+    pub regs: vmm::kvm_regs,
+    pub state: SystemState,
     /// The system registers, except the paging registers, which are in `state`.
-    pub(crate) sregs: vmm::kvm_sregs,
-    pub(crate) msrs: BTreeMap<u32, u64>,
-    pub(crate) xcr0: u64,
-    pub(crate) injected: Vec<Injected>,
+    pub sregs: vmm::kvm_sregs,
+    pub msrs: BTreeMap<u32, u64>,
+    pub xcr0: u64,
+    pub injected: Vec<Injected>,
     /// The port writes: port and data.
-    pub(crate) ports: Vec<(u16, Vec<u8>)>,
+    pub ports: Vec<(u16, Vec<u8>)>,
     /// Whether the vCPU exited at an `outs` in front of RIP.
-    pub(crate) behind_outs: bool,
-    pub(crate) blocking: vmm::Blocking,
-    pub(crate) halted: bool,
-    pub(crate) requests: Requests,
+    pub behind_outs: bool,
+    pub blocking: vmm::Blocking,
+    pub halted: bool,
+    pub requests: Requests,
 }
 
 impl FakeVcpu {
     /// A vCPU in ring 0 at `rip`, with 4-level tables at `cr3`.
-    pub(crate) fn at(rip: Gva, cr3: u64) -> Self {
+    pub fn at(rip: Gva, cr3: u64) -> Self {
         Self {
             regs: vmm::kvm_regs {
                 rip: rip.0,

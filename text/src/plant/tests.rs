@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{Jump, PlantByte, Planter, Spot, Written};
 use crate::guest::GuestMemory;
-use crate::guest::fake::{FakeMemory, FakePaused};
+use crate::testing::{FakeMemory, FakePaused};
 
 const PAGES: usize = 4;
 const PORT: u8 = PlantByte::Port.value();

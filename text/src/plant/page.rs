@@ -28,7 +28,7 @@ struct Bytes {
 
 /// The instruction that redirects to a detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Jump {
+pub enum Jump {
     /// `jmp rel32`, over an instruction of 5 bytes or more.
     Near([u8; NEAR_BYTES]),
     /// An `int3`, over an instruction of any length: the kernel's #BP handler and the switch redirect to the detour.
@@ -42,7 +42,7 @@ const STORED_BACK_BYTES: usize = 4;
 
 impl Jump {
     /// The bytes of the jump.
-    pub(crate) const fn bytes(&self) -> &[u8] {
+    pub const fn bytes(&self) -> &[u8] {
         match self {
             Self::Near(bytes) => bytes,
             Self::Int3 => &[0xcc],

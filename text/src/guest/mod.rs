@@ -1,10 +1,8 @@
 //! The engine's view of the guest: memory, read-only pages, and a vCPU stopped at a plant.
 //!
-//! The engine uses only these traits. `kvm` implements them for a live machine. The tests of the engine's logic implement them with a
-//! vector of bytes and a vCPU that records each request.
+//! The engine uses only these traits. `kvm` implements them for a live machine. The tests of the engine's logic use `testing`:
+//! a vector of bytes and a vCPU that records each request.
 
-#[cfg(test)]
-pub(crate) mod fake;
 mod kvm;
 
 use std::ops::Range;
@@ -13,9 +11,7 @@ use std::sync::Arc;
 use introspect::insn::{Segments, System};
 use introspect::{Gpa, Gva, PagingState, PhysMemory};
 
-use crate::handler::InstructionFault;
-
-pub(crate) use kvm::{KvmMemory, KvmVcpu};
+pub use kvm::{KvmMemory, KvmVcpu};
 
 /// Writable guest-physical memory.
 pub trait GuestMemory: PhysMemory + Send + Sync {
@@ -70,24 +66,35 @@ pub enum GuestError {
     #[error(transparent)]
     Read(#[from] introspect::Unreadable),
     /// Made by a test.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     #[error("request {0} fails, as the test wants")]
     Injected(usize),
 }
 
+/// A fault that the probed instruction raises.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InstructionFault {
+    /// The exception's vector: 14 for a page fault.
+    pub vector: u8,
+    /// The error code; zero for exceptions without an error code.
+    pub error_code: u32,
+    /// CR2 for a page fault; zero for other exceptions.
+    pub address: Gva,
+}
+
 /// How far one vCPU runs alone.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum To<'a> {
+pub enum To<'a> {
     /// One instruction; the vCPU stops at any of these addresses. Debug registers are off.
     Next(&'a [Gva]),
     /// A function; the vCPU stops at the return address.
     Return(Gva),
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 impl To<'_> {
     /// The addresses at which the vCPU stops.
-    pub(crate) fn stops(&self) -> &[Gva] {
+    pub fn stops(&self) -> &[Gva] {
         match self {
             Self::Next(stops) => stops,
             Self::Return(stop) => std::slice::from_ref(stop),
@@ -97,7 +104,7 @@ impl To<'_> {
 
 /// How the run of one vCPU alone ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ran {
+pub enum Ran {
     /// The vCPU is about to execute this stop.
     At(Gva),
     /// The vCPU reached no stop within the time limit.
@@ -108,7 +115,7 @@ pub(crate) enum Ran {
 
 /// The registers beyond the general ones that are needed to step over an instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SystemState {
+pub struct SystemState {
     /// How addresses are translated.
     pub paging: PagingState,
     /// Segments and descriptor tables.
@@ -124,7 +131,7 @@ pub(crate) struct SystemState {
 }
 
 /// A vCPU stopped at a plant. The vCPU lives on its own thread, and does not run while borrowed.
-pub(crate) trait Vcpu {
+pub trait Vcpu {
     /// The number of the vCPU, from 0.
     fn index(&self) -> usize;
 

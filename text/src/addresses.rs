@@ -6,12 +6,12 @@ use std::sync::OnceLock;
 use rpds::HashTrieMapSync;
 
 /// A map from guest-virtual or guest-physical addresses. A changed copy shares the unchanged parts.
-pub(crate) type AddressMap<V> = HashTrieMapSync<u64, V, AddressHash>;
+pub type AddressMap<V> = HashTrieMapSync<u64, V, AddressHash>;
 
 /// Hashes addresses in a few instructions. The guest chooses some of the addresses (the return addresses of its calls), so the hash has a
 /// key unknown to the guest. Without a key, the guest could make all addresses collide.
 #[derive(Clone, Debug)]
-pub(crate) struct AddressHash {
+pub struct AddressHash {
     key: u64,
 }
 
@@ -33,7 +33,7 @@ impl BuildHasher for AddressHash {
 
 /// The hasher of [`AddressHash`].
 #[derive(Debug)]
-pub(crate) struct AddressHasher(u64);
+pub struct AddressHasher(u64);
 
 /// The fractional digits of the golden ratio: odd, and with no pattern.
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -16,12 +16,13 @@ use vmm::{
     StoppedVcpu, TrapHandler,
 };
 
-use super::{GuestError, GuestMemory, Paused, Ran, SystemState, To, Unwritable, Vcpu};
-use crate::handler::InstructionFault;
+use super::{
+    GuestError, GuestMemory, InstructionFault, Paused, Ran, SystemState, To, Unwritable, Vcpu,
+};
 
 /// The machine's RAM. Clones share the memory.
 #[derive(Clone, Debug)]
-pub(crate) struct KvmMemory(pub(crate) GuestMemoryMmap);
+pub struct KvmMemory(pub GuestMemoryMmap);
 
 impl KvmMemory {
     /// The 8 bytes at `gpa`, if aligned and within RAM.
@@ -107,11 +108,11 @@ impl GuestMemory for KvmMemory {
 
 /// A stopped vCPU.
 #[derive(Debug)]
-pub(crate) struct KvmVcpu<'a, 'v>(pub(crate) &'a mut StoppedVcpu<'v>);
+pub struct KvmVcpu<'a, 'v>(pub &'a mut StoppedVcpu<'v>);
 
 impl KvmVcpu<'_, '_> {
     /// Runs the vCPU until it reaches a stop, with all other vCPUs paused. `handler` handles the machine's traps on the way.
-    pub(crate) fn run_alone(
+    pub fn run_alone(
         &mut self,
         paused: &PausedGuard<'_>,
         handler: &dyn TrapHandler,

@@ -13,12 +13,10 @@ use std::fmt;
 use introspect::{Gpa, Gva, PagingState, Translation, walk};
 
 use crate::guest::GuestMemory;
-use crate::plant::Planter;
-
-use super::Plant;
+use crate::plant::{Planter, Spot};
 
 /// Access to the kernel's own page tables.
-pub(crate) trait KnowsTables {
+pub trait KnowsTables {
     /// The tables, if they stay in place, and a vCPU in the kernel's code at `at` uses either the kernel's or a process's tables. Called
     /// for accesses to memory at any hit: the call never waits for a lock.
     fn kernel_tables(&self, at: Gva) -> Option<PagingState>;
@@ -26,7 +24,7 @@ pub(crate) trait KnowsTables {
 
 /// The kernel's own page tables, for a vCPU at a plant.
 #[derive(Clone, Copy)]
-pub(crate) struct KernelTables<'a> {
+pub struct KernelTables<'a> {
     known_to: &'a dyn KnowsTables,
     /// The address of the plant.
     at: Gva,
@@ -45,17 +43,18 @@ const fn is_kernels(at: Gva) -> bool {
 }
 
 impl<'a> KernelTables<'a> {
-    /// The tables for a vCPU that has executed the byte of `plant` at `rip`; `None` if `rip` is another mapping of the byte.
-    pub(crate) fn for_hit(known_to: &'a dyn KnowsTables, plant: &Plant, rip: Gva) -> Option<Self> {
-        (rip == plant.at).then_some(Self {
+    /// The tables for a vCPU that has executed the byte of the plant at `at`, in memory at `spot`.
+    #[must_use]
+    pub fn for_hit(known_to: &'a dyn KnowsTables, at: Gva, spot: Spot) -> Self {
+        Self {
             known_to,
-            at: plant.at,
-            gpa: plant.spot.gpa,
-        })
+            at,
+            gpa: spot.gpa,
+        }
     }
 
     /// The translation of `at`, if the address is in the kernel's half, on a page for ring 0 only.
-    pub(crate) fn translate(&self, memory: &dyn GuestMemory, at: Gva) -> Option<Translation> {
+    pub fn translate(&self, memory: &dyn GuestMemory, at: Gva) -> Option<Translation> {
         if !is_kernels(at) {
             return None;
         }
@@ -74,7 +73,7 @@ impl<'a> KernelTables<'a> {
     }
 
     /// Reads from `at` on, within a page. Returns whether the read succeeded.
-    pub(crate) fn read(&self, planter: &Planter, at: Gva, buf: &mut [u8]) -> bool {
+    pub fn read(&self, planter: &Planter, at: Gva, buf: &mut [u8]) -> bool {
         let found = self.translate(planter.memory(), at);
         let found = found.filter(|found| found.bytes_left_in_page() >= buf.len() as u64);
         found.is_some_and(|found| planter.read_own(found.gpa, buf).is_ok())

@@ -6,16 +6,16 @@ use super::page::PAGE_BYTES;
 
 /// The first byte of an instruction, and the page on which the instruction continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spot {
+pub struct Spot {
     /// The first byte.
-    pub(crate) gpa: Gpa,
+    pub gpa: Gpa,
     /// The next page in the guest's own mapping, if any. The kernel's text is physically contiguous; a module's text consists of any pages.
-    pub(crate) beyond: Option<Gpa>,
+    pub beyond: Option<Gpa>,
 }
 
 impl Spot {
     /// A location in contiguous memory.
-    pub(crate) fn contiguous(gpa: Gpa) -> Self {
+    pub fn contiguous(gpa: Gpa) -> Self {
         Self {
             gpa,
             beyond: gpa.page().checked_add(PAGE_BYTES as u64),
@@ -23,12 +23,12 @@ impl Spot {
     }
 
     /// The number of bytes up to the end of the page.
-    pub(crate) fn room(self) -> usize {
+    pub fn room(self) -> usize {
         PAGE_BYTES - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
     }
 
     /// Whether `gpa` is one of the `len` bytes from the first byte on.
-    pub(crate) fn holds(self, gpa: Gpa, len: usize) -> bool {
+    pub fn holds(self, gpa: Gpa, len: usize) -> bool {
         let here = len.min(self.room());
         let within = |start: Gpa, len: usize| {
             gpa.offset_from(start)

@@ -11,9 +11,10 @@ mod spot;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use page::Jump;
-pub(crate) use planter::{PlantError, Planter, Written};
-pub(crate) use spot::Spot;
+pub use alone::ShownAlone;
+pub use page::Jump;
+pub use planter::{Own, PlantError, Planter, Written};
+pub use spot::Spot;
 
 /// The byte of a plant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -59,7 +59,7 @@ impl Loose {
 
 /// The changes of memory for a vCPU that runs alone. [`end`](Self::end) or a drop reverts them.
 #[derive(Debug)]
-pub(crate) struct ShownAlone<'p> {
+pub struct ShownAlone<'p> {
     planter: &'p Planter,
     /// The marks, in the order of their setting.
     marks: Vec<(Arc<Page>, Gpa, Mark)>,
@@ -73,7 +73,7 @@ impl Planter {
     /// # Errors
     ///
     /// If memory cannot be written; then memory is unchanged.
-    pub(crate) fn show_alone(
+    pub fn show_alone(
         &self,
         _paused: &dyn Paused,
         open: &[Gpa],
@@ -97,7 +97,7 @@ impl Planter {
 
     /// Whether memory does not show the plant at `gpa` because the vCPU that runs alone is to execute the original byte. Without any open
     /// plant, the check is one load.
-    pub(crate) fn is_open(&self, gpa: Gpa) -> bool {
+    pub fn is_open(&self, gpa: Gpa) -> bool {
         self.open.load(Ordering::Acquire) > 0 && self.has(Mark::Open, gpa)
     }
 }
@@ -142,7 +142,7 @@ impl ShownAlone<'_> {
     /// # Errors
     ///
     /// If memory cannot be written; the other bytes are restored.
-    pub(crate) fn end(mut self) -> Result<(), Unwritable> {
+    pub fn end(mut self) -> Result<(), Unwritable> {
         self.undo()
     }
 
@@ -192,8 +192,8 @@ mod tests {
     use super::*;
     use crate::PlantByte;
     use crate::guest::GuestMemory;
-    use crate::guest::fake::{FakeMemory, FakePaused};
     use crate::plant::Spot;
+    use crate::testing::{FakeMemory, FakePaused};
 
     const PLANT: u8 = PlantByte::Port.value();
     const PLANTED: Gpa = Gpa(0x1010);
