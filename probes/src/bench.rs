@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use detour::{DetourError, Record, Ring};
 use introspect::{Gpa, Gva};
 use text::{GuestError, GuestMemory, KvmMemory, Spot};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::detour::{DetourError, Record, Ring};
 use crate::hit::{Plant, Table};
 
 /// The address of the first plant.

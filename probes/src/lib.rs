@@ -6,11 +6,7 @@ mod applied;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod bench;
-mod detour;
 mod engine;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing;
 mod handler;
 mod hit;
 mod inject;

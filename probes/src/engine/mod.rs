@@ -51,13 +51,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use detour::Detour;
 use events::{Crash, Event, EventSink, Hex, Hit, Note, ProbeSummary, Registers, Return};
 use introspect::Gva;
 use introspect::insn::{CpuidWords, Features};
 use text::{GuestMemory, PlantByte, Planter};
 
 use crate::ResolveError;
-use crate::detour::Detour;
 use crate::hit::Table;
 use crate::kernel::Kernel;
 use crate::registry::{Probe, ProbeId};

@@ -1,11 +1,11 @@
 //! Filters and aggregates at a hit.
 
+use detour::register_value;
 use introspect::{PerCpu, read_virt};
 use manifest::program::{Operand, Values};
 
 use super::Engine;
 use crate::applied::Aggregated;
-use crate::detour::register_value;
 use crate::handler::HitContext;
 use crate::registry::Probe;
 

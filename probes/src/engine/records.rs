@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use detour::{LeftAt, Record};
 use events::ProbeState;
 use introspect::Gva;
 use manifest::WhenFull;
@@ -15,7 +16,6 @@ use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
 use super::hits::HitOutcome;
-use crate::detour::{LeftAt, Record};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Missed, Probe, Purpose};
 

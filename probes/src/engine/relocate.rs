@@ -1,5 +1,6 @@
 //! The relocated tier: an instruction without support in the emulator runs as a copy, which jumps back behind the original.
 
+use detour::{KernelSpace, Tables};
 use events::Tier;
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
@@ -8,7 +9,6 @@ use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 use super::Engine;
 use super::hits::HitOutcome;
 use super::located::Located;
-use crate::detour::{KernelSpace, Tables};
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose};
 

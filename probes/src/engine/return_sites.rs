@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use detour::{Record, register_value};
 use introspect::Gva;
 use text::{GuestError, Paused, Vcpu};
 
 use super::edits::{Change, Sites};
 use super::landings::{Landing, Landings, NoLandings, Stack};
 use super::{ArmError, Engine};
-use crate::detour::{Record, register_value};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::hit::{Plant, Table};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};

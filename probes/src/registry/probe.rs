@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use detour::{Keeps, Words};
 use events::{Hex, ProbeState, ProbeSummary, Tier};
 use introspect::Gva;
 use manifest::program::{AggregateResult, Filter};
@@ -13,7 +14,6 @@ use text::GuestError;
 
 use super::{Interests, Missed, ProbeId, Purpose, ReturnAction};
 use crate::applied::Filtered;
-use crate::detour::{Keeps, Words};
 use crate::resolve::Place;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.

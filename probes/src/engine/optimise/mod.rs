@@ -23,13 +23,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use detour::{DetourError, KernelSpace, Lead, Tables};
 use events::ProbeState;
 use introspect::{Gpa, Gva};
 use text::{GuestError, Jump, Paused, Spot, SystemState};
 
 use super::Engine;
 use super::arm::ArmError;
-use crate::detour::{DetourError, KernelSpace, Lead, Tables};
 use crate::hit::{Plant, Table};
 use crate::registry::{Milestone, Purpose};
 use early::Early;

@@ -16,12 +16,12 @@
 
 use std::sync::Arc;
 
+use detour::{Keeps, Part, Processor, Use};
 use introspect::{Gva, PerCpu};
 use manifest::program::Filter;
 use text::GuestError;
 
 use super::Engine;
-use crate::detour::{Keeps, Part, Processor, Use};
 use crate::hit::Plant;
 use crate::registry::{Probe, Purpose};
 

@@ -3,10 +3,10 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use detour::testing::RING_LIMIT;
 use events::{Event, ProbeSummary};
 
 use super::*;
-use crate::detour::RING_LIMIT;
 use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
 use crate::registry::ProbeId;
 

@@ -11,7 +11,7 @@ use super::{
     NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
     from_gs, small,
 };
-use crate::detour::ring::{
+use crate::ring::{
     CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
     TAIL, TOP, TSC, WHO,
 };

@@ -4,7 +4,7 @@ use manifest::program::Register;
 
 /// The value of `register` in `regs`.
 #[must_use]
-pub(crate) const fn register_value(regs: &vmm::kvm_regs, register: Register) -> u64 {
+pub const fn register_value(regs: &vmm::kvm_regs, register: Register) -> u64 {
     match register {
         Register::Rax => regs.rax,
         Register::Rbx => regs.rbx,

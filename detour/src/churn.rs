@@ -1,9 +1,10 @@
 //! The growth of the region while probes are added and removed at many functions.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use introspect::insn::decode;
-use introspect::{Gpa, PhysMemory as _};
+use introspect::{Gpa, Gva, PhysMemory as _};
 use manifest::WhenFull;
 use text::testing::{DETOUR_GPA, FakeMemory, FakePaused};
 

@@ -11,7 +11,7 @@ use text::testing::{FakeMemory, FakeVcpu};
 use text::{GuestMemory, Passed, PlantByte, Planter, pass};
 
 use super::*;
-use crate::detour::{register_value, ring};
+use crate::{register_value, ring};
 
 /// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;

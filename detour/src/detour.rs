@@ -1,128 +1,25 @@
-//! The detour region: memory of hyprobe that the guest's kernel can execute, and the copies of instructions there.
-//!
-//! ```text
-//!  probed text                      kernel's page tables            guest-physical, above RAM
-//!  ┌───────────────┐                PD of the text's gigabyte       ┌──────────────────────┐ ◀ read-only slot
-//!  │ .. [ee] c3 .. │ exit           │ text  text │                  │ copy: 0f 31 e9 .. .. │
-//!  └───────────────┘  │             │ 0 ──▶ ours ─────────┐         │ copy: ..             │
-//!          ▲          │ RIP := copy └────────────┘        └───────▶ ├──────────────────────┤ ◀ writable slot
-//!          │          ▼                                             │                      │
-//!          └── jmp ── rdtsc                                         │ cells                │
-//!                                                                   └──────────────────────┘
-//! ```
-//!
-//! Beside the copies lie the detours of optimised probes (`code`). Detours count in cells writable by the guest, or write records to a ring
-//! there.
-//!
-//! Threads: a vCPU at a plant looks a copy up under a read lock; no holder of the lock ever waits. The region and the copies change only
-//! with the other vCPUs paused. Code that the guest may have executed stays unchanged until the guest ends. `docs/detours.md` has the
-//! reasons.
+//! The detour region of a guest, for all threads.
 
-mod cells;
-#[cfg(test)]
-mod churn;
-mod code;
-mod copies;
-mod jumped;
-mod made;
-mod pages;
-mod place;
-mod region;
-mod registers;
-mod ring;
-mod switch;
-
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, KernelInt3, PagingState};
-use text::{GuestError, GuestMemory, Jump, Paused};
+use text::{GuestMemory, Jump, Paused};
 
-use region::Region;
-use switch::LeadsTo;
-
-pub(crate) use cells::Words;
-pub(crate) use code::{NotKept, Processor};
-pub(crate) use jumped::{Jumped, Lead};
-pub(crate) use made::{Keeps, LeftAt, MadeDetour, Part, Use};
-pub(crate) use pages::ChangedEntry;
-pub(crate) use registers::register_value;
-#[cfg(test)]
-pub(crate) use ring::{
-    FIRST as RING_FIRST, HEAD as RING_HEAD, LIMIT as RING_LIMIT, TAIL as RING_TAIL,
-};
-#[cfg(feature = "fuzzing")]
-pub(crate) use ring::{FIRST as FIRST_SLOT, HEAD, SLOT_BYTES, SLOTS};
-pub(crate) use ring::{Record, Ring};
-
-/// The reason for a missing copy or detour.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DetourError {
-    /// The kernel's page tables have no free entry.
-    #[error("no entry of the kernel's page tables is free near its text")]
-    NoPlace,
-    /// The kernel's page tables cannot be followed.
-    #[error("the kernel's text is not mapped")]
-    NotMapped,
-    /// The region has the maximum number of pages, and all are full.
-    #[error(
-        "the detour region is full: a guest has at most {} pages of 2 MiB for detours",
-        pages::MAX_PAGES
-    )]
-    Full,
-    /// Probes, or their filters, have changed at the site again and again.
-    #[error(
-        "as many detours as one place may have were made here, and they stay until the guest ends"
-    )]
-    TooManyHere,
-    /// The original is too far away to jump back to.
-    #[error("the region is too far from the instruction")]
-    TooFar,
-    /// The kernel does not reveal an address that the detour needs.
-    #[error(transparent)]
-    NotKept(NotKept),
-    /// The jump in the kernel's handler of `int3` would change the next instruction of a vCPU.
-    #[error(
-        "a vCPU may be between the instructions where the kernel's handler of int3 is to be led on"
-    )]
-    HandlerInUse,
-    /// The guest has changed its page tables.
-    #[error("the guest has changed an entry of its page tables that leads to the detour region")]
-    Lost,
-    /// Another kernel runs now.
-    #[error("the kernel that the detour region was made for has handed over to another one")]
-    HandedOver,
-    /// An error of the machine.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-}
-
-/// The guest kernel's page tables and image.
-#[derive(Clone, Debug)]
-pub(crate) struct KernelSpace {
-    /// The kernel's own page tables.
-    pub(crate) paging: PagingState,
-    /// The addresses of the running image, from the first byte to the last.
-    pub(crate) image: Range<Gva>,
-    pub(crate) tables: Tables,
-}
-
-/// The state of the kernel's page tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tables {
-    /// The kernel is still going to clear the entries around its image (`cleanup_highmap`) and to decide on KPTI. Only the
-    /// entries above the fixed mappings stay unchanged.
-    Early,
-    /// The kernel has finished the setup.
-    Settled,
-}
+use crate::jumped::Jumped;
+use crate::made::{LeftAt, MadeDetour, Use};
+use crate::pages::ChangedEntry;
+use crate::place;
+use crate::region::Region;
+use crate::ring::Ring;
+use crate::switch::LeadsTo;
+use crate::{DetourError, KernelSpace, Tables};
 
 /// Whether a vCPU may be between an injected `int3` and the guest's own handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HandedOn {
+pub enum HandedOn {
     /// No vCPU is.
     No,
     /// A vCPU may be: its hit has not been counted.
@@ -188,7 +85,7 @@ impl State {
 
 /// The detour region of a guest, shared by all threads.
 #[derive(Debug, Default)]
-pub(crate) struct Detour {
+pub struct Detour {
     state: RwLock<State>,
     told_full: AtomicBool,
     /// The number of guest writes to read-only pages.
@@ -209,7 +106,7 @@ impl Detour {
     }
 
     /// The address of the copy of `decoded`, if there is a copy and `paging` maps it.
-    pub(crate) fn copy_of(
+    pub fn copy_of(
         &self,
         memory: &dyn GuestMemory,
         paging: &PagingState,
@@ -228,7 +125,7 @@ impl Detour {
     /// # Errors
     ///
     /// If there is no room; the instruction has to be executed in place then.
-    pub(crate) fn prepare(
+    pub fn prepare(
         &self,
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
@@ -242,7 +139,7 @@ impl Detour {
     }
 
     /// The number of the part for `usage` in detours at `site`, if made.
-    pub(crate) fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
+    pub fn part(&self, site: Gva, usage: &Use) -> Option<u32> {
         self.read().region()?.part(site, usage)
     }
 
@@ -251,7 +148,7 @@ impl Detour {
     /// # Errors
     ///
     /// If the region has no room for the detour, or a jump cannot reach the detour.
-    pub(crate) fn make(
+    pub fn make(
         &self,
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
@@ -276,7 +173,7 @@ impl Detour {
     }
 
     /// Notes that the kernel has set its page tables up. If there is a region, further pages are mapped in `kernel`'s tables.
-    pub(crate) fn settle(&self, memory: &dyn GuestMemory, kernel: &KernelSpace) {
+    pub fn settle(&self, memory: &dyn GuestMemory, kernel: &KernelSpace) {
         if let Some(region) = self.write().region_mut() {
             region.settle(memory, kernel);
             self.store_paging(kernel);
@@ -285,7 +182,7 @@ impl Detour {
 
     /// Whether all entries for an early region are free, both in the vCPU's current tables and in the kernel's future tables, and
     /// whether both tables share the entries.
-    pub(crate) fn has_early_place(
+    pub fn has_early_place(
         memory: &dyn GuestMemory,
         running: &PagingState,
         kernel: &PagingState,
@@ -303,7 +200,7 @@ impl Detour {
     /// # Errors
     ///
     /// If there is no room, or the handler cannot be redirected; then no change is visible to the guest.
-    pub(crate) fn lead(
+    pub fn lead(
         &self,
         paused: &dyn Paused,
         memory: &dyn GuestMemory,
@@ -331,7 +228,7 @@ impl Detour {
     /// # Errors
     ///
     /// If memory cannot be written.
-    pub(crate) fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
+    pub fn end_lead(&self, site: Gva) -> Result<(), DetourError> {
         match self.write().region_mut() {
             Some(region) => region.set_lead(site, LeadsTo::Back),
             None => Ok(()),
@@ -339,7 +236,7 @@ impl Detour {
     }
 
     /// Whether the switch would mistake an `int3` of the guest's own at `site`, hidden in memory, for an injected `int3`.
-    pub(crate) fn sends_back(&self, site: Gva) -> bool {
+    pub fn sends_back(&self, site: Gva) -> bool {
         let state = self.read();
         let switch = state.region().and_then(Region::switch);
         switch.is_some_and(|switch| switch.sends_back(site))
@@ -351,7 +248,7 @@ impl Detour {
     /// # Errors
     ///
     /// If memory cannot be written.
-    pub(crate) fn hand_on(&self, paused: &dyn Paused, site: Gva) -> Result<HandedOn, DetourError> {
+    pub fn hand_on(&self, paused: &dyn Paused, site: Gva) -> Result<HandedOn, DetourError> {
         let mut state = self.write();
         let Some(region) = state.region_mut() else {
             return Ok(HandedOn::No);
@@ -372,27 +269,27 @@ impl Detour {
     }
 
     /// The ring, if a detour records. The call never waits.
-    pub(crate) fn ring(&self) -> Guard<Option<Arc<Ring>>> {
+    pub fn ring(&self) -> Guard<Option<Arc<Ring>>> {
         self.ring.load()
     }
 
     /// The kernel's page tables, once there are detours. The call never waits.
-    pub(crate) fn paging(&self) -> Option<PagingState> {
+    pub fn paging(&self) -> Option<PagingState> {
         self.paging.load().as_deref().copied()
     }
 
     /// The part whose exit byte a vCPU has executed at `rip`.
-    pub(crate) fn left_at(&self, rip: Gva) -> Option<LeftAt> {
+    pub fn left_at(&self, rip: Gva) -> Option<LeftAt> {
         self.read().region()?.left_at(rip)
     }
 
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.
-    pub(crate) fn kernel(&self) -> Option<KernelSpace> {
+    pub fn kernel(&self) -> Option<KernelSpace> {
         self.read().region().map(|region| region.kernel().clone())
     }
 
     /// Whether to report the error to the user: once for each kind.
-    pub(crate) fn is_news(&self, error: &DetourError) -> bool {
+    pub fn is_news(&self, error: &DetourError) -> bool {
         match error {
             DetourError::Full => !self.told_full.swap(true, Ordering::Relaxed),
             DetourError::TooFar
@@ -407,19 +304,19 @@ impl Detour {
     }
 
     /// Counts a guest write to `gpa`, if the address is in the region. Returns the number of writes to the region.
-    pub(crate) fn count_write(&self, gpa: Gpa) -> Option<u64> {
+    pub fn count_write(&self, gpa: Gpa) -> Option<u64> {
         let state = self.read();
         let is_there = state.region().is_some_and(|region| region.holds(gpa));
         is_there.then(|| self.writes.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// Whether there is a region in use.
-    pub(crate) fn is_laid(&self) -> bool {
+    pub fn is_laid(&self) -> bool {
         matches!(&*self.read(), State::Laid(_))
     }
 
     /// The first entry of the region whose value differs from the value written, if any.
-    pub(crate) fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
+    pub fn changed_entry(&self, memory: &dyn GuestMemory) -> Option<ChangedEntry> {
         match &*self.read() {
             State::Laid(region) => region.changed_entry(memory),
             State::NotLaid | State::Refused | State::Lost(_) | State::HandedOver => None,
@@ -428,7 +325,7 @@ impl Detour {
 
     /// Gives the region up: no jump may target the region any more. Returns whether the jump from the kernel's handler of `int3`
     /// to the switch may stay.
-    pub(crate) fn lose(&self, memory: &dyn GuestMemory) -> bool {
+    pub fn lose(&self, memory: &dyn GuestMemory) -> bool {
         let mut state = self.write();
         *state = match std::mem::take(&mut *state) {
             State::Laid(region) => State::Lost(region),
@@ -444,7 +341,7 @@ impl Detour {
     /// # Errors
     ///
     /// If memory cannot be written.
-    pub(crate) fn hand_over(&self, memory: &dyn GuestMemory) -> Result<(), DetourError> {
+    pub fn hand_over(&self, memory: &dyn GuestMemory) -> Result<(), DetourError> {
         let mut state = self.write();
         if let Some(region) = state.region_mut() {
             region.unmap(memory)?;

@@ -84,11 +84,11 @@ pub(super) enum Of {
 
 /// Offsets from `gs` of the kernel's per-processor variables; `None` if the kernel does not reveal the offset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Processor {
+pub struct Processor {
     /// The processor's number, 32 bits.
-    pub(crate) number: Option<i64>,
+    pub number: Option<i64>,
     /// The address of the task that the processor runs.
-    pub(crate) task: Option<i64>,
+    pub task: Option<i64>,
 }
 
 /// An assembled detour.
@@ -129,7 +129,7 @@ pub(super) enum Unwritten {
 
 /// A per-processor variable whose location the kernel does not reveal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NotKept {
+pub enum NotKept {
     /// See [`Processor::number`].
     #[error("the kernel does not say where it keeps the number of the processor")]
     Number,

@@ -18,21 +18,24 @@ const NEAR_BYTES: u64 = 5;
 
 /// The use of a detour part: one probe, or the calls that return to the site.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Use {
+pub struct Use {
     /// The part handles only hits that the filter accepts.
-    pub(crate) filter: Option<Filter>,
-    pub(crate) keeps: Keeps,
-    pub(crate) when_full: WhenFull,
-    pub(crate) processor: Processor,
+    pub filter: Option<Filter>,
+    /// The action at a hit.
+    pub keeps: Keeps,
+    /// The effect of a hit if the ring has no room for its record.
+    pub when_full: WhenFull,
+    /// The offsets of the per-processor variables that the part reads.
+    pub processor: Processor,
     /// The byte that exits.
-    pub(crate) plant: u8,
+    pub plant: u8,
     /// The index among several uses at one site that are otherwise equal.
-    pub(crate) index: usize,
+    pub index: usize,
 }
 
 /// The action of a detour part at a hit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Keeps {
+pub enum Keeps {
     /// Count hits, in one counter.
     Count,
     /// Aggregate a value, in counters.
@@ -97,22 +100,22 @@ impl Use {
 /// A part of a site's detours: the work for one probe, or for the calls that return to the site. All detours of a site share the
 /// part for a given use.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub struct Part {
     /// The part's number; records and exits carry it.
-    pub(crate) who: u32,
+    pub who: u32,
     /// The counters, if any: of hits, or of records dropped because the ring was full.
-    pub(crate) words: Option<Words>,
+    pub words: Option<Words>,
     /// The counters' address in the guest's kernel.
     words_at: Gva,
 }
 
 /// A detour in the region.
 #[derive(Clone, Debug)]
-pub(crate) struct MadeDetour {
+pub struct MadeDetour {
     /// The address of the first instruction.
-    pub(crate) entry: Gva,
+    pub entry: Gva,
     /// The parts, in order of execution.
-    pub(crate) parts: Vec<Part>,
+    pub parts: Vec<Part>,
 }
 
 impl MadeDetour {
@@ -121,7 +124,7 @@ impl MadeDetour {
     /// # Errors
     ///
     /// If the detour is too far away.
-    pub(crate) fn jump_from(&self, at: Gva) -> Result<Jump, DetourError> {
+    pub fn jump_from(&self, at: Gva) -> Result<Jump, DetourError> {
         near_jump(at, self.entry)
     }
 }
@@ -137,11 +140,11 @@ pub(super) fn near_jump(at: Gva, to: Gva) -> Result<Jump, DetourError> {
 
 /// The exit of a detour part, for a vCPU that exited there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LeftAt {
+pub struct LeftAt {
     /// The number of the exiting part.
-    pub(crate) who: u32,
+    pub who: u32,
     /// The address to resume at: the next part, or the displaced instructions.
-    pub(crate) on: Gva,
+    pub on: Gva,
 }
 
 /// A detour to be written at its entry.

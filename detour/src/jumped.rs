@@ -8,7 +8,7 @@ const DISPLACEMENT_BYTES: usize = 4;
 
 /// The instruction that redirects the vCPU to the detour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lead {
+pub enum Lead {
     /// A jump, over the first instruction.
     Jump,
     /// An `int3` on the first instruction's first byte.
@@ -17,7 +17,7 @@ pub(crate) enum Lead {
 
 /// The displaced instructions, in order: the detour executes them. The first has room for the jump or `int3`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Jumped {
+pub struct Jumped {
     lead: Lead,
     first: Decoded,
     then: Option<Decoded>,
@@ -26,7 +26,7 @@ pub(crate) struct Jumped {
 impl Jumped {
     /// The first instruction, and optionally the next, which the detour executes too. `None` if the jump does not fit the first
     /// instruction, or `then` does not follow `first`.
-    pub(crate) fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
+    pub fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
         let follows = then.is_none_or(|then| then.at() == first.next());
         (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self {
             lead: Lead::Jump,
@@ -36,7 +36,7 @@ impl Jumped {
     }
 
     /// One instruction of any length, displaced by an `int3`.
-    pub(crate) fn by_int3(first: Decoded) -> Self {
+    pub fn by_int3(first: Decoded) -> Self {
         Self {
             lead: Lead::Int3,
             first,
@@ -45,22 +45,22 @@ impl Jumped {
     }
 
     /// The kind of redirect: a jump or an `int3`.
-    pub(crate) fn lead(&self) -> Lead {
+    pub fn lead(&self) -> Lead {
         self.lead
     }
 
     /// The address of the jump or `int3`.
-    pub(crate) fn at(&self) -> Gva {
+    pub fn at(&self) -> Gva {
         self.first.at()
     }
 
     /// The instruction behind the first, if the detour executes two.
-    pub(crate) fn then(&self) -> Option<&Decoded> {
+    pub fn then(&self) -> Option<&Decoded> {
         self.then.as_ref()
     }
 
     /// All displaced instructions, in order.
-    pub(crate) fn instructions(&self) -> impl Iterator<Item = &Decoded> {
+    pub fn instructions(&self) -> impl Iterator<Item = &Decoded> {
         std::iter::once(&self.first).chain(&self.then)
     }
 

@@ -12,7 +12,7 @@ const ALIGNMENT: u64 = 16;
 
 /// The counters of a detour part. Any thread may read them; the guest's kernel may corrupt the values.
 #[derive(Clone)]
-pub(crate) struct Words {
+pub struct Words {
     memory: Arc<dyn GuestMemory>,
     gpa: Gpa,
     len: usize,
@@ -39,8 +39,8 @@ impl Words {
     }
 
     /// The first counter of `memory`.
-    #[cfg(test)]
-    pub(crate) fn of(memory: Arc<dyn GuestMemory>) -> Self {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn of(memory: Arc<dyn GuestMemory>) -> Self {
         Self {
             memory,
             gpa: Gpa(0),
@@ -49,12 +49,12 @@ impl Words {
     }
 
     /// The first counter: the number of hits counted by its detour.
-    pub(crate) fn count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.memory.read_u64(self.gpa).unwrap_or(0)
     }
 
     /// The values of all counters.
-    pub(crate) fn read(&self) -> Vec<u64> {
+    pub fn read(&self) -> Vec<u64> {
         let words = 0..self.len;
         words
             .map(|index| self.memory.read_u64(self.at(index)).unwrap_or(0))
@@ -66,7 +66,7 @@ impl Words {
     /// # Errors
     ///
     /// If the memory cannot be written.
-    pub(crate) fn write(&self, words: &[u64]) -> Result<(), GuestError> {
+    pub fn write(&self, words: &[u64]) -> Result<(), GuestError> {
         for (index, word) in words.iter().take(self.len).enumerate() {
             self.memory.write(self.at(index), &word.to_le_bytes())?;
         }

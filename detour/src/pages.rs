@@ -77,11 +77,13 @@ impl Page {
 
 /// An entry of the kernel's page directory that maps a page of the region, and that the guest has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ChangedEntry {
-    pub(crate) gpa: Gpa,
+pub struct ChangedEntry {
+    /// The address of the entry.
+    pub gpa: Gpa,
     /// The value written by hyprobe.
-    pub(crate) was: u64,
-    pub(crate) is: u64,
+    pub was: u64,
+    /// The present value.
+    pub is: u64,
 }
 
 /// All pages of the region.

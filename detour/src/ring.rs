@@ -82,21 +82,21 @@ pub(super) fn site_offset(site: Gva) -> u64 {
 
 /// The record of a hit, written by a detour.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Record {
+pub struct Record {
     /// The number of the detour part.
-    pub(crate) who: u32,
+    pub who: u32,
     /// The processor's number in the guest.
-    pub(crate) cpu: u32,
+    pub cpu: u32,
     /// The processor's time stamp counter.
-    pub(crate) tsc: u64,
+    pub tsc: u64,
     /// RIP is 0.
-    pub(crate) regs: vmm::kvm_regs,
+    pub regs: vmm::kvm_regs,
     /// The return address of a call.
-    pub(crate) returns_to: Gva,
+    pub returns_to: Gva,
 }
 
 /// The ring of a detour region, and its reader.
-pub(crate) struct Ring {
+pub struct Ring {
     memory: Arc<dyn GuestMemory>,
     gpa: Gpa,
     /// The address in the guest's kernel.
@@ -122,11 +122,7 @@ struct Reader {
 
 impl Ring {
     /// A ring in `memory`, which is all zero and mapped at `base` in the guest's kernel. Detours find the ring full until opened.
-    pub(crate) fn new(
-        memory: Arc<dyn GuestMemory>,
-        gpa: Gpa,
-        base: Gva,
-    ) -> Result<Self, DetourError> {
+    pub fn new(memory: Arc<dyn GuestMemory>, gpa: Gpa, base: Gva) -> Result<Self, DetourError> {
         let ring = Self {
             memory,
             gpa,
@@ -159,7 +155,7 @@ impl Ring {
     }
 
     /// Whether detours may find room.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.reader().is_open
     }
 
@@ -168,7 +164,7 @@ impl Ring {
     /// # Errors
     ///
     /// If the ring's memory cannot be written.
-    pub(crate) fn open(&self) -> Result<(), GuestError> {
+    pub fn open(&self) -> Result<(), GuestError> {
         let mut reader = self.reader();
         reader.is_open = true;
         self.publish(&reader)
@@ -183,7 +179,7 @@ impl Ring {
     /// # Errors
     ///
     /// If the ring's memory cannot be written.
-    pub(crate) fn allow(&self, site: Gva) -> Result<(), GuestError> {
+    pub fn allow(&self, site: Gva) -> Result<(), GuestError> {
         let at = self.site(site);
         // Every call that exits comes here; most of the time the address is in the table already.
         if self.memory.read_u64(at)? != site.0 {
@@ -197,7 +193,7 @@ impl Ring {
     /// # Errors
     ///
     /// If the ring's memory cannot be used.
-    pub(crate) fn forbid(&self, site: Gva) -> Result<(), GuestError> {
+    pub fn forbid(&self, site: Gva) -> Result<(), GuestError> {
         let at = self.site(site);
         self.memory
             .compare_exchange(at, &site.0.to_le_bytes(), &[0; 8])?;
@@ -205,7 +201,7 @@ impl Ring {
     }
 
     /// Whether a slot is taken and not taken out. The call never waits for a lock.
-    pub(crate) fn has_records(&self) -> bool {
+    pub fn has_records(&self) -> bool {
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD));
         let shown = self.memory.read_u64(self.gpa.wrapping_add(TAIL));
         head.ok() != shown.ok()
@@ -216,7 +212,7 @@ impl Ring {
     /// # Errors
     ///
     /// If the ring's memory cannot be used.
-    pub(crate) fn take_out(&self, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
+    pub fn take_out(&self, mut tell: impl FnMut(Record)) -> Result<(), GuestError> {
         let mut reader = self.reader();
         let head = self.memory.read_u64(self.gpa.wrapping_add(HEAD))?;
         // The guest may have written any value there.
@@ -272,7 +268,7 @@ impl Ring {
 impl Record {
     /// Writes a record to slot `number` of a ring at guest-physical 0, as a detour does.
     #[cfg(feature = "bench-internals")]
-    pub(crate) fn leave(memory: &dyn GuestMemory, number: u64) -> Result<(), GuestError> {
+    pub fn leave(memory: &dyn GuestMemory, number: u64) -> Result<(), GuestError> {
         let mut slot = [0; SLOT_LEN];
         slot[0] = 1;
         let ring = Gpa(0);

@@ -5,22 +5,22 @@ use std::sync::Arc;
 use introspect::{Gpa, Gva};
 use text::{GuestError, GuestMemory};
 
-use crate::detour;
+use crate::ring;
 
 /// The size of the guest memory that holds a ring.
 pub const RING_BYTES: usize = 2 << 20;
 /// The maximum number of records that one call takes out.
-pub const SLOTS: u64 = detour::SLOTS;
+pub const SLOTS: u64 = ring::SLOTS;
 /// The offset of the number of taken slots.
-pub const HEAD: u64 = detour::HEAD;
+pub const HEAD: u64 = ring::HEAD;
 /// The offset of the first slot, which begins with the number of a detour part.
-pub const FIRST_SLOT: u64 = detour::FIRST_SLOT;
+pub const FIRST_SLOT: u64 = ring::FIRST;
 /// The size of a slot.
-pub const SLOT_BYTES: u64 = detour::SLOT_BYTES;
+pub const SLOT_BYTES: u64 = ring::SLOT_BYTES;
 
 /// The ring at guest-physical 0, and its reader.
 #[derive(Debug)]
-pub struct Ring(detour::Ring);
+pub struct Ring(ring::Ring);
 
 impl Ring {
     /// An open ring in `memory`, which has [`RING_BYTES`] zeros.
@@ -30,7 +30,7 @@ impl Ring {
     /// If the memory cannot be written.
     #[must_use]
     pub fn new(memory: Arc<dyn GuestMemory>) -> Self {
-        let ring = detour::Ring::new(memory, Gpa(0), Gva(0xffff_ffff_8100_0000));
+        let ring = ring::Ring::new(memory, Gpa(0), Gva(0xffff_ffff_8100_0000));
         let ring = ring.expect("the ring fits");
         ring.open().expect("the memory can be written");
         Self(ring)
