@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeState;
 use introspect::Gva;
+use text::Paused;
 use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
 
@@ -12,8 +14,6 @@ use super::edits::{Change, Edits, Sites};
 use super::interest::Interest;
 use super::located::Located;
 use super::placing::Arming;
-use crate::ProbeState;
-use crate::guest::Paused;
 use crate::hit::Table;
 use crate::registry::{Milestone, Probe, Purpose};
 

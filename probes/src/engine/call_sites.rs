@@ -2,12 +2,12 @@
 
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, PatchSite, PatchTime};
+use text::Spot;
 
 use super::Engine;
 use super::located::Located;
 use super::placing::Arming;
 use crate::hit::own_instruction;
-use crate::plant::Spot;
 
 /// The instruction at a possible return address, with its location, if any.
 pub(super) enum CallSite {

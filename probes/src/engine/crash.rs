@@ -3,11 +3,11 @@
 use std::sync::PoisonError;
 use std::time::Instant;
 
+use events::{Crash, Frame, Hex};
 use introspect::{Gva, read_virt};
+use text::{GuestError, Vcpu};
 
 use super::{Engine, Panicked, registers};
-use crate::event::{Crash, Frame, Hex};
-use crate::guest::{GuestError, Vcpu};
 
 /// The maximum length of a panic message.
 const MAX_MESSAGE_BYTES: usize = 256;

@@ -1,12 +1,12 @@
 //! Hits of the debug registers that hyprobe uses.
 
 use introspect::Gva;
+use text::{GuestError, Paused, RFLAGS_RF, Ran, To, Vcpu};
 
 use super::Engine;
 use super::hits::{HitOutcome, Told};
 use super::jumps::INT3;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
-use crate::hit::{DebugUse, RFLAGS_RF, own_instruction};
+use crate::hit::{DebugUse, own_instruction};
 
 impl Engine {
     /// Handles a hit of a debug register of hyprobe at `rip`.

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use introspect::{Gpa, Gva};
+use text::{Paused, PlantError, Planter, Spot};
 
-use crate::guest::Paused;
 use crate::hit::{DebugRegisters, DebugUse, Plant, Table};
-use crate::plant::{PlantError, Planter, Spot};
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.

@@ -1,9 +1,10 @@
 //! Checks of the page-directory entries that map the detour region: if the guest changes an entry, the jumps in the guest's
 //! text lose their target.
 
+use detour::{ChangedEntry, DetourError};
+use text::Paused;
+
 use super::{ArmError, Engine};
-use crate::detour::{ChangedEntry, DetourError};
-use crate::guest::Paused;
 
 impl Engine {
     /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread

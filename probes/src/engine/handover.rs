@@ -12,11 +12,11 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use events::ProbeState;
 use introspect::{PagingState, read_virt};
+use text::Paused;
 
 use super::Engine;
-use crate::ProbeState;
-use crate::guest::Paused;
 use crate::registry::{Missed, Probe};
 
 /// The symbol of the text that identifies a build of Linux, and the maximum length of the comparison.

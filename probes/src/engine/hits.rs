@@ -3,18 +3,17 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use events::Tier;
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, walk};
+use text::{GuestError, Passed, PlantByte, Vcpu, pass};
 
 use super::Engine;
 use super::debug_hits::clear_resume_flag;
 use super::jumps::INT3;
 use super::readers::ReaderNeeds;
-use crate::Tier;
-use crate::guest::{GuestError, Vcpu};
 use crate::handler::{FaultOutcome, HitContext, PreOutcome};
-use crate::hit::{KernelTables, Passed, Plant, pass};
-use crate::plant::PlantByte;
+use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose};
 
 const PAGE_BYTES: u64 = 4096;
@@ -142,7 +141,7 @@ impl Engine {
         let regs = vcpu.regs()?;
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.planter, &self.table, regs);
-        hit.kernel = KernelTables::for_hit(self, plant, at);
+        hit.kernel = plant.kernel_tables(self, at);
         let (mut needs_pause, mut resumes) = (false, false);
         let (mut answer, mut copies) = (None, false);
         if plant.returns {
@@ -245,7 +244,7 @@ impl Engine {
             self.memory.as_ref(),
             &self.planter,
             self.abilities.features,
-            KernelTables::for_hit(self, plant, decoded.at()),
+            plant.kernel_tables(self, decoded.at()),
             decoded,
         )? {
             Passed::Emulated => {

@@ -3,8 +3,9 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use events::ProbeState;
+
 use super::Engine;
-use crate::ProbeState;
 use crate::registry::{Interests, Probe, Purpose};
 
 /// The number of probes with each interest.

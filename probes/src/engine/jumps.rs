@@ -9,10 +9,10 @@
 //! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
 use introspect::{Gpa, Gva, PagingState};
+use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
 use super::readers::ReaderNeeds;
-use crate::guest::{GuestError, Paused, Vcpu};
 
 /// The kernel's answer if another kprobe is in the way of a jump.
 const EEXIST: i64 = -17;

@@ -6,10 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use introspect::kaslr::kaslr_slide;
 use introspect::{Gpa, Gva, walk};
+use text::{GuestError, Paused, Spot, Vcpu};
 
 use super::Engine;
-use crate::guest::{GuestError, Paused, Vcpu};
-use crate::plant::Spot;
 use crate::resolve::Place;
 
 /// The location of the running kernel.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use text::{GuestError, Paused, Vcpu};
+
 use super::Engine;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};

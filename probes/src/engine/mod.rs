@@ -51,18 +51,17 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
 use arc_swap::ArcSwap;
+use detour::Detour;
+use events::{Crash, Event, EventSink, Hex, Hit, Note, ProbeSummary, Registers, Return};
 use introspect::Gva;
 use introspect::insn::{CpuidWords, Features};
+use text::{GuestMemory, PlantByte, Planter};
 
-use crate::detour::Detour;
-use crate::event::{Crash, Event, EventSink, Hit, Note, Registers, Return};
-use crate::guest::GuestMemory;
+use crate::ResolveError;
 use crate::hit::Table;
 use crate::kernel::Kernel;
-use crate::plant::{PlantByte, Planter};
 use crate::registry::{Probe, ProbeId};
 use crate::returns::{Calls, Instance};
-use crate::{Hex, ProbeSummary, ResolveError};
 
 pub use arm::ArmError;
 use handover::Successor;

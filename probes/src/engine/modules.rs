@@ -15,15 +15,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use events::ProbeState;
 use introspect::{Gva, Module, ModuleEvent, ModuleState, Modules, ModulesError, PagingState};
+use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
+use crate::resolve::Place;
 use crate::resolve::{ProbeNumber, Refusal, ResolveError, in_module};
-use crate::{ProbeState, resolve::Place};
 
 /// The loaded modules, while any module has probes.
 #[derive(Debug, Default)]

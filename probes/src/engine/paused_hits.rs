@@ -1,13 +1,12 @@
 //! Hits that need the other vCPUs paused.
 
 use introspect::{Gva, walk};
+use text::{GuestError, Passed, Paused, Ran, Spot, To, Vcpu, pass};
 
 use super::Engine;
 use super::hits::HitOutcome;
 use super::jumps::INT3;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
-use crate::hit::{Passed, Plant, own_instruction, pass};
-use crate::plant::Spot;
+use crate::hit::{Plant, own_instruction};
 
 impl Engine {
     /// Handles a hit that needs the other vCPUs paused; the caller has paused them. `run` runs the vCPU up to the next of

@@ -1,11 +1,11 @@
 //! The ways to arm a probe.
 
 use introspect::Gva;
+use text::Spot;
 
 use super::Engine;
 use super::jumps::ELSEWHERE;
 use super::located::Located;
-use crate::plant::Spot;
 use crate::resolve::{Place, Via, When};
 
 /// The reason why a late probe cannot be on the pushes of the #BP handler.

@@ -6,10 +6,10 @@
 //! sees the return. Otherwise the function itself runs, alone.
 
 use introspect::{Gpa, Gva, PagingState, walk};
+use text::GuestError;
 
 use super::Engine;
 use super::readers::MAX_READ_BYTES;
-use crate::guest::GuestError;
 use crate::handler::HitContext;
 use crate::hit::{DebugUse, Plant};
 use crate::registry::{Purpose, Reader};

@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 
 use introspect::insn::{MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva, PagingState, read_virt, walk};
+use text::{GuestError, Paused, Ran, To, Vcpu};
 
 use super::Engine;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::handler::HitContext;
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose, Reader};

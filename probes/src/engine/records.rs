@@ -8,15 +8,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use detour::{LeftAt, Record};
+use events::ProbeState;
 use introspect::Gva;
+use manifest::WhenFull;
+use text::{GuestError, Paused, Vcpu};
 
 use super::Engine;
 use super::hits::HitOutcome;
-use crate::detour::{LeftAt, Record};
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
 use crate::registry::{Missed, Probe, Purpose};
-use crate::{ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;

@@ -5,15 +5,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeState;
+use manifest::program::{Aggregate, Filter};
+use manifest::{Injection, ProbeAction, ProbeKind, ProbeRequest, ProbeSpec};
+use text::Paused;
+
 use super::edits::{Change, Sites};
 use super::{ArmError, Engine};
-use crate::guest::Paused;
+use crate::ResolveError;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
-use crate::program::{Aggregate, Filter};
 use crate::registry::{Missed, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
-use crate::{Injection, ProbeKind, ProbeSpec, ProbeState, ResolveError};
 
 /// The action at the hits of a new probe.
 #[derive(Clone, Default)]
@@ -70,6 +73,31 @@ impl From<ProbeSpec> for NewProbe {
             filter: None,
             maxactive: None,
             enabled: true,
+        }
+    }
+}
+
+impl From<&ProbeRequest> for NewProbe {
+    fn from(request: &ProbeRequest) -> Self {
+        Self {
+            spec: request.at.clone(),
+            action: match (request.aggregate, request.action) {
+                (Some(aggregate), _) => Action::Aggregate(aggregate),
+                (None, ProbeAction::Trace) => Action::Trace,
+                (None, ProbeAction::Count) => Action::Count,
+            },
+            filter: request.filter.clone(),
+            maxactive: request.maxactive,
+            enabled: request.enabled,
+        }
+    }
+}
+
+impl From<&Injection> for NewProbe {
+    fn from(injection: &Injection) -> Self {
+        Self {
+            action: Action::Inject(injection.clone()),
+            ..Self::from(injection.at.clone())
         }
     }
 }
@@ -167,7 +195,7 @@ impl Engine {
                 self.prepare_programs(&probe);
                 if let Some(why) = why {
                     let state = match why {
-                        Refusal::NotLoaded { .. } => ProbeState::Pending,
+                        Refusal::NotLoaded(_) => ProbeState::Pending,
                         _ => ProbeState::Refused,
                     };
                     probe.set_state(state, Some(why.to_string()));

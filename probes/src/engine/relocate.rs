@@ -1,15 +1,15 @@
 //! The relocated tier: an instruction without support in the emulator runs as a copy, which jumps back behind the original.
 
+use detour::{KernelSpace, Tables};
+use events::Tier;
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
+use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 
 use super::Engine;
 use super::hits::HitOutcome;
 use super::located::Located;
-use crate::Tier;
-use crate::detour::{KernelSpace, Tables};
-use crate::guest::{GuestError, Paused, SystemState, Vcpu};
-use crate::hit::{KnowsTables, Plant};
+use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose};
 
 const RFLAGS_TF: u64 = 1 << 8;

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use detour::{Record, register_value};
 use introspect::Gva;
+use text::{GuestError, Paused, Vcpu};
 
 use super::edits::{Change, Sites};
 use super::landings::{Landing, Landings, NoLandings, Stack};
 use super::{ArmError, Engine};
-use crate::detour::Record;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::hit::{Plant, Table};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
@@ -446,7 +446,7 @@ impl Engine {
                 ReturnAction::Trace => self.tell_return_at(ts_ns, &call, vcpu, regs),
                 ReturnAction::Aggregate(aggregated) => {
                     let of = aggregated.aggregate.of();
-                    let value = of.register().map(|register| register.value(regs));
+                    let value = of.register().map(|register| register_value(regs, register));
                     aggregated.add(value.unwrap_or(vcpu as u64));
                 }
                 // If a probe has a return handler, returns exit.

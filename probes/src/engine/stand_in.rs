@@ -22,12 +22,11 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 
 use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva};
+use text::{GuestError, Paused, PlantByte};
 
 use super::Engine;
 use super::jumps::INT3;
-use crate::guest::{GuestError, Paused};
 use crate::hit::{DebugUse, Plant, Table};
-use crate::plant::PlantByte;
 use crate::registry::{Milestone, Missed};
 
 impl Engine {

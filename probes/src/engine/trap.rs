@@ -4,12 +4,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, KvmVcpu, Paused, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use super::Engine;
 use super::hits::HitOutcome;
-use crate::guest::{GuestError, KvmVcpu, Paused, To};
-use crate::plant::{PlantByte, Written};
 
 impl Engine {
     /// Whether the other vCPUs must be paused before the guest writes `data` at `gpa`: a jump, an `int3` or a plant has to go.

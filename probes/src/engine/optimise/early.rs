@@ -10,7 +10,7 @@
 //! itself. Two obstacles could delay detours until `rest_init`, and both are avoided:
 //!
 //! * `cleanup_highmap` clears the entries of the page directory around the image. The early region lies in other entries, which
-//!   no kernel uses or clears ([`crate::detour::Detour::has_early_place`]).
+//!   no kernel uses or clears ([`detour::Detour::has_early_place`]).
 //! * The kernel rewrites instructions. The kernel's tables list them: a listed instruction waits.
 //!
 //! Sites are checked at their first hit, one exit each: a boot calls a tenth of the functions, and checking all of them takes
@@ -23,14 +23,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
+use detour::{Detour, KernelSpace, Tables};
 use introspect::{Gpa, Gva, PagingState};
+use text::{GuestError, Paused, Spot, Vcpu};
 
 use super::super::located::Located;
 use super::Engine;
-use crate::detour::{Detour, KernelSpace, Tables};
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 use crate::registry::Milestone;
 
 /// The kernel's future page tables. While starting, the kernel runs on other tables, whose memory is freed later; both share the

@@ -6,18 +6,17 @@
 use std::ops::Range;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use detour::{DetourError, HandedOn, Jumped, KernelSpace, Tables};
 use introspect::insn::{Decoded, is_plain};
 use introspect::int3::{HANDLER, HANDLER_BYTES};
 use introspect::optimise::{Unfit, WhyNot};
 use introspect::{Gpa, Gva, Idt, KernelInt3};
+use text::{GuestError, Paused, PlantByte, Spot, Vcpu};
 
 use super::super::jumps::INT3;
 use super::vcpus::VcpuSet;
 use super::{Engine, Lead};
-use crate::detour::{DetourError, HandedOn, Jumped, KernelSpace, Tables};
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
-use crate::plant::{PlantByte, Spot};
 use crate::registry::{Missed, Purpose};
 
 /// #BP.

@@ -23,15 +23,14 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use detour::{DetourError, KernelSpace, Lead, Tables};
+use events::ProbeState;
 use introspect::{Gpa, Gva};
+use text::{GuestError, Jump, Paused, Spot, SystemState};
 
 use super::Engine;
 use super::arm::ArmError;
-use crate::ProbeState;
-use crate::detour::{DetourError, KernelSpace, Lead, Tables};
-use crate::guest::{GuestError, Paused, SystemState};
 use crate::hit::{Plant, Table};
-use crate::plant::{Jump, Spot};
 use crate::registry::{Milestone, Purpose};
 use early::Early;
 use int3::Int3Way;

@@ -16,13 +16,13 @@
 
 use std::sync::Arc;
 
+use detour::{Keeps, Part, Processor, Use};
 use introspect::{Gva, PerCpu};
+use manifest::program::Filter;
+use text::GuestError;
 
 use super::Engine;
-use crate::detour::{Keeps, Part, Processor, Use};
-use crate::guest::GuestError;
 use crate::hit::Plant;
-use crate::program::Filter;
 use crate::registry::{Probe, Purpose};
 
 /// The receiver of a detour part's work.

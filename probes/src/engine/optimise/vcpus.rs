@@ -20,9 +20,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::Gva;
+use text::{GuestError, Paused};
 
 use super::super::Engine;
-use crate::guest::{GuestError, Paused};
 use crate::registry::{Milestone, Purpose};
 
 /// The kernel's mask of online CPUs, a bit each.

@@ -3,18 +3,17 @@
 //! A jump displaces no more than one instruction, so the questions are few: does the instruction have room, does the instruction
 //! do the same in the detour, and does the kernel patch or compare the instruction?
 
+use detour::{Jumped, Keeps, KernelSpace, Use};
 use introspect::insn::{Decoded, is_plain};
 use introspect::optimise::{MAX_REGION_BYTES, WhyNot};
 use introspect::{Gpa, PatchKind, PatchTime};
+use text::{Paused, Spot};
 
 use super::JUMP_BYTES;
 use super::int3::NoInt3;
-use crate::detour::{Jumped, Keeps, KernelSpace, Use};
 use crate::engine::Engine;
 use crate::engine::located::Located;
-use crate::guest::Paused;
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 use crate::registry::{Milestone, Purpose, Reader};
 
 /// The reason why no jump replaces a plant.
