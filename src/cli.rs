@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use probes::{ProbeAction, Word, units};
+use manifest::{ProbeAction, Word, units};
 
 use crate::config::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use crate::identity::Account;

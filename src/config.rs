@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use guest_images::Module;
-pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
-use probes::{Injection, ProbeRequest};
+pub(crate) use manifest::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+use manifest::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use crate::kernel_input::KernelInput;

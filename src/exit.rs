@@ -5,8 +5,8 @@
 use std::process::ExitCode;
 
 use files::CreateError;
-use probes::manifest::{InvalidManifest, ManifestError};
-use probes::{GuestEnd, PATTERN_HELP, SessionError};
+use manifest::{GuestEnd, InvalidManifest, ManifestError};
+use probes::{PATTERN_HELP, SessionError};
 
 use crate::check::CheckError;
 use crate::doctor::DoctorError;

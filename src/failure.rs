@@ -4,8 +4,8 @@ use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal as _;
 
+use manifest::{InvalidManifest, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
-use probes::manifest::{InvalidManifest, Problem};
 
 use crate::exit::Failure;
 use crate::report::{Ink, Style, printable};

@@ -3,9 +3,8 @@
 use std::path::PathBuf;
 
 use files::ReadError;
-use probes::{
-    Kernel, ProbeNumber, ProbeSpec, ResolveError, SessionError, check_addresses, resolve,
-};
+use manifest::ProbeSpec;
+use probes::{Kernel, ProbeNumber, ResolveError, SessionError, check_addresses, resolve};
 use thiserror::Error;
 use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelFile};

@@ -7,11 +7,10 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use probes::judge::{Judge, Verdict};
-use probes::{
-    Event, EventSink, Expectation, GuestEnd, Kernel, ProbeAction, ProbeRequest, ProbeSpec, Summary,
-    resolve,
-};
+use events::judge::{Judge, Verdict};
+use events::{Event, EventSink, Summary};
+use manifest::{Expectation, GuestEnd, ProbeAction, ProbeRequest, ProbeSpec};
+use probes::{Kernel, resolve};
 
 use crate::config::RunConfig;
 use crate::exit::Exit;

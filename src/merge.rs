@@ -4,8 +4,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes::manifest::{InitrdSource, KernelSource, Manifest, ManifestError};
-use probes::{Expectation, ProbeRequest, ProbeSpec, SpecError};
+use manifest::{
+    Expectation, InitrdSource, KernelSource, Manifest, ManifestError, ProbeRequest, ProbeSpec,
+    SpecError,
+};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
@@ -297,7 +299,7 @@ mod tests {
         );
         assert_eq!((config.memory_bytes, config.cpus), (64 << 20, 1));
         assert!(!config.optimise);
-        assert_eq!(config.when_full, probes::WhenFull::Drop);
+        assert_eq!(config.when_full, manifest::WhenFull::Drop);
         assert_eq!((config.boot, config.accel), (Boot::Direct, Accel::Kvm));
         assert_eq!(
             (config.console, output.format),

@@ -3,7 +3,8 @@
 use std::panic::{self, PanicHookInfo};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use probes::{GuestEnd, Summary};
+use events::Summary;
+use manifest::GuestEnd;
 
 /// The messages of all panics.
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use confine::FileRights;
 use control::Incoming;
-use probes::{EventSink, Summary};
+use events::{EventSink, Summary};
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd as _;
 
 use control::{ControlSocket, Incoming, SocketError};
-use probes::judge::Verdict;
+use events::judge::Verdict;
 use thiserror::Error;
 
 use crate::cli::RunArgs;

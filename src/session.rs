@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use confine::ThreadKind;
 use control::{EventHub, Incoming, Live, Server, Tee};
-use probes::{
-    Event, EventSink, NewProbe, PlantByte, Session, SessionConfig, SessionError, Summary,
-};
+use events::{Event, EventSink, Summary};
+use probes::{NewProbe, Session, SessionConfig, SessionError};
+use text::PlantByte;
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 

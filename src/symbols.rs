@@ -3,8 +3,8 @@
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
+use events::Hex;
 use introspect::{Symbol, SymbolTable, kallsyms};
-use probes::Hex;
 use serde::Serialize;
 use thiserror::Error;
 

@@ -34,7 +34,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use probes::{Event, EventSink, GuestEnd, GuestSummary, Note, Summary};
+use events::{Event, EventSink, GuestSummary, Note, Summary};
+use manifest::GuestEnd;
 
 use config::{Accel, Boot, Console, Initrd, RunConfig, TrapChoice};
 use nested::{InnerFailure, LaunchError, Outside, Qemu};
@@ -246,7 +247,7 @@ impl Run {
             accel: Accel::Nested,
             trap: TrapChoice::Auto,
             optimise: true,
-            when_full: probes::WhenFull::default(),
+            when_full: manifest::WhenFull::default(),
             console: Console::Stdio,
             timeout: None,
             injections: Vec::new(),

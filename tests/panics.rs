@@ -3,8 +3,9 @@
 #[path = "../src/panics.rs"]
 mod panics;
 
+use events::{GuestSummary, Summary};
+use manifest::GuestEnd;
 use panics::Since;
-use probes::{GuestEnd, GuestSummary, Summary};
 
 #[test]
 fn panic_of_any_thread_is_noted_with_its_place_and_fails_the_run() {

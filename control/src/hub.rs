@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use probes::{Event, EventSink};
+use events::{Event, EventSink};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -141,7 +141,7 @@ fn bytes(event: &Event) -> usize {
         Event::Hit(_) | Event::Return(_) => 0,
         Event::Note(note) => note.text.len() + note.probe.as_ref().map_or(0, String::len),
         Event::Summary(summary) => {
-            let probe = |probe: &probes::ProbeSummary| {
+            let probe = |probe: &events::ProbeSummary| {
                 size_of_val(probe)
                     + probe.probe.len()
                     + probe.reason.as_ref().map_or(0, String::len)
@@ -185,7 +185,7 @@ impl EventSink for Tee {
 
 #[cfg(test)]
 mod tests {
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

@@ -20,7 +20,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use confine::ThreadKind;
-use probes::Paused;
+use text::Paused;
 use tokio::sync::oneshot;
 
 use crate::api::{Pause, PauseStats, Problem, ProblemKind};

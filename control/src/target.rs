@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use introspect::SymbolTable;
 use probes::{
-    ArmError, At, Engine, NewProbe, Paused, ProbeId, ProbeRecord, ReadError, RegisterError,
-    ResolveError,
+    ArmError, At, Engine, NewProbe, ProbeId, ProbeRecord, ReadError, RegisterError, ResolveError,
 };
+use text::Paused;
 use vmm::{Control, End};
 
 /// Constant properties of a machine.

@@ -4,9 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::{
-    Action, Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig, WhenFull,
-};
+use events::{Event, EventSink};
+use manifest::{ProbeSpec, WhenFull};
+use probes::{Action, Kernel, NewProbe, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -36,7 +36,7 @@ pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::E
                 ..spec.parse::<ProbeSpec>()?.into()
             })
         })
-        .collect::<Result<Vec<NewProbe>, probes::SpecError>>()?;
+        .collect::<Result<Vec<NewProbe>, manifest::SpecError>>()?;
     let session = Session::new(
         &host,
         facts,

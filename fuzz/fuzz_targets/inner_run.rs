@@ -2,8 +2,8 @@
 
 #![cfg_attr(fuzzing, no_main)]
 
+use events::Event;
 use hyprobe_fuzz::fuzz_target;
-use probes::Event;
 
 #[path = "../../src/report"]
 #[allow(dead_code, reason = "only what makes text of events is called")]

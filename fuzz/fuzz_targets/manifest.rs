@@ -6,9 +6,9 @@ use std::fmt;
 use std::path::Path;
 
 use hyprobe_fuzz::fuzz_target;
+use manifest::{InvalidManifest, Manifest, ProbeRequest, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
-use probes::manifest::{InvalidManifest, Manifest, Problem};
-use probes::{NewProbe, ProbeRequest};
+use probes::NewProbe;
 
 fuzz_target!(|text: &str| {
     match Manifest::parse(text, "run.toml", Path::new("/etc/run")) {

@@ -3,7 +3,7 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use hyprobe_fuzz::fuzz_target;
-use probes::ProbeSpec;
+use manifest::ProbeSpec;
 
 fuzz_target!(|text: &str| {
     match text.parse::<ProbeSpec>() {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::atomic::AtomicU64;
 
 use hyprobe_fuzz::fuzz_target;
-use probes::program::{Aggregate, Filter, Operand, ProgramError};
+use manifest::program::{Aggregate, Filter, Operand, ProgramError};
 
 fuzz_target!(|text: &str| {
     let mut values = Values(1);

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyprobe_probes::{
-    Event, EventSink, Kernel, NewProbe, ProbeSpec, Session, SessionConfig, WhenFull,
-};
+use events::{Event, EventSink};
+use hyprobe_probes::{Kernel, NewProbe, Session, SessionConfig};
+use manifest::{ProbeSpec, WhenFull};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -67,8 +67,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         cpus: cpus.parse()?,
         probes: &probes,
         plant: match std::env::var("PLANT").as_deref() {
-            Ok("port") => Some(hyprobe_probes::PlantByte::Port),
-            Ok("int3") => Some(hyprobe_probes::PlantByte::Int3),
+            Ok("port") => Some(text::PlantByte::Port),
+            Ok("int3") => Some(text::PlantByte::Int3),
             _ => None,
         },
         optimise: true,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::program::{Aggregate, AggregateResult, Filter};
+use manifest::program::{Aggregate, AggregateResult, Filter};
 
 /// An aggregate and its result.
 #[derive(Debug)]

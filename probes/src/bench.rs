@@ -4,13 +4,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use detour::{DetourError, Record, Ring};
 use introspect::{Gpa, Gva};
+use text::{GuestError, GuestMemory, KvmMemory, Spot};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::detour::{DetourError, Record, Ring};
-use crate::guest::{GuestError, GuestMemory, KvmMemory};
 use crate::hit::{Plant, Table};
-use crate::plant::Spot;
 
 /// The address of the first plant.
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);

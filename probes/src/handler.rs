@@ -7,12 +7,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
-use introspect::{Gva, read_virt};
-
-use crate::guest::{GuestError, Vcpu};
-use crate::hit::{KernelTables, Table};
-use crate::plant::Planter;
+use introspect::{Gpa, Gva, read_virt};
+use text::{GuestError, InstructionFault, KernelTables, Planter, Vcpu};
 
 /// The vCPU's action after a pre-handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -23,17 +19,6 @@ pub enum PreOutcome {
     /// The vCPU resumes at the RIP set by the handler. The probed instruction is not executed, and no further pre-handler or post-handler
     /// is called.
     Resume,
-}
-
-/// A fault that the probed instruction raises.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InstructionFault {
-    /// The exception's vector: 14 for a page fault.
-    pub vector: u8,
-    /// The error code; zero for exceptions without an error code.
-    pub error_code: u32,
-    /// CR2 for a page fault; zero for other exceptions.
-    pub address: Gva,
 }
 
 /// The vCPU's action after a fault-handler.
@@ -114,12 +99,17 @@ impl<T: ?Sized> fmt::Debug for Shared<T> {
     }
 }
 
+/// The instructions under plants, for a handler that rewrites probed text.
+pub(crate) trait PlantedInstructions {
+    /// Decodes the instructions anew that may have bytes in `len` bytes from `gpa` on.
+    fn refresh(&self, planter: &Planter, gpa: Gpa, len: usize);
+}
+
 /// A vCPU at a probe, for use by a handler.
 pub struct HitContext<'a> {
     pub(crate) vcpu: &'a mut dyn Vcpu,
     pub(crate) planter: &'a Planter,
-    /// The plants: a handler may rewrite probed text.
-    pub(crate) table: &'a ArcSwap<Table>,
+    pub(crate) planted: &'a dyn PlantedInstructions,
     pub(crate) regs: vmm::kvm_regs,
     pub(crate) changed: bool,
     /// The page tables for the kernel's half of the address space, without a request to the vCPU.
@@ -138,13 +128,13 @@ impl<'a> HitContext<'a> {
     pub(crate) fn new(
         vcpu: &'a mut dyn Vcpu,
         planter: &'a Planter,
-        table: &'a ArcSwap<Table>,
+        planted: &'a dyn PlantedInstructions,
         regs: vmm::kvm_regs,
     ) -> Self {
         Self {
             vcpu,
             planter,
-            table,
+            planted,
             regs,
             changed: false,
             kernel: None,
@@ -219,9 +209,7 @@ impl<'a> HitContext<'a> {
             self.planter
                 .write_own(gpa, &bytes[done..done + len])
                 .map_err(|_| failed.clone())?;
-            for plant in self.table.load().touched(gpa, len) {
-                plant.refresh(self.planter);
-            }
+            self.planted.refresh(self.planter, gpa, len);
             done += len;
         }
         Ok(())

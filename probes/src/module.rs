@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use introspect::{
     Gpa, Gva, Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk,
 };
+use text::{Planter, Spot};
 
 use crate::kernel::MAX_FUNCTION_BYTES;
-use crate::plant::{Planter, Spot};
 use crate::resolve::Text;
 
 const PAGE_BYTES: u64 = 0x1000;

@@ -17,8 +17,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
+use text::AddressHash;
 
-use crate::addresses::AddressHash;
 use crate::registry::Probe;
 
 /// Size and alignment of a kernel stack (THREAD_SIZE).

@@ -6,20 +6,19 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use confine::ThreadKind;
+use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
+use manifest::{GuestEnd, Location, ProbeSpec, WhenFull};
+use text::{KvmMemory, PlantByte};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
     Console, Control, End, Host, HostFacts, HostObstacle, Int3Exits, Machine, MachineConfig,
     TrapHandler,
 };
 
+use crate::ResolveError;
 use crate::engine::{Abilities, ArmError, Engine, NewProbe};
-use crate::guest::KvmMemory;
 use crate::kernel::Kernel;
-use crate::plant::PlantByte;
-use crate::{
-    EventSink, GuestEnd, GuestSummary, Location, ProbeSpec, ResolveError, Summary, WhenFull,
-};
 
 /// The configuration of a session: the guest to boot, and the probes.
 #[derive(Debug)]

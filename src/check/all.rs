@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
 
-use probes::{FunctionVerdict, Hex, functions};
+use events::Hex;
+use probes::{FunctionVerdict, functions};
 use serde::Serialize;
 
 use super::CheckError;

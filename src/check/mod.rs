@@ -4,7 +4,9 @@ mod all;
 
 use std::io::{self, Write};
 
-use probes::{Hex, Place, ProbeSpec, Refusal, Resolved, Via, When, resolve};
+use events::Hex;
+use manifest::ProbeSpec;
+use probes::{Place, Refusal, Resolved, Via, When, resolve};
 use serde::Serialize;
 use thiserror::Error;
 
@@ -124,7 +126,7 @@ fn line<'f>(found: &'f Resolved, debug_registers: &mut usize) -> Line<'f> {
             }
         }
         Ok(place) => ("armed", place_in_words(place)),
-        Err(refusal @ Refusal::NotLoaded { .. }) => ("pending", refusal.to_string()),
+        Err(refusal @ Refusal::NotLoaded(_)) => ("pending", refusal.to_string()),
         Err(refusal) => ("refused", refusal.to_string()),
     };
     let place = found.place.as_ref().ok();

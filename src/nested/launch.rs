@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use control::Incoming;
 use control::mux::Outer;
-use probes::{EventSink, GuestEnd, GuestSummary, ProbeState, ProbeSummary, Summary};
+use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
+use manifest::GuestEnd;
 use thiserror::Error;
 
 use super::boot::{self, BootError, Booting, GivenUp};
@@ -400,7 +401,7 @@ impl<'a> Watch<'a> {
 
 /// The summary of a run stopped before the guest's first instruction.
 fn not_begun(config: &RunConfig) -> Summary {
-    let pending = |probe: &probes::ProbeRequest| ProbeSummary {
+    let pending = |probe: &manifest::ProbeRequest| ProbeSummary {
         probe: probe.at.to_string(),
         ip: None,
         hits: 0,

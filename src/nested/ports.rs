@@ -11,7 +11,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use confine::ThreadKind;
-use probes::{Event, EventSink};
+use events::{Event, EventSink};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::lines::{LineError, read_line};
@@ -284,7 +284,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use std::sync::mpsc;
 
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 //! | port | inwards | outwards |
 //! |---|---|---|
 //! | `org.hyprobe.control` | [`ToInner`], JSON lines | [`ToOuter`], JSON lines |
-//! | `org.hyprobe.events` | | [`probes::Event`], JSON lines |
+//! | `org.hyprobe.events` | | [`events::Event`], JSON lines |
 //! | `org.hyprobe.console` | the user's typing | the guest's output on the serial line |
 //! | `org.hyprobe.clients` | connections to the control socket, in the form of [`control::mux`] | the same |
 //! | `org.hyprobe.log` | | hyprobe's standard output and standard error |
@@ -11,7 +11,7 @@
 use std::error::Error;
 use std::fmt;
 
-use probes::Summary;
+use events::Summary;
 use serde::{Deserialize, Serialize};
 
 use crate::stop::StopReason;

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal as _, Write};
 
 use control::api::{EventLine, Lost};
-use probes::Event;
+use events::Event;
 
 use super::{RemoteError, connect};
 use crate::cli::EventsArgs;

@@ -1,7 +1,7 @@
 //! The table of `list`: like the kernel's own list of kprobes, with the results of each probe behind.
 
 use control::api::{Kind, Probe};
-use probes::{ProbeState, Tier};
+use events::{ProbeState, Tier};
 
 use super::words;
 use crate::report::{printable, total};

@@ -1,7 +1,7 @@
 //! The words for states and tiers.
 
 use control::api::MachineState;
-use probes::{ProbeState, Tier};
+use events::{ProbeState, Tier};
 
 pub(super) const fn machine(state: MachineState) -> &'static str {
     match state {

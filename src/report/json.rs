@@ -1,6 +1,6 @@
 //! JSON lines.
 
-use probes::Event;
+use events::Event;
 
 /// Appends one event and a newline.
 pub(crate) fn line(event: &Event, out: &mut Vec<u8>) {

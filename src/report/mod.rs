@@ -30,8 +30,8 @@ use std::time::Duration;
 
 use confine::ThreadKind;
 use crossbeam_channel::Receiver;
+use events::{EventSink, Summary};
 use files::CreateError;
-use probes::{EventSink, Summary};
 
 pub(crate) use self::json::line as json_line;
 pub(crate) use self::printable::printable;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use probes::{Event, EventSink, Summary};
+use events::{Event, EventSink, Summary};
 
 use crate::outbox::{Outbox, Posted};
 
@@ -121,7 +121,7 @@ impl io::Write for ConsoleWriter {
 mod tests {
     use std::io::Write as _;
 
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

@@ -1,6 +1,7 @@
 //! The summary for people.
 
-use probes::{GuestEnd, ProbeState, ProbeSummary, Summary, Tier};
+use events::{ProbeState, ProbeSummary, Summary, Tier};
+use manifest::GuestEnd;
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -213,8 +214,8 @@ const fn state(state: ProbeState) -> &'static str {
 mod tests {
     use std::collections::BTreeMap;
 
-    use probes::program::{Aggregate, AggregateResult};
-    use probes::{GuestSummary, Hex};
+    use events::{GuestSummary, Hex};
+    use manifest::program::{Aggregate, AggregateResult};
 
     use super::*;
 

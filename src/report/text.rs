@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 
-use probes::{Event, Note};
+use events::{Event, Note};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -135,7 +135,8 @@ fn cut(text: String, width: Option<usize>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use probes::{GuestEnd, GuestSummary, Hex, Hit, Registers, Summary};
+    use events::{GuestSummary, Hex, Hit, Registers, Summary};
+    use manifest::GuestEnd;
 
     use super::*;
 

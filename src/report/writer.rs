@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use probes::{Event, Summary};
+use events::{Event, Summary};
 
 use super::lines::Lines;
 use super::sink::{Message, Refused};

@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use probes::judge::Verdict;
-use probes::{Crash, Event, GuestEnd, Summary, Word as _};
+use events::judge::Verdict;
+use events::{Crash, Event, Summary};
+use manifest::{GuestEnd, Word as _};
 
 use super::case::Case;
 use super::record::{ConsoleTail, LastEvents};
@@ -158,7 +159,7 @@ fn judge(summary: &Summary, verdicts: &[Verdict], stopped: Option<StopReason>) -
 
 #[cfg(test)]
 mod tests {
-    use probes::GuestSummary;
+    use events::GuestSummary;
 
     use super::*;
 

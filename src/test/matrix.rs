@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use probes::{Word as _, units};
+use manifest::{Word as _, units};
 
 use crate::cli::RunArgs;
 use crate::config::Boot;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 
-use probes::Summary;
+use events::Summary;
 use serde::Serialize;
 
 use super::attempt::{Attempt, Outcome};

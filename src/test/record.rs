@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use probes::{Crash, Event, EventSink};
+use events::{Crash, Event, EventSink};
 
 use crate::report::{Formatter, Style, printable};
 

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use events::{Event, Hit, ProbeSummary, Return, Summary};
 use guest_images::workload::{self, Counts};
 use guest_images::{Initramfs, ModuleTree};
-use probes::{Event, Hit, Kernel, ProbeSummary, Return, Summary};
+use probes::Kernel;
 use tempfile::TempDir;
 use vmm::boot::KernelFile;
 

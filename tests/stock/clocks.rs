@@ -1,7 +1,9 @@
 //! Probes in loops on data that KVM changes at exits.
 
+use events::ProbeState;
 use introspect::{Gva, Symbol};
-use probes::{Kernel, ProbeSpec, ProbeState, Refusal, resolve};
+use manifest::ProbeSpec;
+use probes::{Kernel, Refusal, resolve};
 
 use crate::boot::{Boot, Stock, probe};
 

@@ -1,6 +1,7 @@
 //! The hits equal the guest's own counts, on every stock kernel, with one vCPU and with two.
 
-use probes::{GuestEnd, ProbeState};
+use events::ProbeState;
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
 

@@ -1,7 +1,8 @@
 //! Probes without exits in functions that a CPU executes before loading the kernel's interrupt table: no `int3` may be in the functions
 //! while a CPU starts. A kernel executes the functions at boot, and each time a CPU goes online again.
 
-use probes::{GuestEnd, ProbeState, ProbeSummary, Tier};
+use events::{ProbeState, ProbeSummary, Tier};
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
 

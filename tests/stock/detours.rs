@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use events::{ProbeState, Tier};
 use introspect::insn::{Class, CpuidWords, Decoded, Needs, Relocation, classify, relocation};
-use probes::{GuestEnd, ProbeState, Tier, Word as _};
+use manifest::{GuestEnd, Word as _};
 
 use crate::boot::{Boot, Stock, probe};
 
@@ -82,7 +83,7 @@ fn places(stock: &Stock) -> Vec<String> {
     clocks
 }
 
-fn check(image: &str, cpus: u8, boot: probes::Boot) {
+fn check(image: &str, cpus: u8, boot: manifest::Boot) {
     let stock = Stock::fetch(image);
     let places = places(&stock);
     assert!(places.len() >= 100, "{image}: {} places", places.len());
@@ -150,15 +151,15 @@ fn check(image: &str, cpus: u8, boot: probes::Boot) {
 
 #[test]
 fn debian_6_1_runs_copies() {
-    check("debian-6.1", 1, probes::Boot::Direct);
+    check("debian-6.1", 1, manifest::Boot::Direct);
 }
 
 #[test]
 fn debian_sid_runs_copies_on_two_vcpus() {
-    check("debian-sid", 2, probes::Boot::Direct);
+    check("debian-sid", 2, manifest::Boot::Direct);
 }
 
 #[test]
 fn a_kernel_that_has_moved_runs_copies() {
-    check("debian-6.1", 2, probes::Boot::BzImage);
+    check("debian-6.1", 2, manifest::Boot::BzImage);
 }

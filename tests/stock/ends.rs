@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use probes::GuestEnd;
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
 

@@ -1,6 +1,8 @@
 //! Kernels that unpack themselves and choose their address.
 
-use probes::{GuestEnd, Hex, ProbeState, Word as _, resolve};
+use events::{Hex, ProbeState};
+use manifest::{GuestEnd, Word as _};
+use probes::resolve;
 
 use crate::boot::{Boot, Stock, probe};
 
@@ -17,7 +19,7 @@ fn check(image: &str) -> u64 {
     let stock = Stock::fetch(image);
     let mut boot = Boot::new(&stock, "opens=30 reads=20 getpids=10")
         .cpus(2)
-        .option("--boot", probes::Boot::BzImage.word());
+        .option("--boot", manifest::Boot::BzImage.word());
     for probe in PROBES {
         boot = boot.probe(probe);
     }

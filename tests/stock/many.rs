@@ -1,6 +1,7 @@
 //! More than a thousand probes at once.
 
-use probes::{GuestEnd, ProbeState};
+use events::ProbeState;
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
 

@@ -1,6 +1,7 @@
 //! Probes in modules: each probe waits for the module, sees the module's first function, and goes with the module.
 
-use probes::{GuestEnd, ProbeState};
+use events::ProbeState;
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock, probe};
 

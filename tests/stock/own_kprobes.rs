@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use events::{Event, ProbeState};
 use introspect::PatchTime;
-use probes::{Event, GuestEnd, ProbeState};
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
 

@@ -1,6 +1,6 @@
 //! Calls that return to instructions patched by the kernel: jump labels and static calls.
 
-use probes::GuestEnd;
+use manifest::GuestEnd;
 
 use crate::boot::{Boot, Stock};
 

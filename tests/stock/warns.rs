@@ -1,6 +1,6 @@
 //! A kernel that reads its own instruction to learn the instruction's meaning.
 
-use probes::Tier;
+use events::Tier;
 
 use crate::boot::{Boot, Stock, probe};
 

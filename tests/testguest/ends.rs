@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use hyprobe_rigs::contract::Here;
-use probes::{GuestEnd, PlantByte};
+use manifest::GuestEnd;
+use text::PlantByte;
 use vmm::End;
 
 use crate::BENCH;

@@ -385,7 +385,7 @@ fn a_run_is_judged_as_well() {
             .expect("the command starts");
         let stdout = String::from_utf8(output.stdout).expect("utf-8");
         for line in stdout.lines() {
-            let _: probes::Event = serde_json::from_str(line).expect(line);
+            let _: events::Event = serde_json::from_str(line).expect(line);
         }
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         (output.status.code(), stderr)

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use events::{Event, EventSink};
 use hyprobe_rigs::contract::Here;
 use hyprobe_rigs::contract::Observer;
-use probes::{
-    Action, Event, EventSink, GuestEnd, Handler, HitContext, NewProbe, PreOutcome, ProbeSpec,
-};
+use manifest::{GuestEnd, ProbeSpec};
+use probes::{Action, Handler, HitContext, NewProbe, PreOutcome};
 
 use crate::BENCH;
 

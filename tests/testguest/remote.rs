@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
 use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
+use events::{Event, EventSink as _, ProbeState};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
 use introspect::Gva;
-use probes::{Event, EventSink as _, GuestEnd, PlantByte, ProbeAction, ProbeState};
+use manifest::{GuestEnd, ProbeAction};
+use text::PlantByte;
 use vm_memory::{Bytes as _, GuestAddress};
 use vmm::End;
 

@@ -6,7 +6,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use control::Client;
-use probes::{Event, GuestEnd};
+use events::Event;
+use manifest::GuestEnd;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -1,6 +1,6 @@
 //! Numbered events.
 
-use probes::Event;
+use events::Event;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
@@ -84,7 +84,7 @@ impl<'de> Deserialize<'de> for EventLine {
 
 #[cfg(test)]
 mod tests {
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Guest memory.
 
-use probes::Hex;
+use events::Hex;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

@@ -1,6 +1,8 @@
 //! Probes: requested and registered.
 
-use probes::{ProbeAction, ProbeKind, ProbeRecord, ProbeSummary};
+use events::ProbeSummary;
+use manifest::{ProbeAction, ProbeKind};
+use probes::ProbeRecord;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder};

@@ -1,6 +1,6 @@
 //! Symbols of the guest's kernel.
 
-use probes::Hex;
+use events::Hex;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 

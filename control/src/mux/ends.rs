@@ -74,7 +74,7 @@ impl Opened for Never {
 
 async fn pass(mut arrivals: Arrivals, port: UnixStream) {
     let (from, to) = port.into_split();
-    let (link, writing) = Link::new(to);
+    let (link, writing) = Link::new(to, FAREWELL);
     let mut tasks = JoinSet::new();
     let writing = tokio::spawn(writing);
     let mut turned_away = JoinSet::new();
@@ -104,7 +104,7 @@ async fn pass(mut arrivals: Arrivals, port: UnixStream) {
             if turned_away.len() < TURNED_AWAY {
                 turned_away.spawn(Refusal::of(wrong).tell(stream));
             }
-        } else if link.channels() < CHANNELS {
+        } else if link.connections() < CHANNELS {
             channel = link.unused(channel);
             let open = Frame {
                 channel,
@@ -170,7 +170,7 @@ struct ToServer {
 
 impl Opened for ToServer {
     fn opened(&mut self) -> Option<UnixStream> {
-        if self.link.channels() >= CHANNELS {
+        if self.link.connections() >= CHANNELS {
             return None;
         }
         let (ours, theirs) = StdStream::pair().ok()?;
@@ -182,7 +182,7 @@ impl Opened for ToServer {
 
 async fn take(server: mpsc::Sender<StdStream>, port: UnixStream, finished: oneshot::Receiver<()>) {
     let (from, to) = port.into_split();
-    let (link, writing) = Link::new(to);
+    let (link, writing) = Link::new(to, FAREWELL);
     let writing = tokio::spawn(writing);
     let mut tasks = JoinSet::new();
     let opened = ToServer {

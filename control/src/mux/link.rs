@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::UnixStream;
@@ -29,6 +30,26 @@ pub(super) struct Link {
     table: Arc<Mutex<HashMap<Channel, Known>>>,
     /// A channel has gone.
     gone: Arc<Notify>,
+    /// The number of connections with tasks. A connection whose channel has ended counts until its tasks end.
+    connections: Arc<AtomicUsize>,
+    /// The time for a connection to take its last bytes after the end of its channel.
+    farewell: Duration,
+}
+
+/// A connection that counts.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(connections: &Arc<AtomicUsize>) -> Self {
+        connections.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(connections))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// The state that the table and a connection's tasks share. After a reset, the other side may open the channel again while tasks of
@@ -40,6 +61,15 @@ struct Connection {
     waiting: AtomicUsize,
     /// The other side's room in bytes.
     room: Semaphore,
+    /// Has no permits, and is closed at the end of the channel.
+    over: Semaphore,
+}
+
+impl Connection {
+    fn close(&self) {
+        self.room.close();
+        self.over.close();
+    }
 }
 
 /// The handles of a channel's tasks.
@@ -62,12 +92,15 @@ impl Link {
     /// Creates the link and its writing task, which ends when all clones of the link are dropped.
     pub(super) fn new<W: AsyncWrite + Unpin + Send + 'static>(
         to: W,
+        farewell: Duration,
     ) -> (Self, impl Future<Output = ()> + Send) {
         let (frames, queued) = mpsc::channel(QUEUED_FRAMES);
         let link = Self {
             frames,
             table: Arc::default(),
             gone: Arc::default(),
+            connections: Arc::default(),
+            farewell,
         };
         (link, write(queued, to))
     }
@@ -76,9 +109,9 @@ impl Link {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of channels.
-    pub(super) fn channels(&self) -> usize {
-        self.table().len()
+    /// The number of connections: of channels, and of ended channels whose connection has yet to take its last bytes.
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// The numbers of all channels.
@@ -102,7 +135,7 @@ impl Link {
         loop {
             let mut gone = std::pin::pin!(self.gone.notified());
             gone.as_mut().enable();
-            if self.channels() == 0 {
+            if self.table().is_empty() {
                 return;
             }
             gone.await;
@@ -112,7 +145,7 @@ impl Link {
     /// Removes all channels: the other side has ended.
     pub(super) fn hang_up(&self) {
         for (_, known) in self.table().drain() {
-            known.connection.room.close();
+            known.connection.close();
         }
         self.gone.notify_waiters();
     }
@@ -130,6 +163,7 @@ impl Link {
             channel,
             waiting: AtomicUsize::new(0),
             room: Semaphore::new(WINDOW_BYTES),
+            over: Semaphore::new(0),
         });
         let known = Known {
             arrived,
@@ -139,10 +173,12 @@ impl Link {
         self.table().insert(channel, known);
         let (from, to) = stream.into_split();
         let link = self.clone();
+        let counted = Counted::new(&self.connections);
         tasks.spawn(async move {
+            let _counted = counted;
             let ((), ()) = tokio::join!(
                 link.send(&connection, from),
-                link.deliver(&connection, to, arriving)
+                link.deliver_in_time(&connection, to, arriving)
             );
             link.forget(&connection);
         });
@@ -205,7 +241,25 @@ impl Link {
         }
     }
 
-    /// Copies from the other side to the connection.
+    /// Copies from the other side to the connection. After the end of the channel, a connection that does not take its last bytes is
+    /// dropped: its client may wait for this side to read, which no task does any more.
+    async fn deliver_in_time(
+        &self,
+        connection: &Arc<Connection>,
+        to: OwnedWriteHalf,
+        arriving: mpsc::UnboundedReceiver<Vec<u8>>,
+    ) {
+        let too_late = async {
+            // An error means that the channel has ended.
+            let _ = connection.over.acquire().await;
+            tokio::time::sleep(self.farewell).await;
+        };
+        tokio::select! {
+            () = self.deliver(connection, to, arriving) => (),
+            () = too_late => (),
+        }
+    }
+
     async fn deliver(
         &self,
         connection: &Arc<Connection>,
@@ -229,7 +283,7 @@ impl Link {
 
     /// Ends both directions of a broken connection.
     async fn reset(&self, connection: &Arc<Connection>) {
-        connection.room.close();
+        connection.close();
         self.say(connection, Message::Reset).await;
         self.forget(connection);
     }
@@ -237,7 +291,7 @@ impl Link {
     /// Ends a channel that the other side has reset.
     fn close(&self, channel: Channel) {
         if let Some(known) = self.table().remove(&channel) {
-            known.connection.room.close();
+            known.connection.close();
         }
         self.gone.notify_waiters();
     }
@@ -359,6 +413,7 @@ mod tests {
     use super::*;
 
     const CHANNEL: Channel = 7;
+    const FAREWELL: Duration = Duration::from_millis(20);
 
     /// Opens connections by pairs of sockets, and keeps the clients' ends.
     #[derive(Default)]
@@ -376,7 +431,7 @@ mod tests {
     /// clients, the tasks and the answer.
     async fn follow_at_once(messages: Vec<Message>) -> (Link, Sockets, JoinSet<()>, DuplexStream) {
         let (to, answer) = tokio::io::duplex(BATCH_BYTES);
-        let (link, writing) = Link::new(to);
+        let (link, writing) = Link::new(to, FAREWELL);
         tokio::spawn(writing);
         let mut bytes = Vec::new();
         for message in messages {
@@ -411,7 +466,7 @@ mod tests {
             .await;
             let first = tasks.join_next().await.expect("the first connection's");
             first.expect("the first connection's task does not panic");
-            assert_eq!(link.channels(), 1, "the new connection is forgotten");
+            assert_eq!(link.connections(), 1, "the new connection is forgotten");
             let mut bytes = [0; 20];
             let read = sockets.0[1].read_exact(&mut bytes).await;
             assert_eq!((read.expect("bytes"), bytes), (20, [2; 20]));
@@ -442,6 +497,30 @@ mod tests {
             let mut frames = Vec::new();
             answer.read_to_end(&mut frames).await.expect("the answer");
             assert_eq!(frames, b"", "the first connection's frames");
+        });
+    }
+
+    #[test]
+    fn connection_that_takes_no_bytes_ends_after_reset() {
+        run(async {
+            // The client neither reads nor ends, as a client does that waits for its own bytes to be read.
+            let (link, _sockets, mut tasks, _answer) = follow_at_once(vec![Message::Open]).await;
+            // More bytes than a socket holds.
+            while link.arrive(CHANNEL, vec![1; PAYLOAD_BYTES]).is_ok() {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+            }
+            link.close(CHANNEL);
+            assert_eq!(
+                link.connections(),
+                1,
+                "the connection counts while its task runs"
+            );
+            let limit = Duration::from_secs(20);
+            let ended = tokio::time::timeout(limit, tasks.join_next()).await;
+            let ended = ended.expect("the task ends").expect("there is a task");
+            ended.expect("the task does not panic");
+            assert_eq!(link.connections(), 0);
         });
     }
 }

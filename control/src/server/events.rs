@@ -11,8 +11,8 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse as _, Response};
+use events::Event;
 use hyper::body::Frame;
-use probes::Event;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use utoipa::IntoParams;
@@ -274,7 +274,7 @@ impl hyper::body::Body for Chunks {
 
 #[cfg(test)]
 mod tests {
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

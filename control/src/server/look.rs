@@ -6,8 +6,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
 use base64::Engine as _;
+use events::Hex;
 use introspect::{Gpa, Gva};
-use probes::{At, Hex, ReadError};
+use probes::{At, ReadError};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

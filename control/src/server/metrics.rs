@@ -6,7 +6,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use probes::{ProbeRecord, ProbeState};
+use events::ProbeState;
+use probes::ProbeRecord;
 
 use super::app::App;
 use crate::api::{MachineState, PauseStats};
@@ -190,7 +191,9 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use probes::{ProbeId, ProbeKind, ProbeSummary};
+    use events::ProbeSummary;
+    use manifest::ProbeKind;
+    use probes::ProbeId;
 
     use super::*;
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::str::FromStr;
 use std::sync::Mutex;
 
-use probes::program::{Aggregate, Filter, ProgramError};
-use probes::{
-    Action, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec, ProbeState,
-    RegisterError, SessionError,
-};
+use events::ProbeState;
+use manifest::program::{Aggregate, Filter, ProgramError};
+use manifest::{Location, ProbeAction, ProbeSpec};
+use probes::{Action, NewProbe, ProbeId, ProbeRecord, RegisterError, SessionError};
+use text::Paused;
 
 use super::app::lock;
 use super::body::{Object, object, parse};
@@ -45,7 +45,7 @@ impl Order {
             Form::One => String::new(),
             Form::Array => format!("/{index}"),
         };
-        let spec: ProbeSpec = wanted.spec.parse().map_err(|error: probes::SpecError| {
+        let spec: ProbeSpec = wanted.spec.parse().map_err(|error: manifest::SpecError| {
             ProblemKind::NotAProbe
                 .with(format!(
                     "`{}` is not a probe: {error}",

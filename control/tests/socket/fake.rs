@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use events::{Hex, ProbeState, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
+use manifest::{Location, ProbeAction};
 use probes::{
-    Action, ArmError, At, GuestError, GuestMemory, Hex, Location, NewProbe, Paused, ProbeAction,
-    ProbeId, ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
+    Action, ArmError, At, NewProbe, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem,
 };
+use text::{GuestError, GuestMemory, Paused};
 
 /// The fake's symbols: `one`, `two`, `many_*`, and `refused`, at which no probe can be planted.
 pub(crate) const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];

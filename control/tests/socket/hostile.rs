@@ -5,9 +5,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use events::{Event, EventSink as _, Note};
 use hyprobe_control::api::{AddProbe, AddProbes};
 use hyprobe_control::limits;
-use probes::{Event, EventSink as _, Note};
 
 use crate::rig::{Answer, Rig};
 

@@ -5,10 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use events::{Event, EventSink as _, Note};
 use hyprobe_control::api::{AddProbe, AddProbes};
 use hyprobe_control::mux::{Inner, Outer};
 use hyprobe_control::{Client, ControlSocket, EventHub, Incoming, Server};
-use probes::{Event, EventSink as _, Note};
 use tempfile::TempDir;
 
 use crate::fake::Straw;

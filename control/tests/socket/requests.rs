@@ -2,11 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use events::{Event, EventSink as _, Note, ProbeState};
 use hyprobe_control::ClientError;
 use hyprobe_control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
 };
-use probes::{Event, EventSink as _, Note, ProbeAction, ProbeState};
+use manifest::ProbeAction;
 
 use crate::fake::MEMORY_AT;
 use crate::rig::Rig;

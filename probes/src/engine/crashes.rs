@@ -3,13 +3,12 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use events::{Crash, Frame, Hex};
 use introspect::{Gva, read_virt};
+use text::{GuestError, Vcpu};
 
-use crate::Hex;
 use crate::engine::reporter::{Reporter, registers};
 use crate::engine::running::Running;
-use crate::event::{Crash, Frame};
-use crate::guest::{GuestError, Vcpu};
 
 /// The maximum length of a panic message.
 const MAX_MESSAGE_BYTES: usize = 256;

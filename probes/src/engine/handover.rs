@@ -12,10 +12,11 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use events::ProbeState;
 use introspect::kaslr::kaslr_slide;
 use introspect::{Gva, PagingState, read_virt, walk};
+use text::{GuestError, Paused, Vcpu};
 
-use crate::ProbeState;
 use crate::engine::arm::Armer;
 use crate::engine::crashes::Crashes;
 use crate::engine::optimise::Optimiser;
@@ -28,7 +29,6 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::registry::{Missed, Probe};
 
 /// The symbol of the text that identifies a build of Linux, and the maximum length of the comparison.

@@ -3,7 +3,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::ProbeState;
+use events::ProbeState;
+
 use crate::engine::probe_list::ProbeList;
 use crate::registry::{Interests, Probe, Purpose};
 

@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeSummary;
 use introspect::paging::VirtReadError;
 use introspect::{Gpa, Gva, PhysMemory as _, read_virt};
+use manifest::program::Aggregate;
+use manifest::{ProbeAction, ProbeKind};
 
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::program::Aggregate;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
-use crate::{ProbeAction, ProbeKind, ProbeSummary};
 
 /// The specification, the state and the counters of a probe.
 #[derive(Clone, Debug)]

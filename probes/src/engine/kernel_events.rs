@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use text::{GuestError, Paused, Vcpu};
+
 use crate::engine::arm::Armer;
 use crate::engine::crashes::Crashes;
 use crate::engine::handover::Handover;
@@ -14,7 +16,6 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};

@@ -37,10 +37,14 @@ mod write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use detour::Detour;
+use events::{EventSink, ProbeState};
 use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, ModulesError};
+use manifest::WhenFull;
+use text::{GuestMemory, Paused, PlantByte};
 
-use crate::detour::Detour;
+use crate::ResolveError;
 use crate::engine::arm::Armer;
 use crate::engine::crashes::{Crashes, Panicked};
 use crate::engine::handover::Handover;
@@ -56,11 +60,7 @@ use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
 use crate::engine::write::Writes;
-use crate::event::EventSink;
-use crate::guest::{GuestMemory, Paused};
 use crate::kernel::Kernel;
-use crate::plant::PlantByte;
-use crate::{ProbeState, ResolveError, WhenFull};
 
 /// The host's abilities that the engine uses, and the features of the guest's processor.
 #[derive(Clone, Copy, Debug)]

@@ -14,8 +14,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use events::ProbeState;
 use introspect::{Gva, Module, ModuleEvent, ModuleState, ModulesError};
+use text::{GuestError, Paused, Vcpu};
 
+use crate::ResolveError;
 use crate::engine::arm::Armer;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
@@ -24,12 +27,10 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleText};
 use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
-use crate::{ProbeState, ResolveError};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.
 fn is_bound_to(probe: &Probe, place: impl Fn(&Place) -> bool) -> bool {
@@ -143,10 +144,7 @@ impl ModuleWatch {
     /// # Errors
     ///
     /// If the list of modules cannot be read.
-    pub(crate) fn stray_plants(
-        &self,
-        _paused: &dyn Paused,
-    ) -> Result<Vec<Gva>, ModulesError> {
+    pub(crate) fn stray_plants(&self, _paused: &dyn Paused) -> Result<Vec<Gva>, ModulesError> {
         let Some(located) = self.running.located.get() else {
             return Ok(Vec::new());
         };

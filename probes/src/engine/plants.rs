@@ -3,14 +3,13 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use detour::{KernelSpace, Tables};
 use introspect::{Gva, walk};
+use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 
-use crate::detour::{KernelSpace, Tables};
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused, SystemState, Vcpu};
 use crate::hit::{DebugUse, Plant, Table};
-use crate::plant::Spot;
 use crate::registry::{Milestone, Probe, Purpose, Reader};
 
 /// The plants that vCPUs look up, and the kernel event probes.
@@ -52,11 +51,7 @@ impl Plants {
     }
 
     /// The kernel's own page tables and image, once both are final: Linux changes the mapping of the image while booting.
-    pub(crate) fn kernel_space(
-        &self,
-        state: &SystemState,
-        rip: Gva,
-    ) -> Option<KernelSpace> {
+    pub(crate) fn kernel_space(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
         let located = self.running.located.get()?;
         if self.running.kernel.is_entry(located.linked(rip)) {
             return None;

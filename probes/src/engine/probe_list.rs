@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use events::ProbeState;
+use manifest::ProbeKind;
 
+use crate::ResolveError;
 use crate::engine::arm::ArmError;
 use crate::engine::interest::Counted;
 use crate::engine::register::{Action, NewProbe};
@@ -15,7 +18,6 @@ use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
-use crate::{ProbeKind, ProbeState, ResolveError};
 
 /// The default maximum number of followed calls of a return probe.
 const DEFAULT_MAXACTIVE: usize = 256;
@@ -105,7 +107,7 @@ impl ProbeList {
                 self.running.prepare_programs(&probe);
                 if let Some(why) = why {
                     let state = match why {
-                        Refusal::NotLoaded { .. } => ProbeState::Pending,
+                        Refusal::NotLoaded(_) => ProbeState::Pending,
                         _ => ProbeState::Refused,
                     };
                     probe.set_state(state, Some(why.to_string()));

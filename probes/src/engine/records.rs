@@ -8,15 +8,16 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use detour::{Detour, Record};
+use events::{Hex, ProbeState};
 use introspect::Gva;
+use manifest::WhenFull;
+use text::{GuestError, Vcpu};
 
-use crate::detour::{Detour, Record};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
-use crate::guest::{GuestError, Vcpu};
 use crate::registry::{Probe, Purpose};
 use crate::returns::Instance;
-use crate::{Hex, ProbeState, WhenFull};
 
 /// IA32_TIME_STAMP_COUNTER.
 const MSR_TSC: u32 = 0x10;
@@ -93,12 +94,7 @@ impl Records {
 
     /// Assigns part `who` to `probe`, which probes `ip`. The other vCPUs are paused. Returns the former owner, if a different
     /// probe.
-    pub(crate) fn set_owner(
-        &self,
-        who: u32,
-        probe: &Arc<Probe>,
-        ip: Gva,
-    ) -> Option<Arc<Probe>> {
+    pub(crate) fn set_owner(&self, who: u32, probe: &Arc<Probe>, ip: Gva) -> Option<Arc<Probe>> {
         let owner = Owner::Probe {
             probe: Arc::clone(probe),
             ip,
@@ -232,25 +228,14 @@ impl Records {
         ring.open()
     }
 
-    pub(crate) fn tell_hit(
-        &self,
-        probe: &Probe,
-        vcpu: usize,
-        ip: Hex,
-        regs: &vmm::kvm_regs,
-    ) {
+    pub(crate) fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
     }
 
-    pub(crate) fn tell_return(
-        &self,
-        call: &Instance,
-        vcpu: usize,
-        regs: &vmm::kvm_regs,
-    ) {
+    pub(crate) fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());

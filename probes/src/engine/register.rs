@@ -5,13 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use manifest::program::{Aggregate, Filter};
+use manifest::{Injection, ProbeAction, ProbeRequest, ProbeSpec};
+use text::Paused;
+
+use crate::ResolveError;
 use crate::engine::Engine;
 use crate::engine::arm::ArmError;
-use crate::guest::Paused;
 use crate::handler::{Handler, ReturnHandler};
-use crate::program::{Aggregate, Filter};
 use crate::registry::{Probe, ProbeId};
-use crate::{Injection, ProbeSpec, ResolveError};
 
 /// The action at the hits of a new probe.
 #[derive(Clone, Default)]
@@ -68,6 +70,31 @@ impl From<ProbeSpec> for NewProbe {
             filter: None,
             maxactive: None,
             enabled: true,
+        }
+    }
+}
+
+impl From<&ProbeRequest> for NewProbe {
+    fn from(request: &ProbeRequest) -> Self {
+        Self {
+            spec: request.at.clone(),
+            action: match (request.aggregate, request.action) {
+                (Some(aggregate), _) => Action::Aggregate(aggregate),
+                (None, ProbeAction::Trace) => Action::Trace,
+                (None, ProbeAction::Count) => Action::Count,
+            },
+            filter: request.filter.clone(),
+            maxactive: request.maxactive,
+            enabled: request.enabled,
+        }
+    }
+}
+
+impl From<&Injection> for NewProbe {
+    fn from(injection: &Injection) -> Self {
+        Self {
+            action: Action::Inject(injection.clone()),
+            ..Self::from(injection.at.clone())
         }
     }
 }

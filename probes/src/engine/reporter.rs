@@ -3,8 +3,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use crate::Hex;
-use crate::event::{Event, EventSink, Hit, Note, Registers, Return};
+use events::{Event, EventSink, Hex, Hit, Note, Registers, Return};
+
 use crate::registry::Probe;
 use crate::returns::Instance;
 

@@ -4,12 +4,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, KvmVcpu, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use crate::engine::Engine;
 use crate::engine::hits::HitOutcome;
-use crate::guest::{GuestError, KvmVcpu, To};
-use crate::plant::{PlantByte, Written};
 
 impl Engine {
     fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {

@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use detour::Detour;
+use events::EventSink;
+use text::{GuestMemory, Planter};
 
-use crate::detour::Detour;
 use crate::engine::arm::Armer;
 use crate::engine::crashes::Crashes;
 use crate::engine::handover::{Handover, Successor};
@@ -37,10 +39,7 @@ use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::engine::{Abilities, Engine};
-use crate::event::EventSink;
-use crate::guest::GuestMemory;
 use crate::kernel::Kernel;
-use crate::plant::Planter;
 use crate::returns::Calls;
 
 impl Engine {

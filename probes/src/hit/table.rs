@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwapOption;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva};
+use text::{AddressMap, KernelTables, KnowsTables, Planter, Spot};
 
-use crate::addresses::AddressMap;
-use crate::plant::{Planter, Spot};
+use crate::handler::PlantedInstructions;
 use crate::registry::{Milestone, Probe, Purpose};
 
 /// A plant: the site, and the probes with an interest in the site.
@@ -96,6 +96,15 @@ impl Plant {
             displaced: Arc::default(),
             optimising: Arc::default(),
         }
+    }
+
+    /// The kernel's page tables for a vCPU that has executed the plant's byte at `rip`; `None` if `rip` is another mapping of the byte.
+    pub(crate) fn kernel_tables<'a>(
+        &self,
+        known_to: &'a dyn KnowsTables,
+        rip: Gva,
+    ) -> Option<KernelTables<'a>> {
+        (rip == self.at).then(|| KernelTables::for_hit(known_to, self.at, self.spot))
     }
 
     /// A plant at the same site, with other probes.
@@ -253,6 +262,14 @@ impl Table {
     }
 }
 
+impl PlantedInstructions for ArcSwap<Table> {
+    fn refresh(&self, planter: &Planter, gpa: Gpa, len: usize) {
+        for plant in self.load().touched(gpa, len) {
+            plant.refresh(planter);
+        }
+    }
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "below 4096")]
 fn offset(at: Gva) -> usize {
     at.page_offset() as usize
@@ -260,9 +277,10 @@ fn offset(at: Gva) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use text::PlantByte;
+    use text::testing::FakeMemory;
+
     use super::*;
-    use crate::PlantByte;
-    use crate::guest::fake::FakeMemory;
 
     /// `mov rax, 0x11223344`, two bytes before the end of a page.
     const MOV: [u8; 7] = [0x48, 0xc7, 0xc0, 0x44, 0x33, 0x22, 0x11];

@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
+use detour::{Keeps, Words};
+use events::{Hex, ProbeState, ProbeSummary, Tier};
 use introspect::Gva;
+use manifest::program::{AggregateResult, Filter};
+use manifest::{Location, ProbeSpec};
+use text::GuestError;
 
 use super::{Interests, Missed, ProbeId, Purpose, ReturnAction};
 use crate::applied::Filtered;
-use crate::detour::{Keeps, Words};
-use crate::guest::GuestError;
-use crate::program::{AggregateResult, Filter};
 use crate::resolve::Place;
-use crate::{Hex, Location, ProbeSpec, ProbeState, ProbeSummary, Tier};
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
 #[derive(Debug)]
@@ -440,8 +441,9 @@ impl Probe {
 
 #[cfg(test)]
 mod tests {
+    use text::testing::FakeMemory;
+
     use super::*;
-    use crate::guest::fake::FakeMemory;
 
     /// One thread reads while another adds the detour's counts to the counts of exits.
     #[test]

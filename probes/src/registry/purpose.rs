@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use introspect::ModuleEvent;
+use manifest::program::Operand;
 
 use crate::applied::Aggregated;
 use crate::handler::{Handler, ReturnHandler, Shared};
 use crate::inject::Injector;
-use crate::program::Operand;
 
 /// The work at the hits of a probe.
 #[derive(Clone, Debug)]

@@ -2,8 +2,7 @@
 
 use introspect::Gva;
 use introspect::insn::NotABoundary;
-
-use crate::program::NotAtReturn;
+use manifest::program::NotAtReturn;
 
 /// The remedy for a pattern without a match.
 pub const PATTERN_HELP: &str = "patterns are globs: `*` is any characters (`.*` in a regular expression), `?` is one, `[a-z]` is one of a set";

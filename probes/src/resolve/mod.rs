@@ -18,12 +18,13 @@ mod text;
 
 use std::sync::Arc;
 
+use events::NotLoaded;
 use introspect::int3::HANDLER;
 use introspect::{Gva, Symbol, glob_matches};
+use manifest::{Location, ProbeKind, ProbeSpec};
 
 use crate::kernel::Kernel;
 use crate::module::LoadedModule;
-use crate::{Location, ProbeKind, ProbeSpec};
 
 pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
@@ -103,7 +104,7 @@ fn resolve_sites(
         let module = module.clone();
         return Ok(vec![Resolved {
             name: spec.to_string().into(),
-            place: Err(Refusal::NotLoaded { module }),
+            place: Err(NotLoaded { module }.into()),
         }]);
     }
     match &spec.location {

@@ -1,7 +1,8 @@
 //! The number of probes of a run, which has a maximum.
 
+use manifest::ProbeSpec;
+
 use super::{ResolveError, ResolveProblem};
-use crate::ProbeSpec;
 
 /// The maximum number of probes at once, each match of a pattern counted: every function of a stock kernel, five times.
 pub(crate) const PROBES_MAX: usize = 1 << 18;

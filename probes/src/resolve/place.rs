@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use events::NotLoaded;
 use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{Gva, PatchKind, PatchTime, Symbol};
 
@@ -57,11 +58,8 @@ pub enum Refusal {
     )]
     SelfPatched(PatchKind),
     /// The address is known once the module is loaded.
-    #[error("the module `{module}` is not loaded")]
-    NotLoaded {
-        /// The module.
-        module: String,
-    },
+    #[error(transparent)]
+    NotLoaded(#[from] NotLoaded),
     /// A return probe in entry code. An interrupt leaves the address of the interrupted instruction on the stack there, and no
     /// return goes to the address with the stack pointer above the slot.
     #[error(

@@ -1,7 +1,9 @@
 //! Probes that only count, and the guest's counts of the same calls.
 
+use events::{ProbeState, ProbeSummary};
 use introspect::Symbol;
-use probes::{Action, Kernel, NewProbe, ProbeSpec, ProbeState, ProbeSummary};
+use manifest::ProbeSpec;
+use probes::{Action, Kernel, NewProbe};
 
 use super::guest::Ran;
 use crate::chain::chain;

@@ -8,10 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use events::{Event, EventSink, Summary};
 use guest_images::workload::Counts;
-use probes::{
-    Engine, Event, EventSink, GuestEnd, Kernel, NewProbe, Session, SessionConfig, Summary, WhenFull,
-};
+use manifest::{GuestEnd, WhenFull};
+use probes::{Engine, Kernel, NewProbe, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts};
 

@@ -2,7 +2,8 @@
 
 use introspect::Symbol;
 use introspect::insn::Decoded;
-use probes::{Action, Kernel, NewProbe, ProbeSpec};
+use manifest::ProbeSpec;
+use probes::{Action, Kernel, NewProbe};
 
 /// xorshift: repeatable, and good enough to choose addresses.
 #[derive(Debug)]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use probes::{Action, NewProbe, ProbeId, ProbeSpec, ProbeSummary};
+use events::ProbeSummary;
+use manifest::ProbeSpec;
+use probes::{Action, NewProbe, ProbeId};
 
 use super::guest::{Guest, Live, Ran};
 use crate::chain::chain;

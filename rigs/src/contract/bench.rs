@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use probes::{Kernel, PlantByte, Summary};
+use events::Summary;
+use probes::Kernel;
+use text::PlantByte;
 use vmm::boot::KernelFile;
 use vmm::{Host, HostFacts};
 

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use events::Tier;
 use introspect::insn::Decoded;
-use probes::{Kernel, Tier};
+use probes::Kernel;
 
 use super::bench::Here;
 use super::case::{Case, Plants};

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use probes::PlantByte;
+use text::PlantByte;
 
 use super::bench::{Bench, Done, Here};
 

@@ -1,6 +1,6 @@
 //! Runs a scenario of the test guest with a probe at every function: the guest finds no error, and counts as many calls as the probes.
 
-use probes::{ProbeState, Tier};
+use events::{ProbeState, Tier};
 
 use super::bench::Here;
 use super::case::{Case, Plants};

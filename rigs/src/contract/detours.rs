@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome, Tier};
+use events::Tier;
+use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome};
 use vmm::Control;
 
 use super::bench::Here;

@@ -1,6 +1,6 @@
 //! The generated cases: the same snippets without probes and with probes.
 
-use probes::PlantByte;
+use text::PlantByte;
 
 use super::Contract;
 use super::bench::Bench;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use events::{EventSink, Hex, ProbeSummary, Summary};
 use guest_images::testguest::Outcome;
-use probes::{
-    EventSink, GuestEnd, Hex, NewProbe, ProbeId, ProbeSpec, ProbeSummary, Session, SessionConfig,
-    Summary, WhenFull,
-};
+use manifest::{GuestEnd, ProbeSpec, WhenFull};
+use probes::{NewProbe, ProbeId, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::BootMethod;
 

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use introspect::Gva;
 use introspect::insn::Decoded;
 use probes::{
-    Action, EntryOutcome, FaultOutcome, Handler, HitContext, InstructionFault, Kernel, NewProbe,
-    PreOutcome, ReturnHandler,
+    Action, EntryOutcome, FaultOutcome, Handler, HitContext, Kernel, NewProbe, PreOutcome,
+    ReturnHandler,
 };
+use text::InstructionFault;
 
 use super::bench::Here;
 use super::case::{Case, Plants};

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::Duration;
 
-use probes::{Action, Engine, NewProbe, ProbeId, ProbeState};
+use events::ProbeState;
+use probes::{Action, Engine, NewProbe, ProbeId};
 use vmm::Control;
 
 use super::bench::Here;

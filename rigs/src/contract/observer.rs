@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use probes::{Event, EventSink, Hit, Note, Return};
+use events::{Event, EventSink, Hit, Note, Return};
 
 /// The time within which a live guest shows the awaited output.
 const PATIENCE: Duration = Duration::from_secs(60);

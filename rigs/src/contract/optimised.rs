@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use probes::{Action, NewProbe, Tier};
+use events::Tier;
+use probes::{Action, NewProbe};
 
 use super::bench::Here;
 use super::case::{Case, Plants};
@@ -103,7 +104,7 @@ fn recorded(here: &Here<'_>, cmdline: &str) {
         for vcpu in 0..usize::from(here.cpus) {
             let mut hits = hits.iter().filter(|hit| hit.vcpu == vcpu);
             assert!(hits.clone().count() >= 200, "{name} on {vcpu}");
-            let values = |hit: &probes::Hit| (hit.regs.rdi, hit.regs.r15, hit.regs.rcx);
+            let values = |hit: &events::Hit| (hit.regs.rdi, hit.regs.r15, hit.regs.rcx);
             let first = hits.next().map(|hit| values(hit));
             assert!(hits.any(|hit| Some(values(hit)) != first), "{name}");
         }

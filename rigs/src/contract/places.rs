@@ -1,8 +1,8 @@
 //! The sites of probes: accepted, refused, and as reported in the status.
 
-use probes::{
-    Action, Engine, NewProbe, ProbeSpec, ProbeState, RegisterError, ResolveProblem, SpecProblem,
-};
+use events::ProbeState;
+use manifest::{ProbeSpec, SpecProblem};
+use probes::{Action, Engine, NewProbe, RegisterError, ResolveProblem};
 
 use super::bench::Here;
 use super::case::{Case, Plants};

@@ -3,7 +3,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use probes::{FaultOutcome, Handler, HitContext, InstructionFault, Kernel};
+use probes::{FaultOutcome, Handler, HitContext, Kernel};
+use text::InstructionFault;
 
 use super::bench::Here;
 use super::case::{Case, Plants};

@@ -4,11 +4,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use events::{ProbeState, ProbeSummary, Return, Summary};
 use guest_images::workload::Counts;
-use probes::{
-    Action, GuestEnd, Kernel, NewProbe, ProbeState, ProbeSummary, Return, Session, SessionConfig,
-    Summary, WhenFull,
-};
+use manifest::{GuestEnd, WhenFull};
+use probes::{Action, Kernel, NewProbe, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 

@@ -5,12 +5,12 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use events::{Event, EventSink, Registers, Summary};
 use guest_images::testguest::Outcome;
 use introspect::Gva;
-use probes::{
-    Event, EventSink, GuestEnd, Kernel, Location, NewProbe, PlantByte, ProbeKind, ProbeSpec,
-    Registers, Session, SessionConfig, Summary, WhenFull,
-};
+use manifest::{GuestEnd, Location, ProbeKind, ProbeSpec, WhenFull};
+use probes::{Kernel, NewProbe, Session, SessionConfig};
+use text::PlantByte;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, HostFacts, Int3Delivery};

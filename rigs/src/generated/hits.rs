@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use events::{Hex, Registers, Tier};
 use introspect::Gva;
-use probes::{Hex, Registers, Tier};
 
 use super::boot::Booted;
 use super::compare::Wrong;

@@ -24,7 +24,7 @@ mod totals;
 
 use std::time::Duration;
 
-use probes::PlantByte;
+use text::PlantByte;
 use vmm::{Host, HostFacts, Int3Delivery};
 
 use boot::{Booted, Booter};

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use events::{ProbeState, ProbeSummary};
 use guest_images::workload::Counts;
-use probes::{GuestEnd, ProbeState, ProbeSummary};
+use manifest::GuestEnd;
 
 use super::COUNTED;
 use super::events::{Ending, GroundEvent};

@@ -14,7 +14,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use probes::{Action, Kernel, NewProbe, ProbeSpec};
+use manifest::ProbeSpec;
+use probes::{Action, Kernel, NewProbe};
 use vmm::Host;
 use vmm::boot::KernelFile;
 

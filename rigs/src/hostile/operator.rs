@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::api::{AddProbe, AddProbes, ChangeProbe, Removed, SetKnobs};
 use control::{Client, ClientError};
-use probes::ProbeAction;
+use manifest::ProbeAction;
 
 use crate::busy::random::Random;
 use crate::chain::chain;

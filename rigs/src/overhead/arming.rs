@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use probes::{
-    Kernel, NewProbe, ProbeState, Resolved, Session, SessionConfig, Via, When, WhenFull, resolve,
-};
+use events::ProbeState;
+use manifest::WhenFull;
+use probes::{Kernel, NewProbe, Resolved, Session, SessionConfig, Via, When, resolve};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 
@@ -120,7 +120,7 @@ fn arm(
             arming.resident_bytes = resident_bytes()?.saturating_sub(resident);
         }
         let summaries = engine.inventory().summaries();
-        let planted = |probe: &&probes::ProbeSummary| probe.state == ProbeState::Armed;
+        let planted = |probe: &&events::ProbeSummary| probe.state == ProbeState::Armed;
         let armed = summaries.iter().filter(planted).count();
         if armed != new.len() {
             let other = summaries.iter().find(|probe| !planted(probe));

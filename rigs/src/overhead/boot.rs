@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use probes::{GuestEnd, Kernel, NewProbe, ProbeState, ProbeSummary, Session, SessionConfig};
+use events::{ProbeState, ProbeSummary};
+use manifest::GuestEnd;
+use probes::{Kernel, NewProbe, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, End, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler};
 
@@ -130,7 +132,7 @@ impl<'a> Booted<'a> {
             probes,
             plant: None,
             optimise: true,
-            when_full: probes::WhenFull::default(),
+            when_full: manifest::WhenFull::default(),
             console: silent(),
             debug_exit: false,
         };

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use events::ProbeSummary;
 use introspect::Symbol;
 use introspect::insn::{Decoded, is_position_independent};
-use probes::{Kernel, NewProbe, ProbeSummary};
+use probes::{Kernel, NewProbe};
 
 use super::clock::Clock;
 use super::test_guest::{ONCE_AROUND, is_optimised};

@@ -3,7 +3,8 @@
 use std::iter::repeat_n;
 use std::sync::Arc;
 
-use probes::{Event, EventSink, NewProbe, ProbeSummary, Tier};
+use events::{Event, EventSink, ProbeSummary, Tier};
+use probes::NewProbe;
 
 use super::clock::{Clock, Mark, spans};
 use super::ways::counted;

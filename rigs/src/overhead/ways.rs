@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use introspect::Gva;
-use probes::program::{Aggregate, Filter};
+use manifest::program::{Aggregate, Filter};
 use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
 
 use crate::contract::new_probe;
@@ -22,7 +22,7 @@ pub struct Way {
     pub exits: Option<u64>,
     /// Instructions that the guest's processor begins because of a hit, with the instructions that exit and the probed instruction;
     /// counted in the code, the instructions of detours by the test `what_a_hit_takes_is_what_the_table_says` in
-    /// `probes/src/detour/code/tests.rs`.
+    /// `detour/src/code/tests.rs`.
     pub instructions: Option<u64>,
     /// Whether a jump replaces the plant.
     pub jumps: bool,

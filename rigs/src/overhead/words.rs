@@ -97,7 +97,7 @@ pub(super) const READING: &str = "
   the code.
 * **Guest instructions** are the instructions that the guest's processor begins because of the hit, including the probed instruction and the
   exiting instructions. For o, a test that executes the detours counts them
-  (`probes/src/detour/code/tests.rs`), from the jump to the instruction behind the probed one, in a ring that has room. The
+  (`detour/src/code/tests.rs`), from the jump to the instruction behind the probed one, in a ring that has room. The
   others are counted in the code. k: the plant. b: the plant, the copy, the copy's jump. s: the plant, the instruction, the
   stop. r: the plants at entry and return. ro: the detour, the plant at the return. rb: as b, the plant at the return. The
   rest of the path is outside the guest. In Bochs, where time is instructions, the times of o are the same numbers less the

@@ -14,9 +14,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use probes::{
-    Event, EventSink, GuestEnd, Kernel, NewProbe, ProbeSummary, Session, SessionConfig, WhenFull,
-};
+use events::{Event, EventSink, ProbeSummary};
+use manifest::{GuestEnd, WhenFull};
+use probes::{Kernel, NewProbe, Session, SessionConfig};
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 

@@ -17,7 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord, ProbeSpec, ProbeState};
+use events::ProbeState;
+use manifest::ProbeSpec;
+use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord};
 use vmm::{Control, End};
 
 use super::boot::Watch;

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use introspect::Gva;
 use introspect::int3::HANDLER;
-use probes::{
-    Action, Kernel, Location, NewProbe, Place, ProbeKind, ProbeSpec, Refusal, Resolved, When,
-    resolve,
-};
+use manifest::{Location, ProbeKind, ProbeSpec};
+use probes::{Action, Kernel, NewProbe, Place, Refusal, Resolved, When, resolve};
 use vmm::boot::BootMethod;
 
 use super::mode::{Configuration, HitAction, Site};

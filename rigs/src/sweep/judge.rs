@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use events::{ProbeState, ProbeSummary};
 use guest_images::workload::Counts;
-use probes::{GuestEnd, ProbeState, ProbeSummary};
+use manifest::GuestEnd;
 
 use super::boot::{Ended, Limits, Ran};
 use super::console::{Reports, last_words};

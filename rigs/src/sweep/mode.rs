@@ -1,8 +1,8 @@
 //! The modes of a sweep.
 
 use clap::ValueEnum;
-use probes::PlantByte;
 use serde::{Deserialize, Serialize};
+use text::PlantByte;
 use vmm::boot::BootMethod;
 
 /// The location of the probe in a function.

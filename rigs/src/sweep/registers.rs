@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use probes::Registers;
+use events::Registers;
 
 /// The number of hits on a stack whose registers are compared.
 const COMPARED: usize = 8;
@@ -90,7 +90,7 @@ impl ProbeEvents {
 
 #[cfg(test)]
 mod tests {
-    use probes::Hex;
+    use events::Hex;
 
     use super::*;
 

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use probes::{Kernel, PlantByte};
+use probes::Kernel;
+use text::PlantByte;
 use thiserror::Error;
 use vmm::boot::{BootMethod, KernelError, KernelFile};
 use vmm::{Host, HostFacts};

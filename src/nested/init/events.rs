@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use probes::{Event, EventSink};
+use events::{Event, EventSink};
 
 use crate::outbox::{Outbox, Posted};
 
@@ -174,7 +174,7 @@ fn append(lines: &mut Vec<u8>, event: &Event) -> serde_json::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use probes::Note;
+    use events::Note;
 
     use super::*;
 

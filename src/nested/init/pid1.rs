@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use confine::FilterError;
 use control::Incoming;
-use probes::{EventSink, Summary};
+use events::{EventSink, Summary};
 use thiserror::Error;
 
 use super::clients::ClientsPort;

@@ -1,7 +1,8 @@
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use probes::{GuestEnd, GuestSummary, Note};
+use events::{GuestSummary, Note};
+use manifest::GuestEnd;
 
 use super::*;
 

@@ -13,7 +13,8 @@ use control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
 };
 use control::{Client, ClientError, limits};
-use probes::{Event, GuestEnd, ProbeAction};
+use events::Event;
+use manifest::{GuestEnd, ProbeAction};
 
 use crate::boot::{Boot, Running, Stock};
 

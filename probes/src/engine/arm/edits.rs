@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use introspect::{Gpa, Gva};
+use text::{Paused, PlantError, Planter, Spot};
 
-use crate::guest::Paused;
 use crate::hit::{DebugRegisters, DebugUse, Plant, Table};
-use crate::plant::{PlantError, Planter, Spot};
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.
@@ -124,26 +123,13 @@ impl<'t> Edits<'t> {
     }
 
     /// Adds the probe to the plant at `at`; `ip` is the probed address.
-    pub(crate) fn join(
-        &mut self,
-        probe: &Arc<Probe>,
-        ip: Gva,
-        at: Gva,
-        spot: Spot,
-        len: usize,
-    ) {
+    pub(crate) fn join(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot, len: usize) {
         insert(&mut self.place(at, spot, len).probes, probe, ip);
     }
 
     /// Adds the probe to the debug register for `at`; `ip` is the probed address. Returns `false` if all four registers are
     /// taken.
-    pub(crate) fn join_debug(
-        &mut self,
-        probe: &Arc<Probe>,
-        ip: Gva,
-        at: Gva,
-        spot: Spot,
-    ) -> bool {
+    pub(crate) fn join_debug(&mut self, probe: &Arc<Probe>, ip: Gva, at: Gva, spot: Spot) -> bool {
         self.debug
             .retain(|plant| plant.at == at || !plant.probes.is_empty());
         let known = self.debug.iter().position(|plant| plant.at == at);
@@ -190,11 +176,7 @@ impl<'t> Edits<'t> {
     }
 
     /// Applies the edits to memory, and returns the matching table. On failure nothing has changed.
-    pub(crate) fn apply(
-        self,
-        paused: &dyn Paused,
-        planter: &Planter,
-    ) -> Result<Table, PlantError> {
+    pub(crate) fn apply(self, paused: &dyn Paused, planter: &Planter) -> Result<Table, PlantError> {
         let before = self.before;
         let mut remove: Vec<Gpa> = Vec::new();
         let mut add: Vec<(Spot, usize)> = Vec::new();

@@ -9,11 +9,11 @@
 //! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
 use introspect::{Gpa, Gva, PagingState};
+use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::running::boundaries::KPROBE_JUMP_BYTES;
-use crate::guest::{GuestError, Paused, Vcpu};
 
 /// The kernel's answer if another kprobe is in the way of a jump.
 const EEXIST: i64 = -17;

@@ -7,11 +7,12 @@ pub(crate) mod placing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeState;
 use introspect::Gva;
+use text::Paused;
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
-use crate::ProbeState;
 use crate::engine::arm::edits::{Change, Edits, Sites};
 use crate::engine::interest::Interest;
 use crate::engine::optimise::Optimiser;
@@ -25,7 +26,6 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
-use crate::guest::Paused;
 use crate::registry::{Milestone, Probe, Purpose};
 
 /// The probes could not be armed; probes armed before still are.
@@ -62,11 +62,7 @@ impl Armer {
 
     /// Reconciles the plants within `change` with the probes: in a transaction, with the other vCPUs paused. Afterwards the
     /// state of each probe is up to date, with the reason if the probe is not armed.
-    pub(crate) fn change(
-        &self,
-        paused: &dyn Paused,
-        change: Change<'_>,
-    ) -> Result<(), ArmError> {
+    pub(crate) fn change(&self, paused: &dyn Paused, change: Change<'_>) -> Result<(), ArmError> {
         let Some(located) = self.running.located.get() else {
             return Ok(());
         };
@@ -268,11 +264,7 @@ enum NewState {
 }
 
 impl Armer {
-    pub(crate) fn change_sites(
-        &self,
-        paused: &dyn Paused,
-        sites: &[Gva],
-    ) -> Result<(), ArmError> {
+    pub(crate) fn change_sites(&self, paused: &dyn Paused, sites: &[Gva]) -> Result<(), ArmError> {
         let change = Change {
             probes: &[],
             dropped: &[],

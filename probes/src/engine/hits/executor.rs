@@ -2,21 +2,20 @@
 
 use std::sync::Arc;
 
+use detour::Detour;
+use events::Tier;
 use introspect::insn::Decoded;
 use introspect::{Gva, walk};
+use text::{GuestError, InstructionFault, Passed, PlantByte, RFLAGS_RF, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
-use crate::Tier;
-use crate::detour::Detour;
 use crate::engine::hits::HitOutcome;
 use crate::engine::hits::in_place::Offered;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{INT3, Running};
-use crate::guest::{GuestError, Vcpu};
-use crate::handler::{FaultOutcome, HitContext, InstructionFault};
-use crate::hit::{KernelTables, Passed, Plant, RFLAGS_RF, own_instruction, pass};
-use crate::plant::{PlantByte, Spot};
+use crate::handler::{FaultOutcome, HitContext};
+use crate::hit::{Plant, own_instruction};
 use crate::registry::Purpose;
 
 /// Lets a vCPU execute the displaced instruction of a plant.
@@ -94,7 +93,7 @@ impl Executor {
             self.running.memory.as_ref(),
             &self.running.planter,
             self.running.abilities.features,
-            KernelTables::for_hit(self, plant, decoded.at()),
+            plant.kernel_tables(self, decoded.at()),
             decoded,
         )? {
             Passed::Emulated => {
@@ -143,11 +142,7 @@ impl Executor {
 
     /// Steps over the instruction at `rip`, whose plant was removed after the report of the hit, if the emulator supports the
     /// instruction. Otherwise a plant restored before this vCPU continues would report the hit again.
-    pub(crate) fn go_past_own(
-        &self,
-        vcpu: &mut dyn Vcpu,
-        rip: Gva,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn go_past_own(&self, vcpu: &mut dyn Vcpu, rip: Gva) -> Result<(), GuestError> {
         let paging = vcpu.system_state()?.paging;
         let Ok(found) = walk(&self.running.memory.as_ref(), &paging, rip) else {
             return Ok(());

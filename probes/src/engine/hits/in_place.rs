@@ -4,17 +4,16 @@
 //! vCPU: the successors of the instruction, and the first instruction of each exception's handler. The vCPU runs until the
 //! first stop, without a change of any flag. Then memory shows the former bytes again.
 
+use events::Tier;
 use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
 use introspect::insn::{Decoded, Next};
 use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
+use text::{GuestError, InstructionFault, Paused, Planter, Ran, Spot, To, Vcpu, next_places};
 use vmm::{kvm_regs, kvm_sregs};
 
-use crate::Tier;
 use crate::engine::hits::executor::Executor;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
-use crate::handler::{FaultOutcome, InstructionFault};
-use crate::hit::{Plant, next_places};
-use crate::plant::{Planter, Spot};
+use crate::handler::FaultOutcome;
+use crate::hit::Plant;
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;

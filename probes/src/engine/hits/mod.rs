@@ -11,9 +11,10 @@ pub(crate) mod relocate;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use detour::{Detour, LeftAt};
 use introspect::{Gpa, Gva};
+use text::{GuestError, PlantByte, Vcpu};
 
-use crate::detour::{Detour, LeftAt};
 use crate::engine::hits::executor::Executor;
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::optimise::Optimiser;
@@ -22,10 +23,8 @@ use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
-use crate::guest::{GuestError, Vcpu};
 use crate::handler::{HitContext, PreOutcome};
-use crate::hit::{DebugUse, KernelTables, Plant, own_instruction};
-use crate::plant::PlantByte;
+use crate::hit::{DebugUse, Plant, own_instruction};
 use crate::registry::{Milestone, Missed, Purpose};
 
 const PAGE_BYTES: u64 = 4096;
@@ -79,11 +78,7 @@ impl Hits {
     }
 
     /// If a handler has written to an instruction under a jump, requests a pause: the jump goes before the vCPU continues.
-    pub(crate) fn pause_if_rewritten(
-        &self,
-        vcpu: &dyn Vcpu,
-        outcome: HitOutcome,
-    ) -> HitOutcome {
+    pub(crate) fn pause_if_rewritten(&self, vcpu: &dyn Vcpu, outcome: HitOutcome) -> HitOutcome {
         if outcome == HitOutcome::Resume && self.running.planter.has_rewritten_jumps() {
             self.resuming().insert(vcpu.index());
             return HitOutcome::NeedsPause;
@@ -157,7 +152,7 @@ impl Hits {
         let regs = vcpu.regs()?;
         let rip = regs.rip;
         let mut hit = HitContext::new(vcpu, &self.running.planter, &self.plants.table, regs);
-        hit.kernel = KernelTables::for_hit(&*self.executor, plant, at);
+        hit.kernel = plant.kernel_tables(&*self.executor, at);
         let (mut needs_pause, mut resumes) = (false, false);
         let (mut answer, mut copies) = (None, false);
         if plant.returns {

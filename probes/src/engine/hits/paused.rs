@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use detour::{Detour, LeftAt};
 use introspect::Gva;
+use text::{GuestError, Paused, Ran, To, Vcpu};
 
-use crate::detour::{Detour, LeftAt};
 use crate::engine::hits::executor::{Executor, clear_resume_flag};
 use crate::engine::hits::readers::Readers;
 use crate::engine::hits::{HitOutcome, Hits};
@@ -14,7 +15,6 @@ use crate::engine::plants::Plants;
 use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::write::stand_in::StandIns;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::hit::{DebugUse, Plant, own_instruction};
 
 /// Handles hits with the other vCPUs paused.

@@ -6,9 +6,9 @@
 //! sees the return. Otherwise the function itself runs, alone.
 
 use introspect::{Gpa, Gva, PagingState, walk};
+use text::GuestError;
 
 use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};
-use crate::guest::GuestError;
 use crate::handler::HitContext;
 use crate::hit::{DebugUse, Plant};
 use crate::registry::{Purpose, Reader};

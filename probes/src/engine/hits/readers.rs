@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use introspect::insn::{MAX_LENGTH_BYTES, decode};
 use introspect::{Gpa, Gva, PagingState, read_virt, walk};
+use text::{GuestError, Paused, Ran, To, Vcpu};
 
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused, Ran, To, Vcpu};
 use crate::handler::HitContext;
 use crate::hit::Plant;
 use crate::registry::{Milestone, Purpose, Reader};

@@ -1,13 +1,13 @@
 //! The relocated tier: an instruction without support in the emulator runs as a copy, which jumps back behind the original.
 
+use events::Tier;
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
+use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 
-use crate::Tier;
 use crate::engine::hits::HitOutcome;
 use crate::engine::hits::executor::Executor;
-use crate::guest::{GuestError, Paused, SystemState, Vcpu};
-use crate::hit::{KnowsTables, Plant};
+use crate::hit::Plant;
 use crate::registry::Purpose;
 
 const RFLAGS_TF: u64 = 1 << 8;

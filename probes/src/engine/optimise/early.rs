@@ -10,7 +10,7 @@
 //! itself. Two obstacles could delay detours until `rest_init`, and both are avoided:
 //!
 //! * `cleanup_highmap` clears the entries of the page directory around the image. The early region lies in other entries, which
-//!   no kernel uses or clears ([`crate::detour::Detour::has_early_place`]).
+//!   no kernel uses or clears ([`detour::Detour::has_early_place`]).
 //! * The kernel rewrites instructions. The kernel's tables list them: a listed instruction waits.
 //!
 //! Sites are checked at their first hit, one exit each: a boot calls a tenth of the functions, and checking all of them takes
@@ -23,17 +23,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwapOption;
+use detour::{Detour, KernelSpace, Tables};
 use introspect::{Gpa, Gva, PagingState};
+use text::{GuestError, Paused, Spot, Vcpu};
 
-use crate::detour::{Detour, KernelSpace, Tables};
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 use crate::registry::Milestone;
 
 /// The kernel's future page tables. While starting, the kernel runs on other tables, whose memory is freed later; both share the
@@ -77,10 +76,7 @@ impl Early {
     }
 
     /// Handles the vCPU at `jump_label_init`: from now on, a counted hit may bring a detour.
-    pub(crate) fn begin_early_detours(
-        &self,
-        vcpu: &mut dyn Vcpu,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn begin_early_detours(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let running = vcpu.system_state()?.paging;
         // Early `int3`s have to go before a second CPU starts, which would execute them without an interrupt table.
         let ends =
@@ -176,10 +172,7 @@ impl Optimiser {
     /// Ends early detours: at `rest_init`, after the kernel has patched itself, or when nothing would stop the vCPU there. All sites
     /// are checked again: an `int3` may become a jump, and an `int3` that is allowed only early goes. The region is the kernel's
     /// own from `rest_init` on.
-    pub(crate) fn end_early_detours(
-        &self,
-        paused: &dyn Paused,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn end_early_detours(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         if self.early.space.swap(None).is_some() {
             self.remove_int3s(paused)?;
             self.reopen_all();

@@ -1,10 +1,11 @@
 //! Checks of the page-directory entries that map the detour region: if the guest changes an entry, the jumps in the guest's
 //! text lose their target.
 
-use crate::detour::{ChangedEntry, DetourError};
+use detour::{ChangedEntry, DetourError};
+use text::Paused;
+
 use crate::engine::arm::ArmError;
 use crate::engine::optimise::Optimiser;
-use crate::guest::Paused;
 
 impl Optimiser {
     /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.

@@ -6,17 +6,16 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use detour::{Detour, DetourError};
 use introspect::insn::Decoded;
 use introspect::int3::{HANDLER, HANDLER_BYTES};
 use introspect::optimise::WhyNot;
 use introspect::{Gpa, Gva, KernelInt3};
+use text::{GuestError, Paused, Spot};
 
-use crate::detour::{Detour, DetourError};
 use crate::engine::optimise::vcpus::VcpuSet;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused};
-use crate::plant::Spot;
 
 /// #BP.
 pub(crate) const VECTOR: u8 = 3;

@@ -1,12 +1,12 @@
 //! `int3`s in place of plants come and go: with the vCPUs that use the kernel's handler, and with the CPUs of the guest.
 
+use detour::{HandedOn, Lead};
 use introspect::{Gva, Idt};
+use text::{GuestError, Paused, Vcpu};
 
-use crate::detour::{HandedOn, Lead};
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::{Int3Handler, VECTOR};
 use crate::engine::running::INT3;
-use crate::guest::{GuestError, Paused, Vcpu};
 use crate::hit::Plant;
 use crate::registry::{Missed, Purpose};
 

@@ -25,10 +25,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use detour::{Detour, DetourError, KernelSpace, Lead, Tables};
+use events::ProbeState;
 use introspect::{Gpa, Gva};
+use text::{GuestError, Jump, Paused, Spot, SystemState};
 
-use crate::ProbeState;
-use crate::detour::{Detour, DetourError, KernelSpace, Lead, Tables};
 use crate::engine::arm::ArmError;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::Int3Handler;
@@ -39,9 +40,7 @@ use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Paused, SystemState};
 use crate::hit::{Plant, Table};
-use crate::plant::{Jump, Spot};
 
 /// Bytes of a jump.
 pub(crate) const JUMP_BYTES: u64 = 5;
@@ -84,11 +83,7 @@ impl Optimiser {
     /// # Errors
     ///
     /// If bytes cannot be changed; the remaining jumps count on.
-    pub(crate) fn set_optimising(
-        &self,
-        paused: &dyn Paused,
-        wanted: bool,
-    ) -> Result<(), ArmError> {
+    pub(crate) fn set_optimising(&self, paused: &dyn Paused, wanted: bool) -> Result<(), ArmError> {
         self.wanted.store(wanted, Ordering::Release);
         let table = self.plants.table.load_full();
         if wanted {
@@ -157,11 +152,7 @@ impl Optimiser {
     }
 
     /// The page tables by which a vCPU with this state, which stands at `rip`, can reach a detour.
-    pub(crate) fn space_for_detour(
-        &self,
-        state: &SystemState,
-        rip: Gva,
-    ) -> Option<KernelSpace> {
+    pub(crate) fn space_for_detour(&self, state: &SystemState, rip: Gva) -> Option<KernelSpace> {
         match self.early.space() {
             Some(space) => {
                 let linked = self.running.located.get()?.linked(rip);
@@ -251,11 +242,7 @@ impl Optimiser {
     /// # Errors
     ///
     /// If memory cannot be written; then the jump stays.
-    pub(crate) fn unoptimise(
-        &self,
-        paused: &dyn Paused,
-        plant: &Plant,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn unoptimise(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if let Some(gpa) = plant.optimising.jump() {
             self.running.planter.set_jump(paused, gpa, None)?;
             self.end_lead(plant.at);
@@ -343,10 +330,7 @@ impl Optimiser {
     /// # Errors
     ///
     /// If memory cannot be written.
-    pub(crate) fn remove_rewritten_jumps(
-        &self,
-        paused: &dyn Paused,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn remove_rewritten_jumps(&self, paused: &dyn Paused) -> Result<(), GuestError> {
         if !self.running.planter.has_rewritten_jumps() {
             return Ok(());
         }

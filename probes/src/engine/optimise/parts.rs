@@ -16,16 +16,16 @@
 
 use std::sync::Arc;
 
+use detour::{Detour, Keeps, Part, Processor, Use};
 use introspect::{Gva, PerCpu};
+use manifest::program::Filter;
+use text::GuestError;
 
-use crate::detour::{Detour, Keeps, Part, Processor, Use};
 use crate::engine::optimise::Optimiser;
 use crate::engine::records::Records;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::guest::GuestError;
 use crate::hit::Plant;
-use crate::program::Filter;
 use crate::registry::{Probe, Purpose};
 
 /// The receiver of a detour part's work.
@@ -175,11 +175,7 @@ impl Parts {
     }
 
     /// Assigns `part` to `served`. The other vCPUs are paused.
-    pub(crate) fn serve(
-        &self,
-        served: Served<'_>,
-        part: Part,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn serve(&self, served: Served<'_>, part: Part) -> Result<(), GuestError> {
         match served {
             Served::Probe(probe, ip) => {
                 let before = self.records.set_owner(part.who, probe, ip);

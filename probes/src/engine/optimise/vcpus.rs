@@ -20,9 +20,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use introspect::Gva;
+use text::Paused;
 
 use crate::engine::optimise::int3::Int3Handler;
-use crate::guest::Paused;
 use crate::registry::Milestone;
 
 /// The kernel's mask of online CPUs, a bit each.

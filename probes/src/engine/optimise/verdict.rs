@@ -5,20 +5,19 @@
 
 use std::sync::Arc;
 
+use detour::{Jumped, Keeps, KernelSpace, Tables, Use};
 use introspect::insn::{Decoded, is_plain};
 use introspect::optimise::{MAX_REGION_BYTES, Unfit, WhyNot};
 use introspect::{Gpa, PatchKind};
+use text::{Paused, Spot};
 
-use crate::detour::{Jumped, Keeps, KernelSpace, Tables, Use};
 use crate::engine::optimise::JUMP_BYTES;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::{CR4_FRED, Int3Handler, NoInt3};
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::guest::Paused;
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 
 /// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
+use detour::{Detour, Record, register_value};
 use introspect::Gva;
+use text::GuestError;
 
-use crate::detour::{Detour, Record};
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::landings::{Landing, Stack};
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::guest::GuestError;
 use crate::hit::Table;
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::{Calls, Ended, Instance};
@@ -172,13 +172,7 @@ impl Following {
     }
 
     /// Ends the calls that have returned to `site`, according to a record of a detour there.
-    pub(crate) fn leave_recorded_calls(
-        &self,
-        site: Gva,
-        ts_ns: u64,
-        vcpu: usize,
-        record: &Record,
-    ) {
+    pub(crate) fn leave_recorded_calls(&self, site: Gva, ts_ns: u64, vcpu: usize, record: &Record) {
         let returned = self.returned(site, record.regs.rsp, &mut || Some(record.returns_to));
         for call in returned {
             call.probe.end_call();
@@ -193,7 +187,7 @@ impl Following {
                 ReturnAction::Trace => self.reporter.tell_return_at(ts_ns, &call, vcpu, regs),
                 ReturnAction::Aggregate(aggregated) => {
                     let of = aggregated.aggregate.of();
-                    let value = of.register().map(|register| register.value(regs));
+                    let value = of.register().map(|register| register_value(regs, register));
                     aggregated.add(value.unwrap_or(vcpu as u64));
                 }
                 // If a probe has a return handler, returns exit.

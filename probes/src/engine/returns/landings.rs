@@ -21,13 +21,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use detour::Ring;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, Step, step};
 use introspect::{Gpa, Gva, PatchKind};
+use text::GuestError;
 
-use crate::detour::Ring;
 use crate::engine::returns::following::Following;
 use crate::engine::running::call_sites::CallSite;
-use crate::guest::GuestError;
 
 /// The maximum number of instructions walked from a return address.
 const MAX_STEPS: usize = 16;

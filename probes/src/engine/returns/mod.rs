@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use introspect::Gva;
+use text::{GuestError, Vcpu};
 
 use crate::engine::plants::Plants;
 use crate::engine::records::Records;
@@ -16,7 +17,6 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::{MAX_PLANTED_SITES, ReturnSites};
 use crate::engine::running::Running;
-use crate::guest::{GuestError, Vcpu};
 use crate::handler::{EntryOutcome, HitContext};
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::Instance;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use introspect::Gva;
+use text::Paused;
 
 use crate::engine::arm::Armer;
 use crate::engine::optimise::Optimiser;
@@ -13,7 +14,6 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::landings::NoLandings;
 use crate::engine::returns::return_sites::ReturnSites;
-use crate::guest::Paused;
 use crate::hit::Plant;
 use crate::registry::Purpose;
 

@@ -1,8 +1,7 @@
 //! The ways to arm a probe or a return site.
 
 use introspect::Gva;
-
-use crate::plant::Spot;
+use text::Spot;
 
 /// The way to arm a probe now.
 pub(crate) enum Arming {

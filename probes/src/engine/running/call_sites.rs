@@ -2,12 +2,12 @@
 
 use introspect::insn::Decoded;
 use introspect::{Gpa, Gva, PatchKind, PatchSite, PatchTime};
+use text::Spot;
 
 use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
 use crate::hit::{Plant, own_instruction};
-use crate::plant::Spot;
 
 /// The instruction at a possible return address, with its location, if any.
 pub(crate) enum CallSite {

@@ -11,17 +11,16 @@ pub(crate) mod programs;
 
 use std::sync::Arc;
 
+use detour::{KernelSpace, Tables};
 use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva, Modules, ModulesError, PagingState, read_virt, walk};
+use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, Vcpu};
 
-use crate::detour::{KernelSpace, Tables};
 use crate::engine::Abilities;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Located, Reached, Whereabouts};
-use crate::guest::{GuestError, GuestMemory, Vcpu};
 use crate::hit::Plant;
 use crate::kernel::Kernel;
-use crate::plant::{PlantByte, Planter, Spot};
 use crate::resolve::Place;
 
 /// The opcode of `int3`.
@@ -89,11 +88,7 @@ impl Running {
     }
 
     /// Whether the guest's exception handler reads the instruction after an exception.
-    pub(crate) fn is_read_when_executed(
-        &self,
-        plant: &Plant,
-        decoded: &Decoded,
-    ) -> bool {
+    pub(crate) fn is_read_when_executed(&self, plant: &Plant, decoded: &Decoded) -> bool {
         is_undefined(decoded) || (decoded.bytes() == [INT3] && self.is_built_in(plant))
     }
 
@@ -146,12 +141,7 @@ impl Running {
     }
 
     /// The guest-physical location of `at`, an address in the terms of `place`.
-    pub(crate) fn spot_of(
-        &self,
-        place: &Place,
-        at: Gva,
-        located: Located,
-    ) -> Option<Spot> {
+    pub(crate) fn spot_of(&self, place: &Place, at: Gva, located: Located) -> Option<Spot> {
         match place.module {
             Some(module) => self.modules.at(module)?.spot(at),
             None => self.gpa_of(at, located).map(Spot::contiguous),
@@ -159,10 +149,7 @@ impl Running {
     }
 
     /// Keeps the page tables of this vCPU as the kernel's own: the first task is about to run.
-    pub(crate) fn keep_page_tables(
-        &self,
-        vcpu: &mut dyn Vcpu,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn keep_page_tables(&self, vcpu: &mut dyn Vcpu) -> Result<(), GuestError> {
         let paging = vcpu.system_state()?.paging;
         if self.modules.paging().is_none() {
             self.modules.paging.store(Some(Arc::new(paging)));
@@ -182,12 +169,7 @@ impl Running {
     }
 
     /// The plants in `len` bytes from `at` on, including plants replaced by debug registers.
-    pub(crate) fn planted_in(
-        &self,
-        paging: &PagingState,
-        at: Gva,
-        len: u64,
-    ) -> Vec<Gpa> {
+    pub(crate) fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
         self.in_memory(paging, at, len, |gpa, len| self.planter.planted(gpa, len))
     }
 

@@ -1,11 +1,12 @@
 //! Filters and aggregates at a hit.
 
+use detour::register_value;
 use introspect::{PerCpu, read_virt};
+use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
-use crate::program::{Operand, Values};
 use crate::registry::Probe;
 
 /// The operands of programs, for a vCPU at a hit. Registers are free; each value in guest memory costs a walk of the guest's
@@ -18,7 +19,7 @@ struct Seen<'e, 'h, 'v> {
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
         if let Some(register) = operand.register() {
-            return register.value(&self.hit.regs);
+            return register_value(&self.hit.regs, register);
         }
         let processors = self.running.kernel.processors();
         match operand {

@@ -1,6 +1,9 @@
 //! When probes are armed and disarmed.
 
+use events::{Hex, ProbeState};
 use introspect::{Gpa, Gva};
+use manifest::ProbeSpec;
+use text::{PlantByte, Written};
 
 use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
@@ -8,9 +11,7 @@ use super::{
 };
 use crate::engine::hits::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
-use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Hex, PlantByte, ProbeSpec, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
@@ -253,7 +254,7 @@ fn plants_in_init_text_go_although_an_injection_skips_the_function_that_frees_it
         .on_hit(&mut vcpu, free_initmem)
         .expect("handled");
     assert_eq!(outcome, HitOutcome::NeedsPause);
-    let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to run");
+    let run = |_: &mut _, _: text::To<'_>| panic!("nothing to run");
     let hit = rig
         .engine
         .paused_hits
@@ -278,7 +279,7 @@ fn probe_on_init_text_that_was_freed_is_gone() {
         engine.set_armed(paused, is_watched).expect("set");
         reach(&rig, free_initmem);
         engine.set_armed(paused, true).expect("armed");
-        let spec: crate::ProbeSpec = "kretprobe:goes".parse().expect("a probe");
+        let spec: manifest::ProbeSpec = "kretprobe:goes".parse().expect("a probe");
         engine.register(paused, &[spec.into()]).expect("registered");
         assert_eq!(rig.states(), [ProbeState::Gone; 2], "watched: {is_watched}");
         assert_eq!(rig.seen(goes), PLAIN[0]);

@@ -4,13 +4,15 @@
 use proptest::prelude::*;
 
 use introspect::Gva;
+use manifest::ProbeSpec;
+use text::PlantByte;
 
 use super::{PLAIN, Rig, gpa};
 use crate::engine::{NewProbe, RegisterError};
 use crate::registry::ProbeId;
 use crate::resolve::PROBES_MAX;
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{PlantByte, ProbeSpec, ResolveError, ResolveProblem};
+use crate::{ResolveError, ResolveProblem};
 
 const JUMP: [u8; 5] = [0xe9, 0, 0x10, 0, 0];
 /// Offsets of PLAIN's instructions.

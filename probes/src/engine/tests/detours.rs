@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
+use events::{ProbeSummary, Tier};
 use introspect::insn::CpuidWords;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+use manifest::ProbeSpec;
+use text::Ran;
+use text::testing::{DETOUR_GPA, FakeMemory, FakeVcpu};
 
 use super::{
     ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
 };
+use crate::Handler;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::Ran;
-use crate::guest::fake::{DETOUR_GPA, FakeMemory, FakeVcpu};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{Handler, ProbeSpec, ProbeSummary, Tier};
 
 const COPIES: Abilities = Abilities {
     cpuid: CpuidWords::ALL,
@@ -198,7 +200,7 @@ fn a_post_handler_is_called_behind_the_instruction_and_so_it_is_stepped() {
             action: Action::Handle(Arc::new(Handles { post })),
             ..NewProbe::from(
                 "kprobe:probed"
-                    .parse::<crate::ProbeSpec>()
+                    .parse::<manifest::ProbeSpec>()
                     .expect("a probe"),
             )
         };

@@ -1,11 +1,11 @@
 //! Another kernel takes over.
 
+use events::ProbeState;
 use introspect::{Gva, PhysMemory as _};
+use text::testing::FakeVcpu;
 
 use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, skipping, vcpu};
-use crate::ProbeState;
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT_GPA};
 
 /// What the next kernel is loaded over, 2 MiB further: a page directory entry.
@@ -27,7 +27,7 @@ fn reach(rig: &Rig, at: Gva, rsp: u64) -> FakeVcpu {
     vcpu.regs.rsp = rsp;
     let outcome = rig.engine.hits.on_hit(&mut vcpu, at).expect("handled");
     if outcome == HitOutcome::NeedsPause {
-        let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to step");
+        let run = |_: &mut _, _: text::To<'_>| panic!("nothing to step");
         rig.engine
             .paused_hits
             .on_paused_hit(&mut vcpu, &rig.paused, at, run)
@@ -127,7 +127,7 @@ fn plants_stay_if_an_injection_skips_the_start_of_another_kernel() {
 fn probes_registered_between_two_kernels_are_not_planted() {
     let guest = Guest::new(&["kprobe:probed"]);
     reach(&guest.rig, guest.leaves, STACK);
-    let spec: crate::ProbeSpec = "kprobe:caller".parse().expect("a probe");
+    let spec: manifest::ProbeSpec = "kprobe:caller".parse().expect("a probe");
     let new = crate::NewProbe::from(spec);
     guest
         .rig

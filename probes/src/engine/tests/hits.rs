@@ -1,15 +1,16 @@
 //! Hits: the plant that is hit, and the probes that receive the hit.
 
+use events::{Hex, Tier};
 use introspect::{Gpa, Gva};
+use manifest::ProbeSpec;
+use text::testing::{FakeVcpu, Injected};
+use text::{GuestError, PlantByte, Ran, Written};
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
+use crate::Abilities;
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::fake::{FakeVcpu, Injected};
-use crate::guest::{GuestError, Ran};
-use crate::plant::Written;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
-use crate::{Abilities, Hex, PlantByte, ProbeSpec, Tier};
 
 #[test]
 fn a_hit_is_counted_and_told_with_the_registers_before_the_instruction() {

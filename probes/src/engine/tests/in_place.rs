@@ -2,18 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
+use events::Tier;
 use introspect::Gva;
+use manifest::ProbeSpec;
+use text::testing::{FakeVcpu, Injected};
+use text::{GuestError, InstructionFault, PlantByte, Ran, To, Vcpu as _};
 
 use super::{ABILITIES, DATA, RDTSC, Rig, STACK, gpa, one, vcpu};
 use crate::engine::NewProbe;
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::{FakeVcpu, Injected};
-use crate::guest::{GuestError, Ran, To, Vcpu as _};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{
-    Abilities, Action, FaultOutcome, Handler, HitContext, InstructionFault, PlantByte, ProbeSpec,
-    Tier,
-};
+use crate::{Abilities, Action, FaultOutcome, Handler, HitContext};
 
 const PORT: u8 = PlantByte::Port.value();
 /// The address of the interrupt table.

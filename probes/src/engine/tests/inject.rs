@@ -1,11 +1,12 @@
 //! Functions that return before they run.
 
+use events::ProbeState;
 use introspect::Gva;
+use manifest::{Due, Injection};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, one, vcpu};
 use crate::engine::NewProbe;
 use crate::engine::hits::HitOutcome;
-use crate::{Due, Injection, ProbeState};
 
 const RETURNS_TO: u64 = 0x2_2220;
 

@@ -1,10 +1,10 @@
 //! Where the kernel's half of the address space is looked up without asking the vCPU for its page tables.
 
 use introspect::Gva;
+use text::testing::FakeVcpu;
 
 use super::{LARGE_PAGE, LOWER, LOWER_DIRECTORY, PLAIN, ROOT, Rig, TABLE, UPPER, gpa, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Where the kernel sees the guest's memory, beside where it is.

@@ -1,10 +1,10 @@
 //! Calls that return to an instruction that the kernel patches.
 
+use events::Event;
 use introspect::Gva;
 
 use super::returns::{Guest, STACK};
 use super::{PLAIN, Rig};
-use crate::Event;
 use crate::resolve::synthetic::SyntheticKernel;
 
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
@@ -177,11 +177,7 @@ fn static_call_that_returns_zero_is_missed_until_the_kernel_rewrites_it() {
     let engine = &guest.rig.engine;
     let gpa = introspect::Gpa(super::gpa(guest.return_site));
     let written = engine.writes.on_guest_write(gpa, &NOP5).expect("written");
-    assert_eq!(
-        written,
-        crate::plant::Written::Merged,
-        "the page has a plant"
-    );
+    assert_eq!(written, text::Written::Merged, "the page has a plant");
     guest.call(probed, STACK);
     assert_eq!(missed(&guest), [("return-site".to_owned(), 2)]);
     guest.reach(guest.return_site.wrapping_add(5), STACK + 8);
@@ -212,7 +208,7 @@ fn landings_go_with_the_last_call() {
     assert_ne!(guest.rig.seen(target), NOTHING);
     // Another probe's going looks at all return sites.
     let rig = &guest.rig;
-    let other: crate::ProbeSpec = "kretprobe:caller".parse().expect("a probe");
+    let other: manifest::ProbeSpec = "kretprobe:caller".parse().expect("a probe");
     let ids = rig.engine.register(&rig.paused, &[other.into()]);
     let ids = ids.expect("registered");
     rig.engine.unregister(&rig.paused, &ids).expect("removed");

@@ -20,16 +20,15 @@ mod writes;
 
 use std::sync::{Arc, Mutex};
 
+use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary};
 use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, PhysMemory as _};
+use manifest::{Due, Injection, ProbeSpec};
+use text::testing::{FakeMemory, FakePaused, FakeVcpu};
+use text::{GuestMemory, PlantByte};
 
 use super::{Abilities, Engine, NewProbe};
-use crate::guest::GuestMemory;
-use crate::guest::fake::{FakeMemory, FakePaused, FakeVcpu};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{
-    Due, Event, EventSink, Hit, Injection, Note, PlantByte, ProbeSpec, ProbeState, ProbeSummary,
-};
 
 /// Instructions known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
 const PLAIN: [u8; 6] = [0x55, 0x48, 0x89, 0xe5, 0x5d, 0xc3];

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
+use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
-use crate::ProbeSpec;
 use crate::engine::hits::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, ProbeId, Purpose};
@@ -60,7 +60,7 @@ impl Guest {
         let engine = &self.rig.engine;
         let outcome = engine.hits.on_hit(&mut vcpu, at).expect("handled");
         if outcome == HitOutcome::NeedsPause {
-            let run = |_: &mut _, _: crate::guest::To<'_>| panic!("nothing to step");
+            let run = |_: &mut _, _: text::To<'_>| panic!("nothing to step");
             engine
                 .paused_hits
                 .on_paused_hit(&mut vcpu, &self.rig.paused, at, run)

@@ -1,10 +1,10 @@
 //! Steps over instructions that fault, and instructions for the hardware.
 
 use introspect::Gva;
+use text::testing::{FakeVcpu, Injected};
 
 use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::{FakeVcpu, Injected};
 use crate::resolve::synthetic::TEXT;
 
 /// `mov rax, [rdi]`

@@ -2,18 +2,19 @@
 
 use std::sync::{Arc, Mutex};
 
+use events::Hex;
 use introspect::Gva;
+use manifest::program::{Aggregate, AggregateResult};
+use manifest::{Due, Injection, ProbeRequest, ProbeSpec};
+use text::Ran;
+use text::testing::FakeVcpu;
 
 use super::{ABILITIES, DATA, PLAIN, RDTSC, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, vcpu};
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe, RegisterError};
-use crate::guest::Ran;
-use crate::guest::fake::FakeVcpu;
 use crate::handler::{Handler, HitContext, PreOutcome};
-use crate::program::{Aggregate, AggregateResult};
 use crate::resolve::ResolveProblem;
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{Due, Hex, Injection, ProbeSpec};
 
 fn new(spec: &str, filter: Option<&str>, action: Action) -> NewProbe {
     NewProbe {
@@ -21,6 +22,18 @@ fn new(spec: &str, filter: Option<&str>, action: Action) -> NewProbe {
         filter: filter.map(|filter| filter.parse().expect(filter)),
         ..NewProbe::from(spec.parse::<ProbeSpec>().expect(spec))
     }
+}
+
+#[test]
+fn aggregate_of_a_request_becomes_the_action() {
+    let spec: ProbeSpec = "kprobe:vfs_read".parse().expect("a probe");
+    let request = ProbeRequest {
+        filter: "arg2 > 4096 && cpu == 1".parse().ok(),
+        aggregate: "lhist(arg2, 0, 8192, 1024)".parse().ok(),
+        ..ProbeRequest::from(spec)
+    };
+    let new = NewProbe::from(&request);
+    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == request.filter);
 }
 
 fn aggregate(text: &str) -> Action {

@@ -1,13 +1,14 @@
 //! The guest's kernel reads its own text with plants.
 
+use events::ProbeState;
 use introspect::{Gpa, Gva, OptimisedLayout};
+use text::PlantByte;
+use text::testing::FakeVcpu;
+use text::{GuestError, Ran, To};
 
 use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_TABLE, gpa, memory_of, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::FakeVcpu;
-use crate::guest::{GuestError, Ran, To};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{PlantByte, ProbeState};
 
 const PORT: u8 = PlantByte::Port.value();
 /// `struct optimized_kprobe`, as a kernel might have it.

@@ -1,10 +1,10 @@
 //! Calls that are followed to their return.
 
 use introspect::Gva;
+use text::testing::FakeVcpu;
 
 use super::{PLAIN, Rig, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::guest::fake::FakeVcpu;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Within two stacks of 16 KiB.

@@ -2,12 +2,12 @@
 
 use introspect::Gva;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments};
+use text::GuestError;
+use text::testing::FakeVcpu;
 use vmm::{Blocking, Shadow};
 
 use super::{DATA, Rig, STACK, one, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::guest::GuestError;
-use crate::guest::fake::FakeVcpu;
 
 const STI: [u8; 2] = [0xfb, 0xc3];
 const CLI: [u8; 2] = [0xfa, 0xc3];

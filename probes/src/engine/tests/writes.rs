@@ -1,12 +1,12 @@
 //! The guest rewrites probed text.
 
+use events::Tier;
 use introspect::{Gpa, Gva};
+use text::{PlantByte, Written};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
 use crate::engine::hits::HitOutcome;
-use crate::plant::Written;
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{PlantByte, Tier};
 
 const PORT: u8 = PlantByte::Port.value();
 /// `nop dword ptr [rax]`

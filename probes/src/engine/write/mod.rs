@@ -4,9 +4,10 @@ pub(crate) mod stand_in;
 
 use std::sync::Arc;
 
+use detour::Detour;
 use introspect::Gpa;
+use text::{GuestError, Paused, Written};
 
-use crate::detour::Detour;
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::early::Early;
 use crate::engine::plants::Plants;
@@ -14,8 +15,6 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::write::stand_in::StandIns;
-use crate::guest::{GuestError, Paused};
-use crate::plant::Written;
 
 /// Merges guest writes with plants.
 #[derive(Debug)]

@@ -21,12 +21,12 @@
 use std::sync::Arc;
 
 use introspect::{Gpa, Gva};
+use text::{GuestError, Paused};
 
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{Running, is_undefined};
-use crate::guest::{GuestError, Paused};
 use crate::hit::{DebugUse, Plant};
 use crate::registry::{Milestone, Missed};
 
@@ -90,11 +90,7 @@ impl StandIns {
     }
 
     /// Withdraws a plant: the guest is about to execute the instruction, and then to read the bytes.
-    pub(crate) fn let_be_read(
-        &self,
-        paused: &dyn Paused,
-        plant: &Plant,
-    ) -> Result<(), GuestError> {
+    pub(crate) fn let_be_read(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
         if self.running.abilities.debug_execute {
             self.stand_in(paused, plant.spot.gpa, 1)?;
         }
@@ -125,11 +121,7 @@ impl StandIns {
 
     /// Ends the fallback at `rip`, if any: the instruction is about to be executed, and the plant returns. Returns whether a
     /// fallback has ended.
-    pub(crate) fn end_stand_in(
-        &self,
-        paused: &dyn Paused,
-        rip: Gva,
-    ) -> Result<bool, GuestError> {
+    pub(crate) fn end_stand_in(&self, paused: &dyn Paused, rip: Gva) -> Result<bool, GuestError> {
         let mut table = self.plants.table.load().as_ref().clone();
         let mut debug = table.debug.clone();
         let ended = debug.iter_mut().find_map(|slot| {

@@ -14,8 +14,9 @@ mod turns;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use events::Tier;
 use introspect::Gva;
-use probes::{Kernel, ProbeId, ProbeRecord, Tier};
+use probes::{Kernel, ProbeId, ProbeRecord};
 
 use super::counting::{lost, only_counts};
 use super::guest::{Guest, Live, Ran, contains};

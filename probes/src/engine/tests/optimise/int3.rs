@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use events::Event;
+
 use super::*;
-use crate::Event;
 
 /// `push qword [rsp + 40]`
 const PUSH: [u8; 4] = [0xff, 0x74, 0x24, 0x28];
@@ -200,7 +201,7 @@ fn late_probe_on_the_pushes_of_the_redirected_handler_is_refused() {
         let on_push = count(&format!("{HANDLER}+{offset:#x}"));
         rig.engine.register(&rig.paused, &[on_push]).expect("done");
         let late = rig.probe(1);
-        assert_eq!(late.state, crate::ProbeState::Refused);
+        assert_eq!(late.state, events::ProbeState::Refused);
         let why = late.reason.expect("there is one");
         assert!(why.contains("redirects"), "{why}");
         assert_eq!(guest.takes_its_own(), 1);

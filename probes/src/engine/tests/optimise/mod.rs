@@ -18,19 +18,19 @@ mod staying;
 use std::ops::Range;
 use std::sync::Arc;
 
+use events::Tier;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::int3::HANDLER;
 use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+use manifest::ProbeSpec;
+use text::PlantByte;
+use text::testing::{FakeMemory, FakeVcpu, Injected};
+use text::{GuestMemory, Passed, Planter, Ran, Unwritable, Written, pass};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
 use crate::engine::hits::HitOutcome;
 use crate::engine::{Action, NewProbe};
-use crate::guest::fake::{FakeMemory, FakeVcpu, Injected};
-use crate::guest::{GuestMemory, Ran, Unwritable};
-use crate::hit::{Passed, pass};
-use crate::plant::{Planter, Written};
 use crate::resolve::synthetic::SyntheticKernel;
-use crate::{PlantByte, ProbeSpec, Tier};
 
 /// `mov eax, 1; lea eax, [rax + rdi]; ret`
 const ROOMY: [u8; 9] = [0xb8, 1, 0, 0, 0, 0x8d, 0x04, 0x38, 0xc3];
@@ -70,7 +70,7 @@ impl PhysMemory for Bare {
 impl Bare {
     fn owner(&self, gpa: Gpa) -> &FakeMemory {
         match &self.detour {
-            Some(detour) if gpa.0 >= crate::guest::fake::DETOUR_GPA => detour,
+            Some(detour) if gpa.0 >= text::testing::DETOUR_GPA => detour,
             _ => &self.ram,
         }
     }
@@ -147,7 +147,7 @@ impl Rig {
             .flatten()
             .any(|used| used.plant().at == rip)
         {
-            let run = |_: &mut FakeVcpu, _: crate::guest::To<'_>| -> Result<Ran, _> {
+            let run = |_: &mut FakeVcpu, _: text::To<'_>| -> Result<Ran, _> {
                 panic!("nothing here is executed in place")
             };
             let engine = &self.engine;
@@ -210,7 +210,7 @@ impl Rig {
     }
 
     fn engine_alone(&self, vcpu: &mut FakeVcpu, rip: Gva) {
-        let run = |_: &mut FakeVcpu, _: crate::guest::To<'_>| -> Result<Ran, _> {
+        let run = |_: &mut FakeVcpu, _: text::To<'_>| -> Result<Ran, _> {
             panic!("nothing here is executed in place")
         };
         let hit = self

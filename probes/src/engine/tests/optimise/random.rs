@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use manifest::program::AggregateResult;
 use proptest::prelude::*;
 
 use super::sharing::{Looks, caller_of, filtered, followed, handled, sum};
 use super::*;
-use crate::program::AggregateResult;
 use crate::registry::ProbeId;
 
 #[derive(Clone, Debug)]

@@ -2,15 +2,16 @@
 
 use std::sync::atomic::Ordering;
 
+use detour::testing::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
+use events::{Hit, ProbeSummary};
+use manifest::WhenFull;
 use proptest::prelude::*;
 
 use super::sharing::{Looks, filtered, followed};
 use super::*;
-use crate::detour::{RING_FIRST, RING_HEAD, RING_LIMIT, RING_TAIL};
-use crate::{Hit, ProbeSummary, WhenFull};
 
 /// The ring's guest-physical address.
-const RING: u64 = crate::guest::fake::DETOUR_GPA + (64 << 20);
+const RING: u64 = text::testing::DETOUR_GPA + (64 << 20);
 
 /// A rig whose probe reports its hits, with the ring open.
 fn recording() -> (Rig, Gva) {

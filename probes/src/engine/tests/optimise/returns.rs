@@ -1,8 +1,9 @@
 //! Calls followed to their return, of functions with a jump at the entry.
 
+use events::{Event, ProbeSummary};
+use text::testing::DETOUR_GPA;
+
 use super::*;
-use crate::guest::fake::DETOUR_GPA;
-use crate::{Event, ProbeSummary};
 
 /// `mov rax, function; call rax; nop; ret`
 fn caller_of(function: Gva) -> [u8; 11] {

@@ -3,11 +3,12 @@
 use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use detour::testing::RING_LIMIT;
+use events::{Event, ProbeSummary};
+
 use super::*;
-use crate::detour::RING_LIMIT;
 use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
 use crate::registry::ProbeId;
-use crate::{Event, ProbeSummary};
 
 /// A handler that counts its calls, without a post-handler.
 #[derive(Default)]

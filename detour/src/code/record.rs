@@ -1,0 +1,116 @@
+//! Writes a record, in about forty instructions.
+
+use iced_x86::code_asm::{
+    CodeLabel, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
+    rdx, rsi, rsp,
+};
+use iced_x86::{Code as Opcode, IcedError, Instruction, Register};
+use introspect::Gva;
+
+use super::{
+    NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
+    from_gs, small,
+};
+use crate::ring::{
+    CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
+    TAIL, TOP, TSC, WHO,
+};
+
+impl Writer<'_> {
+    /// Writes a record; jumps to `full` if the ring has no room.
+    pub(super) fn record(
+        &mut self,
+        ring: Gva,
+        who: u32,
+        of: Of,
+        full: CodeLabel,
+    ) -> Result<(), Unwritten> {
+        let number = self.work.processor.number;
+        let number = number.ok_or(Unwritten::NotKept(NotKept::Number))?;
+        self.room(ring, full)?;
+        self.slot(ring)?;
+        self.registers()?;
+        self.time()?;
+        let asm = &mut self.asm;
+        let load = Instruction::with2(Opcode::Mov_r32_rm32, Register::EAX, from_gs(number))?;
+        asm.add_instruction(load)?;
+        asm.mov(ptr(rcx + small(CPU)), eax)?;
+        if matches!(of, Of::Call | Of::Entry) {
+            asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
+            asm.mov(ptr(rcx + small(TOP)), rax)?;
+        }
+        // A nonzero `who` marks the record as complete.
+        asm.mov(eax, who)?;
+        asm.mov(ptr(rcx + small(WHO)), eax)?;
+        Ok(())
+    }
+
+    /// Jumps to `unknown` if the return address, on top of the stack, is not in the table.
+    pub(super) fn known_return(&mut self, ring: Gva, unknown: CodeLabel) -> Result<(), Unwritten> {
+        self.asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
+        self.asm.imul_3(ecx, eax, SITE_FACTOR.cast_signed())?;
+        self.asm.shr(ecx, SITE_SHIFT)?;
+        self.with_word(Opcode::Lea_r64_m, Register::RDX, ring.wrapping_add(SITES))?;
+        self.asm.cmp(ptr(rdx + rcx * 8), rax)?;
+        self.asm.jne(unknown)?;
+        Ok(())
+    }
+
+    fn room(&mut self, ring: Gva, full: CodeLabel) -> Result<(), IcedError> {
+        let (head, tail) = (ring.wrapping_add(HEAD), ring.wrapping_add(TAIL));
+        self.with_word(Opcode::Mov_r64_rm64, Register::RAX, head)?;
+        self.with_word(Opcode::Sub_r64_rm64, Register::RAX, tail)?;
+        self.asm.cmp(rax, small(LIMIT))?;
+        self.asm.jae(full)
+    }
+
+    /// Takes a slot, and sets RCX to the slot's address.
+    fn slot(&mut self, ring: Gva) -> Result<(), IcedError> {
+        self.asm.mov(ecx, 1)?;
+        let head = at(ring.wrapping_add(HEAD));
+        let mut take = Instruction::with2(Opcode::Xadd_rm64_r64, head, Register::RCX)?;
+        take.set_has_lock_prefix(true);
+        self.asm.add_instruction(take)?;
+        self.asm.and(ecx, small(SLOTS - 1))?;
+        self.asm.imul_3(ecx, ecx, small(SLOT_BYTES))?;
+        self.with_word(Opcode::Lea_r64_m, Register::RAX, ring.wrapping_add(FIRST))?;
+        self.asm.add(rcx, rax)
+    }
+
+    /// Stores all registers in the slot, with their values before the detour.
+    fn registers(&mut self) -> Result<(), IcedError> {
+        let asm = &mut self.asm;
+        let register = |number: u64| ptr(rcx + small(REGISTERS + 8 * number));
+        for (number, held) in [
+            (3, rbx),
+            (5, rbp),
+            (6, rsi),
+            (7, rdi),
+            (8, r8),
+            (9, r9),
+            (10, r10),
+            (11, r11),
+            (12, r12),
+            (13, r13),
+            (14, r14),
+            (15, r15),
+        ] {
+            asm.mov(register(number), held)?;
+        }
+        for (number, saved) in [(2, SAVED_RDX), (1, SAVED_RCX), (0, SAVED_RAX)] {
+            asm.mov(rax, ptr(rsp + saved))?;
+            asm.mov(register(number), rax)?;
+        }
+        asm.mov(rax, ptr(rsp + SAVED_FLAGS))?;
+        asm.mov(ptr(rcx + small(FLAGS)), rax)?;
+        asm.lea(rax, ptr(rsp + SAVED_BYTES))?;
+        asm.mov(register(4), rax)
+    }
+
+    fn time(&mut self) -> Result<(), IcedError> {
+        let asm = &mut self.asm;
+        asm.rdtsc()?;
+        asm.mov(ptr(rcx + small(TSC)), eax)?;
+        asm.mov(ptr(rcx + small(TSC + 4)), edx)
+    }
+}

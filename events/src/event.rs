@@ -1,0 +1,331 @@
+//! The events of a run: one JSON object a line, in every output.
+//!
+//! The command prints the events, the nested launcher passes them through, CI reads them. Addresses are strings in hex: JSON numbers are
+//! not exact beyond 2^53.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use introspect::Gva;
+use manifest::GuestEnd;
+use manifest::program::AggregateResult;
+use serde::{Deserialize, Serialize};
+
+/// A 64-bit value, in JSON the string `"0x…"`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Hex(pub u64);
+
+impl From<Gva> for Hex {
+    fn from(address: Gva) -> Self {
+        Self(address.0)
+    }
+}
+
+impl std::fmt::Display for Hex {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl Serialize for Hex {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.strip_prefix("0x")
+            // `from_str_radix` would accept a sign.
+            .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+            .and_then(|digits| u64::from_str_radix(digits, 16).ok())
+            .map(Self)
+            .ok_or_else(|| {
+                serde::de::Error::custom(format!("`{text}` is not a hexadecimal number like 0x1f"))
+            })
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for Hex {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::schema::Schema> {
+        utoipa::openapi::ObjectBuilder::new()
+            .schema_type(utoipa::openapi::schema::Type::String)
+            .pattern(Some("^0x0*[0-9a-fA-F]{1,16}$"))
+            .description(Some("A 64-bit value in hexadecimal."))
+            .into()
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for Hex {}
+
+/// One line of a run's output.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Event {
+    /// A probe fired.
+    Hit(Hit),
+    /// A probed function returned.
+    Return(Return),
+    /// A probe's state changed, or a remark about the run.
+    Note(Note),
+    /// The end of the run; always the last line.
+    Summary(Summary),
+}
+
+/// A probe fired.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Hit {
+    /// The probe as requested; a match of a glob has its own name.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub probe: Arc<str>,
+    /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
+    pub ts_ns: u64,
+    /// The number of the vCPU, from 0.
+    pub vcpu: usize,
+    /// Address of the probed instruction.
+    pub ip: Hex,
+    /// The address as `symbol+0xoffset`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub symbol: Arc<str>,
+    /// The registers right before the instruction is executed.
+    pub regs: Registers,
+    /// rdi, rsi, rdx, rcx, r8, r9: a function's arguments, at its entry.
+    pub args: [Hex; 6],
+}
+
+/// A probed function returned.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Return {
+    /// The probe as requested; a match of a glob has its own name.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub probe: Arc<str>,
+    /// Nanoseconds since the guest's first instruction, by the host's monotonic clock.
+    pub ts_ns: u64,
+    /// Nanoseconds since the call.
+    pub took_ns: u64,
+    /// The number of the vCPU, from 0.
+    pub vcpu: usize,
+    /// The return address.
+    pub ip: Hex,
+    /// The function, as `symbol+0xoffset`.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub symbol: Arc<str>,
+    /// RAX.
+    pub retval: Hex,
+    /// The registers after the return.
+    pub regs: Registers,
+}
+
+/// The general registers of a vCPU.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "they are what they are called")]
+pub struct Registers {
+    pub rax: Hex,
+    pub rbx: Hex,
+    pub rcx: Hex,
+    pub rdx: Hex,
+    pub rsi: Hex,
+    pub rdi: Hex,
+    pub rbp: Hex,
+    pub rsp: Hex,
+    pub r8: Hex,
+    pub r9: Hex,
+    pub r10: Hex,
+    pub r11: Hex,
+    pub r12: Hex,
+    pub r13: Hex,
+    pub r14: Hex,
+    pub r15: Hex,
+    pub rip: Hex,
+    pub rflags: Hex,
+}
+
+impl Registers {
+    /// rdi, rsi, rdx, rcx, r8, r9: where the System V ABI passes integer arguments.
+    #[must_use]
+    pub const fn arguments(&self) -> [Hex; 6] {
+        [self.rdi, self.rsi, self.rdx, self.rcx, self.r8, self.r9]
+    }
+}
+
+/// A remark about a run.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Note {
+    /// Nanoseconds since the guest's first instruction.
+    pub ts_ns: u64,
+    /// The probe concerned, if any.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub probe: Option<String>,
+    /// A sentence.
+    pub text: String,
+}
+
+/// The end of the guest, and the known reasons.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSummary {
+    /// See [`GuestEnd`].
+    pub end: GuestEnd,
+    /// The panic's message, the exit code, the error.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub detail: Option<String>,
+    /// For a panic: the vCPU, the task, the registers and the return addresses.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub crash: Option<Box<Crash>>,
+}
+
+/// A panic of the guest's kernel, at the entry of its `panic`.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crash {
+    /// The number of the vCPU, from 0.
+    pub vcpu: usize,
+    /// The name of the task, if readable.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub task: Option<String>,
+    /// The vCPU's registers.
+    pub regs: Registers,
+    /// The return addresses on the stack, the last call first. Some may be remains of calls that have returned.
+    pub frames: Vec<Frame>,
+}
+
+/// A return address on a stack.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frame {
+    /// The address.
+    pub ip: Hex,
+    /// The address as `symbol+0xoffset`.
+    pub symbol: String,
+}
+
+/// How hits step over the probed instruction.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Displaced by a jump or an `int3` to a detour, which counts or writes a record: no exit. Hits before the jump was written took one
+    /// exit each.
+    Optimised,
+    /// Emulated by hyprobe: one exit a hit.
+    Emulated,
+    /// Executed from a copy in the detour region: one exit a hit.
+    Relocated,
+    /// Executed in place with the other vCPUs paused.
+    Stepped,
+}
+
+/// The state of a probe.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeState {
+    /// Planted: executions are hits.
+    Armed,
+    /// Waiting for the probe's text to appear.
+    Pending,
+    /// Not planted, by request.
+    Disabled,
+    /// The probe's text is gone (an init function after boot, an unloaded module).
+    Gone,
+    /// The probe cannot be planted; a note gives the reason.
+    Refused,
+}
+
+/// The reason of a pending probe in a module that is not loaded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the module `{module}` is not loaded")]
+pub struct NotLoaded {
+    /// The module.
+    pub module: String,
+}
+
+/// The result of one probe.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeSummary {
+    /// The probe as requested; a match of a glob has its own name.
+    pub probe: String,
+    /// The probe's address, if known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ip: Option<Hex>,
+    /// The number of handled hits, without executions rejected by the filter.
+    pub hits: u64,
+    /// The number of missed hits, by reason; empty if no hit was missed.
+    pub missed: BTreeMap<String, u64>,
+    /// How hits step over the instruction; absent before the first hit or jump.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tier: Option<Tier>,
+    /// The number of VM exits for hits, for returns, and for executions rejected by the filter.
+    pub exits: u64,
+    /// For a return probe: the number of handled returns. Hits are calls: hits = returns + in flight + missed.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub returns: Option<u64>,
+    /// For a return probe: the number of calls in flight at the end of the run.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub in_flight: Option<u64>,
+    /// See [`ProbeState`].
+    pub state: ProbeState,
+    /// The reason for a refused or pending probe.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub reason: Option<String>,
+    /// For a probe whose hits a detour could handle: the reason why hits exit nevertheless. Absent before the engine has checked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unoptimised: Option<String>,
+    /// The filter, in the syntax of programs.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub filter: Option<String>,
+    /// For a probe with an aggregate: the result.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub result: Option<AggregateResult>,
+}
+
+/// The end of a run.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// `kvm` or `nested`.
+    pub accel: String,
+    /// How the guest ended.
+    pub guest: GuestSummary,
+    /// Wall-clock time of the guest, nanoseconds.
+    pub ran_ns: u64,
+    /// Every probe, in the order in which they were asked for.
+    pub probes: Vec<ProbeSummary>,
+    /// The number of events recorded but not written (0 unless the output failed).
+    pub dropped: u64,
+    /// Failed starts of QEMU before the guest's first instruction, each with its reason. Only nested runs have any.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub restarts: Vec<String>,
+}
+
+/// Receives events in the order of their recording.
+///
+/// A sink with a slow output keeps a queue. While [`has_room`](Self::has_room) is false, no vCPU enters the guest, and records stay in the
+/// ring; pauses, probe changes and the end of the run go on. So the queue grows beyond its limit only by events under way: the hits of one
+/// exit of each vCPU, a ring of records, and the notes of changes.
+pub trait EventSink: Send + Sync + std::fmt::Debug {
+    /// Takes one event. Called on vCPU threads, and on every thread that takes out records or changes probes, with the engine's locks held:
+    /// must be quick, must not wait for room, for the guest or for a pause, and must not call the engine.
+    fn event(&self, event: Event);
+
+    /// Whether the sink has room for more events. Called before each entry to the guest. A sink that forwards events to another sink
+    /// forwards this call, too.
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    /// Waits for room, at most for `limit`. Called on vCPU threads without locks.
+    fn await_room(&self, limit: Duration) {
+        let _ = limit;
+    }
+}

@@ -1,0 +1,76 @@
+//! The summary's counts for a probe: seen hits, and hits that may have been missed.
+
+use std::collections::BTreeSet;
+
+use manifest::{ProbeKind, ProbeSpec};
+
+use crate::{NotLoaded, ProbeState, ProbeSummary, Summary};
+
+/// Reasons for unseen executions or returns. The other reasons are about calls that have not returned.
+const UNSEEN: [&str; 4] = ["unwatched", "maxactive", "return-site", "disarmed"];
+
+/// The counts of all probes matched by one specification.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Hits; of a return probe, returns.
+    pub(super) seen: u64,
+    /// The number of unseen hits or returns; `reasons` has the reasons.
+    pub(super) unseen: u64,
+    reasons: Vec<String>,
+    /// The reason why the counts are unknown.
+    pub(super) blind: Option<String>,
+}
+
+impl Tally {
+    pub(super) fn of(spec: &ProbeSpec, summary: &Summary) -> Self {
+        let mut tally = Self::default();
+        let mut names = BTreeSet::new();
+        for probe in &summary.probes {
+            // Two patterns may overlap: each entry of a probe then has the whole count, and only one entry counts.
+            if spec.stands_for(&probe.probe) && names.insert(&probe.probe) {
+                tally.add(spec, probe);
+            }
+        }
+        if names.is_empty() {
+            tally.blind = Some(format!("{spec} is none of the run's probes"));
+        }
+        tally
+    }
+
+    fn add(&mut self, spec: &ProbeSpec, probe: &ProbeSummary) {
+        let seen = match spec.kind {
+            ProbeKind::Kprobe => probe.hits,
+            ProbeKind::Kretprobe => probe.returns.unwrap_or_default(),
+        };
+        // A guest's kernel can write any number to the counters of detours.
+        self.seen = self.seen.saturating_add(seen);
+        for (reason, count) in &probe.missed {
+            if *count > 0 && UNSEEN.contains(&reason.as_str()) {
+                self.unseen = self.unseen.saturating_add(*count);
+                self.reasons.push(format!("{reason} {count}"));
+            }
+        }
+        // A probe in a module that was never loaded was never executed. A probe that waits for another reason may have been executed.
+        let unloaded = spec.module.clone().map(|module| NotLoaded { module });
+        let unloaded = unloaded.map(|reason| reason.to_string());
+        let waits = probe.state == ProbeState::Pending && probe.reason != unloaded;
+        let blind = match probe.state {
+            ProbeState::Refused => "could not be armed",
+            ProbeState::Disabled => "was disabled",
+            ProbeState::Pending if waits => "was never armed",
+            ProbeState::Pending | ProbeState::Armed | ProbeState::Gone => return,
+        };
+        let why = probe.reason.as_deref().unwrap_or("no reason given");
+        self.blind
+            .get_or_insert_with(|| format!("{} {blind}: {why}", probe.probe));
+    }
+
+    /// The unseen hits, for a message.
+    pub(super) fn unseen_in_words(&self) -> String {
+        format!(
+            "{} were not seen ({})",
+            self.unseen,
+            self.reasons.join(", ")
+        )
+    }
+}

@@ -1,0 +1,28 @@
+//! Requests for a run: probes, programs, expectations, faults and choices, and the manifest that lists them.
+//!
+//! A request names functions as users write them. Whether a kernel has the functions is known to the engine alone, so this crate needs
+//! neither KVM nor symbols.
+
+#![forbid(unsafe_code)]
+
+mod choices;
+mod expect;
+mod file;
+mod inject;
+pub mod program;
+mod request;
+mod spec;
+mod suggest;
+pub mod units;
+
+pub use choices::{
+    Accel, Boot, Console, Format, GuestEnd, ProbeAction, TrapChoice, WhenFull, Word, Workload,
+};
+pub use expect::{Count, Expectation, Expected, Pattern, ValuePlace, Width};
+pub use file::{
+    GuestSection, InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError, Problem,
+    RunSection,
+};
+pub use inject::{Due, Injection};
+pub use request::ProbeRequest;
+pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

@@ -1,0 +1,344 @@
+//! The engine's traits, implemented for a live machine.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use introspect::idt::pushes_error_code;
+use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
+use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
+};
+use vmm::{
+    Alone, AloneEnd, DetourSize, Exception, HardwareBreakpoints, PageRange, PausedGuard,
+    StoppedVcpu, TrapHandler,
+};
+
+use super::{
+    GuestError, GuestMemory, InstructionFault, Paused, Ran, SystemState, To, Unwritable, Vcpu,
+};
+
+/// The machine's RAM. Clones share the memory.
+#[derive(Clone, Debug)]
+pub struct KvmMemory(pub GuestMemoryMmap);
+
+impl KvmMemory {
+    /// The 8 bytes at `gpa`, if aligned and within RAM.
+    fn word(&self, gpa: Gpa) -> Option<&AtomicU64> {
+        if !gpa.0.is_multiple_of(8) {
+            return None;
+        }
+        let (region, at) = self.0.to_region_addr(GuestAddress(gpa.0))?;
+        let offset = usize::try_from(at.0).ok()?;
+        region.get_atomic_ref(offset).ok()
+    }
+}
+
+impl PhysMemory for KvmMemory {
+    fn read(&self, gpa: Gpa, buf: &mut [u8]) -> Result<(), Unreadable> {
+        let len = buf.len();
+        self.0
+            .read_slice(buf, GuestAddress(gpa.0))
+            .map_err(|_| Unreadable { gpa, len })
+    }
+
+    /// Page tables and stacks consist of 64-bit words; a copy of any length costs several times as much.
+    fn read_u64(&self, gpa: Gpa) -> Result<u64, Unreadable> {
+        if let Some(word) = self.word(gpa) {
+            return Ok(word.load(Ordering::Relaxed));
+        }
+        let mut bytes = [0; 8];
+        self.read(gpa, &mut bytes)?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+}
+
+impl GuestMemory for KvmMemory {
+    fn write(&self, gpa: Gpa, bytes: &[u8]) -> Result<(), Unwritable> {
+        let failed = Unwritable {
+            gpa,
+            len: bytes.len(),
+        };
+        if !self.0.check_range(GuestAddress(gpa.0), bytes.len()) {
+            return Err(failed);
+        }
+        self.0
+            .write_slice(bytes, GuestAddress(gpa.0))
+            .map_err(|_| failed)
+    }
+
+    fn compare_exchange(&self, gpa: Gpa, old: &[u8], new: &[u8]) -> Result<bool, Unwritable> {
+        let failed = Unwritable {
+            gpa,
+            len: new.len(),
+        };
+        let slice = self
+            .0
+            .get_slice(GuestAddress(gpa.0), new.len())
+            .map_err(|_| failed)?;
+        macro_rules! exchange {
+            ($atomic:ty, $value:ty) => {{
+                let place = slice.get_atomic_ref::<$atomic>(0).map_err(|_| failed)?;
+                let old = <$value>::from_le_bytes(old.try_into().map_err(|_| failed)?);
+                let new = <$value>::from_le_bytes(new.try_into().map_err(|_| failed)?);
+                place
+                    .compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
+            }};
+        }
+        Ok(match new.len() {
+            1 => exchange!(AtomicU8, u8),
+            2 => exchange!(AtomicU16, u16),
+            4 => exchange!(AtomicU32, u32),
+            8 => exchange!(AtomicU64, u64),
+            _ => return Err(failed),
+        })
+    }
+
+    fn ranges(&self) -> Vec<Range<Gpa>> {
+        let range = |region: &vm_memory::GuestRegionMmap| {
+            let start = region.start_addr().0;
+            Gpa(start)..Gpa(start + region.len())
+        };
+        self.0.iter().map(range).collect()
+    }
+}
+
+/// A stopped vCPU.
+#[derive(Debug)]
+pub struct KvmVcpu<'a, 'v>(pub &'a mut StoppedVcpu<'v>);
+
+impl KvmVcpu<'_, '_> {
+    /// Runs the vCPU until it reaches a stop, with all other vCPUs paused. `handler` handles the machine's traps on the way.
+    pub fn run_alone(
+        &mut self,
+        paused: &PausedGuard<'_>,
+        handler: &dyn TrapHandler,
+        to: To<'_>,
+    ) -> Result<Ran, GuestError> {
+        let (stops, limit, breakpoints) = match to {
+            To::Next(stops) => {
+                let stops = stops.iter().map(|stop| stop.0).collect();
+                (stops, INSTRUCTION_LIMIT, false)
+            }
+            To::Return(stop) => (vec![stop.0], FUNCTION_LIMIT, true),
+        };
+        let alone = Alone {
+            stops: &stops,
+            limit,
+            breakpoints,
+        };
+        Ok(match self.0.run_alone(paused, handler, &alone)? {
+            AloneEnd::At(at) => Ran::At(Gva(at)),
+            AloneEnd::TimedOut => Ran::Nowhere,
+            AloneEnd::MachineEnded => Ran::Ended,
+        })
+    }
+}
+
+/// Longer than any instruction takes that does not wait. A vCPU that exceeds the limit is at an unexpected address.
+const INSTRUCTION_LIMIT: Duration = Duration::from_millis(5);
+/// Longer than a function takes that decodes another function and does not wait, even if the whole machine is emulated.
+const FUNCTION_LIMIT: Duration = Duration::from_millis(200);
+
+const CR0_WP: u64 = 1 << 16;
+const CR4_FSGSBASE: u64 = 1 << 16;
+const CR4_SMAP: u64 = 1 << 21;
+const CR4_PKE_PKS: u64 = (1 << 22) | (1 << 24);
+const PAGE_FAULT: u8 = 14;
+const EFER_SCE: u64 = 1;
+
+/// The emulator's view of KVM's system registers.
+fn system(sregs: &vmm::kvm_sregs) -> System {
+    System {
+        segments: Segments {
+            cs: from_kvm(&sregs.cs),
+            ss: from_kvm(&sregs.ss),
+            ds: from_kvm(&sregs.ds),
+            es: from_kvm(&sregs.es),
+            fs: from_kvm(&sregs.fs),
+            gs: from_kvm(&sregs.gs),
+        },
+        gdt: DescriptorTable {
+            base: sregs.gdt.base,
+            limit: sregs.gdt.limit.into(),
+        },
+        ldt: (sregs.ldt.unusable == 0 && sregs.ldt.present != 0).then_some(DescriptorTable {
+            base: sregs.ldt.base,
+            limit: sregs.ldt.limit,
+        }),
+        fast_calls: sregs.efer & EFER_SCE != 0,
+        base_instructions: sregs.cr4 & CR4_FSGSBASE != 0,
+    }
+}
+
+fn from_kvm(segment: &vmm::kvm_segment) -> SegmentRegister {
+    let bit = |set: u8, at: u32| u16::from(set & 1) << at;
+    SegmentRegister {
+        selector: segment.selector,
+        base: segment.base,
+        limit: segment.limit,
+        attributes: u16::from(segment.type_ & 0xf)
+            | bit(segment.s, 4)
+            | u16::from(segment.dpl & 3) << 5
+            | bit(segment.present, 7)
+            | bit(segment.avl, 12)
+            | bit(segment.l, 13)
+            | bit(segment.db, 14)
+            | bit(segment.g, 15),
+        usable: segment.unusable == 0 && segment.present != 0,
+    }
+}
+
+fn to_kvm(segment: &SegmentRegister) -> vmm::kvm_segment {
+    let bit = |at: u32| u8::from(segment.attributes & (1 << at) != 0);
+    let [low, _] = segment.attributes.to_le_bytes();
+    vmm::kvm_segment {
+        base: segment.base,
+        limit: segment.limit,
+        selector: segment.selector,
+        type_: low & 0xf,
+        present: bit(7),
+        dpl: low >> 5 & 3,
+        db: bit(14),
+        s: bit(4),
+        l: bit(13),
+        g: bit(15),
+        avl: bit(12),
+        unusable: u8::from(!segment.usable),
+        padding: 0,
+    }
+}
+
+impl Vcpu for KvmVcpu<'_, '_> {
+    fn index(&self) -> usize {
+        self.0.index()
+    }
+
+    fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError> {
+        Ok(self.0.regs()?)
+    }
+
+    fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError> {
+        Ok(self.0.set_regs(regs)?)
+    }
+
+    fn system_state(&mut self) -> Result<SystemState, GuestError> {
+        let sregs = self.0.sregs()?;
+        Ok(SystemState {
+            paging: PagingState {
+                cr0: sregs.cr0,
+                cr3: sregs.cr3,
+                cr4: sregs.cr4,
+                efer: sregs.efer,
+            },
+            system: system(&sregs),
+            privilege: sregs.ss.dpl,
+            write_protect: sregs.cr0 & CR0_WP != 0,
+            smap: sregs.cr4 & CR4_SMAP != 0,
+            protection_keys: sregs.cr4 & CR4_PKE_PKS != 0,
+        })
+    }
+
+    fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
+        let mut sregs = self.0.sregs()?;
+        for (held, wanted) in [
+            (&mut sregs.cs, &segments.cs),
+            (&mut sregs.ss, &segments.ss),
+            (&mut sregs.ds, &segments.ds),
+            (&mut sregs.es, &segments.es),
+        ] {
+            // An unchanged segment goes back exactly as KVM reported it.
+            if from_kvm(held) != *wanted {
+                *held = to_kvm(wanted);
+            }
+        }
+        Ok(self.0.set_sregs(&sregs)?)
+    }
+
+    fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
+        Ok(self.0.read_msr(index)?)
+    }
+
+    fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
+        Ok(self.0.write_msrs(registers)?)
+    }
+
+    fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
+        Ok(self.0.blocking()?)
+    }
+
+    fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
+        Ok(self.0.set_blocking(blocking)?)
+    }
+
+    fn halt(&mut self) -> Result<(), GuestError> {
+        Ok(self.0.halt()?)
+    }
+
+    fn xcr0(&mut self) -> Result<u64, GuestError> {
+        Ok(self.0.xcr0()?)
+    }
+
+    fn write_port(&mut self, port: u16, data: &[u8]) {
+        self.0.write_port(port, data);
+    }
+
+    fn read_port(&mut self, port: u16, data: &mut [u8]) {
+        self.0.read_port(port, data);
+    }
+
+    fn is_behind_outs(&mut self) -> Result<bool, GuestError> {
+        Ok(self.0.is_behind_outs()?)
+    }
+
+    fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
+        Ok(self.0.reinject_breakpoint(at.0)?)
+    }
+
+    fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
+        Ok(self.0.inject(Exception {
+            vector: fault.vector,
+            error_code: pushes_error_code(fault.vector).then_some(fault.error_code),
+            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address.0),
+        })?)
+    }
+
+    fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
+        Ok(self.0.sregs()?)
+    }
+
+    fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
+        Ok(self.0.set_sregs(sregs)?)
+    }
+}
+
+impl Paused for PausedGuard<'_> {
+    fn vcpus(&self) -> usize {
+        PausedGuard::vcpus(self)
+    }
+
+    fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), GuestError> {
+        Ok(PausedGuard::set_read_only(self, ranges)?)
+    }
+
+    fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
+        let detour = PausedGuard::map_detour(self, size)?;
+        let memory = Arc::new(KvmMemory(detour.memory().clone()));
+        Ok((Gpa(detour.gpa().0), memory))
+    }
+
+    fn vcpu_rips(&self) -> Vec<Gva> {
+        PausedGuard::vcpu_rips(self).into_iter().map(Gva).collect()
+    }
+
+    fn is_in_nmi(&self) -> bool {
+        PausedGuard::is_in_nmi(self)
+    }
+
+    fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
+        PausedGuard::set_breakpoints(self, breakpoints);
+    }
+}

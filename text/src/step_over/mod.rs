@@ -1,0 +1,10 @@
+//! Steps a vCPU over an instruction in software.
+
+mod cpu;
+mod kernel_half;
+mod next;
+mod pass;
+
+pub use kernel_half::{KernelTables, KnowsTables};
+pub use next::next_places;
+pub use pass::{Passed, RFLAGS_RF, pass};
