@@ -8,59 +8,59 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use guest_images::Module;
-pub(crate) use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+pub use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use probes::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crate::kernel_input::KernelInput;
-pub(crate) use crate::sandbox::Sandbox;
+pub use crate::kernel_input::KernelInput;
+pub use crate::sandbox::Sandbox;
 
 /// The whole configuration of the engine, here or in the outer Linux.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RunConfig {
+pub struct RunConfig {
     /// The kernel: an ELF vmlinux or a bzImage.
-    pub(crate) kernel: KernelInput,
+    pub kernel: KernelInput,
     /// The guest's first file system.
-    pub(crate) initrd: Initrd,
+    pub initrd: Initrd,
     /// The modules loaded by the demo guest, in load order.
-    pub(crate) modules: Vec<Module>,
+    pub modules: Vec<Module>,
     /// The kernel's command line.
-    pub(crate) cmdline: String,
+    pub cmdline: String,
     /// The guest's RAM.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// The number of vCPUs.
-    pub(crate) cpus: u8,
+    pub cpus: u8,
     /// How the kernel is started.
-    pub(crate) boot: Boot,
+    pub boot: Boot,
     /// The probes, in the order of the requests.
-    pub(crate) probes: Vec<ProbeRequest>,
+    pub probes: Vec<ProbeRequest>,
     /// Functions that return before they run.
-    pub(crate) injections: Vec<Injection>,
+    pub injections: Vec<Injection>,
     /// Where the guest runs.
-    pub(crate) accel: Accel,
+    pub accel: Accel,
     /// The choice of the plant's byte.
-    pub(crate) trap: TrapChoice,
+    pub trap: TrapChoice,
     /// Whether jumps may replace plants.
-    pub(crate) optimise: bool,
+    pub optimise: bool,
     /// The effect of a hit if the ring has no room for the record.
-    pub(crate) when_full: WhenFull,
+    pub when_full: WhenFull,
     /// The target of the guest's serial console. The process started by the user opens the writer of the console; the field only says
     /// whether output is read and input can be typed.
-    pub(crate) console: Console,
+    pub console: Console,
     /// The guest is ended after this time, counted from its first instruction.
-    pub(crate) timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// The control socket of the run. The process started by the user listens on the path; in an outer Linux, the path only means that a
     /// control socket exists.
-    pub(crate) control: Option<PathBuf>,
+    pub control: Option<PathBuf>,
     /// Whether hyprobe and its QEMU give up rights, here and in the outer Linux.
-    pub(crate) sandbox: Sandbox,
+    pub sandbox: Sandbox,
 }
 
 /// Where the guest's first file system comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Initrd {
+pub enum Initrd {
     /// No initrd.
     None,
     /// An initrd file.
@@ -71,9 +71,9 @@ pub(crate) enum Initrd {
 
 /// The configuration used only by the process that the user started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OutputConfig {
+pub struct OutputConfig {
     /// How events are written.
-    pub(crate) format: Format,
+    pub format: Format,
     /// The output file; standard output if `None`.
-    pub(crate) output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
 }

@@ -10,7 +10,7 @@ use vmm::boot::{KernelError, KernelFile};
 /// Where the kernel is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum KernelInput {
+pub enum KernelInput {
     /// A file named by the user: an ELF vmlinux or a bzImage.
     File(PathBuf),
     /// A file of the image cache; each read compares the digest.
@@ -19,7 +19,7 @@ pub(crate) enum KernelInput {
 
 /// Why the kernel cannot be read.
 #[derive(Debug, Error)]
-pub(crate) enum OpenKernelError {
+pub enum OpenKernelError {
     /// The file cannot be read or is not a kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -30,7 +30,7 @@ pub(crate) enum OpenKernelError {
 
 impl KernelInput {
     /// The file's path.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         match self {
             Self::File(path) => path.clone(),
             Self::Cached(file) => file.path(),

@@ -16,7 +16,7 @@ use crate::config::{Initrd, KernelInput, RunConfig};
 /// Whether a run has a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Sandbox {
+pub enum Sandbox {
     /// Every part that this host's kernel offers.
     #[default]
     On,

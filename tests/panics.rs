@@ -1,9 +1,6 @@
 //! The panic hook, in a process of its own, because the hook sees the panics of all threads.
 
-#[path = "../src/panics.rs"]
-mod panics;
-
-use panics::Since;
+use hyprobe::panics::{self, Since};
 use probes::{GuestEnd, GuestSummary, Summary};
 
 #[test]

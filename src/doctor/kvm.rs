@@ -25,7 +25,7 @@ pub(super) fn device<T>(opened: &Result<T, OpenError>) -> Vec<Check> {
         }
         Err(error) => device
             .found("not usable")
-            .verdict(No, crate::in_one_line(error)),
+            .verdict(No, crate::failure::in_one_line(error)),
         Ok(_) => device.found("there"),
     };
     vec![device, permission.found("read and write")]
@@ -73,7 +73,7 @@ pub(super) fn self_test(facts: &Result<HostFacts, Unusable>) -> Vec<Check> {
         Err(error) => vec![
             Check::new(Group::SelfTest, "self-test", "self-test")
                 .found("failed")
-                .verdict(No, crate::in_one_line(error)),
+                .verdict(No, crate::failure::in_one_line(error)),
         ],
     }
 }

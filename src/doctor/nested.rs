@@ -14,7 +14,7 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
                 QemuError::TooOld { .. } => "too old",
                 QemuError::Start { .. } | QemuError::NotQemu { .. } => "not usable",
             })
-            .verdict(Warn, crate::in_one_line(error)),
+            .verdict(Warn, crate::failure::in_one_line(error)),
     };
     let sandbox = Check::new(Group::Nested, "qemu-sandbox", "QEMU's system calls");
     let sandbox = qemu.as_ref().ok().map(|qemu| match qemu.has_sandbox() {
@@ -34,7 +34,7 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
         ),
         Err(error) => kernel
             .found("not usable")
-            .verdict(Warn, crate::in_one_line(&error)),
+            .verdict(Warn, crate::failure::in_one_line(&error)),
     };
     [Some(program), sandbox, Some(kernel)]
         .into_iter()

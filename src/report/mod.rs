@@ -34,13 +34,14 @@ use files::CreateError;
 use probes::{EventSink, Summary};
 
 pub(crate) use self::json::line as json_line;
-pub(crate) use self::printable::printable;
+pub use self::printable::printable;
 pub(crate) use self::progress::Progress;
 use self::sink::{ConsoleWriter, Message, Posts, QueueSink};
 use self::stream::{Stream, Written};
-pub(crate) use self::style::{Ink, Style};
+pub(crate) use self::style::Ink;
+pub use self::style::Style;
 pub(crate) use self::table::total;
-pub(crate) use self::text::Formatter;
+pub use self::text::Formatter;
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};
 use crate::outbox::Outbox;
