@@ -7,6 +7,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use confine::FileRights;
 use guest_images::Module;
 pub use probes::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use probes::{Injection, ProbeRequest};
@@ -57,6 +58,24 @@ pub struct RunConfig {
     pub sandbox: Sandbox,
 }
 
+impl RunConfig {
+    /// Adds the rights to the files of the run.
+    pub(crate) fn add_rights(&self, rights: &mut FileRights) {
+        if let KernelInput::File(path) = &self.kernel {
+            rights.read.push(path.clone());
+        }
+        if let Initrd::File(path) = &self.initrd {
+            rights.read.push(path.clone());
+        }
+        // The socket's file is removed at the end.
+        let socket = self.control.as_deref();
+        let directory = socket.and_then(|socket| socket.parent());
+        rights
+            .remove
+            .extend(directory.map(|directory| directory.to_owned()));
+    }
+}
+
 /// Where the guest's first file system comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -76,4 +95,28 @@ pub struct OutputConfig {
     pub format: Format,
     /// The output file; standard output if `None`.
     pub output: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_those_to_the_files_of_the_run() {
+        let config = serde_json::json!({
+            "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
+            "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
+            "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
+            "control": "/run/x/y.sock", "sandbox": "on",
+        });
+        let config: RunConfig = serde_json::from_value(config).expect("a run");
+        let mut rights = FileRights::default();
+        config.add_rights(&mut rights);
+        let expected = FileRights {
+            read: vec!["/k/vmlinuz".into(), "/i/initrd".into()],
+            remove: vec!["/run/x".into()],
+            ..FileRights::default()
+        };
+        assert_eq!(rights, expected);
+    }
 }

@@ -11,6 +11,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelFile};
 
 use crate::config::{Boot, Initrd, KernelInput, RunConfig};
+use crate::exit::{Exit, Failure};
 use crate::images::{self, ImageError};
 use crate::kernel_input::OpenKernelError;
 
@@ -64,6 +65,29 @@ pub(crate) enum GuestError {
     /// A probe that cannot be resolved in this kernel.
     #[error(transparent)]
     Probe(#[from] ResolveError),
+}
+
+impl Failure for GuestError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Demo(error) => error.exit(),
+            Self::Kernel(error) => error.exit(),
+            Self::Memory { .. } => Exit::HostCannot,
+            Self::Contents { .. }
+            | Self::Initrd { .. }
+            | Self::Boot(_)
+            | Self::Moves(_)
+            | Self::Tasks { .. }
+            | Self::Probe(_) => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Probe(error) => error.help(),
+            _ => None,
+        }
+    }
 }
 
 /// Reads the kernel `input`. Returns the file, the ELF in the file, and the parsed kernel.
@@ -155,15 +179,5 @@ impl Guest {
         };
         boot::prepare(&memory, &request)?;
         Ok(())
-    }
-}
-
-impl GuestError {
-    /// Advice for the user.
-    pub(crate) fn advice(&self) -> Option<String> {
-        match self {
-            Self::Probe(error) => error.help(),
-            _ => None,
-        }
     }
 }

@@ -14,6 +14,7 @@ use thiserror::Error;
 
 use crate::cli::IdentityArgs;
 use crate::config::Accel;
+use crate::exit::{Exit, Failure};
 
 /// `USER[:GROUP]`, names or numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,15 +125,20 @@ pub(crate) enum IdentityError {
     },
 }
 
-impl IdentityError {
-    /// Advice for the user.
-    pub(crate) fn advice(&self) -> String {
+impl Failure for IdentityError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+
+    fn help(&self) -> Option<String> {
         let advice = match self {
             Self::NotRoot { .. } => "leave --user and --chroot out",
             Self::User { .. } | Self::Group { .. } => {
                 "names of other services are not looked up: give numbers, such as --user 1000:1000"
             }
-            Self::NoGroup { uid } => return format!("give the group, too: --user {uid}:GROUP"),
+            Self::NoGroup { uid } => {
+                return Some(format!("give the group, too: --user {uid}:GROUP"));
+            }
             Self::Accounts { .. } => "give numbers, such as --user 1000:1000",
             Self::Root { .. } => "name a user without rights, such as nobody",
             Self::RootGroup { .. } => "name another group: --user USER:GROUP",
@@ -148,7 +154,7 @@ impl IdentityError {
             Self::TestRoot => "use --user alone, or `hyprobe run` for each manifest",
             Self::Unreadable { .. } => "let the user read it, or use `hyprobe run`",
         };
-        advice.to_owned()
+        Some(advice.to_owned())
     }
 }
 

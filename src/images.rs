@@ -10,7 +10,7 @@ use guest_images::{
 use thiserror::Error;
 
 use crate::cli::ImagesCommand;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::report::Progress;
 
 /// The user space of the demo guest.
@@ -48,19 +48,20 @@ impl From<CacheError> for ImageError {
     }
 }
 
-impl ImageError {
-    /// Whether the user's choice of a name or a mirror is wrong, and not the host.
-    pub(crate) fn is_usage(&self) -> bool {
-        matches!(
-            self,
+impl Failure for ImageError {
+    fn exit(&self) -> Exit {
+        match self {
+            // The user's choice of a name or a mirror is wrong, and not the host.
             Self::Fetch(
                 FetchError::Unknown { .. }
-                    | FetchError::Mirror(
-                        MirrorError::Variable { .. } | MirrorError::NotUtf8 { .. }
-                    )
-            ) | Self::NotAKernel { .. }
-                | Self::Module(ModuleError::Missing { .. })
-        )
+                | FetchError::Mirror(MirrorError::Variable { .. } | MirrorError::NotUtf8 { .. }),
+            )
+            | Self::NotAKernel { .. }
+            | Self::Module(ModuleError::Missing { .. }) => Exit::Usage,
+            Self::Fetch(_) | Self::Demo(_) | Self::File(_) | Self::Module(_) | Self::Write(_) => {
+                Exit::HostCannot
+            }
+        }
     }
 }
 

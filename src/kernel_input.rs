@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vmm::boot::{KernelError, KernelFile};
 
+use crate::exit::{Exit, Failure};
+
 /// Where the kernel is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -26,6 +28,15 @@ pub enum OpenKernelError {
     /// The file of the image cache cannot be read or has changed.
     #[error(transparent)]
     Cached(#[from] CachedFileError),
+}
+
+impl Failure for OpenKernelError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Kernel(_) => Exit::Usage,
+            Self::Cached(_) => Exit::HostCannot,
+        }
+    }
 }
 
 impl KernelInput {

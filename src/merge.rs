@@ -4,12 +4,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use probes::manifest::{InitrdSource, KernelSource, Manifest, ManifestError};
+use probes::manifest::{InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError};
 use probes::{Expectation, ProbeRequest, ProbeSpec, SpecError};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
 use crate::config::{Console, Initrd, KernelInput, OutputConfig, RunConfig, Sandbox, Workload};
+use crate::exit::{Exit, Failure};
 use crate::images;
 
 const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
@@ -56,15 +57,32 @@ pub(crate) enum MergeError {
     },
 }
 
-impl MergeError {
-    /// Advice for the user.
-    pub(crate) fn advice(&self) -> Option<String> {
+impl Failure for MergeError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Image { source, .. } => source.exit(),
+            Self::Manifest(_)
+            | Self::NoKernel
+            | Self::Modules
+            | Self::Probe { .. }
+            | Self::Path { .. } => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
         match self {
             Self::NoKernel => {
                 Some("name a kernel: --kernel FILE, --image debian-6.1, or a manifest".to_owned())
             }
             Self::Probe { source, .. } => source.help(),
             Self::Manifest(_) | Self::Modules | Self::Image { .. } | Self::Path { .. } => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Manifest(ManifestError::Invalid(manifest)) => Some(manifest),
+            _ => None,
         }
     }
 }
@@ -385,8 +403,8 @@ mod tests {
     #[test]
     fn what_is_missing_or_wrong_is_said() {
         let error = merge(&run(&[]), &|_| {}).expect_err("no kernel");
-        assert!(matches!(error, MergeError::NoKernel) && error.advice().is_some());
+        assert!(matches!(error, MergeError::NoKernel) && error.help().is_some());
         let error = merge(&run(&["--kernel=k", "-p", "vfs_read"]), &|_| {}).expect_err("no kind");
-        assert_eq!(error.advice().as_deref(), Some("write kprobe:vfs_read"));
+        assert_eq!(error.help().as_deref(), Some("write kprobe:vfs_read"));
     }
 }

@@ -12,7 +12,7 @@ use clap_complete::Shell;
 use thiserror::Error;
 
 use crate::cli::{Cli, PackageFilesArgs};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 
 /// The error of a file that cannot be written.
 #[derive(Debug, Error)]
@@ -20,6 +20,12 @@ use crate::exit::Exit;
 pub(crate) struct PackageFilesError {
     path: PathBuf,
     source: io::Error,
+}
+
+impl Failure for PackageFilesError {
+    fn exit(&self) -> Exit {
+        Exit::HostCannot
+    }
 }
 
 /// Writes `man/hyprobe.1`, a page for each subcommand, and `completions/` for bash, zsh and fish.

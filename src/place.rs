@@ -1,20 +1,59 @@
 //! Where a guest runs: on this host's KVM, or nested.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::sync::{Arc, OnceLock};
 
 use confine::FileRights;
 use control::Incoming;
 use probes::{EventSink, Summary};
+use thiserror::Error;
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
+use crate::exit::{Exit, Failure};
 use crate::guest::Guest;
-use crate::nested::{self, Choice, LaunchError, Outside, Qemu, Unusable};
+use crate::nested::{self, Choice, LaunchError, Outside, Qemu, QemuError, Unusable};
 use crate::panics::Since;
-use crate::run::{RunError, input};
-use crate::session::{self, RunFailure};
+use crate::session::{self, RunFailure, input};
 use crate::stop::StopSignal;
+
+/// Why the host has no place for the guest, or why the run there failed.
+#[derive(Debug, Error)]
+pub(crate) enum PlaceError {
+    /// Neither KVM nor QEMU will do.
+    #[error("this host cannot run stock kernels: {kvm}")]
+    Neither {
+        /// The problem of KVM.
+        kvm: String,
+        /// The problem of QEMU.
+        source: QemuError,
+    },
+    /// `--accel nested` without a QEMU for it.
+    #[error("cannot run nested")]
+    Qemu(#[from] QemuError),
+    /// The terminal's input.
+    #[error("cannot use standard input")]
+    Input(#[source] io::Error),
+    /// The run on this host's KVM.
+    #[error(transparent)]
+    Here(#[from] RunFailure),
+    /// The nested run.
+    #[error(transparent)]
+    Nested(#[from] LaunchError),
+}
+
+impl Failure for PlaceError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Here(error) => error.exit(),
+            // An error inside has the exit code of the same error on this host.
+            Self::Nested(LaunchError::Inner(error)) => Exit::from_code(error.exit_code),
+            Self::Neither { .. } | Self::Qemu(_) | Self::Input(_) | Self::Nested(_) => {
+                Exit::HostCannot
+            }
+        }
+    }
+}
 
 /// Where the guest runs.
 #[derive(Clone, Debug)]
@@ -67,7 +106,7 @@ impl std::fmt::Debug for Console {
 
 impl Place {
     /// Chooses the place. If there is a choice, `tell` gets the reason.
-    pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, RunError> {
+    pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, PlaceError> {
         match accel {
             Accel::Kvm => Ok(Self::Here(Device::default())),
             Accel::Nested => Ok(Self::Nested(Qemu::find()?)),
@@ -82,14 +121,14 @@ impl Place {
                 match choice {
                     Choice::Kvm { .. } => Ok(Self::Here(Device::default())),
                     Choice::Nested { qemu, .. } => Ok(Self::Nested(qemu)),
-                    Choice::Neither { kvm, qemu } => Err(RunError::Neither { kvm, source: qemu }),
+                    Choice::Neither { kvm, qemu } => Err(PlaceError::Neither { kvm, source: qemu }),
                 }
             }
         }
     }
 
     /// Opens `/dev/kvm` while the process still may, or fetches the missing images of a nested run. `say` gets the progress.
-    pub(crate) fn prepare(&self, say: &dyn Fn(String)) -> Result<(), RunError> {
+    pub(crate) fn prepare(&self, say: &dyn Fn(String)) -> Result<(), PlaceError> {
         match self {
             Self::Here(device) => Ok(device.open().map(|_| ())?),
             Self::Nested(_) => {
@@ -114,7 +153,7 @@ impl Place {
         guest: Guest,
         ends: Ends,
         say: &dyn Fn(String),
-    ) -> Result<Summary, RunError> {
+    ) -> Result<Summary, PlaceError> {
         let Ends {
             sink,
             console: Console(console),
@@ -135,7 +174,7 @@ impl Place {
                 let outside = Outside {
                     sink,
                     console,
-                    input: input(&config.console).map_err(RunError::Input)?,
+                    input: input(&config.console).map_err(PlaceError::Input)?,
                     stop,
                     clients,
                     progress: &|step| say(step.to_string()),

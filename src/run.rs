@@ -1,26 +1,22 @@
 //! `hyprobe run`.
 
-use std::fs::File;
 use std::io::{self, IsTerminal as _};
-use std::os::fd::AsFd as _;
 
 use control::{ControlSocket, Incoming, SocketError};
 use probes::judge::Verdict;
+use probes::manifest::InvalidManifest;
 use thiserror::Error;
 
 use crate::cli::RunArgs;
-use crate::config;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::guest::{Guest, GuestError};
 use crate::identity::{self, IdentityError};
 use crate::judged::{self, Judged, admit};
 use crate::merge::{MergeError, Plan, merge};
-use crate::nested::{LaunchError, QemuError};
 use crate::panics::Since;
-use crate::place::{Console, Ends, Place};
+use crate::place::{Console, Ends, Place, PlaceError};
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
-use crate::sandbox::{self, SandboxError};
-use crate::session::RunFailure;
+use crate::sandbox::SandboxError;
 use crate::signals;
 use crate::stderr::say;
 use crate::stop::StopSignal;
@@ -37,17 +33,9 @@ pub(crate) enum RunError {
     /// `--user` or `--chroot`.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// Neither KVM nor QEMU will do.
-    #[error("this host cannot run stock kernels: {kvm}")]
-    Neither {
-        /// The problem of KVM.
-        kvm: String,
-        /// The problem of QEMU.
-        source: QemuError,
-    },
-    /// `--accel nested` without a QEMU for it.
-    #[error("cannot run nested")]
-    Qemu(#[from] QemuError),
+    /// The place of the run, or the run there.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     /// The control socket.
     #[error(transparent)]
     Socket(#[from] SocketError),
@@ -63,21 +51,45 @@ pub(crate) enum RunError {
     /// Signals.
     #[error("cannot catch signals")]
     Signals(#[source] io::Error),
-    /// The terminal's input.
-    #[error("cannot use standard input")]
-    Input(#[source] io::Error),
-    /// The run on this host's KVM.
-    #[error(transparent)]
-    Here(#[from] RunFailure),
-    /// The nested run.
-    #[error(transparent)]
-    Nested(#[from] LaunchError),
     /// The guest ran, but a part of the output is not written.
     #[error(transparent)]
     Output(#[from] OutputError),
     /// A thread of hyprobe has panicked.
     #[error("{0}")]
     Panicked(String),
+}
+
+impl Failure for RunError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Merge(error) => error.exit(),
+            Self::Guest(error) => error.exit(),
+            Self::Identity(error) => error.exit(),
+            Self::Place(error) => error.exit(),
+            Self::Sandbox(error) => error.exit(),
+            Self::Signals(_) | Self::Clients(_) | Self::Output(_) | Self::Panicked(_) => {
+                Exit::HostCannot
+            }
+            Self::Report(_) | Self::Socket(_) => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Merge(error) => error.help(),
+            Self::Guest(error) => error.help(),
+            Self::Identity(error) => error.help(),
+            Self::Sandbox(error) => error.help(),
+            _ => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Merge(error) => error.manifest(),
+            _ => None,
+        }
+    }
 }
 
 /// Boots the guest, reports the hits of the probes, and returns how the guest ended.
@@ -117,7 +129,7 @@ fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
     // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
     progress.rest();
     let add = |rights: &mut _| {
-        sandbox::add_run(rights, &config);
+        config.add_rights(rights);
         place.add_rights(rights);
     };
     let sandbox = config.sandbox;
@@ -184,13 +196,5 @@ fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
     if exit == Exit::Done && !verdicts.is_empty() {
         let all = verdicts.len();
         say(format_args!("hyprobe: all {all} expectations hold"));
-    }
-}
-
-/// The input for the guest, if any.
-pub(crate) fn input(console: &config::Console) -> io::Result<Option<File>> {
-    match console {
-        config::Console::Stdio => Ok(Some(io::stdin().as_fd().try_clone_to_owned()?.into())),
-        config::Console::None | config::Console::File(_) => Ok(None),
     }
 }

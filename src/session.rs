@@ -1,6 +1,8 @@
 //! A run on the local KVM.
 
-use std::io::Write;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,10 +16,10 @@ use probes::{
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
-use crate::config::{Boot, RunConfig, TrapChoice};
+use crate::config::{self, Boot, RunConfig, TrapChoice};
+use crate::exit::{Exit, Failure};
 use crate::guest::{Guest, GuestError};
 use crate::panics::Since;
-use crate::run::input;
 use crate::stop::StopSignal;
 
 /// Why a run could not be started or brought to its end.
@@ -41,6 +43,22 @@ pub(crate) enum RunFailure {
     /// The machine or its probes could not be set up.
     #[error(transparent)]
     Session(#[from] SessionError),
+}
+
+impl Failure for RunFailure {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Guest(error) => error.exit(),
+            Self::Session(SessionError::Resolve(_) | SessionError::AddressMoves { .. }) => {
+                Exit::Usage
+            }
+            Self::Host(_)
+            | Self::SelfTest(_)
+            | Self::Input(_)
+            | Self::Control(_)
+            | Self::Session(_) => Exit::HostCannot,
+        }
+    }
 }
 
 /// Reads the guest's files, boots the guest here and probes the guest until the guest ends, `stop` is requested, or the time is over.
@@ -187,5 +205,13 @@ fn end_on_request(control: &Control, stop: &StopSignal, over: &AtomicBool) {
             control.end(End::Stopped);
             return;
         }
+    }
+}
+
+/// The input for the guest, if any.
+pub(crate) fn input(console: &config::Console) -> io::Result<Option<File>> {
+    match console {
+        config::Console::Stdio => Ok(Some(io::stdin().as_fd().try_clone_to_owned()?.into())),
+        config::Console::None | config::Console::File(_) => Ok(None),
     }
 }

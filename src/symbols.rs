@@ -4,12 +4,12 @@ use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
 
 use introspect::{Symbol, SymbolTable, kallsyms};
-use probes::Hex;
+use probes::{Hex, PATTERN_HELP};
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::cli::SymbolsArgs;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::images::{self, ImageError};
 use crate::kernel_input::{KernelInput, OpenKernelError};
 use crate::report::Progress;
@@ -45,6 +45,28 @@ pub(crate) enum SymbolsError {
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
+}
+
+impl Failure for SymbolsError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Image(error) => error.exit(),
+            Self::Kernel(error) => error.exit(),
+            Self::Contents { .. } => Exit::Usage,
+            Self::NoMatch { .. } => Exit::ExpectationFailed,
+            Self::Write(_) => Exit::HostCannot,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::NoMatch { near, .. } if !near.is_empty() => {
+                Some(format!("near names: {}", near.join(", ")))
+            }
+            Self::NoMatch { .. } => Some(PATTERN_HELP.to_owned()),
+            _ => None,
+        }
+    }
 }
 
 /// A line of `--json`.

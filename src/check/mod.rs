@@ -4,12 +4,13 @@ mod all;
 
 use std::io::{self, Write};
 
+use probes::manifest::InvalidManifest;
 use probes::{Hex, Place, ProbeSpec, Refusal, Resolved, Via, When, resolve};
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::cli::{CheckArgs, RunArgs};
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::guest::{Guest, GuestError};
 use crate::judged::admit;
 use crate::merge::{MergeError, merge};
@@ -27,6 +28,31 @@ pub(crate) enum CheckError {
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
+}
+
+impl Failure for CheckError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Merge(error) => error.exit(),
+            Self::Guest(error) => error.exit(),
+            Self::Write(_) => Exit::HostCannot,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Merge(error) => error.help(),
+            Self::Guest(error) => error.help(),
+            Self::Write(_) => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Merge(error) => error.manifest(),
+            Self::Guest(_) | Self::Write(_) => None,
+        }
+    }
 }
 
 /// The number of debug registers of a processor.

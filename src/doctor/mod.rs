@@ -12,7 +12,7 @@ use thiserror::Error;
 use vmm::{Host, self_test};
 
 use crate::cli::DoctorArgs;
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::nested::{Choice, Qemu, Unusable, choose};
 use crate::report::Style;
 
@@ -22,6 +22,12 @@ pub(crate) enum DoctorError {
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
+}
+
+impl Failure for DoctorError {
+    fn exit(&self) -> Exit {
+        Exit::HostCannot
+    }
 }
 
 /// The consequence of a finding for hyprobe.

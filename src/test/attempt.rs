@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use probes::judge::Verdict;
 use probes::{Crash, Event, GuestEnd, Summary, Word as _};
 
+use super::TestError;
 use super::case::Case;
 use super::record::{ConsoleTail, LastEvents};
 use crate::exit::{Exit, Failure as _};
@@ -16,7 +17,6 @@ use crate::judged::{self, Judged, admit};
 use crate::panics::Since;
 use crate::place::{Console, Ends, Place};
 use crate::report::printable;
-use crate::run::RunError;
 use crate::stop::{StopReason, StopSignal};
 
 /// The result of a boot.
@@ -98,7 +98,7 @@ fn boot(
     stop: &StopSignal,
     console: &ConsoleTail,
     events: &Arc<LastEvents>,
-) -> Result<(Summary, Vec<Verdict>), RunError> {
+) -> Result<(Summary, Vec<Verdict>), TestError> {
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
     let expectations = admit(&mut config, case.plan.expectations.clone(), &guest.kernel);

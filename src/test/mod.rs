@@ -33,16 +33,16 @@ use self::print::Printer;
 use self::schedule::{Finished, Job};
 use crate::cli::TestArgs;
 use crate::config::{Accel, Initrd};
-use crate::exit::{Exit, Failure as _};
+use crate::exit::{Exit, Failure};
 use crate::failure;
 use crate::guest::GuestError;
 use crate::identity::{self, IdentityError};
 use crate::images;
 use crate::merge::MergeError;
 use crate::panics::Since;
-use crate::place::Place;
+use crate::place::{Place, PlaceError};
 use crate::report::Progress;
-use crate::run::RunError;
+use crate::sandbox::SandboxError;
 use crate::signals;
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
@@ -74,9 +74,18 @@ pub(crate) enum TestError {
         /// The exit code of the first error.
         exit: Exit,
     },
-    /// Where guests run.
+    /// A guest cannot be booted or probed as requested.
     #[error(transparent)]
-    Place(#[from] RunError),
+    Guest(#[from] GuestError),
+    /// `--user` or `--chroot`.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The place of the runs, or a run there.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The rights of this process.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     /// Signals.
     #[error("cannot catch signals")]
     Signals(#[source] io::Error),
@@ -104,6 +113,36 @@ pub(crate) enum TestError {
     Junit(#[from] quick_junit::SerializeError),
 }
 
+impl Failure for TestError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Manifests { exit, .. } => *exit,
+            Self::Guest(error) => error.exit(),
+            Self::Identity(error) => error.exit(),
+            Self::Place(error) => error.exit(),
+            Self::Sandbox(error) => error.exit(),
+            Self::Signals(_)
+            | Self::Thread(_)
+            | Self::Write { .. }
+            | Self::Create {
+                source: CreateError::Io(_),
+                ..
+            }
+            | Self::Junit(_) => Exit::HostCannot,
+            Self::Read { .. } | Self::Nothing { .. } | Self::Create { .. } => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Guest(error) => error.help(),
+            Self::Identity(error) => error.help(),
+            Self::Sandbox(error) => error.help(),
+            _ => None,
+        }
+    }
+}
+
 /// Runs the cases and prints the result of each.
 pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
     let progress = Progress::on_stderr();
@@ -114,9 +153,9 @@ pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {
 
 fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let began = Since::now();
-    let identity = identity::find(&args.identity).map_err(RunError::from)?;
+    let identity = identity::find(&args.identity)?;
     if args.identity.chroot.is_some() {
-        return Err(RunError::from(IdentityError::TestRoot).into());
+        return Err(IdentityError::TestRoot.into());
     }
     let cases = cases(args, progress)?;
     let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
@@ -224,7 +263,7 @@ fn jobs(
     identity: Option<&Identity>,
     progress: &Progress,
     tell: &dyn Fn(String),
-) -> Result<Vec<Job>, RunError> {
+) -> Result<Vec<Job>, TestError> {
     let mut places: Vec<(Accel, Place)> = Vec::new();
     let mut jobs = Vec::new();
     for case in cases {

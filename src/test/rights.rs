@@ -7,12 +7,12 @@ use confine::{FileRights, Identity};
 use guest_images::Store;
 use rustix::fs::{Access, access};
 
+use super::TestError;
 use super::schedule::Job;
 use crate::cli::TestArgs;
 use crate::config::{Initrd, RunConfig};
 use crate::identity::IdentityError;
-use crate::run::RunError;
-use crate::sandbox::{self, Sandbox};
+use crate::sandbox::Sandbox;
 
 /// Gives up the rights that no case needs. The process has a single thread.
 pub(super) fn give_up(
@@ -20,10 +20,10 @@ pub(super) fn give_up(
     jobs: &[Job],
     identity: Option<&Identity>,
     tell: &dyn Fn(String),
-) -> Result<(), RunError> {
+) -> Result<(), TestError> {
     let add = |rights: &mut FileRights| {
         for Job { case, place } in jobs {
-            sandbox::add_run(rights, &case.plan.config);
+            case.plan.config.add_rights(rights);
             place.add_rights(rights);
         }
         rights.change.push(args.artifacts.clone());
@@ -53,7 +53,7 @@ pub(super) fn give_up(
 }
 
 /// Checks that the process, which now has the user `uid`, can still read the files of the cases.
-fn check_files(jobs: &[Job], uid: u32) -> Result<(), RunError> {
+fn check_files(jobs: &[Job], uid: u32) -> Result<(), TestError> {
     let configs = jobs.iter().map(|job| &job.case.plan.config);
     let is_demo = |config: &RunConfig| config.initrd == Initrd::Demo;
     if configs.clone().any(is_demo) && !owns_cache(uid) {
