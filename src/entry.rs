@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure};
 use crate::failure::{self, in_one_line};
 use crate::nested::InnerFailure;
 use crate::{
-    check, doctor, images, logging, nested, package_files, panics, remote, run, session, stderr,
+    check, commands, doctor, logging, nested, package_files, panics, remote, run, session, stderr,
     symbols, test,
 };
 
@@ -47,7 +47,7 @@ fn command(cli: &Cli) -> Exit {
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
-        Command::Images(command) => images::images(command).map_err(boxed),
+        Command::Images(command) => commands::images::images(command).map_err(boxed),
         Command::PackageFiles(args) => package_files::write(args).map_err(boxed),
     };
     done.unwrap_or_else(|failure| {

@@ -5,28 +5,15 @@
 use std::fs;
 use std::io;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use confine::{Identity, Inherited, Root};
 use files::CreateError;
 use rustix::process::geteuid;
 use thiserror::Error;
 
-use crate::cli::IdentityArgs;
+use crate::cli::{Account, IdentityArgs};
 use crate::config::Accel;
 use crate::exit::{Exit, Failure};
-
-/// `USER[:GROUP]`, names or numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Account {
-    user: String,
-    group: Option<String>,
-}
-
-/// The text is no `USER[:GROUP]`.
-#[derive(Debug, Error)]
-#[error("write USER or USER:GROUP, names or numbers")]
-pub(crate) struct AccountError;
 
 /// The reason why hyprobe cannot become the user, in general or for the given command.
 #[derive(Debug, Error)]
@@ -155,25 +142,6 @@ impl Failure for IdentityError {
             Self::Unreadable { .. } => "let the user read it, or use `hyprobe run`",
         };
         Some(advice.to_owned())
-    }
-}
-
-impl FromStr for Account {
-    type Err = AccountError;
-
-    fn from_str(text: &str) -> Result<Self, AccountError> {
-        let (user, group) = match text.split_once(':') {
-            Some((user, group)) => (user, Some(group)),
-            None => (text, None),
-        };
-        let is_name = |name: &str| !name.is_empty() && !name.contains([':', '\n']);
-        match is_name(user) && group.is_none_or(is_name) {
-            true => Ok(Self {
-                user: user.to_owned(),
-                group: group.map(str::to_owned),
-            }),
-            false => Err(AccountError),
-        }
     }
 }
 

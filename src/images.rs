@@ -1,17 +1,13 @@
-//! Stock kernels and the demo guest: `hyprobe images`, `--image`, `--workload`.
-
-use std::io::{self, Write};
+//! Stock kernels and the demo guest: `--image`, `--workload`.
 
 use guest_images::demo::{self, Tracing};
 use guest_images::{
-    CacheError, CachedFile, CachedFileError, FetchError, Freshness, Image, ImageKind,
-    InitramfsError, MirrorError, Module, ModuleError, Store,
+    CachedFile, CachedFileError, FetchError, Image, ImageKind, InitramfsError, MirrorError, Module,
+    ModuleError,
 };
 use thiserror::Error;
 
-use crate::cli::ImagesCommand;
 use crate::exit::{Exit, Failure};
-use crate::report::Progress;
 
 /// The user space of the demo guest.
 const BUSYBOX: &str = "busybox-static";
@@ -37,15 +33,6 @@ pub(crate) enum ImageError {
     /// A module cannot be had.
     #[error(transparent)]
     Module(#[from] ModuleError),
-    /// The list cannot be written.
-    #[error("cannot write to standard output")]
-    Write(#[from] io::Error),
-}
-
-impl From<CacheError> for ImageError {
-    fn from(error: CacheError) -> Self {
-        Self::Fetch(error.into())
-    }
 }
 
 impl Failure for ImageError {
@@ -58,9 +45,7 @@ impl Failure for ImageError {
             )
             | Self::NotAKernel { .. }
             | Self::Module(ModuleError::Missing { .. }) => Exit::Usage,
-            Self::Fetch(_) | Self::Demo(_) | Self::File(_) | Self::Module(_) | Self::Write(_) => {
-                Exit::HostCannot
-            }
+            Self::Fetch(_) | Self::Demo(_) | Self::File(_) | Self::Module(_) => Exit::HostCannot,
         }
     }
 }
@@ -97,59 +82,4 @@ pub(crate) fn modules(image: &str, names: &[String]) -> Result<Vec<Module>, Imag
     let image = guest_images::fetch(image, &|_| {})?;
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     Ok(image.modules()?.load_order(&names)?)
-}
-
-/// `hyprobe images`.
-pub(crate) fn images(command: &ImagesCommand) -> Result<Exit, ImageError> {
-    let store = Store::open()?;
-    match command {
-        ImagesCommand::List => list(&store),
-        ImagesCommand::Fetch { names, refresh } => {
-            let freshness = if *refresh {
-                Freshness::Newest
-            } else {
-                Freshness::Cached
-            };
-            fetch(&store, names, freshness)
-        }
-    }
-}
-
-fn list(store: &Store) -> Result<Exit, ImageError> {
-    let mut out = io::stdout().lock();
-    for entry in store.catalog().images() {
-        let kind = match entry.kind {
-            ImageKind::Kernel => "kernel",
-            ImageKind::Program => "program",
-        };
-        let here = match store.cached(&entry.name)? {
-            Some(image) => format!("{}  {}", image.release(), image.path().display()),
-            None => format!("not here; from Debian {}", entry.suite),
-        };
-        writeln!(out, "{:<16} {kind:<8} {here}", entry.name)?;
-    }
-    Ok(Exit::Done)
-}
-
-fn fetch(store: &Store, names: &[String], freshness: Freshness) -> Result<Exit, ImageError> {
-    // All names first: a slip in the last should not be found out after minutes.
-    for name in names {
-        store.entry(name)?;
-    }
-    let progress = Progress::on_stderr();
-    let mut out = io::stdout().lock();
-    for name in names {
-        let image = store.fetch(name, freshness, &|step| progress.say(step.to_string()))?;
-        progress.pause(|| {
-            writeln!(
-                out,
-                "{:<16} {}  {}",
-                image.name,
-                image.release(),
-                image.path().display()
-            )
-        })?;
-    }
-    progress.clear();
-    Ok(Exit::Done)
 }

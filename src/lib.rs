@@ -5,6 +5,7 @@
 
 mod check;
 mod cli;
+mod commands;
 #[doc(hidden)]
 pub mod config;
 mod doctor;

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::TestError;
-use super::matrix::Setting;
-use crate::cli::{RunArgs, TestArgs};
+use crate::cli::{RunArgs, Setting, TestArgs};
 use crate::config::Console;
 use crate::merge::{MergeError, Plan, merge};
 

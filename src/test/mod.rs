@@ -12,7 +12,6 @@ mod artifacts;
 mod attempt;
 mod case;
 mod junit;
-mod matrix;
 mod print;
 mod record;
 mod rights;
@@ -28,10 +27,9 @@ use thiserror::Error;
 
 use self::attempt::Outcome;
 use self::case::Case;
-pub(crate) use self::matrix::{Axis, Shard};
 use self::print::Printer;
 use self::schedule::{Finished, Job};
-use crate::cli::TestArgs;
+use crate::cli::{Shard, TestArgs, combinations};
 use crate::config::{Accel, Initrd};
 use crate::exit::{Exit, Failure};
 use crate::failure;
@@ -289,7 +287,7 @@ fn jobs(
 /// Reads the cases of the shard. If a manifest is wrong, no case is returned.
 fn cases(args: &TestArgs, progress: &Progress) -> Result<Vec<Case>, TestError> {
     let files = case::files(&args.paths)?;
-    let combinations = matrix::combinations(&args.matrix);
+    let combinations = combinations(&args.matrix);
     let all: Vec<_> = files
         .iter()
         .flat_map(|file| combinations.iter().map(move |settings| (file, settings)))

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use probes::{Word as _, units};
 
-use crate::cli::RunArgs;
+use super::run::RunArgs;
 use crate::config::Boot;
 
 /// The keys of a matrix.
@@ -31,7 +31,7 @@ pub(crate) struct Axis(Vec<Setting>);
 
 /// A value of an axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Setting {
+pub(crate) struct Setting {
     key: Key,
     name: &'static str,
     value: String,
@@ -64,7 +64,7 @@ impl FromStr for Axis {
 
 impl Setting {
     /// Puts the setting over the manifest.
-    pub(super) fn apply(&self, args: &mut RunArgs) -> Result<(), String> {
+    pub(crate) fn apply(&self, args: &mut RunArgs) -> Result<(), String> {
         let value = &self.value;
         if value.is_empty() {
             return Err(format!("`{}` has an empty value", self.name));
@@ -97,13 +97,13 @@ impl Setting {
     }
 
     /// For the name of a case.
-    pub(super) fn in_words(&self) -> String {
+    pub(crate) fn in_words(&self) -> String {
         format!("{}={}", self.name, self.value)
     }
 }
 
 /// Each combination of a value of every axis.
-pub(super) fn combinations(axes: &[Axis]) -> Vec<Vec<Setting>> {
+pub(crate) fn combinations(axes: &[Axis]) -> Vec<Vec<Setting>> {
     let mut combinations = vec![Vec::new()];
     for Axis(settings) in axes {
         combinations = combinations
@@ -129,10 +129,10 @@ pub(crate) struct Shard {
 }
 
 impl Shard {
-    pub(super) const ALL: Self = Self { number: 1, of: 1 };
+    pub(crate) const ALL: Self = Self { number: 1, of: 1 };
 
     /// Whether the shard has the case with the number `case`.
-    pub(super) fn has(self, case: usize) -> bool {
+    pub(crate) fn has(self, case: usize) -> bool {
         case % self.of == self.number - 1
     }
 }

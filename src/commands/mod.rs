@@ -1,0 +1,3 @@
+//! The subcommands that the runs do not use.
+
+pub(crate) mod images;
