@@ -7,8 +7,8 @@ use thiserror::Error;
 
 use crate::cli::ImagesCommand;
 use crate::exit::{Exit, Failure};
-use crate::images::ImageError;
 use crate::report::Progress;
+use crate::run::images::ImageError;
 
 /// Why images cannot be listed or fetched.
 #[derive(Debug, Error)]

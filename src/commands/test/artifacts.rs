@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use files::{CreateError, Folder};
 
-use super::TestError;
 use super::attempt::{Attempt, Outcome};
+use super::error::TestError;
 use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
 use crate::report::json_line;

@@ -10,9 +10,9 @@ use thiserror::Error;
 
 use crate::cli::SymbolsArgs;
 use crate::exit::{Exit, Failure};
-use crate::images::{self, ImageError};
 use crate::kernel_input::{KernelInput, OpenKernelError};
 use crate::report::Progress;
+use crate::run::images::{self, ImageError};
 
 /// The number of similar names offered when no name matches.
 const NEAR_NAMES: usize = 8;

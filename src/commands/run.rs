@@ -9,13 +9,13 @@ use thiserror::Error;
 
 use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
-use crate::guest::{Guest, GuestError};
-use crate::identity::{self, IdentityError};
-use crate::judged::{self, Judged, admit};
-use crate::merge::{MergeError, Plan, merge};
 use crate::panics::Since;
-use crate::place::{Console, Ends, Place, PlaceError};
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
+use crate::run::guest::{Guest, GuestError};
+use crate::run::identity::{self, IdentityError};
+use crate::run::judged::{self, Judged, admit};
+use crate::run::merge::{MergeError, Plan, merge};
+use crate::run::place::{Console, Ends, Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
 use crate::stderr::say;

@@ -218,7 +218,7 @@ mod tests {
     use vmm::{InterruptedInt3, Speed};
 
     use super::*;
-    use crate::doctor::Verdict::Ok as Fine;
+    use crate::commands::doctor::Verdict::Ok as Fine;
 
     const GOOD: HostFacts = HostFacts {
         int3: Int3Delivery::DebugExit,

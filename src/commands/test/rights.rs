@@ -7,11 +7,11 @@ use confine::{FileRights, Identity};
 use guest_images::Store;
 use rustix::fs::{Access, access};
 
-use super::TestError;
+use super::error::TestError;
 use super::schedule::Job;
 use crate::cli::TestArgs;
 use crate::config::{Initrd, RunConfig};
-use crate::identity::IdentityError;
+use crate::run::identity::IdentityError;
 use crate::sandbox::Sandbox;
 
 /// Gives up the rights that no case needs. The process has a single thread.

@@ -11,10 +11,10 @@ use thiserror::Error;
 
 use crate::cli::{CheckArgs, RunArgs};
 use crate::exit::{Exit, Failure};
-use crate::guest::{Guest, GuestError};
-use crate::judged::admit;
-use crate::merge::{MergeError, merge};
 use crate::report::Progress;
+use crate::run::guest::{Guest, GuestError};
+use crate::run::judged::admit;
+use crate::run::merge::{MergeError, merge};
 
 /// The reason why no verdicts can be printed.
 #[derive(Debug, Error)]

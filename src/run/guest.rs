@@ -12,8 +12,8 @@ use vmm::boot::{self, BootError, BootMethod, BootRequest, KernelFile};
 
 use crate::config::{Boot, Initrd, KernelInput, RunConfig};
 use crate::exit::{Exit, Failure};
-use crate::images::{self, ImageError};
 use crate::kernel_input::OpenKernelError;
+use crate::run::images::{self, ImageError};
 
 /// The reason why a guest cannot be booted or probed as requested.
 #[derive(Debug, Error)]

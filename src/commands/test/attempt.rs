@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 use probes::judge::Verdict;
 use probes::{Crash, Event, GuestEnd, Summary, Word as _};
 
-use super::TestError;
 use super::case::Case;
+use super::error::TestError;
 use super::record::{ConsoleTail, LastEvents};
 use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
-use crate::guest::Guest;
-use crate::judged::{self, Judged, admit};
 use crate::panics::Since;
-use crate::place::{Console, Ends, Place};
 use crate::report::printable;
+use crate::run::guest::Guest;
+use crate::run::judged::{self, Judged, admit};
+use crate::run::place::{Console, Ends, Place};
 use crate::stop::{StopReason, StopSignal};
 
 /// The result of a boot.

@@ -11,6 +11,7 @@
 mod artifacts;
 mod attempt;
 mod case;
+mod error;
 mod junit;
 mod print;
 mod record;
@@ -18,128 +19,30 @@ mod rights;
 mod schedule;
 
 use std::fs::{self, File};
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use confine::Identity;
-use files::{CreateError, Folder};
-use thiserror::Error;
+use files::Folder;
 
 use self::attempt::Outcome;
 use self::case::Case;
+use self::error::TestError;
 use self::print::Printer;
 use self::schedule::{Finished, Job};
 use crate::cli::{Shard, TestArgs, combinations};
 use crate::config::{Accel, Initrd};
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure as _};
 use crate::failure;
-use crate::guest::GuestError;
-use crate::identity::{self, IdentityError};
-use crate::images;
-use crate::merge::MergeError;
 use crate::panics::Since;
-use crate::place::{Place, PlaceError};
 use crate::report::Progress;
-use crate::sandbox::SandboxError;
+use crate::run::guest::GuestError;
+use crate::run::identity::{self, IdentityError};
+use crate::run::images;
+use crate::run::merge::MergeError;
+use crate::run::place::Place;
 use crate::signals;
 use crate::stderr::say;
 use crate::stop::{StopReason, StopSignal};
-
-/// The reason why no case could be tested, or why the results could not be reported.
-#[derive(Debug, Error)]
-pub(crate) enum TestError {
-    /// A folder or a file.
-    #[error("cannot read {path}")]
-    Read {
-        /// The folder or the file.
-        path: PathBuf,
-        /// The error from the system.
-        source: io::Error,
-    },
-    /// No manifests were found.
-    #[error("there is no manifest (*.toml) in {}", folders.join(", "))]
-    Nothing {
-        /// The searched folders.
-        folders: Vec<String>,
-    },
-    /// Manifests are wrong; the error of each has been printed.
-    #[error("{wrong} of {all} cases cannot be run, so none was")]
-    Manifests {
-        /// The number of wrong cases.
-        wrong: usize,
-        /// The number of all cases.
-        all: usize,
-        /// The exit code of the first error.
-        exit: Exit,
-    },
-    /// A guest cannot be booted or probed as requested.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-    /// `--user` or `--chroot`.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
-    /// The place of the runs, or a run there.
-    #[error(transparent)]
-    Place(#[from] PlaceError),
-    /// The rights of this process.
-    #[error(transparent)]
-    Sandbox(#[from] SandboxError),
-    /// Signals.
-    #[error("cannot catch signals")]
-    Signals(#[source] io::Error),
-    /// A worker.
-    #[error("cannot start a thread")]
-    Thread(#[source] io::Error),
-    /// Results.
-    #[error("cannot write the results to {path}")]
-    Write {
-        /// The path of the results.
-        path: PathBuf,
-        /// The error from the system.
-        source: io::Error,
-    },
-    /// The JUnit file, or the folder of the artifacts.
-    #[error("cannot write the results to {path}")]
-    Create {
-        /// The path of the results.
-        path: PathBuf,
-        /// The cause.
-        source: CreateError,
-    },
-    /// The results in JUnit's form.
-    #[error("cannot put the results into JUnit's form")]
-    Junit(#[from] quick_junit::SerializeError),
-}
-
-impl Failure for TestError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Manifests { exit, .. } => *exit,
-            Self::Guest(error) => error.exit(),
-            Self::Identity(error) => error.exit(),
-            Self::Place(error) => error.exit(),
-            Self::Sandbox(error) => error.exit(),
-            Self::Signals(_)
-            | Self::Thread(_)
-            | Self::Write { .. }
-            | Self::Create {
-                source: CreateError::Io(_),
-                ..
-            }
-            | Self::Junit(_) => Exit::HostCannot,
-            Self::Read { .. } | Self::Nothing { .. } | Self::Create { .. } => Exit::Usage,
-        }
-    }
-
-    fn help(&self) -> Option<String> {
-        match self {
-            Self::Guest(error) => error.help(),
-            Self::Identity(error) => error.help(),
-            Self::Sandbox(error) => error.help(),
-            _ => None,
-        }
-    }
-}
 
 /// Runs the cases and prints the result of each.
 pub(crate) fn test(args: &TestArgs) -> Result<Exit, TestError> {

@@ -11,12 +11,12 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::TestError;
 use super::attempt::{Attempt, Outcome, attempt};
 use super::case::Case;
+use super::error::TestError;
 use crate::exit::Exit;
 use crate::panics::Since;
-use crate::place::Place;
+use crate::run::place::Place;
 use crate::stop::StopSignal;
 
 /// The memory of a run on this host beside the guest's memory: the guest's kernel with the symbols, several times.
@@ -307,7 +307,7 @@ mod tests {
 
     use super::*;
     use crate::cli::{Cli, Command};
-    use crate::place::Device;
+    use crate::run::place::Device;
 
     fn job(number: usize) -> Job {
         let folder = tempfile::tempdir().expect("tempdir");

@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::CheckError;
 use crate::cli::CheckArgs;
 use crate::exit::Exit;
-use crate::guest::{GuestError, load_kernel};
-use crate::images;
 use crate::kernel_input::KernelInput;
 use crate::report::Progress;
+use crate::run::guest::{GuestError, load_kernel};
+use crate::run::images;
 
 /// A line of `--json`.
 #[derive(Debug, Serialize)]

@@ -11,10 +11,10 @@ use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::exit::{Exit, Failure};
-use crate::guest::Guest;
 use crate::nested::{self, Choice, LaunchError, Outside, Qemu, QemuError, Unusable};
 use crate::panics::Since;
-use crate::session::{self, RunFailure, input};
+use crate::run::guest::Guest;
+use crate::run::session::{self, RunFailure, input};
 use crate::stop::StopSignal;
 
 /// Why the host has no place for the guest, or why the run there failed.

@@ -51,7 +51,7 @@ const fn heading(group: Group) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::Check;
+    use crate::commands::doctor::Check;
 
     #[test]
     fn columns_and_the_end() {

@@ -18,8 +18,8 @@ use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 
 use crate::config::{self, Boot, RunConfig, TrapChoice};
 use crate::exit::{Exit, Failure};
-use crate::guest::{Guest, GuestError};
 use crate::panics::Since;
+use crate::run::guest::{Guest, GuestError};
 use crate::stop::StopSignal;
 
 /// Why a run could not be started or brought to its end.

@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::TestError;
+use super::error::TestError;
 use crate::cli::{RunArgs, Setting, TestArgs};
 use crate::config::Console;
-use crate::merge::{MergeError, Plan, merge};
+use crate::run::merge::{MergeError, Plan, merge};
 
 /// The timeout if neither the command line nor the manifest gives a timeout: no user sits beside a test and ends the guest.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);

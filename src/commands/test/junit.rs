@@ -6,8 +6,8 @@ use std::path::Path;
 
 use quick_junit::{NonSuccessKind, Report, TestCase, TestCaseStatus, TestRerun, TestSuite};
 
-use super::TestError;
 use super::attempt::{Attempt, Outcome};
+use super::error::TestError;
 use super::record::last_lines;
 use super::schedule::Finished;
 use crate::report::printable;
