@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::str::FromStr;
 use std::sync::Mutex;
 
+use errors::chain;
 use probes::program::{Aggregate, Filter, ProgramError};
 use probes::{
     Action, Location, NewProbe, Paused, ProbeAction, ProbeId, ProbeRecord, ProbeSpec, ProbeState,
@@ -12,7 +13,7 @@ use probes::{
 
 use super::app::lock;
 use super::body::{Object, object, parse};
-use super::changes::{cannot_change, chain};
+use super::changes::cannot_change;
 use super::names::{Names, shortened};
 use crate::api::{AddProbe, Pause, Problem, ProblemKind};
 use crate::limits::PROBES_PER_REQUEST;

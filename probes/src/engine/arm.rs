@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use errors::chain;
 use introspect::Gva;
 use vm_memory::GuestAddress;
 use vmm::{HardwareBreakpoints, PageRange};
@@ -259,12 +260,7 @@ impl Engine {
 
     /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
     pub(super) fn refuse_pending(&self, error: &ArmError) {
-        let mut reason = error.to_string();
-        let mut source = std::error::Error::source(error);
-        while let Some(cause) = source {
-            reason = format!("{reason}: {cause}");
-            source = cause.source();
-        }
+        let reason = chain(error);
         for probe in self
             .probes
             .load()

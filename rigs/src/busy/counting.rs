@@ -4,7 +4,7 @@ use introspect::Symbol;
 use probes::{Action, Kernel, NewProbe, ProbeSpec, ProbeState, ProbeSummary};
 
 use super::guest::Ran;
-use crate::chain::chain;
+use errors::chain;
 
 /// The calls that the guest counts.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use probes::{Action, NewProbe, ProbeId, ProbeSpec, ProbeSummary};
 
 use super::guest::{Guest, Live, Ran};
-use crate::chain::chain;
+use errors::chain;
 
 const NAPPERS: u64 = 24;
 const NAPS: u64 = 20;
