@@ -7,19 +7,11 @@
 
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
-mod compare;
-mod generate;
-#[path = "../insn/machine.rs"]
-mod machine;
-mod native;
-mod random;
-
 use std::collections::BTreeMap;
 
-use compare::Disagreement;
-use generate::Layout;
-use native::Native;
-use random::Random;
+use reference::compare::{self, Disagreement};
+use reference::generate::{self, Layout};
+use reference::{Native, Random};
 
 const DATA_BYTES: usize = 1024;
 const TRIES: usize = 2_000_000;

@@ -1,25 +1,35 @@
 //! Instructions, and states in which they neither fault nor leave the sandbox.
 
-use hyprobe_introspect::Gva;
-use hyprobe_introspect::insn::{Class, Decoded, Gpr, classify, decode};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
+use introspect::Gva;
+use introspect::insn::{Class, Decoded, Gpr, classify, decode};
 
-use crate::random::Random;
+use crate::Random;
 
 /// The addresses of code and data.
-pub(crate) struct Layout {
-    pub(crate) instruction: u64,
-    pub(crate) target: u64,
-    pub(crate) data: u64,
-    pub(crate) data_bytes: usize,
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// The instruction.
+    pub instruction: u64,
+    /// The branch target.
+    pub target: u64,
+    /// The data.
+    pub data: u64,
+    /// The size of the data.
+    pub data_bytes: usize,
 }
 
 /// An instruction and the state before the run.
-pub(crate) struct Case {
-    pub(crate) decoded: Decoded,
-    pub(crate) gprs: [u64; 16],
-    pub(crate) rflags: u64,
-    pub(crate) data: Vec<u8>,
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The instruction.
+    pub decoded: Decoded,
+    /// The general registers.
+    pub gprs: [u64; 16],
+    /// The flags.
+    pub rflags: u64,
+    /// The contents of the data.
+    pub data: Vec<u8>,
 }
 
 const DIRECTION: u64 = 1 << 10;
@@ -28,13 +38,13 @@ const STATUS_AND_DIRECTION: u64 = 0xcd5;
 const BASE_FLAGS: u64 = 0x202;
 
 /// A random case; `None` when the bytes are not an instruction to be emulated.
-pub(crate) fn case(random: &mut Random, layout: &Layout) -> Option<Case> {
+pub fn case(random: &mut Random, layout: &Layout) -> Option<Case> {
     let bytes = bytes(random);
     state(bytes, random, layout)
 }
 
 /// A random state for the instruction in `bytes`; `None` when they are not an instruction to be emulated.
-pub(crate) fn state(mut bytes: Vec<u8>, random: &mut Random, layout: &Layout) -> Option<Case> {
+pub fn state(mut bytes: Vec<u8>, random: &mut Random, layout: &Layout) -> Option<Case> {
     let decoded = decode(&bytes, Gva(layout.instruction)).ok()?;
     if classify(&decoded) != Class::Emulatable {
         return None;

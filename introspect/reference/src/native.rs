@@ -6,8 +6,8 @@ use std::ptr;
 use std::sync::{Mutex, MutexGuard};
 
 /// The offsets on the code page of the instruction and of the branch target.
-pub(crate) const INSTRUCTION_OFFSET: usize = 0x100;
-pub(crate) const TARGET_OFFSET: usize = 0x180;
+const INSTRUCTION_OFFSET: usize = 0x100;
+const TARGET_OFFSET: usize = 0x180;
 
 const PAGE_BYTES: usize = 4096;
 
@@ -109,17 +109,20 @@ unsafe extern "C" {
 
 /// The processor's state after an instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct After {
-    pub(crate) gprs: [u64; 16],
-    pub(crate) rflags: u64,
+pub struct After {
+    /// The general registers.
+    pub gprs: [u64; 16],
+    /// The flags.
+    pub rflags: u64,
     /// Whether the instruction branched to [`Native::target`].
-    pub(crate) branched: bool,
+    pub branched: bool,
 }
 
 /// The host's processor, with a page to run code from and memory for the code to work on.
 ///
 /// Both lie below 2 GiB, within reach of every addressing mode. GS starts at the data.
-pub(crate) struct Native {
+#[derive(Debug)]
+pub struct Native {
     code: *mut u8,
     data: *mut u8,
     data_bytes: usize,
@@ -127,7 +130,12 @@ pub(crate) struct Native {
 }
 
 impl Native {
-    pub(crate) fn new(data_bytes: usize) -> Self {
+    /// Maps the memory; a single value exists at a time.
+    ///
+    /// # Panics
+    ///
+    /// If the host gives no memory.
+    pub fn new(data_bytes: usize) -> Self {
         let alone = IN_USE
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -152,29 +160,27 @@ impl Native {
     }
 
     /// The address of the instruction.
-    pub(crate) fn instruction(&self) -> u64 {
+    pub fn instruction(&self) -> u64 {
         self.code as u64 + INSTRUCTION_OFFSET as u64
     }
 
     /// The address of the branch target.
-    pub(crate) fn target(&self) -> u64 {
+    pub fn target(&self) -> u64 {
         self.code as u64 + TARGET_OFFSET as u64
     }
 
     /// The address of the data.
-    pub(crate) fn data(&self) -> u64 {
+    pub fn data(&self) -> u64 {
         self.data as u64
     }
 
     /// Runs an instruction that neither faults nor goes, reads or writes anywhere but where
     /// this type says; `data` is copied in before and out after.
-    pub(crate) fn run(
-        &mut self,
-        bytes: &[u8],
-        gprs: [u64; 16],
-        rflags: u64,
-        data: &mut [u8],
-    ) -> After {
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` are more than an instruction has, or `data` has another size than the memory.
+    pub fn run(&mut self, bytes: &[u8], gprs: [u64; 16], rflags: u64, data: &mut [u8]) -> After {
         assert!(bytes.len() <= 15 && data.len() == self.data_bytes);
         // SAFETY: the code page is writable, private to us, and larger than both offsets
         // together with what is put there.

@@ -1,23 +1,25 @@
 //! The emulator and the host's processor on the same case.
 
-use hyprobe_introspect::insn::{Features, Outcome, Vendor, emulate};
 use iced_x86::{Instruction, Mnemonic, OpKind, RflagsBits};
+use introspect::insn::{Features, Outcome, Vendor, emulate};
 
 use crate::generate::{Case, Layout};
-use crate::machine::{Machine, Region};
-use crate::native::{After, Native};
+use crate::{After, Machine, Native, Region};
 
 /// The differences between the emulator and the processor, in words.
 #[derive(Debug)]
-pub(crate) struct Disagreement(pub(crate) String);
+pub struct Disagreement(
+    /// The words.
+    pub String,
+);
 
 /// Runs a case on the emulator and on the processor. `None` if the emulator refuses the instruction
 /// in the case's state: then the processor does not run the instruction.
-pub(crate) fn both(
-    case: &Case,
-    layout: &Layout,
-    native: &mut Native,
-) -> Option<Result<(), Disagreement>> {
+///
+/// # Panics
+///
+/// If the emulator goes to neither the next instruction nor the branch target.
+pub fn both(case: &Case, layout: &Layout, native: &mut Native) -> Option<Result<(), Disagreement>> {
     let mut machine = machine_of(case, layout);
     if emulate(&mut machine, case.decoded.bytes()) != Outcome::Done {
         return None;

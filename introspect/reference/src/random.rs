@@ -1,10 +1,19 @@
 //! Random numbers, the same in every run.
 
-/// A xorshift generator.
-pub(crate) struct Random(pub(crate) u64);
+/// A xorshift generator. The state 0 is not left.
+#[derive(Clone, Debug)]
+pub struct Random(
+    /// The state.
+    pub u64,
+);
 
 impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
+    /// The next number.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would need a check for its end"
+    )]
+    pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -12,20 +21,22 @@ impl Random {
     }
 
     /// A number below `bound`.
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         (self.next() >> 16) % bound
     }
 
-    pub(crate) fn one_in(&mut self, chances: u64) -> bool {
+    /// `true` in one of `chances` cases.
+    pub fn one_in(&mut self, chances: u64) -> bool {
         self.below(chances) == 0
     }
 
-    pub(crate) fn byte(&mut self) -> u8 {
+    /// A byte.
+    pub fn byte(&mut self) -> u8 {
         self.next().to_be_bytes()[0]
     }
 
     /// A value as instructions like least: edges of all widths as often as anything else.
-    pub(crate) fn value(&mut self) -> u64 {
+    pub fn value(&mut self) -> u64 {
         let edges = [
             0,
             1,
