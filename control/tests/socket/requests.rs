@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use control_fake::MEMORY_AT;
 use hyprobe_control::ClientError;
 use hyprobe_control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
 };
 use probes::{Event, EventSink as _, Note, ProbeAction, ProbeState};
 
-use crate::fake::MEMORY_AT;
 use crate::rig::Rig;
 
 fn one(spec: &str) -> AddProbes {

@@ -1,4 +1,4 @@
-//! A fake machine with a list of records in place of an engine.
+//! A fake machine with a list of records in place of an engine, for tests and fuzz targets of the control server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,25 +12,28 @@ use probes::{
     ProbeId, ProbeRecord, ProbeState, ProbeSummary, ReadError, ResolveError, ResolveProblem,
 };
 
-/// The fake's symbols: `one`, `two`, `many_*`, and `refused`, at which no probe can be planted.
-pub(crate) const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];
-pub(crate) const MEMORY_AT: u64 = 0x1000;
+/// The symbols that `many_*` matches. The others are `one`, `two`, and `refused`, at which no probe can be planted.
+pub const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];
+/// The physical address of readable memory.
+pub const MEMORY_AT: u64 = 0x1000;
 
+/// The fake machine.
 #[derive(Debug)]
-pub(crate) struct Straw {
+pub struct Straw {
     facts: Facts,
     symbols: SymbolTable,
     probes: Mutex<Vec<ProbeRecord>>,
     next: AtomicU64,
     armed: AtomicBool,
     optimising: AtomicBool,
-    pub(crate) ending: AtomicBool,
+    /// Whether the run ends.
+    pub ending: AtomicBool,
     /// Whether the kernel's address is known.
-    pub(crate) located: AtomicBool,
+    pub located: AtomicBool,
     /// Pauses in force.
-    pub(crate) paused: AtomicUsize,
+    pub paused: AtomicUsize,
     /// Duration of each change.
-    pub(crate) slow: Mutex<Duration>,
+    pub slow: Mutex<Duration>,
 }
 
 impl Default for Straw {
@@ -92,7 +95,12 @@ impl Paused for Pause<'_> {
 }
 
 impl Straw {
-    pub(crate) fn probes(&self) -> MutexGuard<'_, Vec<ProbeRecord>> {
+    /// The records of the probes.
+    ///
+    /// # Panics
+    ///
+    /// If a thread has panicked with the records.
+    pub fn probes(&self) -> MutexGuard<'_, Vec<ProbeRecord>> {
         self.probes.lock().expect("nobody panics with it")
     }
 
