@@ -5,7 +5,7 @@
 //! initrd and the [`RunConfig`](crate::config::RunConfig) in the initramfs and does an ordinary run on the outer Linux's `/dev/kvm`. The
 //! output travels through virtio-serial ports.
 //!
-//! - [`choose`]: KVM or nested, and why.
+//! - `choose`: KVM or nested, and why.
 //! - `qemu`, `command`: the choice and the start of QEMU.
 //! - `outer`, `executable`: the parts of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.

@@ -8,7 +8,7 @@
 //!
 //! Formatting and writing happen on one thread, in the order of the posts. While the queue has no room, no vCPU enters the guest
 //! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
-//! [`STALL_LIMIT`] is given up. Lost events and bytes are counted.
+//! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
 mod json;
 mod lines;
