@@ -7,60 +7,79 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use confine::FileRights;
 use guest_images::Module;
-pub(crate) use manifest::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
+pub use manifest::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
 use manifest::{Injection, ProbeRequest};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use crate::kernel_input::KernelInput;
-pub(crate) use crate::sandbox::Sandbox;
+pub use crate::kernel_input::KernelInput;
+pub use crate::sandbox::Sandbox;
 
 /// The whole configuration of the engine, here or in the outer Linux.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct RunConfig {
+pub struct RunConfig {
     /// The kernel: an ELF vmlinux or a bzImage.
-    pub(crate) kernel: KernelInput,
+    pub kernel: KernelInput,
     /// The guest's first file system.
-    pub(crate) initrd: Initrd,
+    pub initrd: Initrd,
     /// The modules loaded by the demo guest, in load order.
-    pub(crate) modules: Vec<Module>,
+    pub modules: Vec<Module>,
     /// The kernel's command line.
-    pub(crate) cmdline: String,
+    pub cmdline: String,
     /// The guest's RAM.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// The number of vCPUs.
-    pub(crate) cpus: u8,
+    pub cpus: u8,
     /// How the kernel is started.
-    pub(crate) boot: Boot,
+    pub boot: Boot,
     /// The probes, in the order of the requests.
-    pub(crate) probes: Vec<ProbeRequest>,
+    pub probes: Vec<ProbeRequest>,
     /// Functions that return before they run.
-    pub(crate) injections: Vec<Injection>,
+    pub injections: Vec<Injection>,
     /// Where the guest runs.
-    pub(crate) accel: Accel,
+    pub accel: Accel,
     /// The choice of the plant's byte.
-    pub(crate) trap: TrapChoice,
+    pub trap: TrapChoice,
     /// Whether jumps may replace plants.
-    pub(crate) optimise: bool,
+    pub optimise: bool,
     /// The effect of a hit if the ring has no room for the record.
-    pub(crate) when_full: WhenFull,
+    pub when_full: WhenFull,
     /// The target of the guest's serial console. The process started by the user opens the writer of the console; the field only says
     /// whether output is read and input can be typed.
-    pub(crate) console: Console,
+    pub console: Console,
     /// The guest is ended after this time, counted from its first instruction.
-    pub(crate) timeout: Option<Duration>,
+    pub timeout: Option<Duration>,
     /// The control socket of the run. The process started by the user listens on the path; in an outer Linux, the path only means that a
     /// control socket exists.
-    pub(crate) control: Option<PathBuf>,
+    pub control: Option<PathBuf>,
     /// Whether hyprobe and its QEMU give up rights, here and in the outer Linux.
-    pub(crate) sandbox: Sandbox,
+    pub sandbox: Sandbox,
+}
+
+impl RunConfig {
+    /// Adds the rights to the files of the run.
+    pub(crate) fn add_rights(&self, rights: &mut FileRights) {
+        if let KernelInput::File(path) = &self.kernel {
+            rights.read.push(path.clone());
+        }
+        if let Initrd::File(path) = &self.initrd {
+            rights.read.push(path.clone());
+        }
+        // The socket's file is removed at the end.
+        let socket = self.control.as_deref();
+        let directory = socket.and_then(|socket| socket.parent());
+        rights
+            .remove
+            .extend(directory.map(|directory| directory.to_owned()));
+    }
 }
 
 /// Where the guest's first file system comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Initrd {
+pub enum Initrd {
     /// No initrd.
     None,
     /// An initrd file.
@@ -71,9 +90,33 @@ pub(crate) enum Initrd {
 
 /// The configuration used only by the process that the user started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct OutputConfig {
+pub struct OutputConfig {
     /// How events are written.
-    pub(crate) format: Format,
+    pub format: Format,
     /// The output file; standard output if `None`.
-    pub(crate) output: Option<PathBuf>,
+    pub output: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rights_are_those_to_the_files_of_the_run() {
+        let config = serde_json::json!({
+            "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
+            "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
+            "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
+            "control": "/run/x/y.sock", "sandbox": "on",
+        });
+        let config: RunConfig = serde_json::from_value(config).expect("a run");
+        let mut rights = FileRights::default();
+        config.add_rights(&mut rights);
+        let expected = FileRights {
+            read: vec!["/k/vmlinuz".into(), "/i/initrd".into()],
+            remove: vec!["/run/x".into()],
+            ..FileRights::default()
+        };
+        assert_eq!(rights, expected);
+    }
 }

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal as _;
 
+use errors::{causes, chain};
 use manifest::{InvalidManifest, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
 
@@ -35,16 +36,14 @@ pub(crate) fn print(failure: &dyn Failure) {
         say(spots(manifest, style).trim_end_matches('\n'));
         return;
     }
-    let mut cause = failure.source();
     let mut said = failure.to_string();
-    while let Some(error) = cause {
-        let text = error.to_string();
+    for cause in causes(failure) {
+        let text = cause.to_string();
         // An error that is printed like its source adds nothing.
         if text != said {
             say(format_args!("  caused by: {}", lines(&text)));
             said = text;
         }
-        cause = error.source();
     }
     if let Some(help) = failure.help() {
         say(format_args!(
@@ -55,16 +54,9 @@ pub(crate) fn print(failure: &dyn Failure) {
     }
 }
 
-/// An error with its causes in one line.
+/// An error with its causes in one line, for a terminal.
 pub(crate) fn in_one_line(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    lines(&line)
+    lines(&chain(error))
 }
 
 /// Draws each problem below its line of the manifest.

@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use vmm::boot::{KernelError, KernelFile};
 
+use crate::exit::{Exit, Failure};
+
 /// Where the kernel is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum KernelInput {
+pub enum KernelInput {
     /// A file named by the user: an ELF vmlinux or a bzImage.
     File(PathBuf),
     /// A file of the image cache; each read compares the digest.
@@ -19,7 +21,7 @@ pub(crate) enum KernelInput {
 
 /// Why the kernel cannot be read.
 #[derive(Debug, Error)]
-pub(crate) enum OpenKernelError {
+pub enum OpenKernelError {
     /// The file cannot be read or is not a kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -28,9 +30,18 @@ pub(crate) enum OpenKernelError {
     Cached(#[from] CachedFileError),
 }
 
+impl Failure for OpenKernelError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Kernel(_) => Exit::Usage,
+            Self::Cached(_) => Exit::HostCannot,
+        }
+    }
+}
+
 impl KernelInput {
     /// The file's path.
-    pub(crate) fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         match self {
             Self::File(path) => path.clone(),
             Self::Cached(file) => file.path(),

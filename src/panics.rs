@@ -10,7 +10,7 @@ use manifest::GuestEnd;
 static PANICS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 /// Installs a panic hook that stores each message, and prints the message as before.
-pub(crate) fn note_all() {
+pub fn note_all() {
     let print = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         noted().push(in_words(info));
@@ -37,20 +37,20 @@ fn in_words(info: &PanicHookInfo<'_>) -> String {
 
 /// A point in time: later panics can be asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Since(usize);
+pub struct Since(usize);
 
 impl Since {
-    pub(crate) fn now() -> Self {
+    pub fn now() -> Self {
         Self(noted().len())
     }
 
     /// The first panic since then.
-    pub(crate) fn first(self) -> Option<String> {
+    pub fn first(self) -> Option<String> {
         noted().get(self.0).cloned()
     }
 
     /// Makes the run in `summary` a failed one if a thread has panicked since then.
-    pub(crate) fn judge(self, summary: &mut Summary) {
+    pub fn judge(self, summary: &mut Summary) {
         if let Some(panic) = self.first() {
             summary.guest.end = GuestEnd::Failed;
             summary.guest.detail = Some(panic);

@@ -11,12 +11,12 @@ use guest_images::Store;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::config::{Initrd, KernelInput, RunConfig};
+use crate::exit::{Exit, Failure};
 
 /// Whether a run has a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Sandbox {
+pub enum Sandbox {
     /// Every part that this host's kernel offers.
     #[default]
     On,
@@ -43,6 +43,21 @@ pub(crate) enum SandboxError {
     Threads,
 }
 
+impl Failure for SandboxError {
+    fn exit(&self) -> Exit {
+        Exit::HostCannot
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Files(_) | Self::Calls(_) => Some(SANDBOX_HELP.to_owned()),
+            Self::Identity(_) | Self::Threads => None,
+        }
+    }
+}
+
+/// What to do if the sandbox cannot be put in force.
+const SANDBOX_HELP: &str = "`--no-sandbox` runs without it: a guest that takes hyprobe over then has all rights of its user";
 /// The consequence of `--no-sandbox`.
 const OFF: &str = "no sandbox: a guest that takes hyprobe over has all rights of its user";
 /// The consequence of a kernel without Landlock.
@@ -117,22 +132,6 @@ fn common_rights() -> FileRights {
     rights
 }
 
-/// Adds the rights to the files of a run.
-pub(crate) fn add_run(rights: &mut FileRights, config: &RunConfig) {
-    if let KernelInput::File(path) = &config.kernel {
-        rights.read.push(path.clone());
-    }
-    if let Initrd::File(path) = &config.initrd {
-        rights.read.push(path.clone());
-    }
-    // The socket's file is removed at the end.
-    let socket = config.control.as_deref();
-    let directory = socket.and_then(|socket| socket.parent());
-    rights
-        .remove
-        .extend(directory.map(|directory| directory.to_owned()));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,24 +141,5 @@ mod tests {
         // The test runner's first thread waits for the test's thread.
         let refused = Sandbox::On.put_in_force(None, |_| (), &|_| ());
         assert!(matches!(refused, Err(SandboxError::Threads)), "{refused:?}");
-    }
-
-    #[test]
-    fn rights_are_those_to_the_files_of_the_run() {
-        let config = serde_json::json!({
-            "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
-            "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
-            "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
-            "control": "/run/x/y.sock", "sandbox": "on",
-        });
-        let config: RunConfig = serde_json::from_value(config).expect("a run");
-        let mut rights = FileRights::default();
-        add_run(&mut rights, &config);
-        let expected = FileRights {
-            read: vec!["/k/vmlinuz".into(), "/i/initrd".into()],
-            remove: vec!["/run/x".into()],
-            ..FileRights::default()
-        };
-        assert_eq!(rights, expected);
     }
 }

@@ -7,7 +7,7 @@ use crate::panics::Since;
 
 /// Why a run is to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StopReason {
+pub enum StopReason {
     /// ctrl-C, SIGTERM or SIGHUP.
     Signal,
     /// The reader of the events has closed the pipe's other end.
@@ -21,7 +21,7 @@ pub(crate) enum StopReason {
 /// A request to end the run: any thread can make the request, and any thread can wait for the request. Clones share the request. A panic
 /// of any thread counts as a request, too.
 #[derive(Clone, Debug)]
-pub(crate) struct StopSignal {
+pub struct StopSignal {
     shared: Arc<Shared>,
     began: Since,
 }
@@ -43,18 +43,18 @@ struct Shared {
 
 impl StopSignal {
     /// Asks for the end. The first reason counts.
-    pub(crate) fn request(&self, reason: StopReason) {
+    pub fn request(&self, reason: StopReason) {
         self.lock().get_or_insert(reason);
         self.shared.requested.notify_all();
     }
 
     /// Whether the end was asked for, and why.
-    pub(crate) fn requested(&self) -> Option<StopReason> {
+    pub fn requested(&self) -> Option<StopReason> {
         self.asked().or_else(|| self.panicked())
     }
 
     /// The reason of the first explicit request, if any. A panic is no explicit request.
-    pub(crate) fn asked(&self) -> Option<StopReason> {
+    pub fn asked(&self) -> Option<StopReason> {
         *self.lock()
     }
 
@@ -63,7 +63,7 @@ impl StopSignal {
     }
 
     /// Waits for a request, at most for `limit`. A panic meanwhile is seen at the limit.
-    pub(crate) fn wait(&self, limit: Duration) -> Option<StopReason> {
+    pub fn wait(&self, limit: Duration) -> Option<StopReason> {
         let (reason, _) = self
             .shared
             .requested

@@ -3,32 +3,8 @@
 //!
 //! The launcher puts the running executable into the outer Linux. The executable is the test, so the test has a `main` of its own.
 
-#![expect(
-    dead_code,
-    unused_imports,
-    reason = "the modules belong to the command, which uses the rest"
-)]
-
-#[path = "../src/config.rs"]
-mod config;
-#[path = "../src/kernel_input.rs"]
-mod kernel_input;
-#[path = "../src/nested/mod.rs"]
-mod nested;
-#[path = "../src/outbox.rs"]
-mod outbox;
-#[path = "../src/panics.rs"]
-mod panics;
-#[path = "../src/sandbox.rs"]
-mod sandbox;
-#[path = "../src/stderr.rs"]
-mod stderr;
-#[path = "../src/stop.rs"]
-mod stop;
-
-use std::cell::RefCell;
 use std::fs::File;
-use std::io::{self, BufRead, Read, Write};
+use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex};
@@ -37,17 +13,12 @@ use std::time::{Duration, Instant};
 use events::{Event, EventSink, GuestSummary, Note, Summary};
 use manifest::GuestEnd;
 
-use config::{Accel, Boot, Console, Initrd, RunConfig, TrapChoice};
-use nested::{InnerFailure, LaunchError, Outside, Qemu};
-use stop::{StopReason, StopSignal};
+use hyprobe::config::{Accel, Boot, Console, Initrd, RunConfig, Sandbox, TrapChoice};
+use hyprobe::nested::{self, InnerFailure, LaunchError, Outside, Qemu};
+use hyprobe::stop::{StopReason, StopSignal};
 
 const EVENTS: u64 = 20_000;
 const CONSOLE_BYTES: usize = 3 << 20;
-
-/// Replaces the command's function: in the test, no user reads the reasons.
-fn in_one_line(error: &dyn std::error::Error) -> String {
-    error.to_string()
-}
 
 fn main() {
     if nested::is_pid_1_of_an_outer_linux() {
@@ -253,7 +224,7 @@ impl Run {
             injections: Vec::new(),
             modules: Vec::new(),
             control: None,
-            sandbox: sandbox::Sandbox::On,
+            sandbox: Sandbox::On,
         };
         Self {
             config,

@@ -1,11 +1,8 @@
 //! The panic hook, in a process of its own, because the hook sees the panics of all threads.
 
-#[path = "../src/panics.rs"]
-mod panics;
-
 use events::{GuestSummary, Summary};
+use hyprobe::panics::{self, Since};
 use manifest::GuestEnd;
-use panics::Since;
 
 #[test]
 fn panic_of_any_thread_is_noted_with_its_place_and_fails_the_run() {

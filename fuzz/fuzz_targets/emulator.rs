@@ -1,11 +1,9 @@
 //! The instruction emulator: against the host's processor, and as the kernel's processor.
 //!
 //! The input's bytes are the instruction. From a seed in the input, the target makes registers, flags and memory in a way that the
-//! instruction accesses only the data: see `introspect/tests/differential/`, shared with a test.
+//! instruction accesses only the data: see `introspect/reference/`, shared with a test.
 
 #![cfg_attr(fuzzing, no_main)]
-
-extern crate introspect as hyprobe_introspect;
 
 use std::cell::RefCell;
 
@@ -15,27 +13,9 @@ use introspect::Gva;
 use introspect::insn::{
     DescriptorTable, Next, Outcome, SegmentRegister, Segments, System, decode, emulate, next_places,
 };
-
-#[path = "../../introspect/tests/differential/compare.rs"]
-mod compare;
-#[path = "../../introspect/tests/differential/generate.rs"]
-#[expect(
-    dead_code,
-    reason = "the test makes the bytes of instructions at random"
-)]
-mod generate;
-#[path = "../../introspect/tests/insn/machine.rs"]
-mod machine;
-#[path = "../../introspect/tests/differential/native.rs"]
-mod native;
-#[path = "../../introspect/tests/differential/random.rs"]
-mod random;
-
-use compare::Disagreement;
-use generate::Layout;
-use machine::{Machine, Region};
-use native::Native;
-use random::Random;
+use reference::compare::{self, Disagreement};
+use reference::generate::{self, Layout};
+use reference::{Machine, Native, Random, Region};
 
 const DATA_BYTES: usize = 1024;
 const KERNEL_DATA: u64 = 0xffff_8880_0000_1000;

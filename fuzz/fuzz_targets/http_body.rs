@@ -10,15 +10,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control_fake::Straw;
 use hyprobe_control::api::Problem;
 use hyprobe_control::{EventHub, Incoming, Server};
 use hyprobe_fuzz::fuzz_target;
 use tokio::sync::mpsc;
-
-#[path = "../../control/tests/socket/fake.rs"]
-mod fake;
-
-use fake::Straw;
 
 /// The maximum number of sent requests.
 const REQUESTS: usize = 8;

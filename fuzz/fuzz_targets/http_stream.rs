@@ -8,14 +8,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
+use control_fake::Straw;
 use hyprobe_control::{EventHub, Incoming, Server};
 use hyprobe_fuzz::fuzz_target;
 use tokio::sync::mpsc;
-
-#[path = "../../control/tests/socket/fake.rs"]
-mod fake;
-
-use fake::Straw;
 
 /// Time without an answer, after which the client closes the sending direction. A server drops the request of a disconnected client, so a
 /// longer time finds more, and takes longer for each input.

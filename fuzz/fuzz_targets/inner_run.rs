@@ -3,20 +3,8 @@
 #![cfg_attr(fuzzing, no_main)]
 
 use events::Event;
+use hyprobe::report::{Formatter, Style, printable};
 use hyprobe_fuzz::fuzz_target;
-
-#[path = "../../src/report"]
-#[allow(dead_code, reason = "only what makes text of events is called")]
-mod report {
-    pub(crate) mod printable;
-    pub(crate) mod style;
-    mod table;
-    pub(crate) mod text;
-}
-
-use report::printable::printable;
-use report::style::Style;
-use report::text::Formatter;
 
 /// Maximum number of text bytes for each byte of JSON. A bucket of a histogram has at least 8 bytes, and the bucket's row has 83. All other
 /// parts of an event have a smaller ratio.

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use confine::ThreadKind;
+use errors::chain;
 use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
 use manifest::{GuestEnd, Location, ProbeSpec, WhenFull};
@@ -338,17 +339,6 @@ impl Drop for Tending {
             let _ = thread.join();
         }
     }
-}
-
-/// An error with its causes, in a single line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Checks whether the sites of the probes can be known before the kernel is started by `method`.

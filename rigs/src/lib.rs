@@ -12,7 +12,6 @@
 //! there; [`mod@line`] is the common format of their lines. [`hostile`] starts the command itself.
 
 pub mod busy;
-pub mod chain;
 pub mod contract;
 pub mod generated;
 pub mod ground;

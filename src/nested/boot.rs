@@ -45,7 +45,7 @@ enum CameUp {
 
 /// A start that was given up.
 #[derive(Debug)]
-pub(crate) struct GivenUp {
+pub struct GivenUp {
     /// Since QEMU's start.
     pub(crate) after: Duration,
     /// QEMU's status and last line, if a signal has ended it.

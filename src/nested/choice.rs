@@ -71,7 +71,7 @@ pub(crate) fn choose(
              kernel would take minutes to boot)",
             facts.speed.in_words()
         ),
-        Err(error) => crate::in_one_line(error),
+        Err(error) => crate::failure::in_one_line(error),
     };
     match qemu() {
         Ok(qemu) => Choice::Nested { qemu, reason },

@@ -51,7 +51,7 @@ const PASSED_VARIABLES: [&str; 2] = ["RUST_LOG", "RUST_BACKTRACE"];
 
 /// Why QEMU could not be started.
 #[derive(Debug, Error)]
-pub(crate) enum StartError {
+pub enum StartError {
     /// No memory or no file descriptors for QEMU's inputs.
     #[error("cannot prepare {what} for QEMU")]
     Prepare {

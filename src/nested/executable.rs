@@ -15,7 +15,7 @@ const SECTION_TABLE_SHAPE_AT: usize = 58;
 
 /// Why this executable cannot be the outer Linux's init.
 #[derive(Debug, Error)]
-pub(crate) enum ExecutableError {
+pub enum ExecutableError {
     /// The executable cannot be found or read.
     #[error("cannot read hyprobe's own executable, which runs in the outer Linux")]
     Read(#[source] io::Error),

@@ -33,7 +33,7 @@ const TAIL_LINES: usize = 25;
 
 /// The error of a nested run.
 #[derive(Debug, Error)]
-pub(crate) enum LaunchError {
+pub enum LaunchError {
     /// The outer Linux could not be put together.
     #[error(transparent)]
     Outer(#[from] OuterError),
@@ -93,7 +93,7 @@ pub(crate) enum LaunchError {
 
 /// The last output of QEMU and of the outer Linux, as the end of an error message.
 #[derive(Debug)]
-pub(crate) struct LastWords(String);
+pub struct LastWords(String);
 
 impl fmt::Display for LastWords {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,7 +109,7 @@ impl fmt::Display for LastWords {
 
 /// A step of a launch, for a progress line.
 #[derive(Debug)]
-pub(crate) enum Step<'a> {
+pub enum Step<'a> {
     /// An image is being fetched.
     Fetching(&'a guest_images::Progress<'a>),
     /// QEMU is started.
@@ -141,19 +141,19 @@ impl fmt::Display for Step<'_> {
 }
 
 /// The connections of a nested run.
-pub(crate) struct Outside<'a> {
+pub struct Outside<'a> {
     /// Receives hits and notes, on a thread of the launcher.
-    pub(crate) sink: Arc<dyn EventSink>,
+    pub sink: Arc<dyn EventSink>,
     /// Receives the guest's output on the serial line.
-    pub(crate) console: Box<dyn Write + Send>,
+    pub console: Box<dyn Write + Send>,
     /// The input for the guest's serial line.
-    pub(crate) input: Option<File>,
+    pub input: Option<File>,
     /// Ends the run.
-    pub(crate) stop: StopSignal,
+    pub stop: StopSignal,
     /// The clients that control the run inside; `None` without a control socket.
-    pub(crate) clients: Option<Incoming>,
+    pub clients: Option<Incoming>,
     /// Receives every step.
-    pub(crate) progress: &'a dyn Fn(&Step<'_>),
+    pub progress: &'a dyn Fn(&Step<'_>),
 }
 
 impl fmt::Debug for Outside<'_> {
@@ -174,7 +174,7 @@ impl fmt::Debug for Outside<'_> {
 /// # Errors
 ///
 /// See [`LaunchError`]; after an error, QEMU has ended, too.
-pub(crate) fn launch(
+pub fn launch(
     qemu: &Qemu,
     config: &RunConfig,
     outside: Outside<'_>,

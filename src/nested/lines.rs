@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// Why a line could not be had.
 #[derive(Debug, Error)]
-pub(crate) enum LineError {
+pub enum LineError {
     /// The other end cannot be read.
     #[error("cannot read from it")]
     Read(#[from] io::Error),

@@ -5,7 +5,7 @@
 //! initrd and the [`RunConfig`](crate::config::RunConfig) in the initramfs and does an ordinary run on the outer Linux's `/dev/kvm`. The
 //! output travels through virtio-serial ports.
 //!
-//! - [`choose`]: KVM or nested, and why.
+//! - `choose`: KVM or nested, and why.
 //! - `qemu`, `command`: the choice and the start of QEMU.
 //! - `outer`, `executable`: the parts of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
@@ -31,8 +31,8 @@ mod qemu;
 mod tail;
 
 pub(crate) use choice::{Choice, Unusable, choose};
-pub(crate) use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
-pub(crate) use launch::{LaunchError, Outside, launch};
+pub use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
+pub use launch::{LaunchError, Outside, launch};
 pub(crate) use outer::{IMAGE as OUTER_IMAGE, prepare};
-pub(crate) use protocol::InnerFailure;
-pub(crate) use qemu::{Qemu, QemuError};
+pub use protocol::InnerFailure;
+pub use qemu::{Qemu, QemuError};

@@ -25,7 +25,7 @@ const OVERHEAD_BYTES: u64 = 512 << 20;
 
 /// Why the outer Linux could not be put together.
 #[derive(Debug, Error)]
-pub(crate) enum OuterError {
+pub enum OuterError {
     /// The kernel, or the demo guest's busybox, is not in the cache and cannot be fetched.
     #[error("cannot get {image}, which nested runs need")]
     Fetch {

@@ -18,7 +18,7 @@ use crate::stop::StopReason;
 
 /// A virtio-serial port, named by purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Port {
+pub enum Port {
     /// The run's start, the run's end, and the stop request.
     Control,
     /// Hits and notes.
@@ -132,9 +132,9 @@ impl From<ToInner> for StopReason {
 
 /// The failure of a run inside: an error carried to the launcher, with causes and exit code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct InnerFailure {
+pub struct InnerFailure {
     /// The exit code of the same error on this host.
-    pub(crate) exit_code: u8,
+    pub exit_code: u8,
     message: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     cause: Option<Box<InnerFailure>>,
@@ -142,7 +142,7 @@ pub(crate) struct InnerFailure {
 
 impl InnerFailure {
     /// Converts `error` with all causes.
-    pub(crate) fn new(exit_code: u8, error: &dyn Error) -> Self {
+    pub fn new(exit_code: u8, error: &dyn Error) -> Self {
         Self {
             exit_code,
             message: error.to_string(),

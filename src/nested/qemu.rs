@@ -47,7 +47,7 @@ const INSTALL: &str = "on Debian 13 and Ubuntu 25.04 or later `apt install qemu-
 
 /// A release of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Version {
+pub struct Version {
     major: u32,
     minor: u32,
 }
@@ -72,7 +72,7 @@ impl fmt::Display for Version {
 
 /// Why no nested run is possible here. Each is a sentence for the user.
 #[derive(Debug, Error)]
-pub(crate) enum QemuError {
+pub enum QemuError {
     /// No QEMU was found.
     #[error("there is no {PROGRAM}, which nested runs need: {INSTALL}")]
     Missing,
@@ -107,7 +107,7 @@ pub(crate) enum QemuError {
 
 /// A QEMU suitable for nested runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Qemu {
+pub struct Qemu {
     path: PathBuf,
     version: Version,
     has_sandbox: bool,
@@ -119,7 +119,7 @@ impl Qemu {
     /// # Errors
     ///
     /// No QEMU was found, or the QEMU is not suitable.
-    pub(crate) fn find() -> Result<Self, QemuError> {
+    pub fn find() -> Result<Self, QemuError> {
         Self::at(search(|name| std::env::var_os(name)).ok_or(QemuError::Missing)?)
     }
 

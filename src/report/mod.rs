@@ -8,7 +8,7 @@
 //!
 //! Formatting and writing happen on one thread, in the order of the posts. While the queue has no room, no vCPU enters the guest
 //! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
-//! [`STALL_LIMIT`] is given up. Lost events and bytes are counted.
+//! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
 mod json;
 mod lines;
@@ -34,13 +34,14 @@ use events::{EventSink, Summary};
 use files::CreateError;
 
 pub(crate) use self::json::line as json_line;
-pub(crate) use self::printable::printable;
+pub use self::printable::printable;
 pub(crate) use self::progress::Progress;
 use self::sink::{ConsoleWriter, Message, Posts, QueueSink};
 use self::stream::{Stream, Written};
-pub(crate) use self::style::{Ink, Style};
+pub(crate) use self::style::Ink;
+pub use self::style::Style;
 pub(crate) use self::table::total;
-pub(crate) use self::text::Formatter;
+pub use self::text::Formatter;
 use self::writer::{ConsoleTarget, EventFormat, Writer};
 use crate::config::{Console, Format, OutputConfig};
 use crate::outbox::Outbox;

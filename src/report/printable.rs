@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 /// Escapes each character of `text` that controls a terminal, ends a line, or changes the order of other characters. A guest chooses
 /// the names of its modules, symbols and tasks, and the message of its panic.
-pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_control) {
         return Cow::Borrowed(text);
     }

@@ -4,7 +4,7 @@ use std::fmt::{self, Display};
 
 /// Colour and width of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Style {
+pub struct Style {
     colour: bool,
     /// Columns of the terminal, where lines end at its edge.
     pub(crate) width: Option<usize>,
@@ -45,7 +45,7 @@ impl Ink {
 
 impl Style {
     /// No colour, no edge.
-    pub(crate) const fn plain() -> Self {
+    pub const fn plain() -> Self {
         Self {
             colour: false,
             width: None,

@@ -13,7 +13,7 @@ const MAX_COLUMN: usize = 40;
 
 /// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
-pub(crate) struct Formatter {
+pub struct Formatter {
     style: Style,
     /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
@@ -23,7 +23,7 @@ pub(crate) struct Formatter {
 
 impl Formatter {
     /// `among_console` marks the lines, because the guest's console is between them.
-    pub(crate) fn new(style: Style, among_console: bool) -> Self {
+    pub fn new(style: Style, among_console: bool) -> Self {
         let prefix = if among_console { ">> " } else { "" };
         Self {
             style,
@@ -34,7 +34,7 @@ impl Formatter {
     }
 
     /// Appends one event as a line, the summary as a table.
-    pub(crate) fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
+    pub fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
             Event::Hit(hit) => {
                 let args = hit.args.map(|arg| arg.to_string()).join(", ");

@@ -2,9 +2,9 @@
 //! adds or removes names.
 
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::sync::Mutex;
 
+use errors::chain;
 use probes::{ArmError, ProbeId, ProbeRecord};
 
 use super::app::lock;
@@ -87,16 +87,4 @@ pub(super) fn shown(records: Vec<ProbeRecord>, names: &Names) -> Vec<Probe> {
 
 pub(super) fn cannot_change(error: ArmError) -> Problem {
     ProblemKind::CannotChange.with(chain(&error))
-}
-
-/// An error and its causes in one line.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    line
 }

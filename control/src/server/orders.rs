@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::str::FromStr;
 use std::sync::Mutex;
 
+use errors::chain;
 use events::ProbeState;
 use manifest::program::{Aggregate, Filter, ProgramError};
 use manifest::{Location, ProbeAction, ProbeSpec};
@@ -12,7 +13,7 @@ use text::Paused;
 
 use super::app::lock;
 use super::body::{Object, object, parse};
-use super::changes::{cannot_change, chain};
+use super::changes::cannot_change;
 use super::names::{Names, shortened};
 use crate::api::{AddProbe, Pause, Problem, ProblemKind};
 use crate::limits::PROBES_PER_REQUEST;

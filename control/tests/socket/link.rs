@@ -5,13 +5,13 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use control_fake::Straw;
 use events::{Event, EventSink as _, Note};
 use hyprobe_control::api::{AddProbe, AddProbes};
 use hyprobe_control::mux::{Inner, Outer};
 use hyprobe_control::{Client, ControlSocket, EventHub, Incoming, Server};
 use tempfile::TempDir;
 
-use crate::fake::Straw;
 use crate::rig::{PATIENCE, connect};
 
 struct Nested {

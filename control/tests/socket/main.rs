@@ -1,6 +1,5 @@
 //! Tests of the server with real sockets and a fake machine: allowed requests, refusals and hostile clients.
 
-mod fake;
 mod hostile;
 mod link;
 mod requests;

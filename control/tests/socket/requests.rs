@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use control_fake::MEMORY_AT;
 use events::{Event, EventSink as _, Note, ProbeState};
 use hyprobe_control::ClientError;
 use hyprobe_control::api::{
@@ -9,7 +10,6 @@ use hyprobe_control::api::{
 };
 use manifest::ProbeAction;
 
-use crate::fake::MEMORY_AT;
 use crate::rig::Rig;
 
 fn one(spec: &str) -> AddProbes {

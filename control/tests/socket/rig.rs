@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use control_fake::Straw;
 use hyprobe_control::api::Problem;
 use hyprobe_control::{Client, ControlSocket, EventHub, Incoming, Server};
 use tempfile::TempDir;
-
-use crate::fake::Straw;
 
 /// Time limit of the tests, longer than any answer takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

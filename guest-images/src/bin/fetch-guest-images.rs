@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use errors::chain;
 use hyprobe_guest_images::{Fetched, Freshness, Store};
 
 const USAGE: &str = "usage: fetch-guest-images [--refresh] [--all | NAME…]";
@@ -51,12 +52,6 @@ fn main() -> ExitCode {
 }
 
 fn fail(error: &dyn std::error::Error) -> ExitCode {
-    eprint!("fetch-guest-images: {error}");
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        eprint!(": {error}");
-        cause = error.source();
-    }
-    eprintln!();
+    eprintln!("fetch-guest-images: {}", chain(error));
     ExitCode::from(3)
 }

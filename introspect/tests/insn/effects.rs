@@ -2,8 +2,8 @@
 
 use hyprobe_introspect::Gva;
 use hyprobe_introspect::insn::{Access, Fault, Gpr, Outcome, Reason, decode, emulate_decoded};
+use reference::{Machine, Region};
 
-use super::machine::{Machine, Region};
 use super::{CODE, DATA, DATA_BYTES, STACK, kernel};
 
 const END: u64 = DATA + DATA_BYTES as u64;

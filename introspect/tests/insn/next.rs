@@ -2,8 +2,8 @@
 
 use hyprobe_introspect::insn::{Gpr, Next, next_places, tables_after};
 use hyprobe_introspect::{Gva, PagingState};
+use reference::Machine;
 
-use super::machine::Machine;
 use super::{CODE, DATA, STACK, assembled, kernel};
 
 fn places(mut machine: Machine, text: &str, hex: &str) -> Vec<Next> {

@@ -7,8 +7,8 @@ use hyprobe_introspect::insn::{
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
+use reference::{Machine, Region};
 
-use super::machine::{Machine, Region};
 use super::{CODE, DATA, DATA_BYTES};
 
 /// Bytes with prefixes and opcodes of real code at the start, more often than by chance.

@@ -1,8 +1,8 @@
 //! The flags register, and instructions dependent on the privilege level.
 
 use hyprobe_introspect::insn::{Gpr, Outcome, Reason};
+use reference::Machine;
 
-use super::machine::Machine;
 use super::{CODE, STACK, kernel};
 
 const CARRY: u64 = 1;

@@ -4,8 +4,8 @@ use hyprobe_introspect::insn::{
     CastShadow, DescriptorTable, Gpr, Outcome, Reason, SegmentRegister, Segments, System,
     SystemChanges,
 };
+use reference::{Machine, Region};
 
-use super::machine::{Machine, Region};
 use super::{CODE, kernel};
 
 const INTERRUPT: u64 = 1 << 9;
@@ -76,22 +76,10 @@ pub(crate) fn linux() -> Machine {
     machine
 }
 
-impl Machine {
-    pub(crate) fn with_system(mut self, change: impl FnOnce(&mut System)) -> Self {
-        change(self.system.as_mut().expect("it has one"));
-        self
-    }
-
-    /// Changes descriptor `index` of the global table.
-    pub(crate) fn with_descriptor(mut self, index: usize, descriptor: u64) -> Self {
-        self.memory[1].bytes[8 * index..8 * index + 8].copy_from_slice(&descriptor.to_le_bytes());
-        self
-    }
-
-    pub(crate) fn at_level(mut self, level: u8) -> Self {
-        self.privilege_level = level;
-        self
-    }
+/// Changes descriptor `index` of the global table.
+pub(crate) fn with_descriptor(mut machine: Machine, index: usize, descriptor: u64) -> Machine {
+    machine.memory[1].bytes[8 * index..8 * index + 8].copy_from_slice(&descriptor.to_le_bytes());
+    machine
 }
 
 #[test]
@@ -221,9 +209,8 @@ fn segments_that_would_fault_or_change_the_table_are_left_to_the_hardware() {
     // Not present, not accessed yet, a gate.
     for access in [0x13_u64, 0x92, 0x83] {
         let descriptor = 0x00cf_0000_0000_ffff | access << 40;
-        let outcome = machine(KERNEL_DATA)
-            .with_descriptor(3, descriptor)
-            .refused("mov es, eax", "8e c0");
+        let outcome =
+            with_descriptor(machine(KERNEL_DATA), 3, descriptor).refused("mov es, eax", "8e c0");
         assert_eq!(outcome, refused, "{access:#x}");
     }
     let outcome = machine(KERNEL_DATA)

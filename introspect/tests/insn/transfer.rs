@@ -3,10 +3,11 @@
 use hyprobe_introspect::insn::{
     DescriptorTable, Features, Gpr, Outcome, Reason, SegmentRegister, Segments, Vendor,
 };
+use reference::Machine;
 
-use super::machine::Machine;
 use super::system::{
     KERNEL_CODE, KERNEL_DATA, LOCAL_CODE, USER_CODE, USER_CODE_32, USER_DATA, flat, linux,
+    with_descriptor,
 };
 use super::{CODE, STACK};
 
@@ -229,7 +230,7 @@ fn descriptors_that_are_not_as_they_were_left_are_left_to_the_hardware() {
         0x008f_fb00_0000_ffff,
         0x00ef_fb00_0000_ffff,
     ] {
-        let machine = interrupted(TO_USER).with_descriptor(6, descriptor);
+        let machine = with_descriptor(interrupted(TO_USER), 6, descriptor);
         assert_eq!(refused(machine), Reason::InterruptReturn, "{descriptor:#x}");
     }
     // A stack segment that is read-only, grows down or has 16 bits.
@@ -238,7 +239,7 @@ fn descriptors_that_are_not_as_they_were_left_are_left_to_the_hardware() {
         0x00cf_f700_0000_ffff,
         0x008f_f300_0000_ffff,
     ] {
-        let machine = interrupted(TO_USER).with_descriptor(5, descriptor);
+        let machine = with_descriptor(interrupted(TO_USER), 5, descriptor);
         assert_eq!(refused(machine), Reason::InterruptReturn, "{descriptor:#x}");
     }
 }

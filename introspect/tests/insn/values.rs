@@ -1,8 +1,8 @@
 //! Addresses, segments and sizes: tests without the host's processor.
 
 use hyprobe_introspect::insn::{Gpr, Outcome, Reason};
+use reference::Machine;
 
-use super::machine::Machine;
 use super::{CODE, DATA, kernel};
 
 #[test]

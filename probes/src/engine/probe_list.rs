@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
+use errors::chain;
 use events::ProbeState;
 use manifest::ProbeKind;
 
@@ -130,12 +131,7 @@ impl ProbeList {
 
     /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
     pub(crate) fn refuse_pending(&self, error: &ArmError) {
-        let mut reason = error.to_string();
-        let mut source = std::error::Error::source(error);
-        while let Some(cause) = source {
-            reason = format!("{reason}: {cause}");
-            source = cause.source();
-        }
+        let reason = chain(error);
         for probe in self
             .list
             .load()

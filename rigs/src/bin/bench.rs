@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hyprobe_rigs::chain::chain;
+use errors::chain;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 use hyprobe_rigs::overhead::{Overhead, Stock};

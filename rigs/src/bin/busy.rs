@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
+use errors::chain;
 use hyprobe_rigs::busy::{Busy, Heat, Soak};
-use hyprobe_rigs::chain::chain;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use hyprobe_rigs::chain::chain;
+use errors::chain;
 use hyprobe_rigs::ground::Ground;
 use hyprobe_rigs::line::Backend;
 use hyprobe_rigs::outer;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use hyprobe_rigs::chain::chain;
+use errors::chain;
 use hyprobe_rigs::hostile::{Campaign, HostileError, Totals};
 use hyprobe_rigs::line::Backend;
 

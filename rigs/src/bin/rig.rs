@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
+use errors::chain;
 use hyprobe_rigs::launch::{self, Launch, LaunchError, Program};
 use hyprobe_rigs::line::{Backend, Line};
 use hyprobe_rigs::overhead::page;
@@ -236,13 +237,7 @@ fn report(result: Result<String, LaunchError>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            let mut text = error.to_string();
-            let mut source = std::error::Error::source(&error);
-            while let Some(cause) = source {
-                text = format!("{text}: {cause}");
-                source = cause.source();
-            }
-            eprintln!("rig: error: {text}");
+            eprintln!("rig: error: {}", chain(error));
             ExitCode::from(2)
         }
     }

@@ -6,7 +6,7 @@ use manifest::ProbeSpec;
 use probes::{Action, Kernel, NewProbe};
 
 use super::guest::Ran;
-use crate::chain::chain;
+use errors::chain;
 
 /// The calls that the guest counts.
 #[derive(Clone, Copy, Debug)]

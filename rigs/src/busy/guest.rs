@@ -15,7 +15,7 @@ use probes::{Engine, Kernel, NewProbe, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts};
 
-use crate::chain::chain;
+use errors::chain;
 
 /// RAM of a guest with the workload alone.
 pub(crate) const MEMORY_BYTES: u64 = 256 << 20;

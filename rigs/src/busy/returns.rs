@@ -7,7 +7,7 @@ use manifest::ProbeSpec;
 use probes::{Action, NewProbe, ProbeId};
 
 use super::guest::{Guest, Live, Ran};
-use crate::chain::chain;
+use errors::chain;
 
 const NAPPERS: u64 = 24;
 const NAPS: u64 = 20;

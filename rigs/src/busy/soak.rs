@@ -11,7 +11,7 @@ use super::counting::{Counted, function, is_accounted, lost, only_counts};
 use super::guest::{Guest, Live};
 use super::random::{Random, Somewhere};
 use super::text::Text;
-use crate::chain::chain;
+use errors::chain;
 
 /// How to soak.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::PausedGuard;
 
 use super::guest::Live;
-use crate::chain::chain;
+use errors::chain;
 
 /// The location of the kernel's permanent text.
 #[derive(Debug)]

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use errors::chain;
 use events::{Event, EventSink, Registers, Summary};
 use guest_images::testguest::Outcome;
 use introspect::Gva;
@@ -183,14 +184,4 @@ fn bad_end(summary: &Summary, console: &str) -> Option<String> {
         "{:?} {detail}; the guest said last: {last}",
         guest.end
     ))
-}
-
-fn chain<E: std::error::Error>(error: E) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }

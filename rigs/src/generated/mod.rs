@@ -16,8 +16,6 @@ mod generate;
 mod hits;
 mod layout;
 mod program;
-#[path = "../../../introspect/tests/differential/random.rs"]
-mod random;
 mod record;
 mod snippet;
 mod totals;

@@ -2,10 +2,10 @@
 
 use iced_x86::{EncodingKind, Mnemonic};
 use introspect::insn::{Class, Decoded, Reason, classify};
+use reference::Random;
 
 use super::generate;
 use super::layout::Layout;
-use super::random::Random;
 use super::record;
 use super::snippet::Snippet;
 

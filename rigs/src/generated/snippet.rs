@@ -3,9 +3,9 @@
 use iced_x86::RflagsBits;
 use introspect::Gva;
 use introspect::insn::{Class, Decoded, boundaries, classify};
+use reference::Random;
 
 use super::layout::{DATA_BYTES, EDGE_BYTES, Layout, STACK_BYTES};
-use super::random::Random;
 
 /// Bit 1 of RFLAGS is always set.
 const FIXED_FLAG: u64 = 2;

@@ -7,7 +7,7 @@ use probes::ProbeId;
 use super::events::GroundEvent;
 use super::new_probe;
 use crate::busy::guest::Live;
-use crate::chain::chain;
+use errors::chain;
 
 const LIMIT: Duration = Duration::from_secs(200);
 /// Rounds of the event `modules`, as in the event's parameters.

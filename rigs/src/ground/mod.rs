@@ -21,8 +21,8 @@ use vmm::boot::KernelFile;
 
 use crate::busy::BusyError;
 use crate::busy::guest::{Guest, Observed};
-use crate::chain::chain;
 use crate::line::{Backend, Case, Line, millis, print};
+use errors::chain;
 
 use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
 

@@ -9,7 +9,7 @@ use control::{Client, ClientError};
 use manifest::ProbeAction;
 
 use crate::busy::random::Random;
-use crate::chain::chain;
+use errors::chain;
 
 /// The maximum number of the operator's probes at a time.
 const PROBES_MAX: usize = 300;

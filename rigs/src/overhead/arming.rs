@@ -11,9 +11,9 @@ use vmm::boot::{BootMethod, KernelFile};
 
 use super::ways::counted;
 use super::{Measured, Overhead, nanos};
-use crate::chain::chain;
 use crate::contract::{Bench, Observer};
 use crate::line::{Arming, Line};
+use errors::chain;
 
 /// The guest's name in the lines.
 const NAME: &str = "debian-6.1, before its first instruction";

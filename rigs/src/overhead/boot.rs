@@ -12,9 +12,9 @@ use vmm::{Console, End, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler}
 
 use super::ways::counted;
 use super::{Measured, Overhead, nanos, stock};
-use crate::chain::chain;
 use crate::contract::{Bench, Observer};
 use crate::line::{Boot, BootKind, Line};
+use errors::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
 const CMDLINE: &str = "console=ttyS0 panic=-1 loglevel=4 boot=1";

@@ -13,8 +13,8 @@ use probes::Kernel;
 use vmm::boot::KernelFile;
 
 use super::{Measured, Overhead, nanos, stock};
-use crate::chain::chain;
 use crate::line::{Line, Timing};
+use errors::chain;
 
 /// The way's name in the lines.
 pub(super) const WAY: &str = "gdbstub";

@@ -13,9 +13,9 @@ use super::ways::{counted, histogram};
 use super::{Measured, Overhead};
 use crate::busy::counting::function;
 use crate::busy::guest::{Guest, Live, MEMORY_BYTES};
-use crate::chain::chain;
 use crate::contract::{Bench, new_probe};
 use crate::line::{Line, Timing};
+use errors::chain;
 use vmm::boot::KernelFile;
 
 /// The guest's name in the lines.

@@ -26,7 +26,7 @@ use super::frequent::{DisabledProbes, FrequentProbes};
 use super::lifecycle::{self, Live};
 use super::mode::{Configuration, Lifetime, Optimisation};
 use super::registers::ProbeEvents;
-use crate::chain::chain;
+use errors::chain;
 
 const MEMORY_BYTES: u64 = 256 << 20;
 /// The command line makes the kernel print every line, from the first on: the last line locates a death, and each is progress.

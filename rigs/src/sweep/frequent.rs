@@ -24,7 +24,7 @@ use vmm::{Control, End};
 
 use super::boot::Watch;
 use super::mode::HitAction;
-use crate::chain::chain;
+use errors::chain;
 
 const LOOK: Duration = Duration::from_secs(1);
 /// The maximum number of exits, in each part of the boot, of a probe that stays enabled.

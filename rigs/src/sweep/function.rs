@@ -63,7 +63,7 @@ impl Functions {
             module: None,
             location: Location::Glob("*".to_owned()),
         };
-        let all = resolve(kernel, &glob, 0).map_err(crate::chain::chain)?;
+        let all = resolve(kernel, &glob, 0).map_err(errors::chain)?;
         let mut entries: BTreeMap<Gva, String> = BTreeMap::new();
         let mut unresolved: BTreeMap<String, u64> = BTreeMap::new();
         for found in all {

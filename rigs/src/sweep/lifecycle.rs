@@ -11,7 +11,7 @@ use vmm::{Control, End};
 use super::boot::Watch;
 use super::mode::Lifetime;
 use crate::busy::counting::is_accounted;
-use crate::chain::chain;
+use errors::chain;
 
 /// The round of the workload at the first change.
 const FIRST_ROUND: u32 = 2;

@@ -11,4 +11,4 @@ mod pid1;
 mod ports;
 mod system;
 
-pub(crate) use pid1::{is_pid_1_of_an_outer_linux, run_as_pid_1};
+pub use pid1::{is_pid_1_of_an_outer_linux, run_as_pid_1};

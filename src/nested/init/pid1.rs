@@ -53,7 +53,7 @@ enum SetUpError {
 }
 
 /// Whether the process is pid 1 of an outer Linux, and must call [`run_as_pid_1`].
-pub(crate) fn is_pid_1_of_an_outer_linux() -> bool {
+pub fn is_pid_1_of_an_outer_linux() -> bool {
     std::process::id() == 1 && Path::new(CONFIG_PATH).exists()
 }
 
@@ -61,7 +61,7 @@ pub(crate) fn is_pid_1_of_an_outer_linux() -> bool {
 ///
 /// `run` reads the user's typing from standard input. The output of `run` on standard output and standard error goes to the launcher's
 /// standard error.
-pub(crate) fn run_as_pid_1<F>(run: F) -> !
+pub fn run_as_pid_1<F>(run: F) -> !
 where
     F: FnOnce(
         &RunConfig,
@@ -75,7 +75,7 @@ where
     let mut control = match prepare() {
         Ok(control) => control,
         Err(error) => {
-            eprintln!("hyprobe: {}", crate::in_one_line(&error));
+            eprintln!("hyprobe: {}", crate::failure::in_one_line(&error));
             system::power_off();
         }
     };

@@ -9,7 +9,7 @@ use vmm::PausedGuard;
 use super::super::counting::{function, only_counts};
 use super::super::guest::Live;
 use super::own::Own;
-use crate::chain::chain;
+use errors::chain;
 
 /// A counter of the guest's kernel, the probes on the same calls, and both values at the start.
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use probes::{Kernel, ProbeId, ProbeRecord};
 use super::counting::{lost, only_counts};
 use super::guest::{Guest, Live, Ran, contains};
 use super::text::Text;
-use crate::chain::chain;
+use errors::chain;
 use functions::{Function, PARTS};
 use ledger::Ledger;
 use stays::{GETPID, Stays};

@@ -7,7 +7,7 @@ use introspect::{Btf, Gva, KernelImage, SymbolTable};
 use probes::{At, Engine, Kernel};
 
 use super::super::guest::Live;
-use crate::chain::chain;
+use errors::chain;
 
 /// A counter of the kernel.
 #[derive(Clone, Debug)]

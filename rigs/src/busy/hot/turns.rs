@@ -10,7 +10,7 @@ use super::super::guest::Live;
 use super::super::random::Random;
 use super::disabled::DisabledProbes;
 use super::functions::Function;
-use crate::chain::chain;
+use errors::chain;
 
 /// The maximum number of probes in a group.
 const GROUP: usize = 32;

@@ -5,9 +5,9 @@ use iced_x86::{
 };
 use introspect::Gva;
 use introspect::insn::{Class, Decoded, Reason, classify, decode};
+use reference::Random;
 
 use super::super::layout::{CODE_BYTES, Layout};
-use super::super::random::Random;
 use super::super::snippet::State;
 use super::meet;
 

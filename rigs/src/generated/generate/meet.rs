@@ -4,9 +4,9 @@ use iced_x86::{
     FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register,
 };
 use introspect::insn::Decoded;
+use reference::Random;
 
 use super::super::layout::{DATA_BYTES, Layout, STACK_BYTES};
-use super::super::random::Random;
 use super::super::snippet::{RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, State};
 
 const DIRECTION: u64 = 1 << 10;

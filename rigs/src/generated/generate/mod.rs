@@ -11,9 +11,9 @@ mod undefined;
 
 use introspect::Gva;
 use introspect::insn::decode;
+use reference::Random;
 
 use super::layout::{CODE_BYTES, Layout};
-use super::random::Random;
 use super::snippet::{Snippet, State};
 
 /// The kind of snippets that read and write memory that cannot be written. The fault is the fault of a write; in QEMU's TCG the fault of

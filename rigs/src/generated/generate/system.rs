@@ -1,7 +1,8 @@
 //! Privileged instructions, and pairs of instructions: written out, with random registers.
 
+use reference::Random;
+
 use super::super::layout::{Layout, STACK_BYTES};
-use super::super::random::Random;
 use super::super::snippet::{RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, State};
 
 const KERNEL_CODE: u64 = 0x10;

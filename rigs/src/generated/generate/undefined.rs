@@ -1,6 +1,6 @@
 //! Bytes that are not an instruction on any processor.
 
-use super::super::random::Random;
+use reference::Random;
 
 const UNDEFINED: [&[u8]; 21] = [
     &[0x0f, 0x0b],

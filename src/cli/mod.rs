@@ -1,0 +1,22 @@
+//! The command line.
+//!
+//! The arguments are plain data. `account` and `matrix` parse the arguments with a syntax of their own.
+
+mod account;
+mod command;
+mod matrix;
+mod remote;
+mod run;
+mod test;
+mod values;
+
+pub(crate) use account::Account;
+pub(crate) use command::{
+    CheckArgs, Cli, Command, DoctorArgs, ImagesCommand, PackageFilesArgs, SymbolsArgs,
+};
+pub(crate) use matrix::{Setting, Shard, combinations};
+pub(crate) use remote::{
+    AddArgs, CtlArgs, CtlVerb, EventsArgs, IdArgs, ProbeCommand, SocketArgs, TopArgs,
+};
+pub(crate) use run::{IdentityArgs, RunArgs};
+pub(crate) use test::TestArgs;

@@ -1,0 +1,129 @@
+//! The arguments of commands for a run in progress.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use manifest::ProbeAction;
+use manifest::units;
+
+use super::values::choice;
+use crate::config::Format;
+
+/// Which run.
+#[derive(Debug, Args)]
+pub(crate) struct SocketArgs {
+    /// The socket of `hyprobe run --control SOCKET`
+    #[arg(long, value_name = "SOCKET", env = "HYPROBE_SOCKET")]
+    pub(crate) socket: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProbeCommand {
+    /// Add probes: all of them or none
+    Add(AddArgs),
+    /// Show all probes
+    List {
+        #[command(flatten)]
+        run: SocketArgs,
+        /// One JSON object a line
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove probes
+    Rm {
+        #[command(flatten)]
+        run: SocketArgs,
+        /// Numbers or names, as `list` shows them
+        #[arg(required_unless_present = "all", value_name = "ID")]
+        ids: Vec<String>,
+        /// All probes
+        #[arg(long, conflicts_with = "ids")]
+        all: bool,
+    },
+    /// Plant probes again
+    Enable(IdArgs),
+    /// Take the plants of probes away, and keep the probes
+    Disable(IdArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IdArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// Numbers or names, as `list` shows them
+    #[arg(required = true, value_name = "ID")]
+    pub(crate) ids: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AddArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// What to probe, as with `run -p`
+    #[arg(required = true, value_name = "SPEC")]
+    pub(crate) specs: Vec<String>,
+    /// A name for it, in place of its number
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Add it without planting it
+    #[arg(long)]
+    pub(crate) disabled: bool,
+    /// For return probes: how many calls are followed at once
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) maxactive: Option<u16>,
+    /// What is done at its hits [default: trace]
+    #[arg(long, value_parser = choice::<ProbeAction>())]
+    pub(crate) action: Option<ProbeAction>,
+    /// Only executions for which this holds are hits: 'arg0 == 5 && cpu == 1'
+    #[arg(long, value_name = "CONDITIONS")]
+    pub(crate) filter: Option<String>,
+    /// Keep a sum, min, max, hist or lhist of a value in place of events: 'hist(arg2)'
+    #[arg(long, value_name = "OF", conflicts_with = "action")]
+    pub(crate) aggregate: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// From this event on, if it is still kept; 1 is the run's first
+    #[arg(long, value_name = "SEQ")]
+    pub(crate) from: Option<u64>,
+    /// End after this number of events
+    #[arg(short = 'n', long, value_name = "N")]
+    pub(crate) count: Option<u64>,
+    /// How events are written [default: text]
+    #[arg(long, value_parser = choice::<Format>())]
+    pub(crate) format: Option<Format>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// How often it is looked: 1s, 250ms
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, default_value = "1s")]
+    pub(crate) interval: Duration,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CtlArgs {
+    /// What to do
+    pub(crate) verb: CtlVerb,
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+}
+
+/// What can be done to a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CtlVerb {
+    /// Say how it is
+    Status,
+    /// Pause every vCPU
+    Pause,
+    /// Let it run on
+    Resume,
+    /// End the guest, and the run with it
+    Stop,
+}

@@ -1,0 +1,31 @@
+//! From the command line to the subcommand.
+
+use super::{check, doctor, images, package_files, remote, run, symbols, test};
+use crate::cli::{Cli, Command};
+use crate::exit::{Exit, Failure};
+use crate::failure;
+
+/// Executes the subcommand, and prints the error, if any.
+pub(crate) fn execute(cli: &Cli) -> Exit {
+    let done = match &cli.command {
+        Command::Run(args) => run::run(args).map_err(boxed),
+        Command::Test(args) => test::test(args).map_err(boxed),
+        Command::Check(args) => check::check(args).map_err(boxed),
+        Command::Probe(command) => remote::probe(command).map_err(boxed),
+        Command::Events(args) => remote::events(args).map_err(boxed),
+        Command::Top(args) => remote::top(args).map_err(boxed),
+        Command::Ctl(args) => remote::ctl(args).map_err(boxed),
+        Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
+        Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
+        Command::Images(command) => images::images(command).map_err(boxed),
+        Command::PackageFiles(args) => package_files::write(args).map_err(boxed),
+    };
+    done.unwrap_or_else(|failure| {
+        failure::print(failure.as_ref());
+        failure.exit()
+    })
+}
+
+fn boxed(failure: impl Failure + 'static) -> Box<dyn Failure> {
+    Box::new(failure)
+}

@@ -1,0 +1,13 @@
+//! The subcommands: each has a function that takes the arguments and returns the exit, and an error of its own.
+
+mod check;
+mod doctor;
+mod execute;
+mod images;
+mod package_files;
+mod remote;
+mod run;
+mod symbols;
+mod test;
+
+pub(crate) use execute::execute;

@@ -1,0 +1,200 @@
+//! `hyprobe run`.
+
+use std::io::{self, IsTerminal as _};
+
+use control::{ControlSocket, Incoming, SocketError};
+use events::judge::Verdict;
+use manifest::InvalidManifest;
+use thiserror::Error;
+
+use crate::cli::RunArgs;
+use crate::exit::{Exit, Failure};
+use crate::panics::Since;
+use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
+use crate::run::guest::{Guest, GuestError};
+use crate::run::identity::{self, IdentityError};
+use crate::run::judged::{self, Judged, admit};
+use crate::run::merge::{MergeError, Plan, merge};
+use crate::run::place::{Console, Ends, Place, PlaceError};
+use crate::sandbox::SandboxError;
+use crate::signals;
+use crate::stderr::say;
+use crate::stop::StopSignal;
+
+/// Why a run came to nothing.
+#[derive(Debug, Error)]
+pub(crate) enum RunError {
+    /// The command line and the manifest do not make a run.
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    /// The guest cannot be booted or probed as requested.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// `--user` or `--chroot`.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
+    /// The place of the run, or the run there.
+    #[error(transparent)]
+    Place(#[from] PlaceError),
+    /// The control socket.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The listener of the control socket.
+    #[error("cannot listen on the control socket")]
+    Clients(#[source] io::Error),
+    /// The output.
+    #[error(transparent)]
+    Report(#[from] ReportError),
+    /// The rights of this process.
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
+    /// Signals.
+    #[error("cannot catch signals")]
+    Signals(#[source] io::Error),
+    /// The guest ran, but a part of the output is not written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// A thread of hyprobe has panicked.
+    #[error("{0}")]
+    Panicked(String),
+}
+
+impl Failure for RunError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Merge(error) => error.exit(),
+            Self::Guest(error) => error.exit(),
+            Self::Identity(error) => error.exit(),
+            Self::Place(error) => error.exit(),
+            Self::Sandbox(error) => error.exit(),
+            Self::Signals(_) | Self::Clients(_) | Self::Output(_) | Self::Panicked(_) => {
+                Exit::HostCannot
+            }
+            Self::Report(_) | Self::Socket(_) => Exit::Usage,
+        }
+    }
+
+    fn help(&self) -> Option<String> {
+        match self {
+            Self::Merge(error) => error.help(),
+            Self::Guest(error) => error.help(),
+            Self::Identity(error) => error.help(),
+            Self::Sandbox(error) => error.help(),
+            _ => None,
+        }
+    }
+
+    fn manifest(&self) -> Option<&InvalidManifest> {
+        match self {
+            Self::Merge(error) => error.manifest(),
+            _ => None,
+        }
+    }
+}
+
+/// Boots the guest, reports the hits of the probes, and returns how the guest ended.
+pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
+    let progress = Progress::on_stderr();
+    let result = run_with(args, &progress);
+    progress.clear();
+    result
+}
+
+fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
+    let began = Since::now();
+    let identity = identity::find(&args.identity)?;
+    let show = |text| progress.say(text);
+    let Plan {
+        mut config,
+        output,
+        expectations,
+    } = merge(args, &show)?;
+    // The user's files first: an error in the files exists on every host.
+    let guest = Guest::load(&config, &show)?;
+    let expectations = admit(&mut config, expectations, &guest.kernel);
+    guest.check(&config)?;
+    let tell = |text: String| progress.pause(|| say(format_args!("hyprobe: {text}")));
+    let place = Place::find(identity::place(config.accel, identity.as_ref())?, &tell)?;
+    place.prepare(&show)?;
+    // The socket lives until the end of the run. Connections that arrive before the guest starts wait in the socket.
+    let mut socket = match &config.control {
+        Some(path) => Some(ControlSocket::bind(path)?),
+        None => None,
+    };
+    if let (Some(socket), Some(_)) = (&mut socket, &args.identity.chroot) {
+        socket.leave_file();
+    }
+    let stop = StopSignal::default();
+    let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
+    // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
+    progress.rest();
+    let add = |rights: &mut _| {
+        config.add_rights(rights);
+        place.add_rights(rights);
+    };
+    let sandbox = config.sandbox;
+    sandbox.put_in_force(identity.as_ref(), add, &tell)?;
+    signals::listen(&stop).map_err(RunError::Signals)?;
+    let reporter = reporter.start()?;
+    let clients = match &socket {
+        Some(socket) => Some(Incoming::Socket(
+            socket.listener().map_err(RunError::Clients)?,
+        )),
+        None => None,
+    };
+    let judged = Judged::new(expectations, stop.clone());
+    let ends = Ends {
+        sink: judged.sink(reporter.sink()),
+        console: Console(judged.console(reporter.console())),
+        stop: stop.clone(),
+        clients,
+    };
+    let result = place.run(&config, guest, ends, &show);
+    drop(socket);
+    let (summary, end) = match result {
+        Ok(summary) => {
+            let verdicts = judged.finish(&summary);
+            let (end, reason) = (summary.guest.end, stop.asked());
+            let exit = judged::exit(end, &verdicts, reason);
+            let is_judged = judged::is_judged(end, reason);
+            let verdicts = if is_judged { verdicts } else { Vec::new() };
+            (Some(summary), Ok((exit, verdicts)))
+        }
+        Err(error) => (None, Err(error)),
+    };
+    let written = reporter.finish(summary);
+    // The reason for a missing summary is more important than the incomplete output.
+    let (exit, verdicts) = end?;
+    if let Some(panic) = began.first() {
+        return Err(RunError::Panicked(panic));
+    }
+    if exit == Exit::Interrupted {
+        say("hyprobe: the run was interrupted: nothing is judged");
+    }
+    tell_verdicts(&verdicts, exit);
+    written?;
+    Ok(exit)
+}
+
+/// Prints the broken expectations, or that all expectations hold.
+fn tell_verdicts(verdicts: &[Verdict], exit: Exit) {
+    let style = Style::for_stream(io::stderr().is_terminal());
+    for Verdict {
+        expected,
+        broken: why,
+        ..
+    } in verdicts
+    {
+        if let Some(why) = why {
+            say(format_args!(
+                "{} {expected}: {}",
+                style.paint(Ink::Bad, "expectation failed:"),
+                printable(why)
+            ));
+        }
+    }
+    if exit == Exit::Done && !verdicts.is_empty() {
+        let all = verdicts.len();
+        say(format_args!("hyprobe: all {all} expectations hold"));
+    }
+}
