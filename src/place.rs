@@ -6,11 +6,12 @@ use std::sync::{Arc, OnceLock};
 use confine::FileRights;
 use control::Incoming;
 use events::{EventSink, Summary};
+use outer::Qemu;
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::guest::Guest;
-use crate::nested::{self, Choice, LaunchError, Outside, Qemu, Unusable};
+use crate::nested::{self, Choice, LaunchError, Outside, Unusable};
 use crate::panics::Since;
 use crate::run::{RunError, input};
 use crate::session::{self, RunFailure};

@@ -6,6 +6,7 @@ use std::os::fd::AsFd as _;
 
 use control::{ControlSocket, Incoming, SocketError};
 use events::judge::Verdict;
+use outer::QemuError;
 use thiserror::Error;
 
 use crate::cli::RunArgs;
@@ -15,7 +16,7 @@ use crate::guest::{Guest, GuestError};
 use crate::identity::{self, IdentityError};
 use crate::judged::{self, Judged, admit};
 use crate::merge::{MergeError, Plan, merge};
-use crate::nested::{LaunchError, QemuError};
+use crate::nested::LaunchError;
 use crate::panics::Since;
 use crate::place::{Console, Ends, Place};
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};

@@ -36,9 +36,10 @@ use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, GuestSummary, Note, Summary};
 use manifest::GuestEnd;
+use outer::Qemu;
 
 use config::{Accel, Boot, Console, Initrd, RunConfig, TrapChoice};
-use nested::{InnerFailure, LaunchError, Outside, Qemu};
+use nested::{InnerFailure, LaunchError, Outside};
 use stop::{StopReason, StopSignal};
 
 const EVENTS: u64 = 20_000;

@@ -1,8 +1,10 @@
 //! The checks of the requirements of nested runs.
 
+use outer::{Qemu, QemuError};
+
 use super::Verdict::Warn;
 use super::{Check, Group};
-use crate::nested::{OUTER_IMAGE, Qemu, QemuError};
+use crate::nested::OUTER_IMAGE;
 
 pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
     let program = Check::new(Group::Nested, "qemu", "QEMU");

@@ -10,11 +10,12 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use outer::Qemu;
+
 use super::command::{self, Machine, Running, StartError};
 use super::phase::{BOOT_LIMIT, Facts, TICK};
 use super::ports::{self, Inbox};
 use super::protocol::Port;
-use super::qemu::Qemu;
 use super::tail::Tail;
 use crate::stop::StopSignal;
 

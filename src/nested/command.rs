@@ -17,13 +17,13 @@ use std::os::unix::process::{CommandExt, ExitStatusExt as _};
 use std::process::{Child, Command, Stdio};
 
 use confine::{FileError, Layer};
+use outer::Qemu;
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use thiserror::Error;
 
 use super::protocol::Port;
-use super::qemu::Qemu;
 use crate::config::Sandbox;
 
 /// The command line of the outer Linux's kernel.

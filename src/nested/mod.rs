@@ -6,8 +6,8 @@
 //! output travels through virtio-serial ports.
 //!
 //! - [`choose`]: KVM or nested, and why.
-//! - `qemu`, `command`: the choice and the start of QEMU.
-//! - `outer`, `executable`: the parts of the outer Linux.
+//! - `command`: the start of QEMU.
+//! - `inputs`, `executable`: the parts of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
@@ -21,18 +21,16 @@ mod choice;
 mod command;
 mod executable;
 mod init;
+mod inputs;
 mod launch;
 mod lines;
-mod outer;
 mod phase;
 mod ports;
 mod protocol;
-mod qemu;
 mod tail;
 
 pub(crate) use choice::{Choice, Unusable, choose};
 pub(crate) use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
+pub(crate) use inputs::{IMAGE as OUTER_IMAGE, prepare};
 pub(crate) use launch::{LaunchError, Outside, launch};
-pub(crate) use outer::{IMAGE as OUTER_IMAGE, prepare};
 pub(crate) use protocol::InnerFailure;
-pub(crate) use qemu::{Qemu, QemuError};

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
 use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, ModuleError};
+use outer::QemuError;
 use thiserror::Error;
 use vmm::boot::KernelError;
 
@@ -21,6 +22,9 @@ pub enum LaunchError {
         /// The packages to install.
         packages: &'static str,
     },
+    /// No QEMU, or an unsuitable QEMU.
+    #[error(transparent)]
+    Qemu(#[from] QemuError),
     /// A file is in the way.
     #[error("cannot {what} {}", path.display())]
     File {

@@ -10,7 +10,7 @@ use rustix::system::{RebootCommand, init_module, reboot};
 use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
-use crate::nested::outer::MODULES_PATH;
+use crate::nested::inputs::MODULES_PATH;
 
 const MOUNTS: [(&str, &CStr); 3] = [
     ("/dev", c"devtmpfs"),

@@ -1,4 +1,4 @@
-//! The parts of the outer Linux: a stock kernel, modules, this executable, and the run.
+//! The inputs of QEMU for a run: a stock kernel, modules, this executable, and the run.
 
 use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
 use thiserror::Error;
@@ -25,7 +25,7 @@ const OVERHEAD_BYTES: u64 = 512 << 20;
 
 /// Why the outer Linux could not be put together.
 #[derive(Debug, Error)]
-pub(crate) enum OuterError {
+pub(crate) enum InputsError {
     /// The kernel, or the demo guest's busybox, is not in the cache and cannot be fetched.
     #[error("cannot get {image}, which nested runs need")]
     Fetch {
@@ -59,7 +59,7 @@ pub(crate) enum OuterError {
 
 /// The inputs of QEMU.
 #[derive(Debug)]
-pub(super) struct Outer {
+pub(super) struct Inputs {
     /// An ELF vmlinux: QEMU enters the vmlinux directly, so the outer Linux need not unpack a kernel under emulation.
     pub(super) kernel: Vec<u8>,
     /// Not compressed: copying is cheap under emulation, unpacking is not.
@@ -70,16 +70,16 @@ pub(super) struct Outer {
     pub(super) cpus: u8,
 }
 
-impl Outer {
+impl Inputs {
     /// Assembles the outer Linux for `config`. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
     ///
     /// # Errors
     ///
-    /// See [`OuterError`].
+    /// See [`InputsError`].
     pub(super) fn build(
         config: &RunConfig,
         progress: &dyn Fn(&Progress<'_>),
-    ) -> Result<Self, OuterError> {
+    ) -> Result<Self, InputsError> {
         // Errors in the user's files are found before a download.
         let mut files = Initramfs::with_devices();
         let mut inner = config.clone();
@@ -88,7 +88,7 @@ impl Outer {
         files.file(
             KERNEL_PATH,
             0o600,
-            guest_kernel(config).map_err(OuterError::GuestKernel)?,
+            guest_kernel(config).map_err(InputsError::GuestKernel)?,
         );
         inner.initrd = Initrd::File(INITRD_PATH.into());
         match &config.initrd {
@@ -126,7 +126,7 @@ impl Outer {
         let initramfs = files.build()?;
         Ok(Self {
             kernel: vmlinux(&KernelInput::Cached(image.main_file()))
-                .map_err(OuterError::OuterKernel)?,
+                .map_err(InputsError::OuterKernel)?,
             memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
             cpus: cpus(config.cpus),
             initramfs,
@@ -139,15 +139,15 @@ impl Outer {
 /// # Errors
 ///
 /// If the kernel cannot be fetched.
-pub(crate) fn prepare(progress: &dyn Fn(&Progress<'_>)) -> Result<(), OuterError> {
+pub(crate) fn prepare(progress: &dyn Fn(&Progress<'_>)) -> Result<(), InputsError> {
     fetch(IMAGE, progress).map(|_| ())
 }
 
 fn fetch(
     image: &'static str,
     progress: &dyn Fn(&Progress<'_>),
-) -> Result<guest_images::Image, OuterError> {
-    guest_images::fetch(image, progress).map_err(|source| OuterError::Fetch { image, source })
+) -> Result<guest_images::Image, InputsError> {
+    guest_images::fetch(image, progress).map_err(|source| InputsError::Fetch { image, source })
 }
 
 /// The guest's kernel for the run inside: unpacked, unless the guest is to unpack the kernel.
