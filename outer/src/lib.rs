@@ -1,9 +1,12 @@
 //! The outer Linux: a stock kernel in which hyprobe, or a program of the rigs, runs a guest on an emulated KVM.
 //!
 //! - [`Qemu`]: the search for a QEMU suitable for the outer Linux.
+//! - [`own_executable`], [`executable`]: the program that becomes pid 1.
 //!
 //! The crate knows nothing of its users: each user adds its own files, devices and kernel parameters.
 
+mod executable;
 mod qemu;
 
+pub use executable::{ExecutableError, executable, own_executable};
 pub use qemu::{Qemu, QemuError, Version};

@@ -1,9 +1,9 @@
 //! The inputs of QEMU for a run: a stock kernel, modules, this executable, and the run.
 
 use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
+use outer::{ExecutableError, own_executable};
 use thiserror::Error;
 
-use super::executable::{ExecutableError, own_executable};
 use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig};
 use crate::kernel_input::OpenKernelError;
 

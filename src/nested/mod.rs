@@ -7,7 +7,7 @@
 //!
 //! - [`choose`]: KVM or nested, and why.
 //! - `command`: the start of QEMU.
-//! - `inputs`, `executable`: the parts of the outer Linux.
+//! - `inputs`: the files of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
@@ -19,7 +19,6 @@
 mod boot;
 mod choice;
 mod command;
-mod executable;
 mod init;
 mod inputs;
 mod launch;

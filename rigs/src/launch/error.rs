@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
 use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, ModuleError};
-use outer::QemuError;
+use outer::{ExecutableError, QemuError};
 use thiserror::Error;
 use vmm::boot::KernelError;
 
@@ -25,6 +25,9 @@ pub enum LaunchError {
     /// No QEMU, or an unsuitable QEMU.
     #[error(transparent)]
     Qemu(#[from] QemuError),
+    /// The program cannot be the outer Linux's init.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
     /// A file is in the way.
     #[error("cannot {what} {}", path.display())]
     File {

@@ -1,7 +1,6 @@
 //! The outer Linux: a stock kernel, KVM's modules, the program as init, and the program's files.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use guest_images::{Image, Initramfs, Progress};
 
@@ -75,7 +74,7 @@ pub(super) fn build(
         eprintln!("rig: {progress}")
     })?;
     let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &stripped(&payload.program, dir)?)?;
+    files.file("/init", 0o755, outer::executable(&payload.program)?);
     for file in &payload.files {
         files.host_file(file.inside, 0o600, &file.path)?;
     }
@@ -122,19 +121,4 @@ fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(),
     }
     files.file(MODULES_PATH, 0o600, order);
     Ok(())
-}
-
-/// The program without debug information, which would be most of the data on an emulated CD.
-fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
-    let to = dir.join("contract");
-    let output = Command::new("strip")
-        .arg("-o")
-        .args([&to, program])
-        .output()
-        .map_err(|_| LaunchError::Missing {
-            missing: "strip".to_owned(),
-            packages: "binutils",
-        })?;
-    error::check("strip", &output)?;
-    Ok(to)
 }

@@ -1,4 +1,4 @@
-//! The executable of this process, prepared for the outer Linux.
+//! An executable, prepared as the init of the outer Linux.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,12 +13,20 @@ const PT_INTERP: u32 = 3;
 const SECTION_TABLE_OFFSET_AT: usize = 40;
 const SECTION_TABLE_SHAPE_AT: usize = 58;
 
-/// Why this executable cannot be the outer Linux's init.
+/// Why an executable cannot be the outer Linux's init.
 #[derive(Debug, Error)]
-pub(crate) enum ExecutableError {
-    /// The executable cannot be found or read.
+pub enum ExecutableError {
+    /// The executable of this process cannot be found or read.
     #[error("cannot read hyprobe's own executable, which runs in the outer Linux")]
-    Read(#[source] io::Error),
+    Own(#[source] io::Error),
+    /// The executable cannot be read.
+    #[error("cannot read {}, which runs in the outer Linux", path.display())]
+    Read {
+        /// The executable.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The executable needs a dynamic linker and libraries, which the outer Linux does not have.
     #[error(
         "{} is dynamically linked, so it cannot run in the outer Linux: build it static, as the .cargo/config.toml of \
@@ -42,11 +50,24 @@ pub(crate) enum ExecutableError {
 /// # Errors
 ///
 /// The executable cannot be read, or is not static.
-pub(crate) fn own_executable() -> Result<Vec<u8>, ExecutableError> {
+pub fn own_executable() -> Result<Vec<u8>, ExecutableError> {
     // Through /proc, the file is found even if a newer build has replaced the file meanwhile.
-    let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Read)?;
-    let path = std::env::current_exe().map_err(ExecutableError::Read)?;
+    let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Own)?;
+    let path = std::env::current_exe().map_err(ExecutableError::Own)?;
     loadable_part(bytes, &path)
+}
+
+/// The bytes of the executable `path`, without the parts that are not loaded.
+///
+/// # Errors
+///
+/// The executable cannot be read, or is not static.
+pub fn executable(path: &Path) -> Result<Vec<u8>, ExecutableError> {
+    let bytes = std::fs::read(path).map_err(|source| ExecutableError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    loadable_part(bytes, path)
 }
 
 /// Cuts off the bytes behind the last loaded segment: debug information and symbols, most of a development build.
