@@ -6,8 +6,8 @@ use guest_images::{Image, Initramfs, Progress};
 
 use super::payload::{Payload, Program};
 use super::{Launch, LaunchError, error, stock};
+use crate::init::{ARGUMENTS_PATH, MODULES_PATH};
 use crate::line::Backend;
-use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
 
 const KERNEL: &str = "debian-6.1";
 

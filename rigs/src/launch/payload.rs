@@ -6,9 +6,19 @@ use guest_images::{Progress, workload};
 
 use super::{Launch, LaunchError, error, ground, stock};
 use crate::line::Backend;
-use crate::outer::{
-    GUEST_PATH, INITRD_PATH, KNOWN_PATH, PACKED_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
-};
+
+/// The guest: the test guest, or a kernel.
+const GUEST_PATH: &str = "/rig/guest";
+/// The guest's initramfs.
+const INITRD_PATH: &str = "/rig/initrd";
+/// The guest's packed kernel.
+const PACKED_PATH: &str = "/rig/packed";
+/// The lines of earlier launches.
+const KNOWN_PATH: &str = "/rig/known";
+/// The stock guest's kernel, unpacked.
+const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
+/// The stock guest's initramfs.
+const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
 
 /// A program of the package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

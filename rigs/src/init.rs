@@ -1,30 +1,23 @@
-//! Sets up the Linux around KVM, if a program of the package is pid 1.
+//! The start of the programs. If a program is pid 1 of a rig's Linux, the program sets up the Linux, reads the arguments from a file, and
+//! powers the machine off at the end.
 
+use std::error::Error;
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::process::ExitCode;
 
+use clap::Parser;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, init_module, reboot};
-use thiserror::Error;
+
+use crate::chain::chain;
 
 /// The program's arguments, a JSON array of strings.
-pub const ARGUMENTS_PATH: &str = "/rig/arguments.json";
+pub(crate) const ARGUMENTS_PATH: &str = "/rig/arguments.json";
 /// The modules' files in the order in which they are loaded, a line each.
-pub const MODULES_PATH: &str = "/rig/modules";
-/// The guest: the test guest, or a kernel.
-pub const GUEST_PATH: &str = "/rig/guest";
-/// The guest's initramfs.
-pub const INITRD_PATH: &str = "/rig/initrd";
-/// The guest's packed kernel.
-pub const PACKED_PATH: &str = "/rig/packed";
-/// The lines of earlier launches.
-pub const KNOWN_PATH: &str = "/rig/known";
-/// The stock guest's kernel, unpacked.
-pub const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
-/// The stock guest's initramfs.
-pub const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
+pub(crate) const MODULES_PATH: &str = "/rig/modules";
 
 const MOUNTS: [(&str, &CStr); 3] = [
     ("/dev", c"devtmpfs"),
@@ -35,9 +28,9 @@ const MOUNTS: [(&str, &CStr); 3] = [
 const CONSOLE_LEVEL: (&str, &str) = ("/proc/sys/kernel/printk", "1");
 
 /// Why the Linux is not usable.
-#[derive(Debug, Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("cannot {what} {path} in the outer Linux")]
-pub struct OuterError {
+struct OuterError {
     what: &'static str,
     path: String,
     source: io::Error,
@@ -52,18 +45,31 @@ fn failed<E: Into<io::Error>>(what: &'static str, path: &str) -> impl FnOnce(E) 
     }
 }
 
-/// Whether the process is pid 1 of a rig's Linux.
-#[must_use]
-pub fn is_pid_1() -> bool {
-    std::process::id() == 1 && Path::new(ARGUMENTS_PATH).exists()
+/// Runs the program `name`: parses the arguments, and calls `run`, which returns the number of failed cases.
+pub fn main<A: Parser, E: Error>(name: &str, run: impl FnOnce(A) -> Result<usize, E>) -> ExitCode {
+    let run = |arguments| match run(arguments) {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{name}: {}", chain(error));
+            ExitCode::from(2)
+        }
+    };
+    if std::process::id() != 1 || !Path::new(ARGUMENTS_PATH).exists() {
+        return run(A::parse());
+    }
+    match set_up().map(A::try_parse_from) {
+        Ok(Ok(arguments)) => {
+            run(arguments);
+        }
+        Ok(Err(error)) => eprintln!("{name}: {error}"),
+        Err(error) => eprintln!("{name}: {}", chain(error)),
+    }
+    power_off();
 }
 
 /// Mounts `/dev`, `/proc` and `/sys`, loads the modules, and reads the arguments.
-///
-/// # Errors
-///
-/// The kernel refuses, or the initramfs is damaged.
-pub fn set_up() -> Result<Vec<String>, OuterError> {
+fn set_up() -> Result<Vec<String>, OuterError> {
     for (path, kind) in MOUNTS {
         mount(kind, path, kind, MountFlags::empty(), None::<&CStr>)
             .map_err(failed("mount", path))?;
@@ -84,7 +90,7 @@ pub fn set_up() -> Result<Vec<String>, OuterError> {
 }
 
 /// Waits until the last byte has left the serial line, and switches the machine off.
-pub fn power_off() -> ! {
+fn power_off() -> ! {
     // An error means that standard output is no terminal: there is nothing to wait for.
     let _ = rustix::termios::tcdrain(rustix::stdio::stdout());
     let result = reboot(RebootCommand::PowerOff);
