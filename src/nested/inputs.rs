@@ -1,22 +1,18 @@
 //! The inputs of QEMU for a run: a stock kernel, modules, this executable, and the run.
 
-use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
-use outer::{ExecutableError, own_executable};
+use guest_images::{CachedFileError, FetchError, InitramfsError, ModuleError, Progress};
+use outer::{ExecutableError, IMAGE, VmlinuxError, own_executable};
 use thiserror::Error;
 
 use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig};
 use crate::kernel_input::OpenKernelError;
 
-/// The kernel of the outer Linux, in the catalog of images.
-pub(crate) const IMAGE: &str = "debian-6.1";
 const BUSYBOX: &str = "busybox-static";
 /// virtio comes first, so later failures can be reported through a port. TCG has SVM and no VMX.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
 
 /// The path of the run's configuration in the outer Linux.
 pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
-/// The list of the modules' paths in load order, a line each.
-pub(super) const MODULES_PATH: &str = "/hyprobe/modules";
 const KERNEL_PATH: &str = "/hyprobe/kernel";
 const INITRD_PATH: &str = "/hyprobe/initrd";
 
@@ -45,7 +41,7 @@ pub(crate) enum InputsError {
     GuestKernel(OpenKernelError),
     /// The outer Linux's kernel cannot be used.
     #[error("cannot use the kernel of the image {IMAGE}")]
-    OuterKernel(#[source] OpenKernelError),
+    OuterKernel(#[from] VmlinuxError),
     /// The demo guest's busybox cannot be read or has changed.
     #[error(transparent)]
     Busybox(#[from] CachedFileError),
@@ -81,7 +77,7 @@ impl Inputs {
         progress: &dyn Fn(&Progress<'_>),
     ) -> Result<Self, InputsError> {
         // Errors in the user's files are found before a download.
-        let mut files = Initramfs::with_devices();
+        let mut files = outer::initramfs(own_executable()?);
         let mut inner = config.clone();
         inner.accel = Accel::Kvm;
         inner.kernel = KernelInput::File(KERNEL_PATH.into());
@@ -108,25 +104,12 @@ impl Inputs {
             }
         }
         files.file(CONFIG_PATH, 0o600, serde_json::to_vec(&inner)?);
-        files.file("/init", 0o755, own_executable()?);
-        for directory in ["proc", "sys"] {
-            files.directory(directory, 0o555);
-        }
 
         let image = fetch(IMAGE, progress)?;
-        let mut order = String::new();
-        for module in image.modules()?.load_order(&MODULES)? {
-            let path = format!("/hyprobe/{}.ko", module.name);
-            files.file(&path, 0o600, module.read()?);
-            order.push_str(&path);
-            order.push('\n');
-        }
-        files.file(MODULES_PATH, 0o600, order);
-
+        outer::add_modules(&mut files, &image, &MODULES)?;
         let initramfs = files.build()?;
         Ok(Self {
-            kernel: vmlinux(&KernelInput::Cached(image.main_file()))
-                .map_err(InputsError::OuterKernel)?,
+            kernel: outer::vmlinux(&image)?,
             memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
             cpus: cpus(config.cpus),
             initramfs,
@@ -153,13 +136,9 @@ fn fetch(
 /// The guest's kernel for the run inside: unpacked, unless the guest is to unpack the kernel.
 fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
     match config.boot {
-        Boot::Direct => vmlinux(&config.kernel),
+        Boot::Direct => Ok(config.kernel.open()?.vmlinux()?.into_owned()),
         Boot::BzImage => Ok(config.kernel.open()?.bytes().to_vec()),
     }
-}
-
-fn vmlinux(kernel: &KernelInput) -> Result<Vec<u8>, OpenKernelError> {
-    Ok(kernel.open()?.vmlinux()?.into_owned())
 }
 
 /// The guest's RAM, the initramfs twice (as loaded, and as unpacked), and the memory of Linux and hyprobe.

@@ -30,6 +30,6 @@ mod tail;
 
 pub(crate) use choice::{Choice, Unusable, choose};
 pub(crate) use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
-pub(crate) use inputs::{IMAGE as OUTER_IMAGE, prepare};
+pub(crate) use inputs::prepare;
 pub(crate) use launch::{LaunchError, Outside, launch};
 pub(crate) use protocol::InnerFailure;

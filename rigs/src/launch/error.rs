@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
 use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, ModuleError};
-use outer::{ExecutableError, QemuError};
+use outer::{ExecutableError, QemuError, VmlinuxError};
 use thiserror::Error;
-use vmm::boot::KernelError;
 
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
@@ -41,9 +40,9 @@ pub enum LaunchError {
     /// The test guest does not compile.
     #[error(transparent)]
     Guest(#[from] BuildError),
-    /// A stock guest's kernel cannot be used.
+    /// A kernel cannot be unpacked.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Vmlinux(#[from] VmlinuxError),
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),

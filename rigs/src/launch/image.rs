@@ -2,14 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use guest_images::{Image, Initramfs, Progress};
-
 use super::payload::{Payload, Program};
 use super::{Launch, LaunchError, error, stock};
-use crate::init::{ARGUMENTS_PATH, MODULES_PATH};
+use crate::init::ARGUMENTS_PATH;
 use crate::line::Backend;
-
-const KERNEL: &str = "debian-6.1";
 
 /// Kernel and initramfs, as files.
 #[derive(Debug)]
@@ -70,18 +66,12 @@ pub(super) fn build(
     payload: &Payload,
     module: &str,
 ) -> Result<Outer, LaunchError> {
-    let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
-        eprintln!("rig: {progress}")
-    })?;
-    let mut files = Initramfs::with_devices();
-    files.file("/init", 0o755, outer::executable(&payload.program)?);
+    let image = stock::fetch(outer::IMAGE)?;
+    let mut files = outer::initramfs(outer::executable(&payload.program)?);
     for file in &payload.files {
         files.host_file(file.inside, 0o600, &file.path)?;
     }
-    for directory in ["proc", "sys"] {
-        files.directory(directory, 0o555);
-    }
-    add_modules(&mut files, &image, module)?;
+    outer::add_modules(&mut files, &image, &[module])?;
     let fixed = [launch.program.name(), "--backend", launch.backend.word()];
     let given = payload
         .files
@@ -102,23 +92,16 @@ pub(super) fn build(
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
-    // Not compressed: reading is cheap under emulation, unpacking is not.
     std::fs::write(&initramfs, files.build()?).map_err(error::file("write", &initramfs))?;
+    let kernel = dir.join("outer-kernel");
+    let kernel = match launch.backend {
+        Backend::Nested => stock::unpack(&image, kernel)?,
+        // Bochs has no `-kernel`, and the loader on the CD takes no ELF.
+        _ => stock::copy(&image, kernel)?,
+    };
     Ok(Outer {
-        kernel: stock::copy(&image, dir.join("outer-kernel"))?,
+        kernel,
         initramfs,
         release: image.release().to_owned(),
     })
-}
-
-fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(), LaunchError> {
-    let mut order = String::new();
-    for module in image.modules()?.load_order(&[module])? {
-        let path = format!("/rig/{}.ko", module.name);
-        files.file(&path, 0o600, module.read()?);
-        order.push_str(&path);
-        order.push('\n');
-    }
-    files.file(MODULES_PATH, 0o600, order);
-    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use guest_images::{Progress, workload};
+use guest_images::workload;
 
 use super::{Launch, LaunchError, error, ground, stock};
 use crate::line::Backend;
@@ -126,13 +126,10 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             (files, 1280)
         }
         Program::Busy { image } => {
-            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
-                eprintln!("rig: {progress}")
-            })?;
+            let image = stock::fetch(image)?;
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
-            // Unpacked by the rig: under emulation, unpacking takes minutes.
             let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
             let kernel = given("--kernel", GUEST_PATH, kernel);
             let cpus = stock::cpus(launch.backend);
@@ -140,9 +137,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
         }
         Program::Sweep { image, name } => {
-            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
-                eprintln!("rig: {progress}")
-            })?;
+            let image = stock::fetch(image)?;
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
