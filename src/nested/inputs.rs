@@ -4,7 +4,7 @@ use guest_images::{CachedFileError, FetchError, InitramfsError, ModuleError, Pro
 use outer::{ExecutableError, IMAGE, VmlinuxError, own_executable};
 use thiserror::Error;
 
-use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig};
+use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig, Sandbox};
 use crate::kernel_input::OpenKernelError;
 
 const BUSYBOX: &str = "busybox-static";
@@ -15,9 +15,6 @@ const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
 pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
 const KERNEL_PATH: &str = "/hyprobe/kernel";
 const INITRD_PATH: &str = "/hyprobe/initrd";
-
-/// The memory of Linux, of hyprobe, and of hyprobe's copy of the guest's kernel with the symbols.
-const OVERHEAD_BYTES: u64 = 512 << 20;
 
 /// Why the outer Linux could not be put together.
 #[derive(Debug, Error)]
@@ -56,14 +53,16 @@ pub(crate) enum InputsError {
 /// The inputs of QEMU.
 #[derive(Debug)]
 pub(super) struct Inputs {
-    /// An ELF vmlinux: QEMU enters the vmlinux directly, so the outer Linux need not unpack a kernel under emulation.
+    /// An ELF vmlinux.
     pub(super) kernel: Vec<u8>,
-    /// Not compressed: copying is cheap under emulation, unpacking is not.
+    /// The initramfs.
     pub(super) initramfs: Vec<u8>,
     /// RAM.
     pub(super) memory_mib: u64,
-    /// CPUs; at least two, since the first CPU stays idle.
+    /// CPUs that do work.
     pub(super) cpus: u8,
+    /// Whether QEMU's process gives up its rights to files.
+    pub(super) sandbox: Sandbox,
 }
 
 impl Inputs {
@@ -110,8 +109,9 @@ impl Inputs {
         let initramfs = files.build()?;
         Ok(Self {
             kernel: outer::vmlinux(&image)?,
-            memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
+            memory_mib: outer::memory_mib(config.memory_bytes, initramfs.len()),
             cpus: cpus(config.cpus),
+            sandbox: config.sandbox,
             initramfs,
         })
     }
@@ -141,23 +141,13 @@ fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
     }
 }
 
-/// The guest's RAM, the initramfs twice (as loaded, and as unpacked), and the memory of Linux and hyprobe.
-fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
-    let initramfs = u64::try_from(initramfs_bytes).unwrap_or(u64::MAX);
-    guest_bytes
-        .saturating_add(initramfs.saturating_mul(2))
-        .saturating_add(OVERHEAD_BYTES)
-        .div_ceil(1 << 20)
-}
-
-/// A CPU for each vCPU of the guest, a CPU for the threads beside the vCPUs, and the first CPU, on which nothing runs. Apart from the
-/// first CPU, the number does not exceed this host's: CPUs that wait for each other's emulation are slower than none.
+/// A CPU for each vCPU of the guest, and a CPU for the threads beside the vCPUs. The number does not exceed this host's: CPUs that wait
+/// for each other's emulation are slower than none.
 fn cpus(guest: u8) -> u8 {
     let host = std::thread::available_parallelism().map_or(1, usize::from);
     guest
         .saturating_add(1)
         .min(u8::try_from(host).unwrap_or(u8::MAX))
-        .saturating_add(1)
 }
 
 #[cfg(test)]
@@ -165,15 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_for_the_guest_and_for_what_runs_it() {
-        assert_eq!(memory_mib(256 << 20, 64 << 20), 256 + 2 * 64 + 512);
-        assert_eq!(memory_mib(1, 0), 513);
-        assert!(memory_mib(u64::MAX, usize::MAX) > 1 << 40);
-    }
-
-    #[test]
     fn there_is_a_cpu_beside_the_first() {
-        assert!((2..=3).contains(&cpus(1)));
-        assert!(cpus(u8::MAX) >= 2);
+        assert!((1..=2).contains(&cpus(1)));
+        assert!(cpus(u8::MAX) >= 1);
     }
 }

@@ -18,7 +18,7 @@ use outer::Qemu;
 use thiserror::Error;
 
 use super::boot::{self, BootError, Booting, GivenUp};
-use super::command::{Machine, Running, StartError};
+use super::command::{Running, StartError};
 use super::inputs::{Inputs, InputsError};
 use super::lines::LineError;
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
@@ -182,19 +182,12 @@ pub(crate) fn launch(
     let progress = outside.progress;
     let inputs = Inputs::build(config, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
-    let machine = Machine {
-        kernel: &inputs.kernel,
-        initramfs: &inputs.initramfs,
-        cpus: inputs.cpus,
-        memory_mib: inputs.memory_mib,
-        sandbox: config.sandbox,
-    };
     let restarts = RefCell::new(Vec::new());
     let again = |start: GivenUp| {
         progress(&Step::Again(&start));
         restarts.borrow_mut().push(start.to_string());
     };
-    let booting = boot::boot(qemu, &machine, &boot::LIMITS, &outside.stop, &again)?;
+    let booting = boot::boot(qemu, &inputs, &boot::LIMITS, &outside.stop, &again)?;
     drop(inputs);
     let began = booting.began;
     let mut watch = Watch::connect(booting, outside)?;

@@ -12,6 +12,7 @@ use crate::line::Backend;
 pub(super) struct Outer {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
+    pub(super) memory_mib: u64,
     /// The output of `uname -r` in the outer Linux.
     pub(super) release: String,
 }
@@ -51,13 +52,11 @@ const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
 /// The mistake of QEMU's TCG: an instruction that reads and writes raises the page fault of the read.
 const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 
-/// The start of each kernel command line of the rigs.
+/// The parameters of the outer Linux's kernel besides the usual ones.
 ///
 /// - loglevel: only a dying kernel prints, so that lines are whole otherwise.
-/// - no mitigations: nothing speculates here; no KASLR: a panic's addresses mean something.
-/// - the crypto self-tests and security modules only cost time.
-pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 mitigations=off nokaslr \
-                                       no_timer_check cryptomgr.notests=1 random.trust_cpu=on lsm=";
+/// - no KASLR: a panic's addresses mean something.
+pub(super) const PARAMETERS: &str = "loglevel=2 nokaslr";
 
 /// Builds the outer Linux in `dir`, with KVM's `module` for the vendor.
 pub(super) fn build(
@@ -92,7 +91,8 @@ pub(super) fn build(
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
-    std::fs::write(&initramfs, files.build()?).map_err(error::file("write", &initramfs))?;
+    let bytes = files.build()?;
+    std::fs::write(&initramfs, &bytes).map_err(error::file("write", &initramfs))?;
     let kernel = dir.join("outer-kernel");
     let kernel = match launch.backend {
         Backend::Nested => stock::unpack(&image, kernel)?,
@@ -102,6 +102,7 @@ pub(super) fn build(
     Ok(Outer {
         kernel,
         initramfs,
+        memory_mib: outer::memory_mib(payload.guest_bytes, bytes.len()),
         release: image.release().to_owned(),
     })
 }

@@ -93,11 +93,10 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &payload, "kvm_amd")?),
         Backend::Local => None,
     };
-    let memory_mib = payload.memory_mib;
     let began = Instant::now();
     let mut running: Box<dyn Follow> = match (&outer, &qemu) {
-        (Some(outer), Some(qemu)) => Box::new(qemu::start(qemu, &dir, outer, memory_mib)?),
-        (Some(outer), None) => Box::new(bochs::start(launch, &dir, outer, memory_mib)?),
+        (Some(outer), Some(qemu)) => Box::new(qemu::start(qemu, &dir, outer)?),
+        (Some(outer), None) => Box::new(bochs::start(launch, &dir, outer)?),
         (None, _) => Box::new(local::start(launch, &dir, &payload)?),
     };
     let path = launch.results.join(format!("{}.jsonl", launch.name()));

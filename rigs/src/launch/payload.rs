@@ -82,8 +82,8 @@ pub(super) struct Payload {
     pub(super) files: Vec<Given>,
     /// Further options of the program.
     pub(super) options: Vec<String>,
-    /// RAM of the outer machine, MiB.
-    pub(super) memory_mib: u64,
+    /// RAM of all guests that run at the same time, and of the program's records of them.
+    pub(super) guest_bytes: u64,
 }
 
 /// Builds the program's files for `launch` in `dir`.
@@ -94,7 +94,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
         path,
     };
     let mut options = Vec::new();
-    let (files, memory_mib) = match launch.program {
+    let (files, guest_bytes) = match launch.program {
         Program::Contract { stock } => {
             let guest = guest_images::build_testguest(dir)?;
             let mut files = vec![given("--guest", GUEST_PATH, guest)];
@@ -104,7 +104,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 files.push(given("--stock-initrd", STOCK_INITRD_PATH, stock.initrd));
                 options.extend(["--stock-cpus".to_owned(), stock.cpus.to_string()]);
             }
-            (files, 1024)
+            (files, 512 << 20)
         }
         Program::Bench { stock } => {
             let guest = guest_images::build_testguest(dir)?;
@@ -123,7 +123,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                     options.extend(["--image".to_owned(), packed.display().to_string()]);
                 }
             }
-            (files, 1280)
+            (files, 768 << 20)
         }
         Program::Busy { image } => {
             let image = stock::fetch(image)?;
@@ -134,7 +134,10 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let kernel = given("--kernel", GUEST_PATH, kernel);
             let cpus = stock::cpus(launch.backend);
             options.extend(["--cpus".to_owned(), cpus.to_string()]);
-            (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
+            (
+                vec![kernel, given("--initrd", INITRD_PATH, initrd)],
+                768 << 20,
+            )
         }
         Program::Sweep { image, name } => {
             let image = stock::fetch(image)?;
@@ -153,7 +156,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 given("--initrd", INITRD_PATH, initrd),
                 given("--known", KNOWN_PATH, known),
             ];
-            (files, 1792)
+            (files, 1280 << 20)
         }
         Program::Ground { image } => {
             let files = ground::build(dir, image)?;
@@ -162,7 +165,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let kernel = given("--kernel", GUEST_PATH, files.kernel);
             (
                 vec![kernel, given("--initrd", INITRD_PATH, files.initrd)],
-                1792,
+                1280 << 20,
             )
         }
     };
@@ -180,6 +183,6 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
         program,
         files,
         options,
-        memory_mib,
+        guest_bytes,
     })
 }

@@ -1,15 +1,13 @@
-//! Starting QEMU: TCG emulates SVM with NPT.
+//! Starting QEMU.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use super::follow::{self, Follow, kill};
-use super::image::{COMMAND_LINE, Outer};
-use super::{LaunchError, error};
+use outer::Machine;
 
-/// Three CPUs for two: the first stays idle, because QEMU's others damage its state (`docs/nested.md`).
-const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 3";
+use super::follow::{self, Follow, kill};
+use super::image::{Outer, PARAMETERS};
+use super::{LaunchError, error};
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -35,28 +33,18 @@ impl Drop for Qemu {
 }
 
 /// Starts QEMU.
-pub(super) fn start(
-    qemu: &outer::Qemu,
-    dir: &Path,
-    outer: &Outer,
-    memory_mib: u64,
-) -> Result<Qemu, LaunchError> {
+pub(super) fn start(qemu: &outer::Qemu, dir: &Path, outer: &Outer) -> Result<Qemu, LaunchError> {
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
+    let machine = Machine {
+        kernel: &outer.kernel,
+        initramfs: &outer.initramfs,
+        cpus: 2,
+        memory_mib: outer.memory_mib,
+        parameters: PARAMETERS,
+    };
     let child = follow::command(qemu.path())
-        .args(ARGUMENTS.split_ascii_whitespace())
-        .args(["-m", &format!("{}M", memory_mib)])
-        .arg("-kernel")
-        .arg(&outer.kernel)
-        .arg("-initrd")
-        .arg(&outer.initramfs)
-        .args([
-            "-append",
-            &format!(
-                "{COMMAND_LINE} tsc=reliable isolcpus=0 tsc_early_khz={}",
-                vmm::tsc_khz()
-            ),
-        ])
+        .args(machine.options())
         .arg("-serial")
         .arg(format!("file:{}", serial.display()))
         .stdin(Stdio::null())
