@@ -18,7 +18,7 @@ use outer::Qemu;
 use thiserror::Error;
 
 use super::boot::{self, BootError, Booting, GivenUp};
-use super::command::{Running, StartError};
+use super::command::Running;
 use super::inputs::{Inputs, InputsError};
 use super::lines::LineError;
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
@@ -39,7 +39,7 @@ pub(crate) enum LaunchError {
     Inputs(#[from] InputsError),
     /// QEMU could not be started.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Boot(#[from] BootError),
     /// This process cannot start a thread.
     #[error("cannot start a thread for a port of the outer Linux")]
     Thread(#[source] io::Error),
@@ -197,15 +197,6 @@ pub(crate) fn launch(
         restarts: restarts.into_inner(),
         ..summary
     })
-}
-
-impl From<BootError> for LaunchError {
-    fn from(error: BootError) -> Self {
-        match error {
-            BootError::Start(source) => Self::Start(source),
-            BootError::Thread(source) => Self::Thread(source),
-        }
-    }
 }
 
 /// A running QEMU with its threads.
