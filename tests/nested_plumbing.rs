@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, GuestSummary, Note, Summary};
 use manifest::GuestEnd;
+use outer::Qemu;
 
 use hyprobe::config::{Accel, Boot, Console, Initrd, RunConfig, Sandbox, TrapChoice};
-use hyprobe::nested::{self, InnerFailure, LaunchError, Outside, Qemu};
+use hyprobe::nested::{self, InnerFailure, LaunchError, Outside};
 use hyprobe::stop::{StopReason, StopSignal};
 
 const EVENTS: u64 = 20_000;

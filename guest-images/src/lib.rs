@@ -37,7 +37,7 @@ pub use directory::DirectoryError;
 pub use fetch::{FetchError, Freshness, cached, fetch};
 pub use image::{Image, ImageRecord, PackageRecord};
 pub use initramfs::{Initramfs, InitramfsError};
-pub use modules::{Module, ModuleError, ModuleTree, OUTER_MODULES};
+pub use modules::{Module, ModuleError, ModuleTree};
 pub use progress::{Progress, Report};
 pub use testguest::build_testguest;
 pub use toolchain::BuildError;

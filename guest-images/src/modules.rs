@@ -12,10 +12,6 @@ use thiserror::Error;
 
 use crate::cached_file::{CachedFile, CachedFileError};
 
-/// Modules for the outer Linux of a nested launch: KVM for either vendor, and virtio-serial. The dependencies differ from kernel to kernel;
-/// [`ModuleTree::load_order`] finds the dependencies.
-pub const OUTER_MODULES: [&str; 4] = ["kvm_amd", "kvm_intel", "virtio_pci", "virtio_console"];
-
 /// Maximum size of a decompressed module, far above any module of a distribution.
 const MODULE_MAX_BYTES: u64 = 64 << 20;
 /// Modules are packed with dictionaries of 1 MiB.

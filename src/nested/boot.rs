@@ -10,11 +10,13 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::command::{self, Machine, Running, StartError};
+use outer::Qemu;
+
+use super::command::{self, Running, StartError};
+use super::inputs::Inputs;
 use super::phase::{BOOT_LIMIT, Facts, TICK};
 use super::ports::{self, Inbox};
 use super::protocol::Port;
-use super::qemu::Qemu;
 use super::tail::Tail;
 use crate::stop::StopSignal;
 
@@ -23,7 +25,7 @@ pub(super) const LIMITS: [Duration; 2] = [Duration::from_secs(60), BOOT_LIMIT];
 
 /// Why QEMU could not be started.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum BootError {
+pub(crate) enum BootError {
     /// QEMU could not be executed.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -74,9 +76,9 @@ pub(super) struct Booting {
 }
 
 impl Booting {
-    fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Self, BootError> {
+    fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Self, BootError> {
         let began = Instant::now();
-        let mut running = command::start(qemu, machine)?;
+        let mut running = command::start(qemu, inputs)?;
         let (inbox, tail) = (Inbox::default(), Tail::default());
         let control = running.take_port(Port::Control);
         let (serial, errors) = (running.take_serial(), running.take_stderr());
@@ -147,14 +149,14 @@ impl Booting {
 /// QEMU dies with the calling *thread*, so the caller must be the thread that waits for the run.
 pub(super) fn boot(
     qemu: &Qemu,
-    machine: &Machine<'_>,
+    inputs: &Inputs,
     limits: &[Duration],
     stop: &StopSignal,
     again: &dyn Fn(GivenUp),
 ) -> Result<Booting, BootError> {
     let mut limits = limits.iter().peekable();
     loop {
-        let mut booting = Booting::start(qemu, machine)?;
+        let mut booting = Booting::start(qemu, inputs)?;
         let limit = limits.next().copied().unwrap_or(BOOT_LIMIT);
         let came_up = booting.comes_up(limit, stop);
         let after = booting.began.elapsed();
@@ -202,9 +204,9 @@ exec sleep 60
         std::fs::write(&path, SCRIPT.replace("FIRST", first)).expect("written");
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).expect("executable");
         let qemu = Qemu::at(path).expect("it says its version");
-        let machine = Machine {
-            kernel: b"kernel",
-            initramfs: b"initramfs",
+        let inputs = Inputs {
+            kernel: b"kernel".to_vec(),
+            initramfs: b"initramfs".to_vec(),
             cpus: 1,
             memory_mib: 1,
             sandbox: Sandbox::Off,
@@ -213,7 +215,7 @@ exec sleep 60
         let given_up = RefCell::new(Vec::new());
         let again = |start| given_up.borrow_mut().push(start);
         let stop = StopSignal::default();
-        let booted = boot(&qemu, &machine, &limits, &stop, &again).expect("started");
+        let booted = boot(&qemu, &inputs, &limits, &stop, &again).expect("started");
         assert_eq!(booted.inbox.lock().started, Some(7));
         booted.give_up();
         let mut given_up = given_up.into_inner();

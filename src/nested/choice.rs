@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use outer::{Qemu, QemuError};
 use vmm::{HostFacts, OpenError, SelfTestError};
-
-use super::qemu::{Qemu, QemuError};
 
 /// The reason why this host's KVM cannot be used.
 #[derive(Debug, thiserror::Error)]

@@ -14,28 +14,23 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt as _};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use confine::{FileError, Layer};
+use outer::{Machine, Qemu};
 use rustix::fs::MemfdFlags;
 use rustix::io::FdFlags;
 use rustix::process::Signal;
 use thiserror::Error;
 
+use super::inputs::Inputs;
 use super::protocol::Port;
-use super::qemu::Qemu;
 use crate::config::Sandbox;
 
-/// The command line of the outer Linux's kernel.
-///
-/// - The kernel logs to the console: the log costs no time, and explains a failed boot.
-/// - panic: the reset comes at once, since a wait would help no user; `-no-reboot` turns the reset into QEMU's end.
-/// - no mitigations: TCG does not speculate.
-/// - TCG derives the TSC from the host's TSC, so the kernel need not calibrate or watch the TSC.
-/// - the crypto self-tests and the policies of security modules only cost time here.
-/// - init, and so every guest, keeps off the first CPU, because QEMU's other CPUs damage the state of the first CPU (`docs/nested.md`).
-const COMMAND_LINE: &str = "console=ttyS0 panic=-1 mitigations=off tsc=reliable no_timer_check \
-                            cryptomgr.notests=1 random.trust_cpu=on rcupdate.rcu_expedited=1 lsm= isolcpus=0";
+/// The parameters of the outer Linux's kernel besides the usual ones: waits for RCU are short. The kernel logs to the console: the log costs
+/// no time, and explains a failed boot.
+const PARAMETERS: &str = "rcupdate.rcu_expedited=1";
 
 /// Signals caused by the program itself. SIGKILL comes from outside: from the user, or from a host without memory.
 const CRASHES: [Signal; 5] = [
@@ -71,21 +66,6 @@ pub enum StartError {
         /// The cause.
         source: io::Error,
     },
-}
-
-/// The machine to emulate.
-#[derive(Debug)]
-pub(super) struct Machine<'a> {
-    /// An ELF vmlinux with a PVH entry.
-    pub(super) kernel: &'a [u8],
-    /// The outer Linux's initramfs.
-    pub(super) initramfs: &'a [u8],
-    /// CPUs.
-    pub(super) cpus: u8,
-    /// RAM.
-    pub(super) memory_mib: u64,
-    /// Whether QEMU's process gives up its rights to files.
-    pub(super) sandbox: Sandbox,
 }
 
 /// A started QEMU. Dropping the value kills QEMU.
@@ -148,9 +128,9 @@ impl Drop for Running {
 /// Starts QEMU.
 ///
 /// QEMU dies with the calling *thread*, so the caller must be the thread that waits for the run.
-pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, StartError> {
-    let kernel = in_memory("the outer kernel", machine.kernel)?;
-    let initramfs = in_memory("the outer initramfs", machine.initramfs)?;
+pub(super) fn start(qemu: &Qemu, inputs: &Inputs) -> Result<Running, StartError> {
+    let kernel = in_memory("the outer kernel", &inputs.kernel)?;
+    let initramfs = in_memory("the outer initramfs", &inputs.initramfs)?;
     let (serial, serial_theirs) = pair()?;
     let mut ports = [const { None }; Port::ALL.len()];
     let mut theirs = Vec::new();
@@ -160,20 +140,17 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
         theirs.push((port, end));
     }
 
+    let machine = Machine {
+        kernel: &path_of(&kernel),
+        initramfs: &path_of(&initramfs),
+        cpus: inputs.cpus,
+        memory_mib: inputs.memory_mib,
+        parameters: &parameters(|name| std::env::var(name).ok()),
+    };
     let mut command = Command::new(qemu.path());
     command
         .args(qemu.sandbox())
-        .args(machine_arguments(machine))
-        .args([
-            "-kernel",
-            &path_of(&kernel),
-            "-initrd",
-            &path_of(&initramfs),
-        ])
-        .args([
-            "-append",
-            &command_line(vmm::tsc_khz(), |name| std::env::var(name).ok()),
-        ])
+        .args(machine.options())
         .args(["-chardev", &chardev("serial", serial_theirs.as_raw_fd())])
         .args(["-serial", "chardev:serial"]);
     // The number of ports decides on the number of virtqueues, 62 by default. Port 0 is kept free for a console.
@@ -197,7 +174,7 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
 
     let mut given: Vec<OwnedFd> = vec![kernel.into(), initramfs.into(), serial_theirs.into()];
     given.extend(theirs.into_iter().map(|(_, end)| end.into()));
-    let layer = match machine.sandbox {
+    let layer = match inputs.sandbox {
         Sandbox::On => Some(qemu.layer()?),
         Sandbox::Off => None,
     };
@@ -230,18 +207,8 @@ pub(super) fn start(qemu: &Qemu, machine: &Machine<'_>) -> Result<Running, Start
     })
 }
 
-fn machine_arguments(machine: &Machine<'_>) -> Vec<String> {
-    let fixed = "-name hyprobe-outer -nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off,dump-guest-core=off \
-                 -accel tcg,thread=multi -cpu max,+svm,+npt,-la57";
-    let mut arguments: Vec<String> = fixed.split_ascii_whitespace().map(str::to_owned).collect();
-    arguments.extend(["-smp".into(), machine.cpus.to_string()]);
-    arguments.extend(["-m".into(), format!("{}M", machine.memory_mib)]);
-    arguments
-}
-
-fn command_line(tsc_khz: u64, variable: impl Fn(&str) -> Option<String>) -> String {
-    // The frequency is measured on the host: on a busy host, the outer Linux would measure a wrong value, and have a wrong clock.
-    let mut line = format!("{COMMAND_LINE} tsc_early_khz={tsc_khz}");
+fn parameters(variable: impl Fn(&str) -> Option<String>) -> String {
+    let mut line = PARAMETERS.to_owned();
     for name in PASSED_VARIABLES {
         let plain = |value: &String| value.chars().all(|c| c.is_ascii_graphic() && c != '"');
         if let Some(value) = variable(name).filter(plain) {
@@ -255,8 +222,8 @@ fn chardev(id: &str, fd: RawFd) -> String {
     format!("socket,id={id},fd={fd}")
 }
 
-fn path_of(file: &File) -> String {
-    format!("/proc/self/fd/{}", file.as_raw_fd())
+fn path_of(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
 fn pair() -> Result<(UnixStream, UnixStream), StartError> {
@@ -281,10 +248,10 @@ mod tests {
 
     #[test]
     fn only_plain_variables_reach_the_kernel_s_command_line() {
-        let line = command_line(1, |name| (name == "RUST_LOG").then(|| "vmm=debug".into()));
+        let line = parameters(|name| (name == "RUST_LOG").then(|| "vmm=debug".into()));
         assert!(line.ends_with(" RUST_LOG=vmm=debug"), "{line}");
-        let line = command_line(1, |_| Some("x -- y".into()));
-        assert_eq!(line, format!("{COMMAND_LINE} tsc_early_khz=1"));
+        let line = parameters(|_| Some("x -- y".into()));
+        assert_eq!(line, PARAMETERS);
     }
 
     #[test]

@@ -14,16 +14,16 @@ use control::Incoming;
 use control::mux::Outer;
 use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
 use manifest::GuestEnd;
+use outer::Qemu;
 use thiserror::Error;
 
 use super::boot::{self, BootError, Booting, GivenUp};
-use super::command::{Machine, Running, StartError};
+use super::command::Running;
+use super::inputs::{Inputs, InputsError};
 use super::lines::LineError;
-use super::outer::{self, OuterError};
 use super::phase::{Facts, Over, Progress, TICK, Verdict};
 use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
-use super::qemu::Qemu;
 use super::tail::Tail;
 use crate::config::RunConfig;
 use crate::stop::StopSignal;
@@ -36,10 +36,10 @@ const TAIL_LINES: usize = 25;
 pub enum LaunchError {
     /// The outer Linux could not be put together.
     #[error(transparent)]
-    Outer(#[from] OuterError),
+    Inputs(#[from] InputsError),
     /// QEMU could not be started.
     #[error(transparent)]
-    Start(#[from] StartError),
+    Boot(#[from] BootError),
     /// This process cannot start a thread.
     #[error("cannot start a thread for a port of the outer Linux")]
     Thread(#[source] io::Error),
@@ -180,22 +180,15 @@ pub fn launch(
     outside: Outside<'_>,
 ) -> Result<Summary, LaunchError> {
     let progress = outside.progress;
-    let outer = outer::Outer::build(config, &|step| progress(&Step::Fetching(step)))?;
+    let inputs = Inputs::build(config, &|step| progress(&Step::Fetching(step)))?;
     progress(&Step::Booting(qemu));
-    let machine = Machine {
-        kernel: &outer.kernel,
-        initramfs: &outer.initramfs,
-        cpus: outer.cpus,
-        memory_mib: outer.memory_mib,
-        sandbox: config.sandbox,
-    };
     let restarts = RefCell::new(Vec::new());
     let again = |start: GivenUp| {
         progress(&Step::Again(&start));
         restarts.borrow_mut().push(start.to_string());
     };
-    let booting = boot::boot(qemu, &machine, &boot::LIMITS, &outside.stop, &again)?;
-    drop(outer);
+    let booting = boot::boot(qemu, &inputs, &boot::LIMITS, &outside.stop, &again)?;
+    drop(inputs);
     let began = booting.began;
     let mut watch = Watch::connect(booting, outside)?;
     let over = watch.until_over(began, config.timeout);
@@ -204,15 +197,6 @@ pub fn launch(
         restarts: restarts.into_inner(),
         ..summary
     })
-}
-
-impl From<BootError> for LaunchError {
-    fn from(error: BootError) -> Self {
-        match error {
-            BootError::Start(source) => Self::Start(source),
-            BootError::Thread(source) => Self::Thread(source),
-        }
-    }
 }
 
 /// A running QEMU with its threads.

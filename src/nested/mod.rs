@@ -5,9 +5,9 @@
 //! initrd and the [`RunConfig`](crate::config::RunConfig) in the initramfs and does an ordinary run on the outer Linux's `/dev/kvm`. The
 //! output travels through virtio-serial ports.
 //!
-//! - `choose`: KVM or nested, and why.
-//! - `qemu`, `command`: the choice and the start of QEMU.
-//! - `outer`, `executable`: the parts of the outer Linux.
+//! - [`choose`]: KVM or nested, and why.
+//! - `command`: the start of QEMU.
+//! - `inputs`: the files of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
 //! - `boot`, `ports`, `phase`, `launch`: outside. [`launch()`] has the signature of a run on this host's KVM, and a bit more.
 //! - `init`: inside, as pid 1.
@@ -19,20 +19,17 @@
 mod boot;
 mod choice;
 mod command;
-mod executable;
 mod init;
+mod inputs;
 mod launch;
 mod lines;
-mod outer;
 mod phase;
 mod ports;
 mod protocol;
-mod qemu;
 mod tail;
 
 pub(crate) use choice::{Choice, Unusable, choose};
 pub use init::{is_pid_1_of_an_outer_linux, run_as_pid_1};
+pub(crate) use inputs::prepare;
 pub use launch::{LaunchError, Outside, launch};
-pub(crate) use outer::{IMAGE as OUTER_IMAGE, prepare};
 pub use protocol::InnerFailure;
-pub use qemu::{Qemu, QemuError};

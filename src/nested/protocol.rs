@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn an_error_keeps_its_causes_on_the_way() {
         let cause = std::io::Error::from_raw_os_error(2);
-        let error = crate::nested::qemu::QemuError::Start {
+        let error = outer::QemuError::Start {
             path: "/q".into(),
             source: cause,
         };

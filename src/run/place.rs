@@ -6,12 +6,13 @@ use std::sync::{Arc, OnceLock};
 use confine::FileRights;
 use control::Incoming;
 use events::{EventSink, Summary};
+use outer::{Qemu, QemuError};
 use thiserror::Error;
 use vmm::{Host, self_test};
 
 use crate::config::{Accel, RunConfig};
 use crate::exit::{Exit, Failure};
-use crate::nested::{self, Choice, LaunchError, Outside, Qemu, QemuError, Unusable};
+use crate::nested::{self, Choice, LaunchError, Outside, Unusable};
 use crate::panics::Since;
 use crate::run::guest::Guest;
 use crate::run::session::{self, RunFailure, input};

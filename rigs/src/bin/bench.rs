@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use errors::chain;
+use hyprobe_rigs::contract::ContractError;
+use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
-use hyprobe_rigs::outer;
 use hyprobe_rigs::overhead::{Overhead, Stock};
 
 /// Measures the cost of probes on the machine's KVM.
@@ -48,22 +48,10 @@ fn backend(word: &str) -> Result<Backend, String> {
 }
 
 fn main() -> ExitCode {
-    if !outer::is_pid_1() {
-        return run(&Arguments::parse());
-    }
-    match outer::set_up() {
-        Ok(arguments) => match Arguments::try_parse_from(arguments) {
-            Ok(arguments) => {
-                run(&arguments);
-            }
-            Err(error) => eprintln!("bench: {error}"),
-        },
-        Err(error) => eprintln!("bench: {}", chain(error)),
-    }
-    outer::power_off();
+    init::main("bench", run)
 }
 
-fn run(arguments: &Arguments) -> ExitCode {
+fn run(arguments: Arguments) -> Result<usize, ContractError> {
     let stock = arguments.kernel.as_deref().zip(arguments.initrd.as_deref());
     let stock = stock.map(|(kernel, initrd)| Stock {
         kernel,
@@ -79,12 +67,5 @@ fn run(arguments: &Arguments) -> ExitCode {
         rounds: arguments.rounds,
         timeout: Duration::from_secs(arguments.timeout),
     };
-    match overhead.run(&mut std::io::stdout().lock()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("bench: {}", chain(error));
-            ExitCode::from(2)
-        }
-    }
+    overhead.run(&mut std::io::stdout().lock())
 }

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use errors::chain;
-use hyprobe_rigs::busy::{Busy, Heat, Soak};
+use hyprobe_rigs::busy::{Busy, BusyError, Heat, Soak};
+use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
-use hyprobe_rigs::outer;
 
 /// Drives the engine with a busy stock guest.
 #[derive(Debug, Parser)]
@@ -53,22 +52,10 @@ fn backend(word: &str) -> Result<Backend, String> {
 }
 
 fn main() -> ExitCode {
-    if !outer::is_pid_1() {
-        return run(Arguments::parse());
-    }
-    match outer::set_up() {
-        Ok(arguments) => match Arguments::try_parse_from(arguments) {
-            Ok(arguments) => {
-                run(arguments);
-            }
-            Err(error) => eprintln!("busy: {error}"),
-        },
-        Err(error) => eprintln!("busy: {}", chain(error)),
-    }
-    outer::power_off();
+    init::main("busy", run)
 }
 
-fn run(arguments: Arguments) -> ExitCode {
+fn run(arguments: Arguments) -> Result<usize, BusyError> {
     let busy = Busy {
         backend: arguments.backend,
         kernel: &arguments.kernel,
@@ -88,12 +75,5 @@ fn run(arguments: Arguments) -> ExitCode {
             most: arguments.hottest,
         },
     };
-    match busy.run(&mut std::io::stdout().lock()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("busy: {}", chain(error));
-            ExitCode::from(2)
-        }
-    }
+    busy.run(&mut std::io::stdout().lock())
 }

@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use errors::chain;
-use hyprobe_rigs::contract::{Contract, StockFiles};
+use hyprobe_rigs::contract::{Contract, ContractError, StockFiles};
+use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
-use hyprobe_rigs::outer;
 
 /// Runs the engine's cases on the machine's KVM.
 #[derive(Debug, Parser)]
@@ -65,22 +64,10 @@ fn cannot(text: &str) -> Result<(String, String), String> {
 }
 
 fn main() -> ExitCode {
-    if !outer::is_pid_1() {
-        return run(Arguments::parse());
-    }
-    match outer::set_up() {
-        Ok(arguments) => match Arguments::try_parse_from(arguments) {
-            Ok(arguments) => {
-                run(arguments);
-            }
-            Err(error) => eprintln!("contract: {error}"),
-        },
-        Err(error) => eprintln!("contract: {}", chain(error)),
-    }
-    outer::power_off();
+    init::main("contract", run)
 }
 
-fn run(arguments: Arguments) -> ExitCode {
+fn run(arguments: Arguments) -> Result<usize, ContractError> {
     let stock = arguments.stock_kernel.zip(arguments.stock_initrd);
     let stock = stock.map(|(kernel, initrd)| StockFiles {
         kernel,
@@ -100,12 +87,5 @@ fn run(arguments: Arguments) -> ExitCode {
         guest_words: &arguments.guest_words,
         timeout: Duration::from_secs(arguments.timeout),
     };
-    match contract.run(&mut std::io::stdout().lock()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("contract: {}", chain(error));
-            ExitCode::from(2)
-        }
-    }
+    contract.run(&mut std::io::stdout().lock())
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use errors::chain;
+use hyprobe_rigs::busy::BusyError;
 use hyprobe_rigs::ground::Ground;
+use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
-use hyprobe_rigs::outer;
 
 /// Drives the engine with a stock guest that changes its own kernel under the probes.
 #[derive(Debug, Parser)]
@@ -41,22 +41,10 @@ fn backend(word: &str) -> Result<Backend, String> {
 }
 
 fn main() -> ExitCode {
-    if !outer::is_pid_1() {
-        return run(Arguments::parse());
-    }
-    match outer::set_up() {
-        Ok(arguments) => match Arguments::try_parse_from(arguments) {
-            Ok(arguments) => {
-                run(arguments);
-            }
-            Err(error) => eprintln!("ground: {error}"),
-        },
-        Err(error) => eprintln!("ground: {}", chain(error)),
-    }
-    outer::power_off();
+    init::main("ground", run)
 }
 
-fn run(arguments: Arguments) -> ExitCode {
+fn run(arguments: Arguments) -> Result<usize, BusyError> {
     let ground = Ground {
         backend: arguments.backend,
         kernel: &arguments.kernel,
@@ -66,12 +54,5 @@ fn run(arguments: Arguments) -> ExitCode {
         optimise: !arguments.no_optimise,
         parameters: &arguments.parameters,
     };
-    match ground.run(&mut std::io::stdout().lock()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("ground: {}", chain(error));
-            ExitCode::from(2)
-        }
-    }
+    ground.run(&mut std::io::stdout().lock())
 }

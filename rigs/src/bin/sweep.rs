@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use errors::chain;
+use hyprobe_rigs::init;
 use hyprobe_rigs::line::Backend;
-use hyprobe_rigs::outer;
-use hyprobe_rigs::sweep::{Mode, Sweep};
+use hyprobe_rigs::sweep::{Mode, Sweep, SweepError};
 
 /// Probes every function of a stock guest.
 #[derive(Debug, Parser)]
@@ -59,22 +58,10 @@ fn backend(word: &str) -> Result<Backend, String> {
 }
 
 fn main() -> ExitCode {
-    if !outer::is_pid_1() {
-        return run(&Arguments::parse());
-    }
-    match outer::set_up() {
-        Ok(arguments) => match Arguments::try_parse_from(arguments) {
-            Ok(arguments) => {
-                run(&arguments);
-            }
-            Err(error) => eprintln!("sweep: {error}"),
-        },
-        Err(error) => eprintln!("sweep: {}", chain(error)),
-    }
-    outer::power_off();
+    init::main("sweep", run)
 }
 
-fn run(arguments: &Arguments) -> ExitCode {
+fn run(arguments: Arguments) -> Result<usize, SweepError> {
     let sweep = Sweep {
         backend: arguments.backend,
         kernel: &arguments.kernel,
@@ -90,12 +77,5 @@ fn run(arguments: &Arguments) -> ExitCode {
         with: &arguments.with,
         only_with: arguments.only_with,
     };
-    match sweep.run(&mut std::io::stdout().lock()) {
-        Ok(0) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("sweep: {}", chain(error));
-            ExitCode::from(2)
-        }
-    }
+    sweep.run(&mut std::io::stdout().lock())
 }

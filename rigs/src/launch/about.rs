@@ -1,12 +1,19 @@
 //! The platform of a run, found out when the run is made.
 
+use std::ffi::OsStr;
 use std::process::{Command, Stdio};
 
-use super::{LaunchError, error, qemu};
+use outer::Qemu;
+
+use super::{LaunchError, error};
 use crate::line::{Backend, Line};
 
 /// The line with the commit, the machine and the versions.
-pub(super) fn about(backend: Backend, outer: Option<&str>) -> Result<Line, LaunchError> {
+pub(super) fn about(
+    backend: Backend,
+    qemu: Option<&Qemu>,
+    outer: Option<&str>,
+) -> Result<Line, LaunchError> {
     let commit = first_line(
         "git",
         &["describe", "--always", "--dirty", "--abbrev=12"],
@@ -14,14 +21,14 @@ pub(super) fn about(backend: Backend, outer: Option<&str>) -> Result<Line, Launc
     );
     let mut versions = Vec::new();
     versions.extend(commit.map(|commit| format!("hyprobe {commit}")));
-    let machine = match backend {
-        Backend::Intel | Backend::Amd => first_line(
+    let machine = match (backend, qemu) {
+        (Backend::Intel | Backend::Amd, _) => first_line(
             "dpkg-query",
             &["--show", "--showformat=Bochs ${Version}", "bochs"],
             "Bochs",
         ),
-        Backend::Nested => first_line(&qemu::program(), &["--version"], "QEMU"),
-        Backend::Local => None,
+        (_, Some(qemu)) => first_line(qemu.path(), &["--version"], "QEMU"),
+        (_, None) => None,
     };
     versions.extend(machine);
     versions.extend(outer.map(|release| format!("outer Linux {release}")));
@@ -52,7 +59,7 @@ fn host() -> Result<String, LaunchError> {
 }
 
 /// The first line with `word` in a program's output.
-fn first_line(program: &str, options: &[&str], word: &str) -> Option<String> {
+fn first_line(program: impl AsRef<OsStr>, options: &[&str], word: &str) -> Option<String> {
     let output = Command::new(program)
         .args(options)
         .env("LC_ALL", "C")

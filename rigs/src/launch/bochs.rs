@@ -62,12 +62,7 @@ impl Drop for Bochs {
 }
 
 /// Starts Bochs with the vendor's processor.
-pub(super) fn start(
-    launch: &Launch<'_>,
-    dir: &Path,
-    outer: &Outer,
-    memory_mib: u64,
-) -> Result<Bochs, LaunchError> {
+pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bochs, LaunchError> {
     for file in [PROGRAM].into_iter().chain(BIOS) {
         if !Path::new(file).exists() {
             return Err(LaunchError::Missing {
@@ -89,7 +84,7 @@ pub(super) fn start(
     };
     let config = write(
         "bochsrc",
-        &config(model, memory_mib, &iso, &serial, &dir.join("log")),
+        &config(model, outer.memory_mib, &iso, &serial, &dir.join("log")),
     )?;
     let go_on = write("debugger", "c\n")?;
     let terminal =

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
 use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, ModuleError};
+use outer::{ExecutableError, QemuError, VmlinuxError};
 use thiserror::Error;
-use vmm::boot::KernelError;
 
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
@@ -21,6 +21,12 @@ pub enum LaunchError {
         /// The packages to install.
         packages: &'static str,
     },
+    /// No QEMU, or an unsuitable QEMU.
+    #[error(transparent)]
+    Qemu(#[from] QemuError),
+    /// The program cannot be the outer Linux's init.
+    #[error(transparent)]
+    Executable(#[from] ExecutableError),
     /// A file is in the way.
     #[error("cannot {what} {}", path.display())]
     File {
@@ -34,9 +40,9 @@ pub enum LaunchError {
     /// The test guest does not compile.
     #[error(transparent)]
     Guest(#[from] BuildError),
-    /// A stock guest's kernel cannot be used.
+    /// A kernel cannot be unpacked.
     #[error(transparent)]
-    Kernel(#[from] KernelError),
+    Vmlinux(#[from] VmlinuxError),
     /// The outer Linux's kernel is not in the cache and cannot be fetched.
     #[error("cannot get the outer Linux's kernel")]
     Fetch(#[from] FetchError),

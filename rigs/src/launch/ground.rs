@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use guest_images::{Initramfs, Progress, workload};
+use guest_images::{Initramfs, workload};
 
 use super::{LaunchError, error, stock};
 
@@ -19,9 +19,7 @@ pub(super) struct GroundFiles {
 /// Builds the files in `dir`. The initramfs has the modules and the files for the next kernel: the packed kernel, and an initramfs with
 /// only the init.
 pub(super) fn build(dir: &Path, image: &str) -> Result<GroundFiles, LaunchError> {
-    let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
-        eprintln!("rig: {progress}")
-    })?;
+    let image = stock::fetch(image)?;
     let init = workload::build_ground(dir)?;
     let next: Initramfs = workload::initramfs(&init)?;
     let mut files = workload::initramfs(&init)?;
@@ -34,7 +32,6 @@ pub(super) fn build(dir: &Path, image: &str) -> Result<GroundFiles, LaunchError>
         .character_device("/dev/net/tun", 0o666, 10, 200);
     let initrd = dir.join("initrd");
     std::fs::write(&initrd, files.build()?).map_err(error::file("write", &initrd))?;
-    // Unpacked by the rig: under emulation, unpacking takes minutes.
     let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
     Ok(GroundFiles { kernel, initrd })
 }

@@ -1,22 +1,18 @@
 //! The outer Linux: a stock kernel, KVM's modules, the program as init, and the program's files.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
-
-use guest_images::{Image, Initramfs, Progress};
 
 use super::payload::{Payload, Program};
 use super::{Launch, LaunchError, error, stock};
+use crate::init::ARGUMENTS_PATH;
 use crate::line::Backend;
-use crate::outer::{ARGUMENTS_PATH, MODULES_PATH};
-
-const KERNEL: &str = "debian-6.1";
 
 /// Kernel and initramfs, as files.
 #[derive(Debug)]
 pub(super) struct Outer {
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
+    pub(super) memory_mib: u64,
     /// The output of `uname -r` in the outer Linux.
     pub(super) release: String,
 }
@@ -56,13 +52,11 @@ const MISTAKES_OF_BOCHS_VMX: [&str; 8] = [
 /// The mistake of QEMU's TCG: an instruction that reads and writes raises the page fault of the read.
 const MISTAKES_OF_TCG: [&str; 2] = ["--without", "modify beyond"];
 
-/// The start of each kernel command line of the rigs.
+/// The parameters of the outer Linux's kernel besides the usual ones.
 ///
 /// - loglevel: only a dying kernel prints, so that lines are whole otherwise.
-/// - no mitigations: nothing speculates here; no KASLR: a panic's addresses mean something.
-/// - the crypto self-tests and security modules only cost time.
-pub(super) const COMMAND_LINE: &str = "console=ttyS0,115200 loglevel=2 panic=-1 mitigations=off nokaslr \
-                                       no_timer_check cryptomgr.notests=1 random.trust_cpu=on lsm=";
+/// - no KASLR: a panic's addresses mean something.
+pub(super) const PARAMETERS: &str = "loglevel=2 nokaslr";
 
 /// Builds the outer Linux in `dir`, with KVM's `module` for the vendor.
 pub(super) fn build(
@@ -71,18 +65,12 @@ pub(super) fn build(
     payload: &Payload,
     module: &str,
 ) -> Result<Outer, LaunchError> {
-    let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
-        eprintln!("rig: {progress}")
-    })?;
-    let mut files = Initramfs::with_devices();
-    files.host_file("/init", 0o755, &stripped(&payload.program, dir)?)?;
+    let image = stock::fetch(outer::IMAGE)?;
+    let mut files = outer::initramfs(outer::executable(&payload.program)?);
     for file in &payload.files {
         files.host_file(file.inside, 0o600, &file.path)?;
     }
-    for directory in ["proc", "sys"] {
-        files.directory(directory, 0o555);
-    }
-    add_modules(&mut files, &image, module)?;
+    outer::add_modules(&mut files, &image, &[module])?;
     let fixed = [launch.program.name(), "--backend", launch.backend.word()];
     let given = payload
         .files
@@ -103,38 +91,18 @@ pub(super) fn build(
         .collect();
     files.file(ARGUMENTS_PATH, 0o600, serde_json::to_vec(&arguments)?);
     let initramfs = dir.join("initramfs");
-    // Not compressed: reading is cheap under emulation, unpacking is not.
-    std::fs::write(&initramfs, files.build()?).map_err(error::file("write", &initramfs))?;
+    let bytes = files.build()?;
+    std::fs::write(&initramfs, &bytes).map_err(error::file("write", &initramfs))?;
+    let kernel = dir.join("outer-kernel");
+    let kernel = match launch.backend {
+        Backend::Nested => stock::unpack(&image, kernel)?,
+        // Bochs has no `-kernel`, and the loader on the CD takes no ELF.
+        _ => stock::copy(&image, kernel)?,
+    };
     Ok(Outer {
-        kernel: stock::copy(&image, dir.join("outer-kernel"))?,
+        kernel,
         initramfs,
+        memory_mib: outer::memory_mib(payload.guest_bytes, bytes.len()),
         release: image.release().to_owned(),
     })
-}
-
-fn add_modules(files: &mut Initramfs, image: &Image, module: &str) -> Result<(), LaunchError> {
-    let mut order = String::new();
-    for module in image.modules()?.load_order(&[module])? {
-        let path = format!("/rig/{}.ko", module.name);
-        files.file(&path, 0o600, module.read()?);
-        order.push_str(&path);
-        order.push('\n');
-    }
-    files.file(MODULES_PATH, 0o600, order);
-    Ok(())
-}
-
-/// The program without debug information, which would be most of the data on an emulated CD.
-fn stripped(program: &Path, dir: &Path) -> Result<PathBuf, LaunchError> {
-    let to = dir.join("contract");
-    let output = Command::new("strip")
-        .arg("-o")
-        .args([&to, program])
-        .output()
-        .map_err(|_| LaunchError::Missing {
-            missing: "strip".to_owned(),
-            packages: "binutils",
-        })?;
-    error::check("strip", &output)?;
-    Ok(to)
 }

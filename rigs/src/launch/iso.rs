@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use outer::COMMAND_LINE;
+
 use super::bochs::PACKAGES;
-use super::image::{COMMAND_LINE, Outer};
+use super::image::{Outer, PARAMETERS};
 use super::{LaunchError, error};
 
 /// The loader and the loader's library, as installed by isolinux and syslinux-common.
@@ -39,7 +41,7 @@ pub(super) fn build(dir: &Path, outer: &Outer) -> Result<PathBuf, LaunchError> {
     }
     let config = contents.join("isolinux.cfg");
     let text = format!(
-        "default rig\nprompt 0\ntimeout 1\nlabel rig\nkernel linux\nappend initrd=initrd {COMMAND_LINE}\n"
+        "default rig\nprompt 0\ntimeout 1\nlabel rig\nkernel linux\nappend initrd=initrd {COMMAND_LINE} {PARAMETERS}\n"
     );
     std::fs::write(&config, text).map_err(error::file("write", &config))?;
     let iso = dir.join("rig.iso");

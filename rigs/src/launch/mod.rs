@@ -18,6 +18,8 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use outer::Qemu;
+
 use crate::line::{Backend, Line};
 use crate::sweep::Step;
 
@@ -79,6 +81,11 @@ pub struct Launched {
 ///
 /// See [`LaunchError`]; a failed case is not an error. All started processes have ended.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+    // Looked for first: the files below take minutes.
+    let qemu = match launch.backend {
+        Backend::Nested => Some(Qemu::find()?),
+        Backend::Intel | Backend::Amd | Backend::Local => None,
+    };
     let dir = scratch(launch)?;
     let payload = payload::build(launch, &dir)?;
     let outer = match launch.backend {
@@ -86,14 +93,11 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         Backend::Amd | Backend::Nested => Some(image::build(launch, &dir, &payload, "kvm_amd")?),
         Backend::Local => None,
     };
-    let memory_mib = payload.memory_mib;
     let began = Instant::now();
-    let mut running: Box<dyn Follow> = match &outer {
-        Some(outer) if launch.backend == Backend::Nested => {
-            Box::new(qemu::start(&dir, outer, memory_mib)?)
-        }
-        Some(outer) => Box::new(bochs::start(launch, &dir, outer, memory_mib)?),
-        None => Box::new(local::start(launch, &dir, &payload)?),
+    let mut running: Box<dyn Follow> = match (&outer, &qemu) {
+        (Some(outer), Some(qemu)) => Box::new(qemu::start(qemu, &dir, outer)?),
+        (Some(outer), None) => Box::new(bochs::start(launch, &dir, outer)?),
+        (None, _) => Box::new(local::start(launch, &dir, &payload)?),
     };
     let path = launch.results.join(format!("{}.jsonl", launch.name()));
     // If only some cases run, the lines of the other cases stay.
@@ -137,7 +141,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         writeln!(file, "{json}").map_err(error::file("write", &path))
     };
     let release = outer.as_ref().map(|outer| &*outer.release);
-    keep(about::about(launch.backend, release)?)?;
+    keep(about::about(launch.backend, qemu.as_ref(), release)?)?;
     let deadline = began + launch.timeout;
     follow::until_end(running.as_mut(), deadline, &silence, &mut keep)?;
     let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;

@@ -2,13 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use guest_images::{Progress, workload};
+use guest_images::workload;
 
 use super::{Launch, LaunchError, error, ground, stock};
 use crate::line::Backend;
-use crate::outer::{
-    GUEST_PATH, INITRD_PATH, KNOWN_PATH, PACKED_PATH, STOCK_INITRD_PATH, STOCK_KERNEL_PATH,
-};
+
+/// The guest: the test guest, or a kernel.
+const GUEST_PATH: &str = "/rig/guest";
+/// The guest's initramfs.
+const INITRD_PATH: &str = "/rig/initrd";
+/// The guest's packed kernel.
+const PACKED_PATH: &str = "/rig/packed";
+/// The lines of earlier launches.
+const KNOWN_PATH: &str = "/rig/known";
+/// The stock guest's kernel, unpacked.
+const STOCK_KERNEL_PATH: &str = "/rig/stock-kernel";
+/// The stock guest's initramfs.
+const STOCK_INITRD_PATH: &str = "/rig/stock-initrd";
 
 /// A program of the package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,8 +82,8 @@ pub(super) struct Payload {
     pub(super) files: Vec<Given>,
     /// Further options of the program.
     pub(super) options: Vec<String>,
-    /// RAM of the outer machine, MiB.
-    pub(super) memory_mib: u64,
+    /// RAM of all guests that run at the same time, and of the program's records of them.
+    pub(super) guest_bytes: u64,
 }
 
 /// Builds the program's files for `launch` in `dir`.
@@ -84,7 +94,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
         path,
     };
     let mut options = Vec::new();
-    let (files, memory_mib) = match launch.program {
+    let (files, guest_bytes) = match launch.program {
         Program::Contract { stock } => {
             let guest = guest_images::build_testguest(dir)?;
             let mut files = vec![given("--guest", GUEST_PATH, guest)];
@@ -94,7 +104,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 files.push(given("--stock-initrd", STOCK_INITRD_PATH, stock.initrd));
                 options.extend(["--stock-cpus".to_owned(), stock.cpus.to_string()]);
             }
-            (files, 1024)
+            (files, 512 << 20)
         }
         Program::Bench { stock } => {
             let guest = guest_images::build_testguest(dir)?;
@@ -113,26 +123,24 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                     options.extend(["--image".to_owned(), packed.display().to_string()]);
                 }
             }
-            (files, 1280)
+            (files, 768 << 20)
         }
         Program::Busy { image } => {
-            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
-                eprintln!("rig: {progress}")
-            })?;
+            let image = stock::fetch(image)?;
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
-            // Unpacked by the rig: under emulation, unpacking takes minutes.
             let kernel = stock::unpack(&image, dir.join("vmlinux"))?;
             let kernel = given("--kernel", GUEST_PATH, kernel);
             let cpus = stock::cpus(launch.backend);
             options.extend(["--cpus".to_owned(), cpus.to_string()]);
-            (vec![kernel, given("--initrd", INITRD_PATH, initrd)], 1280)
+            (
+                vec![kernel, given("--initrd", INITRD_PATH, initrd)],
+                768 << 20,
+            )
         }
         Program::Sweep { image, name } => {
-            let image = guest_images::fetch(image, &|progress: &Progress<'_>| {
-                eprintln!("rig: {progress}")
-            })?;
+            let image = stock::fetch(image)?;
             let initramfs = workload::initramfs(&guest_images::build_workload(dir)?)?;
             let initrd = dir.join("initrd");
             std::fs::write(&initrd, initramfs.build()?).map_err(error::file("write", &initrd))?;
@@ -148,7 +156,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
                 given("--initrd", INITRD_PATH, initrd),
                 given("--known", KNOWN_PATH, known),
             ];
-            (files, 1792)
+            (files, 1280 << 20)
         }
         Program::Ground { image } => {
             let files = ground::build(dir, image)?;
@@ -157,7 +165,7 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
             let kernel = given("--kernel", GUEST_PATH, files.kernel);
             (
                 vec![kernel, given("--initrd", INITRD_PATH, files.initrd)],
-                1792,
+                1280 << 20,
             )
         }
     };
@@ -175,6 +183,6 @@ pub(super) fn build(launch: &Launch<'_>, dir: &Path) -> Result<Payload, LaunchEr
         program,
         files,
         options,
-        memory_mib,
+        guest_bytes,
     })
 }

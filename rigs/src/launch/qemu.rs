@@ -1,18 +1,13 @@
-//! Starting QEMU: TCG emulates SVM with NPT.
+//! Starting QEMU.
 
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
+
+use outer::Machine;
 
 use super::follow::{self, Follow, kill};
-use super::image::{COMMAND_LINE, Outer};
+use super::image::{Outer, PARAMETERS};
 use super::{LaunchError, error};
-
-/// Names the QEMU to use, as for `hyprobe --accel nested`.
-const VARIABLE: &str = "HYPROBE_QEMU";
-const PROGRAM: &str = "qemu-system-x86_64";
-/// Three CPUs for two: the first stays idle, because QEMU's others damage its state (`docs/nested.md`).
-const ARGUMENTS: &str = "-nodefaults -no-user-config -display none -no-reboot -machine pc,usb=off,vmport=off \
-                         -accel tcg,thread=multi -cpu max,+svm,+npt,-la57 -smp 3";
 
 /// A running QEMU.
 #[derive(Debug)]
@@ -37,46 +32,24 @@ impl Drop for Qemu {
     }
 }
 
-/// Which QEMU.
-pub(super) fn program() -> String {
-    std::env::var(VARIABLE).unwrap_or_else(|_| PROGRAM.to_owned())
-}
-
 /// Starts QEMU.
-pub(super) fn start(dir: &Path, outer: &Outer, memory_mib: u64) -> Result<Qemu, LaunchError> {
+pub(super) fn start(qemu: &outer::Qemu, dir: &Path, outer: &Outer) -> Result<Qemu, LaunchError> {
     let serial = dir.join("serial");
     std::fs::write(&serial, "").map_err(error::file("write", &serial))?;
-    let program = program();
-    // Asked first: the command below cannot report a missing program.
-    let version = Command::new(&program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if version.is_err() {
-        return Err(LaunchError::Missing {
-            missing: program,
-            packages: "qemu-system-x86 (version 10 or later; in bookworm-backports on Debian 12)",
-        });
-    }
-    let child = follow::command(&program)
-        .args(ARGUMENTS.split_ascii_whitespace())
-        .args(["-m", &format!("{}M", memory_mib)])
-        .arg("-kernel")
-        .arg(&outer.kernel)
-        .arg("-initrd")
-        .arg(&outer.initramfs)
-        .args([
-            "-append",
-            &format!(
-                "{COMMAND_LINE} tsc=reliable isolcpus=0 tsc_early_khz={}",
-                vmm::tsc_khz()
-            ),
-        ])
+    let machine = Machine {
+        kernel: &outer.kernel,
+        initramfs: &outer.initramfs,
+        cpus: 2,
+        memory_mib: outer.memory_mib,
+        parameters: PARAMETERS,
+    };
+    let child = follow::command(qemu.path())
+        .args(machine.options())
         .arg("-serial")
         .arg(format!("file:{}", serial.display()))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .spawn()
-        .map_err(error::start(&program))?;
+        .map_err(error::start(&qemu.path().display().to_string()))?;
     Ok(Qemu { child, serial })
 }

@@ -4,7 +4,6 @@
 use std::path::{Path, PathBuf};
 
 use guest_images::{Image, Progress, workload};
-use vmm::boot::KernelFile;
 
 use super::{LaunchError, error};
 use crate::contract::STOCK_MODULE;
@@ -20,12 +19,15 @@ pub(super) struct Stock {
     pub(super) cpus: u8,
 }
 
+/// Fetches the kernel `image` of the catalog, unless the cache has the kernel.
+pub(super) fn fetch(image: &str) -> Result<Image, LaunchError> {
+    let tell = |progress: &Progress<'_>| eprintln!("rig: {progress}");
+    Ok(guest_images::fetch(image, &tell)?)
+}
+
 /// The image with the packed stock kernel.
 pub(super) fn image() -> Result<Image, LaunchError> {
-    let image = guest_images::fetch(KERNEL, &|progress: &Progress<'_>| {
-        eprintln!("rig: {progress}")
-    })?;
-    Ok(image)
+    fetch(KERNEL)
 }
 
 /// Unpacks the stock kernel into `dir`.
@@ -35,8 +37,7 @@ pub(super) fn kernel(dir: &Path) -> Result<PathBuf, LaunchError> {
 
 /// Writes the unpacked kernel of `image` to the file `to`.
 pub(super) fn unpack(image: &Image, to: PathBuf) -> Result<PathBuf, LaunchError> {
-    let file = KernelFile::from_bytes(&image.name, image.main_file().read()?)?;
-    std::fs::write(&to, file.vmlinux()?).map_err(error::file("write", &to))?;
+    std::fs::write(&to, outer::vmlinux(image)?).map_err(error::file("write", &to))?;
     Ok(to)
 }
 

@@ -7,13 +7,14 @@ mod table;
 
 use std::io::{self, IsTerminal as _, Write};
 
+use outer::Qemu;
 use serde::Serialize;
 use thiserror::Error;
 use vmm::{Host, self_test};
 
 use crate::cli::DoctorArgs;
 use crate::exit::{Exit, Failure};
-use crate::nested::{Choice, Qemu, Unusable, choose};
+use crate::nested::{Choice, Unusable, choose};
 use crate::report::Style;
 
 /// The reason why no findings can be printed.

@@ -1,8 +1,9 @@
 //! The checks of the requirements of nested runs.
 
+use outer::{IMAGE, Qemu, QemuError};
+
 use super::Verdict::Warn;
 use super::{Check, Group};
-use crate::nested::{OUTER_IMAGE, Qemu, QemuError};
 
 pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
     let program = Check::new(Group::Nested, "qemu", "QEMU");
@@ -26,7 +27,7 @@ pub(super) fn checks(qemu: &Result<Qemu, QemuError>) -> Vec<Check> {
         ),
     });
     let kernel = Check::new(Group::Nested, "outer-kernel", "kernel of the outer Linux");
-    let kernel = match guest_images::cached(OUTER_IMAGE) {
+    let kernel = match guest_images::cached(IMAGE) {
         Ok(Some(image)) => kernel.found(image.release()),
         Ok(None) => kernel.found("not here yet").verdict(
             Warn,

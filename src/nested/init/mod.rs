@@ -1,6 +1,6 @@
 //! Inside: pid 1 of the outer Linux.
 //!
-//! `system` prepares the Linux that the kernel has started, `ports` opens the ports, `events` and `clients` write to the ports, and `pid1`
+//! [`outer::init`] prepares the Linux that the kernel has started, `ports` opens the ports, `events` and `clients` write to the ports, and `pid1`
 //! puts all of them around a run. A failure is reported on the control port, or on the serial line before the control port is open; then
 //! the machine powers off.
 
@@ -9,6 +9,5 @@ mod counted;
 mod events;
 mod pid1;
 mod ports;
-mod system;
 
 pub use pid1::{is_pid_1_of_an_outer_linux, run_as_pid_1};

@@ -4,7 +4,6 @@ use std::any::Any;
 use std::fs::{self, File};
 use std::io::{self, BufReader, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -13,16 +12,17 @@ use std::time::Duration;
 use confine::FilterError;
 use control::Incoming;
 use events::{EventSink, Summary};
+use outer::init::{self, InitError};
+use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
 use super::clients::ClientsPort;
 use super::counted::Counted;
 use super::events::EventsPort;
 use super::ports::{self, PortError};
-use super::system::{self, SystemError};
 use crate::config::{RunConfig, Sandbox};
+use crate::nested::inputs::CONFIG_PATH;
 use crate::nested::lines::read_line;
-use crate::nested::outer::CONFIG_PATH;
 use crate::nested::protocol::{InnerFailure, Outcome, Port, Sent, ToInner, ToOuter};
 use crate::panics::Since;
 use crate::stop::{StopReason, StopSignal};
@@ -39,7 +39,7 @@ const LINGER: Duration = Duration::from_secs(90);
 #[derive(Debug, Error)]
 enum SetUpError {
     #[error(transparent)]
-    System(#[from] SystemError),
+    Init(#[from] InitError),
     #[error(transparent)]
     Port(#[from] PortError),
     #[error(transparent)]
@@ -54,7 +54,7 @@ enum SetUpError {
 
 /// Whether the process is pid 1 of an outer Linux, and must call [`run_as_pid_1`].
 pub fn is_pid_1_of_an_outer_linux() -> bool {
-    std::process::id() == 1 && Path::new(CONFIG_PATH).exists()
+    init::is_pid_1_with(CONFIG_PATH)
 }
 
 /// Runs the launcher's configuration with `run`, reports the outcome to the launcher, and powers the machine off.
@@ -76,7 +76,7 @@ where
         Ok(control) => control,
         Err(error) => {
             eprintln!("hyprobe: {}", crate::failure::in_one_line(&error));
-            system::power_off();
+            init::power_off();
         }
     };
     let mut sent = Sent::default();
@@ -93,13 +93,12 @@ where
         Ok(()) => thread::sleep(LINGER),
         Err(error) => eprintln!("hyprobe: cannot tell how the run ended: {error}"),
     }
-    system::power_off();
+    init::power_off();
 }
 
 /// Opens the ports for failure reports: the control port, and the log as standard output and standard error.
 fn prepare() -> Result<File, SetUpError> {
-    system::mount_all()?;
-    system::load_modules()?;
+    init::set_up()?;
     let control = ports::open(Port::Control)?;
     let log = ports::open(Port::Log)?;
     rustix::stdio::dup2_stdout(&log).map_err(io::Error::from)?;
@@ -139,7 +138,9 @@ where
         }
         None => (None, None),
     };
-    let uptime_ms = u64::try_from(system::uptime().as_millis()).unwrap_or(u64::MAX);
+    // Since the outer kernel's first instruction.
+    let uptime = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
+    let uptime_ms = u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX);
     tell(&mut control, &ToOuter::Started { uptime_ms })?;
 
     let began = Since::now();

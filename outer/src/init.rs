@@ -1,18 +1,18 @@
-//! Prepares the Linux that the kernel has started: mounts, modules, power-off.
+//! Inside: the first and the last steps of pid 1.
 
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::time::Duration;
+use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, init_module, reboot};
-use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
-use crate::nested::outer::MODULES_PATH;
+use crate::initramfs::MODULES_PATH;
 
-const MOUNTS: [(&str, &CStr); 3] = [
+/// The file systems that every program expects.
+pub(crate) const MOUNTS: [(&str, &CStr); 3] = [
     ("/dev", c"devtmpfs"),
     ("/proc", c"proc"),
     ("/sys", c"sysfs"),
@@ -20,7 +20,7 @@ const MOUNTS: [(&str, &CStr); 3] = [
 
 /// Why the outer Linux is not usable.
 #[derive(Debug, Error)]
-pub(crate) enum SystemError {
+pub enum InitError {
     /// A file system cannot be mounted.
     #[error("cannot mount {path} in the outer Linux")]
     Mount {
@@ -39,22 +39,27 @@ pub(crate) enum SystemError {
     },
 }
 
-/// Mounts the file systems that every program expects.
-pub(super) fn mount_all() -> Result<(), SystemError> {
+/// Whether the process is pid 1 of an outer Linux whose initramfs has the file `path`.
+#[must_use]
+pub fn is_pid_1_with(path: &str) -> bool {
+    std::process::id() == 1 && Path::new(path).exists()
+}
+
+/// Mounts the file systems, and loads the modules in the listed order.
+///
+/// # Errors
+///
+/// The kernel refuses, or the initramfs is damaged.
+pub fn set_up() -> Result<(), InitError> {
     for (path, kind) in MOUNTS {
         mount(kind, path, kind, MountFlags::empty(), None::<&CStr>).map_err(|source| {
-            SystemError::Mount {
+            InitError::Mount {
                 path,
                 source: source.into(),
             }
         })?;
     }
-    Ok(())
-}
-
-/// Loads the modules in the listed order.
-pub(super) fn load_modules() -> Result<(), SystemError> {
-    let failed = |path: &str, source: io::Error| SystemError::Module {
+    let failed = |path: &str, source: io::Error| InitError::Module {
         path: path.to_owned(),
         source,
     };
@@ -66,14 +71,10 @@ pub(super) fn load_modules() -> Result<(), SystemError> {
     Ok(())
 }
 
-/// Since the outer kernel's first instruction.
-pub(super) fn uptime() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
-}
-
-/// Switches the machine off, which ends QEMU.
-pub(super) fn power_off() -> ! {
-    rustix::fs::sync();
+/// Waits until the last byte has left the serial line, and switches the machine off, which ends the emulator.
+pub fn power_off() -> ! {
+    // An error means that standard output is not the serial line: there is nothing to wait for.
+    let _ = rustix::termios::tcdrain(rustix::stdio::stdout());
     let result = reboot(RebootCommand::PowerOff);
     // As pid 1, ending is a kernel panic, which resets the machine, which ends QEMU too.
     panic!("cannot power off: {result:?}");

@@ -1,24 +1,32 @@
-//! The executable of this process, prepared for the outer Linux.
+//! An executable, prepared as the init of the outer Linux.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
+use object::LittleEndian;
+use object::elf::{FileHeader64, PT_INTERP, PT_LOAD, ProgramHeader64, ProgramType};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use thiserror::Error;
 
 const ELF_HEADER_BYTES: usize = 64;
-const PROGRAM_HEADER_BYTES: usize = 56;
-const PT_LOAD: u32 = 1;
-const PT_INTERP: u32 = 3;
 /// The place of the section table's offset in the ELF header; the entry size, count and name index are in the last 6 bytes.
 const SECTION_TABLE_OFFSET_AT: usize = 40;
 const SECTION_TABLE_SHAPE_AT: usize = 58;
 
-/// Why this executable cannot be the outer Linux's init.
+/// Why an executable cannot be the outer Linux's init.
 #[derive(Debug, Error)]
 pub enum ExecutableError {
-    /// The executable cannot be found or read.
+    /// The executable of this process cannot be found or read.
     #[error("cannot read hyprobe's own executable, which runs in the outer Linux")]
-    Read(#[source] io::Error),
+    Own(#[source] io::Error),
+    /// The executable cannot be read.
+    #[error("cannot read {}, which runs in the outer Linux", path.display())]
+    Read {
+        /// The executable.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// The executable needs a dynamic linker and libraries, which the outer Linux does not have.
     #[error(
         "{} is dynamically linked, so it cannot run in the outer Linux: build it static, as the .cargo/config.toml of \
@@ -42,83 +50,74 @@ pub enum ExecutableError {
 /// # Errors
 ///
 /// The executable cannot be read, or is not static.
-pub(crate) fn own_executable() -> Result<Vec<u8>, ExecutableError> {
+pub fn own_executable() -> Result<Vec<u8>, ExecutableError> {
     // Through /proc, the file is found even if a newer build has replaced the file meanwhile.
-    let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Read)?;
-    let path = std::env::current_exe().map_err(ExecutableError::Read)?;
+    let bytes = std::fs::read("/proc/self/exe").map_err(ExecutableError::Own)?;
+    let path = std::env::current_exe().map_err(ExecutableError::Own)?;
     loadable_part(bytes, &path)
+}
+
+/// The bytes of the executable `path`, without the parts that are not loaded.
+///
+/// # Errors
+///
+/// The executable cannot be read, or is not static.
+pub fn executable(path: &Path) -> Result<Vec<u8>, ExecutableError> {
+    let bytes = std::fs::read(path).map_err(|source| ExecutableError::Read {
+        path: path.to_owned(),
+        source,
+    })?;
+    loadable_part(bytes, path)
 }
 
 /// Cuts off the bytes behind the last loaded segment: debug information and symbols, most of a development build.
 fn loadable_part(mut elf: Vec<u8>, path: &Path) -> Result<Vec<u8>, ExecutableError> {
-    let refused = || ExecutableError::NotElf {
-        path: path.to_owned(),
-    };
-    let end = loaded_end(&elf, path)?;
-    // Sections are for linkers and debuggers. A table pointing behind the end would be damage.
-    elf.get_mut(SECTION_TABLE_OFFSET_AT..SECTION_TABLE_OFFSET_AT + 8)
-        .ok_or_else(refused)?
-        .fill(0);
-    elf.get_mut(SECTION_TABLE_SHAPE_AT..ELF_HEADER_BYTES)
-        .ok_or_else(refused)?
-        .fill(0);
+    let path = path.to_owned();
+    let segments = segments(&elf).unwrap_or_default();
+    if segments.iter().any(|(kind, _)| *kind == PT_INTERP) {
+        return Err(ExecutableError::Dynamic { path });
+    }
+    let loaded = segments.iter().filter(|(kind, _)| *kind == PT_LOAD);
+    let end = loaded.map(|(_, end)| *end).max().unwrap_or(0);
+    if end < ELF_HEADER_BYTES || end > elf.len() {
+        return Err(ExecutableError::NotElf { path });
+    }
     elf.truncate(end);
+    // Sections are for linkers and debuggers. A table pointing behind the end would be damage.
+    elf[SECTION_TABLE_OFFSET_AT..SECTION_TABLE_OFFSET_AT + 8].fill(0);
+    elf[SECTION_TABLE_SHAPE_AT..ELF_HEADER_BYTES].fill(0);
     Ok(elf)
 }
 
-fn loaded_end(elf: &[u8], path: &Path) -> Result<usize, ExecutableError> {
-    let refused = || ExecutableError::NotElf {
-        path: path.to_owned(),
+/// The kind of each segment, and the end of the segment's bytes in the file; `None` if the file is no 64-bit ELF file or damaged.
+fn segments(elf: &[u8]) -> Option<Vec<(ProgramType, usize)>> {
+    let header = FileHeader64::<LittleEndian>::parse(elf).ok()?;
+    let endian = header.endian().ok()?;
+    let segments = header.program_headers(endian, elf).ok()?.iter();
+    let end = |segment: &ProgramHeader64<_>| {
+        let (offset, bytes) = (segment.p_offset(endian), segment.p_filesz(endian));
+        usize::try_from(offset.checked_add(bytes)?).ok()
     };
-    let is_elf64 = elf.starts_with(b"\x7fELF\x02\x01");
-    if !is_elf64 || elf.len() < ELF_HEADER_BYTES {
-        return Err(refused());
-    }
-    let field = |at: usize, bytes: usize| {
-        let mut value = [0; 8];
-        value[..bytes].copy_from_slice(elf.get(at..at.checked_add(bytes)?)?);
-        usize::try_from(u64::from_le_bytes(value)).ok()
-    };
-    let table = field(32, 8).ok_or_else(refused)?;
-    let count = field(56, 2).ok_or_else(refused)?;
-    let mut end = 0;
-    for index in 0..count {
-        let header = table
-            .checked_add(index * PROGRAM_HEADER_BYTES)
-            .ok_or_else(refused)?;
-        let segment = || {
-            let kind = u32::try_from(field(header, 4)?).ok()?;
-            let (offset, size) = (field(header + 8, 8)?, field(header + 32, 8)?);
-            Some((kind, offset.checked_add(size)?))
-        };
-        match segment().ok_or_else(refused)? {
-            (PT_INTERP, _) => {
-                return Err(ExecutableError::Dynamic {
-                    path: path.to_owned(),
-                });
-            }
-            (PT_LOAD, segment_end) => end = end.max(segment_end),
-            _ => {}
-        }
-    }
-    if end < ELF_HEADER_BYTES || end > elf.len() {
-        return Err(refused());
-    }
-    Ok(end)
+    segments
+        .map(|segment| Some((segment.p_type(endian), end(segment)?)))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use object::elf::PT_TLS;
+
     use super::*;
 
-    fn elf(kind: u32) -> Vec<u8> {
+    fn elf(kind: ProgramType) -> Vec<u8> {
         let mut elf = vec![0_u8; 4096];
-        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         elf[32] = 64;
         elf[40] = 0xff;
+        elf[54] = 56;
         elf[56] = 1;
         elf[60] = 30;
-        elf[64..68].copy_from_slice(&kind.to_le_bytes());
+        elf[64..68].copy_from_slice(&kind.0.to_le_bytes());
         elf[64 + 32..64 + 34].copy_from_slice(&1000_u16.to_le_bytes());
         elf
     }
@@ -148,7 +147,7 @@ mod tests {
         for damaged in [
             beyond,
             table,
-            elf(7),
+            elf(PT_TLS),
             b"#!/bin/sh".to_vec(),
             b"\x7fELF\x02\x01".to_vec(),
         ] {

@@ -1,4 +1,4 @@
-//! Which QEMU.
+//! The search for a suitable QEMU, and the rights that QEMU needs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -123,7 +123,12 @@ impl Qemu {
         Self::at(search(|name| std::env::var_os(name)).ok_or(QemuError::Missing)?)
     }
 
-    pub(super) fn at(path: PathBuf) -> Result<Self, QemuError> {
+    /// Asks the QEMU at `path` for the version.
+    ///
+    /// # Errors
+    ///
+    /// The QEMU is not suitable.
+    pub fn at(path: PathBuf) -> Result<Self, QemuError> {
         let ask = |options: &[&str]| {
             Command::new(&path)
                 .args(options)
@@ -157,17 +162,17 @@ impl Qemu {
     }
 
     /// The program.
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Whether QEMU can filter its own system calls.
-    pub(crate) fn has_sandbox(&self) -> bool {
+    pub fn has_sandbox(&self) -> bool {
         self.has_sandbox
     }
 
     /// Adds the file rights that QEMU needs: the program, the libraries and the firmware.
-    pub(crate) fn add_rights(&self, rights: &mut FileRights) {
+    pub fn add_rights(&self, rights: &mut FileRights) {
         rights.execute.extend(SYSTEM.iter().map(PathBuf::from));
         // A QEMU that is not the system's has libraries and firmware beside the program, or beside `bin`.
         let program = self.path.canonicalize();
@@ -185,7 +190,11 @@ impl Qemu {
     }
 
     /// The rules for QEMU's own process: the files needed for the start, and no file of the user.
-    pub(super) fn layer(&self) -> Result<Layer, FileError> {
+    ///
+    /// # Errors
+    ///
+    /// Landlock refuses a rule.
+    pub fn layer(&self) -> Result<Layer, FileError> {
         let mut rights = FileRights {
             read: ["/proc", "/sys/devices/system"].map(PathBuf::from).to_vec(),
             devices: ["/dev/null", "/dev/urandom"].map(PathBuf::from).to_vec(),
@@ -196,7 +205,7 @@ impl Qemu {
     }
 
     /// The options that confine QEMU.
-    pub(super) fn sandbox(&self) -> &'static [&'static str] {
+    pub fn sandbox(&self) -> &'static [&'static str] {
         match self.has_sandbox {
             true => &SANDBOX,
             false => &[],

@@ -1,31 +1,24 @@
-//! The parts of the outer Linux: a stock kernel, modules, this executable, and the run.
+//! The inputs of QEMU for a run: a stock kernel, modules, this executable, and the run.
 
-use guest_images::{CachedFileError, FetchError, Initramfs, InitramfsError, ModuleError, Progress};
+use guest_images::{CachedFileError, FetchError, InitramfsError, ModuleError, Progress};
+use outer::{ExecutableError, IMAGE, VmlinuxError, own_executable};
 use thiserror::Error;
 
-use super::executable::{ExecutableError, own_executable};
-use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig};
+use crate::config::{Accel, Boot, Initrd, KernelInput, RunConfig, Sandbox};
 use crate::kernel_input::OpenKernelError;
 
-/// The kernel of the outer Linux, in the catalog of images.
-pub(crate) const IMAGE: &str = "debian-6.1";
 const BUSYBOX: &str = "busybox-static";
 /// virtio comes first, so later failures can be reported through a port. TCG has SVM and no VMX.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_console", "kvm_amd"];
 
 /// The path of the run's configuration in the outer Linux.
 pub(super) const CONFIG_PATH: &str = "/hyprobe/config.json";
-/// The list of the modules' paths in load order, a line each.
-pub(super) const MODULES_PATH: &str = "/hyprobe/modules";
 const KERNEL_PATH: &str = "/hyprobe/kernel";
 const INITRD_PATH: &str = "/hyprobe/initrd";
 
-/// The memory of Linux, of hyprobe, and of hyprobe's copy of the guest's kernel with the symbols.
-const OVERHEAD_BYTES: u64 = 512 << 20;
-
 /// Why the outer Linux could not be put together.
 #[derive(Debug, Error)]
-pub enum OuterError {
+pub enum InputsError {
     /// The kernel, or the demo guest's busybox, is not in the cache and cannot be fetched.
     #[error("cannot get {image}, which nested runs need")]
     Fetch {
@@ -45,7 +38,7 @@ pub enum OuterError {
     GuestKernel(OpenKernelError),
     /// The outer Linux's kernel cannot be used.
     #[error("cannot use the kernel of the image {IMAGE}")]
-    OuterKernel(#[source] OpenKernelError),
+    OuterKernel(#[from] VmlinuxError),
     /// The demo guest's busybox cannot be read or has changed.
     #[error(transparent)]
     Busybox(#[from] CachedFileError),
@@ -59,36 +52,38 @@ pub enum OuterError {
 
 /// The inputs of QEMU.
 #[derive(Debug)]
-pub(super) struct Outer {
-    /// An ELF vmlinux: QEMU enters the vmlinux directly, so the outer Linux need not unpack a kernel under emulation.
+pub(super) struct Inputs {
+    /// An ELF vmlinux.
     pub(super) kernel: Vec<u8>,
-    /// Not compressed: copying is cheap under emulation, unpacking is not.
+    /// The initramfs.
     pub(super) initramfs: Vec<u8>,
     /// RAM.
     pub(super) memory_mib: u64,
-    /// CPUs; at least two, since the first CPU stays idle.
+    /// CPUs that do work.
     pub(super) cpus: u8,
+    /// Whether QEMU's process gives up its rights to files.
+    pub(super) sandbox: Sandbox,
 }
 
-impl Outer {
+impl Inputs {
     /// Assembles the outer Linux for `config`. If a kernel has to be fetched, which takes a minute, `progress` reports the download.
     ///
     /// # Errors
     ///
-    /// See [`OuterError`].
+    /// See [`InputsError`].
     pub(super) fn build(
         config: &RunConfig,
         progress: &dyn Fn(&Progress<'_>),
-    ) -> Result<Self, OuterError> {
+    ) -> Result<Self, InputsError> {
         // Errors in the user's files are found before a download.
-        let mut files = Initramfs::with_devices();
+        let mut files = outer::initramfs(own_executable()?);
         let mut inner = config.clone();
         inner.accel = Accel::Kvm;
         inner.kernel = KernelInput::File(KERNEL_PATH.into());
         files.file(
             KERNEL_PATH,
             0o600,
-            guest_kernel(config).map_err(OuterError::GuestKernel)?,
+            guest_kernel(config).map_err(InputsError::GuestKernel)?,
         );
         inner.initrd = Initrd::File(INITRD_PATH.into());
         match &config.initrd {
@@ -108,27 +103,15 @@ impl Outer {
             }
         }
         files.file(CONFIG_PATH, 0o600, serde_json::to_vec(&inner)?);
-        files.file("/init", 0o755, own_executable()?);
-        for directory in ["proc", "sys"] {
-            files.directory(directory, 0o555);
-        }
 
         let image = fetch(IMAGE, progress)?;
-        let mut order = String::new();
-        for module in image.modules()?.load_order(&MODULES)? {
-            let path = format!("/hyprobe/{}.ko", module.name);
-            files.file(&path, 0o600, module.read()?);
-            order.push_str(&path);
-            order.push('\n');
-        }
-        files.file(MODULES_PATH, 0o600, order);
-
+        outer::add_modules(&mut files, &image, &MODULES)?;
         let initramfs = files.build()?;
         Ok(Self {
-            kernel: vmlinux(&KernelInput::Cached(image.main_file()))
-                .map_err(OuterError::OuterKernel)?,
-            memory_mib: memory_mib(config.memory_bytes, initramfs.len()),
+            kernel: outer::vmlinux(&image)?,
+            memory_mib: outer::memory_mib(config.memory_bytes, initramfs.len()),
             cpus: cpus(config.cpus),
+            sandbox: config.sandbox,
             initramfs,
         })
     }
@@ -139,46 +122,32 @@ impl Outer {
 /// # Errors
 ///
 /// If the kernel cannot be fetched.
-pub(crate) fn prepare(progress: &dyn Fn(&Progress<'_>)) -> Result<(), OuterError> {
+pub(crate) fn prepare(progress: &dyn Fn(&Progress<'_>)) -> Result<(), InputsError> {
     fetch(IMAGE, progress).map(|_| ())
 }
 
 fn fetch(
     image: &'static str,
     progress: &dyn Fn(&Progress<'_>),
-) -> Result<guest_images::Image, OuterError> {
-    guest_images::fetch(image, progress).map_err(|source| OuterError::Fetch { image, source })
+) -> Result<guest_images::Image, InputsError> {
+    guest_images::fetch(image, progress).map_err(|source| InputsError::Fetch { image, source })
 }
 
 /// The guest's kernel for the run inside: unpacked, unless the guest is to unpack the kernel.
 fn guest_kernel(config: &RunConfig) -> Result<Vec<u8>, OpenKernelError> {
     match config.boot {
-        Boot::Direct => vmlinux(&config.kernel),
+        Boot::Direct => Ok(config.kernel.open()?.vmlinux()?.into_owned()),
         Boot::BzImage => Ok(config.kernel.open()?.bytes().to_vec()),
     }
 }
 
-fn vmlinux(kernel: &KernelInput) -> Result<Vec<u8>, OpenKernelError> {
-    Ok(kernel.open()?.vmlinux()?.into_owned())
-}
-
-/// The guest's RAM, the initramfs twice (as loaded, and as unpacked), and the memory of Linux and hyprobe.
-fn memory_mib(guest_bytes: u64, initramfs_bytes: usize) -> u64 {
-    let initramfs = u64::try_from(initramfs_bytes).unwrap_or(u64::MAX);
-    guest_bytes
-        .saturating_add(initramfs.saturating_mul(2))
-        .saturating_add(OVERHEAD_BYTES)
-        .div_ceil(1 << 20)
-}
-
-/// A CPU for each vCPU of the guest, a CPU for the threads beside the vCPUs, and the first CPU, on which nothing runs. Apart from the
-/// first CPU, the number does not exceed this host's: CPUs that wait for each other's emulation are slower than none.
+/// A CPU for each vCPU of the guest, and a CPU for the threads beside the vCPUs. The number does not exceed this host's: CPUs that wait
+/// for each other's emulation are slower than none.
 fn cpus(guest: u8) -> u8 {
     let host = std::thread::available_parallelism().map_or(1, usize::from);
     guest
         .saturating_add(1)
         .min(u8::try_from(host).unwrap_or(u8::MAX))
-        .saturating_add(1)
 }
 
 #[cfg(test)]
@@ -186,15 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_for_the_guest_and_for_what_runs_it() {
-        assert_eq!(memory_mib(256 << 20, 64 << 20), 256 + 2 * 64 + 512);
-        assert_eq!(memory_mib(1, 0), 513);
-        assert!(memory_mib(u64::MAX, usize::MAX) > 1 << 40);
-    }
-
-    #[test]
     fn there_is_a_cpu_beside_the_first() {
-        assert!((2..=3).contains(&cpus(1)));
-        assert!(cpus(u8::MAX) >= 2);
+        assert!((1..=2).contains(&cpus(1)));
+        assert!(cpus(u8::MAX) >= 1);
     }
 }
