@@ -25,7 +25,7 @@ pub(super) const LIMITS: [Duration; 2] = [Duration::from_secs(60), BOOT_LIMIT];
 
 /// Why QEMU could not be started.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum BootError {
+pub enum BootError {
     /// QEMU could not be executed.
     #[error(transparent)]
     Start(#[from] StartError),
