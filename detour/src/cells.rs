@@ -49,11 +49,13 @@ impl Words {
     }
 
     /// The first counter: the number of hits counted by its detour.
+    #[must_use]
     pub fn count(&self) -> u64 {
         self.memory.read_u64(self.gpa).unwrap_or(0)
     }
 
     /// The values of all counters.
+    #[must_use]
     pub fn read(&self) -> Vec<u64> {
         let words = 0..self.len;
         words

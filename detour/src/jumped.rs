@@ -26,6 +26,7 @@ pub struct Jumped {
 impl Jumped {
     /// The first instruction, and optionally the next, which the detour executes too. `None` if the jump does not fit the first
     /// instruction, or `then` does not follow `first`.
+    #[must_use]
     pub fn new(first: Decoded, then: Option<Decoded>) -> Option<Self> {
         let follows = then.is_none_or(|then| then.at() == first.next());
         (first.len() > DISPLACEMENT_BYTES && follows).then_some(Self {
@@ -36,6 +37,7 @@ impl Jumped {
     }
 
     /// One instruction of any length, displaced by an `int3`.
+    #[must_use]
     pub fn by_int3(first: Decoded) -> Self {
         Self {
             lead: Lead::Int3,
@@ -45,16 +47,19 @@ impl Jumped {
     }
 
     /// The kind of redirect: a jump or an `int3`.
+    #[must_use]
     pub fn lead(&self) -> Lead {
         self.lead
     }
 
     /// The address of the jump or `int3`.
+    #[must_use]
     pub fn at(&self) -> Gva {
         self.first.at()
     }
 
     /// The instruction behind the first, if the detour executes two.
+    #[must_use]
     pub fn then(&self) -> Option<&Decoded> {
         self.then.as_ref()
     }

@@ -8,8 +8,8 @@ use introspect::{
 };
 use text::{Planter, Spot};
 
+use crate::code::Text;
 use crate::kernel::MAX_FUNCTION_BYTES;
-use crate::resolve::Text;
 
 const PAGE_BYTES: u64 = 0x1000;
 /// The maximum number of code pages: no module has more code, so a larger size is not believed.

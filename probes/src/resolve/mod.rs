@@ -14,7 +14,6 @@ mod place;
 pub(crate) mod synthetic;
 #[cfg(test)]
 mod tests;
-mod text;
 
 use std::sync::Arc;
 
@@ -23,6 +22,7 @@ use introspect::int3::HANDLER;
 use introspect::{Gva, Symbol, glob_matches};
 use manifest::{Location, ProbeKind, ProbeSpec};
 
+use crate::code::Text;
 use crate::kernel::Kernel;
 use crate::module::LoadedModule;
 
@@ -32,7 +32,6 @@ pub use functions::{FunctionVerdict, functions};
 pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
 pub use place::{Place, Refusal, Via, When};
-pub(crate) use text::Text;
 
 /// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;

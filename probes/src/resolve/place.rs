@@ -6,8 +6,9 @@ use events::NotLoaded;
 use introspect::insn::{Decoded, check_boundary, decode};
 use introspect::{Gva, PatchKind, PatchTime, Symbol};
 
+use super::ResolveProblem;
 use super::clock;
-use super::{ResolveProblem, Text};
+use crate::code::Text;
 
 /// The means by which a probe notices execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -42,6 +42,7 @@ const STORED_BACK_BYTES: usize = 4;
 
 impl Jump {
     /// The bytes of the jump.
+    #[must_use]
     pub const fn bytes(&self) -> &[u8] {
         match self {
             Self::Near(bytes) => bytes,

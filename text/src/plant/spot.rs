@@ -15,6 +15,7 @@ pub struct Spot {
 
 impl Spot {
     /// A location in contiguous memory.
+    #[must_use]
     pub fn contiguous(gpa: Gpa) -> Self {
         Self {
             gpa,
@@ -23,11 +24,13 @@ impl Spot {
     }
 
     /// The number of bytes up to the end of the page.
+    #[must_use]
     pub fn room(self) -> usize {
         PAGE_BYTES - usize::try_from(self.gpa.page_offset()).unwrap_or(0)
     }
 
     /// Whether `gpa` is one of the `len` bytes from the first byte on.
+    #[must_use]
     pub fn holds(self, gpa: Gpa, len: usize) -> bool {
         let here = len.min(self.room());
         let within = |start: Gpa, len: usize| {
