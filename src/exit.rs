@@ -4,8 +4,7 @@
 
 use std::process::ExitCode;
 
-use manifest::GuestEnd;
-use manifest::InvalidManifest;
+use manifest::{GuestEnd, InvalidManifest};
 
 /// How the command ended. The numbers are part of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use manifest::ProbeAction;
-use manifest::units;
+use manifest::{ProbeAction, units};
 
 use super::values::choice;
 use crate::config::Format;

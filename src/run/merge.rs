@@ -4,8 +4,10 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use manifest::{Expectation, ProbeRequest, ProbeSpec, SpecError};
-use manifest::{InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError};
+use manifest::{
+    Expectation, InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError,
+    ProbeRequest, ProbeSpec, SpecError,
+};
 use thiserror::Error;
 
 use crate::cli::RunArgs;
