@@ -5,20 +5,19 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use events::ProbeState;
 
-use crate::engine::probe_list::ProbeList;
 use crate::registry::{Interests, Probe, Purpose};
 
 /// The number of probes with each interest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Totals {
-    calls: usize,
-    exits_at_returns: usize,
-    modules: usize,
-    plants: usize,
+pub(crate) struct Totals {
+    pub(crate) calls: usize,
+    pub(crate) exits_at_returns: usize,
+    pub(crate) modules: usize,
+    pub(crate) plants: usize,
 }
 
 impl Totals {
-    fn count(&mut self, interests: Interests, is_more: bool) {
+    pub(crate) fn count(&mut self, interests: Interests, is_more: bool) {
         let each = [
             (interests.calls, &mut self.calls),
             (interests.exits_at_returns, &mut self.exits_at_returns),
@@ -39,7 +38,7 @@ impl Totals {
 pub(crate) struct Counted(Mutex<Totals>);
 
 impl Counted {
-    fn lock(&self) -> MutexGuard<'_, Totals> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Totals> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -58,7 +57,7 @@ pub(crate) struct Interest {
 }
 
 /// The interests of a registered probe.
-fn interests(probe: &Probe) -> Interests {
+pub(crate) fn interests(probe: &Probe) -> Interests {
     let can_be_planted = !matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
     let follows = match &probe.purpose {
         Purpose::Milestone(_) => return Interests::default(),
@@ -71,54 +70,5 @@ fn interests(probe: &Probe) -> Interests {
             && follows.is_some_and(|purpose| purpose.action.needs_exit()),
         modules: probe.in_module.is_some(),
         plants: can_be_planted && probe.is_enabled(),
-    }
-}
-
-impl ProbeList {
-    /// Counts a registered probe by its present interests.
-    pub(crate) fn count_interest(&self, probe: &Probe) {
-        self.replace_interest(probe, interests(probe));
-    }
-
-    /// Removes a probe from the counts.
-    pub(crate) fn forget_interest(&self, probe: &Probe) {
-        self.replace_interest(probe, Interests::default());
-    }
-
-    fn replace_interest(&self, probe: &Probe, now: Interests) {
-        let before = probe.replace_interests(now);
-        if before != now {
-            let mut totals = self.counted.lock();
-            totals.count(before, false);
-            totals.count(now, true);
-        }
-    }
-
-    /// Computes the present requirements of all probes.
-    pub(crate) fn interest(&self) -> Interest {
-        let totals = *self.counted.lock();
-        #[cfg(test)]
-        self.check_totals(totals);
-        Interest {
-            calls: totals.calls > 0,
-            modules: self.watches_modules(),
-            plants: totals.plants > 0 && self.running.boot_patched.get(),
-            exits_at_returns: totals.exits_at_returns > 0,
-        }
-    }
-
-    /// Whether plants in modules are possible: some probe is in a module, or followed calls return to a module.
-    pub(crate) fn watches_modules(&self) -> bool {
-        self.counted.lock().modules > 0 || self.returns_to_modules()
-    }
-
-    /// Checks the totals against a count of all probes.
-    #[cfg(test)]
-    fn check_totals(&self, totals: Totals) {
-        let mut expected = Totals::default();
-        for probe in self.list.load().iter() {
-            expected.count(interests(probe), true);
-        }
-        assert_eq!(totals, expected);
     }
 }

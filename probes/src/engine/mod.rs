@@ -12,6 +12,7 @@
 //! plants up in an immutable value ([`Table`]), without a lock. Plants change only with all other vCPUs paused: in
 //! `on_exclusive`, or on a control thread.
 
+mod abilities;
 mod arm;
 mod crashes;
 mod handover;
@@ -20,6 +21,7 @@ mod interest;
 mod inventory;
 mod kernel_events;
 mod modules;
+mod new_probe;
 mod optimise;
 mod plants;
 mod probe_list;
@@ -39,10 +41,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use detour::Detour;
 use events::{EventSink, ProbeState};
-use introspect::insn::{CpuidWords, Features};
 use introspect::{Gva, ModulesError};
 use manifest::WhenFull;
-use text::{GuestMemory, Paused, PlantByte};
+use text::{GuestMemory, Paused};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
@@ -61,25 +62,6 @@ use crate::engine::running::Running;
 use crate::engine::running::located::Located;
 use crate::engine::write::Writes;
 use crate::kernel::Kernel;
-
-/// The host's abilities that the engine uses, and the features of the guest's processor.
-#[derive(Clone, Copy, Debug)]
-pub struct Abilities {
-    /// The byte of a plant.
-    pub plant: PlantByte,
-    /// Execution breakpoints in debug registers stop the guest's kernel.
-    pub debug_execute: bool,
-    /// An `int3` of the guest's kernel exits, if requested.
-    pub int3_exits: bool,
-    /// An `int3` of the guest's kernel goes to the guest's own handler, unless an exit is requested.
-    pub int3_to_guest: bool,
-    /// Interrupts can be held back while one vCPU runs alone.
-    pub holds_interrupts: bool,
-    /// The features of the guest's processor.
-    pub features: Features,
-    /// The same features as CPUID words: they decide whether a copy of an instruction may run.
-    pub cpuid: CpuidWords,
-}
 
 /// The trap handler of a machine with probes. Each part holds the parts that it uses, and none knows the engine.
 #[derive(Debug)]
@@ -106,9 +88,11 @@ pub struct Engine {
     guest_writes: AtomicU64,
 }
 
-pub use arm::ArmError;
+pub use abilities::Abilities;
+pub use arm::error::ArmError;
 pub use inventory::{At, Inventory, ProbeRecord, ReadError};
-pub use register::{Action, NewProbe, Prepared, RegisterError};
+pub use new_probe::{Action, NewProbe};
+pub use register::{Prepared, RegisterError};
 
 impl Engine {
     /// Resolves the probes. Nothing is planted yet.

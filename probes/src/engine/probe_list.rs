@@ -9,15 +9,15 @@ use events::ProbeState;
 use manifest::ProbeKind;
 
 use crate::ResolveError;
-use crate::engine::arm::ArmError;
-use crate::engine::interest::Counted;
-use crate::engine::register::{Action, NewProbe};
+use crate::engine::arm::error::ArmError;
+use crate::engine::interest::{Counted, Interest, Totals, interests};
+use crate::engine::new_probe::{Action, NewProbe};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::handler::Shared;
 use crate::inject::Injector;
-use crate::registry::{Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
+use crate::registry::{Interests, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
 
 /// The default maximum number of followed calls of a return probe.
@@ -149,5 +149,52 @@ impl ProbeList {
             let running = image.start.wrapping_add(slide)..image.end.wrapping_add(slide);
             self.return_sites.has_outside(&running)
         })
+    }
+
+    /// Counts a registered probe by its present interests.
+    pub(crate) fn count_interest(&self, probe: &Probe) {
+        self.replace_interest(probe, interests(probe));
+    }
+
+    /// Removes a probe from the counts.
+    pub(crate) fn forget_interest(&self, probe: &Probe) {
+        self.replace_interest(probe, Interests::default());
+    }
+
+    fn replace_interest(&self, probe: &Probe, now: Interests) {
+        let before = probe.replace_interests(now);
+        if before != now {
+            let mut totals = self.counted.lock();
+            totals.count(before, false);
+            totals.count(now, true);
+        }
+    }
+
+    /// Computes the present requirements of all probes.
+    pub(crate) fn interest(&self) -> Interest {
+        let totals = *self.counted.lock();
+        #[cfg(test)]
+        self.check_totals(totals);
+        Interest {
+            calls: totals.calls > 0,
+            modules: self.watches_modules(),
+            plants: totals.plants > 0 && self.running.boot_patched.get(),
+            exits_at_returns: totals.exits_at_returns > 0,
+        }
+    }
+
+    /// Whether plants in modules are possible: some probe is in a module, or followed calls return to a module.
+    pub(crate) fn watches_modules(&self) -> bool {
+        self.counted.lock().modules > 0 || self.returns_to_modules()
+    }
+
+    /// Checks the totals against a count of all probes.
+    #[cfg(test)]
+    fn check_totals(&self, totals: Totals) {
+        let mut expected = Totals::default();
+        for probe in self.list.load().iter() {
+            expected.count(interests(probe), true);
+        }
+        assert_eq!(totals, expected);
     }
 }

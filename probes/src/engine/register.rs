@@ -1,103 +1,16 @@
 //! Registering, removing, enabling and disabling probes: each a transaction with the vCPUs paused.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use manifest::program::{Aggregate, Filter};
-use manifest::{Injection, ProbeAction, ProbeRequest, ProbeSpec};
 use text::Paused;
 
 use crate::ResolveError;
 use crate::engine::Engine;
-use crate::engine::arm::ArmError;
-use crate::handler::{Handler, ReturnHandler};
+use crate::engine::arm::error::ArmError;
+use crate::engine::new_probe::{Action, NewProbe};
 use crate::registry::{Probe, ProbeId};
-
-/// The action at the hits of a new probe.
-#[derive(Clone, Default)]
-pub enum Action {
-    /// Hits are reported as events; of a return probe, the returns.
-    #[default]
-    Trace,
-    /// Hits are counted.
-    Count,
-    /// A value of each hit is added to a result; of a return probe, at the returns.
-    Aggregate(Aggregate),
-    /// A handler is called. For probes of kind `kprobe`.
-    Handle(Arc<dyn Handler>),
-    /// A handler is called at entry and return. For probes of kind `kretprobe`.
-    HandleReturn(Arc<dyn ReturnHandler>),
-    /// Some calls of a function return before it runs. For probes of kind `kprobe` at a function's entry.
-    Inject(Injection),
-}
-
-impl fmt::Debug for Action {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Trace => "Trace",
-            Self::Count => "Count",
-            Self::Aggregate(_) => "Aggregate",
-            Self::Handle(_) => "Handle",
-            Self::HandleReturn(_) => "HandleReturn",
-            Self::Inject(_) => "Inject",
-        })
-    }
-}
-
-/// A probe to be registered.
-#[derive(Clone, Debug)]
-pub struct NewProbe {
-    /// The kind and the location of the probe.
-    pub spec: ProbeSpec,
-    /// The action at hits.
-    pub action: Action,
-    /// The filter of hits; without a filter, each execution is a hit. Of a return probe: the filter of followed calls.
-    pub filter: Option<Filter>,
-    /// For a return probe: the maximum number of calls followed at once. `None` is 256: kprobes' default, max(10, 2·vCPUs),
-    /// is too small for functions that sleep.
-    pub maxactive: Option<usize>,
-    /// Whether the probe is enabled. A disabled probe has no plant.
-    pub enabled: bool,
-}
-
-impl From<ProbeSpec> for NewProbe {
-    fn from(spec: ProbeSpec) -> Self {
-        Self {
-            spec,
-            action: Action::Trace,
-            filter: None,
-            maxactive: None,
-            enabled: true,
-        }
-    }
-}
-
-impl From<&ProbeRequest> for NewProbe {
-    fn from(request: &ProbeRequest) -> Self {
-        Self {
-            spec: request.at.clone(),
-            action: match (request.aggregate, request.action) {
-                (Some(aggregate), _) => Action::Aggregate(aggregate),
-                (None, ProbeAction::Trace) => Action::Trace,
-                (None, ProbeAction::Count) => Action::Count,
-            },
-            filter: request.filter.clone(),
-            maxactive: request.maxactive,
-            enabled: request.enabled,
-        }
-    }
-}
-
-impl From<&Injection> for NewProbe {
-    fn from(injection: &Injection) -> Self {
-        Self {
-            action: Action::Inject(injection.clone()),
-            ..Self::from(injection.at.clone())
-        }
-    }
-}
 
 /// Resolved probes, not registered yet; see [`Engine::prepare`].
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use text::{GuestError, KvmVcpu, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
 use crate::engine::Engine;
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 
 impl Engine {
     fn handle(&self, stopped: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, GuestError> {

@@ -8,6 +8,8 @@ use detour::Detour;
 use events::EventSink;
 use text::{GuestMemory, Planter};
 
+use crate::engine::Engine;
+use crate::engine::abilities::Abilities;
 use crate::engine::arm::Armer;
 use crate::engine::crashes::Crashes;
 use crate::engine::handover::{Handover, Successor};
@@ -23,7 +25,7 @@ use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::optimise::parts::Parts;
-use crate::engine::optimise::vcpus::VcpuSet;
+use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::optimise::verdict::Verdicts;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
@@ -38,7 +40,6 @@ use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
-use crate::engine::{Abilities, Engine};
 use crate::kernel::Kernel;
 use crate::returns::Calls;
 

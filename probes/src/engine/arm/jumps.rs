@@ -8,49 +8,17 @@
 //! Plants placed after the guest's check remain. Before the guest writes the jump (`arch_optimize_kprobes`), the engine
 //! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
-use introspect::{Gpa, Gva, PagingState};
+use introspect::{Gpa, Gva};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;
-use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::running::boundaries::KPROBE_JUMP_BYTES;
 
-/// The kernel's answer if another kprobe is in the way of a jump.
-const EEXIST: i64 = -17;
-/// The maximum length of the displaced instructions: four bytes, and a further instruction.
-const MAX_REPLACED_BYTES: u64 = 4 + 15;
 /// The maximum number of kprobes optimised at once.
 const MAX_OPTIMISED: usize = 4096;
 
 pub(crate) const ELSEWHERE: &str =
     "a kprobe of the guest's own has this instruction executed elsewhere, in a copy";
-
-impl Readers {
-    /// Whether the engine allows the guest to optimise the kprobe at `kprobe`.
-    pub(crate) fn may_jump(&self, paging: &PagingState, kprobe: Gva) -> ReaderNeeds {
-        // An unknown range is not allowed: a kprobe works without a jump.
-        let replaced = self.replaced(paging, kprobe);
-        match replaced {
-            Some((at, len)) if self.running.planted_in(paging, at, len).is_empty() => {
-                ReaderNeeds::Nothing
-            }
-            _ => ReaderNeeds::Answer(EEXIST),
-        }
-    }
-
-    /// The bytes that the jump of the optimised kprobe at `kprobe` would displace, except the first byte.
-    fn replaced(&self, paging: &PagingState, kprobe: Gva) -> Option<(Gva, u64)> {
-        let layout = self.running.kernel.optimised_kprobes()?;
-        let at = self
-            .running
-            .word(paging, kprobe.wrapping_add(layout.address))?;
-        let size = self
-            .running
-            .word(paging, kprobe.wrapping_add(layout.size))?;
-        let size = size.min(MAX_REPLACED_BYTES);
-        Some((Gva(at.wrapping_add(1)), size.saturating_sub(1)))
-    }
-}
 
 impl Armer {
     /// Removes the plants under the jumps that the guest is about to write, for a list of kprobes. At the guest's check no

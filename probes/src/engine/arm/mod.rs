@@ -1,6 +1,7 @@
 //! Arming and disarming: from probes to plants, in one transaction.
 
 pub(crate) mod edits;
+pub(crate) mod error;
 pub(crate) mod jumps;
 pub(crate) mod placing;
 
@@ -14,6 +15,7 @@ use vm_memory::GuestAddress;
 use vmm::PageRange;
 
 use crate::engine::arm::edits::{Change, Edits, Sites};
+use crate::engine::arm::error::ArmError;
 use crate::engine::interest::Interest;
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::Int3Handler;
@@ -27,11 +29,6 @@ use crate::engine::running::Running;
 use crate::engine::running::arming::Arming;
 use crate::engine::running::located::Located;
 use crate::registry::{Milestone, Probe, Purpose};
-
-/// The probes could not be armed; probes armed before still are.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot arm the probes")]
-pub struct ArmError(#[source] pub(crate) Box<dyn std::error::Error + Send + Sync>);
 
 /// Reconciles plants with probes. The other vCPUs are paused.
 #[derive(Debug)]

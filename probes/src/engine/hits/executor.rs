@@ -9,14 +9,22 @@ use introspect::{Gva, walk};
 use text::{GuestError, InstructionFault, Passed, PlantByte, RFLAGS_RF, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 
-use crate::engine::hits::HitOutcome;
-use crate::engine::hits::in_place::Offered;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{INT3, Running};
 use crate::handler::{FaultOutcome, HitContext};
 use crate::hit::{Plant, own_instruction};
 use crate::registry::Purpose;
+
+/// The answer of the fault-handlers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offered {
+    pub(crate) outcome: FaultOutcome,
+    /// Whether a handler has requested the registers for a change.
+    pub(crate) changed: bool,
+    pub(crate) regs: kvm_regs,
+}
 
 /// Lets a vCPU execute the displaced instruction of a plant.
 #[derive(Debug)]

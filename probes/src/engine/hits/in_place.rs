@@ -234,15 +234,6 @@ impl Executor {
     }
 }
 
-/// The answer of the fault-handlers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Offered {
-    pub(crate) outcome: FaultOutcome,
-    /// Whether a handler has requested the registers for a change.
-    pub(crate) changed: bool,
-    pub(crate) regs: kvm_regs,
-}
-
 impl Places {
     /// Adds the locations of the addresses, by the page tables in `state`. An unmapped address needs no stop: the processor
     /// raises a page fault.

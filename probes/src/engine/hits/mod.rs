@@ -3,6 +3,8 @@
 pub(crate) mod executor;
 pub(crate) mod in_place;
 pub(crate) mod inject;
+pub(crate) mod outcome;
+pub(crate) mod own_jumps;
 pub(crate) mod paused;
 pub(crate) mod reader_copy;
 pub(crate) mod readers;
@@ -16,6 +18,7 @@ use introspect::{Gpa, Gva};
 use text::{GuestError, PlantByte, Vcpu};
 
 use crate::engine::hits::executor::Executor;
+use crate::engine::hits::outcome::{HitOutcome, Told};
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
@@ -31,28 +34,6 @@ const PAGE_BYTES: u64 = 4096;
 
 /// The opcode of `outs` with bytes, which ends the instruction.
 const OUTSB: u8 = 0x6e;
-
-/// The result of the handlers of a hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// The instruction is to be executed.
-    GoOn,
-    /// The other vCPUs have to be paused first.
-    NeedsPause,
-    /// The vCPU resumes with the registers that a handler has set.
-    Resume,
-}
-
-/// The outcome of a hit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum HitOutcome {
-    /// The vCPU stands behind the instruction, or has a pending exception.
-    Resume,
-    /// The other vCPUs must be paused first.
-    NeedsPause,
-    /// No plant is there.
-    NotOurs,
-}
 
 /// Handles hits on the thread of their vCPU, while the other vCPUs run.
 #[derive(Debug)]

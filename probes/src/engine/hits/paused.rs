@@ -6,9 +6,10 @@ use detour::{Detour, LeftAt};
 use introspect::Gva;
 use text::{GuestError, Paused, Ran, To, Vcpu};
 
+use crate::engine::hits::Hits;
 use crate::engine::hits::executor::{Executor, clear_resume_flag};
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::hits::readers::Readers;
-use crate::engine::hits::{HitOutcome, Hits};
 use crate::engine::kernel_events::KernelEvents;
 use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;

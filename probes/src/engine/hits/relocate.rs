@@ -5,8 +5,8 @@ use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
 use introspect::{Gva, PagingState};
 use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 
-use crate::engine::hits::HitOutcome;
 use crate::engine::hits::executor::Executor;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::hit::Plant;
 use crate::registry::Purpose;
 

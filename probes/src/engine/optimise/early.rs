@@ -25,9 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arc_swap::ArcSwapOption;
 use detour::{Detour, KernelSpace, Tables};
 use introspect::{Gpa, Gva, PagingState};
-use text::{GuestError, Paused, Spot, Vcpu};
+use text::{GuestError, Spot, Vcpu};
 
-use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
@@ -165,29 +164,5 @@ impl Early {
             && self.int3.int3_prefix().is_some_and(|prefix| {
                 gpa.0 < prefix.end.0 && prefix.start.0 < gpa.0.saturating_add(len as u64)
             })
-    }
-}
-
-impl Optimiser {
-    /// Ends early detours: at `rest_init`, after the kernel has patched itself, or when nothing would stop the vCPU there. All sites
-    /// are checked again: an `int3` may become a jump, and an `int3` that is allowed only early goes. The region is the kernel's
-    /// own from `rest_init` on.
-    pub(crate) fn end_early_detours(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        if self.early.space.swap(None).is_some() {
-            self.remove_int3s(paused)?;
-            self.reopen_all();
-        }
-        if let Some((paging, located)) = self
-            .running
-            .modules
-            .paging()
-            .zip(self.running.located.get())
-        {
-            let kernel = self
-                .running
-                .kernel_space_with(paging, located, Tables::Settled);
-            self.detour.settle(self.running.memory.as_ref(), &kernel);
-        }
-        Ok(())
     }
 }

@@ -4,7 +4,7 @@
 use detour::{ChangedEntry, DetourError};
 use text::Paused;
 
-use crate::engine::arm::ArmError;
+use crate::engine::arm::error::ArmError;
 use crate::engine::optimise::Optimiser;
 
 impl Optimiser {

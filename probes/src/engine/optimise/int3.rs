@@ -13,7 +13,7 @@ use introspect::optimise::WhyNot;
 use introspect::{Gpa, Gva, KernelInt3};
 use text::{GuestError, Paused, Spot};
 
-use crate::engine::optimise::vcpus::VcpuSet;
+use crate::engine::optimise::vcpu_set::VcpuSet;
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 

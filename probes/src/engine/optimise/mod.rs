@@ -18,6 +18,8 @@ pub(crate) mod entries;
 pub(crate) mod int3;
 pub(crate) mod int3s;
 pub(crate) mod parts;
+pub(crate) mod removal;
+pub(crate) mod vcpu_set;
 pub(crate) mod vcpus;
 pub(crate) mod verdict;
 
@@ -26,24 +28,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use detour::{Detour, DetourError, KernelSpace, Lead, Tables};
-use events::ProbeState;
 use introspect::{Gpa, Gva};
-use text::{GuestError, Jump, Paused, Spot, SystemState};
+use text::{GuestError, Jump, Paused, SystemState};
 
-use crate::engine::arm::ArmError;
+use crate::engine::arm::error::ArmError;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::Int3Handler;
 use crate::engine::optimise::parts::{Parts, set_unoptimised};
-use crate::engine::optimise::verdict::{NotOptimised, Verdicts};
+use crate::engine::optimise::verdict::{JUMP_BYTES, NotOptimised, Verdicts};
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::hit::{Plant, Table};
-
-/// Bytes of a jump.
-pub(crate) const JUMP_BYTES: u64 = 5;
 
 /// The jump or `int3` that replaces a plant.
 #[derive(Clone, Copy, Debug)]
@@ -237,119 +235,14 @@ impl Optimiser {
         Ok(())
     }
 
-    /// Removes the jump or `int3` that replaces `plant`, if any. The probe still counts threads inside the detour.
-    ///
-    /// # Errors
-    ///
-    /// If memory cannot be written; then the jump stays.
-    pub(crate) fn unoptimise(&self, paused: &dyn Paused, plant: &Plant) -> Result<(), GuestError> {
-        if let Some(gpa) = plant.optimising.jump() {
-            self.running.planter.set_jump(paused, gpa, None)?;
-            self.end_lead(plant.at);
-            self.jumps().remove(&gpa);
-            plant.optimising.set_jump(None);
-            for (probe, _) in &plant.probes {
-                // A removed probe stays optimised to its end.
-                let is_armed = self.probes.armed.load(Ordering::Acquire)
-                    && probe.is_enabled()
-                    && probe.state() == ProbeState::Armed;
-                probe.set_optimised(!is_armed);
-            }
-        }
-        plant.optimising.reopen();
-        Ok(())
-    }
-
     /// The kind of redirect at `gpa`, if any.
     pub(crate) fn leads(&self, gpa: Gpa) -> Option<Lead> {
         self.jumps().get(&gpa).map(|led| led.lead)
     }
 
     /// The address of the plant whose redirect is at `gpa`.
-    fn plant_led_from(&self, gpa: Gpa) -> Option<Gva> {
+    pub(crate) fn plant_led_from(&self, gpa: Gpa) -> Option<Gva> {
         self.jumps().get(&gpa).map(|led| led.plant)
-    }
-
-    fn end_lead(&self, site: Gva) {
-        if let Err(error) = self.detour.end_lead(site) {
-            self.reporter
-                .note(None, format!("an int3 at {site} is still led on: {error}"));
-        }
-    }
-
-    /// Prepares new plants at these locations. Jumps of other plants over them are removed first. So are all `int3`s, if a
-    /// location is in the part of the kernel's handler that each `int3` executes.
-    ///
-    /// # Errors
-    ///
-    /// If memory cannot be written.
-    pub(crate) fn make_room_for_plants(
-        &self,
-        paused: &dyn Paused,
-        spots: impl Iterator<Item = Spot>,
-    ) -> Result<(), GuestError> {
-        let table = self.plants.table.load_full();
-        let spots: Vec<_> = spots.collect();
-        if spots
-            .iter()
-            .any(|spot| self.int3.is_before_switch(spot.gpa))
-        {
-            self.remove_int3s(paused)?;
-        }
-        for spot in spots {
-            for jump in self.running.planter.jumps(spot.gpa, 1) {
-                let at = self.plant_led_from(jump);
-                if let Some(plant) = at.and_then(|at| table.at(at))
-                    && plant.spot != spot
-                {
-                    self.unoptimise(paused, plant)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Removes the jumps that the guest is about to change by writing `data` at `gpa`.
-    pub(crate) fn make_room_for_write(
-        &self,
-        paused: &dyn Paused,
-        gpa: Gpa,
-        data: &[u8],
-    ) -> Result<(), GuestError> {
-        if self.early.patches_int3_handler(gpa, data.len()) {
-            self.remove_int3s(paused)?;
-        }
-        if !self.running.planter.overwrites_jump(gpa, data) {
-            return Ok(());
-        }
-        self.remove_jumps(paused, self.running.planter.jumps(gpa, data.len()))
-    }
-
-    /// Removes the jumps over instructions that handlers have written to.
-    ///
-    /// # Errors
-    ///
-    /// If memory cannot be written.
-    pub(crate) fn remove_rewritten_jumps(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        if !self.running.planter.has_rewritten_jumps() {
-            return Ok(());
-        }
-        self.remove_jumps(paused, self.running.planter.take_rewritten_jumps())
-    }
-
-    fn remove_jumps(
-        &self,
-        paused: &dyn Paused,
-        jumps: impl IntoIterator<Item = Gpa>,
-    ) -> Result<(), GuestError> {
-        let table = self.plants.table.load_full();
-        for jump in jumps {
-            let at = self.plant_led_from(jump);
-            if let Some(plant) = at.and_then(|at| table.at(at)) {
-                self.unoptimise(paused, plant)?;
-            }
-        }
-        Ok(())
     }
 
     /// Reopens the verdicts on all plants without a redirect.
@@ -377,6 +270,20 @@ impl Optimiser {
             plant.optimising.reopen_rewritten();
             if plant.optimising.is_rewritten_too_often() {
                 set_unoptimised(plant, Some(&NotOptimised::RewrittenTooOften.to_string()));
+            }
+        }
+    }
+
+    /// Updates the reason after a change at `plant`: probes that a detour could serve may exit because of another probe.
+    pub(crate) fn report_hindrance(&self, plant: &Plant) {
+        if !self.is_optimising() {
+            return;
+        }
+        if let Some(hindrance) = self.parts.hindrance(plant) {
+            set_unoptimised(plant, Some(&hindrance.to_string()));
+        } else if plant.optimising.is_open() {
+            for (probe, _) in &plant.probes {
+                probe.set_unoptimised(None);
             }
         }
     }

@@ -21,7 +21,6 @@ use introspect::{Gva, PerCpu};
 use manifest::program::Filter;
 use text::GuestError;
 
-use crate::engine::optimise::Optimiser;
 use crate::engine::records::Records;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
@@ -190,21 +189,5 @@ impl Parts {
             Served::Returns(at) => self.records.set_returns(part.who, at),
         }
         Ok(())
-    }
-}
-
-impl Optimiser {
-    /// Updates the reason after a change at `plant`: probes that a detour could serve may exit because of another probe.
-    pub(crate) fn report_hindrance(&self, plant: &Plant) {
-        if !self.is_optimising() {
-            return;
-        }
-        if let Some(hindrance) = self.parts.hindrance(plant) {
-            set_unoptimised(plant, Some(&hindrance.to_string()));
-        } else if plant.optimising.is_open() {
-            for (probe, _) in &plant.probes {
-                probe.set_unoptimised(None);
-            }
-        }
     }
 }

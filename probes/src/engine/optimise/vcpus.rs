@@ -17,42 +17,17 @@
 //!
 //! Each vCPU's thread writes the result of its own check; `int3`s are written and removed with all vCPUs paused.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use introspect::Gva;
 use text::Paused;
 
 use crate::engine::optimise::int3::Int3Handler;
+use crate::engine::optimise::vcpu_set::WORD_BITS;
 use crate::registry::Milestone;
 
 /// The kernel's mask of online CPUs, a bit each.
 const ONLINE_MASK: &str = "__cpu_online_mask";
 /// The function that takes a CPU offline; only a table of hotplug steps refers to the function, so no compiler inlines it.
 const TAKES_OFFLINE: &str = "takedown_cpu";
-const WORD_BITS: usize = 64;
-/// The maximum number of vCPUs of a machine.
-const MAX_VCPUS: usize = 256;
-
-/// A set of vCPUs.
-#[derive(Debug, Default)]
-pub(crate) struct VcpuSet([AtomicU64; MAX_VCPUS / WORD_BITS]);
-
-impl VcpuSet {
-    pub(crate) fn insert(&self, vcpu: usize) {
-        if let Some(word) = self.0.get(vcpu / WORD_BITS) {
-            word.fetch_or(1 << (vcpu % WORD_BITS), Ordering::Relaxed);
-        }
-    }
-
-    pub(crate) fn contains(&self, vcpu: usize) -> bool {
-        let word = self.0.get(vcpu / WORD_BITS);
-        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (vcpu % WORD_BITS) & 1 != 0)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.iter().all(|word| word.load(Ordering::Relaxed) == 0)
-    }
-}
 
 impl Int3Handler {
     /// The first vCPU of the machine that is not known to use the kernel's handler of `int3`; `None` if all are.

@@ -11,13 +11,15 @@ use introspect::optimise::{MAX_REGION_BYTES, Unfit, WhyNot};
 use introspect::{Gpa, PatchKind};
 use text::{Paused, Spot};
 
-use crate::engine::optimise::JUMP_BYTES;
 use crate::engine::optimise::early::Early;
 use crate::engine::optimise::int3::{CR4_FRED, Int3Handler, NoInt3};
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
 use crate::hit::{Plant, own_instruction};
+
+/// Bytes of a jump.
+pub(crate) const JUMP_BYTES: u64 = 5;
 
 /// The reason why no jump replaces a plant.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

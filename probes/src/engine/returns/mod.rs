@@ -4,6 +4,7 @@ pub(crate) mod following;
 pub(crate) mod landings;
 pub(crate) mod return_sites;
 pub(crate) mod site_planter;
+pub(crate) mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

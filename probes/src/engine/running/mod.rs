@@ -16,7 +16,7 @@ use introspect::insn::{Class, Decoded, Reason, classify};
 use introspect::{Gpa, Gva, Modules, ModulesError, PagingState, read_virt, walk};
 use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, Vcpu};
 
-use crate::engine::Abilities;
+use crate::engine::abilities::Abilities;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Located, Reached, Whereabouts};
 use crate::hit::Plant;

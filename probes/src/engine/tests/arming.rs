@@ -9,7 +9,7 @@ use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
     skipping, vcpu,
 };
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::{NewProbe, RegisterError};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 

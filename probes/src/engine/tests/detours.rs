@@ -13,7 +13,7 @@ use super::{
     ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
 };
 use crate::Handler;
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::SyntheticKernel;
 

@@ -5,7 +5,7 @@ use introspect::{Gva, PhysMemory as _};
 use text::testing::FakeVcpu;
 
 use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, skipping, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT_GPA};
 
 /// What the next kernel is loaded over, 2 MiB further: a page directory entry.

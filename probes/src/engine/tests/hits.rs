@@ -8,7 +8,7 @@ use text::{GuestError, PlantByte, Ran, Written};
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
 use crate::Abilities;
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
 

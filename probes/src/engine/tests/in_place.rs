@@ -10,7 +10,7 @@ use text::{GuestError, InstructionFault, PlantByte, Ran, To, Vcpu as _};
 
 use super::{ABILITIES, DATA, RDTSC, Rig, STACK, gpa, one, vcpu};
 use crate::engine::NewProbe;
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 use crate::{Abilities, Action, FaultOutcome, Handler, HitContext};
 

@@ -6,7 +6,7 @@ use manifest::{Due, Injection};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, one, vcpu};
 use crate::engine::NewProbe;
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 
 const RETURNS_TO: u64 = 0x2_2220;
 

@@ -4,7 +4,7 @@ use introspect::Gva;
 use text::testing::FakeVcpu;
 
 use super::{LARGE_PAGE, LOWER, LOWER_DIRECTORY, PLAIN, ROOT, Rig, TABLE, UPPER, gpa, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Where the kernel sees the guest's memory, beside where it is.

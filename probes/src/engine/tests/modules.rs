@@ -6,7 +6,7 @@ use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
 use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, ProbeId, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;

@@ -4,7 +4,7 @@ use introspect::Gva;
 use text::testing::{FakeVcpu, Injected};
 
 use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::TEXT;
 
 /// `mov rax, [rdi]`

@@ -10,7 +10,7 @@ use text::Ran;
 use text::testing::FakeVcpu;
 
 use super::{ABILITIES, DATA, PLAIN, RDTSC, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::{Action, NewProbe, RegisterError};
 use crate::handler::{Handler, HitContext, PreOutcome};
 use crate::resolve::ResolveProblem;

@@ -7,7 +7,7 @@ use text::testing::FakeVcpu;
 use text::{GuestError, Ran, To};
 
 use super::{ABILITIES, DATA, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_TABLE, gpa, memory_of, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 const PORT: u8 = PlantByte::Port.value();

@@ -4,7 +4,7 @@ use introspect::Gva;
 use text::testing::FakeVcpu;
 
 use super::{PLAIN, Rig, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// Within two stacks of 16 KiB.

@@ -7,7 +7,7 @@ use text::testing::FakeVcpu;
 use vmm::{Blocking, Shadow};
 
 use super::{DATA, Rig, STACK, one, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 
 const STI: [u8; 2] = [0xfb, 0xc3];
 const CLI: [u8; 2] = [0xfa, 0xc3];

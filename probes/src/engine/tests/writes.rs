@@ -5,7 +5,7 @@ use introspect::{Gpa, Gva};
 use text::{PlantByte, Written};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::SyntheticKernel;
 
 const PORT: u8 = PlantByte::Port.value();

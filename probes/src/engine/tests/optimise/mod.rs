@@ -28,7 +28,7 @@ use text::testing::{FakeMemory, FakeVcpu, Injected};
 use text::{GuestMemory, Passed, Planter, Ran, Unwritable, Written, pass};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
-use crate::engine::hits::HitOutcome;
+use crate::engine::hits::outcome::HitOutcome;
 use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::SyntheticKernel;
 

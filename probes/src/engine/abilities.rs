@@ -1,0 +1,23 @@
+//! The host's abilities.
+
+use introspect::insn::{CpuidWords, Features};
+use text::PlantByte;
+
+/// The host's abilities that the engine uses, and the features of the guest's processor.
+#[derive(Clone, Copy, Debug)]
+pub struct Abilities {
+    /// The byte of a plant.
+    pub plant: PlantByte,
+    /// Execution breakpoints in debug registers stop the guest's kernel.
+    pub debug_execute: bool,
+    /// An `int3` of the guest's kernel exits, if requested.
+    pub int3_exits: bool,
+    /// An `int3` of the guest's kernel goes to the guest's own handler, unless an exit is requested.
+    pub int3_to_guest: bool,
+    /// Interrupts can be held back while one vCPU runs alone.
+    pub holds_interrupts: bool,
+    /// The features of the guest's processor.
+    pub features: Features,
+    /// The same features as CPUID words: they decide whether a copy of an instruction may run.
+    pub cpuid: CpuidWords,
+}
