@@ -1,7 +1,7 @@
 //! The outer Linux: a stock kernel in which hyprobe, or a program of the rigs, runs a guest on an emulated KVM.
 //!
 //! - [`Qemu`]: the search for a QEMU suitable for the outer Linux.
-//! - [`own_executable`], [`executable`]: the program that becomes pid 1.
+//! - [`own_executable`], [`executable()`]: the program that becomes pid 1.
 //! - [`IMAGE`], [`vmlinux`], [`initramfs()`], [`add_modules`]: the kernel and the initramfs.
 //! - [`Machine`], [`memory_mib`], [`COMMAND_LINE`]: QEMU's options and the kernel's command line.
 //! - [`init`]: inside, the steps of pid 1.

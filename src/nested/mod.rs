@@ -5,7 +5,7 @@
 //! initrd and the [`RunConfig`](crate::config::RunConfig) in the initramfs and does an ordinary run on the outer Linux's `/dev/kvm`. The
 //! output travels through virtio-serial ports.
 //!
-//! - [`choose`]: KVM or nested, and why.
+//! - `choice`: KVM or nested, and why.
 //! - `command`: the start of QEMU.
 //! - `inputs`: the files of the outer Linux.
 //! - `protocol`, `lines`: the messages of the ports.
