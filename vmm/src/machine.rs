@@ -26,7 +26,6 @@ mod event_loop;
 use event_loop::EventLoop;
 
 pub use create::{Console, CreateError, Int3Exits, MSR_LSTAR, MachineConfig};
-pub(crate) use create::{disable_quirks, report_msr_writes};
 
 /// How a machine ended.
 #[derive(Debug)]
