@@ -13,7 +13,7 @@ use crate::devices::{Platform, SerialInput};
 use crate::kvm::HostFacts;
 use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
 use crate::panicked::{FirstPanic, Panicked};
-use crate::trap::TrapHandler;
+use crate::trap_handler::TrapHandler;
 use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;

@@ -17,7 +17,8 @@ use super::stopped::{StoppedVcpu, VcpuError};
 use crate::kvm::Int3Delivery;
 use crate::machine::{End, PausedGuard, Shared};
 use crate::panicked::Panicked;
-use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
+use crate::trap::{Trap, TrapError, TrapOutcome};
+use crate::trap_handler::TrapHandler;
 use crate::vcpu::stopped::HardwareBreakpoints;
 
 const RFLAGS_IF: u64 = 1 << 9;
