@@ -18,7 +18,7 @@ use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::kick::KickTarget;
 use crate::vcpu::rips::Rips;
-use crate::vcpu::run::{self, RunError};
+use crate::vcpu::{RunError, run};
 
 mod create;
 mod event_loop;

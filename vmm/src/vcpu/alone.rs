@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 
-use super::run::{Left, RunError};
-use super::stopped::{HardwareBreakpoints, StoppedVcpu};
+use super::debug_setup::HardwareBreakpoints;
+use super::error::RunError;
+use super::run::Left;
+use super::stopped::StoppedVcpu;
 use super::watchdog::Watchdog;
 use crate::PausedGuard;
 use crate::trap::Trap;

@@ -12,7 +12,8 @@
 //!    must execute the instruction at RIP. If the VMM sets "nothing injected", KVM forgets the delivery. Setting the events
 //!    just read has exactly this effect, and changes nothing else.
 
-use super::stopped::{BREAKPOINT, StoppedVcpu, VcpuError};
+use super::error::VcpuError;
+use super::stopped::{BREAKPOINT, StoppedVcpu};
 use crate::machine::Int3Exits;
 
 impl StoppedVcpu<'_> {
