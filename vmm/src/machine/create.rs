@@ -10,7 +10,10 @@ use std::sync::{Arc, Mutex};
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap, kvm_msi};
 use kvm_ioctls::{VcpuFd, VmFd};
 
-use super::{End, Ending, Machine, Shared};
+use super::Machine;
+use super::ending::{End, Ending};
+use super::int3_exits::Int3Exits;
+use super::shared::Shared;
 use crate::boot::{self, BootError, BootMethod, BootRequest, KernelFile, LoadedKernel};
 use crate::devices::{
     IOAPIC_PINS, MsiSink, Platform, PlatformConfig, PlatformError, SerialInput, Shutdown,
@@ -64,26 +67,6 @@ pub struct MachineConfig<'a> {
     pub debug_exit: bool,
     /// Which `int3`s KVM is asked to intercept.
     pub int3: Int3Exits,
-}
-
-/// Which `int3`s exit as [`Trap::Breakpoint`](crate::Trap::Breakpoint), on a KVM that can report an `int3`
-/// ([`HostFacts::int3`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Int3Exits {
-    /// Every `int3`: the plants are `int3`s.
-    All,
-    /// Only the `int3`s of a vCPU that runs alone. The guest handles all other `int3`s without an exit. But if `int3`s
-    /// would not reach the guest correctly ([`HostFacts::int3_reaches_guest`]), every `int3` exits.
-    Alone,
-}
-
-impl Int3Exits {
-    fn on(self, facts: &HostFacts) -> Self {
-        match self {
-            Self::Alone if facts.int3_reaches_guest() => Self::Alone,
-            Self::Alone | Self::All => Self::All,
-        }
-    }
 }
 
 /// Why a machine could not be built.

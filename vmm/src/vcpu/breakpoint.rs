@@ -14,7 +14,7 @@
 
 use super::error::VcpuError;
 use super::stopped::{BREAKPOINT, StoppedVcpu};
-use crate::machine::Int3Exits;
+use crate::machine::int3_exits::Int3Exits;
 
 impl StoppedVcpu<'_> {
     /// Makes KVM forget an interrupted delivery of a guest `int3`, if any: the resumed vCPU executes the instruction at RIP.

@@ -17,8 +17,8 @@ use super::rips::Stand;
 use super::stall::LeftAt;
 use super::stopped::StoppedVcpu;
 use crate::kvm::Int3Delivery;
-use crate::machine::End;
-use crate::machine::{PausedGuard, Shared};
+use crate::machine::ending::End;
+use crate::machine::shared::{PausedGuard, Shared};
 use crate::trap::{Trap, TrapOutcome};
 use crate::trap_handler::TrapHandler;
 

@@ -9,8 +9,8 @@ use kvm_ioctls::VcpuFd;
 use super::debug_setup::{Debugging, HardwareBreakpoints};
 use super::error::VcpuError;
 use super::stall::LeftAt;
-use crate::machine::Int3Exits;
-use crate::machine::Shared;
+use crate::machine::int3_exits::Int3Exits;
+use crate::machine::shared::Shared;
 
 /// An exception to inject at the next entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
