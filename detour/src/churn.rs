@@ -8,10 +8,10 @@ use introspect::{Gpa, Gva, PhysMemory as _};
 use manifest::WhenFull;
 use text::testing::{DETOUR_GPA, FakeMemory, FakePaused};
 
-use super::code::Processor;
 use super::made::{Keeps, Use};
-use super::pages::{MAX_PAGES, PageKind, Pages};
-use super::place::REGION_BYTES;
+use super::pages::{PageKind, Pages};
+use super::place::{MAX_PAGES, REGION_BYTES};
+use super::processor::Processor;
 use super::*;
 
 /// A kernel whose image begins at the upper gigabyte's second page: the tables map only the image.

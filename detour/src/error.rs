@@ -2,8 +2,8 @@
 
 use text::GuestError;
 
-use crate::NotKept;
-use crate::pages::MAX_PAGES;
+use crate::place::MAX_PAGES;
+use crate::processor::NotKept;
 
 /// The reason for a missing copy or detour.
 #[derive(Debug, thiserror::Error)]

@@ -9,8 +9,9 @@ use text::Jump;
 
 use super::DetourError;
 use super::cells::{Cells, Words};
-use super::code::{Code, Does, Exit, Of, Processor, Work, assemble};
+use super::code::{Code, Does, Exit, Of, Work, assemble};
 use super::jumped::{Jumped, Lead};
+use super::processor::Processor;
 
 /// `jmp rel32`.
 const JUMP: u8 = 0xe9;

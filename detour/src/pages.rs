@@ -19,11 +19,8 @@ use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
 use text::{GuestError, GuestMemory, Paused};
 use vmm::DetourSize;
 
-use super::place::{REGION_BYTES as PAGE_BYTES, candidates, early};
+use super::place::{MAX_PAGES, REGION_BYTES as PAGE_BYTES, candidates, early};
 use super::{DetourError, KernelSpace, Tables};
-
-/// The maximum number of pages of each kind.
-pub(super) const MAX_PAGES: usize = 32;
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;

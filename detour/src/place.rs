@@ -6,6 +6,8 @@ use introspect::Gva;
 
 /// The size mapped by one entry of a page directory.
 pub(super) const REGION_BYTES: u64 = 2 << 20;
+/// The maximum number of pages of each kind.
+pub(super) const MAX_PAGES: usize = 32;
 const GIB: u64 = 1 << 30;
 /// The start of modules in kernels built without KASLR; with KASLR, the image has the whole gigabyte.
 const OLD_MODULES: u64 = 0xffff_ffff_a000_0000;

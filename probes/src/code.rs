@@ -8,7 +8,7 @@ use introspect::{Gva, PatchSite, Symbol};
 use crate::kernel::Kernel;
 
 /// The kernel as in its file, or a module as in memory, at the addresses of its symbols.
-pub(crate) trait Text {
+pub(crate) trait KernelCode {
     /// The bytes of a function; fewer, or none, if not available.
     fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]>;
 
@@ -33,7 +33,7 @@ pub(crate) trait Text {
     }
 }
 
-impl Text for Kernel {
+impl KernelCode for Kernel {
     fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
         Cow::Borrowed(Self::function_bytes(self, symbol))
     }

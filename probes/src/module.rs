@@ -8,7 +8,7 @@ use introspect::{
 };
 use text::{Planter, Spot};
 
-use crate::code::Text;
+use crate::code::KernelCode;
 use crate::kernel::MAX_FUNCTION_BYTES;
 
 const PAGE_BYTES: u64 = 0x1000;
@@ -96,12 +96,12 @@ fn pages(region: &ModuleRegion) -> impl Iterator<Item = Gva> + use<> {
 }
 
 /// The code of a module, for the resolution of sites.
-pub(crate) struct ModuleText<'a> {
+pub(crate) struct ModuleCode<'a> {
     pub(crate) module: &'a LoadedModule,
     pub(crate) planter: &'a Planter,
 }
 
-impl Text for ModuleText<'_> {
+impl KernelCode for ModuleCode<'_> {
     /// The guest's present original bytes.
     fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
         let end = symbol

@@ -15,6 +15,7 @@ mod memory;
 mod panicked;
 mod selftest;
 mod trap;
+mod trap_handler;
 mod vcpu;
 
 pub use kvm::{
@@ -28,7 +29,8 @@ pub use machine::{
 pub use memory::{DetourMapError, DetourMemory, DetourSize, PageRange, RamError, SlotError};
 pub use panicked::Panicked;
 pub use selftest::{SelfTestError, self_test};
-pub use trap::{NoTraps, Trap, TrapError, TrapHandler, TrapOutcome};
+pub use trap::{Trap, TrapError, TrapOutcome};
+pub use trap_handler::{NoTraps, TrapHandler};
 pub use vcpu::{
     Alone, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StoppedVcpu,
     VcpuError,

@@ -1,241 +1,32 @@
 //! The machine: its memory, devices and vCPU threads, from boot to end.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use confine::ThreadKind;
-use kvm_ioctls::VmFd;
 
-use crate::devices::{Platform, SerialInput};
+use crate::devices::SerialInput;
 use crate::kvm::HostFacts;
-use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
-use crate::panicked::{FirstPanic, Panicked};
-use crate::trap::TrapHandler;
-use crate::vcpu::HardwareBreakpoints;
-use crate::vcpu::gate::{Closed, Gate};
-use crate::vcpu::kick::KickTarget;
-use crate::vcpu::rips::Rips;
-use crate::vcpu::run::{self, RunError};
+use crate::panicked::Panicked;
+use crate::trap_handler::TrapHandler;
+use crate::vcpu::run;
 
 mod create;
+pub(crate) mod ending;
 mod event_loop;
+pub(crate) mod int3_exits;
+pub(crate) mod shared;
 
 use event_loop::EventLoop;
 
-pub use create::{Console, CreateError, Int3Exits, MSR_LSTAR, MachineConfig};
-pub(crate) use create::{disable_quirks, report_msr_writes};
-
-/// How a machine ended.
-#[derive(Debug)]
-pub enum End {
-    /// ACPI S5.
-    PowerOff,
-    /// Through the i8042 or the ACPI reset register.
-    Reset,
-    /// A vCPU shut down: an exception while delivering an exception while delivering an exception.
-    TripleFault,
-    /// All vCPUs halted with interrupts off: nothing can ever wake them.
-    Halted,
-    /// The guest wrote this byte to the debug-exit port.
-    Code(u8),
-    /// [`Machine::stop`] or the trap handler has stopped the machine.
-    Stopped,
-    /// A vCPU could not continue, or a thread of the machine panicked.
-    Failed(RunError),
-}
-
-/// The end of a machine: the vCPU threads to kick, the flag, the reason for [`Machine::wait`], and the first panic.
-#[derive(Debug)]
-pub(crate) struct Ending {
-    targets: Vec<KickTarget>,
-    under_way: AtomicBool,
-    reason: Sender<End>,
-    panic: FirstPanic,
-}
-
-impl Ending {
-    fn new(vcpus: usize, reason: Sender<End>) -> Self {
-        let targets = (0..vcpus).map(|_| KickTarget::default()).collect();
-        Self {
-            targets,
-            under_way: AtomicBool::new(false),
-            reason,
-            panic: FirstPanic::default(),
-        }
-    }
-
-    pub(crate) fn target(&self, vcpu: usize) -> &KickTarget {
-        &self.targets[vcpu]
-    }
-
-    fn kick_all_but(&self, vcpu: Option<usize>) {
-        for (i, target) in self.targets.iter().enumerate() {
-            if Some(i) != vcpu {
-                target.kick();
-            }
-        }
-    }
-
-    /// Ends the machine. The first reason counts.
-    pub(crate) fn end(&self, end: End) {
-        if !self.under_way.swap(true, Ordering::AcqRel) {
-            // If the receiver is gone, the machine is being dropped.
-            let _ = self.reason.send(end);
-        }
-        self.kick_all_but(None);
-    }
-
-    pub(crate) fn is_ending(&self) -> bool {
-        self.under_way.load(Ordering::Acquire)
-    }
-
-    /// Calls `work`, the body of a thread of the machine. A panic ends the machine as failed.
-    pub(crate) fn watch(&self, work: impl FnOnce()) {
-        if let Err(panicked) = self.panic.watch(work) {
-            self.end(End::Failed(panicked.into()));
-        }
-    }
-}
-
-/// The state shared by the threads of a machine.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) vm: Arc<VmFd>,
-    pub(crate) memory: Ram,
-    slots: Mutex<Slots>,
-    /// The guest-physical range kept free for detour memory.
-    detour_place: Option<PageRange>,
-    pub(crate) rips: Rips,
-    pub(crate) gate: Gate,
-    pub(crate) facts: HostFacts,
-    pub(crate) int3: Int3Exits,
-    pub(crate) sync_regs: bool,
-    pub(crate) platform: Platform,
-    pub(crate) ending: Arc<Ending>,
-    /// For each vCPU: whether the last exit was a kick that found the vCPU halted for ever.
-    halted: Vec<AtomicBool>,
-    breakpoints: Mutex<HardwareBreakpoints>,
-    /// Counts changes of `breakpoints`: a vCPU detects a change with a single load.
-    breakpoints_changed: AtomicU64,
-}
-
-impl Shared {
-    pub(crate) fn note_halt(&self, vcpu: usize, halted: bool) {
-        // Most exits are no halts, and a load is cheaper than a store to a cache line that other threads read.
-        if self.halted[vcpu].load(Ordering::Relaxed) != halted {
-            self.halted[vcpu].store(halted, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether `gpa` lies in the range kept free for detour memory, mapped or not.
-    pub(crate) fn is_detour(&self, gpa: u64) -> bool {
-        self.detour_place
-            .is_some_and(|place| (place.start.0..place.end.0).contains(&gpa))
-    }
-
-    /// Pauses every vCPU except `index`. Called on the thread of vCPU `index`.
-    pub(crate) fn pause_others(&self, index: usize) -> PausedGuard<'_> {
-        let closed = self
-            .gate
-            .close_from_vcpu(|| self.ending.kick_all_but(Some(index)));
-        PausedGuard {
-            _closed: closed,
-            shared: self,
-        }
-    }
-
-    /// The debug registers in force and their generation, if they have changed since `generation`.
-    pub(crate) fn breakpoints_since(&self, generation: u64) -> Option<(u64, HardwareBreakpoints)> {
-        (self.breakpoints_changed.load(Ordering::Acquire) != generation).then(|| {
-            let breakpoints = lock(&self.breakpoints);
-            (
-                self.breakpoints_changed.load(Ordering::Acquire),
-                *breakpoints,
-            )
-        })
-    }
-}
-
-/// Locks `mutex`, poisoned or not. The locked data is valid after every statement, so a panicking thread spoils nothing.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// A pause: while the guard lives, no vCPU runs, except a vCPU whose trap handler holds the guard.
-#[derive(Debug)]
-pub struct PausedGuard<'a> {
-    _closed: Closed<'a>,
-    shared: &'a Shared,
-}
-
-impl PausedGuard<'_> {
-    /// The machine's memory.
-    #[must_use]
-    pub fn memory(&self) -> &vm_memory::GuestMemoryMmap {
-        self.shared.memory.guest()
-    }
-
-    /// Number of vCPUs, started or not.
-    #[must_use]
-    pub fn vcpus(&self) -> usize {
-        self.shared.ending.targets.len()
-    }
-
-    /// Makes exactly the pages in `ranges` (sorted, disjoint) read-only for the guest.
-    ///
-    /// # Errors
-    ///
-    /// When KVM has too few slots for the ranges: no slot has changed. When KVM refuses a slot: the machine must not resume.
-    pub fn set_read_only(&self, ranges: &[PageRange]) -> Result<(), SlotError> {
-        lock(&self.shared.slots).apply(&self.shared.vm, ranges)
-    }
-
-    /// Maps zeroed detour memory into the guest's physical address space. If detour memory is already mapped, returns
-    /// the mapped memory unchanged.
-    ///
-    /// # Errors
-    ///
-    /// When no address is free, the host has no memory, or KVM refuses a slot. After a refused slot, the machine must not
-    /// resume.
-    pub fn map_detour(&self, size: DetourSize) -> Result<DetourMemory, DetourMapError> {
-        let mut slots = lock(&self.shared.slots);
-        if let Some(detour) = slots.detour() {
-            return Ok(detour.clone());
-        }
-        let place = self.shared.detour_place.ok_or(DetourMapError::NoPlace)?;
-        let detour = DetourMemory::new(place.start, size)?;
-        slots.set_detour(&self.shared.vm, &detour)?;
-        Ok(detour)
-    }
-
-    /// The RIP of each vCPU that [`Machine::start`] has started, published by the vCPU before it parked. A vCPU that waits
-    /// for [`TrapHandler::on_exclusive`] has already reported its trap, and may resume at another address.
-    #[must_use]
-    pub fn vcpu_rips(&self) -> Vec<u64> {
-        self.shared.rips.all()
-    }
-
-    /// Whether any vCPU handles an NMI. The NMI can have interrupted the guest between any two instructions, and the
-    /// interrupted address is unknown.
-    #[must_use]
-    pub fn is_in_nmi(&self) -> bool {
-        self.shared.rips.is_one_in_nmi()
-    }
-
-    /// Sets the execution breakpoints of all vCPUs. Each vCPU applies the change before the vCPU loop enters the guest again.
-    pub fn set_breakpoints(&self, breakpoints: HardwareBreakpoints) {
-        let mut current = lock(&self.shared.breakpoints);
-        if *current != breakpoints {
-            *current = breakpoints;
-            self.shared
-                .breakpoints_changed
-                .fetch_add(1, Ordering::AcqRel);
-        }
-    }
-}
+pub use create::{Console, CreateError, MSR_LSTAR, MachineConfig};
+pub use ending::End;
+pub use int3_exits::Int3Exits;
+pub use shared::PausedGuard;
+use shared::Shared;
 
 /// A virtual machine.
 #[derive(Debug)]
@@ -377,14 +168,7 @@ impl Control {
     /// Never call `pause_all` on a vCPU's thread.
     #[must_use]
     pub fn pause_all(&self) -> PausedGuard<'_> {
-        let closed = self
-            .shared
-            .gate
-            .close(|| self.shared.ending.kick_all_but(None));
-        PausedGuard {
-            _closed: closed,
-            shared: &self.shared,
-        }
+        self.shared.pause_all()
     }
 
     /// The machine's memory.

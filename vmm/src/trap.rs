@@ -1,15 +1,6 @@
-//! The hook that passes a stopped vCPU to the probe engine.
-//!
-//! The vCPU loop owns the contract: the loop copies an exit out of `kvm_run`, states the exit as a [`Trap`], and asks a
-//! [`TrapHandler`] for the [`TrapOutcome`]. [`NoTraps`] is the handler of a machine without probes, and gives every trap
-//! back to the guest.
-
-use std::fmt;
-use std::time::Duration;
+//! A trap: the reason of a stopped vCPU, and the outcome.
 
 use vm_memory::GuestAddress;
-
-use crate::{PausedGuard, StoppedVcpu};
 
 /// Why a vCPU stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +53,7 @@ pub enum TrapOutcome {
     /// The trap is not the engine's: the default action follows. A breakpoint becomes #BP for the guest, a port write
     /// reaches its device, a memory or MSR write takes place, an emulation failure ends the run.
     Reinject,
-    /// Call [`TrapHandler::on_exclusive`] for this trap, with every other vCPU paused.
+    /// Call [`TrapHandler::on_exclusive`](crate::TrapHandler::on_exclusive) for this trap, with every other vCPU paused.
     Exclusive,
     /// End the run.
     Stop,
@@ -81,59 +72,4 @@ pub struct TrapError {
     /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
-}
-
-/// Receives the traps of all vCPUs, each on its own vCPU's thread.
-///
-/// `on_trap` runs while the other vCPUs run; it must not take a lock that another vCPU may hold while it waits to be
-/// paused. `on_exclusive` runs while no other vCPU runs and no control thread holds a pause.
-pub trait TrapHandler: Send + Sync + fmt::Debug {
-    /// Decides the next step after a trap.
-    ///
-    /// # Errors
-    ///
-    /// Any error stops the machine and is reported as its end.
-    fn on_trap(&self, vcpu: &mut StoppedVcpu<'_>, trap: Trap) -> Result<TrapOutcome, TrapError>;
-
-    /// Called after `on_trap` answered [`TrapOutcome::Exclusive`].
-    ///
-    /// # Errors
-    ///
-    /// Any error stops the machine and is reported as its end.
-    fn on_exclusive(
-        &self,
-        vcpu: &mut StoppedVcpu<'_>,
-        paused: &PausedGuard<'_>,
-        trap: Trap,
-    ) -> Result<TrapOutcome, TrapError>;
-
-    /// Whether there is room for new output of the guest, for instance events and console output. A vCPU enters the guest only
-    /// if `has_room` returns true.
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    /// Waits for room, at most for `limit`. The vCPU counts as paused meanwhile.
-    fn await_room(&self, limit: Duration) {
-        let _ = limit;
-    }
-}
-
-/// The handler of a machine without probes.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct NoTraps;
-
-impl TrapHandler for NoTraps {
-    fn on_trap(&self, _vcpu: &mut StoppedVcpu<'_>, _trap: Trap) -> Result<TrapOutcome, TrapError> {
-        Ok(TrapOutcome::Reinject)
-    }
-
-    fn on_exclusive(
-        &self,
-        _vcpu: &mut StoppedVcpu<'_>,
-        _paused: &PausedGuard<'_>,
-        _trap: Trap,
-    ) -> Result<TrapOutcome, TrapError> {
-        Ok(TrapOutcome::Reinject)
-    }
 }

@@ -8,9 +8,9 @@ use iced_x86::{Code as Opcode, IcedError, Instruction, Register as Held};
 use manifest::program::{Comparison, Condition, Filter, Operand, Register};
 
 use super::{
-    NotKept, Processor, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten,
-    Writer, from_gs,
+    SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, from_gs,
 };
+use crate::processor::{NotKept, Processor};
 
 /// The place of a guest register.
 enum Place {

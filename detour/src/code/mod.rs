@@ -39,6 +39,7 @@ use manifest::program::{Aggregate, Filter};
 
 use super::DetourError;
 use super::jumped::Jumped;
+use super::processor::{NotKept, Processor};
 use super::ring::CLOSED;
 
 /// The work of a detour for one probe, or for the calls that return to its site, before the displaced instructions: a part of the detour.
@@ -82,15 +83,6 @@ pub(super) enum Of {
     Entry,
 }
 
-/// Offsets from `gs` of the kernel's per-processor variables; `None` if the kernel does not reveal the offset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Processor {
-    /// The processor's number, 32 bits.
-    pub number: Option<i64>,
-    /// The address of the task that the processor runs.
-    pub task: Option<i64>,
-}
-
 /// An assembled detour.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Code {
@@ -125,17 +117,6 @@ pub(super) enum Unwritten {
     NotKept(NotKept),
     /// A target is too far away. Assembly has no other error: all other properties of the instructions are known at compile time.
     TooFar,
-}
-
-/// A per-processor variable whose location the kernel does not reveal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotKept {
-    /// See [`Processor::number`].
-    #[error("the kernel does not say where it keeps the number of the processor")]
-    Number,
-    /// See [`Processor::task`].
-    #[error("the kernel does not say where it keeps the task that a processor runs")]
-    Task,
 }
 
 impl From<IcedError> for Unwritten {

@@ -8,9 +8,10 @@ use iced_x86::{Code as Opcode, IcedError, Instruction, Register};
 use introspect::Gva;
 
 use super::{
-    NotKept, Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at,
-    from_gs, small,
+    Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at, from_gs,
+    small,
 };
+use crate::processor::NotKept;
 use crate::ring::{
     CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
     TAIL, TOP, TSC, WHO,

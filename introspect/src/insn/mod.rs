@@ -27,11 +27,12 @@ mod flow;
 mod next;
 mod plain;
 mod port;
+mod reason;
 mod relocate;
 mod system;
 
 pub use boundary::{Boundaries, NotABoundary, boundaries, check_boundary};
-pub use class::{Class, Reason, classify};
+pub use class::{Class, classify};
 pub use cpu::{Access, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Segment, Vendor};
 pub use decode::{DecodeError, Decoded, MAX_LENGTH_BYTES, decode};
 pub use emulate::{Outcome, emulate, emulate_decoded};
@@ -39,6 +40,7 @@ pub use flow::{Branch, Step, branch_into, has_indirect_jump, indirect_jump, step
 pub use next::{Next, next_places, tables_after};
 pub use plain::{is_plain, is_position_independent};
 pub use port::{PortAccess, port_access};
+pub use reason::Reason;
 pub use relocate::{CpuidWords, Immovable, Needs, Relocation, relocation};
 pub use system::{
     CastShadow, DescriptorTable, Msr, SegmentRegister, Segments, System, SystemChanges,

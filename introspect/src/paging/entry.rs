@@ -1,6 +1,6 @@
 //! A paging-structure entry.
 
-use super::walk::{Level, PageSize};
+use super::level::{Level, PageSize};
 use crate::Gpa;
 
 const PRESENT: u64 = 1 << 0;

@@ -5,13 +5,15 @@
 //! tables are not followed: a 64-bit guest leaves 32-bit modes within the first instructions.
 
 mod entry;
+mod level;
 mod state;
 mod virt;
 mod walk;
 
+pub use level::{Level, PageSize};
 pub use state::PagingState;
 pub use virt::{VirtReadError, read_virt};
-pub use walk::{EntryAt, Level, PageSize, Translation, WalkFault, entry_at, walk};
+pub use walk::{EntryAt, Translation, WalkFault, entry_at, walk};
 
 #[cfg(test)]
 mod tests;

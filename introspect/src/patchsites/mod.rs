@@ -8,13 +8,15 @@
 mod alternatives;
 mod formats;
 mod kind;
+mod site;
 mod sites;
 mod tables;
 mod targets;
 
 pub(crate) use formats::{BRANCH_BYTES, instruction_len, static_call_trampoline};
 pub use kind::{PatchKind, PatchTime};
-pub use sites::{PatchSite, PatchSites};
+pub use site::PatchSite;
+pub use sites::PatchSites;
 pub(crate) use targets::patched_targets;
 
 #[cfg(any(test, feature = "fuzzing"))]

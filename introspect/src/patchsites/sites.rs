@@ -1,28 +1,7 @@
 //! All patch sites, by address.
 
-use super::{PatchKind, PatchTime, formats, tables::Tables};
+use super::{PatchSite, PatchTime, formats, tables::Tables};
 use crate::{Gva, ImageSource, Module, SymbolTable};
-
-/// A site patched by the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PatchSite {
-    /// The address of the first byte of the patch.
-    pub address: Gva,
-    /// The largest number of patched bytes, from the address on.
-    pub len: u8,
-    /// The kind of patching.
-    pub kind: PatchKind,
-    /// For a jump label, the target of the jump.
-    pub target: Option<Gva>,
-}
-
-impl PatchSite {
-    /// The first address behind the site.
-    #[must_use]
-    pub const fn end(&self) -> Gva {
-        self.address.wrapping_add(self.len as u64)
-    }
-}
 
 /// The patch sites of a kernel, at link-time addresses until [`rebased`](Self::rebased).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

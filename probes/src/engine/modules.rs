@@ -28,7 +28,7 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::hit::DebugUse;
-use crate::module::{LoadedModule, ModuleText};
+use crate::module::{LoadedModule, ModuleCode};
 use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
 
@@ -184,7 +184,7 @@ impl ModuleWatch {
             &paging,
         ));
         self.running.modules.keep(Arc::clone(&module));
-        let text = ModuleText {
+        let text = ModuleCode {
             module: &module,
             planter: &self.running.planter,
         };

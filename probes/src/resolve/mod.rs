@@ -22,7 +22,7 @@ use introspect::int3::HANDLER;
 use introspect::{Gva, Symbol, glob_matches};
 use manifest::{Location, ProbeKind, ProbeSpec};
 
-use crate::code::Text;
+use crate::code::KernelCode;
 use crate::kernel::Kernel;
 use crate::module::LoadedModule;
 
@@ -169,7 +169,7 @@ fn resolve_sites(
 /// As for [`resolve`].
 pub(crate) fn in_module(
     module: &LoadedModule,
-    text: &dyn Text,
+    text: &dyn KernelCode,
     spec: &ProbeSpec,
 ) -> Result<Vec<Resolved>, ResolveProblem> {
     let (wanted, offset) = match &spec.location {
@@ -221,7 +221,7 @@ pub(crate) fn in_module(
     }
 }
 
-fn is_function(text: &dyn Text, symbol: &Symbol) -> bool {
+fn is_function(text: &dyn KernelCode, symbol: &Symbol) -> bool {
     symbol.is_text()
         && symbol.size > 0
         && (symbol.module.is_some() == text.module().is_some())

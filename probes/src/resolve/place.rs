@@ -8,7 +8,7 @@ use introspect::{Gva, PatchKind, PatchTime, Symbol};
 
 use super::ResolveProblem;
 use super::clock;
-use crate::code::Text;
+use crate::code::KernelCode;
 
 /// The means by which a probe notices execution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,7 +88,7 @@ const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// The site `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
 /// kprobes.
 pub(super) fn at_offset(
-    text: &dyn Text,
+    text: &dyn KernelCode,
     symbol: &Symbol,
     offset: u64,
 ) -> Result<Result<Place, Refusal>, ResolveProblem> {
@@ -101,7 +101,7 @@ pub(super) fn at_offset(
 }
 
 pub(super) fn at_exact_offset(
-    text: &dyn Text,
+    text: &dyn KernelCode,
     symbol: &Symbol,
     offset: u64,
 ) -> Result<Result<Place, Refusal>, ResolveProblem> {
@@ -136,7 +136,7 @@ pub(super) fn at_exact_offset(
     }))
 }
 
-fn patched(text: &dyn Text, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
+fn patched(text: &dyn KernelCode, decoded: &Decoded) -> Option<(PatchKind, PatchTime)> {
     let site = text.patched(decoded.at(), decoded.len() as u64)?;
     Some((site.kind, site.kind.when()))
 }
@@ -144,7 +144,7 @@ fn patched(text: &dyn Text, decoded: &Decoded) -> Option<(PatchKind, PatchTime)>
 /// The instruction behind an ftrace call, if every path to the instruction goes through the call, and the kernel does not patch
 /// the instruction at run time too.
 fn behind(
-    text: &dyn Text,
+    text: &dyn KernelCode,
     symbol: &Symbol,
     code: &[u8],
     call: &Decoded,

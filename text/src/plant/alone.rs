@@ -1,61 +1,17 @@
 //! Memory while one vCPU runs alone: original bytes at some plants, and stops at other addresses.
 //!
 //! A stop is a plant without a probe, on any page of RAM. On a page with a copy of its original bytes, a stop is a mark. On any other page,
-//! a stop is *loose*: this module holds the original byte, and restores the byte unless the guest has written there meanwhile.
+//! a stop is *loose*: [`LooseStops`](super::loose_stops::LooseStops) holds the original byte, and [`ShownAlone`] restores the byte unless the
+//! guest has written there meanwhile.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use arc_swap::ArcSwap;
 use introspect::Gpa;
 
 use super::page::{Mark, Page};
 use super::planter::Planter;
 use crate::guest::{Paused, Unwritable};
-
-/// Original bytes under loose stops. There are few, for a short time; every read of memory looks them up.
-#[derive(Debug, Default)]
-pub(super) struct Loose {
-    bytes: ArcSwap<Vec<(Gpa, u8)>>,
-    /// At least the number of loose stops. Most of the time the number is 0, and a read needs only one load.
-    most: AtomicUsize,
-    /// Locked during a change of the stops.
-    change: Mutex<()>,
-}
-
-impl Loose {
-    fn update(&self, change: impl FnOnce(&mut Vec<(Gpa, u8)>)) {
-        let _lock = self.change.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut bytes = Vec::clone(&self.bytes.load());
-        change(&mut bytes);
-        let len = bytes.len();
-        self.most.fetch_max(len, Ordering::AcqRel);
-        self.bytes.store(Arc::new(bytes));
-        self.most.store(len, Ordering::Release);
-    }
-
-    fn own(&self, gpa: Gpa) -> Option<u8> {
-        let bytes = self.bytes.load();
-        let found = bytes.iter().find(|(at, _)| *at == gpa);
-        found.map(|(_, own)| *own)
-    }
-
-    /// Replaces the stops in `buf`, which was read from `gpa` on, by the original bytes. If `buf` does not have the plant's byte there, the
-    /// guest has written another value.
-    pub(super) fn uncover(&self, gpa: Gpa, buf: &mut [u8], plant: u8) {
-        if self.most.load(Ordering::Acquire) == 0 {
-            return;
-        }
-        for &(at, own) in self.bytes.load().iter() {
-            let index = at.offset_from(gpa).and_then(|i| usize::try_from(i).ok());
-            if let Some(byte) = index.and_then(|i| buf.get_mut(i))
-                && *byte == plant
-            {
-                *byte = own;
-            }
-        }
-    }
-}
 
 /// The changes of memory for a vCPU that runs alone. [`end`](Self::end) or a drop reverts them.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 //! probe is optimised, a *jump* lies over the plant, or in front of it.
 
 mod alone;
+mod loose_stops;
 mod page;
 mod planter;
 mod spot;

@@ -9,7 +9,7 @@ use introspect::{Gpa, PhysMemory, Unreadable};
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
-use super::alone::Loose;
+use super::loose_stops::LooseStops;
 use super::page::{Jump, Mark, PAGE_BYTES, Page};
 use super::{PlantByte, Spot};
 use crate::addresses::AddressMap;
@@ -47,7 +47,7 @@ pub struct Planter {
     pub(super) memory: Arc<dyn GuestMemory>,
     byte: PlantByte,
     /// Stops on pages without a copy of their original bytes.
-    pub(super) loose: Loose,
+    pub(super) loose: LooseStops,
     /// The number of plants missing in memory because a vCPU that runs alone is to execute the original byte.
     pub(super) open: AtomicUsize,
     /// The planter reads the map at every guest write and every memory access of the emulator, without a lock.
@@ -136,7 +136,7 @@ impl Planter {
         Self {
             memory,
             byte,
-            loose: Loose::default(),
+            loose: LooseStops::default(),
             open: AtomicUsize::new(0),
             pages: ArcSwap::default(),
             plants: Mutex::default(),

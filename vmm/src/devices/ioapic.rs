@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bus::MmioDevice;
-use super::irq::MsiSink;
+use super::msi::MsiSink;
 use super::redirection::Redirection;
 
 /// The number of pins; pin n is GSI n.

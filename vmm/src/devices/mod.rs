@@ -19,6 +19,7 @@ mod debug_exit;
 mod i8042;
 mod ioapic;
 mod irq;
+mod msi;
 mod platform;
 #[cfg(test)]
 mod recording;
@@ -36,7 +37,8 @@ pub use bus::{BusError, MmioBus, MmioDevice, PortBus, PortDevice};
 pub use debug_exit::{DEBUG_EXIT_PORT, DebugExit};
 pub use i8042::{I8042, I8042_COMMAND_PORT, I8042_DATA_PORT};
 pub use ioapic::{IOAPIC_BYTES, IOAPIC_PINS, Ioapic};
-pub use irq::{IoapicPin, IrqLine, MsiMessage, MsiSink};
+pub use irq::{IoapicPin, IrqLine};
+pub use msi::{MsiMessage, MsiSink};
 pub use platform::{Platform, PlatformConfig, PlatformError};
 pub use rtc::{CMOS_DATA_PORT, CMOS_INDEX_PORT, CMOS_PORTS, Rtc};
 pub use serial::{COM_PORTS, COM1_GSI, COM1_PORT, Serial};

@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::irq::{IrqLine, MsiMessage, MsiSink};
+use super::irq::IrqLine;
+use super::msi::{MsiMessage, MsiSink};
 use super::shutdown::{Shutdown, ShutdownSink};
 
 /// Remembers every call in order.

@@ -5,7 +5,7 @@
 //!                     15 level      13 active low        11 logical destination    7–0  vector
 //! ```
 
-use super::irq::MsiMessage;
+use super::msi::MsiMessage;
 
 const MASKED: u64 = 1 << 16;
 const LEVEL: u64 = 1 << 15;

@@ -8,29 +8,25 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use kvm_bindings::{KVM_CAP_SPLIT_IRQCHIP, kvm_enable_cap, kvm_msi};
-use kvm_ioctls::{MsrFilterDefaultAction, MsrFilterRange, MsrFilterRangeFlags, VcpuFd, VmFd};
+use kvm_ioctls::{VcpuFd, VmFd};
 
-use super::{End, Ending, Machine, Shared};
+use super::Machine;
+use super::ending::{End, Ending};
+use super::int3_exits::Int3Exits;
+use super::shared::Shared;
 use crate::boot::{self, BootError, BootMethod, BootRequest, KernelFile, LoadedKernel};
 use crate::devices::{
     IOAPIC_PINS, MsiSink, Platform, PlatformConfig, PlatformError, SerialInput, Shutdown,
 };
-use crate::kvm::{CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts};
+use crate::kvm::{
+    CAP_EXIT_ON_EMULATION_FAILURE, Host, HostFacts, disable_quirks, report_msr_writes,
+};
 use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
 use crate::vcpu::rips::Rips;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
 /// The MSR with the address of a 64-bit kernel's system-call entry. The guest's write of the MSR shows where the kernel is.
 pub const MSR_LSTAR: u32 = 0xc000_0082;
-
-/// KVM_CAP_DISABLE_QUIRKS: KVM_CHECK_EXTENSION returns 1, and KVM ignores unknown bits.
-const CAP_DISABLE_QUIRKS: u32 = 116;
-/// KVM_CAP_DISABLE_QUIRKS2, from Linux 5.18 on: KVM_CHECK_EXTENSION returns the quirks known to KVM.
-const CAP_DISABLE_QUIRKS2: u32 = 213;
-/// For `out 0x7e, al`, KVM moves RIP before the exit.
-const QUIRK_OUT_7E_INC_RIP: u64 = 1 << 3;
-/// Deleting a slot drops the mappings of all slots.
-const QUIRK_SLOT_ZAP_ALL: u64 = 1 << 7;
 
 /// The host's end of the guest's serial console.
 pub struct Console {
@@ -71,26 +67,6 @@ pub struct MachineConfig<'a> {
     pub debug_exit: bool,
     /// Which `int3`s KVM is asked to intercept.
     pub int3: Int3Exits,
-}
-
-/// Which `int3`s exit as [`Trap::Breakpoint`](crate::Trap::Breakpoint), on a KVM that can report an `int3`
-/// ([`HostFacts::int3`]).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Int3Exits {
-    /// Every `int3`: the plants are `int3`s.
-    All,
-    /// Only the `int3`s of a vCPU that runs alone. The guest handles all other `int3`s without an exit. But if `int3`s
-    /// would not reach the guest correctly ([`HostFacts::int3_reaches_guest`]), every `int3` exits.
-    Alone,
-}
-
-impl Int3Exits {
-    fn on(self, facts: &HostFacts) -> Self {
-        match self {
-            Self::Alone if facts.int3_reaches_guest() => Self::Alone,
-            Self::Alone | Self::All => Self::All,
-        }
-    }
 }
 
 /// Why a machine could not be built.
@@ -153,24 +129,6 @@ impl MsiSink for KvmMsi {
         // message is invalid. Hardware drops both messages.
         let _ = self.0.signal_msi(msi);
     }
-}
-
-/// Makes guest writes of an MSR exit.
-pub(crate) fn report_msr_writes(vm: &VmFd, index: u32) -> Result<(), kvm_ioctls::Error> {
-    let mut cap = kvm_enable_cap {
-        cap: kvm_bindings::KVM_CAP_X86_USER_SPACE_MSR,
-        ..Default::default()
-    };
-    cap.args[0] = u64::from(kvm_bindings::KVM_MSR_EXIT_REASON_FILTER);
-    vm.enable_cap(&cap)?;
-    // The bitmap denies writes of the MSR: KVM exits to the VMM.
-    let range = MsrFilterRange {
-        flags: MsrFilterRangeFlags::WRITE,
-        base: index,
-        msr_count: 1,
-        bitmap: &[0],
-    };
-    vm.set_msr_filter(MsrFilterDefaultAction::ALLOW, &[range])
 }
 
 impl Machine {
@@ -279,38 +237,6 @@ fn create_vm(host: &Host, msr_exits: bool) -> Result<VmFd, CreateError> {
     Ok(vm)
 }
 
-/// Disables the unwanted quirks, if known to this KVM.
-pub(crate) fn disable_quirks(vm: &VmFd) -> Result<(), kvm_ioctls::Error> {
-    let extension = |capability: u32| vm.check_extension_raw(u64::from(capability));
-    let chosen = unwanted_quirks(
-        extension(CAP_DISABLE_QUIRKS2),
-        extension(CAP_DISABLE_QUIRKS),
-    );
-    let Some((capability, quirks)) = chosen else {
-        return Ok(());
-    };
-    let mut cap = kvm_enable_cap {
-        cap: capability,
-        ..Default::default()
-    };
-    cap.args[0] = quirks;
-    vm.enable_cap(&cap)
-}
-
-/// Chooses the capability that disables quirks, and the quirks. `known` is the result of KVM_CHECK_EXTENSION for
-/// KVM_CAP_DISABLE_QUIRKS2, `old` the result for KVM_CAP_DISABLE_QUIRKS. Each capability replaces the whole set, so the
-/// VMM enables a single capability.
-fn unwanted_quirks(known: i32, old: i32) -> Option<(u32, u64)> {
-    match (u64::try_from(known).unwrap_or(0), old) {
-        (0, ..=0) => None,
-        (0, _) => Some((CAP_DISABLE_QUIRKS, QUIRK_OUT_7E_INC_RIP)),
-        (known, _) => {
-            let quirks = known & (QUIRK_OUT_7E_INC_RIP | QUIRK_SLOT_ZAP_ALL);
-            (quirks != 0).then_some((CAP_DISABLE_QUIRKS2, quirks))
-        }
-    }
-}
-
 fn enable(vm: &VmFd, capability: u32, argument: u64) -> Result<(), CreateError> {
     let mut cap = kvm_enable_cap {
         cap: capability,
@@ -355,27 +281,4 @@ fn create_vcpus(host: &Host, vm: &VmFd, cpus: u8) -> Result<Vec<VcpuFd>, CreateE
             Ok(fd)
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quirks_are_disabled_by_the_newest_capability_that_kvm_has() {
-        // Linux 6.13 and later; 5.18 to 6.12; before 5.18; a KVM with neither capability.
-        assert_eq!(
-            unwanted_quirks(0xff, 1),
-            Some((CAP_DISABLE_QUIRKS2, 0b1000_1000))
-        );
-        assert_eq!(
-            unwanted_quirks(0x1f, 1),
-            Some((CAP_DISABLE_QUIRKS2, 0b1000))
-        );
-        assert_eq!(unwanted_quirks(0, 1), Some((CAP_DISABLE_QUIRKS, 0b1000)));
-        assert_eq!(unwanted_quirks(0, 0), None);
-        // An error counts as no capability. If KVM knows no unwanted quirk, no quirk is disabled.
-        assert_eq!(unwanted_quirks(-1, -1), None);
-        assert_eq!(unwanted_quirks(0b111, 1), None);
-    }
 }

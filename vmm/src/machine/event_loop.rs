@@ -9,7 +9,7 @@ use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, Subscrib
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::Ending;
+use super::ending::Ending;
 use crate::devices::SerialInput;
 
 /// Runs an event manager on a thread of its own, until the `EventLoop` is dropped.

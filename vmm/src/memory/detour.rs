@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::ram::{RamError, map};
-use super::slots::{PageRange, RamRegion, SlotError};
+use super::error::RamError;
+use super::page_range::PageRange;
+use super::ram::{RamRegion, map};
 
 /// Address of detour memory, if the guest's physical addresses reach far enough and the guest's RAM ends below.
 const PREFERRED_GPA: u64 = 0x10_0000_0000;
@@ -22,20 +23,6 @@ pub struct DetourSize {
     pub read_only: u64,
     /// Size of the part that the guest can write.
     pub writable: u64,
-}
-
-/// Why the machine has no detour memory.
-#[derive(Debug, thiserror::Error)]
-pub enum DetourMapError {
-    /// The guest's physical address space is full.
-    #[error("no guest-physical address is free for detour memory")]
-    NoPlace,
-    /// The host has no memory left.
-    #[error(transparent)]
-    Memory(#[from] RamError),
-    /// KVM cannot map the detour memory.
-    #[error(transparent)]
-    Slot(#[from] SlotError),
 }
 
 /// The detour memory. A clone shares the bytes.

@@ -1,12 +1,14 @@
 //! Guest memory: the RAM, the detour memory, and the KVM slots of both.
 
 mod detour;
+mod error;
+mod page_range;
 mod ram;
 mod slots;
 
 pub(crate) use detour::detour_place;
-pub use detour::{DetourMapError, DetourMemory, DetourSize};
+pub use detour::{DetourMemory, DetourSize};
+pub use error::{DetourMapError, RamError, SlotError};
+pub use page_range::PageRange;
 pub(crate) use ram::Ram;
-pub use ram::RamError;
 pub(crate) use slots::Slots;
-pub use slots::{PageRange, SlotError};

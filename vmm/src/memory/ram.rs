@@ -5,22 +5,14 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
 };
 
-use super::slots::RamRegion;
+use super::error::RamError;
 
-/// Guest memory could not be set up.
-#[derive(Debug, thiserror::Error)]
-pub enum RamError {
-    /// The host has no address space for the memory.
-    #[error("cannot map {bytes} bytes of guest memory")]
-    Map {
-        /// Requested size.
-        bytes: u64,
-        /// The cause.
-        source: vm_memory::mmap::FromRangesError,
-    },
-    /// The host cannot exclude the memory from core dumps: a crash of the process would write guest memory to a file.
-    #[error("cannot keep guest memory out of core dumps")]
-    CoreDumps(#[source] rustix::io::Errno),
+/// A range of RAM or detour memory, and its address in the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RamRegion {
+    pub(crate) gpa: u64,
+    pub(crate) bytes: u64,
+    pub(crate) host: u64,
 }
 
 /// The guest's RAM, mapped and zero.

@@ -7,66 +7,11 @@ use std::collections::BTreeMap;
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
 use kvm_ioctls::VmFd;
-use vm_memory::GuestAddress;
 
 use super::detour::DetourMemory;
-
-/// A page, in bytes.
-pub(crate) const PAGE_BYTES: u64 = 4096;
-
-/// Guest-physical pages, from `start` up to but not including `end`; both are multiples of 4096.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct PageRange {
-    /// First byte of the first page.
-    pub start: GuestAddress,
-    /// First byte behind the last page.
-    pub end: GuestAddress,
-}
-
-impl PageRange {
-    /// The pages that hold `start..end`.
-    #[must_use]
-    pub fn covering(start: GuestAddress, end: GuestAddress) -> Self {
-        Self {
-            start: GuestAddress(start.0 & !(PAGE_BYTES - 1)),
-            end: GuestAddress(end.0.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)),
-        }
-    }
-}
-
-/// Why a plan of memory slots is not in force.
-#[derive(Debug, thiserror::Error)]
-pub enum SlotError {
-    /// The plan needs more slots than KVM has.
-    #[error(
-        "the probes need {needed} memory slots, this KVM has {available}: probe fewer pages before the guest has booted"
-    )]
-    TooMany {
-        /// Slots the plan needs.
-        needed: usize,
-        /// Slots that KVM has.
-        available: usize,
-    },
-    /// KVM_SET_USER_MEMORY_REGION failed.
-    #[error("KVM refused the memory slot at {gpa:#x} of {bytes:#x} bytes")]
-    Refused {
-        /// Guest-physical start.
-        gpa: u64,
-        /// Size; 0 if the slot was to be removed.
-        bytes: u64,
-        /// KVM's answer.
-        #[source]
-        source: kvm_ioctls::Error,
-    },
-}
-
-/// A range of RAM or detour memory, and its address in the process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RamRegion {
-    pub(crate) gpa: u64,
-    pub(crate) bytes: u64,
-    pub(crate) host: u64,
-}
+use super::error::SlotError;
+use super::page_range::PageRange;
+use super::ram::RamRegion;
 
 /// A KVM slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -218,6 +163,8 @@ fn set(vm: &VmFd, id: u32, slot: Slot, bytes: u64) -> Result<(), SlotError> {
 
 #[cfg(test)]
 mod tests {
+    use vm_memory::GuestAddress;
+
     use super::*;
 
     fn range(start: u64, end: u64) -> PageRange {

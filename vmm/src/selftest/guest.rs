@@ -110,7 +110,7 @@ impl TinyGuest {
         // Needed by VT-x without unrestricted guests; elsewhere without effect.
         vm.set_tss_address(0xfffb_d000)
             .map_err(refused("KVM_SET_TSS_ADDR"))?;
-        crate::machine::disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
+        crate::kvm::disable_quirks(&vm).map_err(refused("KVM_ENABLE_CAP"))?;
         // Local APICs in KVM and no other devices, as in the machine.
         let mut cap = kvm_enable_cap {
             cap: KVM_CAP_SPLIT_IRQCHIP,

@@ -4,34 +4,16 @@
 //! vCPU's exit. The answers are a [`HostFacts`]; no other code of hyprobe distinguishes KVMs. The whole test takes a few
 //! milliseconds on hardware, and some tens where ring 0 is interpreted.
 
+mod error;
 mod guest;
 mod questions;
 
 use std::time::Instant;
 
+pub use error::SelfTestError;
 use guest::TinyGuest;
 
 use crate::kvm::{Host, HostFacts, Int3Delivery, InterruptedInt3};
-
-/// The self-test could not be run.
-#[derive(Debug, thiserror::Error)]
-pub enum SelfTestError {
-    /// KVM refused a request that any KVM must accept.
-    #[error("KVM refused {request} during the self-test")]
-    Request {
-        /// The ioctl.
-        request: &'static str,
-        /// KVM's answer.
-        #[source]
-        source: kvm_ioctls::Error,
-    },
-    /// No memory for the tiny guest.
-    #[error(transparent)]
-    Memory(#[from] crate::memory::RamError),
-    /// The tiny guest's memory could not be reached.
-    #[error("cannot write the self-test guest's memory")]
-    Guest(#[from] vm_memory::GuestMemoryError),
-}
 
 /// Runs the self-test on the calling thread.
 ///

@@ -240,7 +240,7 @@ const MSR_LSTAR: u32 = 0xc000_0082;
 /// Does the write of a filtered MSR exit?
 pub(super) fn msr_exits(guest: &mut TinyGuest, host: &Host) -> Result<bool, SelfTestError> {
     if !host.capabilities().msr_filter
-        || crate::machine::report_msr_writes(&guest.vm, MSR_LSTAR).is_err()
+        || crate::kvm::report_msr_writes(&guest.vm, MSR_LSTAR).is_err()
     {
         return Ok(false);
     }

@@ -4,11 +4,14 @@ use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 
-use super::run::{Left, RunError};
-use super::stopped::{HardwareBreakpoints, StoppedVcpu};
+use super::debug_setup::HardwareBreakpoints;
+use super::error::RunError;
+use super::run::Left;
+use super::stopped::StoppedVcpu;
 use super::watchdog::Watchdog;
 use crate::PausedGuard;
-use crate::trap::{Trap, TrapHandler};
+use crate::trap::Trap;
+use crate::trap_handler::TrapHandler;
 
 /// Number of kicks, a limit apart, after which the run ends for a vCPU that has moved. The run counts kicks, not time: a
 /// thread that the host has not scheduled finds a single kick, even if several were due.

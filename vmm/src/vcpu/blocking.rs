@@ -5,7 +5,8 @@ use kvm_bindings::{
     KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1,
 };
 
-use super::stopped::{BREAKPOINT, StoppedVcpu, VcpuError};
+use super::error::VcpuError;
+use super::stopped::{BREAKPOINT, StoppedVcpu};
 
 const KVM_INJECTED_BREAKPOINT: kvm_vcpu_events__bindgen_ty_1 = kvm_vcpu_events__bindgen_ty_1 {
     injected: 1,

@@ -12,8 +12,9 @@
 //!    must execute the instruction at RIP. If the VMM sets "nothing injected", KVM forgets the delivery. Setting the events
 //!    just read has exactly this effect, and changes nothing else.
 
-use super::stopped::{BREAKPOINT, StoppedVcpu, VcpuError};
-use crate::machine::Int3Exits;
+use super::error::VcpuError;
+use super::stopped::{BREAKPOINT, StoppedVcpu};
+use crate::machine::int3_exits::Int3Exits;
 
 impl StoppedVcpu<'_> {
     /// Makes KVM forget an interrupted delivery of a guest `int3`, if any: the resumed vCPU executes the instruction at RIP.

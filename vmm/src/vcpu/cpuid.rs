@@ -4,7 +4,7 @@ use std::arch::x86_64::__cpuid;
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 
-use super::stopped::VcpuError;
+use super::error::VcpuError;
 use crate::kvm::Host;
 
 /// Leaf 1 ECX: the LAPIC's timer has TSC-deadline mode. KVM does not report the bit as supported.

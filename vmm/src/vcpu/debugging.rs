@@ -1,11 +1,13 @@
-//! Debug exits: the debug setup of a vCPU, the cause of an exit, and the guest's own debug exceptions.
+//! Debug exits: the cause of an exit, and the guest's own debug exceptions.
 //!
 //! While debug registers of the VMM are in force, KVM passes every debug exception to the host. The VMM reinjects the guest's
 //! own debug exceptions as the processor would have delivered them.
 
 use vm_memory::{Bytes, GuestAddress};
 
-use super::stopped::{Exception, HardwareBreakpoints, RFLAGS_RF, StoppedVcpu, VcpuError};
+use super::debug_setup::Debugging;
+use super::error::VcpuError;
+use super::stopped::{Exception, RFLAGS_RF, StoppedVcpu};
 use crate::kvm::Int1Delivery;
 
 /// DR6: debug registers that fired.
@@ -25,14 +27,6 @@ const RFLAGS_TF: u64 = 1 << 8;
 /// Largest length of an instruction.
 const INSTRUCTION_BYTES: usize = 15;
 const INT1: u8 = 0xf1;
-
-/// The debug setup of a vCPU, as last passed to KVM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Debugging {
-    pub(super) breakpoints: HardwareBreakpoints,
-    /// The vCPU runs alone, and interrupts are held back.
-    pub(super) alone: bool,
-}
 
 /// The cause of a debug exit other than a breakpoint instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,6 +158,7 @@ impl StoppedVcpu<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vcpu::debug_setup::HardwareBreakpoints;
 
     const HERE: u64 = 0xffff_ffff_8100_0000;
     /// DR6 with its reserved bits and without a cause.

@@ -4,7 +4,9 @@ mod alone;
 mod blocking;
 mod breakpoint;
 mod cpuid;
+mod debug_setup;
 mod debugging;
+mod error;
 pub(crate) mod gate;
 #[cfg(test)]
 mod gate_tests;
@@ -21,5 +23,6 @@ pub(crate) mod watchdog;
 pub use alone::{Alone, AloneEnd};
 pub use blocking::{Blocking, Shadow};
 pub(crate) use cpuid::for_vcpu as cpuid_for_vcpu;
-pub use run::RunError;
-pub use stopped::{Exception, HardwareBreakpoints, StoppedVcpu, VcpuError};
+pub use debug_setup::HardwareBreakpoints;
+pub use error::{RunError, VcpuError};
+pub use stopped::{Exception, StoppedVcpu};

@@ -2,7 +2,8 @@
 
 use kvm_bindings::{Msrs, kvm_msr_entry};
 
-use super::stopped::{StoppedVcpu, VcpuError};
+use super::error::VcpuError;
+use super::stopped::StoppedVcpu;
 
 impl StoppedVcpu<'_> {
     /// Writes model-specific registers, given as index and value, in that order.

@@ -5,8 +5,9 @@
 
 use kvm_bindings::kvm_regs;
 
+use super::error::VcpuError;
 use super::kick;
-use super::stopped::{StoppedVcpu, VcpuError};
+use super::stopped::StoppedVcpu;
 
 impl StoppedVcpu<'_> {
     /// Makes KVM forget the port write of the last exit: KVM then leaves RIP unchanged at the next entry. Called before any

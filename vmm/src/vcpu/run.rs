@@ -9,89 +9,24 @@ use kvm_bindings::{
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::debugging::{DebugCause, Debugging};
+use super::debug_setup::{Debugging, HardwareBreakpoints};
+use super::debugging::DebugCause;
+use super::error::{RunError, VcpuError};
 use super::kick;
 use super::rips::Stand;
 use super::stall::LeftAt;
-use super::stopped::{StoppedVcpu, VcpuError};
+use super::stopped::StoppedVcpu;
 use crate::kvm::Int3Delivery;
-use crate::machine::{End, PausedGuard, Shared};
-use crate::panicked::Panicked;
-use crate::trap::{Trap, TrapError, TrapHandler, TrapOutcome};
-use crate::vcpu::stopped::HardwareBreakpoints;
+use crate::machine::ending::End;
+use crate::machine::shared::{PausedGuard, Shared};
+use crate::trap::{Trap, TrapOutcome};
+use crate::trap_handler::TrapHandler;
 
 const RFLAGS_IF: u64 = 1 << 9;
 /// A processor begins here after a reset or an INIT, unless it waits for a start-up IPI.
 const RESET_VECTOR: u64 = 0xffff_fff0;
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
-
-/// Why a vCPU cannot continue.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// A KVM request failed.
-    #[error(transparent)]
-    Request(#[from] VcpuError),
-    /// The trap handler failed.
-    #[error(transparent)]
-    Trap(#[from] TrapError),
-    /// A thread of the machine panicked.
-    #[error(transparent)]
-    Panicked(#[from] Panicked),
-    /// KVM could not enter the guest.
-    #[error("vCPU {vcpu} cannot enter the guest: hardware reason {reason:#x}")]
-    FailEntry {
-        /// Which vCPU.
-        vcpu: usize,
-        /// `hardware_entry_failure_reason`.
-        reason: u64,
-    },
-    /// KVM could not emulate a guest instruction.
-    #[error("KVM cannot emulate the guest's instruction at {rip:#x} (bytes {bytes:02x?})")]
-    EmulationFailure {
-        /// RIP.
-        rip: u64,
-        /// The instruction's bytes, as far as reported by KVM.
-        bytes: Vec<u8>,
-    },
-    /// The guest has sent a vCPU a system-management interrupt.
-    #[error(
-        "the guest has sent its vCPU {vcpu} a system-management interrupt, and this machine has no memory for that mode"
-    )]
-    SystemManagement {
-        /// Which vCPU.
-        vcpu: usize,
-    },
-    /// The guest has sent its first vCPU an INIT.
-    #[error(
-        "the guest has restarted its vCPU {vcpu} by INIT, and this machine has no firmware to begin with"
-    )]
-    NoFirmware {
-        /// Which vCPU.
-        vcpu: usize,
-    },
-    /// The VMM does not know the reason of an exit.
-    #[error(
-        "vCPU {vcpu} left the guest at {rip:#x} for a reason that hyprobe does not know: {exit}"
-    )]
-    UnknownExit {
-        /// Which vCPU.
-        vcpu: usize,
-        /// RIP.
-        rip: u64,
-        /// The exit, as kvm-ioctls prints it.
-        exit: String,
-    },
-    /// A guest write to a read-only page could not be carried out.
-    #[error("cannot carry out the guest's write at {gpa:#x}")]
-    Memory {
-        /// Where.
-        gpa: u64,
-        /// The cause.
-        #[source]
-        source: vm_memory::GuestMemoryError,
-    },
-}
 
 /// Why [`StoppedVcpu::enter`] returned.
 #[derive(Debug)]
@@ -298,6 +233,16 @@ impl StoppedVcpu<'_> {
                 bytes: failed_instruction(self.fd),
             },
         })
+    }
+
+    /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
+    fn report_stall(&mut self) {
+        if let Some(left) = self.left_at
+            && left.is_long_ago(LeftAt::now())
+        {
+            // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
+            let _ = self.fd.kvmclock_ctrl();
+        }
     }
 
     /// Runs the guest until the next exit. If a device can answer the exit, the device answers.

@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::stopped::StoppedVcpu;
-
 /// Shortest stay out of the guest that the VMM reports: below any limit of the guest's watchdogs (2 s at the least), and far
 /// above the time of a trap. With a report at each trap, the guest would never find a lockup of its own.
 const LONG: Duration = Duration::from_secs(1);
@@ -24,20 +22,9 @@ impl LeftAt {
         Self(Duration::try_from(now).unwrap_or_default())
     }
 
-    fn is_long_ago(self, now: Self) -> bool {
+    /// Whether `now` is so long after the exit that the VMM reports a stall.
+    pub(super) fn is_long_ago(self, now: Self) -> bool {
         now.0.saturating_sub(self.0) >= LONG
-    }
-}
-
-impl StoppedVcpu<'_> {
-    /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
-    pub(super) fn report_stall(&mut self) {
-        if let Some(left) = self.left_at
-            && left.is_long_ago(LeftAt::now())
-        {
-            // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
-            let _ = self.fd.kvmclock_ctrl();
-        }
     }
 }
 

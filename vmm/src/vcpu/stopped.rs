@@ -6,22 +6,11 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use super::debugging::Debugging;
+use super::debug_setup::{Debugging, HardwareBreakpoints};
+use super::error::VcpuError;
 use super::stall::LeftAt;
-use crate::machine::{Int3Exits, Shared};
-
-/// A KVM request about one vCPU failed.
-#[derive(Debug, thiserror::Error)]
-#[error("KVM refused {request} for vCPU {vcpu}")]
-pub struct VcpuError {
-    /// The ioctl, e.g. `KVM_GET_SREGS`.
-    pub request: &'static str,
-    /// Which vCPU.
-    pub vcpu: usize,
-    /// KVM's answer.
-    #[source]
-    pub source: kvm_ioctls::Error,
-}
+use crate::machine::int3_exits::Int3Exits;
+use crate::machine::shared::Shared;
 
 /// An exception to inject at the next entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,23 +55,6 @@ const MACHINE_CHECK: u8 = 18;
 
 /// Suppresses breakpoints on the next instruction.
 pub(super) const RFLAGS_RF: u64 = 1 << 16;
-
-/// The breakpoints in the debug registers 0–3, for all privilege levels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct HardwareBreakpoints {
-    /// Linear addresses of execution breakpoints; `None` leaves a register unused.
-    pub execute: [Option<u64>; 4],
-}
-
-impl HardwareBreakpoints {
-    fn dr7(&self) -> u64 {
-        // R/W and LEN bits of an execution breakpoint are all zero; G0–G3 are bits 1, 3, 5, 7.
-        (0..4)
-            .filter(|&i| self.execute[i].is_some())
-            .map(|i| 0b10 << (2 * i))
-            .sum()
-    }
-}
 
 /// A stopped vCPU: access to registers, events and ports before the next entry. Lives on the vCPU's own thread.
 ///
@@ -292,20 +264,5 @@ impl StoppedVcpu<'_> {
         self.fd
             .set_guest_debug(&debug)
             .map_err(self.failed("KVM_SET_GUEST_DEBUG"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::HardwareBreakpoints;
-
-    #[test]
-    fn dr7_enables_the_registers_that_are_used() {
-        let dr7 = |execute| HardwareBreakpoints { execute }.dr7();
-        assert_eq!(dr7([None; 4]), 0);
-        assert_eq!(dr7([Some(1), None, None, None]), 0b10);
-        assert_eq!(dr7([None, None, Some(0), Some(2)]), 0b1010_0000);
-        // No type or length bits: they are zero for an execution breakpoint.
-        assert_eq!(dr7([Some(1); 4]), 0b1010_1010);
     }
 }

@@ -5,8 +5,8 @@ use iced_x86::Mnemonic;
 use super::effects::{Effects, Stop};
 use super::flags::{CARRY, STATUS, ZERO, when};
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr};
+use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let width = cpu.width(0)?;

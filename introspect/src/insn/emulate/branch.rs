@@ -8,8 +8,8 @@ use iced_x86::{Code, Mnemonic, OpKind};
 use super::effects::{Effects, Stop};
 use super::flags::{self, ZERO};
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr};
+use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     match cpu.insn.mnemonic() {

@@ -5,8 +5,8 @@ use iced_x86::{Instruction, Mnemonic};
 use super::flags;
 use super::width::Width;
 use crate::Gva;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Access, Cpu, Fault, Gpr, Segment};
+use crate::insn::reason::Reason;
 use crate::insn::system::SystemChanges;
 
 /// Why an instruction stops short. Nothing has changed then.

@@ -9,9 +9,10 @@ use super::{
     string, transfer,
 };
 use crate::Gva;
-use crate::insn::class::{Reason, family};
+use crate::insn::class::family;
 use crate::insn::cpu::{Cpu, Fault};
 use crate::insn::decode::{Decoded, decode};
+use crate::insn::reason::Reason;
 
 /// The result of emulating an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

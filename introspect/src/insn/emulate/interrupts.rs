@@ -4,8 +4,8 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::INTERRUPT;
-use crate::insn::class::Reason;
 use crate::insn::cpu::Cpu;
+use crate::insn::reason::Reason;
 use crate::insn::system::{CastShadow, SystemChanges};
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {

@@ -4,8 +4,8 @@ use iced_x86::{OpKind, Register};
 
 use super::effects::{Effects, Stop};
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, Segment};
+use crate::insn::reason::Reason;
 
 /// The general-purpose register holding `register`, in whole or in part.
 fn gpr_of(register: Register) -> Result<Gpr, Stop> {

@@ -10,8 +10,8 @@ use super::effects::{Effects, Stop, is_canonical};
 use super::flags::ALIGNMENT;
 use super::width::Width;
 use crate::Gva;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Access, Cpu};
+use crate::insn::reason::Reason;
 use crate::insn::system::{CastShadow, Msr, SegmentRegister, Segments, System, SystemChanges};
 
 /// Attributes of descriptors.

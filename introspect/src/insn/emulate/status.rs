@@ -8,8 +8,8 @@ use super::flags::{
     PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO,
 };
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr};
+use crate::insn::reason::Reason;
 
 /// The flags moved by `lahf` and `sahf`.
 const IN_AH: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN;

@@ -7,8 +7,8 @@ use iced_x86::{Instruction, Mnemonic, OpKind};
 use super::effects::{Effects, Stop};
 use super::flags::{self, DIRECTION, STATUS};
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, MOST_ACCESSED_BYTES};
+use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     use Mnemonic as M;

@@ -14,8 +14,8 @@ use super::flags::{
 };
 use super::segment::{self, is_null, low_selector};
 use super::width::Width;
-use crate::insn::class::Reason;
 use crate::insn::cpu::{Cpu, Gpr, Vendor};
+use crate::insn::reason::Reason;
 use crate::insn::system::{Msr, Segments, System, SystemChanges};
 
 /// The flags loaded by `iret` at privilege level 0.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::devices::irq::MsiMessage;
+use crate::devices::msi::MsiMessage;
 use crate::devices::recording::{MsiCall, Recorder};
 
 const MASKED: u32 = 1 << 16;

@@ -1,0 +1,25 @@
+//! The number of a probe.
+
+use std::fmt;
+
+/// The number of a probe within its engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProbeId(pub(crate) u64);
+
+impl From<u64> for ProbeId {
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl From<ProbeId> for u64 {
+    fn from(id: ProbeId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for ProbeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
