@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::{FromRawFd as _, OwnedFd, RawFd};
 use std::path::Path;
 
-use crate::create::CreateError;
+use crate::error::CreateError;
 
 /// Duplicates start behind standard error.
 const FIRST_DUPLICATE: c_int = 3;

@@ -12,7 +12,8 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::beneath::{self, PRIVATE_FOLDER};
-use crate::create::{CreateError, link_error, make};
+use crate::create::{link_error, make};
+use crate::error::CreateError;
 use crate::walk::{self, Missing};
 
 /// An open folder, in which a test keeps files.

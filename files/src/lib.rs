@@ -19,12 +19,14 @@
 mod beneath;
 mod create;
 mod descriptor;
+mod error;
 mod folder;
 mod owner;
 mod read;
 mod walk;
 
-pub use create::{CreateError, create};
+pub use create::create;
+pub use error::CreateError;
 pub use folder::Folder;
 pub use owner::Owner;
 pub use read::{ReadError, read};

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::beneath::PRIVATE_FOLDER;
-use crate::create::CreateError;
+use crate::error::CreateError;
 use crate::owner::Owner;
 
 /// As many links as the kernel follows in a path.

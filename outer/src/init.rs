@@ -9,14 +9,7 @@ use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, init_module, reboot};
 use thiserror::Error;
 
-use crate::initramfs::MODULES_PATH;
-
-/// The file systems that every program expects.
-pub(crate) const MOUNTS: [(&str, &CStr); 3] = [
-    ("/dev", c"devtmpfs"),
-    ("/proc", c"proc"),
-    ("/sys", c"sysfs"),
-];
+use crate::initramfs::{MODULES_PATH, MOUNTS};
 
 /// Why the outer Linux is not usable.
 #[derive(Debug, Error)]

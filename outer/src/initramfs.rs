@@ -2,9 +2,16 @@
 //!
 //! The initramfs is not compressed: copying is cheap under emulation, unpacking is not.
 
+use std::ffi::CStr;
+
 use guest_images::{Image, Initramfs, ModuleError};
 
-use crate::init::MOUNTS;
+/// The file systems that every program expects. The initramfs has their directories, and init mounts them.
+pub(crate) const MOUNTS: [(&str, &CStr); 3] = [
+    ("/dev", c"devtmpfs"),
+    ("/proc", c"proc"),
+    ("/sys", c"sysfs"),
+];
 
 /// The list of the modules' paths in load order, a line each.
 pub(crate) const MODULES_PATH: &str = "/outer/modules";

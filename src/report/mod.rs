@@ -10,6 +10,7 @@
 //! (`outbox`): a slow reader slows the guest down and loses nothing. After the guest's end, a reader that takes nothing for
 //! `STALL_LIMIT` is given up. Lost events and bytes are counted.
 
+mod error;
 mod json;
 mod lines;
 mod printable;
@@ -19,11 +20,11 @@ mod stream;
 mod style;
 mod table;
 mod text;
+mod text_line;
 mod writer;
 
-use std::fmt;
 use std::io::{self, IsTerminal as _, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -31,8 +32,9 @@ use std::time::Duration;
 use confine::ThreadKind;
 use crossbeam_channel::Receiver;
 use events::{EventSink, Summary};
-use files::CreateError;
 
+pub(crate) use self::error::{OutputError, ReportError};
+use self::error::{WriteFailure, WriteFailures};
 pub(crate) use self::json::line as json_line;
 pub use self::printable::printable;
 pub(crate) use self::progress::Progress;
@@ -53,87 +55,6 @@ const STALL_LIMIT: Duration = Duration::from_secs(30);
 const STALL_LIMIT_STOPPED: Duration = Duration::from_secs(3);
 /// The period of looking for the progress of the writing thread.
 const LOOK: Duration = Duration::from_millis(20);
-
-/// The output of a run cannot be started.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ReportError {
-    /// A file for events or for the console cannot be made.
-    #[error("cannot write to {path}")]
-    Create {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: CreateError,
-    },
-    /// The host has no thread to give.
-    #[error("cannot start the thread that writes events")]
-    Thread(#[source] io::Error),
-}
-
-/// A stream that failed.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot write to {stream}: {lost}: {error}")]
-pub(crate) struct WriteFailure {
-    /// The name of the stream.
-    pub(crate) stream: String,
-    /// The loss.
-    pub(crate) lost: Lost,
-    /// The system's answer.
-    pub(crate) error: io::Error,
-}
-
-/// The loss of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lost {
-    /// Events, including the events that the queue refused, and bytes of all kinds.
-    Events { events: u64, bytes: u64 },
-    /// Bytes of the guest's console or of the summary.
-    Bytes(u64),
-}
-
-impl fmt::Display for Lost {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Events { events, bytes } => {
-                write!(f, "{events} events are lost, {bytes} bytes in all")
-            }
-            Self::Bytes(bytes) => write!(f, "{bytes} bytes are lost"),
-        }
-    }
-}
-
-/// The streams that failed; at least one.
-#[derive(Debug)]
-pub(crate) struct WriteFailures(Vec<WriteFailure>);
-
-impl fmt::Display for WriteFailures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let failures: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        f.write_str(&failures.join("; "))
-    }
-}
-
-impl std::error::Error for WriteFailures {}
-
-/// The output of a run is incomplete.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum OutputError {
-    /// Streams failed.
-    #[error(transparent)]
-    Write(#[from] WriteFailures),
-    /// The reader takes nothing.
-    #[error(
-        "the run has ended, but its output was not read for {} s: {events} events and what follows them are lost; if the \
-         reader may pause, write to files with --output and --console",
-        after.as_secs()
-    )]
-    Stalled {
-        /// The number of events that are not known to be written.
-        events: u64,
-        /// The time without progress.
-        after: Duration,
-    },
-}
 
 /// Writes the output of a run.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use manifest::GuestEnd;
 
 use super::printable::printable;
 use super::style::{Ink, Style};
-use super::text::{line, seconds};
+use super::text_line::{line, seconds};
 
 /// From this number of probes on, armed probes without a hit are only counted.
 const MANY_PROBES: usize = 50;

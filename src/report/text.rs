@@ -1,12 +1,11 @@
 //! Events for people.
 
-use std::io::Write as _;
-
 use events::{Event, Note};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
 use super::table;
+use super::text_line::{line, seconds};
 
 /// Longer names do not move the columns behind them.
 const MAX_COLUMN: usize = 40;
@@ -106,19 +105,9 @@ impl Formatter {
     }
 }
 
-/// Seconds with six digits behind the point.
-pub(super) fn seconds(ns: u64) -> String {
-    format!("{}.{:06}", ns / 1_000_000_000, ns % 1_000_000_000 / 1000)
-}
-
 /// Microseconds with one digit behind the point.
 fn micros(ns: u64) -> String {
     format!("{}.{}", ns / 1000, ns % 1000 / 100)
-}
-
-pub(super) fn line(out: &mut Vec<u8>, text: std::fmt::Arguments<'_>) {
-    // Writing to a vector cannot fail.
-    let _ = writeln!(out, "{text}");
 }
 
 /// The text, cut at `width` with `…`.

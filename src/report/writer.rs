@@ -5,11 +5,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use events::{Event, Summary};
 
+use super::error::{Lost, WriteFailure};
 use super::lines::Lines;
+use super::progress::Progress;
 use super::sink::{Message, Refused};
 use super::stream::Stream;
 use super::style::Style;
-use super::{Lost, Progress, WriteFailure, json, text};
+use super::{json, text};
 use crate::stop::{StopReason, StopSignal};
 
 /// The time after which an incomplete line of the console is shown.

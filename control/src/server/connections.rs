@@ -13,8 +13,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::app::{App, routes};
+use super::app::App;
 use super::pacing::{Paced, Patience};
+use super::routes::routes;
 use crate::api::{Problem, ProblemKind};
 use crate::limits::{CONNECTIONS, FAREWELL, HEAD_BYTES, HEAD_TIME, STALL_TIME, TURNED_AWAY};
 

@@ -1,7 +1,10 @@
-//! The OpenAPI description of the interface.
+//! The OpenAPI description of the interface, and its route.
 
+use axum::http::StatusCode;
+use axum::response::Response;
 use utoipa::OpenApi;
 
+use super::body::json;
 use super::{events, look, machine, metrics, probe};
 use crate::api;
 
@@ -28,7 +31,7 @@ use crate::api;
         events::stream,
         look::symbols,
         look::memory,
-        look::openapi,
+        show,
         metrics::metrics,
     ),
     components(schemas(api::AddProbe))
@@ -39,4 +42,11 @@ struct Description;
 #[must_use]
 pub fn openapi() -> utoipa::openapi::OpenApi {
     Description::openapi()
+}
+
+/// Returns the OpenAPI description of the interface.
+#[utoipa::path(get, path = "/openapi.json", tag = "look", operation_id = "openapi",
+    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
+pub(super) async fn show() -> Response {
+    json(StatusCode::OK, "application/json", &openapi())
 }

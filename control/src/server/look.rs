@@ -1,10 +1,8 @@
-//! Routes for symbols, guest memory, and the OpenAPI description.
+//! Routes for symbols and guest memory.
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
 use base64::Engine as _;
 use events::Hex;
 use introspect::{Gpa, Gva};
@@ -13,7 +11,7 @@ use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::app::App;
-use super::body::{Asked, Told, json};
+use super::body::{Asked, Told};
 use crate::api::{Encoding, Memory, Problem, ProblemKind, Symbol, Symbols};
 use crate::limits::{MEMORY_BYTES, PATTERN_CHARS, SYMBOLS, SYMBOLS_SHOWN};
 
@@ -139,13 +137,6 @@ fn hex(bytes: &[u8]) -> String {
         let _ = write!(text, "{byte:02x}");
         text
     })
-}
-
-/// Returns the OpenAPI description of the interface.
-#[utoipa::path(get, path = "/openapi.json", tag = "look",
-    responses((status = 200, description = "OpenAPI 3.1", body = Object, content_type = "application/json")))]
-pub(super) async fn openapi() -> Response {
-    json(StatusCode::OK, "application/json", &crate::openapi())
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ mod names;
 mod orders;
 mod pacing;
 mod probe;
+mod routes;
 
 use std::io;
 use std::sync::Arc;

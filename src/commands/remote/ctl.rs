@@ -4,7 +4,9 @@ use std::io::{self, Write as _};
 
 use control::api::Machine;
 
-use super::{RemoteError, connect, time, words};
+use super::connect::connect;
+use super::error::RemoteError;
+use super::words::{self, time};
 use crate::cli::{CtlArgs, CtlVerb};
 use crate::exit::Exit;
 

@@ -5,7 +5,8 @@ use std::io::{self, IsTerminal as _, Write};
 use control::api::{EventLine, Lost};
 use events::Event;
 
-use super::{RemoteError, connect};
+use super::connect::connect;
+use super::error::RemoteError;
 use crate::cli::EventsArgs;
 use crate::config::Format;
 use crate::exit::Exit;

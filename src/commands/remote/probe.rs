@@ -5,7 +5,10 @@ use std::io::{self, Write};
 use control::Client;
 use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause, Probe};
 
-use super::{RemoteError, connect, list, time, words};
+use super::connect::connect;
+use super::error::RemoteError;
+use super::list;
+use super::words::{self, time};
 use crate::cli::{AddArgs, IdArgs, ProbeCommand};
 use crate::exit::Exit;
 use crate::report::printable;

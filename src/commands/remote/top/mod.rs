@@ -11,7 +11,8 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use self::history::History;
-use super::{RemoteError, connect};
+use super::connect::connect;
+use super::error::RemoteError;
 use crate::cli::TopArgs;
 use crate::exit::Exit;
 

@@ -8,7 +8,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table};
 
 use super::history::{History, KEPT, Row};
-use crate::commands::remote::{time, words};
+use crate::commands::remote::words::{self, time};
 use crate::report::{printable, total};
 
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
