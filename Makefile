@@ -12,7 +12,7 @@ help:
 	@echo 'make dist      what is released: static binary, Debian package, man pages, completions, bill of materials, checksums, in $(TARGET_DIR)/dist'
 	@echo 'make setup     install what building, testing and nested runs need'
 	@echo 'make images    fetch the stock kernels that tests boot'
-	@echo 'make lint      formatting, clippy, the documentation, and the rules for dependencies'
+	@echo 'make lint      formatting, clippy, the documentation, the imports among files, and the rules for dependencies'
 	@echo 'make rig-…    the engine on other kinds of KVM, see docs/rigs.md: rig-intel, rig-amd, rig-nested, rig-local'
 	@echo 'make soak      five minutes of random probes in a busy guest: SECONDS=300 SEED=1'
 	@echo 'make stress    five minutes of jumps on hundreds of hot functions, switched: SECONDS=300 SEED=1, BUSY_ON=intel or amd for Bochs'
@@ -50,6 +50,7 @@ lint:
 	$(CARGO) clippy --locked --workspace --all-targets --all-features -- -D warnings
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --workspace --no-deps --document-private-items
 	@scripts/words.sh
+	@scripts/modules.py --check
 	@scripts/deny.sh
 
 # The cheap checks first.

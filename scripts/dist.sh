@@ -32,7 +32,9 @@ done
 PATH=$directory:$PATH
 # It writes a file beside each Cargo.toml of the workspace; that of the command is in the top directory.
 "$cargo" cyclonedx --quiet --format json --spec-version 1.5 --target "$target" --override-filename hyprobe-dist.cdx
-mv hyprobe-dist.cdx.json "$out/hyprobe.cdx.json"
+# The names of the project's own crates have the directory of this checkout.
+sed "s#path+file://$PWD#path+file:///hyprobe#g" hyprobe-dist.cdx.json >"$out/hyprobe.cdx.json"
+rm hyprobe-dist.cdx.json
 rm -f ./*/hyprobe-dist.cdx.json ./*/*/hyprobe-dist.cdx.json
 # The assets of the package are listed in Cargo.toml.
 "$cargo" deb --quiet --no-build --no-strip --locked --target "$target" --output "$out/"

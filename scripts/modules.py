@@ -9,31 +9,32 @@ An import is a `use` of the crate's own modules, or a path that begins with `cra
 submodules' files by the same rule; a `mod` line alone is no import.
 """
 
+import json
 import re
+import subprocess
 import sys
-import tomllib
 from pathlib import Path
+
+# Crates whose circles stay, with the reason.
+LEFT = {
+    "hyprobe-manifest": "the types of filters and aggregates parse themselves, by a parser that makes them",
+    "hyprobe-rigs": "test programs, each in a folder of its own",
+}
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def workspace():
     """The crates: name, directory, and the names of the crates that each depends on."""
-    top = tomllib.loads((ROOT / "Cargo.toml").read_text())
-    paths = {"hyprobe": ROOT} | {Path(member).as_posix(): ROOT / member for member in top["workspace"]["members"]}
-    packages = {}
-    for path in paths.values():
-        packages[tomllib.loads((path / "Cargo.toml").read_text())["package"]["name"]] = path
-    aliases = {
-        alias: how.get("package", alias)
-        for alias, how in top["workspace"]["dependencies"].items()
-        if isinstance(how, dict) and "path" in how
+    command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version=1"]
+    packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["packages"]
+    return {
+        package["name"]: (
+            Path(package["manifest_path"]).parent,
+            sorted({used["name"] for used in package["dependencies"] if used.get("path") and used["kind"] is None}),
+        )
+        for package in packages
     }
-    crates = {}
-    for name, path in packages.items():
-        wanted = tomllib.loads((path / "Cargo.toml").read_text()).get("dependencies", {})
-        crates[name] = (path, sorted(aliases[alias] for alias in wanted if alias in aliases))
-    return crates
 
 
 def product(text):
@@ -158,7 +159,8 @@ def main(arguments):
     if not arguments:
         print("digraph hyprobe {")
         for crate, (_, wanted) in crates.items():
-            print("\n".join(f'    "{crate}" -> "{other}";' for other in wanted))
+            for other in wanted:
+                print(f'    "{crate}" -> "{other}";')
         print("}")
         return 0
     if arguments != ["--check"]:
@@ -179,6 +181,8 @@ def main(arguments):
         return bool(circles(graph))
     bad = 0
     for crate, (path, _) in crates.items():
+        if crate in LEFT:
+            continue
         for circle in circles(imports(path / "src")):
             print(f"modules: {crate}: {', '.join(map(name, circle))} import each other", file=sys.stderr)
             bad += 1

@@ -206,6 +206,16 @@ set_up_xmllint() {
     install "$package"
 }
 
+# The imports among files are checked by a script.
+set_up_python() {
+    local package=python3
+    command -v python3 >/dev/null && return
+    say "python3 is missing; it checks the imports among the project's files"
+    stop_without_apt "$package"
+    stop_unless_root "$package" "sudo apt-get install --no-install-recommends $package"
+    install "$package"
+}
+
 set_up_fuzz() {
     local package=g++
     command -v c++ >/dev/null && return
@@ -238,6 +248,7 @@ all)
     set_up_qemu
     set_up_rigs
     set_up_xmllint
+    set_up_python
     ;;
 *) stop "there is no part '$1'; the parts are room, build, qemu, rigs, fuzz and demo." ;;
 esac

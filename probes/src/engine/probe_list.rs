@@ -10,7 +10,7 @@ use manifest::ProbeKind;
 
 use crate::ResolveError;
 use crate::engine::arm::error::ArmError;
-use crate::engine::interest::{Counted, Interest, Totals, interests};
+use crate::engine::interest::{Counted, Interest, interests};
 use crate::engine::new_probe::{Action, NewProbe};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
@@ -190,8 +190,8 @@ impl ProbeList {
 
     /// Checks the totals against a count of all probes.
     #[cfg(test)]
-    fn check_totals(&self, totals: Totals) {
-        let mut expected = Totals::default();
+    fn check_totals(&self, totals: crate::engine::interest::Totals) {
+        let mut expected = crate::engine::interest::Totals::default();
         for probe in self.list.load().iter() {
             expected.count(interests(probe), true);
         }
