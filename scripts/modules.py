@@ -10,6 +10,7 @@ submodules' files by the same rule; a `mod` line alone is no import.
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def workspace():
     """The crates: name, directory, and the names of the crates that each depends on."""
-    command = ["cargo", "metadata", "--no-deps", "--offline", "--format-version=1"]
+    command = [os.environ.get("CARGO", "cargo"), "metadata", "--no-deps", "--offline", "--format-version=1"]
     packages = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["packages"]
     return {
         package["name"]: (

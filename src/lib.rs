@@ -7,10 +7,10 @@
 //! entry ──▶ commands ──▶ run ──▶ nested
 //!               │         │        │
 //!               ├──▶ cli ◀┘        │
-//!               └──▶ report ◀──────┘
+//!               └──▶ failure ◀─────┘
 //!                      │
 //!                      ▼
-//!               config, exit, stop, …
+//!                    report ──▶ config, exit, stop, …
 //! ```
 //!
 //! A module uses only modules below it.

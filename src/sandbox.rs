@@ -58,6 +58,7 @@ impl Failure for SandboxError {
 
 /// What to do if the sandbox cannot be put in force.
 const SANDBOX_HELP: &str = "`--no-sandbox` runs without it: a guest that takes hyprobe over then has all rights of its user";
+
 /// The consequence of `--no-sandbox`.
 const OFF: &str = "no sandbox: a guest that takes hyprobe over has all rights of its user";
 /// The consequence of a kernel without Landlock.

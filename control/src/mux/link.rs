@@ -241,8 +241,8 @@ impl Link {
         }
     }
 
-    /// Copies from the other side to the connection. After the end of the channel, a connection that does not take its last bytes is
-    /// dropped: its client may wait for this side to read, which no task does any more.
+    /// Copies from the other side to the connection. After the end of the channel, a connection that takes none of its last bytes for the
+    /// time of the farewell is dropped: its client may wait for this side to read, which no task does any more.
     async fn deliver_in_time(
         &self,
         connection: &Arc<Connection>,
@@ -252,7 +252,15 @@ impl Link {
         let too_late = async {
             // An error means that the channel has ended.
             let _ = connection.over.acquire().await;
-            tokio::time::sleep(self.farewell).await;
+            let waiting = || connection.waiting.load(Ordering::Relaxed);
+            let mut before = waiting();
+            loop {
+                tokio::time::sleep(self.farewell).await;
+                if waiting() == before {
+                    return;
+                }
+                before = waiting();
+            }
         };
         tokio::select! {
             () = self.deliver(connection, to, arriving) => (),

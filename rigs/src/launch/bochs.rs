@@ -105,11 +105,15 @@ pub(super) fn start(launch: &Launch<'_>, dir: &Path, outer: &Outer) -> Result<Bo
     Ok(Bochs { child, serial })
 }
 
+/// The greatest memory of its own that Bochs accepts; the guest's memory beyond is in a file.
+const HOST_MIB_MAX: u64 = 2048;
+
 fn config(model: &str, memory_mib: u64, iso: &Path, serial: &Path, log: &Path) -> String {
     let [bios, vga_bios] = BIOS;
+    let host_mib = memory_mib.min(HOST_MIB_MAX);
     format!(
         "display_library: term\n\
-         memory: guest={memory_mib}, host={memory_mib}\n\
+         memory: guest={memory_mib}, host={host_mib}\n\
          romimage: file={bios}\n\
          vgaromimage: file={vga_bios}\n\
          cpu: model={model}, count=2, ips={INSTRUCTIONS_PER_SECOND}, reset_on_triple_fault=0, ignore_bad_msrs=1\n\

@@ -1,7 +1,7 @@
 //! An `int3` instead of a plant: for instructions without room for a jump. The guest's own handler forwards the vCPU.
 //!
 //! The handler has to be of a known kind, and each processor has to use the handler. One jump then redirects the handler to the
-//! switch (`detour/switch.rs`), as long as the guest runs. `docs/optimised.md` has the reasons.
+//! switch (`detour/src/switch.rs`), as long as the guest runs. `docs/optimised.md` has the reasons.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
