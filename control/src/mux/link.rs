@@ -82,6 +82,15 @@ struct Known {
     ended: bool,
 }
 
+/// How much of the other side's bytes the connection has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Delivered {
+    /// All bytes.
+    Whole,
+    /// The connection is broken.
+    InPart,
+}
+
 /// Connects the channels that the other side opens.
 pub(super) trait Opened {
     /// The connection for a new channel; `None` if no connection can be made.
@@ -204,8 +213,13 @@ impl Link {
 
     /// Sends a frame about the connection, unless the channel belongs to a later connection.
     async fn say(&self, connection: &Arc<Connection>, message: Message) {
+        let place = tokio::select! {
+            place = self.frames.reserve() => place,
+            // Nothing but a reset matters to an ended channel.
+            _ = connection.over.acquire(), if message != Message::Reset => return,
+        };
         // An error means that the link is over.
-        let Ok(place) = self.frames.reserve().await else {
+        let Ok(place) = place else {
             return;
         };
         if self.is_current(connection) {
@@ -262,9 +276,13 @@ impl Link {
                 before = waiting();
             }
         };
-        tokio::select! {
-            () = self.deliver(connection, to, arriving) => (),
-            () = too_late => (),
+        let delivered = tokio::select! {
+            delivered = self.deliver(connection, to, arriving) => delivered,
+            () = too_late => return,
+        };
+        // Not in time, but for certain: the other side keeps the channel until it knows.
+        if delivered == Delivered::InPart {
+            self.reset(connection).await;
         }
     }
 
@@ -273,13 +291,13 @@ impl Link {
         connection: &Arc<Connection>,
         mut to: OwnedWriteHalf,
         mut arriving: mpsc::UnboundedReceiver<Vec<u8>>,
-    ) {
+    ) -> Delivered {
         while let Some(bytes) = arriving.recv().await {
             if bytes.is_empty() {
                 break;
             }
             if to.write_all(&bytes).await.is_err() {
-                return self.reset(connection).await;
+                return Delivered::InPart;
             }
             connection.waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
             let count = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -287,6 +305,7 @@ impl Link {
         }
         // An error means that the client has gone. The reading task finds the same.
         let _ = to.shutdown().await;
+        Delivered::Whole
     }
 
     /// Ends both directions of a broken connection.
@@ -529,6 +548,44 @@ mod tests {
             let ended = ended.expect("the task ends").expect("there is a task");
             ended.expect("the task does not panic");
             assert_eq!(link.connections(), 0);
+        });
+    }
+
+    #[test]
+    fn broken_connection_is_reset_however_long_the_queue_is_full() {
+        run(async {
+            let (to, mut answer) = tokio::io::duplex(1);
+            let (link, writing) = Link::new(to, FAREWELL);
+            tokio::spawn(writing);
+            let other = |message| Frame {
+                channel: CHANNEL + 1,
+                message,
+            };
+            let queued = async || {
+                let queued = link.announce(other(Message::Passed(1)));
+                tokio::time::timeout(FAREWELL, queued).await
+            };
+            while queued().await.is_ok() {}
+            let (ours, mut client) = UnixStream::pair().expect("sockets");
+            let mut tasks = JoinSet::new();
+            link.connect(CHANNEL, ours, &mut tasks);
+            // The sending task waits for room in the queue, and cannot find out that the connection is broken.
+            client.write_all(&[1]).await.expect("written");
+            tokio::time::sleep(FAREWELL).await;
+            rustix::net::shutdown(&client, rustix::net::Shutdown::Read).expect("shut down");
+            link.arrive(CHANNEL, vec![1]).expect("there is room");
+            tokio::time::sleep(10 * FAREWELL).await;
+            tokio::spawn(async move {
+                while tasks.join_next().await.is_some() {}
+                drop(link);
+            });
+            let mut bytes = Vec::new();
+            answer.read_to_end(&mut bytes).await.expect("the answer");
+            let (mut left, mut resets) = (&bytes[..], 0);
+            while let Some(frame) = Frame::read(&mut left).await.expect("frames") {
+                resets += usize::from(frame.channel == CHANNEL && frame.message == Message::Reset);
+            }
+            assert_eq!(resets, 1);
         });
     }
 }

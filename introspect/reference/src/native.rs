@@ -180,7 +180,13 @@ impl Native {
     /// # Panics
     ///
     /// If `bytes` are more than an instruction has, or `data` has another size than the memory.
-    pub fn run(&mut self, bytes: &[u8], gprs: [u64; 16], rflags: u64, data: &mut [u8]) -> After {
+    pub(crate) fn run(
+        &mut self,
+        bytes: &[u8],
+        gprs: [u64; 16],
+        rflags: u64,
+        data: &mut [u8],
+    ) -> After {
         assert!(bytes.len() <= 15 && data.len() == self.data_bytes);
         // SAFETY: the code page is writable, private to us, and larger than both offsets
         // together with what is put there.

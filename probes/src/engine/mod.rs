@@ -36,6 +36,7 @@ mod trap;
 mod wiring;
 mod write;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,7 +65,6 @@ use crate::engine::write::Writes;
 use crate::kernel::Kernel;
 
 /// The trap handler of a machine with probes. Each part holds the parts that it uses, and none knows the engine.
-#[derive(Debug)]
 pub struct Engine {
     reporter: Arc<Reporter>,
     running: Arc<Running>,
@@ -93,6 +93,13 @@ pub use arm::error::ArmError;
 pub use inventory::{At, Inventory, ProbeRecord, ReadError};
 pub use new_probe::{Action, NewProbe};
 pub use register::{Prepared, RegisterError};
+
+impl fmt::Debug for Engine {
+    /// Not the parts: many hold the same kernel, and each would print it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
 
 impl Engine {
     /// Resolves the probes. Nothing is planted yet.

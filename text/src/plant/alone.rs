@@ -53,6 +53,7 @@ impl Planter {
 
     /// Whether memory does not show the plant at `gpa` because the vCPU that runs alone is to execute the original byte. Without any open
     /// plant, the check is one load.
+    #[inline]
     pub fn is_open(&self, gpa: Gpa) -> bool {
         self.open.load(Ordering::Acquire) > 0 && self.has(Mark::Open, gpa)
     }

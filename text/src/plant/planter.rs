@@ -463,6 +463,7 @@ impl Planter {
     }
 
     /// Whether handlers have rewritten instructions under jumps.
+    #[inline]
     pub fn has_rewritten_jumps(&self) -> bool {
         self.has_rewritten.load(Ordering::Acquire)
     }

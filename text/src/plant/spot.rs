@@ -31,6 +31,7 @@ impl Spot {
 
     /// Whether `gpa` is one of the `len` bytes from the first byte on.
     #[must_use]
+    #[inline]
     pub fn holds(self, gpa: Gpa, len: usize) -> bool {
         let here = len.min(self.room());
         let within = |start: Gpa, len: usize| {
