@@ -253,14 +253,12 @@ impl Engine {
     /// Marks every probe as pending: the kernel unpacks itself, and the kernel's address is unknown until MSR_LSTAR is
     /// written.
     pub fn await_kernel(&self) {
-        for probe in self
-            .probes
-            .list
-            .load()
-            .iter()
-            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
+        for probe in
+            self.probes.list.load().iter().filter(|probe| {
+                probe.status.state() == ProbeState::Pending && probe.place().is_some()
+            })
         {
-            probe.set_state(
+            probe.status.set_state(
                 ProbeState::Pending,
                 Some("the kernel has not said where it is".to_owned()),
             );

@@ -27,7 +27,7 @@ impl Optimiser {
                 // A removed probe stays optimised to its end.
                 let is_armed = self.probes.armed.load(Ordering::Acquire)
                     && probe.is_enabled()
-                    && probe.state() == ProbeState::Armed;
+                    && probe.status.state() == ProbeState::Armed;
                 probe.set_optimised(!is_armed);
             }
         }
