@@ -60,7 +60,7 @@ impl Hits {
 
     /// If a handler has written to an instruction under a jump, requests a pause: the jump goes before the vCPU continues.
     pub(crate) fn pause_if_rewritten(&self, vcpu: &dyn Vcpu, outcome: HitOutcome) -> HitOutcome {
-        if outcome == HitOutcome::Resume && self.running.planter.has_rewritten_jumps() {
+        if outcome == HitOutcome::Resume && !self.running.planter.rewritten_jumps().is_empty() {
             self.resuming().insert(vcpu.index());
             return HitOutcome::NeedsPause;
         }
