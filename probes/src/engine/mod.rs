@@ -48,7 +48,7 @@ use text::{GuestMemory, Paused};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
-use crate::engine::crashes::{Crashes, Panicked};
+use crate::engine::crashes::Crashes;
 use crate::engine::handover::Handover;
 use crate::engine::hits::Hits;
 use crate::engine::hits::paused::PausedHits;
@@ -69,10 +69,10 @@ pub struct Engine {
     reporter: Arc<Reporter>,
     running: Arc<Running>,
     probes: Arc<ProbeList>,
-    records: Arc<Records>,
-    optimiser: Arc<Optimiser>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) optimiser: Arc<Optimiser>,
     detour: Arc<Detour>,
-    crashes: Arc<Crashes>,
+    pub(crate) crashes: Arc<Crashes>,
     returns: Arc<Returns>,
     armer: Arc<Armer>,
     site_planter: Arc<SitePlanter>,
@@ -151,15 +151,6 @@ impl Engine {
         self.reporter.start_clock();
     }
 
-    pub(crate) fn panicked(&self) -> Option<Panicked> {
-        self.crashes.panicked()
-    }
-
-    /// See [`Records::set_clock`].
-    pub(crate) fn set_clock(&self, khz: u64) {
-        self.records.set_clock(khz);
-    }
-
     /// Sets the action for hits without room in the ring. Call this before probes are armed: existing jumps stay unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) {
         self.records.set_when_full(when_full);
@@ -190,11 +181,6 @@ impl Engine {
         self.optimiser.is_optimising()
     }
 
-    /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
-    pub(crate) fn tend_region(&self, paused: &dyn Paused) {
-        self.optimiser.tend_region(paused);
-    }
-
     /// The known plants in memory that is neither text of the kernel nor of a module that the guest has loaded: once the guest has
     /// booted, there must be none. The guest's list of modules is behind while a vCPU loads or unloads a module.
     ///
@@ -223,14 +209,6 @@ impl Engine {
 }
 
 impl Engine {
-    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
-    /// may call at any time.
-    pub(crate) fn region_needs_pause(&self) -> bool {
-        self.detour
-            .changed_entry(self.running.memory.as_ref())
-            .is_some()
-    }
-
     /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
     /// on, until the guest ends, changes the region's page tables, or starts another kernel.
     pub fn has_detour_region(&self) -> bool {
