@@ -404,7 +404,7 @@ fn cpuid(host: &Host) -> CpuidWords {
 }
 
 /// The byte to plant on this host. If both work, the port write is the better choice: the guest's own breakpoints do not
-/// exit in general ([`Engine::int3_exits`]), and cannot be confused with plants.
+/// exit in general ([`UnprobedExits::int3s`](crate::UnprobedExits::int3s)), and cannot be confused with plants.
 fn choose(facts: &HostFacts, asked: Option<PlantByte>) -> Result<PlantByte, SessionError> {
     let works = |byte| match byte {
         PlantByte::Port => facts.port.is_usable(),

@@ -33,12 +33,12 @@ mod running;
 #[cfg(test)]
 mod tests;
 mod trap;
+mod unprobed_exits;
 mod wiring;
 mod write;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use detour::Detour;
 use events::{EventSink, ProbeState};
@@ -82,10 +82,7 @@ pub struct Engine {
     paused_hits: PausedHits,
     writes: Writes,
     inventory: Inventory,
-    /// The number of `int3`s returned to the guest: see [`Engine::int3_exits`].
-    int3_exits: AtomicU64,
-    /// The number of guest writes that exited: see [`Engine::guest_writes`].
-    guest_writes: AtomicU64,
+    unprobed_exits: UnprobedExits,
 }
 
 pub use abilities::Abilities;
@@ -93,6 +90,7 @@ pub use arm::error::ArmError;
 pub use inventory::{At, Inventory, ProbeRecord, ReadError};
 pub use new_probe::{Action, NewProbe};
 pub use register::{Prepared, RegisterError};
+pub use unprobed_exits::UnprobedExits;
 
 impl fmt::Debug for Engine {
     /// Not the parts: many hold the same kernel, and each would print it.
@@ -191,24 +189,12 @@ impl Engine {
         self.module_watch.stray_plants(paused)
     }
 
-    /// The number of `int3`s that exit and are returned to the guest, if plants are port writes: `int3`s of the guest under
-    /// a plant, and `int3`s of a vCPU that runs alone. If KVM cannot leave `int3`s to the guest
-    /// ([`HostFacts::int3_reaches_guest`](vmm::HostFacts::int3_reaches_guest)), each `int3` counts. No probe counts these
-    /// exits.
+    /// The exits that no probe counts.
     #[must_use]
-    pub fn int3_exits(&self) -> u64 {
-        self.int3_exits.load(Ordering::Relaxed)
+    pub fn unprobed_exits(&self) -> &UnprobedExits {
+        &self.unprobed_exits
     }
 
-    /// The number of exits for guest writes to read-only pages: pages with plants, from `rest_init` on the whole text, and the
-    /// detour region. A kernel that patches itself while booting causes most of them. No probe counts these exits.
-    #[must_use]
-    pub fn guest_writes(&self) -> u64 {
-        self.guest_writes.load(Ordering::Relaxed)
-    }
-}
-
-impl Engine {
     /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
     /// on, until the guest ends, changes the region's page tables, or starts another kernel.
     pub fn has_detour_region(&self) -> bool {
