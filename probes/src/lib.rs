@@ -20,7 +20,7 @@ mod session;
 
 pub use engine::{
     Abilities, Action, ArmError, At, Engine, Inventory, NewProbe, Prepared, ProbeRecord, ReadError,
-    RegisterError,
+    RegisterError, UnprobedExits,
 };
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,

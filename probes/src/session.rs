@@ -171,7 +171,7 @@ impl Session {
             sink,
         )?);
         if let Ok(khz) = clock.join() {
-            engine.set_clock(khz);
+            engine.records.set_clock(khz);
         }
         engine.set_when_full(config.when_full);
         engine.set_optimising(&machine.control().pause_all(), config.optimise)?;
@@ -249,6 +249,7 @@ impl Session {
             }
             if self
                 .engine
+                .crashes
                 .panicked()
                 .and_then(|panicked| panicked.at)
                 .is_some_and(|at| at.elapsed() > PANIC_GRACE)
@@ -259,7 +260,7 @@ impl Session {
     }
 
     fn guest_summary(&self, end: Option<End>) -> GuestSummary {
-        if let Some(panicked) = self.engine.panicked()
+        if let Some(panicked) = self.engine.crashes.panicked()
             && !matches!(end, Some(End::Failed(_)))
         {
             return GuestSummary {
@@ -314,8 +315,11 @@ impl Tending {
                     let many = has_room && engine.take_out_records() >= MANY_RECORDS;
                     // The thread waits for no other pause: records may arrive meanwhile. After the guest has ended, the guest's
                     // memory is released.
-                    if engine.region_needs_pause() && !control.is_paused() && !control.is_ending() {
-                        engine.tend_region(&control.pause_all());
+                    if engine.optimiser.region_needs_pause()
+                        && !control.is_paused()
+                        && !control.is_ending()
+                    {
+                        engine.optimiser.tend_region(&control.pause_all());
                     }
                     let pace = if many { BUSY_TICK } else { RECORDS_TICK };
                     thread::park_timeout(pace);
@@ -400,7 +404,7 @@ fn cpuid(host: &Host) -> CpuidWords {
 }
 
 /// The byte to plant on this host. If both work, the port write is the better choice: the guest's own breakpoints do not
-/// exit in general ([`Engine::int3_exits`]), and cannot be confused with plants.
+/// exit in general ([`UnprobedExits::int3s`](crate::UnprobedExits::int3s)), and cannot be confused with plants.
 fn choose(facts: &HostFacts, asked: Option<PlantByte>) -> Result<PlantByte, SessionError> {
     let works = |byte| match byte {
         PlantByte::Port => facts.port.is_usable(),

@@ -17,5 +17,8 @@ pub use guest::{
     GuestError, GuestMemory, InstructionFault, KvmMemory, KvmVcpu, Paused, Ran, SystemState, To,
     Unwritable, Vcpu,
 };
-pub use plant::{Jump, Own, PlantByte, PlantError, Planter, ShownAlone, Spot, Written};
+pub use plant::{
+    Jump, Own, PageCopies, PlantByte, PlantError, Planter, RewrittenJumps, ShownAlone, Spot,
+    Written,
+};
 pub use step_over::{KernelTables, KnowsTables, Passed, RFLAGS_RF, next_places, pass};

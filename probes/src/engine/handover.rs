@@ -79,8 +79,10 @@ impl Handover {
     pub(crate) fn hand_over(&self, paused: &dyn Paused) {
         self.records.take_out_records();
         for probe in self.all_probes() {
-            if probe.state() != ProbeState::Refused {
-                probe.set_state(ProbeState::Gone, Some(REASON.to_owned()));
+            if probe.status.state() != ProbeState::Refused {
+                probe
+                    .status
+                    .set_state(ProbeState::Gone, Some(REASON.to_owned()));
             }
             if probe.in_module.is_some() {
                 probe.set_place(None);
@@ -90,7 +92,7 @@ impl Handover {
         self.return_sites.allow(|_| true);
         self.following.forget_landings(|_| false);
         for call in self.following.calls.forget(|_| true) {
-            call.probe.lose_call(Missed::Abandoned);
+            call.probe.counters.lose_call(Missed::Abandoned);
         }
         if let Err(error) = self.empty_memory(paused) {
             self.reporter.note(
@@ -172,9 +174,9 @@ impl Handover {
         self.successor.set(Successor::SAME);
         for probe in self.all_probes() {
             // A refused probe may be possible in the new kernel: the guest's own probes and patches are gone.
-            let is_over = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+            let is_over = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
             if is_over && probe.place().is_some() {
-                probe.set_state(ProbeState::Pending, None);
+                probe.status.set_state(ProbeState::Pending, None);
             }
         }
         true

@@ -119,7 +119,9 @@ impl Inventory {
     #[must_use]
     pub fn exits(&self) -> Vec<(ProbeId, u64)> {
         let probes = self.probes.list.load();
-        let of = probes.iter().map(|probe| (probe.id, probe.exits()));
+        let of = probes
+            .iter()
+            .map(|probe| (probe.id, probe.counters.exits()));
         of.collect()
     }
 

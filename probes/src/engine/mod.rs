@@ -33,12 +33,12 @@ mod running;
 #[cfg(test)]
 mod tests;
 mod trap;
+mod unprobed_exits;
 mod wiring;
 mod write;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use detour::Detour;
 use events::{EventSink, ProbeState};
@@ -48,7 +48,7 @@ use text::{GuestMemory, Paused};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
-use crate::engine::crashes::{Crashes, Panicked};
+use crate::engine::crashes::Crashes;
 use crate::engine::handover::Handover;
 use crate::engine::hits::Hits;
 use crate::engine::hits::paused::PausedHits;
@@ -69,10 +69,10 @@ pub struct Engine {
     reporter: Arc<Reporter>,
     running: Arc<Running>,
     probes: Arc<ProbeList>,
-    records: Arc<Records>,
-    optimiser: Arc<Optimiser>,
+    pub(crate) records: Arc<Records>,
+    pub(crate) optimiser: Arc<Optimiser>,
     detour: Arc<Detour>,
-    crashes: Arc<Crashes>,
+    pub(crate) crashes: Arc<Crashes>,
     returns: Arc<Returns>,
     armer: Arc<Armer>,
     site_planter: Arc<SitePlanter>,
@@ -82,10 +82,7 @@ pub struct Engine {
     paused_hits: PausedHits,
     writes: Writes,
     inventory: Inventory,
-    /// The number of `int3`s returned to the guest: see [`Engine::int3_exits`].
-    int3_exits: AtomicU64,
-    /// The number of guest writes that exited: see [`Engine::guest_writes`].
-    guest_writes: AtomicU64,
+    unprobed_exits: UnprobedExits,
 }
 
 pub use abilities::Abilities;
@@ -93,6 +90,7 @@ pub use arm::error::ArmError;
 pub use inventory::{At, Inventory, ProbeRecord, ReadError};
 pub use new_probe::{Action, NewProbe};
 pub use register::{Prepared, RegisterError};
+pub use unprobed_exits::UnprobedExits;
 
 impl fmt::Debug for Engine {
     /// Not the parts: many hold the same kernel, and each would print it.
@@ -151,15 +149,6 @@ impl Engine {
         self.reporter.start_clock();
     }
 
-    pub(crate) fn panicked(&self) -> Option<Panicked> {
-        self.crashes.panicked()
-    }
-
-    /// See [`Records::set_clock`].
-    pub(crate) fn set_clock(&self, khz: u64) {
-        self.records.set_clock(khz);
-    }
-
     /// Sets the action for hits without room in the ring. Call this before probes are armed: existing jumps stay unchanged.
     pub fn set_when_full(&self, when_full: WhenFull) {
         self.records.set_when_full(when_full);
@@ -190,11 +179,6 @@ impl Engine {
         self.optimiser.is_optimising()
     }
 
-    /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
-    pub(crate) fn tend_region(&self, paused: &dyn Paused) {
-        self.optimiser.tend_region(paused);
-    }
-
     /// The known plants in memory that is neither text of the kernel nor of a module that the guest has loaded: once the guest has
     /// booted, there must be none. The guest's list of modules is behind while a vCPU loads or unloads a module.
     ///
@@ -205,30 +189,10 @@ impl Engine {
         self.module_watch.stray_plants(paused)
     }
 
-    /// The number of `int3`s that exit and are returned to the guest, if plants are port writes: `int3`s of the guest under
-    /// a plant, and `int3`s of a vCPU that runs alone. If KVM cannot leave `int3`s to the guest
-    /// ([`HostFacts::int3_reaches_guest`](vmm::HostFacts::int3_reaches_guest)), each `int3` counts. No probe counts these
-    /// exits.
+    /// The exits that no probe counts.
     #[must_use]
-    pub fn int3_exits(&self) -> u64 {
-        self.int3_exits.load(Ordering::Relaxed)
-    }
-
-    /// The number of exits for guest writes to read-only pages: pages with plants, from `rest_init` on the whole text, and the
-    /// detour region. A kernel that patches itself while booting causes most of them. No probe counts these exits.
-    #[must_use]
-    pub fn guest_writes(&self) -> u64 {
-        self.guest_writes.load(Ordering::Relaxed)
-    }
-}
-
-impl Engine {
-    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
-    /// may call at any time.
-    pub(crate) fn region_needs_pause(&self) -> bool {
-        self.detour
-            .changed_entry(self.running.memory.as_ref())
-            .is_some()
+    pub fn unprobed_exits(&self) -> &UnprobedExits {
+        &self.unprobed_exits
     }
 
     /// Whether a detour region is in use, memory of hyprobe that the guest's kernel can execute: from the first jump or copy
@@ -253,14 +217,12 @@ impl Engine {
     /// Marks every probe as pending: the kernel unpacks itself, and the kernel's address is unknown until MSR_LSTAR is
     /// written.
     pub fn await_kernel(&self) {
-        for probe in self
-            .probes
-            .list
-            .load()
-            .iter()
-            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
+        for probe in
+            self.probes.list.load().iter().filter(|probe| {
+                probe.status.state() == ProbeState::Pending && probe.place().is_some()
+            })
         {
-            probe.set_state(
+            probe.status.set_state(
                 ProbeState::Pending,
                 Some("the kernel has not said where it is".to_owned()),
             );

@@ -214,7 +214,7 @@ impl ModuleWatch {
             };
             match in_module(&module, &text, spec) {
                 // The module's init function has run.
-                Err(_) if probe.state() == ProbeState::Gone => (),
+                Err(_) if probe.status.state() == ProbeState::Gone => (),
                 Err(problem) => {
                     let spec = spec.to_string();
                     self.probes
@@ -254,7 +254,7 @@ impl ModuleWatch {
         match place {
             Ok(place) => {
                 probe.set_place(Some(place));
-                probe.set_state(ProbeState::Pending, None);
+                probe.status.set_state(ProbeState::Pending, None);
             }
             Err(refusal) => self.probes.refuse(probe, refusal.to_string()),
         }
@@ -262,7 +262,7 @@ impl ModuleWatch {
 
     fn lose_place(&self, probe: &Arc<Probe>) {
         probe.set_place(None);
-        probe.set_state(ProbeState::Gone, None);
+        probe.status.set_state(ProbeState::Gone, None);
     }
 
     /// Removes the probes in init text: the init functions of live modules have run, and the text is about to be freed.

@@ -111,7 +111,7 @@ impl ProbeList {
                         Refusal::NotLoaded(_) => ProbeState::Pending,
                         _ => ProbeState::Refused,
                     };
-                    probe.set_state(state, Some(why.to_string()));
+                    probe.status.set_state(state, Some(why.to_string()));
                 }
                 if spec.module.is_some() {
                     probe = probe.awaiting(spec.clone());
@@ -125,18 +125,17 @@ impl ProbeList {
     pub(crate) fn refuse(&self, probe: &Probe, reason: String) {
         self.reporter
             .note(Some(probe), format!("cannot be armed: {reason}"));
-        probe.set_state(ProbeState::Refused, Some(reason));
+        probe.status.set_state(ProbeState::Refused, Some(reason));
         self.count_interest(probe);
     }
 
     /// Refuses all pending probes after arming failed while the guest runs: the guest continues without them.
     pub(crate) fn refuse_pending(&self, error: &ArmError) {
         let reason = chain(error);
-        for probe in self
-            .list
-            .load()
-            .iter()
-            .filter(|probe| probe.state() == ProbeState::Pending && probe.place().is_some())
+        for probe in
+            self.list.load().iter().filter(|probe| {
+                probe.status.state() == ProbeState::Pending && probe.place().is_some()
+            })
         {
             self.refuse(probe, reason.clone());
         }

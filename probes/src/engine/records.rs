@@ -85,7 +85,7 @@ impl Records {
     pub(crate) fn has_no_owner(&self, who: u32) -> bool {
         match self.owners().get(&who) {
             Some(Owner::Probe { probe, .. }) => {
-                matches!(probe.state(), ProbeState::Gone | ProbeState::Refused)
+                matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused)
             }
             Some(Owner::Returns(_)) => false,
             Some(Owner::Gone) | None => true,
@@ -200,7 +200,7 @@ impl Records {
             }
             Owner::Gone => return,
         };
-        probe.count_recorded();
+        probe.counters.count_recorded();
         match &probe.purpose {
             Purpose::Return(purpose) => self
                 .following

@@ -1,6 +1,5 @@
 //! The trap handler: dispatches each trap to the engine.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use introspect::{Gpa, Gva};
@@ -20,7 +19,7 @@ impl Engine {
                 self.hits.on_debug_hit(vcpu, fired, Gva(at))?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
-                self.guest_writes.fetch_add(1, Ordering::Relaxed);
+                self.unprobed_exits.count_guest_write();
                 if self.writes.is_detour_write(Gpa(gpa.0)) {
                     return Ok(TrapOutcome::Resume);
                 }
@@ -39,7 +38,7 @@ impl Engine {
                 return Ok(TrapOutcome::Exclusive);
             }
             (Trap::Breakpoint { .. }, PlantByte::Port) => {
-                self.int3_exits.fetch_add(1, Ordering::Relaxed);
+                self.unprobed_exits.count_int3();
                 HitOutcome::NotOurs
             }
             _ => HitOutcome::NotOurs,

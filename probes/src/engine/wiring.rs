@@ -38,6 +38,7 @@ use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
+use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
 use crate::kernel::Kernel;
@@ -290,8 +291,7 @@ impl Engine {
             paused_hits,
             writes,
             inventory,
-            int3_exits: AtomicU64::new(0),
-            guest_writes: AtomicU64::new(0),
+            unprobed_exits: UnprobedExits::default(),
         }
     }
 }

@@ -1,18 +1,18 @@
-//! A registered probe: its counters and its state.
+//! A registered probe: its purpose, its place, and its counts, those of a detour included.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
-use events::{Hex, ProbeState, ProbeSummary, Tier};
+use events::{ProbeSummary, Tier};
 use introspect::Gva;
 use manifest::program::{AggregateResult, Filter};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
 
-use super::{Interests, Missed, ProbeId, Purpose, ReturnAction};
+use super::{Interests, Missed, ProbeCounters, ProbeId, ProbeStatus, Purpose, ReturnAction};
 use crate::applied::Filtered;
 use crate::resolve::Place;
 
@@ -31,15 +31,11 @@ pub(crate) struct Probe {
     enabled: AtomicBool,
     /// The address of the plant or debug register; 0 without either.
     planted: AtomicU64,
-    hits: AtomicU64,
-    exits: AtomicU64,
-    returns: AtomicU64,
-    in_flight: AtomicUsize,
-    missed: [AtomicU64; Missed::ALL.len()],
+    pub(crate) counters: ProbeCounters,
     tier: AtomicU8,
     /// Whether a jump or an `int3` replaces the plant.
     optimised: AtomicBool,
-    status: Mutex<Status>,
+    pub(crate) status: ProbeStatus,
     /// The interests that the engine counts for the probe.
     interests: Mutex<Interests>,
     /// The counters in a detour.
@@ -52,22 +48,6 @@ struct Counts {
     hits: u64,
     /// Records for which the ring had no room.
     dropped: u64,
-}
-
-#[derive(Clone, Debug)]
-struct Status {
-    state: ProbeState,
-    reason: Option<String>,
-    ip: Option<Hex>,
-    unoptimised: Option<String>,
-}
-
-/// Adds `times` to `count`, which ends at the greatest number: a guest's kernel can write any number to the counters of detours.
-fn add(count: &AtomicU64, times: u64) {
-    // The closure always returns a number.
-    let _ = count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
-        Some(now.saturating_add(times))
-    });
 }
 
 const TIER_NONE: u8 = 0;
@@ -92,21 +72,12 @@ impl Probe {
             in_module: None,
             enabled: AtomicBool::new(enabled),
             planted: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
-            exits: AtomicU64::new(0),
-            returns: AtomicU64::new(0),
-            in_flight: AtomicUsize::new(0),
-            missed: [const { AtomicU64::new(0) }; Missed::ALL.len()],
+            counters: ProbeCounters::default(),
             tier: AtomicU8::new(TIER_NONE),
             optimised: AtomicBool::new(false),
             counted: Mutex::default(),
             interests: Mutex::default(),
-            status: Mutex::new(Status {
-                state: ProbeState::Pending,
-                reason: None,
-                ip: None,
-                unoptimised: None,
-            }),
+            status: ProbeStatus::default(),
         }
     }
 
@@ -186,12 +157,6 @@ impl Probe {
         self.filter.is_none() && matches!(self.purpose, Purpose::Count)
     }
 
-    /// Counts a hit with an exit.
-    pub(crate) fn count_hit(&self) {
-        add(&self.hits, 1);
-        self.count_exit();
-    }
-
     fn counted(&self) -> MutexGuard<'_, Option<Words>> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -232,8 +197,9 @@ impl Probe {
     fn end_counting(&self, counted: &mut Option<Words>) {
         if let Some(words) = counted.take() {
             let in_detour = self.in_detour(&words);
-            add(&self.hits, in_detour.hits);
-            self.count_missed(Missed::RingFull, in_detour.dropped);
+            self.counters.add_hits(in_detour.hits);
+            self.counters
+                .add_missed(Missed::RingFull, in_detour.dropped);
             if let Purpose::Aggregate(aggregated) = &self.purpose {
                 aggregated.merge(&words.read());
             }
@@ -259,19 +225,12 @@ impl Probe {
         let in_detour = counted.as_ref().map(|words| self.in_detour(words));
         let in_detour = in_detour.unwrap_or_default();
         Counts {
-            hits: self
-                .hits
-                .load(Ordering::Relaxed)
-                .saturating_add(in_detour.hits),
+            hits: self.counters.hits().saturating_add(in_detour.hits),
             dropped: self
+                .counters
                 .missed_for(Missed::RingFull)
                 .saturating_add(in_detour.dropped),
         }
-    }
-
-    fn missed_for(&self, why: Missed) -> u64 {
-        let index = Missed::ALL.iter().position(|(known, _)| *known == why);
-        index.map_or(0, |index| self.missed[index].load(Ordering::Relaxed))
     }
 
     /// The aggregated values, those of a detour included.
@@ -282,11 +241,6 @@ impl Probe {
             .as_ref()
             .filter(|_| matches!(self.purpose, Purpose::Aggregate(_)));
         Some(aggregated.result(values.map(Words::read).as_deref()))
-    }
-
-    /// Counts a hit from a detour's record, without an exit.
-    pub(crate) fn count_recorded(&self) {
-        add(&self.hits, 1);
     }
 
     /// The work of a detour at a hit; none if the hit needs an exit.
@@ -323,48 +277,6 @@ impl Probe {
         }
     }
 
-    /// The number of exits.
-    pub(crate) fn exits(&self) -> u64 {
-        self.exits.load(Ordering::Relaxed)
-    }
-
-    /// Counts an exit that is no hit: the end of an instruction executed in place, a return.
-    pub(crate) fn count_exit(&self) {
-        self.exits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Begins to follow a call. `false` if `maxactive` calls are in flight.
-    pub(crate) fn begin_call(&self, maxactive: usize) -> bool {
-        self.in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |now| {
-                (now < maxactive).then_some(now + 1)
-            })
-            .is_ok()
-    }
-
-    /// Counts the return of a followed call.
-    pub(crate) fn end_call(&self) {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
-        self.returns.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Ends following a call whose return will not be seen.
-    pub(crate) fn lose_call(&self, why: Missed) {
-        self.in_flight.fetch_sub(1, Ordering::AcqRel);
-        self.miss(why);
-    }
-
-    /// Counts an execution that is not reported, or a call that is not followed.
-    pub(crate) fn miss(&self, why: Missed) {
-        self.count_missed(why, 1);
-    }
-
-    fn count_missed(&self, why: Missed, times: u64) {
-        if let Some(index) = Missed::ALL.iter().position(|(known, _)| *known == why) {
-            add(&self.missed[index], times);
-        }
-    }
-
     /// Notes how the vCPU stepped over the instruction. The costliest tier remains, since the tier explains the cost.
     pub(crate) fn passed_by(&self, tier: Tier) {
         let value = match tier {
@@ -377,43 +289,13 @@ impl Probe {
         self.tier.fetch_max(value, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_state(&self, state: ProbeState, reason: Option<String>) {
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.state = state;
-        status.reason = reason;
-    }
-
-    pub(crate) fn set_armed(&self, ip: Hex) {
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.state = ProbeState::Armed;
-        status.reason = None;
-        status.ip = Some(ip);
-    }
-
-    /// Sets the reason why hits exit although a detour could handle them.
-    pub(crate) fn set_unoptimised(&self, why: Option<String>) {
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
-        status.unoptimised = why;
-    }
-
-    pub(crate) fn state(&self) -> ProbeState {
-        self.status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .state
-    }
-
     pub(crate) fn summary(&self) -> ProbeSummary {
-        let status = self
-            .status
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let status = self.status.get();
         let counts = self.counts();
         let missed = Missed::ALL.iter().filter_map(|(why, name)| {
             let count = match why {
                 Missed::RingFull => counts.dropped,
-                why => self.missed_for(*why),
+                why => self.counters.missed_for(*why),
             };
             (count > 0).then(|| ((*name).to_owned(), count))
         });
@@ -424,9 +306,9 @@ impl Probe {
             hits: counts.hits,
             missed: missed.collect::<BTreeMap<_, _>>(),
             tier: self.tier(),
-            exits: self.exits.load(Ordering::Relaxed),
-            returns: follows.then(|| self.returns.load(Ordering::Relaxed)),
-            in_flight: follows.then(|| self.in_flight.load(Ordering::Relaxed) as u64),
+            exits: self.counters.exits(),
+            returns: follows.then(|| self.counters.returns()),
+            in_flight: follows.then(|| self.counters.in_flight() as u64),
             state: status.state,
             reason: status.reason,
             unoptimised: status.unoptimised,
@@ -485,13 +367,13 @@ mod tests {
     #[test]
     fn overwritten_counter_leaves_hits_at_the_greatest_number() {
         let (probe, words) = probe_with_detour(Purpose::Count);
-        probe.count_hit();
+        probe.counters.count_hit();
         words.write(&[u64::MAX]).expect("written");
         assert_eq!(probe.summary().hits, u64::MAX);
         probe.count_in_none();
         assert_eq!(probe.summary().hits, u64::MAX);
-        probe.count_hit();
-        probe.count_recorded();
+        probe.counters.count_hit();
+        probe.counters.count_recorded();
         assert_eq!(probe.summary().hits, u64::MAX);
     }
 
@@ -499,12 +381,12 @@ mod tests {
     fn overwritten_counter_leaves_missed_at_the_greatest_number() {
         let (probe, words) = probe_with_detour(Purpose::Trace);
         let missed = || probe.summary().missed.into_values().collect::<Vec<_>>();
-        probe.miss(Missed::RingFull);
+        probe.counters.miss(Missed::RingFull);
         words.write(&[u64::MAX]).expect("written");
         assert_eq!(missed(), [u64::MAX]);
         probe.count_in_none();
         assert_eq!(missed(), [u64::MAX]);
-        probe.miss(Missed::RingFull);
+        probe.counters.miss(Missed::RingFull);
         assert_eq!(missed(), [u64::MAX]);
     }
 }

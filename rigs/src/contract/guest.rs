@@ -193,7 +193,7 @@ impl Prepared<'_> {
             summary,
             outcome,
             observer: self.observer,
-            int3_exits: engine.int3_exits(),
+            int3_exits: engine.unprobed_exits().int3s(),
         }
     }
 }
@@ -207,7 +207,7 @@ pub struct Ran {
     pub outcome: Outcome,
     /// The events and the console output.
     pub observer: Observer,
-    /// As [`Engine::int3_exits`](probes::Engine::int3_exits).
+    /// As [`UnprobedExits::int3s`](probes::UnprobedExits::int3s).
     pub int3_exits: u64,
 }
 

@@ -73,7 +73,7 @@ impl Deadline {
             let (lines, silence) = watch.progress();
             of_probes.extend(engine.inventory().exits());
             // A kernel patches all its returns and calls between two lines: a hundred thousand writes to probed pages.
-            let exits = of_probes.values().sum::<u64>() + engine.guest_writes();
+            let exits = of_probes.values().sum::<u64>() + engine.unprobed_exits().guest_writes();
             let progress = Progress {
                 lines,
                 silence,

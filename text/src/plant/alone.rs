@@ -43,7 +43,8 @@ impl Planter {
         for &gpa in open {
             shown.mark(gpa, Mark::Open)?;
         }
-        let (kept, others): (Vec<Gpa>, Vec<Gpa>) = stops.iter().partition(|gpa| self.keeps(**gpa));
+        let (kept, others): (Vec<Gpa>, Vec<Gpa>) =
+            stops.iter().partition(|gpa| self.pages.keeps(**gpa));
         for gpa in kept {
             shown.mark(gpa, Mark::Stop)?;
         }
@@ -55,16 +56,16 @@ impl Planter {
     /// plant, the check is one load.
     #[inline]
     pub fn is_open(&self, gpa: Gpa) -> bool {
-        self.open.load(Ordering::Acquire) > 0 && self.has(Mark::Open, gpa)
+        self.open.load(Ordering::Acquire) > 0 && self.pages.has(Mark::Open, gpa)
     }
 }
 
 impl ShownAlone<'_> {
     fn mark(&mut self, gpa: Gpa, mark: Mark) -> Result<(), Unwritable> {
-        let Some(page) = self.planter.kept(gpa) else {
+        let Some(page) = self.planter.pages.kept(gpa) else {
             return Ok(());
         };
-        if !self.planter.has(mark, gpa) {
+        if !self.planter.pages.has(mark, gpa) {
             self.marks.push((Arc::clone(&page), gpa, mark));
             if mark == Mark::Open {
                 self.planter.open.fetch_add(1, Ordering::AcqRel);
@@ -125,7 +126,7 @@ impl ShownAlone<'_> {
 
 fn end_loose(planter: &Planter, gpa: Gpa) -> Result<(), Unwritable> {
     // The planter has copied the page meanwhile, and knows the original byte.
-    if let Some(page) = planter.kept(gpa) {
+    if let Some(page) = planter.pages.kept(gpa) {
         return planter.mark(&page, gpa, &[(Mark::Stop, false)]);
     }
     let memory = planter.memory.as_ref();

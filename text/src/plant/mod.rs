@@ -7,14 +7,18 @@
 mod alone;
 mod loose_stops;
 mod page;
+mod page_copies;
 mod planter;
+mod rewritten_jumps;
 mod spot;
 #[cfg(test)]
 mod tests;
 
 pub use alone::ShownAlone;
 pub use page::Jump;
+pub use page_copies::PageCopies;
 pub use planter::{Own, PlantError, Planter, Written};
+pub use rewritten_jumps::RewrittenJumps;
 pub use spot::Spot;
 
 /// The byte of a plant.

@@ -354,3 +354,9 @@ impl Page {
 fn is_stored_back(byte: u8, written: usize, plant: PlantByte) -> bool {
     byte == plant.value() && (plant == PlantByte::Port || written > 1)
 }
+
+/// The offset of `gpa` on its page.
+#[expect(clippy::cast_possible_truncation, reason = "below 4096")]
+pub(super) fn offset(gpa: Gpa) -> usize {
+    gpa.page_offset() as usize
+}

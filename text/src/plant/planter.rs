@@ -1,18 +1,19 @@
 //! The planter: all plants of a guest.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::Guard;
 use introspect::{Gpa, PhysMemory, Unreadable};
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 
 use super::loose_stops::LooseStops;
-use super::page::{Jump, Mark, PAGE_BYTES, Page};
+use super::page::{Jump, Mark, PAGE_BYTES, Page, offset};
+use super::page_copies::{PageCopies, Pages};
+use super::rewritten_jumps::RewrittenJumps;
 use super::{PlantByte, Spot};
-use crate::addresses::AddressMap;
 use crate::guest::{GuestError, GuestMemory, Paused, Unwritable};
 
 /// The result of a guest write to a read-only page.
@@ -35,9 +36,6 @@ pub struct PlantError {
     source: GuestError,
 }
 
-/// The pages by guest-physical address. A changed copy shares the unchanged pages.
-type Pages = AddressMap<Arc<Page>>;
-
 /// The owner of all plants.
 ///
 /// Changes ([`change`](Self::change), [`show_alone`](Self::show_alone)) need the vCPUs paused. Any vCPU's thread may call all other
@@ -50,14 +48,11 @@ pub struct Planter {
     pub(super) loose: LooseStops,
     /// The number of plants missing in memory because a vCPU that runs alone is to execute the original byte.
     pub(super) open: AtomicUsize,
-    /// The planter reads the map at every guest write and every memory access of the emulator, without a lock.
-    pages: ArcSwap<Pages>,
+    /// The planter reads the pages at every guest write and every memory access of the emulator, without a lock.
+    pub(super) pages: PageCopies,
     /// Locked during a change of plants.
     plants: Mutex<Plants>,
-    /// Jumps over instructions that handlers have rewritten.
-    rewritten: Mutex<BTreeSet<Gpa>>,
-    /// Whether `rewritten` has a jump.
-    has_rewritten: AtomicBool,
+    rewritten: RewrittenJumps,
 }
 
 #[derive(Debug, Default)]
@@ -138,10 +133,9 @@ impl Planter {
             byte,
             loose: LooseStops::default(),
             open: AtomicUsize::new(0),
-            pages: ArcSwap::default(),
+            pages: PageCopies::default(),
             plants: Mutex::default(),
-            rewritten: Mutex::default(),
-            has_rewritten: AtomicBool::new(false),
+            rewritten: RewrittenJumps::default(),
         }
     }
 
@@ -153,6 +147,16 @@ impl Planter {
     /// Memory as the guest's processors see it, plants included.
     pub fn memory(&self) -> &dyn GuestMemory {
         self.memory.as_ref()
+    }
+
+    /// The pages with copies of their original bytes.
+    pub fn pages(&self) -> &PageCopies {
+        &self.pages
+    }
+
+    /// The jumps over instructions that handlers have rewritten.
+    pub fn rewritten_jumps(&self) -> &RewrittenJumps {
+        &self.rewritten
     }
 
     fn lock(&self) -> MutexGuard<'_, Plants> {
@@ -182,7 +186,7 @@ impl Planter {
         }
         match self.change_bytes(paused, &plants, &singly, &before, add) {
             Ok(pages) => {
-                self.pages.store(Arc::new(pages));
+                self.pages.store(pages);
                 Ok(())
             }
             Err(error) => {
@@ -267,34 +271,18 @@ impl Planter {
 
     /// Shows the original byte at a plant until [`replant`](Self::replant).
     pub fn withdraw(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
-        self.mark(&*self.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
+        self.mark(&*self.pages.page(gpa)?, gpa, &[(Mark::Withdrawn, true)])
     }
 
     /// Ends [`withdraw`](Self::withdraw).
     pub fn replant(&self, _paused: &dyn Paused, gpa: Gpa) -> Result<(), Unwritable> {
         let marks = [(Mark::Planted, true), (Mark::Withdrawn, false)];
-        self.mark(&*self.page(gpa)?, gpa, &marks)
+        self.mark(&*self.pages.page(gpa)?, gpa, &marks)
     }
 
     /// Whether the plant at `gpa` is withdrawn, by [`withdraw`](Self::withdraw).
     pub fn is_withdrawn(&self, gpa: Gpa) -> bool {
-        self.has(Mark::Withdrawn, gpa)
-    }
-
-    fn page(&self, gpa: Gpa) -> Result<Arc<Page>, Unwritable> {
-        self.kept(gpa).ok_or(Unwritable { gpa, len: 1 })
-    }
-
-    /// The page of `gpa`, if the planter holds a copy of the page's original bytes.
-    pub(super) fn kept(&self, gpa: Gpa) -> Option<Arc<Page>> {
-        self.pages.load().get(&gpa.page().0).cloned()
-    }
-
-    pub(super) fn has(&self, mark: Mark, gpa: Gpa) -> bool {
-        let pages = self.pages.load();
-        pages
-            .get(&gpa.page().0)
-            .is_some_and(|page| page.has(mark, offset(gpa)))
+        self.pages.has(Mark::Withdrawn, gpa)
     }
 
     pub(super) fn mark(
@@ -304,27 +292,6 @@ impl Planter {
         marks: &[(Mark, bool)],
     ) -> Result<(), Unwritable> {
         page.mark(self.memory.as_ref(), offset(gpa), self.byte, marks)
-    }
-
-    /// Whether the planter holds a copy of the original bytes of the page of `gpa`.
-    pub fn keeps(&self, gpa: Gpa) -> bool {
-        self.pages.load().contains_key(&gpa.page().0)
-    }
-
-    /// The plants in `len` bytes from `gpa` on, up to the end of the page.
-    pub fn planted(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
-        self.plants(gpa, len, false)
-    }
-
-    /// The plants of that range that memory shows.
-    pub fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
-        self.plants(gpa, len, true)
-    }
-
-    fn plants(&self, gpa: Gpa, len: usize, shown: bool) -> Vec<Gpa> {
-        self.kept(gpa)
-            .map(|page| page.plants(offset(gpa), len, shown))
-            .unwrap_or_default()
     }
 
     /// Copies the original bytes of the pages of an instruction of `len` bytes, so that a jump can lie there without a plant. The copies
@@ -350,7 +317,7 @@ impl Planter {
             plants.singly = singly;
             return Err(error);
         }
-        self.pages.store(Arc::new(pages));
+        self.pages.store(pages);
         Ok(())
     }
 
@@ -364,7 +331,7 @@ impl Planter {
                 pages.remove_mut(&page.0);
             }
         }
-        self.pages.store(Arc::new(pages));
+        self.pages.store(pages);
     }
 
     /// Writes a jump at `gpa`, or removes the jump there. The jump lies on one page with a copy of its original bytes, and under no
@@ -379,33 +346,8 @@ impl Planter {
         gpa: Gpa,
         jump: Option<Jump>,
     ) -> Result<(), Unwritable> {
-        let page = self.page(gpa)?;
+        let page = self.pages.page(gpa)?;
         page.set_jump(self.memory.as_ref(), offset(gpa), jump, self.byte)
-    }
-
-    /// The jumps that overlap `len` bytes from `gpa` on.
-    pub fn jumps(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
-        let here = (PAGE_BYTES - offset(gpa)).min(len);
-        let beyond = gpa.wrapping_add(here as u64);
-        [(gpa, here), (beyond, len - here)]
-            .into_iter()
-            .filter(|(_, len)| *len > 0)
-            .filter_map(|(gpa, len)| Some(self.kept(gpa)?.jumps(offset(gpa), len)))
-            .flatten()
-            .collect()
-    }
-
-    /// Whether a guest write of `data` would change a byte of a jump that memory shows.
-    pub fn overwrites_jump(&self, gpa: Gpa, data: &[u8]) -> bool {
-        let (here, beyond) = data.split_at((PAGE_BYTES - offset(gpa)).min(data.len()));
-        let pages = self.pages.load();
-        [(gpa, here), (gpa.wrapping_add(here.len() as u64), beyond)]
-            .into_iter()
-            .any(|(gpa, part)| {
-                pages
-                    .get(&gpa.page().0)
-                    .is_some_and(|page| page.overwrites_jump(offset(gpa), part))
-            })
     }
 
     /// Whether a guest write of `data` would change the original byte under a plant that memory shows.
@@ -444,35 +386,15 @@ impl Planter {
     }
 
     /// Writes for a handler, at most 8 bytes within a page, and merges the bytes with plants. Jumps over the bytes must be removed before
-    /// the vCPU resumes: [`take_rewritten_jumps`](Self::take_rewritten_jumps).
+    /// the vCPU resumes: [`RewrittenJumps::take`].
     pub fn write_own(&self, gpa: Gpa, data: &[u8]) -> Result<(), Unwritable> {
-        if self.overwrites_jump(gpa, data) {
-            self.rewritten().extend(self.jumps(gpa, data.len()));
-            self.has_rewritten.store(true, Ordering::Release);
+        if self.pages.overwrites_jump(gpa, data) {
+            self.rewritten.add(self.pages.jumps(gpa, data.len()));
         }
         match self.guest_write(gpa, data)? {
             Written::Merged => Ok(()),
             Written::NotOurs => self.memory.write(gpa, data),
         }
-    }
-
-    fn rewritten(&self) -> MutexGuard<'_, BTreeSet<Gpa>> {
-        self.rewritten
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether handlers have rewritten instructions under jumps.
-    #[inline]
-    pub fn has_rewritten_jumps(&self) -> bool {
-        self.has_rewritten.load(Ordering::Acquire)
-    }
-
-    /// Takes the jumps over rewritten instructions. The other vCPUs are paused.
-    pub fn take_rewritten_jumps(&self) -> BTreeSet<Gpa> {
-        let mut rewritten = self.rewritten();
-        self.has_rewritten.store(false, Ordering::Release);
-        std::mem::take(&mut *rewritten)
     }
 
     /// Makes these pages read-only with or without plants, so that more plants there need no change of slots.
@@ -559,11 +481,6 @@ impl PhysMemory for Own<'_> {
         }
         Ok(())
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "below 4096")]
-fn offset(gpa: Gpa) -> usize {
-    gpa.page_offset() as usize
 }
 
 /// The pages, and the pages that are always read-only, as sorted, merged ranges.

@@ -206,7 +206,7 @@ fn a_page_without_plants_is_nobodys() {
     assert!(rig.change(&[(0x1000, 1)], &[]));
     assert_eq!(rig.write(0x2000, &[1, 2]), Written::NotOurs);
     assert_eq!(rig.seen::<2>(0x2000), original()[0x2000..0x2002]);
-    assert!(rig.planter.keeps(Gpa(0x1fff)) && !rig.planter.keeps(Gpa(0x2000)));
+    assert!(rig.planter.pages().keeps(Gpa(0x1fff)) && !rig.planter.pages().keeps(Gpa(0x2000)));
 }
 
 /// A guest that copies code reads the plant's byte and stores the byte back.
@@ -350,11 +350,11 @@ fn a_jump_lies_over_its_plant_and_goes_without_a_trace() {
     set(0x1010, Some(NEAR)).expect("put there");
     assert_eq!(rig.seen(0x1010), JUMP);
     assert_eq!(rig.own(0x1010), own);
-    assert_eq!(rig.planter.jumps(Gpa(0x1008), 8), []);
-    assert_eq!(rig.planter.jumps(Gpa(0x1008), 9), [Gpa(0x1010)]);
-    assert_eq!(rig.planter.jumps(Gpa(0x1014), 1), [Gpa(0x1010)]);
+    assert_eq!(rig.planter.pages().jumps(Gpa(0x1008), 8), []);
+    assert_eq!(rig.planter.pages().jumps(Gpa(0x1008), 9), [Gpa(0x1010)]);
+    assert_eq!(rig.planter.pages().jumps(Gpa(0x1014), 1), [Gpa(0x1010)]);
     assert_eq!(
-        rig.planter.shown(Gpa(0x1013), 8),
+        rig.planter.pages().shown(Gpa(0x1013), 8),
         [Gpa(0x1013), Gpa(0x1014)]
     );
     set(0x1012, Some(NEAR)).expect_err("it would lie on another");
@@ -380,7 +380,7 @@ fn what_is_read_from_a_jump_and_stored_back_changes_nothing() {
     rig.planter
         .set_jump(&rig.paused, Gpa(0x1010), Some(NEAR))
         .expect("put there");
-    let overwrites = |gpa, data: &[u8]| rig.planter.overwrites_jump(Gpa(gpa), data);
+    let overwrites = |gpa, data: &[u8]| rig.planter.pages().overwrites_jump(Gpa(gpa), data);
     assert!(!overwrites(0x1010, &JUMP) && !overwrites(0x1011, &JUMP[1..]));
     assert!(!overwrites(0x100e, &[1, 2]) && !overwrites(0x1015, &[1, 2]));
     assert!(overwrites(0x100e, &[1, 2, 3]) && overwrites(0x1014, &[0]));

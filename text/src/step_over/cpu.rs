@@ -245,7 +245,7 @@ impl Cpu for VcpuCpu<'_> {
         // A read shows whether the address is memory, so that no part can fail after another part is written.
         let mut probe = [0; 1];
         for (gpa, _) in stretches.iter() {
-            if self.planter.keeps(gpa) {
+            if self.planter.pages().keeps(gpa) {
                 // The guest rewrites probed code: the hardware's write comes back as a trap.
                 return Err(refused);
             }
@@ -286,7 +286,7 @@ impl Cpu for VcpuCpu<'_> {
 
     fn compare_exchange(&mut self, at: Gva, old: &[u8], new: &[u8]) -> Result<bool, Fault> {
         let gpa = self.translate(at, Access::Write)?;
-        if self.planter.keeps(gpa) {
+        if self.planter.pages().keeps(gpa) {
             // The write must be merged with the plants, and the merge is not atomic.
             return Err(Fault::NotAtomic { at });
         }

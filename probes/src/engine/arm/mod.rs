@@ -133,17 +133,17 @@ impl Armer {
             probe.set_planted(planted_at);
             match state {
                 NewState::Armed { ip, .. } => {
-                    if probe.state() != ProbeState::Armed {
+                    if probe.status.state() != ProbeState::Armed {
                         // What it was before it was disabled.
                         probe.set_optimised(false);
                     }
-                    probe.set_armed(ip.into());
+                    probe.status.set_armed(ip.into());
                 }
-                NewState::Pending(reason) => {
-                    probe.set_state(ProbeState::Pending, Some(reason.to_owned()))
-                }
-                NewState::Disabled => probe.set_state(ProbeState::Disabled, None),
-                NewState::Gone => probe.set_state(ProbeState::Gone, None),
+                NewState::Pending(reason) => probe
+                    .status
+                    .set_state(ProbeState::Pending, Some(reason.to_owned())),
+                NewState::Disabled => probe.status.set_state(ProbeState::Disabled, None),
+                NewState::Gone => probe.status.set_state(ProbeState::Gone, None),
                 NewState::Refused(reason) => self.probes.refuse(probe, reason),
                 NewState::AsItIs => (),
             }
@@ -165,7 +165,7 @@ impl Armer {
         interest: Interest,
         edits: &mut Edits<'_>,
     ) -> NewState {
-        let gone = matches!(probe.state(), ProbeState::Gone | ProbeState::Refused);
+        let gone = matches!(probe.status.state(), ProbeState::Gone | ProbeState::Refused);
         let idle = match probe.purpose {
             Purpose::Milestone(Milestone::CpuOnline | Milestone::CpuOffline) => {
                 !self.running.has_int3()

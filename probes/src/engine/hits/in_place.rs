@@ -77,7 +77,7 @@ impl Executor {
             return Ok(());
         };
         for (probe, _) in &plant.probes {
-            probe.count_exit();
+            probe.counters.count_exit();
         }
         match self.came(vcpu, &places, &regs, rip, at)? {
             Came::Behind => self.after(vcpu, plant, Tier::Stepped),

@@ -60,7 +60,7 @@ impl Hits {
 
     /// If a handler has written to an instruction under a jump, requests a pause: the jump goes before the vCPU continues.
     pub(crate) fn pause_if_rewritten(&self, vcpu: &dyn Vcpu, outcome: HitOutcome) -> HitOutcome {
-        if outcome == HitOutcome::Resume && self.running.planter.has_rewritten_jumps() {
+        if outcome == HitOutcome::Resume && !self.running.planter.rewritten_jumps().is_empty() {
             self.resuming().insert(vcpu.index());
             return HitOutcome::NeedsPause;
         }
@@ -127,7 +127,10 @@ impl Hits {
     ) -> Result<Told, GuestError> {
         if !plant.returns && plant.probes.iter().all(|(probe, _)| probe.only_counts()) {
             // No probe needs a register.
-            plant.probes.iter().for_each(|(probe, _)| probe.count_hit());
+            plant
+                .probes
+                .iter()
+                .for_each(|(probe, _)| probe.counters.count_hit());
             return Ok(Told::GoOn);
         }
         let regs = vcpu.regs()?;
@@ -145,7 +148,7 @@ impl Hits {
             if !self.running.lets_by(&mut hit, probe) {
                 continue;
             }
-            probe.count_hit();
+            probe.counters.count_hit();
             match &probe.purpose {
                 Purpose::Trace => self
                     .records
@@ -254,7 +257,7 @@ impl Hits {
             Some(Owner::Probe { probe, ip })
                 if probe.planted_at().is_some() || matches!(probe.purpose, Purpose::Trace) =>
             {
-                probe.count_hit();
+                probe.counters.count_hit();
                 hit.regs.rip = ip.0;
                 match &probe.purpose {
                     Purpose::Trace => {
@@ -279,10 +282,10 @@ impl Hits {
             Some(Owner::Probe { probe, .. }) => {
                 // Each followed call is a hit, even if missed.
                 if matches!(probe.purpose, Purpose::Return(_)) {
-                    probe.count_recorded();
+                    probe.counters.count_recorded();
                 }
-                probe.count_exit();
-                probe.miss(Missed::Disarmed);
+                probe.counters.count_exit();
+                probe.counters.miss(Missed::Disarmed);
             }
             // The probe was removed: none of its counters is left.
             Some(Owner::Gone) | None => (),

@@ -47,7 +47,7 @@ impl Readers {
         };
         if target
             .iter()
-            .any(|page| source.contains(page) || self.running.planter.keeps(*page))
+            .any(|page| source.contains(page) || self.running.planter.pages().keeps(*page))
         {
             return Ok(false);
         }

@@ -8,6 +8,14 @@ use crate::engine::arm::error::ArmError;
 use crate::engine::optimise::Optimiser;
 
 impl Optimiser {
+    /// Whether [`tend_region`](Self::tend_region) has work, and needs the vCPUs paused. Called from time to time; any thread
+    /// may call at any time.
+    pub(crate) fn region_needs_pause(&self) -> bool {
+        self.detour
+            .changed_entry(self.running.memory.as_ref())
+            .is_some()
+    }
+
     /// If the guest has changed an entry, removes every jump, and gives the region up. The other vCPUs are paused.
     pub(crate) fn tend_region(&self, paused: &dyn Paused) {
         let memory = self.running.memory.as_ref();

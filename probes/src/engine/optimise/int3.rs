@@ -175,7 +175,7 @@ impl Int3Handler {
     pub(crate) fn is_before_pushes_probed(&self, handler: &Handler) -> bool {
         let Range { start, end } = handler.prefix();
         let len = usize::try_from(end.0.saturating_sub(start.0)).unwrap_or(0);
-        !self.running.planter.planted(start, len).is_empty()
+        !self.running.planter.pages().planted(start, len).is_empty()
     }
 
     /// Whether a probe is on the pushes. `false` once the handler is redirected: a probe on its pushes is refused then.
@@ -185,6 +185,7 @@ impl Int3Handler {
             && !self
                 .running
                 .planter
+                .pages()
                 .planted(spot.gpa, handler.len())
                 .is_empty()
     }

@@ -61,9 +61,9 @@ impl Optimiser {
                 for (probe, _) in &plant.probes {
                     // A call that is missed is a hit of its return probe.
                     if matches!(probe.purpose, Purpose::Return(_)) {
-                        probe.count_recorded();
+                        probe.counters.count_recorded();
                     }
-                    probe.miss(Missed::Disarmed);
+                    probe.counters.miss(Missed::Disarmed);
                 }
             }
             Err(error) => self

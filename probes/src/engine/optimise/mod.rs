@@ -283,7 +283,7 @@ impl Optimiser {
             set_unoptimised(plant, Some(&hindrance.to_string()));
         } else if plant.optimising.is_open() {
             for (probe, _) in &plant.probes {
-                probe.set_unoptimised(None);
+                probe.status.set_unoptimised(None);
             }
         }
     }

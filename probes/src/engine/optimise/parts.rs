@@ -61,7 +61,7 @@ pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     for (probe, _) in &plant.probes {
         if probe.kept_by_detour().is_some() {
             probe.set_optimised(why.is_none());
-            probe.set_unoptimised(why.map(str::to_owned));
+            probe.status.set_unoptimised(why.map(str::to_owned));
         }
     }
 }

@@ -27,7 +27,7 @@ impl Optimiser {
                 // A removed probe stays optimised to its end.
                 let is_armed = self.probes.armed.load(Ordering::Acquire)
                     && probe.is_enabled()
-                    && probe.state() == ProbeState::Armed;
+                    && probe.status.state() == ProbeState::Armed;
                 probe.set_optimised(!is_armed);
             }
         }
@@ -62,7 +62,7 @@ impl Optimiser {
             self.remove_int3s(paused)?;
         }
         for spot in spots {
-            for jump in self.running.planter.jumps(spot.gpa, 1) {
+            for jump in self.running.planter.pages().jumps(spot.gpa, 1) {
                 let at = self.plant_led_from(jump);
                 if let Some(plant) = at.and_then(|at| table.at(at))
                     && plant.spot != spot
@@ -84,10 +84,10 @@ impl Optimiser {
         if self.early.patches_int3_handler(gpa, data.len()) {
             self.remove_int3s(paused)?;
         }
-        if !self.running.planter.overwrites_jump(gpa, data) {
+        if !self.running.planter.pages().overwrites_jump(gpa, data) {
             return Ok(());
         }
-        self.remove_jumps(paused, self.running.planter.jumps(gpa, data.len()))
+        self.remove_jumps(paused, self.running.planter.pages().jumps(gpa, data.len()))
     }
 
     /// Removes the jumps over instructions that handlers have written to.
@@ -96,10 +96,10 @@ impl Optimiser {
     ///
     /// If memory cannot be written.
     pub(crate) fn remove_rewritten_jumps(&self, paused: &dyn Paused) -> Result<(), GuestError> {
-        if !self.running.planter.has_rewritten_jumps() {
+        if self.running.planter.rewritten_jumps().is_empty() {
             return Ok(());
         }
-        self.remove_jumps(paused, self.running.planter.take_rewritten_jumps())
+        self.remove_jumps(paused, self.running.planter.rewritten_jumps().take())
     }
 
     fn remove_jumps(

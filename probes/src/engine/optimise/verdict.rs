@@ -186,7 +186,7 @@ impl Verdicts {
     /// Whether no other plant is in the range of the jump.
     fn alone(&self, plant: &Plant, jump: Gpa) -> Result<(), NotOptimised> {
         let len = usize::try_from(JUMP_BYTES).unwrap_or(0);
-        let planted = self.running.planter.planted(jump, len);
+        let planted = self.running.planter.pages().planted(jump, len);
         if planted.iter().any(|gpa| *gpa != plant.spot.gpa) {
             return Err(NotOptimised::Neighbour);
         }

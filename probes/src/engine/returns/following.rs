@@ -29,7 +29,7 @@ pub(crate) struct Following {
 impl Following {
     pub(crate) fn follow(&self, call: Instance) {
         for abandoned in self.calls.entered(call) {
-            abandoned.probe.lose_call(Missed::Abandoned);
+            abandoned.probe.counters.lose_call(Missed::Abandoned);
         }
     }
 
@@ -42,17 +42,17 @@ impl Following {
         entered_ns: u64,
     ) {
         if probe.planted_at().is_none() {
-            probe.miss(Missed::Disarmed);
+            probe.counters.miss(Missed::Disarmed);
             return;
         }
-        if !probe.begin_call(purpose.maxactive) {
-            probe.miss(Missed::MaxActive);
+        if !probe.counters.begin_call(purpose.maxactive) {
+            probe.counters.miss(Missed::MaxActive);
             return;
         }
         let returns_to = record.returns_to;
         if !self.shows_returns_to(returns_to, &self.plants.table.load()) {
             // The plant was removed after the detour's look-up; the call may be over.
-            probe.lose_call(Missed::ReturnSite);
+            probe.counters.lose_call(Missed::ReturnSite);
             return;
         }
         self.follow(Instance {
@@ -138,7 +138,7 @@ impl Following {
     /// Counts the calls to `returns_to` as missed: no plant can see their returns.
     pub(crate) fn lose_calls_to(&self, returns_to: Gva) {
         for call in self.calls.returning_to(returns_to) {
-            call.probe.lose_call(Missed::ReturnSite);
+            call.probe.counters.lose_call(Missed::ReturnSite);
         }
     }
 
@@ -175,7 +175,7 @@ impl Following {
     pub(crate) fn leave_recorded_calls(&self, site: Gva, ts_ns: u64, vcpu: usize, record: &Record) {
         let returned = self.returned(site, record.regs.rsp, &mut || Some(record.returns_to));
         for call in returned {
-            call.probe.end_call();
+            call.probe.counters.end_call();
             let regs = &vmm::kvm_regs {
                 rsp: call.slot.wrapping_add(8),
                 ..record.regs

@@ -46,13 +46,13 @@ impl Returns {
     ) -> bool {
         // Recorded calls were entered earlier, and come first.
         self.records.take_out_records();
-        if !probe.begin_call(purpose.maxactive) {
-            probe.miss(Missed::MaxActive);
+        if !probe.counters.begin_call(purpose.maxactive) {
+            probe.counters.miss(Missed::MaxActive);
             return false;
         }
         let slot = hit.regs.rsp;
         let Ok(returns_to) = hit.read_u64(Gva(slot)).map(Gva) else {
-            probe.lose_call(Missed::ReturnSite);
+            probe.counters.lose_call(Missed::ReturnSite);
             return false;
         };
         let is_full = || self.return_sites.lock().len() >= MAX_PLANTED_SITES;
@@ -65,7 +65,7 @@ impl Returns {
         };
         // If the site is planted already, no lock is taken.
         if !is_planted && (is_impossible() || is_full()) {
-            probe.lose_call(Missed::ReturnSite);
+            probe.counters.lose_call(Missed::ReturnSite);
             return false;
         }
         let entered = match &purpose.action {
@@ -75,7 +75,7 @@ impl Returns {
             }
         };
         let EntryOutcome::Track(data) = entered else {
-            probe.lose_call(Missed::Declined);
+            probe.counters.lose_call(Missed::Declined);
             return false;
         };
         // Only events of traced returns carry the duration.
@@ -111,8 +111,8 @@ impl Returns {
             .following
             .returned(site, rsp, &mut || hit.read_u64(Gva(rsp)).ok().map(Gva));
         for call in returned {
-            call.probe.count_exit();
-            call.probe.end_call();
+            call.probe.counters.count_exit();
+            call.probe.counters.end_call();
             let Purpose::Return(purpose) = &call.probe.purpose else {
                 continue;
             };
@@ -160,7 +160,7 @@ impl Returns {
     fn abandon_stack(&self, rsp: u64) {
         self.records.take_out_records();
         for call in self.following.calls.task_ends(rsp) {
-            call.probe.lose_call(Missed::Abandoned);
+            call.probe.counters.lose_call(Missed::Abandoned);
         }
     }
 
@@ -180,7 +180,7 @@ impl Returns {
             .calls
             .forget(|probe| gone.contains(&Arc::as_ptr(probe)))
         {
-            call.probe.lose_call(Missed::Disarmed);
+            call.probe.counters.lose_call(Missed::Disarmed);
         }
     }
 }

@@ -103,7 +103,9 @@ impl Running {
 
     /// The plants shown in `len` bytes of memory from `at` on.
     pub(crate) fn plants_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
-        self.in_memory(paging, at, len, |gpa, len| self.planter.shown(gpa, len))
+        self.in_memory(paging, at, len, |gpa, len| {
+            self.planter.pages().shown(gpa, len)
+        })
     }
 
     /// Collects the results of `what` for each guest-physical range of the `len` bytes from `at` on.
@@ -170,7 +172,9 @@ impl Running {
 
     /// The plants in `len` bytes from `at` on, including plants replaced by debug registers.
     pub(crate) fn planted_in(&self, paging: &PagingState, at: Gva, len: u64) -> Vec<Gpa> {
-        self.in_memory(paging, at, len, |gpa, len| self.planter.planted(gpa, len))
+        self.in_memory(paging, at, len, |gpa, len| {
+            self.planter.pages().planted(gpa, len)
+        })
     }
 
     /// Whether the guest, not the VMM, gets an `int3` that the guest executes.

@@ -55,7 +55,7 @@ impl Running {
         let lets_by = filtered.filter.holds(&mut Seen { running: self, hit });
         filtered.decided(vcpu, lets_by);
         if !lets_by {
-            probe.count_exit();
+            probe.counters.count_exit();
         }
         lets_by
     }

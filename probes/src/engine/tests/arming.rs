@@ -306,7 +306,10 @@ fn a_panic_is_noted_with_its_message() {
                 panic!("nothing to run")
             })
             .expect("handled");
-        assert_eq!(rig.engine.panicked().expect("noted").message, expected);
+        assert_eq!(
+            rig.engine.crashes.panicked().expect("noted").message,
+            expected
+        );
         assert!(rig.notes()[0].text.contains(&expected));
     }
     // A pointer to nowhere.
@@ -319,7 +322,7 @@ fn a_panic_is_noted_with_its_message() {
             panic!("nothing to run")
         })
         .expect("handled");
-    assert_eq!(rig.engine.panicked().expect("noted").message, "");
+    assert_eq!(rig.engine.crashes.panicked().expect("noted").message, "");
 }
 
 #[test]
@@ -341,7 +344,7 @@ fn a_panic_s_stack_is_told_by_the_calls_that_led_there() {
             panic!("nothing to run")
         })
         .expect("handled");
-    let crash = rig.engine.panicked().expect("noted").crash;
+    let crash = rig.engine.crashes.panicked().expect("noted").crash;
     assert_eq!((crash.vcpu, crash.task), (0, None));
     assert_eq!((crash.regs.rip, crash.regs.rdi), (panic.into(), Hex(DATA)));
     let frames: Vec<_> = crash.frames.iter().map(|frame| &*frame.symbol).collect();

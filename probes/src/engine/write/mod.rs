@@ -32,7 +32,7 @@ pub(crate) struct Writes {
 impl Writes {
     /// Whether the other vCPUs must be paused before the guest writes `data` at `gpa`: a jump, an `int3` or a plant has to go.
     pub(crate) fn must_pause_for_write(&self, gpa: Gpa, data: &[u8]) -> bool {
-        self.running.planter.overwrites_jump(gpa, data)
+        self.running.planter.pages().overwrites_jump(gpa, data)
             || self.running.wants_stand_in(gpa, data)
             || self.early.patches_int3_handler(gpa, data.len())
     }

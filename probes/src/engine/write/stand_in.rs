@@ -109,7 +109,7 @@ impl StandIns {
         self.running.planter.withdraw(paused, plant.spot.gpa)?;
         self.plants.unwatched().push(plant.at);
         for (probe, _) in &plant.probes {
-            probe.miss(Missed::Unwatched);
+            probe.counters.miss(Missed::Unwatched);
             self.reporter.note(
                 Some(probe),
                 "the guest reads this instruction, and no debug register is free: executions are missed until one is"

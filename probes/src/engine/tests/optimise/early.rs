@@ -146,7 +146,7 @@ fn early_region_survives_the_clearing_of_the_entries_around_the_image() {
     guest.clears_entries();
     guest.call_each();
     assert_eq!(guest.counts(), [(2, 1); 3]);
-    assert!(!guest.rig.engine.region_needs_pause());
+    assert!(!guest.rig.engine.optimiser.region_needs_pause());
 }
 
 #[test]

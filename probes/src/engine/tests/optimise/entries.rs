@@ -27,11 +27,11 @@ fn a_changed_entry_takes_every_jump_away() {
     for entry in [CODE_ENTRY, DATA_ENTRY, RING_ENTRY] {
         for value in [0, rig_entry(entry) ^ (1 << 1), 0x1063] {
             let (rig, at) = two_jumps();
-            assert!(!rig.engine.region_needs_pause());
+            assert!(!rig.engine.optimiser.region_needs_pause());
             let was = rig.word(entry);
             rig.memory.put(entry, &value.to_le_bytes());
-            assert!(rig.engine.region_needs_pause());
-            rig.engine.tend_region(&rig.paused);
+            assert!(rig.engine.optimiser.region_needs_pause());
+            rig.engine.optimiser.tend_region(&rig.paused);
             assert_all_exit(&rig, at);
             let notes = rig.notes();
             let said = [
@@ -78,7 +78,7 @@ fn assert_all_exit(rig: &Rig, at: [Gva; 2]) {
         let why = told.unoptimised.expect("a reason");
         assert!(why.contains("changed an entry"), "{why}");
     }
-    assert!(!rig.engine.region_needs_pause(), "once");
+    assert!(!rig.engine.optimiser.region_needs_pause(), "once");
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
     assert!(rig.paused.detour().is_some());
     assert_eq!(rig.shown(at[0]), ROOMY);
@@ -95,7 +95,7 @@ fn who_is_in_a_lost_detour_is_counted() {
     rig.run(&mut vcpu, 2);
     let was = rig.word(DATA_ENTRY);
     rig.memory.put(DATA_ENTRY, &[0; 8]);
-    rig.engine.tend_region(&rig.paused);
+    rig.engine.optimiser.tend_region(&rig.paused);
     rig.memory.put(DATA_ENTRY, &was.to_le_bytes());
     assert_eq!(rig.run(&mut vcpu, 100), Stepped::Returned);
     assert_eq!((vcpu.regs.rax, rig.counted(0).0), (5, 3));
@@ -108,7 +108,7 @@ fn what_the_processor_notes_is_no_change() {
         let value = rig.word(entry);
         for noted in [value & !ACCESSED_DIRTY, value | ACCESSED_DIRTY] {
             rig.memory.put(entry, &noted.to_le_bytes());
-            assert!(!rig.engine.region_needs_pause());
+            assert!(!rig.engine.optimiser.region_needs_pause());
         }
     }
     rig.call(at[0], 1);

@@ -505,7 +505,7 @@ fn lost_switch_gives_the_handler_back() {
     let guest = Guest::counting();
     let rig = &guest.rig;
     rig.memory.put(CODE_ENTRY, &[0; 8]);
-    rig.engine.tend_region(&rig.paused);
+    rig.engine.optimiser.tend_region(&rig.paused);
     assert_eq!(rig.shown::<4>(guest.handler.wrapping_add(11)), PUSH);
     assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
     for hits in 2..5 {
@@ -521,7 +521,7 @@ fn lost_words_leave_the_switch() {
         let rig = &guest.rig;
         let entry = rig.word(DATA_ENTRY);
         rig.memory.put(DATA_ENTRY, &[0; 8]);
-        rig.engine.tend_region(&rig.paused);
+        rig.engine.optimiser.tend_region(&rig.paused);
         assert_eq!(rig.shown::<1>(guest.probed), [0xee]);
         assert_eq!(rig.shown::<1>(guest.handler.wrapping_add(11)), [0xe9]);
         // A vCPU inside the detour would access the counters that the guest has unmapped.

@@ -187,7 +187,7 @@ fn handing_over_zeroes_the_entries() {
         .expect("handed over");
     assert_eq!((rig.word(CODE_ENTRY), rig.word(DATA_ENTRY)), (0, 0));
     assert_eq!(rig.shown(at), ROOMY);
-    assert!(!rig.engine.has_detour_region() && !rig.engine.region_needs_pause());
+    assert!(!rig.engine.has_detour_region() && !rig.engine.optimiser.region_needs_pause());
     rig.engine.set_armed(&rig.paused, true).expect("armed");
     for hits in 3..5 {
         assert_eq!(rig.call(at, 0), 1);
