@@ -1,4 +1,5 @@
-//! The parts of an engine, each behind those that it uses. No part knows the engine, so data and calls go one way: down this list.
+//! Makes the parts of an engine, the lowest first. A part holds the parts that it uses. No part knows the engine, so calls go one way: to a
+//! part that was made earlier.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};

@@ -1,4 +1,4 @@
-//! A registered probe: its purpose, its place, and its counts, those of a detour included.
+//! A registered probe: purpose, place and counts. The counts include the counts of a detour.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

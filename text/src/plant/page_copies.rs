@@ -60,7 +60,7 @@ impl PageCopies {
         self.plants(gpa, len, false)
     }
 
-    /// The plants of that range that memory shows.
+    /// The plants in `len` bytes from `gpa` on that memory shows, up to the end of the page.
     pub fn shown(&self, gpa: Gpa, len: usize) -> Vec<Gpa> {
         self.plants(gpa, len, true)
     }

@@ -183,7 +183,7 @@ impl Running {
     }
 }
 
-/// Whether the instruction is one that always faults.
+/// Whether the processor always raises #UD at the instruction.
 pub(crate) fn is_undefined(decoded: &Decoded) -> bool {
     classify(decoded) == Class::MustStep(Reason::Undefined)
 }
