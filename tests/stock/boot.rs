@@ -23,6 +23,11 @@ const COMPLAINTS: [&str; 7] = [
     "Call Trace",
 ];
 
+/// The command's time limit, for the guest's own kprobes the second. The command tells how far the guest came, at the latest 75 s later. The
+/// test runner kills a test without a word (`.config/nextest.toml`, which has the longer limits).
+const LIMIT: &str = "240s";
+const LIMIT_OF_KPROBES: &str = "780s";
+
 /// A stock kernel in the image cache.
 #[derive(Debug)]
 pub(crate) struct Stock {
@@ -211,6 +216,12 @@ impl<'a> Boot<'a> {
         let sections = counted.concat() + self.expectations;
         std::fs::write(&manifest, &sections).expect("write");
 
+        let limit = match self.init {
+            Init::Kprobes => LIMIT_OF_KPROBES,
+            Init::Workload | Init::Script => LIMIT,
+        };
+        let has_limit = self.options.contains(&"--timeout");
+
         let turn = Turn::take();
         let output = (!self.unread).then_some(["--output".as_ref(), events.as_os_str()]);
         let mut child = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
@@ -225,6 +236,12 @@ impl<'a> Boot<'a> {
             .arg("--console")
             .arg(&console)
             .args(&self.options)
+            .args(
+                (!has_limit)
+                    .then_some(["--timeout", limit])
+                    .into_iter()
+                    .flatten(),
+            )
             .current_dir(files.path())
             .args(self.probes.iter().flat_map(|probe| ["-p", probe.as_str()]))
             .stdin(Stdio::null())
