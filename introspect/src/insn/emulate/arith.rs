@@ -4,12 +4,13 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, CARRY, STATUS, ZERO};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let mnemonic = cpu.insn.mnemonic();
     let old = match mnemonic {
         Mnemonic::Cmp => cpu.operand(0, width)?,
@@ -57,7 +58,8 @@ fn compare_exchange<C: Cpu + ?Sized>(
     if flags & ZERO != 0 {
         let new = cpu.operand(1, width)?;
         cpu.set_operand(0, width, new)
-    } else if width == Width::B4 && !cpu.is_memory(0) && cpu.full_register(0)? > width.mask() {
+    } else if width == Width::B4 && !is_memory(cpu.insn, 0) && cpu.full_register(0)? > width.mask()
+    {
         // Processors differ in whether the upper half of the destination is cleared.
         Err(Reason::UndefinedResult.into())
     } else {

@@ -4,12 +4,13 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{CARRY, STATUS, ZERO, when};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let features = cpu.cpu.features();
     let required = |present: bool| {
         if present {
@@ -87,8 +88,8 @@ fn test_bit<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(
     let index = cpu.operand(1, width)?;
     let bit = 1 << (index & u64::from(width.bits() - 1));
     // A bit number in a register reaches beyond the memory operand, in both directions.
-    let reaches = cpu.is_memory(0) && cpu.insn.try_immediate(1).is_err();
-    let at = if cpu.is_memory(0) {
+    let reaches = is_memory(cpu.insn, 0) && cpu.insn.try_immediate(1).is_err();
+    let at = if is_memory(cpu.insn, 0) {
         let units = width.signed(index) >> width.bits().trailing_zeros();
         let beyond = if reaches {
             units.cast_unsigned().wrapping_mul(width.bytes() as u64)

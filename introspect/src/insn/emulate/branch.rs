@@ -7,6 +7,7 @@ use iced_x86::{Code, Mnemonic, OpKind};
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, ZERO};
+use super::operand::operand_width;
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
@@ -54,7 +55,7 @@ fn target<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<u64, Stop> {
         OpKind::NearBranch64 => Ok(cpu.insn.near_branch64()),
         _ => {
             // From memory, all 64 bits: the operand sets the width, never the prefix.
-            if cpu.width(0)? != Width::B8 {
+            if operand_width(cpu.insn, 0)? != Width::B8 {
                 return Err(Reason::Unmodelled.into());
             }
             cpu.operand(0, Width::B8)

@@ -4,11 +4,12 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, STATUS};
+use super::operand::operand_width;
 use crate::insn::cpu::Cpu;
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let mnemonic = cpu.insn.mnemonic();
     let old = match mnemonic {
         Mnemonic::Test => cpu.operand(0, width)?,

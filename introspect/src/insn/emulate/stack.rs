@@ -7,6 +7,7 @@
 use iced_x86::{Code, Mnemonic};
 
 use super::effects::{Effects, Stop};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
@@ -20,9 +21,9 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             cpu.push(width, value)
         }
         Mnemonic::Pop => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let value = cpu.pop(width)?;
-            if cpu.is_memory(0) {
+            if is_memory(cpu.insn, 0) {
                 let rsp = cpu.gpr(Gpr::Rsp).wrapping_add(width.bytes() as u64);
                 let offset = cpu.memory_offset(rsp, 0)?;
                 let at = cpu.linear(offset)?;

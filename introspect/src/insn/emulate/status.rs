@@ -5,7 +5,7 @@ use iced_x86::Mnemonic;
 use super::effects::{Effects, Stop};
 use super::flags::{
     ADJUST, ALIGNMENT, CARRY, DIRECTION, FIXED, IDENTIFICATION, INTERRUPT, IO_LEVEL, NESTED_TASK,
-    PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO,
+    PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO, io_level,
 };
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
@@ -24,7 +24,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         Mnemonic::Lahf => cpu.set_gpr_second_byte(Gpr::Rax, cpu.flags() & IN_AH | FIXED),
         Mnemonic::Sahf => cpu.set_flags(IN_AH, cpu.gpr(Gpr::Rax) >> 8),
         Mnemonic::Cli => {
-            if u64::from(cpu.cpu.privilege_level()?) > cpu.io_level() {
+            if u64::from(cpu.cpu.privilege_level()?) > io_level(cpu.flags()) {
                 return Err(Reason::PrivilegeLevel.into());
             }
             cpu.set_flags(INTERRUPT, 0);
@@ -44,13 +44,6 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         _ => return Err(Reason::Unmodelled.into()),
     }
     Ok(())
-}
-
-impl<C: Cpu + ?Sized> Effects<'_, C> {
-    /// The lowest privilege allowed to turn interrupts on and off.
-    pub(super) fn io_level(&self) -> u64 {
-        (self.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
-    }
 }
 
 fn check_access_control<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
@@ -80,7 +73,7 @@ fn pop<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), St
     if level == 0 {
         which |= IO_LEVEL;
     }
-    if level <= cpu.io_level() {
+    if level <= io_level(cpu.flags()) {
         which |= INTERRUPT;
     }
     cpu.set_flags(width.truncate(which), image);
