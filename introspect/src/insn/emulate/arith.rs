@@ -16,7 +16,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         Mnemonic::Cmp => cpu.operand(0, width)?,
         _ => cpu.operand_to_write(0, width)?,
     };
-    let carry = cpu.flag(CARRY);
+    let carry = cpu.flags.was_set(CARRY);
     // `inc` and `dec` leave the carry alone.
     let (which, (result, flags)) = match mnemonic {
         Mnemonic::Inc => (STATUS & !CARRY, flags::add(width, old, 1, false)),
@@ -35,7 +35,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             (STATUS, sum)
         }
     };
-    cpu.set_flags(which, flags);
+    cpu.flags.set(which, flags);
     match mnemonic {
         Mnemonic::Cmp => Ok(()),
         Mnemonic::Xadd => {
@@ -54,7 +54,7 @@ fn compare_exchange<C: Cpu + ?Sized>(
 ) -> Result<(), Stop> {
     let expected = width.truncate(cpu.gpr(Gpr::Rax));
     let (_, flags) = flags::sub(width, expected, old, false);
-    cpu.set_flags(STATUS, flags);
+    cpu.flags.set(STATUS, flags);
     if flags & ZERO != 0 {
         let new = cpu.operand(1, width)?;
         cpu.set_operand(0, width, new)

@@ -25,7 +25,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         Mnemonic::Popcnt => {
             required(features.popcnt)?;
             let source = cpu.operand(1, width)?;
-            cpu.set_flags(STATUS, when(source == 0, ZERO));
+            cpu.flags.set(STATUS, when(source == 0, ZERO));
             cpu.set_operand(0, width, u64::from(source.count_ones()))
         }
         Mnemonic::Tzcnt => {
@@ -58,7 +58,7 @@ fn count_zeros<C: Cpu + ?Sized>(
     source: u64,
     zeros: u32,
 ) -> Result<(), Stop> {
-    cpu.set_flags(
+    cpu.flags.set(
         CARRY | ZERO,
         when(source == 0, CARRY) | when(zeros == 0, ZERO),
     );
@@ -67,7 +67,7 @@ fn count_zeros<C: Cpu + ?Sized>(
 
 fn scan<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
     let source = cpu.operand(1, width)?;
-    cpu.set_flags(ZERO, when(source == 0, ZERO));
+    cpu.flags.set(ZERO, when(source == 0, ZERO));
     let position = if cpu.insn.mnemonic() == Mnemonic::Bsf {
         source.checked_ilog2().map(|_| source.trailing_zeros())
     } else {
@@ -106,7 +106,7 @@ fn test_bit<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(
         Some(at) => cpu.read_to_write(at, width)?,
         None => cpu.operand(0, width)?,
     };
-    cpu.set_flags(CARRY, when(old & bit != 0, CARRY));
+    cpu.flags.set(CARRY, when(old & bit != 0, CARRY));
     let new = match cpu.insn.mnemonic() {
         Mnemonic::Bts => old | bit,
         Mnemonic::Btr => old & !bit,

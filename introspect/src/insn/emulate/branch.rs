@@ -42,7 +42,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne => return count_down(cpu),
         _ if cpu.insn.is_jcc_short_or_near() => {
-            let taken = flags::holds(cpu.insn.condition_code(), cpu.flags());
+            let taken = flags::holds(cpu.insn.condition_code(), cpu.flags.before());
             return jump_if(cpu, taken);
         }
         _ => return Err(Reason::Unmodelled.into()),
@@ -81,8 +81,8 @@ fn count_down<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let count = counter.truncate(cpu.gpr(Gpr::Rcx).wrapping_sub(1));
     cpu.set_gpr_low(Gpr::Rcx, counter, count);
     let wanted = match cpu.insn.mnemonic() {
-        Mnemonic::Loope => cpu.flag(ZERO),
-        Mnemonic::Loopne => !cpu.flag(ZERO),
+        Mnemonic::Loope => cpu.flags.was_set(ZERO),
+        Mnemonic::Loopne => !cpu.flags.was_set(ZERO),
         _ => true,
     };
     jump_if(cpu, count != 0 && wanted)

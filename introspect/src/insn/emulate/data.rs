@@ -62,7 +62,7 @@ fn conditional<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     condition: ConditionCode,
 ) -> Result<(), Stop> {
-    let holds = flags::holds(condition, cpu.flags());
+    let holds = flags::holds(condition, cpu.flags.before());
     let width = operand_width(cpu.insn, 0)?;
     if cpu.insn.op_count() == 1 {
         return cpu.set_operand(0, width, u64::from(holds));

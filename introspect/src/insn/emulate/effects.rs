@@ -2,6 +2,7 @@
 
 use iced_x86::{Instruction, Mnemonic};
 
+use super::flag_changes::FlagChanges;
 use super::flags;
 use super::width::Width;
 use crate::Gva;
@@ -43,19 +44,16 @@ const MOST_REGISTERS: usize = 3;
 
 /// The processor before the instruction, and the changes that the instruction will make.
 ///
-/// Reads of memory, flags and [`Effects::gpr`] return the state before the instruction.
+/// Reads of memory, of registers and of [`FlagChanges::before`] return the state before the instruction.
 pub(super) struct Effects<'a, C: ?Sized> {
     pub(super) cpu: &'a mut C,
     pub(super) insn: &'a Instruction,
-    flags_before: u64,
-    flags_after: u64,
+    pub(super) flags: FlagChanges,
     rip: u64,
     registers: [(Gpr, u64); MOST_REGISTERS],
     changed: usize,
     store: Option<Store>,
     system: Option<SystemChanges>,
-    /// RF afterwards.
-    resume: bool,
     /// The last value read from memory: the value replaced by a locked instruction.
     loaded: u64,
 }
@@ -72,18 +70,15 @@ enum Content {
 
 impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     pub(super) fn new(cpu: &'a mut C, insn: &'a Instruction) -> Self {
-        let flags = cpu.rflags();
         Self {
+            flags: FlagChanges::new(cpu.rflags()),
             cpu,
             insn,
-            flags_before: flags,
-            flags_after: flags,
             rip: insn.next_ip(),
             registers: [(Gpr::Rax, 0); MOST_REGISTERS],
             changed: 0,
             store: None,
             system: None,
-            resume: false,
             loaded: 0,
         }
     }
@@ -129,25 +124,6 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     pub(super) fn set_gpr_second_byte(&mut self, register: Gpr, value: u64) {
         let rest = self.gpr_after(register) & !0xff00;
         self.set_gpr(register, rest | (value & 0xff) << 8);
-    }
-
-    /// The flags before the instruction.
-    pub(super) fn flags(&self) -> u64 {
-        self.flags_before
-    }
-
-    pub(super) fn flag(&self, flag: u64) -> bool {
-        self.flags_before & flag != 0
-    }
-
-    /// Changes the flags in `which` to their state in `values`.
-    pub(super) fn set_flags(&mut self, which: u64, values: u64) {
-        self.flags_after = (self.flags_after & !which) | (values & which);
-    }
-
-    /// Sets RF after the instruction to `resume`; other instructions clear RF.
-    pub(super) fn resume(&mut self, resume: bool) {
-        self.resume = resume;
     }
 
     /// Records changes outside general registers, RIP and the flags. An instruction with system
@@ -232,7 +208,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     /// Programs can ask for a fault on misaligned accesses (the fault occurs if CR0.AM is set).
     fn check_alignment(&mut self, at: u64, width: Width) -> Result<(), Stop> {
         let aligned = at.is_multiple_of(width.bytes() as u64);
-        if !aligned && self.flag(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
+        if !aligned && self.flags.was_set(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
             return Err(Reason::AlignmentCheck.into());
         }
         Ok(())
@@ -275,10 +251,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         for &(register, value) in &self.registers[..self.changed] {
             self.cpu.set_gpr(register, value);
         }
-        // Completing an instruction clears RF; a set RF suppresses breakpoints on the instruction.
-        let resume = flags::when(self.resume, flags::RESUME);
-        self.cpu
-            .set_rflags(self.flags_after & !flags::RESUME | resume);
+        self.cpu.set_rflags(self.flags.after());
         self.cpu.set_rip(self.rip);
         Ok(Commit::Done)
     }

@@ -26,7 +26,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         _ => return Err(Reason::Unmodelled.into()),
     };
     // CF and OF are cleared. Every processor clears AF too, though the manuals do not say so.
-    cpu.set_flags(STATUS, flags::of_result(width, result));
+    cpu.flags.set(STATUS, flags::of_result(width, result));
     if mnemonic == Mnemonic::Test {
         Ok(())
     } else {

@@ -12,6 +12,7 @@ mod data;
 mod effects;
 mod engine;
 mod family;
+mod flag_changes;
 mod flags;
 mod interrupts;
 mod logic;

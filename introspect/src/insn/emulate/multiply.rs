@@ -60,7 +60,8 @@ fn sign_of(width: Width, low: u64) -> u64 {
 }
 
 fn set_product_flags<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, overflow: bool) {
-    cpu.set_flags(CARRY | OVERFLOW, flags::when(overflow, CARRY | OVERFLOW));
+    cpu.flags
+        .set(CARRY | OVERFLOW, flags::when(overflow, CARRY | OVERFLOW));
 }
 
 /// The dividend, or the product: AH:AL, DX:AX, EDX:EAX or RDX:RAX.

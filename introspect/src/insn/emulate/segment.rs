@@ -263,7 +263,7 @@ fn descriptor<C: Cpu + ?Sized>(
     let offset = selector & !(LOCAL | REQUESTED);
     // SMAP applies to the table access even where AC lifts SMAP for other accesses.
     let readable = table.filter(|table| u32::from(offset) + 7 <= table.limit);
-    let Some(table) = readable.filter(|_| !cpu.flag(ALIGNMENT)) else {
+    let Some(table) = readable.filter(|_| !cpu.flags.was_set(ALIGNMENT)) else {
         return Err(reason.into());
     };
     let mut bytes = [0; 8];

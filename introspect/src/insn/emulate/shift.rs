@@ -24,7 +24,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         // No flags change, but the operand is written all the same.
         return cpu.set_operand(0, width, old);
     }
-    let carry = cpu.flag(CARRY);
+    let carry = cpu.flags.was_set(CARRY);
     let (which, result, flags) = match cpu.insn.mnemonic() {
         Mnemonic::Shl | Mnemonic::Sal => shifted(width, shl(width, old, count), false),
         Mnemonic::Shr => shifted(width, shr(width, old, count), true),
@@ -44,7 +44,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         _ => return Err(Reason::Unmodelled.into()),
     };
-    cpu.set_flags(which, flags);
+    cpu.flags.set(which, flags);
     cpu.set_operand(0, width, result)
 }
 

@@ -68,7 +68,7 @@ fn repeat<C: Cpu + ?Sized>(
     let from = address.truncate(cpu.gpr(Gpr::Rsi));
     let bytes = count.saturating_mul(width.bytes() as u64);
     let wraps = |start: u64| start > address.mask() - bytes;
-    if bytes > MOST_ACCESSED_BYTES as u64 || cpu.flag(DIRECTION) || wraps(to) {
+    if bytes > MOST_ACCESSED_BYTES as u64 || cpu.flags.was_set(DIRECTION) || wraps(to) {
         return Err(Reason::Repeated.into());
     }
     let count = usize::try_from(count).map_err(|_| Reason::Repeated)?;
@@ -130,7 +130,7 @@ fn compare<C: Cpu + ?Sized>(
 ) -> Result<(), Stop> {
     let other = cpu.read(address.truncate(cpu.gpr(Gpr::Rdi)), width)?;
     let (_, flags) = flags::sub(width, value, other, false);
-    cpu.set_flags(STATUS, flags);
+    cpu.flags.set(STATUS, flags);
     advance(cpu, Gpr::Rdi, width, address);
     Ok(())
 }
@@ -138,7 +138,7 @@ fn compare<C: Cpu + ?Sized>(
 fn advance<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, pointer: Gpr, width: Width, address: Width) {
     let by = width.bytes() as u64;
     let old = cpu.gpr(pointer);
-    let new = if cpu.flag(DIRECTION) {
+    let new = if cpu.flags.was_set(DIRECTION) {
         old.wrapping_sub(by)
     } else {
         old.wrapping_add(by)
