@@ -28,7 +28,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             if cpu.insn.op_count() == 1 {
                 let arguments = cpu.operand(0, Width::B2)?;
                 let behind = cpu.gpr(Gpr::Rsp).wrapping_add(8).wrapping_add(arguments);
-                cpu.set_gpr(Gpr::Rsp, behind);
+                cpu.registers.set(Gpr::Rsp, behind);
             }
             cpu.jump(target);
         }

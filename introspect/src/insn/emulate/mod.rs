@@ -18,6 +18,7 @@ mod interrupts;
 mod logic;
 mod multiply;
 mod operand;
+mod register_changes;
 mod segment;
 mod shift;
 mod stack;

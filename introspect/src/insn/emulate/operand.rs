@@ -160,8 +160,8 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     /// The linear address of an offset in the instruction's segment.
     pub(super) fn linear(&mut self, offset: u64) -> Result<u64, Stop> {
         let base = match self.insn.memory_segment() {
-            Register::FS => self.segment_base(Segment::Fs)?,
-            Register::GS => self.segment_base(Segment::Gs)?,
+            Register::FS => self.cpu.segment_base(Segment::Fs)?,
+            Register::GS => self.cpu.segment_base(Segment::Gs)?,
             // The others start at zero in 64-bit mode.
             _ => 0,
         };

@@ -40,7 +40,8 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             };
             let frame = cpu.gpr(Gpr::Rbp);
             let caller = cpu.read(frame, width)?;
-            cpu.set_gpr(Gpr::Rsp, frame.wrapping_add(width.bytes() as u64));
+            cpu.registers
+                .set(Gpr::Rsp, frame.wrapping_add(width.bytes() as u64));
             cpu.set_gpr_low(Gpr::Rbp, width, caller);
             Ok(())
         }
@@ -53,7 +54,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     pub(super) fn push(&mut self, width: Width, value: u64) -> Result<(), Stop> {
         let top = self.gpr(Gpr::Rsp).wrapping_sub(width.bytes() as u64);
         self.write(top, width, value)?;
-        self.set_gpr(Gpr::Rsp, top);
+        self.registers.set(Gpr::Rsp, top);
         Ok(())
     }
 
@@ -61,7 +62,8 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     pub(super) fn pop(&mut self, width: Width) -> Result<u64, Stop> {
         let top = self.gpr(Gpr::Rsp);
         let value = self.read(top, width)?;
-        self.set_gpr(Gpr::Rsp, top.wrapping_add(width.bytes() as u64));
+        self.registers
+            .set(Gpr::Rsp, top.wrapping_add(width.bytes() as u64));
         Ok(value)
     }
 }

@@ -81,7 +81,7 @@ fn repeat<C: Cpu + ?Sized>(
             if wraps(from) || to.wrapping_sub(source) < bytes {
                 return Err(Reason::Repeated.into());
             }
-            cpu.set_gpr(Gpr::Rsi, end(from));
+            cpu.registers.set(Gpr::Rsi, end(from));
             cpu.read_string(source, width, count)?
         }
         Mnemonic::Stosb | Mnemonic::Stosw | Mnemonic::Stosd | Mnemonic::Stosq => {
@@ -91,8 +91,8 @@ fn repeat<C: Cpu + ?Sized>(
         _ => return Err(Reason::Repeated.into()),
     };
     cpu.write_string(to, width, content)?;
-    cpu.set_gpr(Gpr::Rdi, end(to));
-    cpu.set_gpr(Gpr::Rcx, 0);
+    cpu.registers.set(Gpr::Rdi, end(to));
+    cpu.registers.set(Gpr::Rcx, 0);
     Ok(())
 }
 

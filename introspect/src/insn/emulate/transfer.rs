@@ -76,7 +76,7 @@ fn interrupt_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> 
         return Err(REASON.into());
     }
     cpu.jump(rip);
-    cpu.set_gpr(Gpr::Rsp, rsp);
+    cpu.registers.set(Gpr::Rsp, rsp);
     cpu.flags.set(LOADED & !RESUME, image);
     cpu.flags.set_resume(image & RESUME != 0);
     cpu.change_system(SystemChanges {
