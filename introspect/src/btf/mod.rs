@@ -5,25 +5,25 @@
 //! `struct module` without a table of kernel versions.
 //!
 //! A blob is a header, a row of type records numbered from 1 (`format`), and their names. [`Btf`]
-//! notes the offset of each record and sorts the names once (`blob`, `index`). Each query then
+//! notes the offset of each record and sorts the names once (`lookup`, `index`). Each query then
 //! reads the blob: members by path (`members`), sizes (`sizes`), parameters and enumerators
 //! (`functions`, `enums`). Any number in a blob may be wrong. Queries follow chains of types,
 //! nested structs and names only for a limited number of steps, and return nothing for malformed
 //! records.
 
-mod blob;
 mod enums;
 mod error;
 mod format;
 mod functions;
 mod index;
+mod lookup;
 mod members;
 mod sizes;
 mod source;
 mod types;
 
-pub use blob::Btf;
 pub use error::BtfError;
+pub use lookup::Btf;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -1,4 +1,4 @@
-//! The BTF blob and the offsets of the type records.
+//! Look-up of types in a blob, by name and by number.
 
 use std::{fmt, sync::Arc};
 
