@@ -4,12 +4,19 @@
 //! enum, every function's parameters. From BTF hyprobe takes the offset of a module's name in
 //! `struct module` without a table of kernel versions.
 //!
-//! A blob is a header, a row of type records numbered from 1 (`format`), and their names. [`Btf`]
-//! notes the offset of each record and sorts the names once (`lookup`, `index`). Each query then
-//! reads the blob: members by path (`members`), sizes (`sizes`), parameters and enumerators
-//! (`functions`, `enums`). Any number in a blob may be wrong. Queries follow chains of types,
-//! nested structs and names only for a limited number of steps, and return nothing for malformed
-//! records.
+//! A blob is a header, a row of type records numbered from 1 (`format`), and their names. Two layers
+//! read a blob:
+//!
+//! - the records: `records` notes the offset of each record once, and `record` reads a record and
+//!   its elements in place, without a copy. Only `records` knows where a type's record and a name
+//!   are;
+//! - the types above: [`Btf`] sorts the names once (`index`), and finds types by name and by number
+//!   (`lookup`), members by path (`members`), sizes (`sizes`), parameters and enumerators
+//!   (`functions`, `enums`).
+//!
+//! Any number in a blob may be wrong. A record ends within the type section, and its elements
+//! within the record. Queries follow chains of types, nested structs and names only for a limited
+//! number of steps, and return nothing for malformed records.
 
 mod enums;
 mod error;
@@ -18,6 +25,8 @@ mod functions;
 mod index;
 mod lookup;
 mod members;
+mod record;
+mod records;
 mod sizes;
 mod source;
 mod types;
