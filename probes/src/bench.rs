@@ -9,7 +9,7 @@ use introspect::{Gpa, Gva};
 use text::{GuestError, GuestMemory, KvmMemory, Spot};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-use crate::hit::{Plant, Table};
+use crate::plant_table::{Plant, Table};
 
 /// The address of the first plant.
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);

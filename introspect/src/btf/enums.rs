@@ -1,6 +1,6 @@
 //! Names for numbers.
 
-use super::{Btf, TypeId, format, format::Record};
+use super::{Btf, TypeId, format};
 
 impl Btf {
     /// The enum called `name`.
@@ -12,11 +12,10 @@ impl Btf {
     /// The enumerators of `ty` in order, as names and numbers; empty if `ty` is no enum. For an
     /// unsigned 64-bit number, the `i64` has the same bits.
     pub fn enum_values(&self, ty: TypeId) -> impl Iterator<Item = (&str, i64)> {
-        let record = self.stripped(ty).and_then(|ty| self.record(ty));
+        let record = self.stripped(ty).and_then(|ty| self.records.record(ty));
         let of_enum = record.filter(|record| matches!(record.kind, format::ENUM | format::ENUM64));
-        of_enum.into_iter().flat_map(move |record| {
-            (0..record.count).filter_map(move |number| self.enumerator(&record, number))
-        })
+        let enumerators = of_enum.into_iter().flat_map(|record| record.enumerators());
+        enumerators.filter_map(|(name, value)| Some((self.records.string(name)?, value)))
     }
 
     /// The number of the enumerator `name` in the enum `ty`.
@@ -31,23 +30,5 @@ impl Btf {
     pub fn enum_name(&self, ty: TypeId, value: i64) -> Option<&str> {
         self.enum_values(ty)
             .find_map(|(name, found)| (found == value).then_some(name))
-    }
-
-    /// The record's flag marks an enum with numbers below zero; before 6.0 no enum had the flag.
-    fn enumerator(&self, record: &Record, number: usize) -> Option<(&str, i64)> {
-        let wide = record.kind == format::ENUM64;
-        let stride: usize = if wide { 12 } else { 8 };
-        let at = record.body.checked_add(number.checked_mul(stride)?)?;
-        let name = self.string(self.word(at)?)?;
-        let low = self.word(at + 4)?;
-        let value = if wide {
-            let high = self.word(at + 8)?;
-            (u64::from(high) << 32 | u64::from(low)).cast_signed()
-        } else if record.flag {
-            i64::from(low.cast_signed())
-        } else {
-            i64::from(low)
-        };
-        Some((name, value))
     }
 }

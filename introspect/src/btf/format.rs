@@ -1,4 +1,4 @@
-//! The format of the blob's header and records.
+//! The format of the blob: the header, the kinds of records, and the lengths of records.
 
 use std::ops::Range;
 
@@ -122,51 +122,17 @@ impl Header {
         })
     }
 
-    /// The number of bytes behind a record; `None` for a kind in neither `BODIES` nor the blob's
-    /// layout section.
-    pub(super) fn body_len(&self, blob: &[u8], record: &Record) -> Option<usize> {
-        let known = BODIES.get(usize::from(record.kind)).copied();
+    /// The number of bytes behind the fixed part of a record of `kind` with `count` elements; `None`
+    /// for a kind in neither `BODIES` nor the blob's layout section.
+    pub(super) fn body_len(&self, blob: &[u8], kind: u8, count: usize) -> Option<usize> {
+        let known = BODIES.get(usize::from(kind)).copied();
         let body = known.or_else(|| {
             let layouts = blob.get(self.layouts.clone())?;
-            let at = usize::from(record.kind) * LAYOUT_BYTES;
+            let at = usize::from(kind) * LAYOUT_BYTES;
             let layout = layouts.get(at..at + LAYOUT_BYTES)?;
             Some(body(layout[0], layout[1]))
         })?;
-        let elements = record.count.checked_mul(usize::from(body.each))?;
+        let elements = count.checked_mul(usize::from(body.each))?;
         elements.checked_add(usize::from(body.fixed))
-    }
-}
-
-/// The fixed part of a type's record.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Record {
-    /// The name's offset in the string section.
-    pub(super) name: u32,
-    pub(super) kind: u8,
-    /// The meaning depends on the kind: in a struct, the flag says that the offsets hold bit-field
-    /// sizes.
-    pub(super) flag: bool,
-    /// The number of members, enumerators or parameters behind the record.
-    pub(super) count: usize,
-    /// The size in bytes, or a type.
-    pub(super) size_or_type: u32,
-    /// The offset in the blob of the bytes behind the fixed part.
-    pub(super) body: usize,
-}
-
-impl Record {
-    /// The record at offset `at` of the blob. The count had 16 bits and the kind 5 up to 7.0, and
-    /// the bits between were zero.
-    pub(super) fn read(blob: &[u8], at: usize) -> Option<Self> {
-        let info = u32_at(blob, at.checked_add(4)?)?;
-        let [_, _, _, high] = info.to_le_bytes();
-        Some(Self {
-            name: u32_at(blob, at)?,
-            kind: high & 0x7f,
-            flag: high & 0x80 != 0,
-            count: (info & 0x00ff_ffff) as usize,
-            size_or_type: u32_at(blob, at.checked_add(8)?)?,
-            body: at.checked_add(RECORD_BYTES)?,
-        })
     }
 }

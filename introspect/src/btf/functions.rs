@@ -2,7 +2,6 @@
 
 use super::{Btf, FuncProto, Param, TypeId, format};
 
-const PARAM_BYTES: usize = 8;
 /// The kernel's functions take at most a dozen; eBPF allows five.
 const MAX_PARAMS: usize = 64;
 
@@ -11,25 +10,22 @@ impl Btf {
     /// files share the name.
     #[must_use]
     pub fn func_proto(&self, name: &str) -> Option<FuncProto> {
-        let function = self.record(self.find(name, &[format::FUNCTION])?)?;
+        let function = self.records.record(self.find(name, &[format::FUNCTION])?)?;
         self.prototype(TypeId(function.size_or_type))
     }
 
     /// The prototype with the number `ty`; `None` if `ty` is no prototype.
     #[must_use]
     pub fn prototype(&self, ty: TypeId) -> Option<FuncProto> {
-        let record = self.record(ty)?;
-        if record.kind != format::PROTOTYPE || record.count > MAX_PARAMS {
+        let record = self.records.record(ty)?;
+        if record.kind != format::PROTOTYPE || record.params().len() > MAX_PARAMS {
             return None;
         }
-        let mut params = Vec::with_capacity(record.count);
-        for number in 0..record.count {
-            let at = record.body + number * PARAM_BYTES;
-            params.push(Param {
-                name: self.string(self.word(at)?).map(str::to_owned),
-                ty: TypeId(self.word(at + 4)?),
-            });
-        }
+        let params = record.params().map(|(name, ty)| Param {
+            name: self.records.string(name).map(str::to_owned),
+            ty,
+        });
+        let mut params: Vec<Param> = params.collect();
         // A parameter without name and type stands for the dots.
         let variadic = params
             .last()

@@ -1,24 +1,12 @@
 //! Members by path.
 
-use super::{BitField, Btf, Member, StructId, Type, TypeId, format::Record};
+use super::{BitField, Btf, Int, Member, StructId, Type, TypeId, record::RecordMember};
 
-const MEMBER_BYTES: usize = 12;
 /// The deepest nesting of nameless structs; the kernel nests four.
 const MAX_ANONYMOUS_DEPTH: usize = 16;
 /// The most members visited for one name, the members of nameless structs included. `task_struct`
 /// has 300.
 const MAX_VISITED: usize = 1 << 17;
-
-/// A member as in the BTF record.
-#[derive(Clone, Copy)]
-struct Field<'b> {
-    name: Option<&'b str>,
-    ty: TypeId,
-    /// From the beginning of the struct holding the member.
-    bit_offset: u64,
-    /// `None` if the record does not mark a bit field.
-    bit_size: Option<u8>,
-}
 
 impl Btf {
     /// The member of `id` at `path`: names with dots between them, each but the last the name of an
@@ -29,20 +17,24 @@ impl Btf {
         let mut holder = id;
         let mut names = path.split('.').peekable();
         while let Some(name) = names.next() {
-            let mut visits = MAX_VISITED;
-            let field = self.field(holder, name, MAX_ANONYMOUS_DEPTH, &mut visits)?;
+            let mut search = MemberSearch {
+                btf: self,
+                name,
+                visits: MAX_VISITED,
+            };
+            let found = search.find(holder, MAX_ANONYMOUS_DEPTH)?;
             if names.peek().is_none() {
-                return self.finish(base, &field);
+                return describe(self, base, &found);
             }
-            base = base.checked_add(field.bit_offset)?;
-            holder = self.as_struct(field.ty)?;
+            base = base.checked_add(found.bit_offset)?;
+            holder = self.as_struct(found.ty)?;
         }
         None
     }
 
     /// The names of the members of `id` in order, without the members of nameless structs.
     pub fn member_names(&self, id: StructId) -> impl Iterator<Item = &str> {
-        self.fields(id).filter_map(|field| field.name)
+        record_members(self, id).filter_map(|member| self.records.string(member.name))
     }
 
     /// The struct or union behind the typedefs and qualifiers of `ty`.
@@ -53,27 +45,33 @@ impl Btf {
             _ => None,
         }
     }
+}
 
-    /// The field called `name`, with the offset counted from `id`.
-    fn field(
-        &self,
-        id: StructId,
-        name: &str,
-        depth: usize,
-        visits: &mut usize,
-    ) -> Option<Field<'_>> {
-        for field in self.fields(id) {
-            *visits = visits.checked_sub(1)?;
-            if field.name == Some(name) {
-                return Some(field);
+/// The search for a name among the members of a struct or union.
+struct MemberSearch<'s> {
+    btf: &'s Btf,
+    name: &'s str,
+    /// The number of members left to visit.
+    visits: usize,
+}
+
+impl MemberSearch<'_> {
+    /// The member in `id`, or in nameless structs and unions nested at most `depth` deep, with the
+    /// offset counted from `id`.
+    fn find(&mut self, id: StructId, depth: usize) -> Option<RecordMember> {
+        for member in record_members(self.btf, id) {
+            self.visits = self.visits.checked_sub(1)?;
+            let name = self.btf.records.string(member.name);
+            if name == Some(self.name) {
+                return Some(member);
             }
-            let inner = (field.name.is_none() && depth > 0)
-                .then(|| self.as_struct(field.ty))
+            let inner = (name.is_none() && depth > 0)
+                .then(|| self.btf.as_struct(member.ty))
                 .flatten()
-                .and_then(|inner| self.field(inner, name, depth - 1, visits));
+                .and_then(|inner| self.find(inner, depth - 1));
             if let Some(inner) = inner {
-                let bit_offset = inner.bit_offset.checked_add(field.bit_offset)?;
-                return Some(Field {
+                let bit_offset = inner.bit_offset.checked_add(member.bit_offset)?;
+                return Some(RecordMember {
                     bit_offset,
                     ..inner
                 });
@@ -81,60 +79,42 @@ impl Btf {
         }
         None
     }
+}
 
-    fn fields(&self, id: StructId) -> impl Iterator<Item = Field<'_>> {
-        let record = self.record(id.0);
-        record.into_iter().flat_map(move |record| {
-            (0..record.count).map_while(move |number| self.nth_field(&record, number))
-        })
-    }
+fn record_members(btf: &Btf, id: StructId) -> impl Iterator<Item = RecordMember> + use<'_> {
+    let record = btf.records.record(id.0);
+    record.into_iter().flat_map(|record| record.members())
+}
 
-    fn nth_field(&self, record: &Record, number: usize) -> Option<Field<'_>> {
-        let at = record.body.checked_add(number.checked_mul(MEMBER_BYTES)?)?;
-        let offset = self.word(at + 8)?;
-        let [low, middle, high, bits] = offset.to_le_bytes();
-        let (bit_offset, bits) = if record.flag {
-            (u32::from_le_bytes([low, middle, high, 0]), bits)
-        } else {
-            (offset, 0)
-        };
-        Some(Field {
-            name: self.string(self.word(at)?),
-            ty: TypeId(self.word(at + 4)?),
-            bit_offset: u64::from(bit_offset),
-            bit_size: (bits != 0).then_some(bits),
-        })
-    }
-
-    /// Makes the member of `field` in a struct beginning at bit `base`.
-    fn finish(&self, base: u64, field: &Field<'_>) -> Option<Member> {
-        let start = base.checked_add(field.bit_offset)?;
-        let offset_bytes = start / 8;
-        let Some(size) = field.bit_size.or_else(|| self.narrow_int(field.ty)) else {
-            return Some(Member {
-                offset_bytes,
-                size_bytes: self.size_of(field.ty).unwrap_or(0),
-                bits: None,
-                ty: field.ty,
-            });
-        };
-        let offset = u8::try_from(start % 8).ok()?;
-        Some(Member {
+/// Describes a member of a struct beginning at bit `base`.
+fn describe(btf: &Btf, base: u64, member: &RecordMember) -> Option<Member> {
+    let start = base.checked_add(member.bit_offset)?;
+    let offset_bytes = start / 8;
+    let ty = member.ty;
+    let narrow_int = || match btf.get(btf.stripped(ty)?)? {
+        Type::Int(int) => narrow_bits(int),
+        _ => None,
+    };
+    let Some(size) = member.bit_size.or_else(narrow_int) else {
+        return Some(Member {
             offset_bytes,
-            size_bytes: (u64::from(offset) + u64::from(size)).div_ceil(8),
-            bits: Some(BitField { offset, size }),
-            ty: field.ty,
-        })
-    }
+            size_bytes: btf.size_of(ty).unwrap_or(0),
+            bits: None,
+            ty,
+        });
+    };
+    let offset = u8::try_from(start % 8).ok()?;
+    Some(Member {
+        offset_bytes,
+        size_bytes: (u64::from(offset) + u64::from(size)).div_ceil(8),
+        bits: Some(BitField { offset, size }),
+        ty,
+    })
+}
 
-    /// The size in bits of an integer with fewer bits than the bytes have: early compilers wrote a
-    /// bit field like this. A `bool` has 8 bits.
-    fn narrow_int(&self, ty: TypeId) -> Option<u8> {
-        match self.get(self.stripped(ty)?)? {
-            Type::Int(int) if u64::from(int.bits) < int.size_bytes.saturating_mul(8) => {
-                (int.bits != 0).then_some(int.bits)
-            }
-            _ => None,
-        }
-    }
+/// The size in bits of an integer with fewer bits than the bytes have: early compilers wrote a bit
+/// field like this. A `bool` has 8 bits.
+fn narrow_bits(int: Int) -> Option<u8> {
+    let is_narrow = u64::from(int.bits) < int.size_bytes.saturating_mul(8);
+    (is_narrow && int.bits != 0).then_some(int.bits)
 }

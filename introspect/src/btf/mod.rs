@@ -4,26 +4,35 @@
 //! enum, every function's parameters. From BTF hyprobe takes the offset of a module's name in
 //! `struct module` without a table of kernel versions.
 //!
-//! A blob is a header, a row of type records numbered from 1 (`format`), and their names. [`Btf`]
-//! notes the offset of each record and sorts the names once (`blob`, `index`). Each query then
-//! reads the blob: members by path (`members`), sizes (`sizes`), parameters and enumerators
-//! (`functions`, `enums`). Any number in a blob may be wrong. Queries follow chains of types,
-//! nested structs and names only for a limited number of steps, and return nothing for malformed
-//! records.
+//! A blob is a header, a row of type records numbered from 1 (`format`), and their names. Two layers
+//! read a blob:
+//!
+//! - the records: `records` notes the offset of each record once, and `record` reads a record and
+//!   its elements in place, without a copy. Only `records` knows where a type's record and a name
+//!   are;
+//! - the types above: [`Btf`] sorts the names once (`index`), and finds types by name and by number
+//!   (`lookup`), members by path (`members`), sizes (`sizes`), parameters and enumerators
+//!   (`functions`, `enums`).
+//!
+//! Any number in a blob may be wrong. A record ends within the type section, and its elements
+//! within the record. Queries follow chains of types, nested structs and names only for a limited
+//! number of steps, and return nothing for malformed records.
 
-mod blob;
 mod enums;
 mod error;
 mod format;
 mod functions;
 mod index;
+mod lookup;
 mod members;
+mod record;
+mod records;
 mod sizes;
 mod source;
 mod types;
 
-pub use blob::Btf;
 pub use error::BtfError;
+pub use lookup::Btf;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -1,6 +1,6 @@
 //! The sizes of values of a type.
 
-use super::{Btf, Type, TypeId, format};
+use super::{Btf, Type, TypeId, format, record::Record};
 
 const POINTER_BYTES: u64 = 8;
 /// Arrays of arrays; C programmers stop at three.
@@ -15,7 +15,7 @@ impl Btf {
         let mut count: u64 = 1;
         for _ in 0..MAX_DIMENSIONS {
             let Type::Array { element, len } = self.get(ty)? else {
-                return self.scalar_size(ty)?.checked_mul(count);
+                return scalar_size(&self.records.record(ty)?)?.checked_mul(count);
             };
             count = count.checked_mul(u64::from(len))?;
             ty = self.stripped(element)?;
@@ -31,20 +31,19 @@ impl Btf {
             _ => None,
         }
     }
+}
 
-    fn scalar_size(&self, ty: TypeId) -> Option<u64> {
-        match self.get(ty)? {
-            Type::Pointer(_) => Some(POINTER_BYTES),
-            Type::Int(int) => Some(int.size_bytes),
-            Type::Float(bytes) => Some(bytes),
-            Type::Struct(_) | Type::Union(_) | Type::Enum => {
-                Some(u64::from(self.record(ty)?.size_or_type))
-            }
-            Type::Other => {
-                let record = self.record(ty)?;
-                (record.kind == format::DATA_SECTION).then_some(u64::from(record.size_or_type))
-            }
-            _ => None,
-        }
+/// The size of a value of a type that is no array, by the type's record.
+fn scalar_size(record: &Record<'_>) -> Option<u64> {
+    match record.kind {
+        format::POINTER => Some(POINTER_BYTES),
+        format::INT
+        | format::FLOAT
+        | format::STRUCT
+        | format::UNION
+        | format::ENUM
+        | format::ENUM64
+        | format::DATA_SECTION => Some(u64::from(record.size_or_type)),
+        _ => None,
     }
 }

@@ -16,8 +16,8 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::hit::Plant;
 use crate::kernel::Kernel;
+use crate::plant_table::Plant;
 use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Threads: `on_trap` runs on the threads of all vCPUs at once, and takes no lock under which a thread waits. vCPUs look
-//! plants up in an immutable value ([`Table`](crate::hit::Table)), without a lock. Plants change only with all other vCPUs paused: in
+//! plants up in an immutable value ([`Table`](crate::plant_table::Table)), without a lock. Plants change only with all other vCPUs paused: in
 //! `on_exclusive`, or on a control thread.
 
 mod abilities;

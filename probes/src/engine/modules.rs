@@ -27,8 +27,8 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::hit::DebugUse;
 use crate::module::{LoadedModule, ModuleCode};
+use crate::plant_table::DebugUse;
 use crate::registry::{Probe, ProbeId};
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
 

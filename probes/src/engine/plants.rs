@@ -9,7 +9,7 @@ use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 
 use crate::engine::running::Running;
-use crate::hit::{DebugUse, Plant, Table};
+use crate::plant_table::{DebugUse, Plant, Table};
 use crate::registry::{Milestone, Probe, Purpose, Reader};
 
 /// The plants that vCPUs look up, and the kernel event probes.

@@ -4,18 +4,19 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, CARRY, STATUS, ZERO};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let mnemonic = cpu.insn.mnemonic();
     let old = match mnemonic {
         Mnemonic::Cmp => cpu.operand(0, width)?,
         _ => cpu.operand_to_write(0, width)?,
     };
-    let carry = cpu.flag(CARRY);
+    let carry = cpu.flags.was_set(CARRY);
     // `inc` and `dec` leave the carry alone.
     let (which, (result, flags)) = match mnemonic {
         Mnemonic::Inc => (STATUS & !CARRY, flags::add(width, old, 1, false)),
@@ -34,7 +35,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             (STATUS, sum)
         }
     };
-    cpu.set_flags(which, flags);
+    cpu.flags.set(which, flags);
     match mnemonic {
         Mnemonic::Cmp => Ok(()),
         Mnemonic::Xadd => {
@@ -53,11 +54,12 @@ fn compare_exchange<C: Cpu + ?Sized>(
 ) -> Result<(), Stop> {
     let expected = width.truncate(cpu.gpr(Gpr::Rax));
     let (_, flags) = flags::sub(width, expected, old, false);
-    cpu.set_flags(STATUS, flags);
+    cpu.flags.set(STATUS, flags);
     if flags & ZERO != 0 {
         let new = cpu.operand(1, width)?;
         cpu.set_operand(0, width, new)
-    } else if width == Width::B4 && !cpu.is_memory(0) && cpu.full_register(0)? > width.mask() {
+    } else if width == Width::B4 && !is_memory(cpu.insn, 0) && cpu.full_register(0)? > width.mask()
+    {
         // Processors differ in whether the upper half of the destination is cleared.
         Err(Reason::UndefinedResult.into())
     } else {

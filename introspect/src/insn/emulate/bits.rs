@@ -4,12 +4,13 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{CARRY, STATUS, ZERO, when};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let features = cpu.cpu.features();
     let required = |present: bool| {
         if present {
@@ -24,7 +25,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         Mnemonic::Popcnt => {
             required(features.popcnt)?;
             let source = cpu.operand(1, width)?;
-            cpu.set_flags(STATUS, when(source == 0, ZERO));
+            cpu.flags.set(STATUS, when(source == 0, ZERO));
             cpu.set_operand(0, width, u64::from(source.count_ones()))
         }
         Mnemonic::Tzcnt => {
@@ -57,7 +58,7 @@ fn count_zeros<C: Cpu + ?Sized>(
     source: u64,
     zeros: u32,
 ) -> Result<(), Stop> {
-    cpu.set_flags(
+    cpu.flags.set(
         CARRY | ZERO,
         when(source == 0, CARRY) | when(zeros == 0, ZERO),
     );
@@ -66,7 +67,7 @@ fn count_zeros<C: Cpu + ?Sized>(
 
 fn scan<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
     let source = cpu.operand(1, width)?;
-    cpu.set_flags(ZERO, when(source == 0, ZERO));
+    cpu.flags.set(ZERO, when(source == 0, ZERO));
     let position = if cpu.insn.mnemonic() == Mnemonic::Bsf {
         source.checked_ilog2().map(|_| source.trailing_zeros())
     } else {
@@ -87,8 +88,8 @@ fn test_bit<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(
     let index = cpu.operand(1, width)?;
     let bit = 1 << (index & u64::from(width.bits() - 1));
     // A bit number in a register reaches beyond the memory operand, in both directions.
-    let reaches = cpu.is_memory(0) && cpu.insn.try_immediate(1).is_err();
-    let at = if cpu.is_memory(0) {
+    let reaches = is_memory(cpu.insn, 0) && cpu.insn.try_immediate(1).is_err();
+    let at = if is_memory(cpu.insn, 0) {
         let units = width.signed(index) >> width.bits().trailing_zeros();
         let beyond = if reaches {
             units.cast_unsigned().wrapping_mul(width.bytes() as u64)
@@ -105,7 +106,7 @@ fn test_bit<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(
         Some(at) => cpu.read_to_write(at, width)?,
         None => cpu.operand(0, width)?,
     };
-    cpu.set_flags(CARRY, when(old & bit != 0, CARRY));
+    cpu.flags.set(CARRY, when(old & bit != 0, CARRY));
     let new = match cpu.insn.mnemonic() {
         Mnemonic::Bts => old | bit,
         Mnemonic::Btr => old & !bit,

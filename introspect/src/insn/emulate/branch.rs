@@ -7,6 +7,7 @@ use iced_x86::{Code, Mnemonic, OpKind};
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, ZERO};
+use super::operand::operand_width;
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
@@ -27,7 +28,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             if cpu.insn.op_count() == 1 {
                 let arguments = cpu.operand(0, Width::B2)?;
                 let behind = cpu.gpr(Gpr::Rsp).wrapping_add(8).wrapping_add(arguments);
-                cpu.set_gpr(Gpr::Rsp, behind);
+                cpu.registers.set(Gpr::Rsp, behind);
             }
             cpu.jump(target);
         }
@@ -41,7 +42,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         Mnemonic::Loop | Mnemonic::Loope | Mnemonic::Loopne => return count_down(cpu),
         _ if cpu.insn.is_jcc_short_or_near() => {
-            let taken = flags::holds(cpu.insn.condition_code(), cpu.flags());
+            let taken = flags::holds(cpu.insn.condition_code(), cpu.flags.before());
             return jump_if(cpu, taken);
         }
         _ => return Err(Reason::Unmodelled.into()),
@@ -54,7 +55,7 @@ fn target<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<u64, Stop> {
         OpKind::NearBranch64 => Ok(cpu.insn.near_branch64()),
         _ => {
             // From memory, all 64 bits: the operand sets the width, never the prefix.
-            if cpu.width(0)? != Width::B8 {
+            if operand_width(cpu.insn, 0)? != Width::B8 {
                 return Err(Reason::Unmodelled.into());
             }
             cpu.operand(0, Width::B8)
@@ -80,8 +81,8 @@ fn count_down<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     let count = counter.truncate(cpu.gpr(Gpr::Rcx).wrapping_sub(1));
     cpu.set_gpr_low(Gpr::Rcx, counter, count);
     let wanted = match cpu.insn.mnemonic() {
-        Mnemonic::Loope => cpu.flag(ZERO),
-        Mnemonic::Loopne => !cpu.flag(ZERO),
+        Mnemonic::Loope => cpu.flags.was_set(ZERO),
+        Mnemonic::Loopne => !cpu.flags.was_set(ZERO),
         _ => true,
     };
     jump_if(cpu, count != 0 && wanted)

@@ -4,6 +4,7 @@ use iced_x86::{ConditionCode, Mnemonic};
 
 use super::effects::{Effects, Stop};
 use super::flags;
+use super::operand::operand_width;
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
@@ -15,7 +16,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
     }
     match cpu.insn.mnemonic() {
         Mnemonic::Mov => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let value = cpu.operand(1, width)?;
             cpu.set_operand(0, width, value)
         }
@@ -25,22 +26,22 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             if !cpu.cpu.features().movbe {
                 return Err(Reason::MissingFeature.into());
             }
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let value = cpu.operand(1, width)?;
             cpu.set_operand(0, width, swap_bytes(width, value))
         }
         Mnemonic::Bswap => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let value = cpu.operand(0, width)?;
             cpu.set_operand(0, width, swap_bytes(width, value))
         }
         Mnemonic::Lea => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let offset = cpu.memory_offset(cpu.gpr(Gpr::Rsp), 0)?;
             cpu.set_operand(0, width, offset)
         }
         Mnemonic::Xchg => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let first = cpu.operand_to_write(0, width)?;
             let second = cpu.operand_to_write(1, width)?;
             cpu.set_operand(0, width, second)?;
@@ -61,8 +62,8 @@ fn conditional<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     condition: ConditionCode,
 ) -> Result<(), Stop> {
-    let holds = flags::holds(condition, cpu.flags());
-    let width = cpu.width(0)?;
+    let holds = flags::holds(condition, cpu.flags.before());
+    let width = operand_width(cpu.insn, 0)?;
     if cpu.insn.op_count() == 1 {
         return cpu.set_operand(0, width, u64::from(holds));
     }
@@ -76,7 +77,7 @@ fn extend<C: Cpu + ?Sized>(
     cpu: &mut Effects<'_, C>,
     extended: impl Fn(Width, u64) -> u64,
 ) -> Result<(), Stop> {
-    let (to, from) = (cpu.width(0)?, cpu.width(1)?);
+    let (to, from) = (operand_width(cpu.insn, 0)?, operand_width(cpu.insn, 1)?);
     let value = cpu.operand(1, from)?;
     cpu.set_operand(0, to, extended(from, value))
 }

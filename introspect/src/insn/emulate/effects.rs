@@ -2,10 +2,12 @@
 
 use iced_x86::{Instruction, Mnemonic};
 
+use super::flag_changes::FlagChanges;
 use super::flags;
+use super::register_changes::RegisterChanges;
 use super::width::Width;
 use crate::Gva;
-use crate::insn::cpu::{Access, Cpu, Fault, Gpr, Segment};
+use crate::insn::cpu::{Access, Cpu, Fault, Gpr};
 use crate::insn::reason::Reason;
 use crate::insn::system::SystemChanges;
 
@@ -38,24 +40,18 @@ pub(super) enum Commit {
     Raced,
 }
 
-/// The most registers changed by an instruction.
-const MOST_REGISTERS: usize = 3;
-
 /// The processor before the instruction, and the changes that the instruction will make.
 ///
-/// Reads of memory, flags and [`Effects::gpr`] return the state before the instruction.
+/// Reads of memory, [`Effects::gpr`] and [`FlagChanges::before`] return the state before the
+/// instruction.
 pub(super) struct Effects<'a, C: ?Sized> {
     pub(super) cpu: &'a mut C,
     pub(super) insn: &'a Instruction,
-    flags_before: u64,
-    flags_after: u64,
+    pub(super) flags: FlagChanges,
+    pub(super) registers: RegisterChanges,
     rip: u64,
-    registers: [(Gpr, u64); MOST_REGISTERS],
-    changed: usize,
     store: Option<Store>,
     system: Option<SystemChanges>,
-    /// RF afterwards.
-    resume: bool,
     /// The last value read from memory: the value replaced by a locked instruction.
     loaded: u64,
 }
@@ -72,18 +68,14 @@ enum Content {
 
 impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     pub(super) fn new(cpu: &'a mut C, insn: &'a Instruction) -> Self {
-        let flags = cpu.rflags();
         Self {
+            flags: FlagChanges::new(cpu.rflags()),
             cpu,
             insn,
-            flags_before: flags,
-            flags_after: flags,
+            registers: RegisterChanges::new(),
             rip: insn.next_ip(),
-            registers: [(Gpr::Rax, 0); MOST_REGISTERS],
-            changed: 0,
             store: None,
             system: None,
-            resume: false,
             loaded: 0,
         }
     }
@@ -95,21 +87,8 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
 
     /// A register with the changes up to now.
     fn gpr_after(&self, register: Gpr) -> u64 {
-        self.registers[..self.changed]
-            .iter()
-            .find(|(changed, _)| *changed == register)
-            .map_or_else(|| self.cpu.gpr(register), |(_, value)| *value)
-    }
-
-    /// Changes all of a register.
-    pub(super) fn set_gpr(&mut self, register: Gpr, value: u64) {
-        let changed = &mut self.registers[..self.changed];
-        if let Some(entry) = changed.iter_mut().find(|(changed, _)| *changed == register) {
-            entry.1 = value;
-        } else {
-            self.registers[self.changed] = (register, value);
-            self.changed += 1;
-        }
+        let changed = self.registers.get(register);
+        changed.unwrap_or_else(|| self.cpu.gpr(register))
     }
 
     /// Changes the low part of a register like the processor's writes of the same width: 32 bits
@@ -117,10 +96,10 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     pub(super) fn set_gpr_low(&mut self, register: Gpr, width: Width, value: u64) {
         let value = width.truncate(value);
         match width {
-            Width::B4 | Width::B8 => self.set_gpr(register, value),
+            Width::B4 | Width::B8 => self.registers.set(register, value),
             Width::B1 | Width::B2 => {
                 let rest = self.gpr_after(register) & !width.mask();
-                self.set_gpr(register, rest | value);
+                self.registers.set(register, rest | value);
             }
         }
     }
@@ -128,26 +107,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     /// Changes bits 8..16 of a register.
     pub(super) fn set_gpr_second_byte(&mut self, register: Gpr, value: u64) {
         let rest = self.gpr_after(register) & !0xff00;
-        self.set_gpr(register, rest | (value & 0xff) << 8);
-    }
-
-    /// The flags before the instruction.
-    pub(super) fn flags(&self) -> u64 {
-        self.flags_before
-    }
-
-    pub(super) fn flag(&self, flag: u64) -> bool {
-        self.flags_before & flag != 0
-    }
-
-    /// Changes the flags in `which` to their state in `values`.
-    pub(super) fn set_flags(&mut self, which: u64, values: u64) {
-        self.flags_after = (self.flags_after & !which) | (values & which);
-    }
-
-    /// Sets RF after the instruction to `resume`; other instructions clear RF.
-    pub(super) fn resume(&mut self, resume: bool) {
-        self.resume = resume;
+        self.registers.set(register, rest | (value & 0xff) << 8);
     }
 
     /// Records changes outside general registers, RIP and the flags. An instruction with system
@@ -159,10 +119,6 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     /// Goes on at `target` instead of behind the instruction.
     pub(super) fn jump(&mut self, target: u64) {
         self.rip = target;
-    }
-
-    pub(super) fn segment_base(&mut self, segment: Segment) -> Result<u64, Stop> {
-        Ok(self.cpu.segment_base(segment)?)
     }
 
     /// Reads memory as it was before the instruction.
@@ -232,7 +188,7 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
     /// Programs can ask for a fault on misaligned accesses (the fault occurs if CR0.AM is set).
     fn check_alignment(&mut self, at: u64, width: Width) -> Result<(), Stop> {
         let aligned = at.is_multiple_of(width.bytes() as u64);
-        if !aligned && self.flag(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
+        if !aligned && self.flags.was_set(flags::ALIGNMENT) && self.cpu.privilege_level()? == 3 {
             return Err(Reason::AlignmentCheck.into());
         }
         Ok(())
@@ -272,13 +228,10 @@ impl<'a, C: Cpu + ?Sized> Effects<'a, C> {
         if let Some(changes) = &self.system {
             self.cpu.change_system(changes)?;
         }
-        for &(register, value) in &self.registers[..self.changed] {
+        for (register, value) in self.registers.all() {
             self.cpu.set_gpr(register, value);
         }
-        // Completing an instruction clears RF; a set RF suppresses breakpoints on the instruction.
-        let resume = flags::when(self.resume, flags::RESUME);
-        self.cpu
-            .set_rflags(self.flags_after & !flags::RESUME | resume);
+        self.cpu.set_rflags(self.flags.after());
         self.cpu.set_rip(self.rip);
         Ok(Commit::Done)
     }

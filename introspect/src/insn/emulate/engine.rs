@@ -83,7 +83,7 @@ fn attempt<C: Cpu + ?Sized>(
     decoded: &Decoded,
 ) -> Result<Commit, Stop> {
     let mut effects = Effects::new(cpu, decoded.instruction());
-    if effects.flag(flags::TRAP) {
+    if effects.flags.was_set(flags::TRAP) {
         return Err(Reason::GuestTrapFlag.into());
     }
     let cpu = &mut effects;

@@ -27,6 +27,11 @@ pub(super) const IDENTIFICATION: u64 = 1 << 21;
 /// The six flags set by arithmetic.
 pub(super) const STATUS: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN | OVERFLOW;
 
+/// The lowest privilege allowed to turn interrupts on and off.
+pub(super) const fn io_level(flags: u64) -> u64 {
+    (flags & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
+}
+
 /// `flag` if `set`, else nothing.
 pub(super) const fn when(set: bool, flag: u64) -> u64 {
     if set { flag } else { 0 }

@@ -4,11 +4,12 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, STATUS};
+use super::operand::operand_width;
 use crate::insn::cpu::Cpu;
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let mnemonic = cpu.insn.mnemonic();
     let old = match mnemonic {
         Mnemonic::Test => cpu.operand(0, width)?,
@@ -25,7 +26,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         _ => return Err(Reason::Unmodelled.into()),
     };
     // CF and OF are cleared. Every processor clears AF too, though the manuals do not say so.
-    cpu.set_flags(STATUS, flags::of_result(width, result));
+    cpu.flags.set(STATUS, flags::of_result(width, result));
     if mnemonic == Mnemonic::Test {
         Ok(())
     } else {

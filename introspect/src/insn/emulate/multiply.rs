@@ -7,12 +7,13 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, CARRY, OVERFLOW};
+use super::operand::operand_width;
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     match cpu.insn.mnemonic() {
         Mnemonic::Imul if cpu.insn.op_count() > 1 => multiply_into(cpu, width),
         Mnemonic::Mul | Mnemonic::Imul => multiply(cpu, width),
@@ -59,7 +60,8 @@ fn sign_of(width: Width, low: u64) -> u64 {
 }
 
 fn set_product_flags<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, overflow: bool) {
-    cpu.set_flags(CARRY | OVERFLOW, flags::when(overflow, CARRY | OVERFLOW));
+    cpu.flags
+        .set(CARRY | OVERFLOW, flags::when(overflow, CARRY | OVERFLOW));
 }
 
 /// The dividend, or the product: AH:AL, DX:AX, EDX:EAX or RDX:RAX.

@@ -1,6 +1,6 @@
 //! Operands: where they are, reading and writing them.
 
-use iced_x86::{OpKind, Register};
+use iced_x86::{Instruction, OpKind, Register};
 
 use super::effects::{Effects, Stop};
 use super::width::Width;
@@ -22,21 +22,40 @@ fn is_second_byte(register: Register) -> bool {
     )
 }
 
+/// The size of an operand.
+pub(super) fn operand_width(insn: &Instruction, operand: u32) -> Result<Width, Stop> {
+    let bytes = match insn.op_kind(operand) {
+        OpKind::Register => insn.op_register(operand).size(),
+        OpKind::Memory => insn.memory_size().size(),
+        _ => 0,
+    };
+    Width::from_bytes(bytes).ok_or(Stop::Unsupported(Reason::Unmodelled))
+}
+
+pub(super) fn is_memory(insn: &Instruction, operand: u32) -> bool {
+    insn.op_kind(operand) == OpKind::Memory
+}
+
+/// The width of the memory operand's address: 32 bits with an address-size prefix.
+fn address_width(insn: &Instruction) -> Width {
+    let is_short = |register: Register| register.size() == 4;
+    if is_short(insn.memory_base())
+        || is_short(insn.memory_index())
+        || (insn.memory_base() == Register::None
+            && insn.memory_index() == Register::None
+            && insn.memory_displ_size() == 4)
+    {
+        Width::B4
+    } else {
+        Width::B8
+    }
+}
+
+fn register_width(register: Register) -> Result<Width, Stop> {
+    Width::from_bytes(register.size()).ok_or(Stop::Unsupported(Reason::Unmodelled))
+}
+
 impl<C: Cpu + ?Sized> Effects<'_, C> {
-    /// The size of an operand.
-    pub(super) fn width(&self, operand: u32) -> Result<Width, Stop> {
-        let bytes = match self.insn.op_kind(operand) {
-            OpKind::Register => self.insn.op_register(operand).size(),
-            OpKind::Memory => self.insn.memory_size().size(),
-            _ => 0,
-        };
-        Width::from_bytes(bytes).ok_or(Stop::Unsupported(Reason::Unmodelled))
-    }
-
-    pub(super) fn is_memory(&self, operand: u32) -> bool {
-        self.insn.op_kind(operand) == OpKind::Memory
-    }
-
     /// Reads an operand as a value of `width`: registers and memory have this width, immediates are
     /// extended.
     pub(super) fn operand(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
@@ -55,7 +74,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
 
     /// Reads an operand before a write, like [`Effects::operand`].
     pub(super) fn operand_to_write(&mut self, operand: u32, width: Width) -> Result<u64, Stop> {
-        if !self.is_memory(operand) {
+        if !is_memory(self.insn, operand) {
             return self.operand(operand, width);
         }
         let at = self.memory_address()?;
@@ -118,9 +137,9 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     pub(super) fn memory_offset(&self, rsp: u64, extra: u64) -> Result<u64, Stop> {
         let insn = self.insn;
         if insn.is_ip_rel_memory_operand() {
-            return Ok(self
-                .address_width()
-                .truncate(insn.ip_rel_memory_address().wrapping_add(extra)));
+            return Ok(
+                address_width(insn).truncate(insn.ip_rel_memory_address().wrapping_add(extra))
+            );
         }
         let value = |register: Register| match register {
             Register::None => Ok(0),
@@ -135,37 +154,17 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
             .wrapping_add(index.wrapping_mul(u64::from(insn.memory_index_scale())))
             .wrapping_add(insn.memory_displacement64())
             .wrapping_add(extra);
-        Ok(self.address_width().truncate(offset))
+        Ok(address_width(insn).truncate(offset))
     }
 
     /// The linear address of an offset in the instruction's segment.
     pub(super) fn linear(&mut self, offset: u64) -> Result<u64, Stop> {
         let base = match self.insn.memory_segment() {
-            Register::FS => self.segment_base(Segment::Fs)?,
-            Register::GS => self.segment_base(Segment::Gs)?,
+            Register::FS => self.cpu.segment_base(Segment::Fs)?,
+            Register::GS => self.cpu.segment_base(Segment::Gs)?,
             // The others start at zero in 64-bit mode.
             _ => 0,
         };
         Ok(base.wrapping_add(offset))
     }
-
-    /// The width of the memory operand's address: 32 bits with an address-size prefix.
-    fn address_width(&self) -> Width {
-        let insn = self.insn;
-        let is_short = |register: Register| register.size() == 4;
-        if is_short(insn.memory_base())
-            || is_short(insn.memory_index())
-            || (insn.memory_base() == Register::None
-                && insn.memory_index() == Register::None
-                && insn.memory_displ_size() == 4)
-        {
-            Width::B4
-        } else {
-            Width::B8
-        }
-    }
-}
-
-fn register_width(register: Register) -> Result<Width, Stop> {
-    Width::from_bytes(register.size()).ok_or(Stop::Unsupported(Reason::Unmodelled))
 }

@@ -8,6 +8,7 @@ use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 use super::effects::{Effects, Stop, is_canonical};
 use super::flags::ALIGNMENT;
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::Gva;
 use crate::insn::cpu::{Access, Cpu};
@@ -64,12 +65,12 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
                 Mnemonic::Rdfsbase => segments.fs,
                 _ => segments.gs,
             };
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             cpu.set_operand(0, width, segment.base)
         }
         Mnemonic::Wrfsbase | Mnemonic::Wrgsbase => {
             with_base_instructions(cpu)?;
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let base = cpu.operand(0, width)?;
             if !is_canonical(base) {
                 return Err(Reason::Segment.into());
@@ -122,17 +123,17 @@ fn store<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
         _ => return Err(Reason::Segment.into()),
     };
     // In memory 16 bits, for any operand size.
-    let width = if cpu.is_memory(0) {
+    let width = if is_memory(cpu.insn, 0) {
         Width::B2
     } else {
-        cpu.width(0)?
+        operand_width(cpu.insn, 0)?
     };
     cpu.set_operand(0, width, u64::from(segment.selector))
 }
 
 /// `mov` to DS, ES or SS.
 fn load<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let selector = if cpu.is_memory(1) {
+    let selector = if is_memory(cpu.insn, 1) {
         cpu.operand(1, Width::B2)?
     } else {
         cpu.full_register(1)?
@@ -262,7 +263,7 @@ fn descriptor<C: Cpu + ?Sized>(
     let offset = selector & !(LOCAL | REQUESTED);
     // SMAP applies to the table access even where AC lifts SMAP for other accesses.
     let readable = table.filter(|table| u32::from(offset) + 7 <= table.limit);
-    let Some(table) = readable.filter(|_| !cpu.flag(ALIGNMENT)) else {
+    let Some(table) = readable.filter(|_| !cpu.flags.was_set(ALIGNMENT)) else {
         return Err(reason.into());
     };
     let mut bytes = [0; 8];

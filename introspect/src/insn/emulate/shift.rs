@@ -8,12 +8,13 @@ use iced_x86::Mnemonic;
 
 use super::effects::{Effects, Stop};
 use super::flags::{self, ADJUST, CARRY, OVERFLOW, STATUS, when};
+use super::operand::operand_width;
 use super::width::Width;
 use crate::insn::cpu::Cpu;
 use crate::insn::reason::Reason;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
-    let width = cpu.width(0)?;
+    let width = operand_width(cpu.insn, 0)?;
     let old = cpu.operand_to_write(0, width)?;
     let last = cpu.insn.op_count() - 1;
     let count = cpu.operand(last, Width::B1)? & if width == Width::B8 { 63 } else { 31 };
@@ -23,7 +24,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         // No flags change, but the operand is written all the same.
         return cpu.set_operand(0, width, old);
     }
-    let carry = cpu.flag(CARRY);
+    let carry = cpu.flags.was_set(CARRY);
     let (which, result, flags) = match cpu.insn.mnemonic() {
         Mnemonic::Shl | Mnemonic::Sal => shifted(width, shl(width, old, count), false),
         Mnemonic::Shr => shifted(width, shr(width, old, count), true),
@@ -43,7 +44,7 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         }
         _ => return Err(Reason::Unmodelled.into()),
     };
-    cpu.set_flags(which, flags);
+    cpu.flags.set(which, flags);
     cpu.set_operand(0, width, result)
 }
 

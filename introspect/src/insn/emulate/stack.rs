@@ -7,6 +7,7 @@
 use iced_x86::{Code, Mnemonic};
 
 use super::effects::{Effects, Stop};
+use super::operand::{is_memory, operand_width};
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
 use crate::insn::reason::Reason;
@@ -20,9 +21,9 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             cpu.push(width, value)
         }
         Mnemonic::Pop => {
-            let width = cpu.width(0)?;
+            let width = operand_width(cpu.insn, 0)?;
             let value = cpu.pop(width)?;
-            if cpu.is_memory(0) {
+            if is_memory(cpu.insn, 0) {
                 let rsp = cpu.gpr(Gpr::Rsp).wrapping_add(width.bytes() as u64);
                 let offset = cpu.memory_offset(rsp, 0)?;
                 let at = cpu.linear(offset)?;
@@ -39,7 +40,8 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
             };
             let frame = cpu.gpr(Gpr::Rbp);
             let caller = cpu.read(frame, width)?;
-            cpu.set_gpr(Gpr::Rsp, frame.wrapping_add(width.bytes() as u64));
+            cpu.registers
+                .set(Gpr::Rsp, frame.wrapping_add(width.bytes() as u64));
             cpu.set_gpr_low(Gpr::Rbp, width, caller);
             Ok(())
         }
@@ -52,7 +54,7 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     pub(super) fn push(&mut self, width: Width, value: u64) -> Result<(), Stop> {
         let top = self.gpr(Gpr::Rsp).wrapping_sub(width.bytes() as u64);
         self.write(top, width, value)?;
-        self.set_gpr(Gpr::Rsp, top);
+        self.registers.set(Gpr::Rsp, top);
         Ok(())
     }
 
@@ -60,7 +62,8 @@ impl<C: Cpu + ?Sized> Effects<'_, C> {
     pub(super) fn pop(&mut self, width: Width) -> Result<u64, Stop> {
         let top = self.gpr(Gpr::Rsp);
         let value = self.read(top, width)?;
-        self.set_gpr(Gpr::Rsp, top.wrapping_add(width.bytes() as u64));
+        self.registers
+            .set(Gpr::Rsp, top.wrapping_add(width.bytes() as u64));
         Ok(value)
     }
 }

@@ -5,7 +5,7 @@ use iced_x86::Mnemonic;
 use super::effects::{Effects, Stop};
 use super::flags::{
     ADJUST, ALIGNMENT, CARRY, DIRECTION, FIXED, IDENTIFICATION, INTERRUPT, IO_LEVEL, NESTED_TASK,
-    PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO,
+    PARITY, RESUME, SIGN, STATUS, TRAP, VIRTUAL_8086, ZERO, io_level,
 };
 use super::width::Width;
 use crate::insn::cpu::{Cpu, Gpr};
@@ -16,26 +16,26 @@ const IN_AH: u64 = CARRY | PARITY | ADJUST | ZERO | SIGN;
 
 pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
     match cpu.insn.mnemonic() {
-        Mnemonic::Clc => cpu.set_flags(CARRY, 0),
-        Mnemonic::Stc => cpu.set_flags(CARRY, CARRY),
-        Mnemonic::Cmc => cpu.set_flags(CARRY, !cpu.flags()),
-        Mnemonic::Cld => cpu.set_flags(DIRECTION, 0),
-        Mnemonic::Std => cpu.set_flags(DIRECTION, DIRECTION),
-        Mnemonic::Lahf => cpu.set_gpr_second_byte(Gpr::Rax, cpu.flags() & IN_AH | FIXED),
-        Mnemonic::Sahf => cpu.set_flags(IN_AH, cpu.gpr(Gpr::Rax) >> 8),
+        Mnemonic::Clc => cpu.flags.set(CARRY, 0),
+        Mnemonic::Stc => cpu.flags.set(CARRY, CARRY),
+        Mnemonic::Cmc => cpu.flags.set(CARRY, !cpu.flags.before()),
+        Mnemonic::Cld => cpu.flags.set(DIRECTION, 0),
+        Mnemonic::Std => cpu.flags.set(DIRECTION, DIRECTION),
+        Mnemonic::Lahf => cpu.set_gpr_second_byte(Gpr::Rax, cpu.flags.before() & IN_AH | FIXED),
+        Mnemonic::Sahf => cpu.flags.set(IN_AH, cpu.gpr(Gpr::Rax) >> 8),
         Mnemonic::Cli => {
-            if u64::from(cpu.cpu.privilege_level()?) > cpu.io_level() {
+            if u64::from(cpu.cpu.privilege_level()?) > io_level(cpu.flags.before()) {
                 return Err(Reason::PrivilegeLevel.into());
             }
-            cpu.set_flags(INTERRUPT, 0);
+            cpu.flags.set(INTERRUPT, 0);
         }
         Mnemonic::Clac => {
             check_access_control(cpu)?;
-            cpu.set_flags(ALIGNMENT, 0);
+            cpu.flags.set(ALIGNMENT, 0);
         }
         Mnemonic::Stac => {
             check_access_control(cpu)?;
-            cpu.set_flags(ALIGNMENT, ALIGNMENT);
+            cpu.flags.set(ALIGNMENT, ALIGNMENT);
         }
         Mnemonic::Pushf => push(cpu, Width::B2)?,
         Mnemonic::Pushfq => push(cpu, Width::B8)?,
@@ -44,13 +44,6 @@ pub(super) fn run<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop>
         _ => return Err(Reason::Unmodelled.into()),
     }
     Ok(())
-}
-
-impl<C: Cpu + ?Sized> Effects<'_, C> {
-    /// The lowest privilege allowed to turn interrupts on and off.
-    pub(super) fn io_level(&self) -> u64 {
-        (self.flags() & IO_LEVEL) >> IO_LEVEL.trailing_zeros()
-    }
 }
 
 fn check_access_control<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(), Stop> {
@@ -64,7 +57,7 @@ fn check_access_control<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>) -> Result<(),
 }
 
 fn push<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
-    let image = cpu.flags() & !(RESUME | VIRTUAL_8086) | FIXED;
+    let image = cpu.flags.before() & !(RESUME | VIRTUAL_8086) | FIXED;
     cpu.push(width, width.truncate(image))
 }
 
@@ -80,9 +73,9 @@ fn pop<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), St
     if level == 0 {
         which |= IO_LEVEL;
     }
-    if level <= cpu.io_level() {
+    if level <= io_level(cpu.flags.before()) {
         which |= INTERRUPT;
     }
-    cpu.set_flags(width.truncate(which), image);
+    cpu.flags.set(width.truncate(which), image);
     Ok(())
 }

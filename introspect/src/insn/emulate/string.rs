@@ -68,7 +68,7 @@ fn repeat<C: Cpu + ?Sized>(
     let from = address.truncate(cpu.gpr(Gpr::Rsi));
     let bytes = count.saturating_mul(width.bytes() as u64);
     let wraps = |start: u64| start > address.mask() - bytes;
-    if bytes > MOST_ACCESSED_BYTES as u64 || cpu.flag(DIRECTION) || wraps(to) {
+    if bytes > MOST_ACCESSED_BYTES as u64 || cpu.flags.was_set(DIRECTION) || wraps(to) {
         return Err(Reason::Repeated.into());
     }
     let count = usize::try_from(count).map_err(|_| Reason::Repeated)?;
@@ -81,7 +81,7 @@ fn repeat<C: Cpu + ?Sized>(
             if wraps(from) || to.wrapping_sub(source) < bytes {
                 return Err(Reason::Repeated.into());
             }
-            cpu.set_gpr(Gpr::Rsi, end(from));
+            cpu.registers.set(Gpr::Rsi, end(from));
             cpu.read_string(source, width, count)?
         }
         Mnemonic::Stosb | Mnemonic::Stosw | Mnemonic::Stosd | Mnemonic::Stosq => {
@@ -91,8 +91,8 @@ fn repeat<C: Cpu + ?Sized>(
         _ => return Err(Reason::Repeated.into()),
     };
     cpu.write_string(to, width, content)?;
-    cpu.set_gpr(Gpr::Rdi, end(to));
-    cpu.set_gpr(Gpr::Rcx, 0);
+    cpu.registers.set(Gpr::Rdi, end(to));
+    cpu.registers.set(Gpr::Rcx, 0);
     Ok(())
 }
 
@@ -130,7 +130,7 @@ fn compare<C: Cpu + ?Sized>(
 ) -> Result<(), Stop> {
     let other = cpu.read(address.truncate(cpu.gpr(Gpr::Rdi)), width)?;
     let (_, flags) = flags::sub(width, value, other, false);
-    cpu.set_flags(STATUS, flags);
+    cpu.flags.set(STATUS, flags);
     advance(cpu, Gpr::Rdi, width, address);
     Ok(())
 }
@@ -138,7 +138,7 @@ fn compare<C: Cpu + ?Sized>(
 fn advance<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, pointer: Gpr, width: Width, address: Width) {
     let by = width.bytes() as u64;
     let old = cpu.gpr(pointer);
-    let new = if cpu.flag(DIRECTION) {
+    let new = if cpu.flags.was_set(DIRECTION) {
         old.wrapping_sub(by)
     } else {
         old.wrapping_add(by)

@@ -52,7 +52,7 @@ fn check_trap_flag(image: u64) -> Result<(), Stop> {
 
 fn interrupt_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Result<(), Stop> {
     const REASON: Reason = Reason::InterruptReturn;
-    if cpu.cpu.privilege_level()? != 0 || cpu.flag(NESTED_TASK) {
+    if cpu.cpu.privilege_level()? != 0 || cpu.flags.was_set(NESTED_TASK) {
         return Err(REASON.into());
     }
     // A faulting `iret` unmasks NMIs too, so the hardware must raise the fault.
@@ -76,9 +76,9 @@ fn interrupt_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> 
         return Err(REASON.into());
     }
     cpu.jump(rip);
-    cpu.set_gpr(Gpr::Rsp, rsp);
-    cpu.set_flags(LOADED & !RESUME, image);
-    cpu.resume(image & RESUME != 0);
+    cpu.registers.set(Gpr::Rsp, rsp);
+    cpu.flags.set(LOADED & !RESUME, image);
+    cpu.flags.set_resume(image & RESUME != 0);
     cpu.change_system(SystemChanges {
         segments: (segments != system.segments).then_some(segments),
         unmasks_nmis: true,
@@ -142,7 +142,7 @@ fn system_return<C: Cpu + ?Sized>(cpu: &mut Effects<'_, C>, width: Width) -> Res
         return Err(Reason::VendorSpecific.into());
     }
     cpu.jump(width.truncate(cpu.gpr(Gpr::Rcx)));
-    cpu.set_flags(LOADED_FROM_R11, image);
+    cpu.flags.set(LOADED_FROM_R11, image);
     cpu.change_system(SystemChanges {
         segments: Some(Segments {
             cs: segment::flat_code(code | 3, width == Width::B8),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use introspect::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
-use crate::hit::{DebugRegisters, DebugUse, Plant, Table};
+use crate::plant_table::{DebugRegisters, DebugUse, Plant, Table};
 use crate::registry::Probe;
 
 /// The probes and return sites to reconcile with the plants.

@@ -14,7 +14,7 @@ use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{INT3, Running};
 use crate::handler::{FaultOutcome, HitContext};
-use crate::hit::{Plant, own_instruction};
+use crate::plant_table::{Plant, own_instruction};
 use crate::registry::Purpose;
 
 /// The answer of the fault-handlers.

@@ -13,7 +13,7 @@ use vmm::{kvm_regs, kvm_sregs};
 
 use crate::engine::hits::executor::Executor;
 use crate::handler::FaultOutcome;
-use crate::hit::Plant;
+use crate::plant_table::Plant;
 use crate::registry::Purpose;
 
 const DEBUG: u8 = 1;

@@ -27,7 +27,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
 use crate::handler::{HitContext, PreOutcome};
-use crate::hit::{DebugUse, Plant, own_instruction};
+use crate::plant_table::{DebugUse, Plant, own_instruction};
 use crate::registry::{Milestone, Missed, Purpose};
 
 const PAGE_BYTES: u64 = 4096;

@@ -10,7 +10,7 @@ use text::GuestError;
 
 use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};
 use crate::handler::HitContext;
-use crate::hit::{DebugUse, Plant};
+use crate::plant_table::{DebugUse, Plant};
 use crate::registry::{Purpose, Reader};
 
 const PAGE_BYTES: u64 = 4096;

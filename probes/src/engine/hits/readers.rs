@@ -17,7 +17,7 @@ use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
-use crate::hit::Plant;
+use crate::plant_table::Plant;
 use crate::registry::{Milestone, Purpose, Reader};
 
 /// The maximum checked length of a read range. The kernel's own copies have a page at most.

@@ -41,7 +41,7 @@ use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::hit::{Plant, Table};
+use crate::plant_table::{Plant, Table};
 
 /// The jump or `int3` that replaces a plant.
 #[derive(Clone, Copy, Debug)]

@@ -24,7 +24,7 @@ use text::GuestError;
 use crate::engine::records::Records;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::hit::Plant;
+use crate::plant_table::Plant;
 use crate::registry::{Probe, Purpose};
 
 /// The receiver of a detour part's work.

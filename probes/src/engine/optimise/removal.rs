@@ -9,7 +9,7 @@ use introspect::{Gpa, Gva};
 use text::{GuestError, Paused, Spot};
 
 use crate::engine::optimise::Optimiser;
-use crate::hit::Plant;
+use crate::plant_table::Plant;
 
 impl Optimiser {
     /// Removes the jump or `int3` that replaces `plant`, if any. The probe still counts threads inside the detour.

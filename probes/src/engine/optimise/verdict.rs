@@ -16,7 +16,7 @@ use crate::engine::optimise::int3::{CR4_FRED, Int3Handler, NoInt3};
 use crate::engine::plants::Plants;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
-use crate::hit::{Plant, own_instruction};
+use crate::plant_table::{Plant, own_instruction};
 
 /// Bytes of a jump.
 pub(crate) const JUMP_BYTES: u64 = 5;

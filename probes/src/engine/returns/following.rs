@@ -11,7 +11,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::landings::{Landing, Stack};
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::hit::Table;
+use crate::plant_table::Table;
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::{Calls, Ended, Instance};
 

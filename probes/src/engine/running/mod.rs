@@ -19,8 +19,8 @@ use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, Vcpu};
 use crate::engine::abilities::Abilities;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Located, Reached, Whereabouts};
-use crate::hit::Plant;
 use crate::kernel::Kernel;
+use crate::plant_table::Plant;
 use crate::resolve::Place;
 
 /// The opcode of `int3`.

@@ -27,7 +27,7 @@ use crate::engine::optimise::Optimiser;
 use crate::engine::plants::Plants;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::{Running, is_undefined};
-use crate::hit::{DebugUse, Plant};
+use crate::plant_table::{DebugUse, Plant};
 use crate::registry::{Milestone, Missed};
 
 /// Withdraws plants while the guest may read them. The other vCPUs are paused.
