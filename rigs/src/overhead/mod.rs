@@ -17,7 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::contract::{Bench, ContractError, attempt};
-use crate::line::{Backend, Case, Line, Timing, millis, print};
+use crate::line::{Backend, Line, Timing};
+use crate::runner::{Runner, verdict};
 
 pub use ways::{WAYS, Way};
 
@@ -30,7 +31,7 @@ pub struct Overhead<'a> {
     pub guest: &'a Path,
     /// A stock guest: many probes are armed in the guest, which runs only if a run does not take minutes.
     pub stock: Option<Stock<'a>>,
-    /// Only measurements with this text in the name.
+    /// Only measurements with this text in the name, or with one of several texts, separated by commas.
     pub only: &'a str,
     /// Number of calls in a loop.
     pub calls: u64,
@@ -67,27 +68,18 @@ impl Overhead<'_> {
         let backend = self.backend;
         let began = Instant::now();
         let bench = Bench::open(self.guest, self.timeout)?;
-        let host = Line::Host {
-            backend,
-            facts: format!("{:?}", bench.facts()),
-            took_ms: millis(began),
-        };
-        print(output, &host)?;
+        let mut runner = Runner::begin(backend, self.only, bench.facts(), began, output)?;
         let speed = bench.facts().speed;
-        print(
-            output,
-            &Line::Timing(Timing {
-                backend,
-                guest: "self-test".to_owned(),
-                way: SPEED.to_owned(),
-                cpus: 1,
-                calls: speed.instructions,
-                rounds_ns: vec![nanos(speed.took)],
-                hits: 0,
-                exits: 0,
-            }),
-        )?;
-        let (mut cases, mut failed) = (0, 0);
+        runner.print(&Line::Timing(Timing {
+            backend,
+            guest: "self-test".to_owned(),
+            way: SPEED.to_owned(),
+            cpus: 1,
+            calls: speed.instructions,
+            rounds_ns: vec![nanos(speed.took)],
+            hits: 0,
+            exits: 0,
+        }))?;
         let has_stock = self.stock.is_some();
         let has_image = self.stock.is_some_and(|stock| stock.image.is_some());
         // An emulated clock does not measure the time that Bochs or QEMU takes.
@@ -111,42 +103,23 @@ impl Overhead<'_> {
             }),
         ];
         for (name, possible, measure) in measurements {
-            if !name.contains(self.only) {
-                continue;
-            }
-            let began = Instant::now();
-            let mut measured = Ok(Vec::new());
-            let (ok, detail) = if possible {
-                let attempted = attempt(|| measured = measure());
-                measured = attempted.and(measured);
-                match &measured {
-                    Ok(lines) => (Some(true), format!("{} lines", lines.len())),
-                    Err(wrong) => (Some(false), wrong.clone()),
+            let mut measured = Vec::new();
+            runner.case(name, || {
+                if !possible {
+                    return (None, "it cannot be measured here".to_owned());
                 }
-            } else {
-                (None, "it cannot be measured here".to_owned())
-            };
-            for line in measured.unwrap_or_default() {
-                print(output, &line)?;
+                let mut result = Ok(Vec::new());
+                let attempted = attempt(|| result = measure());
+                verdict(attempted.and(result).map(|lines| {
+                    measured = lines;
+                    format!("{} lines", measured.len())
+                }))
+            })?;
+            for line in measured {
+                runner.print(&line)?;
             }
-            cases += 1;
-            failed += usize::from(ok == Some(false));
-            let case = Case {
-                backend,
-                case: name.to_owned(),
-                ok,
-                detail,
-                took_ms: millis(began),
-            };
-            print(output, &Line::Case(case))?;
         }
-        let end = Line::End {
-            backend,
-            cases,
-            failed,
-        };
-        print(output, &end)?;
-        Ok(failed)
+        Ok(runner.end()?)
     }
 }
 
