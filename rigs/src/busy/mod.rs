@@ -30,7 +30,7 @@ pub use soak::Soak;
 use guest::Guest;
 
 /// The names of the cases, in the order in which they are run.
-const CASES: [&str; 4] = ["returns", "pauses", "soak", "hot"];
+pub(crate) const NAMES: [&str; 4] = ["returns", "pauses", "soak", "hot"];
 
 /// An error that prevents all cases.
 #[derive(Debug, Error)]
@@ -91,7 +91,7 @@ impl Busy<'_> {
             cpus: self.cpus,
             memory_bytes: guest::MEMORY_BYTES,
         };
-        for name in CASES {
+        for name in NAMES {
             runner.case(name, || {
                 verdict(match name {
                     "returns" => returns::run(&guest),

@@ -95,6 +95,20 @@ pub fn names() -> impl Iterator<Item = &'static str> {
         .chain(stock)
 }
 
+/// The names in the lines, in the order in which the cases are run. `stock_cpus` is the number of vCPUs of a stock guest.
+pub(crate) fn line_names(stock_cpus: Option<u8>) -> Vec<String> {
+    let variants = cases().flat_map(Case::variants);
+    let stock = stock_cpus.into_iter().flat_map(|cpus| {
+        let cases = stock::CASES.iter();
+        cases.map(move |case| case.line_name(cpus))
+    });
+    variants
+        .map(|variant| variant.name())
+        .chain(generated::CASES.map(|case| case.name()))
+        .chain(stock)
+        .collect()
+}
+
 /// The cases to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Contract<'a> {
@@ -165,7 +179,7 @@ impl Contract<'_> {
         let facts = bench.facts();
         let stock = Stock::new(bench, files);
         for case in &stock::CASES {
-            self.case(runner, &case.variant(files.cpus), || {
+            self.case(runner, &case.line_name(files.cpus), || {
                 // The emulated clock of Bochs or QEMU does not show how long the guest takes.
                 if self.backend == Backend::Local && !facts.runs_kernels() {
                     let speed = facts.speed.in_words();

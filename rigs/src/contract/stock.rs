@@ -39,7 +39,7 @@ pub(super) struct StockCase {
 
 impl StockCase {
     /// The name in the lines.
-    pub(super) fn variant(&self, cpus: u8) -> String {
+    pub(super) fn line_name(&self, cpus: u8) -> String {
         format!("{}/auto/{cpus}", self.name)
     }
 }

@@ -27,6 +27,11 @@ use errors::chain;
 
 use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
 
+/// The names of the cases, in the order in which they are run.
+pub(crate) fn names() -> Vec<&'static str> {
+    EVENTS.iter().map(|event| event.name).collect()
+}
+
 /// Room for a crash kernel beside the guest's own.
 const MEMORY_BYTES: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(240);

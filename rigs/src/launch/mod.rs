@@ -2,6 +2,7 @@
 
 mod about;
 mod bochs;
+mod cases;
 mod error;
 mod follow;
 mod ground;
@@ -81,6 +82,7 @@ pub struct Launched {
 ///
 /// See [`LaunchError`]; a failed case is not an error. All started processes have ended.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+    cases::selected(launch)?;
     // Looked for first: the files below take minutes.
     let qemu = match launch.backend {
         Backend::Nested => Some(Qemu::find()?),
@@ -106,10 +108,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         Program::Contract { .. }
         | Program::Bench { .. }
         | Program::Busy { .. }
-        | Program::Ground { .. } => launch
-            .arguments
-            .iter()
-            .any(|word| word.starts_with("--only")),
+        | Program::Ground { .. } => cases::only(launch.arguments).is_some(),
     };
     let mut file = File::options()
         .create(true)

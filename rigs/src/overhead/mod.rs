@@ -58,6 +58,68 @@ pub struct Stock<'a> {
 /// The lines of a measurement, or the error.
 type Measured = Result<Vec<Line>, String>;
 
+/// The name, whether the machine can make the measurement, and the measurement.
+type Measurement = (
+    &'static str,
+    fn(&Overhead<'_>, &Bench) -> bool,
+    fn(&Overhead<'_>, &Bench) -> Measured,
+);
+
+/// In the order in which they are made.
+const MEASUREMENTS: [Measurement; 10] = [
+    ("ways", |_, _| true, test_guest::ways),
+    (
+        "rate/1",
+        |_, _| true,
+        |overhead, bench| test_guest::rate(overhead, bench, 1),
+    ),
+    (
+        "rate/2",
+        |_, _| true,
+        |overhead, bench| test_guest::rate(overhead, bench, 2),
+    ),
+    (
+        "records/1",
+        |_, _| true,
+        |overhead, bench| test_guest::records(overhead, bench, 1),
+    ),
+    (
+        "records/2",
+        |_, _| true,
+        |overhead, bench| test_guest::records(overhead, bench, 2),
+    ),
+    (
+        "stock",
+        |overhead, bench| overhead.runs_stock(bench),
+        stock::stock,
+    ),
+    (
+        "boot",
+        |overhead, bench| overhead.runs_stock(bench) && overhead.is_fast(),
+        boot::boot,
+    ),
+    (
+        "all-probed",
+        |overhead, bench| overhead.runs_stock(bench) && overhead.is_fast(),
+        boot::all_probed,
+    ),
+    (
+        "gdbstub",
+        |overhead, _| overhead.stock.is_some_and(|stock| stock.image.is_some()),
+        |overhead, _| gdbstub::gdbstub(overhead),
+    ),
+    (
+        "arming",
+        |overhead, _| overhead.stock.is_some() && overhead.is_fast(),
+        arming::arming,
+    ),
+];
+
+/// The names of the measurements, in the order in which they are made.
+pub(crate) fn names() -> [&'static str; 10] {
+    MEASUREMENTS.map(|(name, ..)| name)
+}
+
 impl Overhead<'_> {
     /// Measures and prints the results. Returns the number of failed measurements.
     ///
@@ -80,36 +142,14 @@ impl Overhead<'_> {
             hits: 0,
             exits: 0,
         }))?;
-        let has_stock = self.stock.is_some();
-        let has_image = self.stock.is_some_and(|stock| stock.image.is_some());
-        // An emulated clock does not measure the time that Bochs or QEMU takes.
-        let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
-        let is_fast = !matches!(backend, Backend::Intel | Backend::Amd);
-        let measurements: [(&str, bool, &dyn Fn() -> Measured); 10] = [
-            ("ways", true, &|| test_guest::ways(self, &bench)),
-            ("rate/1", true, &|| test_guest::rate(self, &bench, 1)),
-            ("rate/2", true, &|| test_guest::rate(self, &bench, 2)),
-            ("records/1", true, &|| test_guest::records(self, &bench, 1)),
-            ("records/2", true, &|| test_guest::records(self, &bench, 2)),
-            ("stock", runs_stock, &|| stock::stock(self, &bench)),
-            ("boot", runs_stock && is_fast, &|| boot::boot(self, &bench)),
-            ("all-probed", runs_stock && is_fast, &|| {
-                boot::all_probed(self, &bench)
-            }),
-            ("gdbstub", has_image, &|| gdbstub::gdbstub(self)),
-            // Bochs would take minutes to look up all these probes.
-            ("arming", has_stock && is_fast, &|| {
-                arming::arming(self, &bench)
-            }),
-        ];
-        for (name, possible, measure) in measurements {
+        for (name, is_possible, measure) in MEASUREMENTS {
             let mut measured = Vec::new();
             runner.case(name, || {
-                if !possible {
+                if !is_possible(self, &bench) {
                     return (None, "it cannot be measured here".to_owned());
                 }
                 let mut result = Ok(Vec::new());
-                let attempted = attempt(|| result = measure());
+                let attempted = attempt(|| result = measure(self, &bench));
                 verdict(attempted.and(result).map(|lines| {
                     measured = lines;
                     format!("{} lines", measured.len())
@@ -120,6 +160,16 @@ impl Overhead<'_> {
             }
         }
         Ok(runner.end()?)
+    }
+
+    /// An emulated clock does not measure the time that Bochs or QEMU takes.
+    fn runs_stock(&self, bench: &Bench) -> bool {
+        self.stock.is_some() && (self.backend != Backend::Local || bench.facts().runs_kernels())
+    }
+
+    /// Bochs would take minutes to boot a kernel several times, or to look up all probes of a kernel.
+    const fn is_fast(&self) -> bool {
+        !matches!(self.backend, Backend::Intel | Backend::Amd)
     }
 }
 
