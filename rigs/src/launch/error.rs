@@ -116,6 +116,9 @@ pub enum LaunchError {
         /// The end of the serial line's output.
         said: String,
     },
+    /// The results cannot be put into JUnit's form.
+    #[error("cannot put the results into JUnit's form")]
+    Junit(#[from] quick_junit::SerializeError),
     /// The program ended without a line for the end of the cases.
     #[error("the lines have no end")]
     NoEnd,
