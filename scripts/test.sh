@@ -81,14 +81,6 @@ for rig in "${running[@]}"; do
 done
 for rig in "${rigs[@]}"; do
     sed -n '/^FAIL/p; /^rig: error: /,$p' "$target/rig-$rig.log" >&2
-    for part in ${cases//,/ }; do
-        grep -qE -- "^[^ ]+ +$part " "$target/rig-$rig.log" || {
-            say "rig $rig: the case $part has not run"
-            code=1
-        }
-    done
-done
-for rig in "${rigs[@]}"; do
     said=$(sed -n 's/^\(.* cases, .* failed, .*\);.*/\1/p' "$target/rig-$rig.log")
     say "rig $rig: ${said:-it did not come to its end, see $target/rig-$rig.log}"
 done

@@ -20,5 +20,7 @@ pub mod init;
 pub mod launch;
 pub mod line;
 pub mod overhead;
+mod runner;
+mod selection;
 pub mod sweep;
 pub mod table;

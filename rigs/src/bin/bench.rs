@@ -29,7 +29,7 @@ struct Arguments {
     /// The packed stock kernel, to run in QEMU on the same machine.
     #[arg(long, requires = "kernel")]
     image: Option<PathBuf>,
-    /// Only measurements with the given text in the name.
+    /// Only measurements with the given text in the name, or with one of several texts, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
     /// Number of calls in a loop.

@@ -22,7 +22,7 @@ struct Arguments {
     /// The guest's initramfs, with `ground` as init.
     #[arg(long)]
     initrd: PathBuf,
-    /// Only cases with the given text in the name.
+    /// Only cases with the given text in the name, or with one of several texts, separated by commas.
     #[arg(long, default_value = "")]
     only: String,
     /// vCPUs of the guest.

@@ -21,12 +21,16 @@ use thiserror::Error;
 use vmm::Host;
 use vmm::boot::{KernelError, KernelFile};
 
-use crate::line::{Backend, Case, Line, millis, print};
+use crate::line::Backend;
+use crate::runner::{Runner, verdict};
 
 pub use hot::Heat;
 pub use soak::Soak;
 
 use guest::Guest;
+
+/// The names of the cases, in the order in which they are run.
+pub(crate) const NAMES: [&str; 4] = ["returns", "pauses", "soak", "hot"];
 
 /// An error that prevents all cases.
 #[derive(Debug, Error)]
@@ -54,7 +58,7 @@ pub struct Busy<'a> {
     pub kernel: &'a Path,
     /// The guest's initramfs, with the workload as init.
     pub initrd: &'a Path,
-    /// Only cases with this text in the name.
+    /// Only cases with this text in the name, or with one of several texts, separated by commas.
     pub only: &'a str,
     /// vCPUs of the guest.
     pub cpus: u8,
@@ -71,16 +75,10 @@ impl Busy<'_> {
     ///
     /// See [`BusyError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
-        let backend = self.backend;
         let began = Instant::now();
         let host = Host::open()?;
         let facts = vmm::self_test(&host)?;
-        let host_line = Line::Host {
-            backend,
-            facts: format!("{facts:?}"),
-            took_ms: millis(began),
-        };
-        print(output, &host_line)?;
+        let mut runner = Runner::begin(self.backend, self.only, &facts, began, output)?;
         let file = KernelFile::open(self.kernel)?;
         let vmlinux = file.vmlinux()?;
         let initrd = std::fs::read(self.initrd)?;
@@ -93,39 +91,16 @@ impl Busy<'_> {
             cpus: self.cpus,
             memory_bytes: guest::MEMORY_BYTES,
         };
-        let (mut cases, mut failed) = (0, 0);
-        for name in ["returns", "pauses", "soak", "hot"] {
-            if !name.contains(self.only) {
-                continue;
-            }
-            let began = Instant::now();
-            let result = match name {
-                "returns" => returns::run(&guest),
-                "pauses" => pauses::run(&guest),
-                "soak" => soak::run(&guest, self.soak),
-                _ => hot::run(&guest, self.heat),
-            };
-            cases += 1;
-            failed += usize::from(result.is_err());
-            let (ok, detail) = match result {
-                Ok(detail) => (true, detail),
-                Err(detail) => (false, detail),
-            };
-            let case = Case {
-                backend,
-                case: name.to_owned(),
-                ok: Some(ok),
-                detail,
-                took_ms: millis(began),
-            };
-            print(output, &Line::Case(case))?;
+        for name in NAMES {
+            runner.case(name, || {
+                verdict(match name {
+                    "returns" => returns::run(&guest),
+                    "pauses" => pauses::run(&guest),
+                    "soak" => soak::run(&guest, self.soak),
+                    _ => hot::run(&guest, self.heat),
+                })
+            })?;
         }
-        let end = Line::End {
-            backend,
-            cases,
-            failed,
-        };
-        print(output, &end)?;
-        Ok(failed)
+        Ok(runner.end()?)
     }
 }

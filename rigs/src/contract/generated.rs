@@ -6,6 +6,7 @@ use super::Contract;
 use super::bench::Bench;
 use super::case::{not_delivered, word};
 use crate::generated::Generated;
+use crate::runner::{Verdict, verdict};
 
 /// The name of the generated cases.
 pub(super) const NAME: &str = "generated";
@@ -27,7 +28,7 @@ impl GeneratedCase {
     }
 
     /// Whether the case has passed, as for any case, and the counts or the error.
-    pub(super) fn run(self, bench: &Bench, contract: &Contract<'_>) -> (Option<bool>, String) {
+    pub(super) fn run(self, bench: &Bench, contract: &Contract<'_>) -> Verdict {
         if let Some(plant) = self.0.filter(|plant| !bench.delivers(*plant)) {
             return (None, not_delivered(plant));
         }
@@ -40,9 +41,6 @@ impl GeneratedCase {
             without: contract.without,
             timeout: contract.timeout,
         };
-        match generated.run(self.0) {
-            Ok(detail) => (Some(true), detail),
-            Err(detail) => (Some(false), detail),
-        }
+        verdict(generated.run(self.0))
     }
 }

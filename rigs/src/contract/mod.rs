@@ -32,7 +32,8 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use vmm::boot::KernelError;
 
-use crate::line::{self, Backend, Line, millis};
+use crate::line::Backend;
+use crate::runner::{Runner, Verdict};
 
 pub use bench::{Bench, Here};
 pub(crate) use case::attempt;
@@ -94,6 +95,20 @@ pub fn names() -> impl Iterator<Item = &'static str> {
         .chain(stock)
 }
 
+/// The names in the lines, in the order in which the cases are run. `stock_cpus` is the number of vCPUs of a stock guest.
+pub(crate) fn line_names(stock_cpus: Option<u8>) -> Vec<String> {
+    let variants = cases().flat_map(Case::variants);
+    let stock = stock_cpus.into_iter().flat_map(|cpus| {
+        let cases = stock::CASES.iter();
+        cases.map(move |case| case.line_name(cpus))
+    });
+    variants
+        .map(|variant| variant.name())
+        .chain(generated::CASES.map(|case| case.name()))
+        .chain(stock)
+        .collect()
+}
+
 /// The cases to run.
 #[derive(Clone, Copy, Debug)]
 pub struct Contract<'a> {
@@ -119,47 +134,6 @@ pub struct Contract<'a> {
     pub timeout: Duration,
 }
 
-/// Prints the result of each case.
-struct Teller<'a> {
-    contract: &'a Contract<'a>,
-    output: &'a mut dyn Write,
-    cases: usize,
-    failed: usize,
-}
-
-impl Teller<'_> {
-    fn print(&mut self, line: &Line) -> io::Result<()> {
-        line::print(self.output, line)
-    }
-
-    /// Runs a case, unless the case is not selected or cannot run here.
-    fn case(
-        &mut self,
-        case: String,
-        run: impl FnOnce() -> (Option<bool>, String),
-    ) -> io::Result<()> {
-        let mut parts = self.contract.only.split(',');
-        if !parts.any(|part| case.contains(part)) {
-            return Ok(());
-        }
-        let began = Instant::now();
-        let cannot = self.contract.cannot.iter();
-        let (ok, detail) = match { cannot }.find(|(part, _)| case.contains(part)) {
-            Some((_, reason)) => (None, reason.clone()),
-            None => run(),
-        };
-        self.cases += 1;
-        self.failed += usize::from(ok == Some(false));
-        self.print(&Line::Case(line::Case {
-            backend: self.contract.backend,
-            case,
-            ok,
-            detail,
-            took_ms: millis(began),
-        }))
-    }
-}
-
 impl Contract<'_> {
     /// Runs the cases and prints a line for each. Returns how many failed.
     ///
@@ -167,49 +141,45 @@ impl Contract<'_> {
     ///
     /// See [`ContractError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, ContractError> {
-        let backend = self.backend;
-        let mut teller = Teller {
-            contract: self,
-            output,
-            cases: 0,
-            failed: 0,
-        };
         let began = Instant::now();
         let bench = Bench::open(self.guest, self.timeout)?.with_words(self.guest_words);
-        teller.print(&Line::Host {
-            backend,
-            facts: format!("{:?}", bench.facts()),
-            took_ms: millis(began),
-        })?;
+        let mut runner = Runner::begin(self.backend, self.only, bench.facts(), began, output)?;
         for variant in cases().flat_map(Case::variants) {
-            teller.case(variant.name(), || variant.attempt(&bench))?;
+            self.case(&mut runner, &variant.name(), || variant.attempt(&bench))?;
         }
         for case in generated::CASES {
-            teller.case(case.name(), || case.run(&bench, self))?;
+            self.case(&mut runner, &case.name(), || case.run(&bench, self))?;
         }
         if let Some(files) = self.stock {
-            self.run_stock(&bench, files, &mut teller)?;
+            self.run_stock(&bench, files, &mut runner)?;
         }
-        let (cases, failed) = (teller.cases, teller.failed);
-        teller.print(&Line::End {
-            backend,
-            cases,
-            failed,
-        })?;
-        Ok(failed)
+        Ok(runner.end()?)
+    }
+
+    /// Runs a case, unless the case is not selected or cannot run here.
+    fn case(
+        &self,
+        runner: &mut Runner<'_>,
+        name: &str,
+        run: impl FnOnce() -> Verdict,
+    ) -> io::Result<()> {
+        let cannot = self.cannot.iter().find(|(part, _)| name.contains(part));
+        runner.case(name, || match cannot {
+            Some((_, reason)) => (None, reason.clone()),
+            None => run(),
+        })
     }
 
     fn run_stock(
         &self,
         bench: &Bench,
         files: &StockFiles,
-        teller: &mut Teller<'_>,
+        runner: &mut Runner<'_>,
     ) -> io::Result<()> {
         let facts = bench.facts();
         let stock = Stock::new(bench, files);
         for case in &stock::CASES {
-            let name = format!("{}/auto/{}", case.name, files.cpus);
-            teller.case(name, || {
+            self.case(runner, &case.line_name(files.cpus), || {
                 // The emulated clock of Bochs or QEMU does not show how long the guest takes.
                 if self.backend == Backend::Local && !facts.runs_kernels() {
                     let speed = facts.speed.in_words();

@@ -37,6 +37,13 @@ pub(super) struct StockCase {
     pub check: fn(&StockRun),
 }
 
+impl StockCase {
+    /// The name in the lines.
+    pub(super) fn line_name(&self, cpus: u8) -> String {
+        format!("{}/auto/{cpus}", self.name)
+    }
+}
+
 const MEMORY_BYTES: u64 = 256 << 20;
 /// The command line has the workload's parameters. Each printed character costs exits; a panic is printed anyway.
 pub(crate) const COMMAND_LINE: &str = "console=ttyS0 panic=-1 loglevel=4 cryptomgr.notests=1 random.trust_cpu=on \

@@ -21,10 +21,16 @@ use vmm::boot::KernelFile;
 
 use crate::busy::BusyError;
 use crate::busy::guest::{Guest, Observed};
-use crate::line::{Backend, Case, Line, millis, print};
+use crate::line::Backend;
+use crate::runner::{Runner, verdict};
 use errors::chain;
 
 use events::{ALWAYS, ALWAYS_RETURNED, EVENTS, Ending, GroundEvent};
+
+/// The names of the cases, in the order in which they are run.
+pub(crate) fn names() -> Vec<&'static str> {
+    EVENTS.iter().map(|event| event.name).collect()
+}
 
 /// Room for a crash kernel beside the guest's own.
 const MEMORY_BYTES: u64 = 512 << 20;
@@ -48,7 +54,7 @@ pub struct Ground<'a> {
     pub kernel: &'a Path,
     /// The guest's initramfs, with `ground` as init.
     pub initrd: &'a Path,
-    /// Only cases with this text in the name.
+    /// Only cases with this text in the name, or with one of several texts, separated by commas.
     pub only: &'a str,
     /// vCPUs of the guest.
     pub cpus: u8,
@@ -65,16 +71,10 @@ impl Ground<'_> {
     ///
     /// See [`BusyError`]; a failed case is not an error.
     pub fn run(&self, output: &mut dyn Write) -> Result<usize, BusyError> {
-        let backend = self.backend;
         let began = Instant::now();
         let host = Host::open()?;
         let facts = vmm::self_test(&host)?;
-        let host_line = Line::Host {
-            backend,
-            facts: format!("{facts:?}"),
-            took_ms: millis(began),
-        };
-        print(output, &host_line)?;
+        let mut runner = Runner::begin(self.backend, self.only, &facts, began, output)?;
         let file = KernelFile::open(self.kernel)?;
         let vmlinux = file.vmlinux()?;
         let initrd = std::fs::read(self.initrd)?;
@@ -87,32 +87,10 @@ impl Ground<'_> {
             cpus: self.cpus,
             memory_bytes: MEMORY_BYTES,
         };
-        let (mut cases, mut failed) = (0, 0);
-        for event in EVENTS.iter().filter(|event| event.name.contains(self.only)) {
-            let began = Instant::now();
-            let result = self.check(&guest, event);
-            cases += 1;
-            failed += usize::from(result.is_err());
-            let (ok, detail) = match result {
-                Ok(detail) => (true, detail),
-                Err(detail) => (false, detail),
-            };
-            let case = Case {
-                backend,
-                case: event.name.to_owned(),
-                ok: Some(ok),
-                detail,
-                took_ms: millis(began),
-            };
-            print(output, &Line::Case(case))?;
+        for event in &EVENTS {
+            runner.case(event.name, || verdict(self.check(&guest, event)))?;
         }
-        let end = Line::End {
-            backend,
-            cases,
-            failed,
-        };
-        print(output, &end)?;
-        Ok(failed)
+        Ok(runner.end()?)
     }
 
     fn check(&self, guest: &Guest<'_>, event: &GroundEvent) -> Result<String, String> {

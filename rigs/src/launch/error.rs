@@ -8,6 +8,8 @@ use guest_images::{BuildError, CachedFileError, FetchError, InitramfsError, Modu
 use outer::{ExecutableError, QemuError, VmlinuxError};
 use thiserror::Error;
 
+use crate::selection::SelectionError;
+
 /// No lines, or not all of them.
 #[derive(Debug, Error)]
 pub enum LaunchError {
@@ -20,6 +22,17 @@ pub enum LaunchError {
         missing: String,
         /// The packages to install.
         packages: &'static str,
+    },
+    /// A part of `--only` is in no case's name.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// A part of `--only` is in the names of cases with a stock kernel only, and no stock kernel was asked for.
+    #[error(
+        "`--only`: the cases with `{part}` in the name need a stock kernel: add --stock before `--`"
+    )]
+    StockCase {
+        /// The part.
+        part: String,
     },
     /// No QEMU, or an unsuitable QEMU.
     #[error(transparent)]
@@ -103,6 +116,9 @@ pub enum LaunchError {
         /// The end of the serial line's output.
         said: String,
     },
+    /// The results cannot be put into JUnit's form.
+    #[error("cannot put the results into JUnit's form")]
+    Junit(#[from] quick_junit::SerializeError),
     /// The program ended without a line for the end of the cases.
     #[error("the lines have no end")]
     NoEnd,

@@ -2,11 +2,13 @@
 
 mod about;
 mod bochs;
+mod cases;
 mod error;
 mod follow;
 mod ground;
 mod image;
 mod iso;
+mod junit;
 mod local;
 mod payload;
 mod qemu;
@@ -41,8 +43,8 @@ pub struct Launch<'a> {
     pub program: Program<'a>,
     /// The directory with the programs of this package.
     pub programs: &'a Path,
-    /// The directory for the lines and for the run's files: `<backend>.jsonl` and `<backend>/`, or with the name of a program other than
-    /// `contract`: `busy-<backend>`, `bench-<backend>`; a sweep has its own name.
+    /// The directory for the lines and for the run's files, among them the results in JUnit's form: `<backend>.jsonl` and
+    /// `<backend>/`, or with the name of a program other than `contract`: `busy-<backend>`, `bench-<backend>`; a sweep has its own name.
     pub results: &'a Path,
     /// The time limit for the last line.
     pub timeout: Duration,
@@ -81,6 +83,7 @@ pub struct Launched {
 ///
 /// See [`LaunchError`]; a failed case is not an error. All started processes have ended.
 pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, LaunchError> {
+    let selected = cases::selected(launch)?;
     // Looked for first: the files below take minutes.
     let qemu = match launch.backend {
         Backend::Nested => Some(Qemu::find()?),
@@ -106,10 +109,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         Program::Contract { .. }
         | Program::Bench { .. }
         | Program::Busy { .. }
-        | Program::Ground { .. } => launch
-            .arguments
-            .iter()
-            .any(|word| word.starts_with("--only")),
+        | Program::Ground { .. } => cases::only(launch.arguments).is_some(),
     };
     let mut file = File::options()
         .create(true)
@@ -118,7 +118,7 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
         .truncate(!some)
         .open(&path)
         .map_err(error::file("create", &path))?;
-    let mut end = None;
+    let (mut end, mut lines) = (None, Vec::new());
     let silence = Cell::new(match launch.program {
         Program::Sweep { .. } => BEFORE_THE_FIRST_BOOT,
         Program::Contract { .. }
@@ -134,16 +134,29 @@ pub fn run(launch: &Launch<'_>, tell: &dyn Fn(&Line)) -> Result<Launched, Launch
                 _ => BEFORE_THE_FIRST_BOOT,
             });
         }
-        if let Line::End { cases, failed, .. } = line {
-            end = Some((cases, failed));
+        if let Line::End { cases, failed, .. } = &line {
+            end = Some((*cases, *failed));
         }
         let json = serde_json::to_string(&line).unwrap_or_default();
+        lines.push(line);
         writeln!(file, "{json}").map_err(error::file("write", &path))
     };
     let release = outer.as_ref().map(|outer| &*outer.release);
     keep(about::about(launch.backend, qemu.as_ref(), release)?)?;
     let deadline = began + launch.timeout;
-    follow::until_end(running.as_mut(), deadline, &silence, &mut keep)?;
+    let ended = follow::until_end(running.as_mut(), deadline, &silence, &mut keep);
+    let written = match launch.program {
+        // A sweep has findings, not cases.
+        Program::Sweep { .. } => Ok(()),
+        _ => junit::write(
+            &dir,
+            &launch.name(),
+            &selected,
+            &lines,
+            ended.as_ref().err(),
+        ),
+    };
+    ended.and(written)?;
     let (cases, failed) = end.ok_or(LaunchError::NoEnd)?;
     Ok(Launched {
         cases,

@@ -17,7 +17,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::contract::{Bench, ContractError, attempt};
-use crate::line::{Backend, Case, Line, Timing, millis, print};
+use crate::line::{Backend, Line, Timing};
+use crate::runner::{Runner, verdict};
 
 pub use ways::{WAYS, Way};
 
@@ -30,7 +31,7 @@ pub struct Overhead<'a> {
     pub guest: &'a Path,
     /// A stock guest: many probes are armed in the guest, which runs only if a run does not take minutes.
     pub stock: Option<Stock<'a>>,
-    /// Only measurements with this text in the name.
+    /// Only measurements with this text in the name, or with one of several texts, separated by commas.
     pub only: &'a str,
     /// Number of calls in a loop.
     pub calls: u64,
@@ -57,6 +58,68 @@ pub struct Stock<'a> {
 /// The lines of a measurement, or the error.
 type Measured = Result<Vec<Line>, String>;
 
+/// The name, whether the machine can make the measurement, and the measurement.
+type Measurement = (
+    &'static str,
+    fn(&Overhead<'_>, &Bench) -> bool,
+    fn(&Overhead<'_>, &Bench) -> Measured,
+);
+
+/// In the order in which they are made.
+const MEASUREMENTS: [Measurement; 10] = [
+    ("ways", |_, _| true, test_guest::ways),
+    (
+        "rate/1",
+        |_, _| true,
+        |overhead, bench| test_guest::rate(overhead, bench, 1),
+    ),
+    (
+        "rate/2",
+        |_, _| true,
+        |overhead, bench| test_guest::rate(overhead, bench, 2),
+    ),
+    (
+        "records/1",
+        |_, _| true,
+        |overhead, bench| test_guest::records(overhead, bench, 1),
+    ),
+    (
+        "records/2",
+        |_, _| true,
+        |overhead, bench| test_guest::records(overhead, bench, 2),
+    ),
+    (
+        "stock",
+        |overhead, bench| overhead.runs_stock(bench),
+        stock::stock,
+    ),
+    (
+        "boot",
+        |overhead, bench| overhead.runs_stock(bench) && overhead.is_fast(),
+        boot::boot,
+    ),
+    (
+        "all-probed",
+        |overhead, bench| overhead.runs_stock(bench) && overhead.is_fast(),
+        boot::all_probed,
+    ),
+    (
+        "gdbstub",
+        |overhead, _| overhead.stock.is_some_and(|stock| stock.image.is_some()),
+        |overhead, _| gdbstub::gdbstub(overhead),
+    ),
+    (
+        "arming",
+        |overhead, _| overhead.stock.is_some() && overhead.is_fast(),
+        arming::arming,
+    ),
+];
+
+/// The names of the measurements, in the order in which they are made.
+pub(crate) fn names() -> [&'static str; 10] {
+    MEASUREMENTS.map(|(name, ..)| name)
+}
+
 impl Overhead<'_> {
     /// Measures and prints the results. Returns the number of failed measurements.
     ///
@@ -67,86 +130,46 @@ impl Overhead<'_> {
         let backend = self.backend;
         let began = Instant::now();
         let bench = Bench::open(self.guest, self.timeout)?;
-        let host = Line::Host {
-            backend,
-            facts: format!("{:?}", bench.facts()),
-            took_ms: millis(began),
-        };
-        print(output, &host)?;
+        let mut runner = Runner::begin(backend, self.only, bench.facts(), began, output)?;
         let speed = bench.facts().speed;
-        print(
-            output,
-            &Line::Timing(Timing {
-                backend,
-                guest: "self-test".to_owned(),
-                way: SPEED.to_owned(),
-                cpus: 1,
-                calls: speed.instructions,
-                rounds_ns: vec![nanos(speed.took)],
-                hits: 0,
-                exits: 0,
-            }),
-        )?;
-        let (mut cases, mut failed) = (0, 0);
-        let has_stock = self.stock.is_some();
-        let has_image = self.stock.is_some_and(|stock| stock.image.is_some());
-        // An emulated clock does not measure the time that Bochs or QEMU takes.
-        let runs_stock = has_stock && (backend != Backend::Local || bench.facts().runs_kernels());
-        let is_fast = !matches!(backend, Backend::Intel | Backend::Amd);
-        let measurements: [(&str, bool, &dyn Fn() -> Measured); 10] = [
-            ("ways", true, &|| test_guest::ways(self, &bench)),
-            ("rate/1", true, &|| test_guest::rate(self, &bench, 1)),
-            ("rate/2", true, &|| test_guest::rate(self, &bench, 2)),
-            ("records/1", true, &|| test_guest::records(self, &bench, 1)),
-            ("records/2", true, &|| test_guest::records(self, &bench, 2)),
-            ("stock", runs_stock, &|| stock::stock(self, &bench)),
-            ("boot", runs_stock && is_fast, &|| boot::boot(self, &bench)),
-            ("all-probed", runs_stock && is_fast, &|| {
-                boot::all_probed(self, &bench)
-            }),
-            ("gdbstub", has_image, &|| gdbstub::gdbstub(self)),
-            // Bochs would take minutes to look up all these probes.
-            ("arming", has_stock && is_fast, &|| {
-                arming::arming(self, &bench)
-            }),
-        ];
-        for (name, possible, measure) in measurements {
-            if !name.contains(self.only) {
-                continue;
-            }
-            let began = Instant::now();
-            let mut measured = Ok(Vec::new());
-            let (ok, detail) = if possible {
-                let attempted = attempt(|| measured = measure());
-                measured = attempted.and(measured);
-                match &measured {
-                    Ok(lines) => (Some(true), format!("{} lines", lines.len())),
-                    Err(wrong) => (Some(false), wrong.clone()),
-                }
-            } else {
-                (None, "it cannot be measured here".to_owned())
-            };
-            for line in measured.unwrap_or_default() {
-                print(output, &line)?;
-            }
-            cases += 1;
-            failed += usize::from(ok == Some(false));
-            let case = Case {
-                backend,
-                case: name.to_owned(),
-                ok,
-                detail,
-                took_ms: millis(began),
-            };
-            print(output, &Line::Case(case))?;
-        }
-        let end = Line::End {
+        runner.print(&Line::Timing(Timing {
             backend,
-            cases,
-            failed,
-        };
-        print(output, &end)?;
-        Ok(failed)
+            guest: "self-test".to_owned(),
+            way: SPEED.to_owned(),
+            cpus: 1,
+            calls: speed.instructions,
+            rounds_ns: vec![nanos(speed.took)],
+            hits: 0,
+            exits: 0,
+        }))?;
+        for (name, is_possible, measure) in MEASUREMENTS {
+            let mut measured = Vec::new();
+            runner.case(name, || {
+                if !is_possible(self, &bench) {
+                    return (None, "it cannot be measured here".to_owned());
+                }
+                let mut result = Ok(Vec::new());
+                let attempted = attempt(|| result = measure(self, &bench));
+                verdict(attempted.and(result).map(|lines| {
+                    measured = lines;
+                    format!("{} lines", measured.len())
+                }))
+            })?;
+            for line in measured {
+                runner.print(&line)?;
+            }
+        }
+        Ok(runner.end()?)
+    }
+
+    /// An emulated clock does not measure the time that Bochs or QEMU takes.
+    fn runs_stock(&self, bench: &Bench) -> bool {
+        self.stock.is_some() && (self.backend != Backend::Local || bench.facts().runs_kernels())
+    }
+
+    /// Bochs would take minutes to boot a kernel several times, or to look up all probes of a kernel.
+    const fn is_fast(&self) -> bool {
+        !matches!(self.backend, Backend::Intel | Backend::Amd)
     }
 }
 
