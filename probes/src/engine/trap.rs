@@ -109,7 +109,7 @@ impl TrapHandler for Engine {
         self.handle(vcpu, trap).map_err(|source| TrapError {
             what: name(trap),
             vcpu: vcpu.index(),
-            rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+            rip: vcpu.registers().rip().unwrap_or(0),
             source: source.into(),
         })
     }
@@ -124,7 +124,7 @@ impl TrapHandler for Engine {
             .map_err(|source| TrapError {
                 what: name(trap),
                 vcpu: vcpu.index(),
-                rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+                rip: vcpu.registers().rip().unwrap_or(0),
                 source: source.into(),
             })
     }

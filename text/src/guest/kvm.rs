@@ -218,15 +218,15 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError> {
-        Ok(self.0.regs()?)
+        Ok(self.0.registers().regs()?)
     }
 
     fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError> {
-        Ok(self.0.set_regs(regs)?)
+        Ok(self.0.registers().set_regs(regs)?)
     }
 
     fn system_state(&mut self) -> Result<SystemState, GuestError> {
-        let sregs = self.0.sregs()?;
+        let sregs = self.0.registers().sregs()?;
         Ok(SystemState {
             paging: PagingState {
                 cr0: sregs.cr0,
@@ -243,7 +243,7 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
-        let mut sregs = self.0.sregs()?;
+        let mut sregs = self.0.registers().sregs()?;
         for (held, wanted) in [
             (&mut sregs.cs, &segments.cs),
             (&mut sregs.ss, &segments.ss),
@@ -255,23 +255,23 @@ impl Vcpu for KvmVcpu<'_, '_> {
                 *held = to_kvm(wanted);
             }
         }
-        Ok(self.0.set_sregs(&sregs)?)
+        Ok(self.0.registers().set_sregs(&sregs)?)
     }
 
     fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
-        Ok(self.0.read_msr(index)?)
+        Ok(self.0.registers().read_msr(index)?)
     }
 
     fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
-        Ok(self.0.write_msrs(registers)?)
+        Ok(self.0.registers().write_msrs(registers)?)
     }
 
     fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
-        Ok(self.0.blocking()?)
+        Ok(self.0.registers().blocking()?)
     }
 
     fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
-        Ok(self.0.set_blocking(blocking)?)
+        Ok(self.0.registers().set_blocking(blocking)?)
     }
 
     fn halt(&mut self) -> Result<(), GuestError> {
@@ -279,7 +279,7 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn xcr0(&mut self) -> Result<u64, GuestError> {
-        Ok(self.0.xcr0()?)
+        Ok(self.0.registers().xcr0()?)
     }
 
     fn write_port(&mut self, port: u16, data: &[u8]) {
@@ -307,11 +307,11 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
-        Ok(self.0.sregs()?)
+        Ok(self.0.registers().sregs()?)
     }
 
     fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
-        Ok(self.0.set_sregs(sregs)?)
+        Ok(self.0.registers().set_sregs(sregs)?)
     }
 }
 

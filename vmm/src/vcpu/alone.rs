@@ -80,7 +80,7 @@ impl StoppedVcpu<'_> {
         handler: &dyn TrapHandler,
         alone: &Alone<'_>,
     ) -> Result<AloneEnd, RunError> {
-        let start = self.regs()?.rip;
+        let start = self.registers.regs()?.rip;
         let mut kicks = 0;
         let _watchdog = Watchdog::every(alone.limit);
         loop {
@@ -94,7 +94,7 @@ impl StoppedVcpu<'_> {
                     if self.shared.ending.is_ending() {
                         return Ok(AloneEnd::MachineEnded);
                     }
-                    let now = self.regs()?;
+                    let now = self.registers.regs()?;
                     if alone.stops.contains(&now.rip) {
                         return Ok(AloneEnd::At(now.rip));
                     }
@@ -112,8 +112,8 @@ impl StoppedVcpu<'_> {
                     if self.is_behind_outs()? {
                         self.otherwise(trap, otherwise)?;
                     }
-                    let regs = self.regs()?;
-                    self.set_regs(&kvm_regs { rip: at, ..regs })?;
+                    let regs = self.registers.regs()?;
+                    self.registers.set_regs(&kvm_regs { rip: at, ..regs })?;
                     return Ok(AloneEnd::At(at));
                 }
                 Left::Trapped(trap, otherwise) => {

@@ -7,7 +7,9 @@ use vm_memory::{Bytes, GuestAddress};
 
 use super::debug_setup::Debugging;
 use super::error::VcpuError;
-use super::stopped::{Exception, RFLAGS_RF, StoppedVcpu};
+use super::exception::Exception;
+use super::registers::VcpuRegisters;
+use super::stopped::{RFLAGS_RF, StoppedVcpu};
 use crate::kvm::Int1Delivery;
 
 /// DR6: debug registers that fired.
@@ -93,17 +95,17 @@ impl StoppedVcpu<'_> {
     /// `int1` would execute the `int1` for ever.
     pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
         let may_step = self.shared.facts.int1 != Int1Delivery::AtInstruction;
-        if may_step && dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
+        if may_step && dr6 & DR6_STEPPED != 0 && is_step_of_kvm(&mut self.registers)? {
             return Ok(());
         }
         if dr6 & DR6_OWN_CAUSES == 0 && self.shared.facts.int1 != Int1Delivery::AfterInstruction {
             let (bytes, read) = self.instruction_bytes(pc);
             match int1_length(&bytes[..read]) {
                 Some(length) => {
-                    let mut regs = self.regs()?;
+                    let mut regs = self.registers.regs()?;
                     regs.rip = regs.rip.wrapping_add(length);
                     regs.rflags &= !RFLAGS_RF;
-                    self.set_regs(&regs)?;
+                    self.registers.set_regs(&regs)?;
                 }
                 None if self.shared.facts.int1 == Int1Delivery::AtInstruction => return Ok(()),
                 None => (),
@@ -111,33 +113,30 @@ impl StoppedVcpu<'_> {
         }
         // The delivery ends the interrupt shadow. If the guest single-steps, VT-x refuses an entry with a shadow over the
         // exception.
-        self.end_shadow()?;
-        let mut registers = self
+        self.registers.end_shadow()?;
+        let registers = &mut self.registers;
+        let mut debug = registers
             .fd
             .get_debug_regs()
-            .map_err(self.failed("KVM_GET_DEBUGREGS"))?;
-        registers.dr6 = dr6_of_guest(registers.dr6, dr6);
-        registers.dr7 &= !DR7_GD;
-        self.fd
-            .set_debug_regs(&registers)
-            .map_err(self.failed("KVM_SET_DEBUGREGS"))?;
+            .map_err(registers.failed("KVM_GET_DEBUGREGS"))?;
+        debug.dr6 = dr6_of_guest(debug.dr6, dr6);
+        debug.dr7 &= !DR7_GD;
+        registers
+            .fd
+            .set_debug_regs(&debug)
+            .map_err(registers.failed("KVM_SET_DEBUGREGS"))?;
         self.inject(Exception::DEBUG)
-    }
-
-    /// Whether KVM itself has single-stepped the vCPU. On an SVM without virtual NMIs, KVM steps over an instruction that
-    /// blocks the injection of an NMI, an `iret` for example. KVM reports the step like a step of the guest, after restoring
-    /// the guest's TF. (A guest's `popf` that ends the guest's stepping looks the same, if an NMI arrives at the same moment:
-    /// the guest then misses the last step.) VT-x needs no step.
-    fn is_step_of_kvm(&mut self) -> Result<bool, VcpuError> {
-        let steps_itself = self.regs()?.rflags & RFLAGS_TF != 0;
-        Ok(!steps_itself && self.told_events()?.nmi.pending != 0)
     }
 
     /// Reads the prefixes and the next byte at a linear address. Returns the bytes, and the number of bytes read.
     fn instruction_bytes(&self, at: u64) -> ([u8; INSTRUCTION_BYTES], usize) {
         let mut bytes = [0; INSTRUCTION_BYTES];
         for (i, byte) in bytes.iter_mut().enumerate() {
-            let found = self.fd.translate_gva(at.wrapping_add(i as u64)).ok();
+            let found = self
+                .registers
+                .fd
+                .translate_gva(at.wrapping_add(i as u64))
+                .ok();
             let gpa = found.filter(|found| found.valid != 0);
             let read = gpa.map(|found| {
                 let gpa = GuestAddress(found.physical_address);
@@ -153,6 +152,15 @@ impl StoppedVcpu<'_> {
         }
         (bytes, INSTRUCTION_BYTES)
     }
+}
+
+/// Whether KVM itself has single-stepped the vCPU. On an SVM without virtual NMIs, KVM steps over an instruction that
+/// blocks the injection of an NMI, an `iret` for example. KVM reports the step like a step of the guest, after restoring
+/// the guest's TF. (A guest's `popf` that ends the guest's stepping looks the same, if an NMI arrives at the same moment:
+/// the guest then misses the last step.) VT-x needs no step.
+fn is_step_of_kvm(registers: &mut VcpuRegisters<'_>) -> Result<bool, VcpuError> {
+    let steps_itself = registers.regs()?.rflags & RFLAGS_TF != 0;
+    Ok(!steps_itself && registers.reported_events()?.nmi.pending != 0)
 }
 
 #[cfg(test)]

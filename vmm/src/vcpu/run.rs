@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvm_bindings::{
-    KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM,
+    KVM_INTERNAL_ERROR_EMULATION, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED,
+    KVM_MP_STATE_UNINITIALIZED,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use vm_memory::{Bytes, GuestAddress};
@@ -13,6 +13,8 @@ use super::debug_setup::{Debugging, HardwareBreakpoints};
 use super::debugging::DebugCause;
 use super::error::{RunError, VcpuError};
 use super::kick;
+use super::kvm_run;
+use super::registers::VcpuRegisters;
 use super::rips::Stand;
 use super::stall::LeftAt;
 use super::stopped::StoppedVcpu;
@@ -62,16 +64,10 @@ pub(crate) enum Otherwise {
 pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn TrapHandler) {
     let alive = Alive(shared);
     let registration = kick::Registration::new(fd, shared.ending.target(index));
-    if shared.sync_regs {
-        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
-        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::VcpuEvents);
-    }
     let mut vcpu = StoppedVcpu {
-        fd,
-        index,
+        registers: VcpuRegisters::new(fd, index, shared.sync_regs),
         shared,
         port_write: None,
-        injected_breakpoint: None,
         left_at: None,
         debugging: Debugging::default(),
     };
@@ -145,9 +141,11 @@ impl StoppedVcpu<'_> {
 
     /// Publishes the RIP and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
     fn say_rip(&mut self) -> Result<(), VcpuError> {
-        let rip = self.regs()?.rip;
-        let in_nmi = self.blocking()?.nmis;
-        self.shared.rips.say(self.index, Stand { rip, in_nmi });
+        let rip = self.registers.regs()?.rip;
+        let in_nmi = self.registers.blocking()?.nmis;
+        self.shared
+            .rips
+            .say(self.registers.index, Stand { rip, in_nmi });
         Ok(())
     }
 
@@ -155,14 +153,15 @@ impl StoppedVcpu<'_> {
     /// the guest has never started the vCPU.
     fn note_halt(&mut self, left: &Left) {
         let halted = matches!(left, Left::Interrupted)
-            && match self.fd.get_mp_state().map(|state| state.mp_state) {
+            && match self.registers.fd.get_mp_state().map(|state| state.mp_state) {
                 Ok(KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED) => true,
-                Ok(KVM_MP_STATE_HALTED) => {
-                    self.regs().is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0)
-                }
+                Ok(KVM_MP_STATE_HALTED) => self
+                    .registers
+                    .regs()
+                    .is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0),
                 _ => false,
             };
-        self.shared.note_halt(self.index, halted);
+        self.shared.note_halt(self.registers.index, halted);
     }
 
     /// Passes a trap to the handler, and carries out the outcome. `held` is the pause that the vCPU already holds, if any.
@@ -182,7 +181,7 @@ impl StoppedVcpu<'_> {
                     let shared = self.shared;
                     // The vCPU counts as parked while waiting.
                     self.say_rip()?;
-                    let paused = shared.pause_others(self.index);
+                    let paused = shared.pause_others(self.registers.index);
                     handler.on_exclusive(self, &paused, trap)?
                 }
             };
@@ -208,31 +207,18 @@ impl StoppedVcpu<'_> {
                 self.shared.platform.ports.write(port, 1, &[byte])
             }
             (Otherwise::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
-                .memory()
+                .shared
+                .memory
+                .guest()
                 .write_slice(&bytes[..len.min(8)], gpa)
                 .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
             (Otherwise::Msr, Trap::MsrWrite { index, value }) => {
-                self.complete_msr_write(index, value)?;
+                self.registers.complete_msr_write(index, value)?;
             }
-            (Otherwise::Fail, _) => return Err(self.emulation_failure()?),
+            (Otherwise::Fail, _) => return Err(emulation_failure(&mut self.registers)?),
             (Otherwise::Continue | Otherwise::Memory | Otherwise::Msr, _) => (),
         }
         Ok(())
-    }
-
-    /// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
-    fn emulation_failure(&mut self) -> Result<RunError, VcpuError> {
-        let (rip, vcpu) = (self.regs()?.rip, self.index);
-        let cs = self.sregs()?.cs;
-        let is_in_smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
-        Ok(match (is_in_smm, cs.base.wrapping_add(rip)) {
-            (true, _) => RunError::SystemManagement { vcpu },
-            (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
-            (false, _) => RunError::EmulationFailure {
-                rip,
-                bytes: failed_instruction(self.fd),
-            },
-        })
     }
 
     /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
@@ -241,7 +227,7 @@ impl StoppedVcpu<'_> {
             && left.is_long_ago(LeftAt::now())
         {
             // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
-            let _ = self.fd.kvmclock_ctrl();
+            let _ = self.registers.fd.kvmclock_ctrl();
         }
     }
 
@@ -249,21 +235,21 @@ impl StoppedVcpu<'_> {
     pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
         let shared = self.shared;
         self.port_write = None;
-        let injected = self.injected_breakpoint.take();
+        let injected = self.registers.injected_breakpoint.take();
         self.report_stall();
-        let entered = self.fd.run();
+        let entered = self.registers.fd.run();
         self.left_at = Some(LeftAt::now());
         let exit = match entered {
             Ok(exit) => exit,
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                kick::clear(self.fd);
-                self.keep_injected_breakpoint(injected)?;
+                kick::clear(self.registers.fd);
+                self.registers.keep_injected_breakpoint(injected)?;
                 return Ok(Left::Interrupted);
             }
             Err(source) => {
                 return Err(VcpuError {
                     request: "KVM_RUN",
-                    vcpu: self.index,
+                    vcpu: self.registers.index,
                     source,
                 }
                 .into());
@@ -271,7 +257,7 @@ impl StoppedVcpu<'_> {
         };
         match exit {
             VcpuExit::IoOut(port, &[byte]) => {
-                let rip = self.rip()?;
+                let rip = self.registers.rip()?;
                 self.port_write = shared.facts.port.is_completed_later().then_some(rip);
                 let at = shared.facts.port.instruction(rip);
                 Ok(Left::Trapped(
@@ -281,15 +267,16 @@ impl StoppedVcpu<'_> {
             }
             VcpuExit::IoOut(port, data) => {
                 let data = data.to_vec();
-                shared
-                    .platform
-                    .ports
-                    .write(port, port_access_bytes(self.fd), &data);
+                shared.platform.ports.write(
+                    port,
+                    kvm_run::port_access_bytes(self.registers.fd),
+                    &data,
+                );
                 Ok(Left::Handled)
             }
             VcpuExit::IoIn(port, data) => {
                 let data = std::ptr::from_mut(data);
-                let size = port_access_bytes(self.fd);
+                let size = kvm_run::port_access_bytes(self.registers.fd);
                 #[expect(
                     unsafe_code,
                     reason = "the size lies in the mapping that the slice borrows"
@@ -343,24 +330,24 @@ impl StoppedVcpu<'_> {
             }
             VcpuExit::IoapicEoi(vector) => {
                 shared.platform.ioapic.end_of_interrupt(vector);
-                self.keep_injected_breakpoint(injected)?;
+                self.registers.keep_injected_breakpoint(injected)?;
                 Ok(Left::Handled)
             }
             VcpuExit::Shutdown => Ok(Left::Ended(End::TripleFault)),
             VcpuExit::Intr => {
-                self.keep_injected_breakpoint(injected)?;
+                self.registers.keep_injected_breakpoint(injected)?;
                 Ok(Left::Interrupted)
             }
             VcpuExit::FailEntry(reason, _) => Err(RunError::FailEntry {
-                vcpu: self.index,
+                vcpu: self.registers.index,
                 reason,
             }),
             VcpuExit::InternalError => self.internal_error(),
             other => {
                 let exit = format!("{other:?}");
-                let rip = self.regs()?.rip;
+                let rip = self.registers.regs()?.rip;
                 Err(RunError::UnknownExit {
-                    vcpu: self.index,
+                    vcpu: self.registers.index,
                     rip,
                     exit,
                 })
@@ -369,19 +356,17 @@ impl StoppedVcpu<'_> {
     }
 
     fn internal_error(&mut self) -> Result<Left, RunError> {
-        let rip = self.regs()?.rip;
-        // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, so this member of the union is the valid one.
-        #[expect(unsafe_code, reason = "kvm_run is a union")]
-        let suberror = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal.suberror };
+        let rip = self.registers.regs()?.rip;
+        let suberror = kvm_run::suberror(self.registers.fd);
         if suberror != KVM_INTERNAL_ERROR_EMULATION {
             let exit = format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}");
             return Err(RunError::UnknownExit {
-                vcpu: self.index,
+                vcpu: self.registers.index,
                 rip,
                 exit,
             });
         }
-        let is_int3 = failed_instruction(self.fd).first() == Some(&0xcc);
+        let is_int3 = kvm_run::failed_instruction(self.registers.fd).first() == Some(&0xcc);
         Ok(
             if is_int3 && self.shared.facts.int3 == Int3Delivery::EmulationFailure {
                 Left::Trapped(
@@ -395,6 +380,21 @@ impl StoppedVcpu<'_> {
     }
 }
 
+/// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
+fn emulation_failure(registers: &mut VcpuRegisters<'_>) -> Result<RunError, VcpuError> {
+    let (rip, vcpu) = (registers.regs()?.rip, registers.index);
+    let cs = registers.sregs()?.cs;
+    let is_in_smm = kvm_run::is_in_smm(registers.fd);
+    Ok(match (is_in_smm, cs.base.wrapping_add(rip)) {
+        (true, _) => RunError::SystemManagement { vcpu },
+        (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
+        (false, _) => RunError::EmulationFailure {
+            rip,
+            bytes: kvm_run::failed_instruction(registers.fd).to_vec(),
+        },
+    })
+}
+
 fn guest_write(gpa: u64, data: &[u8]) -> Trap {
     let mut bytes = [0; 8];
     let len = data.len().min(8);
@@ -403,27 +403,5 @@ fn guest_write(gpa: u64, data: &[u8]) -> Trap {
         gpa: GuestAddress(gpa),
         bytes,
         len,
-    }
-}
-
-/// The width of the port access of the last exit. The data of a repeated access is a multiple of the width.
-fn port_access_bytes(fd: &mut VcpuFd) -> usize {
-    // SAFETY: only called after KVM_EXIT_IO, for which this member of the union is the valid one.
-    #[expect(unsafe_code, reason = "kvm_run is a union")]
-    let size = unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size };
-    usize::from(size)
-}
-
-/// The bytes of the instruction that KVM failed to emulate; empty if KVM did not report the bytes.
-fn failed_instruction(fd: &mut VcpuFd) -> Vec<u8> {
-    // SAFETY: only called after KVM_EXIT_INTERNAL_ERROR with suberror KVM_INTERNAL_ERROR_EMULATION.
-    #[expect(unsafe_code, reason = "kvm_run is a union")]
-    unsafe {
-        let failure = fd.get_kvm_run().__bindgen_anon_1.emulation_failure;
-        if failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES) == 0 {
-            return Vec::new();
-        }
-        let bytes = failure.__bindgen_anon_1.__bindgen_anon_1;
-        bytes.insn_bytes[..usize::from(bytes.insn_size).min(bytes.insn_bytes.len())].to_vec()
     }
 }
