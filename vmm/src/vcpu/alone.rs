@@ -6,7 +6,7 @@ use kvm_bindings::kvm_regs;
 
 use super::debug_setup::HardwareBreakpoints;
 use super::error::RunError;
-use super::run::Left;
+use super::exit::VmExit;
 use super::stopped::StoppedVcpu;
 use super::watchdog::Watchdog;
 use crate::PausedGuard;
@@ -85,12 +85,12 @@ impl StoppedVcpu<'_> {
         let _watchdog = Watchdog::every(alone.limit);
         loop {
             match self.enter()? {
-                Left::Handled => (),
-                Left::Ended(end) => {
+                VmExit::Handled => (),
+                VmExit::Ended(end) => {
                     self.shared.ending.end(end);
                     return Ok(AloneEnd::MachineEnded);
                 }
-                Left::Interrupted => {
+                VmExit::Interrupted => {
                     if self.shared.ending.is_ending() {
                         return Ok(AloneEnd::MachineEnded);
                     }
@@ -104,20 +104,20 @@ impl StoppedVcpu<'_> {
                         return Ok(AloneEnd::TimedOut);
                     }
                 }
-                Left::Trapped(
+                VmExit::Trapped(
                     trap @ (Trap::PortWrite { at } | Trap::Breakpoint { at }),
-                    otherwise,
+                    action,
                 ) if alone.stops.contains(&at) => {
                     // The vCPU may instead have reached the stop by an `outs`. Then the port write is still to be done.
                     if self.is_behind_outs()? {
-                        self.otherwise(trap, otherwise)?;
+                        self.take_default(trap, action)?;
                     }
                     let regs = self.registers.regs()?;
                     self.registers.set_regs(&kvm_regs { rip: at, ..regs })?;
                     return Ok(AloneEnd::At(at));
                 }
-                Left::Trapped(trap, otherwise) => {
-                    if let Some(end) = self.answer(handler, trap, otherwise, Some(paused))? {
+                VmExit::Trapped(trap, action) => {
+                    if let Some(end) = self.answer(handler, trap, action, Some(paused))? {
                         self.shared.ending.end(end);
                         return Ok(AloneEnd::MachineEnded);
                     }

@@ -8,6 +8,7 @@ mod debug_setup;
 mod debugging;
 mod error;
 mod exception;
+mod exit;
 pub(crate) mod gate;
 #[cfg(test)]
 mod gate_tests;

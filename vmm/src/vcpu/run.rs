@@ -1,24 +1,19 @@
-//! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer the exit.
+//! The vCPU loop: enter the guest, let the trap handler answer the exit, carry out the default action.
 
 use std::time::Duration;
 
-use kvm_bindings::{
-    KVM_INTERNAL_ERROR_EMULATION, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED,
-    KVM_MP_STATE_UNINITIALIZED,
-};
-use kvm_ioctls::{VcpuExit, VcpuFd};
-use vm_memory::{Bytes, GuestAddress};
+use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
+use kvm_ioctls::VcpuFd;
+use vm_memory::Bytes;
 
 use super::debug_setup::{Debugging, HardwareBreakpoints};
-use super::debugging::DebugCause;
 use super::error::{RunError, VcpuError};
+use super::exit::{DefaultAction, VmExit};
 use super::kick;
 use super::kvm_run;
 use super::registers::VcpuRegisters;
 use super::rips::Stand;
-use super::stall::LeftAt;
 use super::stopped::StoppedVcpu;
-use crate::kvm::Int3Delivery;
 use crate::machine::ending::End;
 use crate::machine::shared::{PausedGuard, Shared};
 use crate::trap::{Trap, TrapOutcome};
@@ -29,36 +24,6 @@ const RFLAGS_IF: u64 = 1 << 9;
 const RESET_VECTOR: u64 = 0xffff_fff0;
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
-
-/// Why [`StoppedVcpu::enter`] returned.
-#[derive(Debug)]
-pub(crate) enum Left {
-    /// A device answered, or the exit needs no answer.
-    Handled,
-    /// Kicked.
-    Interrupted,
-    /// A trap for the trap handler, and the default action if the handler reinjects the trap.
-    Trapped(Trap, Otherwise),
-    /// The machine ends.
-    Ended(End),
-}
-
-/// The default action of a trap: the effect of the exit in a guest without probes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Otherwise {
-    /// #BP for the guest.
-    Breakpoint { at: u64 },
-    /// A byte for a device.
-    Port { port: u16, byte: u8 },
-    /// The write takes place.
-    Memory,
-    /// The MSR is written.
-    Msr,
-    /// No effect: the debug register or the memory belongs to the VMM.
-    Continue,
-    /// The run ends with [`RunError::EmulationFailure`].
-    Fail,
-}
 
 /// Runs vCPU `index` on the calling thread until the machine ends.
 pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn TrapHandler) {
@@ -114,16 +79,15 @@ impl StoppedVcpu<'_> {
                     return End::Failed(error.into());
                 }
             }
-            let left = match self.enter() {
-                Ok(left) => left,
+            let exit = match self.enter() {
+                Ok(exit) => exit,
                 Err(error) => return End::Failed(error),
             };
-            self.note_halt(&left);
-            match left {
-                Left::Handled | Left::Interrupted => (),
-                Left::Ended(end) => return end,
-                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None)
-                {
+            self.note_halt(&exit);
+            match exit {
+                VmExit::Handled | VmExit::Interrupted => (),
+                VmExit::Ended(end) => return end,
+                VmExit::Trapped(trap, action) => match self.answer(handler, trap, action, None) {
                     Ok(None) => (),
                     Ok(Some(end)) => return end,
                     Err(error) => return End::Failed(error),
@@ -151,8 +115,8 @@ impl StoppedVcpu<'_> {
 
     /// Records whether the vCPU waits for an event that can never come: the kick interrupted a `hlt` with interrupts off, or
     /// the guest has never started the vCPU.
-    fn note_halt(&mut self, left: &Left) {
-        let halted = matches!(left, Left::Interrupted)
+    fn note_halt(&mut self, exit: &VmExit) {
+        let halted = matches!(exit, VmExit::Interrupted)
             && match self.registers.fd.get_mp_state().map(|state| state.mp_state) {
                 Ok(KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED) => true,
                 Ok(KVM_MP_STATE_HALTED) => self
@@ -170,7 +134,7 @@ impl StoppedVcpu<'_> {
         &mut self,
         handler: &dyn TrapHandler,
         trap: Trap,
-        otherwise: Otherwise,
+        action: DefaultAction,
         held: Option<&PausedGuard<'_>>,
     ) -> Result<Option<End>, RunError> {
         let mut outcome = handler.on_trap(self, trap)?;
@@ -194,189 +158,35 @@ impl StoppedVcpu<'_> {
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
             // `Exclusive` from `on_exclusive`: the vCPU is already exclusive, so the default action follows.
             TrapOutcome::Reinject | TrapOutcome::Exclusive => {
-                self.otherwise(trap, otherwise).map(|()| None)
+                self.take_default(trap, action).map(|()| None)
             }
         }
     }
 
     /// Carries out the default action of a trap.
-    pub(crate) fn otherwise(&mut self, trap: Trap, otherwise: Otherwise) -> Result<(), RunError> {
-        match (otherwise, trap) {
-            (Otherwise::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
-            (Otherwise::Port { port, byte }, _) => {
+    pub(crate) fn take_default(
+        &mut self,
+        trap: Trap,
+        action: DefaultAction,
+    ) -> Result<(), RunError> {
+        match (action, trap) {
+            (DefaultAction::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
+            (DefaultAction::Port { port, byte }, _) => {
                 self.shared.platform.ports.write(port, 1, &[byte])
             }
-            (Otherwise::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
+            (DefaultAction::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
                 .shared
                 .memory
                 .guest()
                 .write_slice(&bytes[..len.min(8)], gpa)
                 .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
-            (Otherwise::Msr, Trap::MsrWrite { index, value }) => {
+            (DefaultAction::Msr, Trap::MsrWrite { index, value }) => {
                 self.registers.complete_msr_write(index, value)?;
             }
-            (Otherwise::Fail, _) => return Err(emulation_failure(&mut self.registers)?),
-            (Otherwise::Continue | Otherwise::Memory | Otherwise::Msr, _) => (),
+            (DefaultAction::Fail, _) => return Err(emulation_failure(&mut self.registers)?),
+            (DefaultAction::Continue | DefaultAction::Memory | DefaultAction::Msr, _) => (),
         }
         Ok(())
-    }
-
-    /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
-    fn report_stall(&mut self) {
-        if let Some(left) = self.left_at
-            && left.is_long_ago(LeftAt::now())
-        {
-            // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
-            let _ = self.registers.fd.kvmclock_ctrl();
-        }
-    }
-
-    /// Runs the guest until the next exit. If a device can answer the exit, the device answers.
-    pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
-        let shared = self.shared;
-        self.port_write = None;
-        let injected = self.registers.injected_breakpoint.take();
-        self.report_stall();
-        let entered = self.registers.fd.run();
-        self.left_at = Some(LeftAt::now());
-        let exit = match entered {
-            Ok(exit) => exit,
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                kick::clear(self.registers.fd);
-                self.registers.keep_injected_breakpoint(injected)?;
-                return Ok(Left::Interrupted);
-            }
-            Err(source) => {
-                return Err(VcpuError {
-                    request: "KVM_RUN",
-                    vcpu: self.registers.index,
-                    source,
-                }
-                .into());
-            }
-        };
-        match exit {
-            VcpuExit::IoOut(port, &[byte]) => {
-                let rip = self.registers.rip()?;
-                self.port_write = shared.facts.port.is_completed_later().then_some(rip);
-                let at = shared.facts.port.instruction(rip);
-                Ok(Left::Trapped(
-                    Trap::PortWrite { at },
-                    Otherwise::Port { port, byte },
-                ))
-            }
-            VcpuExit::IoOut(port, data) => {
-                let data = data.to_vec();
-                shared.platform.ports.write(
-                    port,
-                    kvm_run::port_access_bytes(self.registers.fd),
-                    &data,
-                );
-                Ok(Left::Handled)
-            }
-            VcpuExit::IoIn(port, data) => {
-                let data = std::ptr::from_mut(data);
-                let size = kvm_run::port_access_bytes(self.registers.fd);
-                #[expect(
-                    unsafe_code,
-                    reason = "the size lies in the mapping that the slice borrows"
-                )]
-                // SAFETY: the slice lies in this vCPU's kvm_run mapping, and the only other reference to the
-                // mapping, taken for `size`, has ended.
-                let data = unsafe { &mut *data };
-                shared.platform.ports.read(port, size, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::MmioRead(gpa, data) => {
-                shared.platform.mmio.read(gpa, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(GuestAddress(gpa)) => {
-                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Memory))
-            }
-            VcpuExit::MmioWrite(gpa, data) if shared.is_detour(gpa) => {
-                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Continue))
-            }
-            VcpuExit::MmioWrite(gpa, data) => {
-                shared.platform.mmio.write(gpa, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::Debug(debug) => Ok(match debug.exception {
-                3 => Left::Trapped(
-                    Trap::Breakpoint { at: debug.pc },
-                    Otherwise::Breakpoint { at: debug.pc },
-                ),
-                _ => match self.debugging.cause(debug.dr6, debug.pc) {
-                    DebugCause::Fired(fired) => Left::Trapped(
-                        Trap::HardwareBreakpoint {
-                            fired,
-                            at: debug.pc,
-                        },
-                        Otherwise::Continue,
-                    ),
-                    DebugCause::Guest => {
-                        self.reinject_debug(debug.dr6, debug.pc)?;
-                        Left::Handled
-                    }
-                },
-            }),
-            VcpuExit::X86Wrmsr(write) => {
-                *write.error = 0;
-                let (index, value) = (write.index, write.data);
-                Ok(Left::Trapped(
-                    Trap::MsrWrite { index, value },
-                    Otherwise::Msr,
-                ))
-            }
-            VcpuExit::IoapicEoi(vector) => {
-                shared.platform.ioapic.end_of_interrupt(vector);
-                self.registers.keep_injected_breakpoint(injected)?;
-                Ok(Left::Handled)
-            }
-            VcpuExit::Shutdown => Ok(Left::Ended(End::TripleFault)),
-            VcpuExit::Intr => {
-                self.registers.keep_injected_breakpoint(injected)?;
-                Ok(Left::Interrupted)
-            }
-            VcpuExit::FailEntry(reason, _) => Err(RunError::FailEntry {
-                vcpu: self.registers.index,
-                reason,
-            }),
-            VcpuExit::InternalError => self.internal_error(),
-            other => {
-                let exit = format!("{other:?}");
-                let rip = self.registers.regs()?.rip;
-                Err(RunError::UnknownExit {
-                    vcpu: self.registers.index,
-                    rip,
-                    exit,
-                })
-            }
-        }
-    }
-
-    fn internal_error(&mut self) -> Result<Left, RunError> {
-        let rip = self.registers.regs()?.rip;
-        let suberror = kvm_run::suberror(self.registers.fd);
-        if suberror != KVM_INTERNAL_ERROR_EMULATION {
-            let exit = format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}");
-            return Err(RunError::UnknownExit {
-                vcpu: self.registers.index,
-                rip,
-                exit,
-            });
-        }
-        let is_int3 = kvm_run::failed_instruction(self.registers.fd).first() == Some(&0xcc);
-        Ok(
-            if is_int3 && self.shared.facts.int3 == Int3Delivery::EmulationFailure {
-                Left::Trapped(
-                    Trap::Breakpoint { at: rip },
-                    Otherwise::Breakpoint { at: rip },
-                )
-            } else {
-                Left::Trapped(Trap::EmulationFailure, Otherwise::Fail)
-            },
-        )
     }
 }
 
@@ -393,15 +203,4 @@ fn emulation_failure(registers: &mut VcpuRegisters<'_>) -> Result<RunError, Vcpu
             bytes: kvm_run::failed_instruction(registers.fd).to_vec(),
         },
     })
-}
-
-fn guest_write(gpa: u64, data: &[u8]) -> Trap {
-    let mut bytes = [0; 8];
-    let len = data.len().min(8);
-    bytes[..len].copy_from_slice(&data[..len]);
-    Trap::GuestWrite {
-        gpa: GuestAddress(gpa),
-        bytes,
-        len,
-    }
 }
