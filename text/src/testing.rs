@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use address::{Gpa, Gva};
 use introspect::insn::Segments;
-use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use introspect::{PagingState, PhysMemory, Unreadable};
 use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 
 use crate::{GuestError, GuestMemory, InstructionFault, Paused, SystemState, Unwritable, Vcpu};

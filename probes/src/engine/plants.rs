@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
-use introspect::{Gva, walk};
+use introspect::walk;
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{GuestError, KvmVcpu, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use address::{Gpa, Gva};
 use introspect::idt::pushes_error_code;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
-use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use introspect::{PagingState, PhysMemory, Unreadable};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
 };

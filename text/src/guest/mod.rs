@@ -8,8 +8,9 @@ mod kvm;
 use std::ops::Range;
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use introspect::insn::{Segments, System};
-use introspect::{Gpa, Gva, PagingState, PhysMemory};
+use introspect::{PagingState, PhysMemory};
 
 pub use kvm::{KvmMemory, KvmVcpu};
 

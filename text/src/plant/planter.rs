@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gpa;
 use arc_swap::Guard;
-use introspect::{Gpa, PhysMemory, Unreadable};
+use introspect::{PhysMemory, Unreadable};
 use vm_memory::GuestAddress;
 use vmm::PageRange;
 

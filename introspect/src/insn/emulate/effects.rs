@@ -1,10 +1,10 @@
 //! The changes of an instruction, held back until the instruction is sure to complete.
 
+use address::Gva;
 use iced_x86::{Instruction, Mnemonic};
 
 use super::flags;
 use super::width::Width;
-use crate::Gva;
 use crate::insn::cpu::{Access, Cpu, Fault, Gpr, Segment};
 use crate::insn::reason::Reason;
 use crate::insn::system::SystemChanges;

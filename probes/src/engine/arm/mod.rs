@@ -8,8 +8,8 @@ pub(crate) mod placing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use address::Gva;
 use events::ProbeState;
-use introspect::Gva;
 use text::Paused;
 use vm_memory::GuestAddress;
 use vmm::PageRange;

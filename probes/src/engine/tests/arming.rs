@@ -1,7 +1,7 @@
 //! When probes are armed and disarmed.
 
+use address::{Gpa, Gva};
 use events::{Hex, ProbeState};
-use introspect::{Gpa, Gva};
 use manifest::ProbeSpec;
 use text::{PlantByte, Written};
 

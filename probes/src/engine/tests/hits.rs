@@ -1,7 +1,7 @@
 //! Hits: the plant that is hit, and the probes that receive the hit.
 
+use address::{Gpa, Gva};
 use events::{Hex, Tier};
-use introspect::{Gpa, Gva};
 use manifest::ProbeSpec;
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, PlantByte, Ran, Written};

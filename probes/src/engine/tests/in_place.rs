@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use address::Gva;
 use events::Tier;
-use introspect::Gva;
 use manifest::ProbeSpec;
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, InstructionFault, PlantByte, Ran, To, Vcpu as _};

@@ -1,7 +1,7 @@
 //! The guest rewrites probed text.
 
+use address::{Gpa, Gva};
 use events::Tier;
-use introspect::{Gpa, Gva};
 use text::{PlantByte, Written};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};

@@ -1,5 +1,6 @@
-//! Separate types for guest-virtual and guest-physical addresses, so that the two cannot be mixed
-//! up.
+//! Separate types for guest-virtual and guest-physical addresses, so that the two cannot be mixed up.
+
+#![forbid(unsafe_code)]
 
 use std::fmt;
 
