@@ -17,6 +17,12 @@ macro_rules! address {
                 Self(self.0.wrapping_add(bytes))
             }
 
+            /// The address `bytes` before; wraps, as the hardware does.
+            #[must_use]
+            pub const fn wrapping_sub(self, bytes: u64) -> Self {
+                Self(self.0.wrapping_sub(bytes))
+            }
+
             /// The address `bytes` further on, or `None` past the end of the address space.
             #[must_use]
             pub const fn checked_add(self, bytes: u64) -> Option<Self> {

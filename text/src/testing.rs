@@ -181,7 +181,7 @@ impl FakePaused {
             .collect()
     }
 
-    pub fn breakpoints(&self) -> [Option<u64>; 4] {
+    pub fn breakpoints(&self) -> [Option<Gva>; 4] {
         self.breakpoints.lock().expect("lock").execute
     }
 }

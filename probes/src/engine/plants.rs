@@ -76,7 +76,7 @@ impl Plants {
         let execute = table
             .debug
             .each_ref()
-            .map(|used| used.as_ref().map(|used| used.plant().at.0));
+            .map(|used| used.as_ref().map(|used| used.plant().at));
         paused.set_breakpoints(HardwareBreakpoints { execute });
         self.table.store(Arc::new(table));
     }

@@ -119,20 +119,17 @@ impl KvmVcpu<'_, '_> {
         handler: &dyn TrapHandler,
         to: To<'_>,
     ) -> Result<Ran, GuestError> {
-        let (stops, limit, breakpoints) = match to {
-            To::Next(stops) => {
-                let stops = stops.iter().map(|stop| stop.0).collect();
-                (stops, INSTRUCTION_LIMIT, false)
-            }
-            To::Return(stop) => (vec![stop.0], FUNCTION_LIMIT, true),
+        let (limit, breakpoints) = match to {
+            To::Next(_) => (INSTRUCTION_LIMIT, false),
+            To::Return(_) => (FUNCTION_LIMIT, true),
         };
         let alone = Alone {
-            stops: &stops,
+            stops: to.stops(),
             limit,
             breakpoints,
         };
         Ok(match self.0.run_alone(paused, handler, &alone)? {
-            AloneEnd::At(at) => Ran::At(Gva(at)),
+            AloneEnd::At(at) => Ran::At(at),
             AloneEnd::TimedOut => Ran::Nowhere,
             AloneEnd::MachineEnded => Ran::Ended,
         })
@@ -296,14 +293,14 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
-        Ok(self.0.reinject_breakpoint(at.0)?)
+        Ok(self.0.reinject_breakpoint(at)?)
     }
 
     fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         Ok(self.0.inject(Exception {
             vector: fault.vector,
             error_code: pushes_error_code(fault.vector).then_some(fault.error_code),
-            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address.0),
+            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address),
         })?)
     }
 
@@ -332,7 +329,7 @@ impl Paused for PausedGuard<'_> {
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {
-        PausedGuard::vcpu_rips(self).into_iter().map(Gva).collect()
+        PausedGuard::vcpu_rips(self)
     }
 
     fn is_in_nmi(&self) -> bool {

@@ -92,7 +92,6 @@ pub enum To<'a> {
     Return(Gva),
 }
 
-#[cfg(any(test, feature = "testing"))]
 impl To<'_> {
     /// The addresses at which the vCPU stops.
     pub fn stops(&self) -> &[Gva] {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use kvm_ioctls::VmFd;
 
 use super::ending::Ending;
@@ -137,7 +138,7 @@ impl PausedGuard<'_> {
     /// The RIP of each vCPU that [`Machine::start`](crate::Machine::start) has started, published by the vCPU before it parked. A vCPU that waits
     /// for [`TrapHandler::on_exclusive`](crate::TrapHandler::on_exclusive) has already reported its trap, and may resume at another address.
     #[must_use]
-    pub fn vcpu_rips(&self) -> Vec<u64> {
+    pub fn vcpu_rips(&self) -> Vec<Gva> {
         self.shared.rips.all()
     }
 

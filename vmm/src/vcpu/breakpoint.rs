@@ -12,6 +12,8 @@
 //!    must execute the instruction at RIP. If the VMM sets "nothing injected", KVM forgets the delivery. Setting the events
 //!    just read has exactly this effect, and changes nothing else.
 
+use address::Gva;
+
 use super::error::VcpuError;
 use super::exception::BREAKPOINT;
 use super::registers::VcpuRegisters;
@@ -39,7 +41,7 @@ impl VcpuRegisters<'_> {
     /// `injected` is the RIP at which the entry was to deliver the #BP. If RIP is unchanged, the #BP is undelivered.
     pub(super) fn keep_injected_breakpoint(
         &mut self,
-        injected: Option<u64>,
+        injected: Option<Gva>,
     ) -> Result<(), VcpuError> {
         if let Some(at) = injected
             && self.rip()? == at

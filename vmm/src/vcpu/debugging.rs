@@ -3,6 +3,7 @@
 //! While debug registers of the VMM are in force, KVM passes every debug exception to the host. The VMM reinjects the guest's
 //! own debug exceptions as the processor would have delivered them.
 
+use address::Gva;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::debug_setup::Debugging;
@@ -47,7 +48,7 @@ impl Debugging {
     ///
     /// A step comes before a breakpoint at the next instruction, which fires when the next instruction is about to be
     /// executed. Bits of fired registers may be left from earlier exceptions, since a processor never clears them.
-    pub(super) fn cause(&self, dr6: u64, pc: u64) -> DebugCause {
+    pub(super) fn cause(&self, dr6: u64, pc: Gva) -> DebugCause {
         if dr6 & DR6_OWN_CAUSES != 0 {
             return DebugCause::Guest;
         }
@@ -93,7 +94,7 @@ impl StoppedVcpu<'_> {
     /// the cause of a bus lock gets lost: an exit without a cause and without an `int1` at RIP is dropped. If the self-test
     /// could not find out where the host exits, the bytes at `pc` decide. A guest that takes the exception in front of its
     /// `int1` would execute the `int1` for ever.
-    pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
+    pub(super) fn reinject_debug(&mut self, dr6: u64, pc: Gva) -> Result<(), VcpuError> {
         let may_step = self.shared.facts.int1 != Int1Delivery::AtInstruction;
         if may_step && dr6 & DR6_STEPPED != 0 && is_step_of_kvm(&mut self.registers)? {
             return Ok(());
@@ -129,13 +130,13 @@ impl StoppedVcpu<'_> {
     }
 
     /// Reads the prefixes and the next byte at a linear address. Returns the bytes, and the number of bytes read.
-    fn instruction_bytes(&self, at: u64) -> ([u8; INSTRUCTION_BYTES], usize) {
+    fn instruction_bytes(&self, at: Gva) -> ([u8; INSTRUCTION_BYTES], usize) {
         let mut bytes = [0; INSTRUCTION_BYTES];
         for (i, byte) in bytes.iter_mut().enumerate() {
             let found = self
                 .registers
                 .fd
-                .translate_gva(at.wrapping_add(i as u64))
+                .translate_gva(at.wrapping_add(i as u64).0)
                 .ok();
             let gpa = found.filter(|found| found.valid != 0);
             let read = gpa.map(|found| {
@@ -168,12 +169,12 @@ mod tests {
     use super::*;
     use crate::vcpu::debug_setup::HardwareBreakpoints;
 
-    const HERE: u64 = 0xffff_ffff_8100_0000;
+    const HERE: Gva = Gva(0xffff_ffff_8100_0000);
     /// DR6 with its reserved bits and without a cause.
     const UNTOLD: u64 = 0xffff_0ff0;
 
     fn at_here() -> Debugging {
-        let execute = [None, Some(HERE), Some(HERE + 1), Some(HERE)];
+        let execute = [None, Some(HERE), Some(HERE.wrapping_add(1)), Some(HERE)];
         Debugging {
             breakpoints: HardwareBreakpoints { execute },
             alone: false,
@@ -193,15 +194,24 @@ mod tests {
             assert_eq!(at_here().cause(UNTOLD | own, HERE), DebugCause::Guest);
             // Bit 1 is left from an earlier hit of DR1.
             let left = UNTOLD | own | 2;
-            assert_eq!(at_here().cause(left, HERE + 2), DebugCause::Guest);
+            assert_eq!(
+                at_here().cause(left, HERE.wrapping_add(2)),
+                DebugCause::Guest
+            );
         }
     }
 
     #[test]
     fn without_dr6_what_was_asked_for_tells() {
         assert_eq!(at_here().cause(UNTOLD, HERE), DebugCause::Fired(0b1010));
-        assert_eq!(at_here().cause(UNTOLD, HERE + 1), DebugCause::Fired(0b100));
-        assert_eq!(at_here().cause(UNTOLD, HERE + 2), DebugCause::Guest);
+        assert_eq!(
+            at_here().cause(UNTOLD, HERE.wrapping_add(1)),
+            DebugCause::Fired(0b100)
+        );
+        assert_eq!(
+            at_here().cause(UNTOLD, HERE.wrapping_add(2)),
+            DebugCause::Guest
+        );
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! An exception of the guest, and the vectors that the VMM distinguishes.
 
+use address::Gva;
+
 /// An exception to inject at the next entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exception {
@@ -8,7 +10,7 @@ pub struct Exception {
     /// Error code, for vectors with an error code.
     pub error_code: Option<u32>,
     /// CR2, for a page fault.
-    pub fault_address: Option<u64>,
+    pub fault_address: Option<Gva>,
 }
 
 impl Exception {

@@ -1,5 +1,6 @@
 //! A VM exit: KVM's exit becomes a trap and its default action, or a device answers the exit.
 
+use address::Gva;
 use kvm_bindings::KVM_INTERNAL_ERROR_EMULATION;
 use kvm_ioctls::VcpuExit;
 use vm_memory::GuestAddress;
@@ -31,7 +32,7 @@ pub(crate) enum VmExit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultAction {
     /// #BP for the guest.
-    Breakpoint { at: u64 },
+    Breakpoint { at: Gva },
     /// A byte for a device.
     Port { port: u16, byte: u8 },
     /// The write takes place.
@@ -116,25 +117,22 @@ impl StoppedVcpu<'_> {
                 shared.platform.mmio.write(gpa, data);
                 Ok(VmExit::Handled)
             }
-            VcpuExit::Debug(debug) => Ok(match debug.exception {
-                3 => VmExit::Trapped(
-                    Trap::Breakpoint { at: debug.pc },
-                    DefaultAction::Breakpoint { at: debug.pc },
-                ),
-                _ => match self.debugging.cause(debug.dr6, debug.pc) {
-                    DebugCause::Fired(fired) => VmExit::Trapped(
-                        Trap::HardwareBreakpoint {
-                            fired,
-                            at: debug.pc,
-                        },
-                        DefaultAction::Continue,
-                    ),
-                    DebugCause::Guest => {
-                        self.reinject_debug(debug.dr6, debug.pc)?;
-                        VmExit::Handled
-                    }
-                },
-            }),
+            VcpuExit::Debug(debug) => {
+                let (at, dr6) = (Gva(debug.pc), debug.dr6);
+                Ok(match debug.exception {
+                    3 => VmExit::Trapped(Trap::Breakpoint { at }, DefaultAction::Breakpoint { at }),
+                    _ => match self.debugging.cause(dr6, at) {
+                        DebugCause::Fired(fired) => VmExit::Trapped(
+                            Trap::HardwareBreakpoint { fired, at },
+                            DefaultAction::Continue,
+                        ),
+                        DebugCause::Guest => {
+                            self.reinject_debug(dr6, at)?;
+                            VmExit::Handled
+                        }
+                    },
+                })
+            }
             VcpuExit::X86Wrmsr(write) => {
                 *write.error = 0;
                 let (index, value) = (write.index, write.data);
@@ -160,7 +158,7 @@ impl StoppedVcpu<'_> {
             VcpuExit::InternalError => self.internal_error(),
             other => {
                 let exit = format!("{other:?}");
-                let rip = self.registers.regs()?.rip;
+                let rip = self.registers.rip()?;
                 Err(RunError::UnknownExit {
                     vcpu: self.registers.index,
                     rip,
@@ -171,7 +169,7 @@ impl StoppedVcpu<'_> {
     }
 
     fn internal_error(&mut self) -> Result<VmExit, RunError> {
-        let rip = self.registers.regs()?.rip;
+        let rip = self.registers.rip()?;
         let suberror = kvm_run::suberror(self.registers.fd);
         if suberror != KVM_INTERNAL_ERROR_EMULATION {
             let exit = format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}");

@@ -21,7 +21,7 @@ impl StoppedVcpu<'_> {
         // KVM completes the write at the next entry, and only if RIP has not moved: move RIP, let KVM look, and restore
         // RIP. The guest executes no instruction.
         self.registers.set_regs(&kvm_regs {
-            rip: !stopped_at,
+            rip: !stopped_at.0,
             ..regs
         })?;
         complete_port_write(&mut self.registers)?;

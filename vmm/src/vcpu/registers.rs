@@ -1,5 +1,6 @@
 //! The registers of a stopped vCPU.
 
+use address::Gva;
 use kvm_bindings::{KVM_SYNC_X86_REGS, kvm_regs, kvm_sregs};
 use kvm_ioctls::VcpuFd;
 
@@ -16,7 +17,7 @@ pub struct VcpuRegisters<'a> {
     /// Whether general registers and events come with each exit.
     pub(super) sync_regs: bool,
     /// The RIP of an injected #BP that the guest has not taken. KVM does not report the #BP.
-    pub(super) injected_breakpoint: Option<u64>,
+    pub(super) injected_breakpoint: Option<Gva>,
 }
 
 impl<'a> VcpuRegisters<'a> {
@@ -51,11 +52,11 @@ impl<'a> VcpuRegisters<'a> {
     ///
     /// When KVM refuses the request.
     #[inline]
-    pub fn rip(&mut self) -> Result<u64, VcpuError> {
+    pub fn rip(&mut self) -> Result<Gva, VcpuError> {
         if self.sync_regs {
-            Ok(self.fd.sync_regs_mut().regs.rip)
+            Ok(Gva(self.fd.sync_regs_mut().regs.rip))
         } else {
-            Ok(self.regs()?.rip)
+            Ok(Gva(self.regs()?.rip))
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use address::{Gpa, Gva};
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
 use kvm_ioctls::VcpuFd;
 use vm_memory::Bytes;
@@ -21,7 +22,7 @@ use crate::trap_handler::TrapHandler;
 
 const RFLAGS_IF: u64 = 1 << 9;
 /// A processor begins here after a reset or an INIT, unless it waits for a start-up IPI.
-const RESET_VECTOR: u64 = 0xffff_fff0;
+const RESET_VECTOR: Gva = Gva(0xffff_fff0);
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
 
@@ -105,7 +106,7 @@ impl StoppedVcpu<'_> {
 
     /// Publishes the RIP and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
     fn say_rip(&mut self) -> Result<(), VcpuError> {
-        let rip = self.registers.regs()?.rip;
+        let rip = self.registers.rip()?;
         let in_nmi = self.registers.blocking()?.nmis;
         self.shared
             .rips
@@ -179,7 +180,10 @@ impl StoppedVcpu<'_> {
                 .memory
                 .guest()
                 .write_slice(&bytes[..len.min(8)], gpa)
-                .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
+                .map_err(|source| RunError::Memory {
+                    gpa: Gpa(gpa.0),
+                    source,
+                })?,
             (DefaultAction::Msr, Trap::MsrWrite { index, value }) => {
                 self.registers.complete_msr_write(index, value)?;
             }
@@ -192,10 +196,10 @@ impl StoppedVcpu<'_> {
 
 /// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
 fn emulation_failure(registers: &mut VcpuRegisters<'_>) -> Result<RunError, VcpuError> {
-    let (rip, vcpu) = (registers.regs()?.rip, registers.index);
+    let (rip, vcpu) = (registers.rip()?, registers.index);
     let cs = registers.sregs()?.cs;
     let is_in_smm = kvm_run::is_in_smm(registers.fd);
-    Ok(match (is_in_smm, cs.base.wrapping_add(rip)) {
+    Ok(match (is_in_smm, rip.wrapping_add(cs.base)) {
         (true, _) => RunError::SystemManagement { vcpu },
         (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
         (false, _) => RunError::EmulationFailure {

@@ -1,5 +1,6 @@
 //! A stopped vCPU, as a trap handler sees the vCPU after an exit.
 
+use address::Gva;
 use kvm_bindings::{
     KVM_GUESTDBG_BLOCKIRQ, KVM_GUESTDBG_ENABLE, KVM_GUESTDBG_USE_HW_BP, KVM_GUESTDBG_USE_SW_BP,
     KVM_MP_STATE_HALTED, kvm_guest_debug, kvm_mp_state, kvm_regs,
@@ -23,7 +24,7 @@ pub struct StoppedVcpu<'a> {
     pub(super) shared: &'a Shared,
     /// RIP at the last exit, if the exit was for a port write that KVM has not completed. If RIP is unchanged at the next
     /// entry, KVM treats the instruction at RIP as executed.
-    pub(super) port_write: Option<u64>,
+    pub(super) port_write: Option<Gva>,
     /// Time of the last exit.
     pub(super) left_at: Option<LeftAt>,
     pub(super) debugging: Debugging,
@@ -61,7 +62,7 @@ impl StoppedVcpu<'_> {
         }
         if let Some(address) = exception.fault_address {
             let mut sregs = self.registers.sregs()?;
-            sregs.cr2 = address;
+            sregs.cr2 = address.0;
             self.registers.set_sregs(&sregs)?;
         }
         let mut events = self.registers.events()?;
@@ -85,9 +86,9 @@ impl StoppedVcpu<'_> {
     /// # Errors
     ///
     /// When KVM refuses.
-    pub fn reinject_breakpoint(&mut self, at: u64) -> Result<(), VcpuError> {
+    pub fn reinject_breakpoint(&mut self, at: Gva) -> Result<(), VcpuError> {
         let mut regs = self.registers.regs()?;
-        regs.rip = self.shared.facts.breakpoint_injection.rip_for(at);
+        regs.rip = self.shared.facts.breakpoint_injection.rip_for(at).0;
         regs.rflags &= !RFLAGS_RF;
         self.registers.set_regs(&regs)?;
         self.inject(Exception::BREAKPOINT)
@@ -140,7 +141,7 @@ impl StoppedVcpu<'_> {
         if dr7 != 0 {
             debug.control |= KVM_GUESTDBG_USE_HW_BP;
             for (register, address) in debug.arch.debugreg.iter_mut().zip(breakpoints.execute) {
-                *register = address.unwrap_or(0);
+                *register = address.unwrap_or_default().0;
             }
             // Bit 10 is always one.
             debug.arch.debugreg[7] = dr7 | 0x400;
