@@ -1,7 +1,6 @@
 //! A trap: the reason of a stopped vCPU, and the outcome.
 
-use address::Gva;
-use vm_memory::GuestAddress;
+use address::{Gpa, Gva};
 
 /// Why a vCPU stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +27,7 @@ pub enum Trap {
     /// decides. A guest write to read-only detour memory never takes effect.
     GuestWrite {
         /// Guest-physical address of the write.
-        gpa: GuestAddress,
+        gpa: Gpa,
         /// Written bytes; the first [`Trap::GuestWrite::len`] bytes count.
         bytes: [u8; 8],
         /// 1 to 8.

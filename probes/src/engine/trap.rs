@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use address::{Gpa, Gva};
+use address::Gva;
 use text::{GuestError, KvmVcpu, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
@@ -20,10 +20,10 @@ impl Engine {
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
                 self.unprobed_exits.count_guest_write();
-                if self.writes.is_detour_write(Gpa(gpa.0)) {
+                if self.writes.is_detour_write(gpa) {
                     return Ok(TrapOutcome::Resume);
                 }
-                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                let data = &bytes[..len.min(8)];
                 if self.writes.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
@@ -69,7 +69,7 @@ impl Engine {
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
-                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                let data = &bytes[..len.min(8)];
                 Ok(outcome_of(
                     self.writes.on_paused_guest_write(paused, gpa, data)?,
                 ))

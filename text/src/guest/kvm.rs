@@ -325,7 +325,7 @@ impl Paused for PausedGuard<'_> {
     fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
         let detour = PausedGuard::map_detour(self, size)?;
         let memory = Arc::new(KvmMemory(detour.memory().clone()));
-        Ok((Gpa(detour.gpa().0), memory))
+        Ok((detour.gpa(), memory))
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {

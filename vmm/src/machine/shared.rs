@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use address::Gva;
+use address::{Gpa, Gva};
 use kvm_ioctls::VmFd;
 
 use super::ending::Ending;
@@ -46,9 +46,9 @@ impl Shared {
     }
 
     /// Whether `gpa` lies in the range kept free for detour memory, mapped or not.
-    pub(crate) fn is_detour(&self, gpa: u64) -> bool {
+    pub(crate) fn is_detour(&self, gpa: Gpa) -> bool {
         self.detour_place
-            .is_some_and(|place| (place.start.0..place.end.0).contains(&gpa))
+            .is_some_and(|place| (place.start..place.end).contains(&gpa))
     }
 
     /// Pauses every vCPU, and returns once all vCPUs are out of the guest. Called on a thread that runs no vCPU.

@@ -1,9 +1,8 @@
 //! A VM exit: KVM's exit becomes a trap and its default action, or a device answers the exit.
 
-use address::Gva;
+use address::{Gpa, Gva};
 use kvm_bindings::KVM_INTERNAL_ERROR_EMULATION;
 use kvm_ioctls::VcpuExit;
-use vm_memory::GuestAddress;
 
 use super::debugging::DebugCause;
 use super::error::{RunError, VcpuError};
@@ -106,13 +105,14 @@ impl StoppedVcpu<'_> {
                 shared.platform.mmio.read(gpa, data);
                 Ok(VmExit::Handled)
             }
-            VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(GuestAddress(gpa)) => Ok(
-                VmExit::Trapped(guest_write(gpa, data), DefaultAction::Memory),
-            ),
-            VcpuExit::MmioWrite(gpa, data) if shared.is_detour(gpa) => Ok(VmExit::Trapped(
-                guest_write(gpa, data),
-                DefaultAction::Continue,
-            )),
+            VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(Gpa(gpa)) => {
+                let trap = guest_write(Gpa(gpa), data);
+                Ok(VmExit::Trapped(trap, DefaultAction::Memory))
+            }
+            VcpuExit::MmioWrite(gpa, data) if shared.is_detour(Gpa(gpa)) => {
+                let trap = guest_write(Gpa(gpa), data);
+                Ok(VmExit::Trapped(trap, DefaultAction::Continue))
+            }
             VcpuExit::MmioWrite(gpa, data) => {
                 shared.platform.mmio.write(gpa, data);
                 Ok(VmExit::Handled)
@@ -203,13 +203,9 @@ impl StoppedVcpu<'_> {
     }
 }
 
-fn guest_write(gpa: u64, data: &[u8]) -> Trap {
+fn guest_write(gpa: Gpa, data: &[u8]) -> Trap {
     let mut bytes = [0; 8];
     let len = data.len().min(8);
     bytes[..len].copy_from_slice(&data[..len]);
-    Trap::GuestWrite {
-        gpa: GuestAddress(gpa),
-        bytes,
-        len,
-    }
+    Trap::GuestWrite { gpa, bytes, len }
 }

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use address::{Gpa, Gva};
+use address::Gva;
 use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
 use kvm_ioctls::VcpuFd;
-use vm_memory::Bytes;
+use vm_memory::{Bytes, GuestAddress};
 
 use super::debug_setup::{Debugging, HardwareBreakpoints};
 use super::error::{RunError, VcpuError};
@@ -179,11 +179,8 @@ impl StoppedVcpu<'_> {
                 .shared
                 .memory
                 .guest()
-                .write_slice(&bytes[..len.min(8)], gpa)
-                .map_err(|source| RunError::Memory {
-                    gpa: Gpa(gpa.0),
-                    source,
-                })?,
+                .write_slice(&bytes[..len.min(8)], GuestAddress(gpa.0))
+                .map_err(|source| RunError::Memory { gpa, source })?,
             (DefaultAction::Msr, Trap::MsrWrite { index, value }) => {
                 self.registers.complete_msr_write(index, value)?;
             }
