@@ -2,8 +2,8 @@
 
 use std::hint::black_box;
 
+use address::Gva;
 use criterion::{Criterion, criterion_group, criterion_main};
-use introspect::Gva;
 use introspect::insn::{
     Access, Cpu, Fault, Features, Gpr, Outcome, Segment, decode, emulate, emulate_decoded,
 };

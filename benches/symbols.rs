@@ -5,8 +5,9 @@
 
 use std::hint::black_box;
 
+use address::Gva;
 use criterion::{Criterion, criterion_group, criterion_main};
-use introspect::{Gva, KernelImage, PatchSites, SymbolTable, SymbolTableBuilder, kallsyms};
+use introspect::{KernelImage, PatchSites, SymbolTable, SymbolTableBuilder, kallsyms};
 
 const KERNELS: &str = "HYPROBE_TEST_KERNELS";
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);

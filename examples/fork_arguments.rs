@@ -6,7 +6,7 @@ mod guest;
 
 use std::sync::Arc;
 
-use introspect::Gva;
+use address::Gva;
 use probes::{Action, Handler, HitContext, PreOutcome};
 
 struct PrintArguments;

@@ -8,7 +8,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::Instant;
 
-use introspect::Gva;
+use address::Gva;
 use probes::{Action, EntryOutcome, HitContext, ReturnHandler};
 
 /// The maximum number of bytes read of a name.

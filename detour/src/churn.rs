@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use address::{Gpa, Gva};
+use introspect::PhysMemory as _;
 use introspect::insn::decode;
-use introspect::{Gpa, Gva, PhysMemory as _};
 use manifest::WhenFull;
 use text::testing::{DETOUR_GPA, FakeMemory, FakePaused};
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES};
 
 use super::DetourError;

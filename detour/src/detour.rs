@@ -3,9 +3,10 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use address::{Gpa, Gva};
 use arc_swap::{ArcSwapOption, Guard};
 use introspect::insn::Decoded;
-use introspect::{Gpa, Gva, KernelInt3, PagingState};
+use introspect::{KernelInt3, PagingState};
 use text::{GuestMemory, Jump, Paused};
 
 use crate::jumped::Jumped;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{GuestError, GuestMemory};
 
 use crate::ring;

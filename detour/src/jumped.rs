@@ -1,6 +1,6 @@
 //! The displaced instructions of a jump or `int3`.
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::Decoded;
 
 /// Bytes of `jmp rel32` behind its opcode.

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use introspect::{Gva, PagingState};
+use address::Gva;
+use introspect::PagingState;
 
 /// The guest kernel's page tables and image.
 #[derive(Clone, Debug)]

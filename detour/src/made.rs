@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use introspect::Gva;
+use address::Gva;
 use manifest::WhenFull;
 use manifest::program::{Aggregate, Filter};
 use text::Jump;
@@ -270,7 +270,7 @@ impl Detours {
 mod tests {
     use std::sync::Arc;
 
-    use introspect::Gpa;
+    use address::Gpa;
     use introspect::insn::{Decoded, decode};
     use text::testing::FakeMemory;
 

@@ -15,7 +15,8 @@
 
 use std::sync::Arc;
 
-use introspect::{EntryAt, Gpa, Gva, Level, PagingState, entry_at, walk};
+use address::{Gpa, Gva};
+use introspect::{EntryAt, Level, PagingState, entry_at, walk};
 use text::{GuestError, GuestMemory, Paused};
 use vmm::DetourSize;
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use introspect::Gva;
+use address::Gva;
 
 /// The size mapped by one entry of a page directory.
 pub(super) const REGION_BYTES: u64 = 2 << 20;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use introspect::insn::Decoded;
-use introspect::{Gpa, Gva, KernelInt3, PagingState};
+use introspect::{KernelInt3, PagingState};
 use text::{GuestError, GuestMemory, Jump, Paused};
 
 use super::cells::Cells;

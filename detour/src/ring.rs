@@ -28,7 +28,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{GuestError, GuestMemory};
 
 use super::DetourError;

@@ -23,14 +23,15 @@
 
 use std::collections::BTreeMap;
 
+use address::Gva;
 use iced_x86::code_asm::{
     CodeAssembler, CodeLabel, byte_ptr, eax, ecx, ptr, qword_ptr, rax, rcx, rdx, rsp,
 };
 use iced_x86::{
     BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
 };
+use introspect::KernelInt3;
 use introspect::insn::Decoded;
-use introspect::{Gva, KernelInt3};
 use text::Jump;
 
 use super::DetourError;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use introspect::Gva;
+use address::Gva;
 use manifest::GuestEnd;
 use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};

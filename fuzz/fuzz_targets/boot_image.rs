@@ -4,10 +4,11 @@
 
 use std::sync::LazyLock;
 
+use address::Gva;
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, Symbols, fuzz_target, kernel_file};
 use introspect::patchsites::synthetic::TEXT;
-use introspect::{Btf, Gva, KernelImage, KernelLayout, Modules, PatchSites, kallsyms};
+use introspect::{Btf, KernelImage, KernelLayout, Modules, PatchSites, kallsyms};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vmm::boot::synthetic::{Packer, bzimage};
 use vmm::boot::{BootMethod, BootRequest, KernelFile, LoadedKernel, prepare};

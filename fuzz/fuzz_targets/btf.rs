@@ -5,12 +5,13 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
+use address::Gva;
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::btf::synthetic::{self, sample};
 use introspect::btf::{Type, TypeId};
 use introspect::modules::synthetic::{Form, types};
-use introspect::{Btf, Gva, PerCpu, SymbolTable, SymbolTableBuilder, TaskLayout};
+use introspect::{Btf, PerCpu, SymbolTable, SymbolTableBuilder, TaskLayout};
 
 /// The kind of a union.
 const UNION: u8 = 5;

@@ -7,9 +7,9 @@
 
 use std::cell::RefCell;
 
+use address::Gva;
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::fuzz_target;
-use introspect::Gva;
 use introspect::insn::{
     DescriptorTable, Next, Outcome, SegmentRegister, Segments, System, decode, emulate, next_places,
 };

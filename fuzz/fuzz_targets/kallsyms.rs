@@ -4,13 +4,14 @@
 
 use std::sync::LazyLock;
 
+use address::{Gpa, Gva};
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::image::Segment;
 use introspect::image::synthetic::elf;
 use introspect::kallsyms::from_image;
 use introspect::kallsyms::synthetic::{LAYOUTS, TEXT, kernel, symbols};
-use introspect::{Gpa, Gva, KernelImage, KernelLayout, SymbolTable};
+use introspect::{KernelImage, KernelLayout, SymbolTable};
 
 /// The address of the tables.
 const RODATA: Gva = Gva(0xffff_ffff_8240_0000);

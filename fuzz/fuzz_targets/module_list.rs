@@ -4,10 +4,11 @@
 
 use std::sync::LazyLock;
 
+use address::{Gpa, Gva};
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::modules::synthetic::{BASE, COMING, FORMS, Guest, LIVE, types};
-use introspect::{Btf, FlatMemory, Gpa, Gva, Module, Modules};
+use introspect::{Btf, FlatMemory, Module, Modules};
 
 /// A guest with two modules, and the address of the second.
 static GUESTS: LazyLock<[(Guest, Gva); 2]> = LazyLock::new(|| {

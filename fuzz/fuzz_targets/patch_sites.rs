@@ -4,15 +4,14 @@
 
 use std::collections::BTreeSet;
 
+use address::{Gpa, Gva};
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::image::Segment;
 use introspect::image::synthetic::elf;
 use introspect::optimise::{MAX_REGION_BYTES, Survey};
 use introspect::patchsites::synthetic::{Kernel, SLIDE, TEXT, TEXT_BYTES};
-use introspect::{
-    FlatMemory, Gpa, GuestImage, Gva, KernelImage, PatchKind, PatchSites, SymbolTable,
-};
+use introspect::{FlatMemory, GuestImage, KernelImage, PatchKind, PatchSites, SymbolTable};
 
 /// The kinds of the sample's sites: all.
 const KINDS: usize = 12;

@@ -6,10 +6,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::{Gpa, Gva};
 use detour::fuzzing::{FIRST_SLOT, HEAD, RING_BYTES, Ring, SLOT_BYTES, SLOTS};
 use hyprobe_fuzz::arbitrary::{self, Arbitrary};
 use hyprobe_fuzz::{Damage, fuzz_target};
-use introspect::{Gpa, Gva, PhysMemory, Unreadable};
+use introspect::{PhysMemory, Unreadable};
 use text::{GuestMemory, Unwritable};
 
 /// A guest and the reader of the ring.

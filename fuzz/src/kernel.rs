@@ -1,9 +1,10 @@
 //! A synthetic kernel file with all the data that hyprobe reads from a kernel: banner, symbols, types, patch sites.
 
+use address::Gva;
+use introspect::SymbolTable;
 use introspect::kallsyms::synthetic::{Entry, Layout, kernel as kallsyms};
 use introspect::modules::synthetic::{Form, types};
 use introspect::patchsites::synthetic::{Kernel, TEXT, TEXT_BYTES};
-use introspect::{Gva, SymbolTable};
 use vmm::boot::synthetic::{Segment, elf};
 
 const TEXT_GPA: u64 = 0x10_0000;

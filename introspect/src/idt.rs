@@ -1,7 +1,9 @@
 //! The guest's interrupt descriptor table, and the processor's stack frame for an interrupt or
 //! exception.
 
-use crate::{Gva, PagingState, PhysMemory, read_virt};
+use address::Gva;
+
+use crate::{PagingState, PhysMemory, read_virt};
 
 /// Bytes of a gate in 64-bit mode.
 const GATE_BYTES: u64 = 16;
@@ -149,7 +151,9 @@ impl InterruptFrame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{FlatMemory, Gpa};
+    use address::Gpa;
+
+    use crate::FlatMemory;
 
     const TABLE: Gva = Gva(0x20_0000);
 

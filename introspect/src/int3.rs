@@ -14,9 +14,9 @@
 //!
 //! Source: `arch/x86/entry/entry_64.S`, `idtentry` for `X86_TRAP_BP`.
 
+use address::Gva;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
-use crate::Gva;
 use crate::insn::{Decoded, decode};
 
 /// The kernel's handler of `int3`.

@@ -1,8 +1,9 @@
 //! The distance of the running kernel from the link-time addresses.
 
+use address::Gva;
 use thiserror::Error;
 
-use crate::{Gva, SymbolTable};
+use crate::SymbolTable;
 
 /// The function stored in MSR_LSTAR by 64-bit kernels.
 const SYSCALL_ENTRY: &str = "entry_SYSCALL_64";

@@ -12,7 +12,6 @@
 
 #![forbid(unsafe_code)]
 
-mod addr;
 pub mod btf;
 pub mod idt;
 pub mod image;
@@ -30,7 +29,6 @@ mod percpu;
 pub mod symbols;
 mod tasks;
 
-pub use addr::{Gpa, Gva};
 pub use btf::{Btf, BtfError};
 pub use idt::{Gate, Idt, InterruptFrame};
 pub use image::{GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage};

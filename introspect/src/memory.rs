@@ -1,8 +1,7 @@
 //! Guest-physical memory, live or dumped.
 
+use address::Gpa;
 use thiserror::Error;
-
-use crate::Gpa;
 
 /// A range of guest-physical memory not readable in full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

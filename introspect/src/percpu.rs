@@ -8,7 +8,9 @@
 //! The names of the two variables below have changed: `current_task` and `cpu_number` up to 6.1,
 //! members of `pcpu_hot` up to 6.14, the old names again.
 
-use crate::{Gva, SymbolTable, btf::Btf};
+use address::Gva;
+
+use crate::{SymbolTable, btf::Btf};
 
 /// A per-CPU variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

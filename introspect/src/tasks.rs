@@ -1,6 +1,8 @@
 //! Which task a processor runs.
 
-use crate::{Gva, PerCpu, SymbolTable, btf::Btf};
+use address::Gva;
+
+use crate::{PerCpu, SymbolTable, btf::Btf};
 
 /// The largest size of `comm`; the last byte is zero.
 const MAX_COMM_BYTES: u64 = 64;

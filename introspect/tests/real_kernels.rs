@@ -5,9 +5,10 @@
 
 use std::{env, fs};
 
+use address::{Gpa, Gva};
 use hyprobe_introspect::{
-    Btf, FlatMemory, Gpa, GuestImage, Gva, KernelImage, KernelLayout, ModuleEvent, Modules,
-    PatchKind, PatchSites, PatchTime, SymbolTable,
+    Btf, FlatMemory, GuestImage, KernelImage, KernelLayout, ModuleEvent, Modules, PatchKind,
+    PatchSites, PatchTime, SymbolTable,
     btf::Type,
     insn::branch_into,
     kallsyms,

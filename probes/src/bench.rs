@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use address::{Gpa, Gva};
 use detour::{DetourError, Record, Ring};
-use introspect::{Gpa, Gva};
 use text::{GuestError, GuestMemory, KvmMemory, Spot};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
+use address::Gva;
 use introspect::insn::branch_into;
-use introspect::{Gva, PatchSite, Symbol};
+use introspect::{PatchSite, Symbol};
 
 use crate::kernel::Kernel;
 

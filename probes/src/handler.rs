@@ -7,7 +7,8 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use introspect::{Gpa, Gva, read_virt};
+use address::{Gpa, Gva};
+use introspect::read_virt;
 use text::{GuestError, InstructionFault, KernelTables, Planter, Vcpu};
 
 /// The vCPU's action after a pre-handler.

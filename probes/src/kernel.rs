@@ -3,11 +3,12 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
+use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
 use introspect::optimise::Survey;
 use introspect::{
-    Btf, BtfError, Gpa, Gva, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules,
-    ModulesError, OptimisedLayout, PatchSites, PerCpu, Symbol, SymbolTable, TaskLayout, kallsyms,
+    Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
+    OptimisedLayout, PatchSites, PerCpu, Symbol, SymbolTable, TaskLayout, kallsyms,
 };
 
 /// An unusable kernel file.

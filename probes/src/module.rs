@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use introspect::{
-    Gpa, Gva, Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk,
-};
+use address::{Gpa, Gva};
+use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
 use text::{Planter, Spot};
 
 use crate::code::KernelCode;

@@ -3,9 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::{Gpa, Gva};
 use arc_swap::{ArcSwap, ArcSwapOption};
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
-use introspect::{Gpa, Gva};
 use text::{AddressMap, KernelTables, KnowsTables, Planter, Spot};
 
 use crate::handler::PlantedInstructions;

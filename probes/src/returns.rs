@@ -16,7 +16,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use introspect::Gva;
+use address::Gva;
 use text::AddressHash;
 
 use crate::registry::Probe;

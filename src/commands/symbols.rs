@@ -160,7 +160,8 @@ fn line(symbol: &Symbol) -> Line<'_> {
 
 #[cfg(test)]
 mod tests {
-    use introspect::{Gva, SymbolTableBuilder};
+    use address::Gva;
+    use introspect::SymbolTableBuilder;
 
     use super::*;
 

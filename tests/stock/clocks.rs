@@ -1,7 +1,8 @@
 //! Probes in loops on data that KVM changes at exits.
 
+use address::Gva;
 use events::ProbeState;
-use introspect::{Gva, Symbol};
+use introspect::Symbol;
 use manifest::ProbeSpec;
 use probes::{Kernel, Refusal, resolve};
 

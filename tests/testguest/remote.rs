@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use address::Gva;
 use control::api::{AddProbe, AddProbes, EventLine, MachineState, ProblemKind};
 use control::{Client, ClientError, ControlSocket, EventHub, Incoming, Live, Server, Tee};
 use events::{Event, EventSink as _, ProbeState};
 use hyprobe_rigs::contract::{Here, MEMORY_BYTES, Ran};
-use introspect::Gva;
 use manifest::{GuestEnd, ProbeAction};
 use text::PlantByte;
 use vm_memory::{Bytes as _, GuestAddress};

@@ -5,8 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use address::{Gpa, Gva};
 use introspect::insn::Segments;
-use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use introspect::{PagingState, PhysMemory, Unreadable};
 use vmm::{DetourSize, HardwareBreakpoints, PageRange};
 
 use crate::{GuestError, GuestMemory, InstructionFault, Paused, SystemState, Unwritable, Vcpu};
@@ -180,7 +181,7 @@ impl FakePaused {
             .collect()
     }
 
-    pub fn breakpoints(&self) -> [Option<u64>; 4] {
+    pub fn breakpoints(&self) -> [Option<Gva>; 4] {
         self.breakpoints.lock().expect("lock").execute
     }
 }

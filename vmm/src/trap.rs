@@ -1,33 +1,33 @@
 //! A trap: the reason of a stopped vCPU, and the outcome.
 
-use vm_memory::GuestAddress;
+use address::{Gpa, Gva};
 
 /// Why a vCPU stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trap {
-    /// An `int3` is about to be executed at this linear address.
+    /// An `int3` is about to be executed.
     Breakpoint {
         /// Linear address of the `int3`.
-        at: u64,
+        at: Gva,
     },
-    /// A one-byte port write (`out dx, al`, or another form) at this linear address. The trap does not name the port: the
+    /// A one-byte port write (`out dx, al`, or another form). The trap does not name the port: the
     /// address identifies a plant.
     PortWrite {
         /// Linear address of the instruction.
-        at: u64,
+        at: Gva,
     },
     /// An execution breakpoint or data watchpoint in a debug register fired.
     HardwareBreakpoint {
         /// Bits 0–3: which of DR0–DR3.
         fired: u8,
         /// Linear address of the next instruction.
-        at: u64,
+        at: Gva,
     },
     /// The guest wrote to a page in a read-only slot, of RAM or of detour memory. Nothing has been written: the handler
     /// decides. A guest write to read-only detour memory never takes effect.
     GuestWrite {
         /// Guest-physical address of the write.
-        gpa: GuestAddress,
+        gpa: Gpa,
         /// Written bytes; the first [`Trap::GuestWrite::len`] bytes count.
         bytes: [u8; 8],
         /// 1 to 8.
@@ -61,14 +61,14 @@ pub enum TrapOutcome {
 
 /// A handler could not do its work; the machine stops.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot handle {what} on vCPU {vcpu} at {rip:#x}")]
+#[error("cannot handle {what} on vCPU {vcpu} at {rip}")]
 pub struct TrapError {
     /// The work that failed.
     pub what: &'static str,
     /// Which vCPU.
     pub vcpu: usize,
     /// Its RIP.
-    pub rip: u64,
+    pub rip: Gva,
     /// The cause.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use address::{Gpa, Gva};
 use events::{Hex, ProbeState, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
-use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
+use introspect::{SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction};
 use probes::{
     Action, ArmError, At, NewProbe, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use axum::extract::State;
 use base64::Engine as _;
 use events::Hex;
-use introspect::{Gpa, Gva};
 use probes::{At, ReadError};
 use serde::Deserialize;
 use utoipa::IntoParams;

@@ -1,8 +1,8 @@
 //! Adds a value to an aggregate's counters, with one atomic operation for each counter.
 
+use address::Gva;
 use iced_x86::code_asm::{rax, rcx, rdx};
 use iced_x86::{Code as Opcode, IcedError, Instruction, MemoryOperand, Register};
-use introspect::Gva;
 use manifest::program::{Aggregate, Linear};
 
 use super::{Unwritten, Writer, at};

@@ -29,11 +29,11 @@ mod record;
 #[cfg(test)]
 mod tests;
 
+use address::Gva;
 use iced_x86::code_asm::{AsmRegister64, CodeAssembler, CodeLabel, rax, rcx, rdx};
 use iced_x86::{
     BlockEncoderOptions, Code as Opcode, IcedError, Instruction, MemoryOperand, Register,
 };
-use introspect::Gva;
 use introspect::insn::{Decoded, is_position_independent};
 use manifest::program::{Aggregate, Filter};
 

@@ -1,11 +1,11 @@
 //! Writes a record, in about forty instructions.
 
+use address::Gva;
 use iced_x86::code_asm::{
     CodeLabel, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
     rdx, rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register};
-use introspect::Gva;
 
 use super::{
     Of, SAVED_BYTES, SAVED_FLAGS, SAVED_RAX, SAVED_RCX, SAVED_RDX, Unwritten, Writer, at, from_gs,

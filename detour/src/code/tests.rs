@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use address::Gpa;
+use introspect::PhysMemory as _;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
-use introspect::{Gpa, PhysMemory as _};
 use manifest::program::{Comparison, Condition, Linear, Operand};
 use proptest::prelude::*;
 use text::testing::{FakeMemory, FakeVcpu};

@@ -1,7 +1,7 @@
 //! Instructions, and states in which they neither fault nor leave the sandbox.
 
+use address::Gva;
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Mnemonic, OpKind, Register};
-use introspect::Gva;
 use introspect::insn::{Class, Decoded, Gpr, classify, decode};
 
 use crate::Random;

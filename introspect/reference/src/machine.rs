@@ -1,6 +1,6 @@
 //! A processor and memory made of arrays.
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::{
     Access, Cpu, Decoded, Fault, Features, Gpr, Msr, Outcome, Segment, System, SystemChanges,
     decode, emulate,

@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use address::{Gpa, Gva};
 use object::{
     LittleEndian, elf,
     read::elf::{FileHeader, ProgramHeader},
@@ -13,7 +14,6 @@ use regex::bytes::Regex;
 use thiserror::Error;
 
 use super::{ImageSource, NotInImage};
-use crate::{Gpa, Gva};
 
 /// The kernel has four; the parser ignores loadable segments beyond the limit.
 const MAX_SEGMENTS: usize = 64;

@@ -1,7 +1,9 @@
 //! The kernel in a guest's memory.
 
+use address::{Gpa, Gva};
+
 use super::{ImageSource, NotInImage};
-use crate::{Gpa, Gva, PhysMemory};
+use crate::PhysMemory;
 
 /// A kernel in guest memory, contiguous in physical memory as placed by the loader.
 ///

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Gva, SymbolTable};
+use address::Gva;
+
+use crate::SymbolTable;
 
 /// The sections of the kernel that matter to probes, at the addresses of the symbol table they come
 /// from.

@@ -1,8 +1,7 @@
 //! Bytes of the kernel by link-time address.
 
+use address::Gva;
 use thiserror::Error;
-
-use crate::Gva;
 
 /// The error for a range of link-time addresses not in the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -1,10 +1,11 @@
+use address::{Gpa, Gva};
 use proptest::prelude::*;
 
 use super::{
     GuestImage, ImageError, ImageSource, KernelImage, KernelLayout, NotInImage, Segment,
     synthetic::elf,
 };
-use crate::{FlatMemory, Gpa, Gva, SymbolTableBuilder};
+use crate::{FlatMemory, SymbolTableBuilder};
 
 const TEXT: Gva = Gva(0xffff_ffff_8100_0000);
 const BANNER: &str = "Linux version 9.9.9-test (somebody@example) #1 SMP";

@@ -1,9 +1,9 @@
 //! The boundaries of a function's instructions.
 
+use address::Gva;
 use thiserror::Error;
 
 use super::decode::{DecodeError, Decoded, decode};
-use crate::Gva;
 
 /// Why an offset is not the start of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

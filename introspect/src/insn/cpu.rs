@@ -2,10 +2,10 @@
 
 use std::fmt;
 
+use address::Gva;
 use thiserror::Error;
 
 use super::system::{Msr, System, SystemChanges};
-use crate::Gva;
 
 /// A general-purpose register with all 64 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

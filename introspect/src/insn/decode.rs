@@ -2,12 +2,11 @@
 
 use std::fmt;
 
+use address::Gva;
 use iced_x86::{
     Decoder, DecoderError as IcedError, DecoderOptions, FastFormatter, Instruction, OpKind,
 };
 use thiserror::Error;
-
-use crate::Gva;
 
 /// The length of the longest x86 instruction.
 pub const MAX_LENGTH_BYTES: usize = 15;

@@ -5,11 +5,11 @@
 
 use std::ops::Range;
 
+use address::Gva;
 use iced_x86::{FlowControl, Mnemonic};
 
 use super::boundary::boundaries;
 use super::decode::{DecodeError, Decoded};
-use crate::Gva;
 
 /// The next address of a vCPU after an instruction, if only RIP and the stack pointer change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,12 @@
 //! To let the hardware execute one instruction and then regain control, the caller puts a stop at
 //! each of these places, and at the handlers of the exceptions ([`crate::idt`]).
 
+use address::Gva;
 use iced_x86::{Code, FlowControl, Instruction, Mnemonic, OpKind, Register};
 
 use super::cpu::{Access, Cpu, Gpr, Segment};
 use super::decode::Decoded;
-use crate::{Gva, PagingState};
+use crate::PagingState;
 
 /// The register with the target of `syscall`.
 const MSR_LSTAR: u32 = 0xc000_0082;

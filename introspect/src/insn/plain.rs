@@ -73,8 +73,8 @@ const fn is_known(mnemonic: Mnemonic) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Gva;
     use crate::insn::decode;
+    use address::Gva;
 
     fn of(bytes: &[u8]) -> bool {
         let decoded = decode(bytes, Gva(0xffff_ffff_8100_0000)).expect("an instruction");

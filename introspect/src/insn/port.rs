@@ -40,8 +40,8 @@ pub fn port_access(decoded: &Decoded) -> Option<PortAccess> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Gva;
     use crate::insn::decode;
+    use address::Gva;
 
     #[test]
     fn each_form_is_told() {

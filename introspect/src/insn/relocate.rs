@@ -314,8 +314,8 @@ const fn is_integer_vector(mnemonic: Mnemonic) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Gva;
     use crate::insn::decode;
+    use address::Gva;
 
     const AT: Gva = Gva(0xffff_ffff_8100_0000);
 

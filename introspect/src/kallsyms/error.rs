@@ -1,8 +1,9 @@
 //! The errors of reading kallsyms.
 
+use address::Gpa;
 use thiserror::Error;
 
-use crate::{Gpa, ImageError};
+use crate::ImageError;
 
 /// Why no symbols were found.
 #[derive(Debug, Error)]

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use address::{Gpa, Gva};
+
 use super::{KallsymsError, symtab, tables, view::View};
-use crate::{Gpa, Gva, KernelImage, PhysMemory, SymbolTable};
+use crate::{KernelImage, PhysMemory, SymbolTable};
 
 /// The kernel's mapping is a gigabyte at most, and today's kernels take a tenth of a gigabyte.
 const MAX_KERNEL_BYTES: u64 = 256 << 20;

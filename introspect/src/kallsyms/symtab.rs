@@ -1,12 +1,13 @@
 //! The ELF symbol table of a kernel.
 
+use address::Gva;
 use object::{
     LittleEndian, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolKind, SymbolSection,
     elf,
     read::elf::{ElfFile64, ElfSymbol64},
 };
 
-use crate::{Gva, SymbolTable, SymbolTableBuilder};
+use crate::{SymbolTable, SymbolTableBuilder};
 
 /// Linked at 0 up to 6.14: the section's symbols are offsets, which the kernel calls absolute too.
 const PER_CPU_SECTION: &[u8] = b".data..percpu";

@@ -1,6 +1,6 @@
 //! Writes kallsyms tables like the kernel's build, in each layout that kernels have used.
 
-use crate::Gva;
+use address::Gva;
 
 /// The order and the encoding of the tables in a kernel generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,9 @@
 //! All tables together, with a check of their plausibility.
 
+use address::Gva;
+
 use super::{addresses, budget::Budget, names, tokens, view::View};
-use crate::{Gva, KernelLayout, SymbolTable, SymbolTableBuilder};
+use crate::{KernelLayout, SymbolTable, SymbolTableBuilder};
 
 /// Labels at the beginning of the kernel's text; every x86 kernel has at least one label.
 const TEXT_LABELS: [&str; 3] = ["_stext", "_text", "startup_64"];

@@ -1,3 +1,4 @@
+use address::{Gpa, Gva};
 use proptest::prelude::*;
 
 use super::{
@@ -8,7 +9,7 @@ use super::{
     tables, tokens,
     view::View,
 };
-use crate::{FlatMemory, Gpa, Gva, SymbolTable};
+use crate::{FlatMemory, SymbolTable};
 
 /// The address of the synthetic kernel's read-only data.
 const RODATA: Gva = Gva(0xffff_ffff_8240_0000);

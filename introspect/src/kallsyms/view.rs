@@ -1,6 +1,6 @@
 //! A range of kernel bytes, with the address in the kernel's mapping.
 
-use crate::Gva;
+use address::Gva;
 
 /// Bytes that may hold the tables.
 #[derive(Clone, Copy, Debug)]

@@ -1,8 +1,9 @@
 //! Why modules could not be read.
 
+use address::Gva;
 use thiserror::Error;
 
-use crate::{Gva, paging::VirtReadError};
+use crate::paging::VirtReadError;
 
 /// Why modules, or a part of a module, could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

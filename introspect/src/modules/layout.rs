@@ -1,10 +1,9 @@
 //! Offsets in `struct module`, from the guest's own types.
 
+use address::Gva;
+
 use super::{ModuleRegion, ModulesError, RegionKind, slot::Slot};
-use crate::{
-    Gva,
-    btf::{Btf, StructId, Type},
-};
+use crate::btf::{Btf, StructId, Type};
 
 /// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;

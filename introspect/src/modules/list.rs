@@ -1,9 +1,11 @@
 //! Walks the kernel's list of modules from the head.
 
+use address::Gva;
+
 use super::{
     Module, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab, view::View,
 };
-use crate::{Btf, Gva, PagingState, PhysMemory, SymbolTable};
+use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
 /// The kernel's list head.
 const LIST: &str = "modules";

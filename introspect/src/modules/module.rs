@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use address::Gva;
+
 use super::ModulesError;
-use crate::{Gva, PatchSite, Symbol};
+use crate::{PatchSite, Symbol};
 
 /// The state of a module, as in `enum module_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

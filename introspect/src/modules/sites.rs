@@ -3,13 +3,15 @@
 //! One-time patches (alternatives, return thunks, retpolines) are complete before a module becomes
 //! visible.
 
+use address::Gva;
+
 use super::{
     Module, ModulesError,
     layout::{ModuleLayout, Table},
     view::View,
 };
 use crate::{
-    Gva, PatchKind, PatchSite,
+    PatchKind, PatchSite,
     patchsites::{BRANCH_BYTES, instruction_len, static_call_trampoline},
 };
 

@@ -7,8 +7,10 @@
 
 use std::sync::Arc;
 
+use address::Gva;
+
 use super::{Module, ModulesError, layout::ModuleLayout, view::View};
-use crate::{Gva, Symbol};
+use crate::Symbol;
 
 const SYMBOL_BYTES: usize = 24;
 /// The largest module, a graphics driver, has 60 000.

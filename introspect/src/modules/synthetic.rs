@@ -1,8 +1,8 @@
 //! A synthetic guest with modules, in memory.
 
-use crate::{
-    Btf, FlatMemory, Gpa, Gva, PagingState, SymbolTable, SymbolTableBuilder, btf::synthetic::Blob,
-};
+use address::{Gpa, Gva};
+
+use crate::{Btf, FlatMemory, PagingState, SymbolTable, SymbolTableBuilder, btf::synthetic::Blob};
 
 /// The address of the guest's memory, mapped by a single page of a gigabyte.
 pub const BASE: u64 = 0xffff_ffff_c000_0000;

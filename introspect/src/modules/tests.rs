@@ -1,10 +1,11 @@
+use address::{Gpa, Gva};
 use proptest::prelude::*;
 
 use super::{
     Module, ModuleState, Modules, ModulesError, RegionKind,
     synthetic::{BASE, COMING, FORMS, Form, Guest, LIVE, Shape, types},
 };
-use crate::{Btf, FlatMemory, Gpa, Gva, PatchKind, PatchSite, PatchSites};
+use crate::{Btf, FlatMemory, PatchKind, PatchSite, PatchSites};
 
 const UNFORMED: Shape = Shape {
     name: "half",

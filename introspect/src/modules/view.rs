@@ -2,8 +2,10 @@
 
 use std::cell::Cell;
 
+use address::Gva;
+
 use super::ModulesError;
-use crate::{Gva, PagingState, PhysMemory, read_virt};
+use crate::{PagingState, PhysMemory, read_virt};
 
 /// Enough for half a million symbols; a desktop kernel with all modules has a fifth as many.
 const MAX_BYTES: usize = 128 << 20;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::Gva;
+use address::Gva;
 
 /// Possible branch targets, over-estimated: any other address is reached only from the instruction
 /// in front of it.

@@ -1,7 +1,9 @@
 //! The kernel's exception table: the instructions with possible faults, and the addresses to
 //! continue at.
 
-use crate::{Gva, ImageSource, SymbolTable};
+use address::Gva;
+
+use crate::{ImageSource, SymbolTable};
 
 /// The distances to the instruction and to the continuation, and the further action. The layout
 /// since 4.6.

@@ -10,9 +10,9 @@
 //! The kernel never returns to the pushed address, so a detour may execute the call from another address. The predictor
 //! then learns the address behind the detour's call, and a retpoline stays a retpoline as long as speculation ends there, too.
 
+use address::Gva;
 use iced_x86::{Code, OpKind, Register};
 
-use crate::Gva;
 use crate::insn::decode;
 
 /// Whether `code`, which lies at `at`, begins with a retpoline.

@@ -2,13 +2,15 @@
 
 use std::ops::Range;
 
+use address::Gva;
+
 use super::arrivals::Arrivals;
 use super::exceptions::Exceptions;
 use super::sweep::{Surroundings, Sweep};
 use super::tables::stored_addresses;
 use super::unfit::{Unfit, thunks, unfit};
 use crate::patchsites::patched_targets;
-use crate::{Gva, KernelImage, KernelLayout, SymbolTable};
+use crate::{KernelImage, KernelLayout, SymbolTable};
 
 /// The most bytes of a function to decode.
 const MAX_FUNCTION_BYTES: u64 = 1 << 20;

@@ -2,11 +2,12 @@
 
 use std::ops::Range;
 
+use address::Gva;
 use iced_x86::{FlowControl, Instruction, OpKind};
 
 use super::tables::relative_targets;
+use crate::ImageSource;
 use crate::insn::{Decoded, decode};
-use crate::{Gva, ImageSource};
 
 /// The most table entries of a function. At the limit, the function's indirect jump counts as a
 /// jump to any instruction.

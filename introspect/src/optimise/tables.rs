@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-use crate::{Gva, ImageSource};
+use address::Gva;
+
+use crate::ImageSource;
 
 /// The upper bytes of a kernel address stored as data.
 const UPPER_HALF: u32 = u32::MAX;

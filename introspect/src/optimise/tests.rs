@@ -1,10 +1,9 @@
+use address::{Gpa, Gva};
 use proptest::prelude::*;
 
 use super::{Fixed, MAX_REGION_BYTES, Optimisable, Survey, Unfit, WhyNot};
 use crate::image::synthetic::elf;
-use crate::{
-    Gpa, Gva, KernelImage, PatchKind, PatchSite, PatchSites, SymbolTableBuilder, image::Segment,
-};
+use crate::{KernelImage, PatchKind, PatchSite, PatchSites, SymbolTableBuilder, image::Segment};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const TEXT_BYTES: usize = 0x1000;

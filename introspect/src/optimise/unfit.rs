@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Gva, SymbolTable};
+use address::Gva;
+
+use crate::SymbolTable;
 
 /// Why code is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

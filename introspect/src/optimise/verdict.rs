@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use address::Gva;
 use iced_x86::Mnemonic;
 use thiserror::Error;
 
@@ -12,7 +13,7 @@ use super::survey::Survey;
 use super::sweep::function_at;
 use super::unfit::Unfit;
 use crate::insn::{MAX_LENGTH_BYTES, decode};
-use crate::{Gva, PatchKind, PatchSites, PatchTime};
+use crate::{PatchKind, PatchSites, PatchTime};
 
 /// `jmp rel32`.
 pub const JUMP_BYTES: usize = 5;

@@ -1,7 +1,8 @@
 //! A paging-structure entry.
 
+use address::Gpa;
+
 use super::level::{Level, PageSize};
-use crate::Gpa;
 
 const PRESENT: u64 = 1 << 0;
 const WRITABLE: u64 = 1 << 1;

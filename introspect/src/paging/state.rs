@@ -1,6 +1,6 @@
 //! The control registers of address translation.
 
-use crate::{Gpa, Gva};
+use address::{Gpa, Gva};
 
 const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;

@@ -1,11 +1,12 @@
 use std::collections::BTreeMap;
 
+use address::{Gpa, Gva};
 use proptest::prelude::*;
 
 use super::{
     EntryAt, Level, PageSize, PagingState, VirtReadError, WalkFault, entry_at, read_virt, walk,
 };
-use crate::{FlatMemory, Gpa, Gva, PhysMemory, Unreadable};
+use crate::{FlatMemory, PhysMemory, Unreadable};
 
 const PRESENT: u64 = 1;
 const WRITABLE: u64 = 1 << 1;

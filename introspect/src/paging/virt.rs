@@ -1,9 +1,10 @@
 //! Reads at virtual addresses.
 
+use address::Gva;
 use thiserror::Error;
 
 use super::{PagingState, WalkFault, walk};
-use crate::{Gva, PhysMemory, Unreadable};
+use crate::{PhysMemory, Unreadable};
 
 /// Why a read at a virtual address failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

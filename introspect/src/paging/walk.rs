@@ -1,11 +1,12 @@
 //! The page walk.
 
+use address::{Gpa, Gva};
 use thiserror::Error;
 
 use super::entry::Entry;
 use super::level::{Level, PageSize};
 use super::state::PagingState;
-use crate::{Gpa, Gva, PhysMemory, Unreadable};
+use crate::{PhysMemory, Unreadable};
 
 /// With paging off a linear address is the physical address, 32 bits wide.
 const UNPAGED_LIMIT: u64 = 1 << 32;

@@ -1,10 +1,11 @@
 //! `struct alt_instr`, which has had three layouts without a version field.
 
+use address::Gva;
+
 use super::{
     PatchKind, PatchSite,
     tables::{Table, Tables},
 };
-use crate::Gva;
 
 /// A range of code, and the possible replacement at boot.
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,13 @@
 //! The formats of the tables.
 
+use address::Gva;
 use iced_x86::{Decoder, DecoderOptions};
 
 use super::{
     PatchKind, PatchSite, alternatives,
     tables::{Table, Tables},
 };
-use crate::{Gva, Symbol};
+use crate::Symbol;
 
 /// A near call, a jump, or a nop in place of the branch.
 pub(crate) const BRANCH_BYTES: u8 = 5;

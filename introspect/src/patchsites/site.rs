@@ -1,7 +1,8 @@
 //! A patch site.
 
+use address::Gva;
+
 use super::PatchKind;
-use crate::Gva;
 
 /// A site patched by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,7 +1,9 @@
 //! All patch sites, by address.
 
+use address::Gva;
+
 use super::{PatchSite, PatchTime, formats, tables::Tables};
-use crate::{Gva, ImageSource, Module, SymbolTable};
+use crate::{ImageSource, Module, SymbolTable};
 
 /// The patch sites of a kernel, at link-time addresses until [`rebased`](Self::rebased).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,8 @@
 //! A synthetic kernel: a page of code, and the tables of patch sites behind the page.
 
-use crate::{FlatMemory, Gpa, GuestImage, Gva, SymbolTable, SymbolTableBuilder};
+use address::{Gpa, Gva};
+
+use crate::{FlatMemory, GuestImage, SymbolTable, SymbolTableBuilder};
 
 /// The link address of the code.
 pub const TEXT: u64 = 0xffff_ffff_8100_0000;

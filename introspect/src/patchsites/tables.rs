@@ -1,6 +1,8 @@
 //! The tables between linker labels, each read whole.
 
-use crate::{Gva, ImageSource, KernelLayout, SymbolTable};
+use address::Gva;
+
+use crate::{ImageSource, KernelLayout, SymbolTable};
 
 /// The largest table, of calls for call-depth tracking, takes 1.1 MB in today's kernels.
 const MAX_TABLE_BYTES: u64 = 16 << 20;

@@ -1,11 +1,13 @@
 //! The targets of execution after patching.
 
+use address::Gva;
+
 use super::{
     alternatives::{self, Alternative},
     tables::Tables,
 };
 use crate::insn::boundaries;
-use crate::{Gva, ImageSource, SymbolTable};
+use crate::{ImageSource, SymbolTable};
 
 /// A jump label: the site, the target, and the key.
 const JUMP_LABEL_BYTES: usize = 16;

@@ -1,10 +1,11 @@
+use address::Gva;
 use proptest::prelude::*;
 
 use super::{
     PatchKind, PatchSite, PatchSites, PatchTime,
     synthetic::{Kernel, SLIDE, TEXT, TEXT_BYTES},
 };
-use crate::{Gva, SymbolTable};
+use crate::SymbolTable;
 
 fn sites(kernel: Kernel) -> PatchSites {
     let (source, symbols) = kernel.finish();

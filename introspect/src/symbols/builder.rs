@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use address::Gva;
+
 use super::{
     SymbolTable, rank,
     table::{Entry, KERNEL},
 };
-use crate::Gva;
 
 /// More symbols than any kernel has; further symbols are hostile or damaged, and dropped.
 const MAX_SYMBOLS: usize = 4_000_000;

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::Gva;
+use address::Gva;
 
 /// A named address.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use address::Gva;
+
 use super::{Symbol, SymbolOffset, glob_matches, rank, suggest};
-use crate::Gva;
 
 /// The module index of the kernel's own symbols.
 pub(super) const KERNEL: u16 = u16::MAX;

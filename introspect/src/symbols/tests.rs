@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
+use address::Gva;
 use proptest::prelude::*;
 
 use super::{SymbolTable, SymbolTableBuilder};
-use crate::Gva;
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 

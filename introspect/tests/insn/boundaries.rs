@@ -1,6 +1,6 @@
 //! Boundaries of instructions.
 
-use hyprobe_introspect::Gva;
+use address::Gva;
 use hyprobe_introspect::insn::{DecodeError, NotABoundary, boundaries, check_boundary, decode};
 
 use super::CODE;

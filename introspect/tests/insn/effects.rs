@@ -1,6 +1,6 @@
 //! All or no effects: faults, atomic accesses, instructions decoded elsewhere.
 
-use hyprobe_introspect::Gva;
+use address::Gva;
 use hyprobe_introspect::insn::{Access, Fault, Gpr, Outcome, Reason, decode, emulate_decoded};
 use reference::{Machine, Region};
 

@@ -1,6 +1,6 @@
 //! Branches within a function.
 
-use hyprobe_introspect::Gva;
+use address::Gva;
 use hyprobe_introspect::insn::{
     Branch, DecodeError, branch_into, has_indirect_jump, indirect_jump,
 };

@@ -12,7 +12,7 @@ mod system;
 mod transfer;
 mod values;
 
-use hyprobe_introspect::Gva;
+use address::Gva;
 use hyprobe_introspect::insn::{Decoded, Gpr};
 use reference::{Machine, Region};
 

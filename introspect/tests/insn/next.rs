@@ -1,7 +1,8 @@
 //! The places where a processor can be after an instruction.
 
+use address::Gva;
+use hyprobe_introspect::PagingState;
 use hyprobe_introspect::insn::{Gpr, Next, next_places, tables_after};
-use hyprobe_introspect::{Gva, PagingState};
 use reference::Machine;
 
 use super::{CODE, DATA, STACK, assembled, kernel};

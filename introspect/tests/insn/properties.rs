@@ -1,6 +1,6 @@
 //! For any bytes and any state: no panic, and a refused instruction changes nothing.
 
-use hyprobe_introspect::Gva;
+use address::Gva;
 use hyprobe_introspect::insn::{
     Class, Features, Outcome, Reason, boundaries, branch_into, check_boundary, classify, decode,
     emulate, has_indirect_jump,

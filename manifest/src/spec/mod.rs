@@ -17,7 +17,7 @@ mod parse;
 use std::fmt;
 use std::str::FromStr;
 
-use introspect::Gva;
+use address::Gva;
 use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use introspect::Gva;
+use address::Gva;
 
 use super::error::{ELSEWHERE, MAX_BYTES};
 use super::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
+use address::Gva;
 use events::{Crash, Frame, Hex};
-use introspect::{Gva, read_virt};
+use introspect::read_virt;
 use text::{GuestError, Vcpu};
 
 use crate::engine::reporter::{Reporter, registers};

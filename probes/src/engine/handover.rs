@@ -12,9 +12,10 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use address::Gva;
 use events::ProbeState;
 use introspect::kaslr::kaslr_slide;
-use introspect::{Gva, PagingState, read_virt, walk};
+use introspect::{PagingState, read_virt, walk};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use address::{Gpa, Gva};
 use events::ProbeSummary;
 use introspect::paging::VirtReadError;
-use introspect::{Gpa, Gva, PhysMemory as _, read_virt};
+use introspect::{PhysMemory as _, read_virt};
 use manifest::program::Aggregate;
 use manifest::{ProbeAction, ProbeKind};
 

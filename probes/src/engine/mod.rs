@@ -40,9 +40,10 @@ mod write;
 use std::fmt;
 use std::sync::Arc;
 
+use address::Gva;
 use detour::Detour;
 use events::{EventSink, ProbeState};
-use introspect::{Gva, ModulesError};
+use introspect::ModulesError;
 use manifest::WhenFull;
 use text::{GuestMemory, Paused};
 

@@ -14,8 +14,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use address::Gva;
 use events::ProbeState;
-use introspect::{Gva, Module, ModuleEvent, ModuleState, ModulesError};
+use introspect::{Module, ModuleEvent, ModuleState, ModulesError};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::ResolveError;

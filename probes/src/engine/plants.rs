@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use arc_swap::ArcSwap;
 use detour::{KernelSpace, Tables};
-use introspect::{Gva, walk};
+use introspect::walk;
 use text::{GuestError, Paused, Spot, SystemState, Vcpu};
 use vmm::HardwareBreakpoints;
 
@@ -75,7 +76,7 @@ impl Plants {
         let execute = table
             .debug
             .each_ref()
-            .map(|used| used.as_ref().map(|used| used.plant().at.0));
+            .map(|used| used.as_ref().map(|used| used.plant().at));
         paused.set_breakpoints(HardwareBreakpoints { execute });
         self.table.store(Arc::new(table));
     }

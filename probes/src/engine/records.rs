@@ -8,9 +8,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use address::Gva;
 use detour::{Detour, Record};
 use events::{Hex, ProbeState};
-use introspect::Gva;
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use introspect::{Gpa, Gva};
+use address::Gva;
 use text::{GuestError, KvmVcpu, PlantByte, To, Written};
 use vmm::{MSR_LSTAR, PausedGuard, StoppedVcpu, Trap, TrapError, TrapHandler, TrapOutcome};
 
@@ -14,16 +14,16 @@ impl Engine {
         let vcpu = &mut KvmVcpu(stopped);
         let hit = match (trap, self.running.planter.byte()) {
             (Trap::PortWrite { at }, PlantByte::Port)
-            | (Trap::Breakpoint { at }, PlantByte::Int3) => self.hits.on_hit(vcpu, Gva(at))?,
+            | (Trap::Breakpoint { at }, PlantByte::Int3) => self.hits.on_hit(vcpu, at)?,
             (Trap::HardwareBreakpoint { fired, at }, _) => {
-                self.hits.on_debug_hit(vcpu, fired, Gva(at))?
+                self.hits.on_debug_hit(vcpu, fired, at)?
             }
             (Trap::GuestWrite { gpa, bytes, len }, _) => {
                 self.unprobed_exits.count_guest_write();
-                if self.writes.is_detour_write(Gpa(gpa.0)) {
+                if self.writes.is_detour_write(gpa) {
                     return Ok(TrapOutcome::Resume);
                 }
-                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                let data = &bytes[..len.min(8)];
                 if self.writes.must_pause_for_write(gpa, data) {
                     return Ok(TrapOutcome::Exclusive);
                 }
@@ -60,16 +60,16 @@ impl Engine {
         let run = |vcpu: &mut KvmVcpu<'_, '_>, to: To<'_>| vcpu.run_alone(paused, self, to);
         match trap {
             Trap::PortWrite { at } | Trap::Breakpoint { at } => {
-                self.paused_hits.on_paused_hit(vcpu, paused, Gva(at), run)?;
+                self.paused_hits.on_paused_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::HardwareBreakpoint { at, .. } => {
                 self.paused_hits
-                    .on_paused_debug_hit(vcpu, paused, Gva(at), run)?;
+                    .on_paused_debug_hit(vcpu, paused, at, run)?;
                 Ok(TrapOutcome::Resume)
             }
             Trap::GuestWrite { gpa, bytes, len } => {
-                let (gpa, data) = (Gpa(gpa.0), &bytes[..len.min(8)]);
+                let data = &bytes[..len.min(8)];
                 Ok(outcome_of(
                     self.writes.on_paused_guest_write(paused, gpa, data)?,
                 ))
@@ -109,7 +109,7 @@ impl TrapHandler for Engine {
         self.handle(vcpu, trap).map_err(|source| TrapError {
             what: name(trap),
             vcpu: vcpu.index(),
-            rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+            rip: vcpu.registers().rip().unwrap_or_default(),
             source: source.into(),
         })
     }
@@ -124,7 +124,7 @@ impl TrapHandler for Engine {
             .map_err(|source| TrapError {
                 what: name(trap),
                 vcpu: vcpu.index(),
-                rip: vcpu.regs().map(|regs| regs.rip).unwrap_or(0),
+                rip: vcpu.registers().rip().unwrap_or_default(),
                 source: source.into(),
             })
     }

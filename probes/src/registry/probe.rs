@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
 use events::{ProbeSummary, Tier};
-use introspect::Gva;
 use manifest::program::{AggregateResult, Filter};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;

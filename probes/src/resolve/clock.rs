@@ -7,9 +7,10 @@
 
 use std::collections::BTreeMap;
 
+use address::Gva;
 use iced_x86::FlowControl;
+use introspect::Symbol;
 use introspect::insn::{Decoded, boundaries};
-use introspect::{Gva, Symbol};
 
 /// The functions of Linux 5.10 to 7.2 with the loop, or into which a compiler may inline the loop.
 const READERS: [&str; 9] = [

@@ -1,6 +1,6 @@
 //! The reasons why a probe specification cannot be resolved.
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::NotABoundary;
 use manifest::program::NotAtReturn;
 

@@ -1,7 +1,8 @@
 //! Every function of a kernel, with a verdict on exit-free probes at the entry.
 
+use address::Gva;
+use introspect::PatchKind;
 use introspect::optimise::{MAX_REGION_BYTES, Optimisable, WhyNot};
-use introspect::{Gva, PatchKind};
 
 use super::is_function;
 use super::place::{Via, at_offset};

@@ -17,9 +17,10 @@ mod tests;
 
 use std::sync::Arc;
 
+use address::Gva;
 use events::NotLoaded;
 use introspect::int3::HANDLER;
-use introspect::{Gva, Symbol, glob_matches};
+use introspect::{Symbol, glob_matches};
 use manifest::{Location, ProbeKind, ProbeSpec};
 
 use crate::code::KernelCode;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use address::Gva;
 use events::NotLoaded;
 use introspect::insn::{Decoded, check_boundary, decode};
-use introspect::{Gva, PatchKind, PatchTime, Symbol};
+use introspect::{PatchKind, PatchTime, Symbol};
 
 use super::ResolveProblem;
 use super::clock;

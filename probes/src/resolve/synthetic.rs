@@ -1,6 +1,6 @@
 //! Writes small kernels: ELF files with functions, init functions, linker labels and tables of patch sites.
 
-use introspect::Gva;
+use address::Gva;
 
 use crate::Kernel;
 

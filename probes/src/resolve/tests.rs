@@ -1,4 +1,4 @@
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::NotABoundary;
 use introspect::int3::HANDLER;
 use introspect::optimise::WhyNot;

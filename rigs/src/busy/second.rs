@@ -1,7 +1,8 @@
 //! The second instruction of a function: mostly a short instruction without room for a jump.
 
+use address::Gva;
+use introspect::Symbol;
 use introspect::insn::{decode, is_position_independent};
-use introspect::{Gva, Symbol};
 use probes::Kernel;
 
 /// `call rel32`: the call of ftrace at a function's entry.

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use address::Gva;
 use events::Tier;
+use introspect::Symbol;
 use introspect::insn::Decoded;
-use introspect::{Gva, Symbol};
 use probes::{Kernel, NewProbe, ProbeId};
 
 use super::counting::{Counted, function, is_accounted, lost, only_counts};

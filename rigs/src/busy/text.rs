@@ -1,8 +1,9 @@
 //! The guest's text, before and after.
 
+use address::{Gpa, Gva};
+use introspect::KernelInt3;
 use introspect::insn::Decoded;
 use introspect::int3::{HANDLER, HANDLER_BYTES};
-use introspect::{Gpa, Gva, KernelInt3};
 use probes::{At, Kernel};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::PausedGuard;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::Decoded;
 
 /// The name, in a summary, of the probe at `at`.

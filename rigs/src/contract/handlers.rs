@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::Decoded;
 use probes::{
     Action, EntryOutcome, FaultOutcome, Handler, HitContext, Kernel, NewProbe, PreOutcome,

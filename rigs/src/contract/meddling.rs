@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use introspect::Gva;
+use address::Gva;
 use probes::{
     Action, EntryOutcome, FaultOutcome, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler,
 };

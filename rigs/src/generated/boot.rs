@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use address::Gva;
 use errors::chain;
 use events::{Event, EventSink, Registers, Summary};
 use guest_images::testguest::Outcome;
-use introspect::Gva;
 use manifest::{GuestEnd, Location, ProbeKind, ProbeSpec, WhenFull};
 use probes::{Kernel, NewProbe, Session, SessionConfig};
 use text::PlantByte;

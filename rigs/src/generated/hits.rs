@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use address::Gva;
 use events::{Hex, Registers, Tier};
-use introspect::Gva;
 
 use super::boot::Booted;
 use super::compare::Wrong;

@@ -1,6 +1,6 @@
 //! The memory layout of the test guest. The guest's generated.h and generated.c have the same in C.
 
-use introspect::Gva;
+use address::Gva;
 use object::{Object, ObjectSection};
 use probes::Kernel;
 

@@ -1,7 +1,7 @@
 //! A few instructions, and the state to run them in.
 
+use address::Gva;
 use iced_x86::RflagsBits;
-use introspect::Gva;
 use introspect::insn::{Class, Decoded, boundaries, classify};
 use reference::Random;
 

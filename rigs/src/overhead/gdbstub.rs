@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use introspect::Gva;
+use address::Gva;
 use probes::Kernel;
 use vmm::boot::KernelFile;
 

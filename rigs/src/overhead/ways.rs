@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use introspect::Gva;
+use address::Gva;
 use manifest::program::{Aggregate, Filter};
 use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use introspect::Gva;
+use address::Gva;
 use introspect::int3::HANDLER;
 use manifest::{Location, ProbeKind, ProbeSpec};
 use probes::{Action, Kernel, NewProbe, Place, Refusal, Resolved, When, resolve};

@@ -178,7 +178,7 @@ fn table(totals: &Totals, out: &mut impl Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use introspect::Gva;
+    use address::Gva;
     use introspect::optimise::{Optimisable, WhyNot};
 
     use super::*;

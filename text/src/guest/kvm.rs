@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use address::{Gpa, Gva};
 use introspect::idt::pushes_error_code;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments, System};
-use introspect::{Gpa, Gva, PagingState, PhysMemory, Unreadable};
+use introspect::{PagingState, PhysMemory, Unreadable};
 use vm_memory::{
     Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory,
 };
@@ -118,20 +119,17 @@ impl KvmVcpu<'_, '_> {
         handler: &dyn TrapHandler,
         to: To<'_>,
     ) -> Result<Ran, GuestError> {
-        let (stops, limit, breakpoints) = match to {
-            To::Next(stops) => {
-                let stops = stops.iter().map(|stop| stop.0).collect();
-                (stops, INSTRUCTION_LIMIT, false)
-            }
-            To::Return(stop) => (vec![stop.0], FUNCTION_LIMIT, true),
+        let (limit, breakpoints) = match to {
+            To::Next(_) => (INSTRUCTION_LIMIT, false),
+            To::Return(_) => (FUNCTION_LIMIT, true),
         };
         let alone = Alone {
-            stops: &stops,
+            stops: to.stops(),
             limit,
             breakpoints,
         };
         Ok(match self.0.run_alone(paused, handler, &alone)? {
-            AloneEnd::At(at) => Ran::At(Gva(at)),
+            AloneEnd::At(at) => Ran::At(at),
             AloneEnd::TimedOut => Ran::Nowhere,
             AloneEnd::MachineEnded => Ran::Ended,
         })
@@ -218,15 +216,15 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn regs(&mut self) -> Result<vmm::kvm_regs, GuestError> {
-        Ok(self.0.regs()?)
+        Ok(self.0.registers().regs()?)
     }
 
     fn set_regs(&mut self, regs: &vmm::kvm_regs) -> Result<(), GuestError> {
-        Ok(self.0.set_regs(regs)?)
+        Ok(self.0.registers().set_regs(regs)?)
     }
 
     fn system_state(&mut self) -> Result<SystemState, GuestError> {
-        let sregs = self.0.sregs()?;
+        let sregs = self.0.registers().sregs()?;
         Ok(SystemState {
             paging: PagingState {
                 cr0: sregs.cr0,
@@ -243,7 +241,7 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn set_segments(&mut self, segments: &Segments) -> Result<(), GuestError> {
-        let mut sregs = self.0.sregs()?;
+        let mut sregs = self.0.registers().sregs()?;
         for (held, wanted) in [
             (&mut sregs.cs, &segments.cs),
             (&mut sregs.ss, &segments.ss),
@@ -255,23 +253,23 @@ impl Vcpu for KvmVcpu<'_, '_> {
                 *held = to_kvm(wanted);
             }
         }
-        Ok(self.0.set_sregs(&sregs)?)
+        Ok(self.0.registers().set_sregs(&sregs)?)
     }
 
     fn read_msr(&mut self, index: u32) -> Result<u64, GuestError> {
-        Ok(self.0.read_msr(index)?)
+        Ok(self.0.registers().read_msr(index)?)
     }
 
     fn write_msrs(&mut self, registers: &[(u32, u64)]) -> Result<(), GuestError> {
-        Ok(self.0.write_msrs(registers)?)
+        Ok(self.0.registers().write_msrs(registers)?)
     }
 
     fn blocking(&mut self) -> Result<vmm::Blocking, GuestError> {
-        Ok(self.0.blocking()?)
+        Ok(self.0.registers().blocking()?)
     }
 
     fn set_blocking(&mut self, blocking: vmm::Blocking) -> Result<(), GuestError> {
-        Ok(self.0.set_blocking(blocking)?)
+        Ok(self.0.registers().set_blocking(blocking)?)
     }
 
     fn halt(&mut self) -> Result<(), GuestError> {
@@ -279,7 +277,7 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn xcr0(&mut self) -> Result<u64, GuestError> {
-        Ok(self.0.xcr0()?)
+        Ok(self.0.registers().xcr0()?)
     }
 
     fn write_port(&mut self, port: u16, data: &[u8]) {
@@ -295,23 +293,23 @@ impl Vcpu for KvmVcpu<'_, '_> {
     }
 
     fn inject_breakpoint(&mut self, at: Gva) -> Result<(), GuestError> {
-        Ok(self.0.reinject_breakpoint(at.0)?)
+        Ok(self.0.reinject_breakpoint(at)?)
     }
 
     fn inject(&mut self, fault: InstructionFault) -> Result<(), GuestError> {
         Ok(self.0.inject(Exception {
             vector: fault.vector,
             error_code: pushes_error_code(fault.vector).then_some(fault.error_code),
-            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address.0),
+            fault_address: (fault.vector == PAGE_FAULT).then_some(fault.address),
         })?)
     }
 
     fn sregs(&mut self) -> Result<vmm::kvm_sregs, GuestError> {
-        Ok(self.0.sregs()?)
+        Ok(self.0.registers().sregs()?)
     }
 
     fn set_sregs(&mut self, sregs: &vmm::kvm_sregs) -> Result<(), GuestError> {
-        Ok(self.0.set_sregs(sregs)?)
+        Ok(self.0.registers().set_sregs(sregs)?)
     }
 }
 
@@ -327,11 +325,11 @@ impl Paused for PausedGuard<'_> {
     fn map_detour(&self, size: DetourSize) -> Result<(Gpa, Arc<dyn GuestMemory>), GuestError> {
         let detour = PausedGuard::map_detour(self, size)?;
         let memory = Arc::new(KvmMemory(detour.memory().clone()));
-        Ok((Gpa(detour.gpa().0), memory))
+        Ok((detour.gpa(), memory))
     }
 
     fn vcpu_rips(&self) -> Vec<Gva> {
-        PausedGuard::vcpu_rips(self).into_iter().map(Gva).collect()
+        PausedGuard::vcpu_rips(self)
     }
 
     fn is_in_nmi(&self) -> bool {

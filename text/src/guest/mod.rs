@@ -8,8 +8,9 @@ mod kvm;
 use std::ops::Range;
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use introspect::insn::{Segments, System};
-use introspect::{Gpa, Gva, PagingState, PhysMemory};
+use introspect::{PagingState, PhysMemory};
 
 pub use kvm::{KvmMemory, KvmVcpu};
 
@@ -91,7 +92,6 @@ pub enum To<'a> {
     Return(Gva),
 }
 
-#[cfg(any(test, feature = "testing"))]
 impl To<'_> {
     /// The addresses at which the vCPU stops.
     pub fn stops(&self) -> &[Gva] {

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use introspect::Gpa;
+use address::Gpa;
 
 use super::page::{Mark, Page};
 use super::planter::Planter;

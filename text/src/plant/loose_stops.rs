@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use address::Gpa;
 use arc_swap::ArcSwap;
-use introspect::Gpa;
 
 /// Original bytes under loose stops. There are few, for a short time; every read of memory looks them up.
 #[derive(Debug, Default)]

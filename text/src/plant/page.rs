@@ -2,7 +2,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use introspect::{Gpa, PhysMemory};
+use address::Gpa;
+use introspect::PhysMemory;
 
 use super::PlantByte;
 use crate::guest::{GuestMemory, Unwritable};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use address::Gpa;
 use arc_swap::{ArcSwap, Guard};
-use introspect::Gpa;
 
 use super::page::{Mark, PAGE_BYTES, Page, offset};
 use crate::addresses::AddressMap;

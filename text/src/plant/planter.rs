@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gpa;
 use arc_swap::Guard;
-use introspect::{Gpa, PhysMemory, Unreadable};
-use vm_memory::GuestAddress;
+use introspect::{PhysMemory, Unreadable};
 use vmm::PageRange;
 
 use super::loose_stops::LooseStops;
@@ -487,8 +487,8 @@ impl PhysMemory for Own<'_> {
 fn ranges(pages: impl Iterator<Item = u64>, protected: Option<PageRange>) -> Vec<PageRange> {
     let mut all: Vec<PageRange> = pages
         .map(|page| PageRange {
-            start: GuestAddress(page),
-            end: GuestAddress(page + PAGE_BYTES as u64),
+            start: Gpa(page),
+            end: Gpa(page + PAGE_BYTES as u64),
         })
         .chain(protected)
         .collect();

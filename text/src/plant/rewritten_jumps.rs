@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use introspect::Gpa;
+use address::Gpa;
 
 /// The jumps over instructions that handlers have rewritten. The jumps must be removed before the vCPU resumes.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! The location of an instruction in guest-physical memory.
 
-use introspect::Gpa;
+use address::Gpa;
 
 use super::page::PAGE_BYTES;
 

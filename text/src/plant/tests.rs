@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use introspect::Gpa;
+use address::Gpa;
 use proptest::prelude::*;
 
 use super::{Jump, PlantByte, Planter, Spot, Written};

@@ -1,10 +1,11 @@
 //! The emulator's view of the stopped vCPU.
 
+use address::{Gpa, Gva};
 use introspect::insn::{
     Access, CastShadow, Cpu, Fault, Features, Gpr, MOST_ACCESSED_BYTES, Msr, Segment, System,
     SystemChanges,
 };
-use introspect::{Gpa, Gva, Translation, WalkFault, walk};
+use introspect::{Translation, WalkFault, walk};
 
 use vmm::{Blocking, Shadow};
 

@@ -10,7 +10,8 @@
 
 use std::fmt;
 
-use introspect::{Gpa, Gva, PagingState, Translation, walk};
+use address::{Gpa, Gva};
+use introspect::{PagingState, Translation, walk};
 
 use crate::guest::GuestMemory;
 use crate::plant::{Planter, Spot};

@@ -1,6 +1,6 @@
 //! Emulates the instruction displaced by a plant, to step over it.
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::{
     Access, Decoded, Fault, Features, Outcome, PortAccess, emulate_decoded, port_access,
 };

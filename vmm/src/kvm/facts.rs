@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use address::Gva;
+
 /// The delivery of an `int3` of the guest while `KVM_GUESTDBG_USE_SW_BP` is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Int3Delivery {
@@ -51,7 +53,7 @@ impl PortDelivery {
 
     /// The linear address of a one-byte port write that exited with RIP `rip`.
     #[must_use]
-    pub fn instruction(self, rip: u64) -> u64 {
+    pub fn instruction(self, rip: Gva) -> Gva {
         match self {
             Self::AtInstruction | Self::Broken => rip,
             Self::AfterInstruction => rip.wrapping_sub(1),
@@ -73,7 +75,7 @@ pub enum BreakpointInjection {
 impl BreakpointInjection {
     /// RIP for an `int3` at `at`.
     #[must_use]
-    pub fn rip_for(self, at: u64) -> u64 {
+    pub fn rip_for(self, at: Gva) -> Gva {
         match self {
             Self::AtInstruction | Self::Broken => at,
             Self::AfterInstruction => at.wrapping_add(1),
@@ -225,17 +227,29 @@ mod tests {
 
     #[test]
     fn a_port_write_is_one_byte_before_a_rip_that_has_moved() {
-        assert_eq!(PortDelivery::AtInstruction.instruction(0x1000), 0x1000);
-        assert_eq!(PortDelivery::AfterInstruction.instruction(0x1000), 0xfff);
-        assert_eq!(PortDelivery::AfterInstruction.instruction(0), u64::MAX);
+        assert_eq!(
+            PortDelivery::AtInstruction.instruction(Gva(0x1000)),
+            Gva(0x1000)
+        );
+        assert_eq!(
+            PortDelivery::AfterInstruction.instruction(Gva(0x1000)),
+            Gva(0xfff)
+        );
+        assert_eq!(
+            PortDelivery::AfterInstruction.instruction(Gva(0)),
+            Gva(u64::MAX)
+        );
     }
 
     #[test]
     fn an_injected_breakpoint_looks_like_one_that_was_executed() {
-        assert_eq!(BreakpointInjection::AtInstruction.rip_for(0x1000), 0x1000);
         assert_eq!(
-            BreakpointInjection::AfterInstruction.rip_for(0x1000),
-            0x1001
+            BreakpointInjection::AtInstruction.rip_for(Gva(0x1000)),
+            Gva(0x1000)
+        );
+        assert_eq!(
+            BreakpointInjection::AfterInstruction.rip_for(Gva(0x1000)),
+            Gva(0x1001)
         );
     }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::{Gpa, Gva};
 use kvm_ioctls::VmFd;
 
 use super::ending::Ending;
@@ -45,9 +46,9 @@ impl Shared {
     }
 
     /// Whether `gpa` lies in the range kept free for detour memory, mapped or not.
-    pub(crate) fn is_detour(&self, gpa: u64) -> bool {
+    pub(crate) fn is_detour(&self, gpa: Gpa) -> bool {
         self.detour_place
-            .is_some_and(|place| (place.start.0..place.end.0).contains(&gpa))
+            .is_some_and(|place| (place.start..place.end).contains(&gpa))
     }
 
     /// Pauses every vCPU, and returns once all vCPUs are out of the guest. Called on a thread that runs no vCPU.
@@ -137,7 +138,7 @@ impl PausedGuard<'_> {
     /// The RIP of each vCPU that [`Machine::start`](crate::Machine::start) has started, published by the vCPU before it parked. A vCPU that waits
     /// for [`TrapHandler::on_exclusive`](crate::TrapHandler::on_exclusive) has already reported its trap, and may resume at another address.
     #[must_use]
-    pub fn vcpu_rips(&self) -> Vec<u64> {
+    pub fn vcpu_rips(&self) -> Vec<Gva> {
         self.shared.rips.all()
     }
 

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use address::Gpa;
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::error::RamError;
@@ -29,14 +30,17 @@ pub struct DetourSize {
 #[derive(Clone, Debug)]
 pub struct DetourMemory {
     memory: Arc<GuestMemoryMmap>,
-    gpa: GuestAddress,
+    gpa: Gpa,
     size: DetourSize,
 }
 
 impl DetourMemory {
-    pub(crate) fn new(gpa: GuestAddress, size: DetourSize) -> Result<Self, RamError> {
+    pub(crate) fn new(gpa: Gpa, size: DetourSize) -> Result<Self, RamError> {
         let bytes = size.read_only + size.writable;
-        let region = (gpa, usize::try_from(bytes).unwrap_or(usize::MAX));
+        let region = (
+            GuestAddress(gpa.0),
+            usize::try_from(bytes).unwrap_or(usize::MAX),
+        );
         let memory = map(&[region])?;
         Ok(Self {
             memory: Arc::new(memory),
@@ -47,7 +51,7 @@ impl DetourMemory {
 
     /// Guest-physical start address.
     #[must_use]
-    pub fn gpa(&self) -> GuestAddress {
+    pub fn gpa(&self) -> Gpa {
         self.gpa
     }
 
@@ -68,7 +72,7 @@ impl DetourMemory {
     pub(super) fn read_only(&self) -> PageRange {
         PageRange {
             start: self.gpa,
-            end: GuestAddress(self.gpa.0 + self.size.read_only),
+            end: Gpa(self.gpa.0 + self.size.read_only),
         }
     }
 }
@@ -84,8 +88,8 @@ pub(crate) fn detour_place(ram_end: u64, physical_bits: u32) -> Option<PageRange
         limit.checked_sub(GIB)?.max(above_ram)
     };
     (start + GIB <= limit).then_some(PageRange {
-        start: GuestAddress(start),
-        end: GuestAddress(start + GIB),
+        start: Gpa(start),
+        end: Gpa(start + GIB),
     })
 }
 
@@ -116,7 +120,7 @@ mod tests {
             read_only: 0x3000,
             writable: 0x2000,
         };
-        let memory = DetourMemory::new(GuestAddress(PREFERRED_GPA), size).expect("memory");
+        let memory = DetourMemory::new(Gpa(PREFERRED_GPA), size).expect("memory");
         let region = memory.region().expect("a region");
         assert_eq!((region.gpa, region.bytes), (PREFERRED_GPA, 0x5000));
         let read_only = memory.read_only();

@@ -1,6 +1,6 @@
 //! A range of guest-physical pages.
 
-use vm_memory::GuestAddress;
+use address::Gpa;
 
 /// A page, in bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -9,18 +9,18 @@ const PAGE_BYTES: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct PageRange {
     /// First byte of the first page.
-    pub start: GuestAddress,
+    pub start: Gpa,
     /// First byte behind the last page.
-    pub end: GuestAddress,
+    pub end: Gpa,
 }
 
 impl PageRange {
     /// The pages that hold `start..end`.
     #[must_use]
-    pub fn covering(start: GuestAddress, end: GuestAddress) -> Self {
+    pub fn covering(start: Gpa, end: Gpa) -> Self {
         Self {
-            start: GuestAddress(start.0 & !(PAGE_BYTES - 1)),
-            end: GuestAddress(end.0.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)),
+            start: Gpa(start.0 & !(PAGE_BYTES - 1)),
+            end: Gpa(end.0.saturating_add(PAGE_BYTES - 1) & !(PAGE_BYTES - 1)),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The guest's RAM in this process.
 
+use address::Gpa;
 use rustix::mm::{Advice, madvise};
 use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, GuestRegionMmap,
@@ -42,8 +43,8 @@ impl Ram {
 
     /// Whether `gpa` is RAM.
     #[must_use]
-    pub(crate) fn contains(&self, gpa: GuestAddress) -> bool {
-        self.guest.address_in_range(gpa)
+    pub(crate) fn contains(&self, gpa: Gpa) -> bool {
+        self.guest.address_in_range(GuestAddress(gpa.0))
     }
 
     /// The first guest-physical address behind all RAM.

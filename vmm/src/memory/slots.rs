@@ -163,14 +163,14 @@ fn set(vm: &VmFd, id: u32, slot: Slot, bytes: u64) -> Result<(), SlotError> {
 
 #[cfg(test)]
 mod tests {
-    use vm_memory::GuestAddress;
+    use address::Gpa;
 
     use super::*;
 
     fn range(start: u64, end: u64) -> PageRange {
         PageRange {
-            start: GuestAddress(start),
-            end: GuestAddress(end),
+            start: Gpa(start),
+            end: Gpa(end),
         }
     }
 
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn covering_rounds_outwards() {
         assert_eq!(
-            PageRange::covering(GuestAddress(0x1fff), GuestAddress(0x2001)),
+            PageRange::covering(Gpa(0x1fff), Gpa(0x2001)),
             range(0x1000, 0x3000)
         );
     }

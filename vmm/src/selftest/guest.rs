@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use address::Gpa;
 use kvm_bindings::{
     KVM_CAP_SPLIT_IRQCHIP, KVM_GUESTDBG_ENABLE, KVM_MAX_CPUID_ENTRIES, kvm_enable_cap,
     kvm_guest_debug, kvm_msi, kvm_regs, kvm_segment, kvm_sregs, kvm_vcpu_events,
@@ -127,10 +128,7 @@ impl TinyGuest {
             vm.enable_cap(&cap).map_err(refused("KVM_ENABLE_CAP"))?;
         }
         let memory = Ram::new(&[(GuestAddress(0), MEMORY_BYTES)])?;
-        let page = PageRange::covering(
-            GuestAddress(READ_ONLY.into()),
-            GuestAddress(u64::from(READ_ONLY) + 1),
-        );
+        let page = PageRange::covering(Gpa(READ_ONLY.into()), Gpa(u64::from(READ_ONLY) + 1));
         Slots::new(memory.regions(), usize::MAX)
             .apply(&vm, &[page])
             .map_err(|error| match error {

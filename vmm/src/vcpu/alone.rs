@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use address::Gva;
 use kvm_bindings::kvm_regs;
 
 use super::debug_setup::HardwareBreakpoints;
 use super::error::RunError;
-use super::run::Left;
+use super::exit::VmExit;
 use super::stopped::StoppedVcpu;
 use super::watchdog::Watchdog;
 use crate::PausedGuard;
@@ -25,7 +26,7 @@ const PATIENCE: u32 = 100;
 pub struct Alone<'a> {
     /// Linear addresses of the stops. The run ends before the vCPU executes a stop. At each stop the caller has planted a
     /// byte that exits: the byte of a one-byte port write, if usable on the host, or of an `int3`.
-    pub stops: &'a [u64],
+    pub stops: &'a [Gva],
     /// Period of the kicks. The run ends with the third kick, or, if the vCPU has not moved, with the hundredth.
     pub limit: Duration,
     /// Whether the debug registers set by [`PausedGuard::set_breakpoints`] stay in force.
@@ -36,7 +37,7 @@ pub struct Alone<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AloneEnd {
     /// The vCPU is about to execute the stop at the given address; RIP is at the stop.
-    At(u64),
+    At(Gva),
     /// The vCPU has not reached a stop within the limit. RIP may be anywhere.
     TimedOut,
     /// The machine ended meanwhile.
@@ -80,44 +81,44 @@ impl StoppedVcpu<'_> {
         handler: &dyn TrapHandler,
         alone: &Alone<'_>,
     ) -> Result<AloneEnd, RunError> {
-        let start = self.regs()?.rip;
+        let start = self.registers.rip()?;
         let mut kicks = 0;
         let _watchdog = Watchdog::every(alone.limit);
         loop {
             match self.enter()? {
-                Left::Handled => (),
-                Left::Ended(end) => {
+                VmExit::Handled => (),
+                VmExit::Ended(end) => {
                     self.shared.ending.end(end);
                     return Ok(AloneEnd::MachineEnded);
                 }
-                Left::Interrupted => {
+                VmExit::Interrupted => {
                     if self.shared.ending.is_ending() {
                         return Ok(AloneEnd::MachineEnded);
                     }
-                    let now = self.regs()?;
-                    if alone.stops.contains(&now.rip) {
-                        return Ok(AloneEnd::At(now.rip));
+                    let now = self.registers.rip()?;
+                    if alone.stops.contains(&now) {
+                        return Ok(AloneEnd::At(now));
                     }
                     kicks += 1;
-                    let has_moved = now.rip != start;
+                    let has_moved = now != start;
                     if kicks >= if has_moved { KICKS } else { PATIENCE } {
                         return Ok(AloneEnd::TimedOut);
                     }
                 }
-                Left::Trapped(
+                VmExit::Trapped(
                     trap @ (Trap::PortWrite { at } | Trap::Breakpoint { at }),
-                    otherwise,
+                    action,
                 ) if alone.stops.contains(&at) => {
                     // The vCPU may instead have reached the stop by an `outs`. Then the port write is still to be done.
                     if self.is_behind_outs()? {
-                        self.otherwise(trap, otherwise)?;
+                        self.take_default(trap, action)?;
                     }
-                    let regs = self.regs()?;
-                    self.set_regs(&kvm_regs { rip: at, ..regs })?;
+                    let regs = self.registers.regs()?;
+                    self.registers.set_regs(&kvm_regs { rip: at.0, ..regs })?;
                     return Ok(AloneEnd::At(at));
                 }
-                Left::Trapped(trap, otherwise) => {
-                    if let Some(end) = self.answer(handler, trap, otherwise, Some(paused))? {
+                VmExit::Trapped(trap, action) => {
+                    if let Some(end) = self.answer(handler, trap, action, Some(paused))? {
                         self.shared.ending.end(end);
                         return Ok(AloneEnd::MachineEnded);
                     }

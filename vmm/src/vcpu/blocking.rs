@@ -1,12 +1,13 @@
-//! Interrupt blocking of a stopped vCPU besides RFLAGS: the interrupt shadow, masked NMIs, and the halt state.
+//! Interrupt blocking of a stopped vCPU besides RFLAGS: the interrupt shadow, and masked NMIs.
 
 use kvm_bindings::{
-    KVM_MP_STATE_HALTED, KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS,
-    KVM_X86_SHADOW_INT_STI, kvm_mp_state, kvm_vcpu_events, kvm_vcpu_events__bindgen_ty_1,
+    KVM_VCPUEVENT_VALID_SHADOW, KVM_X86_SHADOW_INT_MOV_SS, KVM_X86_SHADOW_INT_STI, kvm_vcpu_events,
+    kvm_vcpu_events__bindgen_ty_1,
 };
 
 use super::error::VcpuError;
-use super::stopped::{BREAKPOINT, StoppedVcpu};
+use super::exception::BREAKPOINT;
+use super::registers::VcpuRegisters;
 
 const KVM_INJECTED_BREAKPOINT: kvm_vcpu_events__bindgen_ty_1 = kvm_vcpu_events__bindgen_ty_1 {
     injected: 1,
@@ -57,14 +58,14 @@ pub struct Blocking {
     pub nmis: bool,
 }
 
-impl StoppedVcpu<'_> {
+impl VcpuRegisters<'_> {
     /// The interrupt blocking. Costs no system call if KVM reports events at each exit ([`kvm_bindings::KVM_CAP_SYNC_REGS`]).
     ///
     /// # Errors
     ///
     /// When KVM refuses the request.
     pub fn blocking(&mut self) -> Result<Blocking, VcpuError> {
-        let events = self.told_events()?;
+        let events = self.reported_events()?;
         Ok(Blocking {
             shadow: Shadow::from_kvm(events.interrupt.shadow),
             nmis: events.nmi.masked != 0,
@@ -99,24 +100,9 @@ impl StoppedVcpu<'_> {
         })
     }
 
-    /// Halts the vCPU at its present RIP until an interrupt arrives, as after a `hlt`. If an interrupt is already pending and
-    /// IF is set, the interrupt ends the wait at once. An interrupt shadow would prevent the wake-up, so `halt` ends the shadow.
-    ///
-    /// # Errors
-    ///
-    /// When KVM refuses.
-    pub fn halt(&mut self) -> Result<(), VcpuError> {
-        self.end_shadow()?;
-        self.fd
-            .set_mp_state(kvm_mp_state {
-                mp_state: KVM_MP_STATE_HALTED,
-            })
-            .map_err(self.failed("KVM_SET_MP_STATE"))
-    }
-
     /// The events that KVM has reported with the exit. If KVM reports no events with exits, asks KVM.
-    pub(super) fn told_events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {
-        if self.shared.sync_regs {
+    pub(super) fn reported_events(&mut self) -> Result<kvm_vcpu_events, VcpuError> {
+        if self.sync_regs {
             Ok(self.fd.sync_regs_mut().events)
         } else {
             self.events()
@@ -129,7 +115,7 @@ impl StoppedVcpu<'_> {
             .map_err(self.failed("KVM_GET_VCPU_EVENTS"))
     }
 
-    /// Sets the events: the result of [`StoppedVcpu::events`], changed. Pending NMIs, SMIs and start-up requests stay
+    /// Sets the events: the result of [`VcpuRegisters::events`], changed. Pending NMIs, SMIs and start-up requests stay
     /// unchanged: other vCPUs may have sent new requests meanwhile, which would be lost.
     pub(super) fn set_events(&mut self, mut events: kvm_vcpu_events) -> Result<(), VcpuError> {
         events.flags = KVM_VCPUEVENT_VALID_SHADOW;
@@ -140,7 +126,7 @@ impl StoppedVcpu<'_> {
         self.fd
             .set_vcpu_events(&events)
             .map_err(self.failed("KVM_SET_VCPU_EVENTS"))?;
-        if self.shared.sync_regs {
+        if self.sync_regs {
             self.fd.sync_regs_mut().events = events;
         }
         Ok(())

@@ -1,10 +1,12 @@
 //! The debug setup of a vCPU, and the breakpoints in the setup.
 
+use address::Gva;
+
 /// The breakpoints in the debug registers 0–3, for all privilege levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct HardwareBreakpoints {
     /// Linear addresses of execution breakpoints; `None` leaves a register unused.
-    pub execute: [Option<u64>; 4],
+    pub execute: [Option<Gva>; 4],
 }
 
 impl HardwareBreakpoints {
@@ -28,15 +30,15 @@ pub(super) struct Debugging {
 
 #[cfg(test)]
 mod tests {
-    use super::HardwareBreakpoints;
+    use super::*;
 
     #[test]
     fn dr7_enables_the_registers_that_are_used() {
         let dr7 = |execute| HardwareBreakpoints { execute }.dr7();
         assert_eq!(dr7([None; 4]), 0);
-        assert_eq!(dr7([Some(1), None, None, None]), 0b10);
-        assert_eq!(dr7([None, None, Some(0), Some(2)]), 0b1010_0000);
+        assert_eq!(dr7([Some(Gva(1)), None, None, None]), 0b10);
+        assert_eq!(dr7([None, None, Some(Gva(0)), Some(Gva(2))]), 0b1010_0000);
         // No type or length bits: they are zero for an execution breakpoint.
-        assert_eq!(dr7([Some(1); 4]), 0b1010_1010);
+        assert_eq!(dr7([Some(Gva(1)); 4]), 0b1010_1010);
     }
 }

@@ -3,11 +3,14 @@
 //! While debug registers of the VMM are in force, KVM passes every debug exception to the host. The VMM reinjects the guest's
 //! own debug exceptions as the processor would have delivered them.
 
+use address::Gva;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::debug_setup::Debugging;
 use super::error::VcpuError;
-use super::stopped::{Exception, RFLAGS_RF, StoppedVcpu};
+use super::exception::Exception;
+use super::registers::VcpuRegisters;
+use super::stopped::{RFLAGS_RF, StoppedVcpu};
 use crate::kvm::Int1Delivery;
 
 /// DR6: debug registers that fired.
@@ -45,7 +48,7 @@ impl Debugging {
     ///
     /// A step comes before a breakpoint at the next instruction, which fires when the next instruction is about to be
     /// executed. Bits of fired registers may be left from earlier exceptions, since a processor never clears them.
-    pub(super) fn cause(&self, dr6: u64, pc: u64) -> DebugCause {
+    pub(super) fn cause(&self, dr6: u64, pc: Gva) -> DebugCause {
         if dr6 & DR6_OWN_CAUSES != 0 {
             return DebugCause::Guest;
         }
@@ -91,19 +94,19 @@ impl StoppedVcpu<'_> {
     /// the cause of a bus lock gets lost: an exit without a cause and without an `int1` at RIP is dropped. If the self-test
     /// could not find out where the host exits, the bytes at `pc` decide. A guest that takes the exception in front of its
     /// `int1` would execute the `int1` for ever.
-    pub(super) fn reinject_debug(&mut self, dr6: u64, pc: u64) -> Result<(), VcpuError> {
+    pub(super) fn reinject_debug(&mut self, dr6: u64, pc: Gva) -> Result<(), VcpuError> {
         let may_step = self.shared.facts.int1 != Int1Delivery::AtInstruction;
-        if may_step && dr6 & DR6_STEPPED != 0 && self.is_step_of_kvm()? {
+        if may_step && dr6 & DR6_STEPPED != 0 && is_step_of_kvm(&mut self.registers)? {
             return Ok(());
         }
         if dr6 & DR6_OWN_CAUSES == 0 && self.shared.facts.int1 != Int1Delivery::AfterInstruction {
             let (bytes, read) = self.instruction_bytes(pc);
             match int1_length(&bytes[..read]) {
                 Some(length) => {
-                    let mut regs = self.regs()?;
+                    let mut regs = self.registers.regs()?;
                     regs.rip = regs.rip.wrapping_add(length);
                     regs.rflags &= !RFLAGS_RF;
-                    self.set_regs(&regs)?;
+                    self.registers.set_regs(&regs)?;
                 }
                 None if self.shared.facts.int1 == Int1Delivery::AtInstruction => return Ok(()),
                 None => (),
@@ -111,33 +114,30 @@ impl StoppedVcpu<'_> {
         }
         // The delivery ends the interrupt shadow. If the guest single-steps, VT-x refuses an entry with a shadow over the
         // exception.
-        self.end_shadow()?;
-        let mut registers = self
+        self.registers.end_shadow()?;
+        let registers = &mut self.registers;
+        let mut debug = registers
             .fd
             .get_debug_regs()
-            .map_err(self.failed("KVM_GET_DEBUGREGS"))?;
-        registers.dr6 = dr6_of_guest(registers.dr6, dr6);
-        registers.dr7 &= !DR7_GD;
-        self.fd
-            .set_debug_regs(&registers)
-            .map_err(self.failed("KVM_SET_DEBUGREGS"))?;
+            .map_err(registers.failed("KVM_GET_DEBUGREGS"))?;
+        debug.dr6 = dr6_of_guest(debug.dr6, dr6);
+        debug.dr7 &= !DR7_GD;
+        registers
+            .fd
+            .set_debug_regs(&debug)
+            .map_err(registers.failed("KVM_SET_DEBUGREGS"))?;
         self.inject(Exception::DEBUG)
     }
 
-    /// Whether KVM itself has single-stepped the vCPU. On an SVM without virtual NMIs, KVM steps over an instruction that
-    /// blocks the injection of an NMI, an `iret` for example. KVM reports the step like a step of the guest, after restoring
-    /// the guest's TF. (A guest's `popf` that ends the guest's stepping looks the same, if an NMI arrives at the same moment:
-    /// the guest then misses the last step.) VT-x needs no step.
-    fn is_step_of_kvm(&mut self) -> Result<bool, VcpuError> {
-        let steps_itself = self.regs()?.rflags & RFLAGS_TF != 0;
-        Ok(!steps_itself && self.told_events()?.nmi.pending != 0)
-    }
-
     /// Reads the prefixes and the next byte at a linear address. Returns the bytes, and the number of bytes read.
-    fn instruction_bytes(&self, at: u64) -> ([u8; INSTRUCTION_BYTES], usize) {
+    fn instruction_bytes(&self, at: Gva) -> ([u8; INSTRUCTION_BYTES], usize) {
         let mut bytes = [0; INSTRUCTION_BYTES];
         for (i, byte) in bytes.iter_mut().enumerate() {
-            let found = self.fd.translate_gva(at.wrapping_add(i as u64)).ok();
+            let found = self
+                .registers
+                .fd
+                .translate_gva(at.wrapping_add(i as u64).0)
+                .ok();
             let gpa = found.filter(|found| found.valid != 0);
             let read = gpa.map(|found| {
                 let gpa = GuestAddress(found.physical_address);
@@ -155,17 +155,26 @@ impl StoppedVcpu<'_> {
     }
 }
 
+/// Whether KVM itself has single-stepped the vCPU. On an SVM without virtual NMIs, KVM steps over an instruction that
+/// blocks the injection of an NMI, an `iret` for example. KVM reports the step like a step of the guest, after restoring
+/// the guest's TF. (A guest's `popf` that ends the guest's stepping looks the same, if an NMI arrives at the same moment:
+/// the guest then misses the last step.) VT-x needs no step.
+fn is_step_of_kvm(registers: &mut VcpuRegisters<'_>) -> Result<bool, VcpuError> {
+    let steps_itself = registers.regs()?.rflags & RFLAGS_TF != 0;
+    Ok(!steps_itself && registers.reported_events()?.nmi.pending != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::vcpu::debug_setup::HardwareBreakpoints;
 
-    const HERE: u64 = 0xffff_ffff_8100_0000;
+    const HERE: Gva = Gva(0xffff_ffff_8100_0000);
     /// DR6 with its reserved bits and without a cause.
     const UNTOLD: u64 = 0xffff_0ff0;
 
     fn at_here() -> Debugging {
-        let execute = [None, Some(HERE), Some(HERE + 1), Some(HERE)];
+        let execute = [None, Some(HERE), Some(HERE.wrapping_add(1)), Some(HERE)];
         Debugging {
             breakpoints: HardwareBreakpoints { execute },
             alone: false,
@@ -185,15 +194,24 @@ mod tests {
             assert_eq!(at_here().cause(UNTOLD | own, HERE), DebugCause::Guest);
             // Bit 1 is left from an earlier hit of DR1.
             let left = UNTOLD | own | 2;
-            assert_eq!(at_here().cause(left, HERE + 2), DebugCause::Guest);
+            assert_eq!(
+                at_here().cause(left, HERE.wrapping_add(2)),
+                DebugCause::Guest
+            );
         }
     }
 
     #[test]
     fn without_dr6_what_was_asked_for_tells() {
         assert_eq!(at_here().cause(UNTOLD, HERE), DebugCause::Fired(0b1010));
-        assert_eq!(at_here().cause(UNTOLD, HERE + 1), DebugCause::Fired(0b100));
-        assert_eq!(at_here().cause(UNTOLD, HERE + 2), DebugCause::Guest);
+        assert_eq!(
+            at_here().cause(UNTOLD, HERE.wrapping_add(1)),
+            DebugCause::Fired(0b100)
+        );
+        assert_eq!(
+            at_here().cause(UNTOLD, HERE.wrapping_add(2)),
+            DebugCause::Guest
+        );
     }
 
     #[test]

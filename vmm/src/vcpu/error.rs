@@ -1,5 +1,7 @@
 //! The reasons for a vCPU that cannot continue.
 
+use address::{Gpa, Gva};
+
 use crate::panicked::Panicked;
 use crate::trap::TrapError;
 
@@ -37,10 +39,10 @@ pub enum RunError {
         reason: u64,
     },
     /// KVM could not emulate a guest instruction.
-    #[error("KVM cannot emulate the guest's instruction at {rip:#x} (bytes {bytes:02x?})")]
+    #[error("KVM cannot emulate the guest's instruction at {rip} (bytes {bytes:02x?})")]
     EmulationFailure {
         /// RIP.
-        rip: u64,
+        rip: Gva,
         /// The instruction's bytes, as far as reported by KVM.
         bytes: Vec<u8>,
     },
@@ -61,22 +63,20 @@ pub enum RunError {
         vcpu: usize,
     },
     /// The VMM does not know the reason of an exit.
-    #[error(
-        "vCPU {vcpu} left the guest at {rip:#x} for a reason that hyprobe does not know: {exit}"
-    )]
+    #[error("vCPU {vcpu} left the guest at {rip} for a reason that hyprobe does not know: {exit}")]
     UnknownExit {
         /// Which vCPU.
         vcpu: usize,
         /// RIP.
-        rip: u64,
+        rip: Gva,
         /// The exit, as kvm-ioctls prints it.
         exit: String,
     },
     /// A guest write to a read-only page could not be carried out.
-    #[error("cannot carry out the guest's write at {gpa:#x}")]
+    #[error("cannot carry out the guest's write at {gpa}")]
     Memory {
         /// Where.
-        gpa: u64,
+        gpa: Gpa,
         /// The cause.
         #[source]
         source: vm_memory::GuestMemoryError,

@@ -3,9 +3,9 @@
 use kvm_bindings::{Msrs, kvm_msr_entry};
 
 use super::error::VcpuError;
-use super::stopped::StoppedVcpu;
+use super::registers::VcpuRegisters;
 
-impl StoppedVcpu<'_> {
+impl VcpuRegisters<'_> {
     /// Writes model-specific registers, given as index and value, in that order.
     ///
     /// # Errors

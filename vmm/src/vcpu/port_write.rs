@@ -7,6 +7,7 @@ use kvm_bindings::kvm_regs;
 
 use super::error::VcpuError;
 use super::kick;
+use super::registers::VcpuRegisters;
 use super::stopped::StoppedVcpu;
 
 impl StoppedVcpu<'_> {
@@ -16,15 +17,15 @@ impl StoppedVcpu<'_> {
         let Some(stopped_at) = self.port_write.take() else {
             return Ok(());
         };
-        let regs = self.regs()?;
+        let regs = self.registers.regs()?;
         // KVM completes the write at the next entry, and only if RIP has not moved: move RIP, let KVM look, and restore
         // RIP. The guest executes no instruction.
-        self.set_regs(&kvm_regs {
-            rip: !stopped_at,
+        self.registers.set_regs(&kvm_regs {
+            rip: !stopped_at.0,
             ..regs
         })?;
-        self.complete_port_write()?;
-        self.set_regs(&regs)
+        complete_port_write(&mut self.registers)?;
+        self.registers.set_regs(&regs)
     }
 
     /// Whether the port write of the last exit came from an `outs` in front of RIP, not from the instruction at RIP.
@@ -37,31 +38,13 @@ impl StoppedVcpu<'_> {
         if self.port_write.take().is_none() {
             return Ok(false);
         }
-        let before = self.regs()?;
-        self.complete_port_write()?;
-        let has_moved = self.regs()?.rip != before.rip;
+        let before = self.registers.regs()?;
+        complete_port_write(&mut self.registers)?;
+        let has_moved = self.registers.regs()?.rip != before.rip;
         if has_moved {
-            self.set_regs(&before)?;
+            self.registers.set_regs(&before)?;
         }
         Ok(!has_moved)
-    }
-
-    /// Lets KVM complete a port write. The guest executes no instruction.
-    fn complete_port_write(&mut self) -> Result<(), VcpuError> {
-        kick::request(self.fd);
-        let entered = self.fd.run();
-        let refused = match entered {
-            Err(error) if error.errno() == libc::EINTR => None,
-            Err(error) => Some(error),
-            Ok(_) => Some(kvm_ioctls::Error::new(libc::EPROTO)),
-        };
-        // A kick may have set the flag that is cleared here. The kicker has published its reason before, and the vCPU loop
-        // checks for a reason before entering the guest.
-        kick::clear(self.fd);
-        match refused {
-            Some(error) => Err(self.failed("KVM_RUN")(error)),
-            None => Ok(()),
-        }
     }
 
     /// Settles the port write before the vCPU resumes after a handled trap. If RIP is unchanged, the vCPU is to execute the
@@ -70,11 +53,29 @@ impl StoppedVcpu<'_> {
         match self.port_write {
             None => Ok(()),
             Some(stopped_at) => {
-                if self.rip()? == stopped_at {
+                if self.registers.rip()? == stopped_at {
                     self.abandon_port_write()?;
                 }
                 Ok(())
             }
         }
+    }
+}
+
+/// Lets KVM complete a port write. The guest executes no instruction.
+fn complete_port_write(registers: &mut VcpuRegisters<'_>) -> Result<(), VcpuError> {
+    kick::request(registers.fd);
+    let entered = registers.fd.run();
+    let refused = match entered {
+        Err(error) if error.errno() == libc::EINTR => None,
+        Err(error) => Some(error),
+        Ok(_) => Some(kvm_ioctls::Error::new(libc::EPROTO)),
+    };
+    // A kick may have set the flag that is cleared here. The kicker has published its reason before, and the vCPU loop
+    // checks for a reason before entering the guest.
+    kick::clear(registers.fd);
+    match refused {
+        Some(error) => Err(registers.failed("KVM_RUN")(error)),
+        None => Ok(()),
     }
 }

@@ -5,6 +5,8 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
+
 /// The last published RIP and NMI state of each vCPU.
 #[derive(Debug)]
 pub(crate) struct Rips(Mutex<Vec<Option<Stand>>>);
@@ -12,7 +14,7 @@ pub(crate) struct Rips(Mutex<Vec<Option<Stand>>>);
 /// RIP and NMI state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stand {
-    pub(super) rip: u64,
+    pub(super) rip: Gva,
     /// NMIs are held back: the vCPU handles an NMI.
     pub(super) in_nmi: bool,
 }
@@ -32,7 +34,7 @@ impl Rips {
     }
 
     /// The RIPs of all vCPUs that have been started. Called with the vCPUs paused.
-    pub(crate) fn all(&self) -> Vec<u64> {
+    pub(crate) fn all(&self) -> Vec<Gva> {
         self.lock()
             .iter()
             .flatten()
@@ -54,12 +56,15 @@ mod tests {
     fn who_has_not_started_stands_nowhere() {
         let rips = Rips::new(3);
         assert!(rips.all().is_empty());
-        let at = |rip, in_nmi| Stand { rip, in_nmi };
+        let at = |rip, in_nmi| Stand {
+            rip: Gva(rip),
+            in_nmi,
+        };
         rips.say(2, at(0x2000, true));
         assert!(rips.is_one_in_nmi());
         rips.say(0, at(0x1000, false));
         rips.say(2, at(0x3000, false));
-        assert_eq!(rips.all(), [0x1000, 0x3000]);
+        assert_eq!(rips.all(), [Gva(0x1000), Gva(0x3000)]);
         assert!(!rips.is_one_in_nmi());
     }
 }

@@ -1,22 +1,20 @@
-//! The vCPU loop: enter the guest, copy the exit out, let a device or the trap handler answer the exit.
+//! The vCPU loop: enter the guest, let the trap handler answer the exit, carry out the default action.
 
 use std::time::Duration;
 
-use kvm_bindings::{
-    KVM_INTERNAL_ERROR_EMULATION, KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES,
-    KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED, KVM_RUN_X86_SMM,
-};
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use address::Gva;
+use kvm_bindings::{KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
+use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::debug_setup::{Debugging, HardwareBreakpoints};
-use super::debugging::DebugCause;
 use super::error::{RunError, VcpuError};
+use super::exit::{DefaultAction, VmExit};
 use super::kick;
+use super::kvm_run;
+use super::registers::VcpuRegisters;
 use super::rips::Stand;
-use super::stall::LeftAt;
 use super::stopped::StoppedVcpu;
-use crate::kvm::Int3Delivery;
 use crate::machine::ending::End;
 use crate::machine::shared::{PausedGuard, Shared};
 use crate::trap::{Trap, TrapOutcome};
@@ -24,54 +22,18 @@ use crate::trap_handler::TrapHandler;
 
 const RFLAGS_IF: u64 = 1 << 9;
 /// A processor begins here after a reset or an INIT, unless it waits for a start-up IPI.
-const RESET_VECTOR: u64 = 0xffff_fff0;
+const RESET_VECTOR: Gva = Gva(0xffff_fff0);
 /// The period after which a vCPU that waits for room checks whether the machine ends.
 const ROOM_LOOK: Duration = Duration::from_millis(100);
-
-/// Why [`StoppedVcpu::enter`] returned.
-#[derive(Debug)]
-pub(crate) enum Left {
-    /// A device answered, or the exit needs no answer.
-    Handled,
-    /// Kicked.
-    Interrupted,
-    /// A trap for the trap handler, and the default action if the handler reinjects the trap.
-    Trapped(Trap, Otherwise),
-    /// The machine ends.
-    Ended(End),
-}
-
-/// The default action of a trap: the effect of the exit in a guest without probes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Otherwise {
-    /// #BP for the guest.
-    Breakpoint { at: u64 },
-    /// A byte for a device.
-    Port { port: u16, byte: u8 },
-    /// The write takes place.
-    Memory,
-    /// The MSR is written.
-    Msr,
-    /// No effect: the debug register or the memory belongs to the VMM.
-    Continue,
-    /// The run ends with [`RunError::EmulationFailure`].
-    Fail,
-}
 
 /// Runs vCPU `index` on the calling thread until the machine ends.
 pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn TrapHandler) {
     let alive = Alive(shared);
     let registration = kick::Registration::new(fd, shared.ending.target(index));
-    if shared.sync_regs {
-        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
-        fd.set_sync_valid_reg(kvm_ioctls::SyncReg::VcpuEvents);
-    }
     let mut vcpu = StoppedVcpu {
-        fd,
-        index,
+        registers: VcpuRegisters::new(fd, index, shared.sync_regs),
         shared,
         port_write: None,
-        injected_breakpoint: None,
         left_at: None,
         debugging: Debugging::default(),
     };
@@ -118,16 +80,15 @@ impl StoppedVcpu<'_> {
                     return End::Failed(error.into());
                 }
             }
-            let left = match self.enter() {
-                Ok(left) => left,
+            let exit = match self.enter() {
+                Ok(exit) => exit,
                 Err(error) => return End::Failed(error),
             };
-            self.note_halt(&left);
-            match left {
-                Left::Handled | Left::Interrupted => (),
-                Left::Ended(end) => return end,
-                Left::Trapped(trap, otherwise) => match self.answer(handler, trap, otherwise, None)
-                {
+            self.note_halt(&exit);
+            match exit {
+                VmExit::Handled | VmExit::Interrupted => (),
+                VmExit::Ended(end) => return end,
+                VmExit::Trapped(trap, action) => match self.answer(handler, trap, action, None) {
                     Ok(None) => (),
                     Ok(Some(end)) => return end,
                     Err(error) => return End::Failed(error),
@@ -145,24 +106,27 @@ impl StoppedVcpu<'_> {
 
     /// Publishes the RIP and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
     fn say_rip(&mut self) -> Result<(), VcpuError> {
-        let rip = self.regs()?.rip;
-        let in_nmi = self.blocking()?.nmis;
-        self.shared.rips.say(self.index, Stand { rip, in_nmi });
+        let rip = self.registers.rip()?;
+        let in_nmi = self.registers.blocking()?.nmis;
+        self.shared
+            .rips
+            .say(self.registers.index, Stand { rip, in_nmi });
         Ok(())
     }
 
     /// Records whether the vCPU waits for an event that can never come: the kick interrupted a `hlt` with interrupts off, or
     /// the guest has never started the vCPU.
-    fn note_halt(&mut self, left: &Left) {
-        let halted = matches!(left, Left::Interrupted)
-            && match self.fd.get_mp_state().map(|state| state.mp_state) {
+    fn note_halt(&mut self, exit: &VmExit) {
+        let halted = matches!(exit, VmExit::Interrupted)
+            && match self.registers.fd.get_mp_state().map(|state| state.mp_state) {
                 Ok(KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED) => true,
-                Ok(KVM_MP_STATE_HALTED) => {
-                    self.regs().is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0)
-                }
+                Ok(KVM_MP_STATE_HALTED) => self
+                    .registers
+                    .regs()
+                    .is_ok_and(|regs| regs.rflags & RFLAGS_IF == 0),
                 _ => false,
             };
-        self.shared.note_halt(self.index, halted);
+        self.shared.note_halt(self.registers.index, halted);
     }
 
     /// Passes a trap to the handler, and carries out the outcome. `held` is the pause that the vCPU already holds, if any.
@@ -171,7 +135,7 @@ impl StoppedVcpu<'_> {
         &mut self,
         handler: &dyn TrapHandler,
         trap: Trap,
-        otherwise: Otherwise,
+        action: DefaultAction,
         held: Option<&PausedGuard<'_>>,
     ) -> Result<Option<End>, RunError> {
         let mut outcome = handler.on_trap(self, trap)?;
@@ -182,7 +146,7 @@ impl StoppedVcpu<'_> {
                     let shared = self.shared;
                     // The vCPU counts as parked while waiting.
                     self.say_rip()?;
-                    let paused = shared.pause_others(self.index);
+                    let paused = shared.pause_others(self.registers.index);
                     handler.on_exclusive(self, &paused, trap)?
                 }
             };
@@ -195,235 +159,49 @@ impl StoppedVcpu<'_> {
             TrapOutcome::Stop => Ok(Some(End::Stopped)),
             // `Exclusive` from `on_exclusive`: the vCPU is already exclusive, so the default action follows.
             TrapOutcome::Reinject | TrapOutcome::Exclusive => {
-                self.otherwise(trap, otherwise).map(|()| None)
+                self.take_default(trap, action).map(|()| None)
             }
         }
     }
 
     /// Carries out the default action of a trap.
-    pub(crate) fn otherwise(&mut self, trap: Trap, otherwise: Otherwise) -> Result<(), RunError> {
-        match (otherwise, trap) {
-            (Otherwise::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
-            (Otherwise::Port { port, byte }, _) => {
+    pub(crate) fn take_default(
+        &mut self,
+        trap: Trap,
+        action: DefaultAction,
+    ) -> Result<(), RunError> {
+        match (action, trap) {
+            (DefaultAction::Breakpoint { at }, _) => self.reinject_breakpoint(at)?,
+            (DefaultAction::Port { port, byte }, _) => {
                 self.shared.platform.ports.write(port, 1, &[byte])
             }
-            (Otherwise::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
-                .memory()
-                .write_slice(&bytes[..len.min(8)], gpa)
-                .map_err(|source| RunError::Memory { gpa: gpa.0, source })?,
-            (Otherwise::Msr, Trap::MsrWrite { index, value }) => {
-                self.complete_msr_write(index, value)?;
+            (DefaultAction::Memory, Trap::GuestWrite { gpa, bytes, len }) => self
+                .shared
+                .memory
+                .guest()
+                .write_slice(&bytes[..len.min(8)], GuestAddress(gpa.0))
+                .map_err(|source| RunError::Memory { gpa, source })?,
+            (DefaultAction::Msr, Trap::MsrWrite { index, value }) => {
+                self.registers.complete_msr_write(index, value)?;
             }
-            (Otherwise::Fail, _) => return Err(self.emulation_failure()?),
-            (Otherwise::Continue | Otherwise::Memory | Otherwise::Msr, _) => (),
+            (DefaultAction::Fail, _) => return Err(emulation_failure(&mut self.registers)?),
+            (DefaultAction::Continue | DefaultAction::Memory | DefaultAction::Msr, _) => (),
         }
         Ok(())
     }
-
-    /// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
-    fn emulation_failure(&mut self) -> Result<RunError, VcpuError> {
-        let (rip, vcpu) = (self.regs()?.rip, self.index);
-        let cs = self.sregs()?.cs;
-        let is_in_smm = u32::from(self.fd.get_kvm_run().flags) & KVM_RUN_X86_SMM != 0;
-        Ok(match (is_in_smm, cs.base.wrapping_add(rip)) {
-            (true, _) => RunError::SystemManagement { vcpu },
-            (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
-            (false, _) => RunError::EmulationFailure {
-                rip,
-                bytes: failed_instruction(self.fd),
-            },
-        })
-    }
-
-    /// Reports a stall to the guest, if the vCPU was out of the guest for long. Called right before each entry.
-    fn report_stall(&mut self) {
-        if let Some(left) = self.left_at
-            && left.is_long_ago(LeftAt::now())
-        {
-            // EINVAL: the vCPU has no kvm-clock, or not yet. The VMM then cannot reach the guest's watchdogs.
-            let _ = self.fd.kvmclock_ctrl();
-        }
-    }
-
-    /// Runs the guest until the next exit. If a device can answer the exit, the device answers.
-    pub(crate) fn enter(&mut self) -> Result<Left, RunError> {
-        let shared = self.shared;
-        self.port_write = None;
-        let injected = self.injected_breakpoint.take();
-        self.report_stall();
-        let entered = self.fd.run();
-        self.left_at = Some(LeftAt::now());
-        let exit = match entered {
-            Ok(exit) => exit,
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-                kick::clear(self.fd);
-                self.keep_injected_breakpoint(injected)?;
-                return Ok(Left::Interrupted);
-            }
-            Err(source) => {
-                return Err(VcpuError {
-                    request: "KVM_RUN",
-                    vcpu: self.index,
-                    source,
-                }
-                .into());
-            }
-        };
-        match exit {
-            VcpuExit::IoOut(port, &[byte]) => {
-                let rip = self.rip()?;
-                self.port_write = shared.facts.port.is_completed_later().then_some(rip);
-                let at = shared.facts.port.instruction(rip);
-                Ok(Left::Trapped(
-                    Trap::PortWrite { at },
-                    Otherwise::Port { port, byte },
-                ))
-            }
-            VcpuExit::IoOut(port, data) => {
-                let data = data.to_vec();
-                shared
-                    .platform
-                    .ports
-                    .write(port, port_access_bytes(self.fd), &data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::IoIn(port, data) => {
-                let data = std::ptr::from_mut(data);
-                let size = port_access_bytes(self.fd);
-                #[expect(
-                    unsafe_code,
-                    reason = "the size lies in the mapping that the slice borrows"
-                )]
-                // SAFETY: the slice lies in this vCPU's kvm_run mapping, and the only other reference to the
-                // mapping, taken for `size`, has ended.
-                let data = unsafe { &mut *data };
-                shared.platform.ports.read(port, size, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::MmioRead(gpa, data) => {
-                shared.platform.mmio.read(gpa, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::MmioWrite(gpa, data) if shared.memory.contains(GuestAddress(gpa)) => {
-                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Memory))
-            }
-            VcpuExit::MmioWrite(gpa, data) if shared.is_detour(gpa) => {
-                Ok(Left::Trapped(guest_write(gpa, data), Otherwise::Continue))
-            }
-            VcpuExit::MmioWrite(gpa, data) => {
-                shared.platform.mmio.write(gpa, data);
-                Ok(Left::Handled)
-            }
-            VcpuExit::Debug(debug) => Ok(match debug.exception {
-                3 => Left::Trapped(
-                    Trap::Breakpoint { at: debug.pc },
-                    Otherwise::Breakpoint { at: debug.pc },
-                ),
-                _ => match self.debugging.cause(debug.dr6, debug.pc) {
-                    DebugCause::Fired(fired) => Left::Trapped(
-                        Trap::HardwareBreakpoint {
-                            fired,
-                            at: debug.pc,
-                        },
-                        Otherwise::Continue,
-                    ),
-                    DebugCause::Guest => {
-                        self.reinject_debug(debug.dr6, debug.pc)?;
-                        Left::Handled
-                    }
-                },
-            }),
-            VcpuExit::X86Wrmsr(write) => {
-                *write.error = 0;
-                let (index, value) = (write.index, write.data);
-                Ok(Left::Trapped(
-                    Trap::MsrWrite { index, value },
-                    Otherwise::Msr,
-                ))
-            }
-            VcpuExit::IoapicEoi(vector) => {
-                shared.platform.ioapic.end_of_interrupt(vector);
-                self.keep_injected_breakpoint(injected)?;
-                Ok(Left::Handled)
-            }
-            VcpuExit::Shutdown => Ok(Left::Ended(End::TripleFault)),
-            VcpuExit::Intr => {
-                self.keep_injected_breakpoint(injected)?;
-                Ok(Left::Interrupted)
-            }
-            VcpuExit::FailEntry(reason, _) => Err(RunError::FailEntry {
-                vcpu: self.index,
-                reason,
-            }),
-            VcpuExit::InternalError => self.internal_error(),
-            other => {
-                let exit = format!("{other:?}");
-                let rip = self.regs()?.rip;
-                Err(RunError::UnknownExit {
-                    vcpu: self.index,
-                    rip,
-                    exit,
-                })
-            }
-        }
-    }
-
-    fn internal_error(&mut self) -> Result<Left, RunError> {
-        let rip = self.regs()?.rip;
-        // SAFETY: the exit reason is KVM_EXIT_INTERNAL_ERROR, so this member of the union is the valid one.
-        #[expect(unsafe_code, reason = "kvm_run is a union")]
-        let suberror = unsafe { self.fd.get_kvm_run().__bindgen_anon_1.internal.suberror };
-        if suberror != KVM_INTERNAL_ERROR_EMULATION {
-            let exit = format!("KVM_EXIT_INTERNAL_ERROR, suberror {suberror}");
-            return Err(RunError::UnknownExit {
-                vcpu: self.index,
-                rip,
-                exit,
-            });
-        }
-        let is_int3 = failed_instruction(self.fd).first() == Some(&0xcc);
-        Ok(
-            if is_int3 && self.shared.facts.int3 == Int3Delivery::EmulationFailure {
-                Left::Trapped(
-                    Trap::Breakpoint { at: rip },
-                    Otherwise::Breakpoint { at: rip },
-                )
-            } else {
-                Left::Trapped(Trap::EmulationFailure, Otherwise::Fail)
-            },
-        )
-    }
 }
 
-fn guest_write(gpa: u64, data: &[u8]) -> Trap {
-    let mut bytes = [0; 8];
-    let len = data.len().min(8);
-    bytes[..len].copy_from_slice(&data[..len]);
-    Trap::GuestWrite {
-        gpa: GuestAddress(gpa),
-        bytes,
-        len,
-    }
-}
-
-/// The width of the port access of the last exit. The data of a repeated access is a multiple of the width.
-fn port_access_bytes(fd: &mut VcpuFd) -> usize {
-    // SAFETY: only called after KVM_EXIT_IO, for which this member of the union is the valid one.
-    #[expect(unsafe_code, reason = "kvm_run is a union")]
-    let size = unsafe { fd.get_kvm_run().__bindgen_anon_1.io.size };
-    usize::from(size)
-}
-
-/// The bytes of the instruction that KVM failed to emulate; empty if KVM did not report the bytes.
-fn failed_instruction(fd: &mut VcpuFd) -> Vec<u8> {
-    // SAFETY: only called after KVM_EXIT_INTERNAL_ERROR with suberror KVM_INTERNAL_ERROR_EMULATION.
-    #[expect(unsafe_code, reason = "kvm_run is a union")]
-    unsafe {
-        let failure = fd.get_kvm_run().__bindgen_anon_1.emulation_failure;
-        if failure.flags & u64::from(KVM_INTERNAL_ERROR_EMULATION_FLAG_INSTRUCTION_BYTES) == 0 {
-            return Vec::new();
-        }
-        let bytes = failure.__bindgen_anon_1.__bindgen_anon_1;
-        bytes.insn_bytes[..usize::from(bytes.insn_size).min(bytes.insn_bytes.len())].to_vec()
-    }
+/// Finds the reason of an emulation failure. Outside the machine's memory, KVM cannot even read the instruction.
+fn emulation_failure(registers: &mut VcpuRegisters<'_>) -> Result<RunError, VcpuError> {
+    let (rip, vcpu) = (registers.rip()?, registers.index);
+    let cs = registers.sregs()?.cs;
+    let is_in_smm = kvm_run::is_in_smm(registers.fd);
+    Ok(match (is_in_smm, rip.wrapping_add(cs.base)) {
+        (true, _) => RunError::SystemManagement { vcpu },
+        (false, RESET_VECTOR) => RunError::NoFirmware { vcpu },
+        (false, _) => RunError::EmulationFailure {
+            rip,
+            bytes: kvm_run::failed_instruction(registers.fd).to_vec(),
+        },
+    })
 }

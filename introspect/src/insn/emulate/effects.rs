@@ -1,12 +1,12 @@
 //! The changes of an instruction, held back until the instruction is sure to complete.
 
+use address::Gva;
 use iced_x86::{Instruction, Mnemonic};
 
 use super::flag_changes::FlagChanges;
 use super::flags;
 use super::register_changes::RegisterChanges;
 use super::width::Width;
-use crate::Gva;
 use crate::insn::cpu::{Access, Cpu, Fault, Gpr};
 use crate::insn::reason::Reason;
 use crate::insn::system::SystemChanges;

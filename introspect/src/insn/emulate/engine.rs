@@ -2,13 +2,14 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use address::Gva;
+
 use super::effects::{Commit, Effects, Stop};
 use super::family::Family;
 use super::{
     arith, bits, branch, data, flags, interrupts, logic, multiply, segment, shift, stack, status,
     string, transfer,
 };
-use crate::Gva;
 use crate::insn::class::family;
 use crate::insn::cpu::{Cpu, Fault};
 use crate::insn::decode::{Decoded, decode};

@@ -4,13 +4,13 @@
 //! accessed bit, and has the rights asked for by the instruction. With any other descriptor the
 //! hardware raises an exception or sets a bit, so the hardware runs the instruction.
 
+use address::Gva;
 use iced_x86::{Instruction, Mnemonic, OpKind, Register};
 
 use super::effects::{Effects, Stop, is_canonical};
 use super::flags::ALIGNMENT;
 use super::operand::{is_memory, operand_width};
 use super::width::Width;
-use crate::Gva;
 use crate::insn::cpu::{Access, Cpu};
 use crate::insn::reason::Reason;
 use crate::insn::system::{CastShadow, Msr, SegmentRegister, Segments, System, SystemChanges};

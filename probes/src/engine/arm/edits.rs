@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{Paused, PlantError, Planter, Spot};
 
 use crate::plant_table::{DebugRegisters, DebugUse, Plant, Table};

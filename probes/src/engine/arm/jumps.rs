@@ -8,7 +8,7 @@
 //! Plants placed after the guest's check remain. Before the guest writes the jump (`arch_optimize_kprobes`), the engine
 //! removes such plants. After the write, the engine refuses probes there: the text shows the jump.
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;

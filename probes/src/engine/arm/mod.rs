@@ -8,10 +8,9 @@ pub(crate) mod placing;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use address::{Gpa, Gva};
 use events::ProbeState;
-use introspect::Gva;
 use text::Paused;
-use vm_memory::GuestAddress;
 use vmm::PageRange;
 
 use crate::engine::arm::edits::{Change, Edits, Sites};
@@ -228,10 +227,7 @@ impl Armer {
                 let last = self
                     .running
                     .gpa_of(Gva(text.end.0.checked_sub(1)?), located)?;
-                Some(PageRange::covering(
-                    GuestAddress(start.0),
-                    GuestAddress(last.0 + 1),
-                ))
+                Some(PageRange::covering(start, Gpa(last.0 + 1)))
             });
         if let Some(range) = range
             && let Err(error) = self.running.planter.protect(paused, range)

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use address::Gva;
 use detour::Detour;
 use events::Tier;
 use introspect::insn::Decoded;
-use introspect::{Gva, walk};
+use introspect::walk;
 use text::{GuestError, InstructionFault, Passed, PlantByte, RFLAGS_RF, Spot, Vcpu, pass};
 use vmm::kvm_regs;
 

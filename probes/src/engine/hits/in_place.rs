@@ -4,10 +4,11 @@
 //! vCPU: the successors of the instruction, and the first instruction of each exception's handler. The vCPU runs until the
 //! first stop, without a change of any flag. Then memory shows the former bytes again.
 
+use address::{Gpa, Gva};
 use events::Tier;
 use introspect::idt::{SYNCHRONOUS_VECTORS, pushes_error_code};
 use introspect::insn::{Decoded, Next};
-use introspect::{Gate, Gpa, Gva, Idt, InterruptFrame, PagingState, walk};
+use introspect::{Gate, Idt, InterruptFrame, PagingState, walk};
 use text::{GuestError, InstructionFault, Paused, Planter, Ran, Spot, To, Vcpu, next_places};
 use vmm::{kvm_regs, kvm_sregs};
 

@@ -13,8 +13,8 @@ pub(crate) mod relocate;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::{Gpa, Gva};
 use detour::{Detour, LeftAt};
-use introspect::{Gpa, Gva};
 use text::{GuestError, PlantByte, Vcpu};
 
 use crate::engine::hits::executor::Executor;

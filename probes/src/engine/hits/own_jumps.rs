@@ -1,6 +1,7 @@
 //! The guest's check before it optimises a kprobe of its own: see [`jumps`](crate::engine::arm::jumps).
 
-use introspect::{Gva, PagingState};
+use address::Gva;
+use introspect::PagingState;
 
 use crate::engine::hits::readers::{ReaderNeeds, Readers};
 

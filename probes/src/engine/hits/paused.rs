@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use address::Gva;
 use detour::{Detour, LeftAt};
-use introspect::Gva;
 use text::{GuestError, Paused, Ran, To, Vcpu};
 
 use crate::engine::hits::Hits;

@@ -5,7 +5,8 @@
 //! function's entry, while the other vCPUs run. The vCPU resumes at the return address, so a return probe on the function
 //! sees the return. Otherwise the function itself runs, alone.
 
-use introspect::{Gpa, Gva, PagingState, walk};
+use address::{Gpa, Gva};
+use introspect::{PagingState, walk};
 use text::GuestError;
 
 use crate::engine::hits::readers::{MAX_READ_BYTES, Readers};

@@ -9,8 +9,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use address::{Gpa, Gva};
 use introspect::insn::{MAX_LENGTH_BYTES, decode};
-use introspect::{Gpa, Gva, PagingState, read_virt, walk};
+use introspect::{PagingState, read_virt, walk};
 use text::{GuestError, Paused, Ran, To, Vcpu};
 
 use crate::engine::plants::Plants;

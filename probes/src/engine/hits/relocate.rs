@@ -1,8 +1,9 @@
 //! The relocated tier: an instruction without support in the emulator runs as a copy, which jumps back behind the original.
 
+use address::Gva;
 use events::Tier;
+use introspect::PagingState;
 use introspect::insn::{Class, Decoded, Needs, Relocation, classify, relocation};
-use introspect::{Gva, PagingState};
 use text::{GuestError, KnowsTables, Paused, SystemState, Vcpu};
 
 use crate::engine::hits::executor::Executor;

@@ -22,9 +22,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use address::{Gpa, Gva};
 use arc_swap::ArcSwapOption;
 use detour::{Detour, KernelSpace, Tables};
-use introspect::{Gpa, Gva, PagingState};
+use introspect::PagingState;
 use text::{GuestError, Spot, Vcpu};
 
 use crate::engine::optimise::int3::Int3Handler;

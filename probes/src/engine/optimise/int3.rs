@@ -6,11 +6,12 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use address::{Gpa, Gva};
 use detour::{Detour, DetourError};
+use introspect::KernelInt3;
 use introspect::insn::Decoded;
 use introspect::int3::{HANDLER, HANDLER_BYTES};
 use introspect::optimise::WhyNot;
-use introspect::{Gpa, Gva, KernelInt3};
 use text::{GuestError, Paused, Spot};
 
 use crate::engine::optimise::vcpu_set::VcpuSet;

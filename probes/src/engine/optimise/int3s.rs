@@ -1,7 +1,8 @@
 //! `int3`s in place of plants come and go: with the vCPUs that use the kernel's handler, and with the CPUs of the guest.
 
+use address::Gva;
 use detour::{HandedOn, Lead};
-use introspect::{Gva, Idt};
+use introspect::Idt;
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::optimise::Optimiser;

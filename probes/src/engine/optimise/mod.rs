@@ -27,8 +27,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::{Gpa, Gva};
 use detour::{Detour, DetourError, KernelSpace, Lead, Tables};
-use introspect::{Gpa, Gva};
 use text::{GuestError, Jump, Paused, SystemState};
 
 use crate::engine::arm::error::ArmError;

@@ -16,8 +16,9 @@
 
 use std::sync::Arc;
 
+use address::Gva;
 use detour::{Detour, Keeps, Part, Processor, Use};
-use introspect::{Gva, PerCpu};
+use introspect::PerCpu;
 use manifest::program::Filter;
 use text::GuestError;
 

@@ -3,9 +3,9 @@
 
 use std::sync::atomic::Ordering;
 
+use address::{Gpa, Gva};
 use detour::Tables;
 use events::ProbeState;
-use introspect::{Gpa, Gva};
 use text::{GuestError, Paused, Spot};
 
 use crate::engine::optimise::Optimiser;

@@ -17,7 +17,7 @@
 //!
 //! Each vCPU's thread writes the result of its own check; `int3`s are written and removed with all vCPUs paused.
 
-use introspect::Gva;
+use address::Gva;
 use text::Paused;
 
 use crate::engine::optimise::int3::Int3Handler;

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
+use address::Gpa;
 use detour::{Jumped, Keeps, KernelSpace, Tables, Use};
+use introspect::PatchKind;
 use introspect::insn::{Decoded, is_plain};
 use introspect::optimise::{MAX_REGION_BYTES, Unfit, WhyNot};
-use introspect::{Gpa, PatchKind};
 use text::{Paused, Spot};
 
 use crate::engine::optimise::early::Early;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use address::Gva;
 use detour::{Detour, Record, register_value};
-use introspect::Gva;
 use text::GuestError;
 
 use crate::engine::plants::Plants;

@@ -20,10 +20,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use arc_swap::ArcSwap;
 use detour::Ring;
 use introspect::insn::MAX_LENGTH_BYTES;
-use introspect::{Gpa, Gva};
 use text::GuestError;
 
 /// The maximum number of remembered return addresses with landings elsewhere; the calls of further return addresses are

@@ -9,7 +9,7 @@ pub(crate) mod walk;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use introspect::Gva;
+use address::Gva;
 use text::{GuestError, Vcpu};
 
 use crate::engine::plants::Plants;

@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use arc_swap::ArcSwap;
-use introspect::Gva;
 
 use crate::engine::returns::landings::Landings;
 

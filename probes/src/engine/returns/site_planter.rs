@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use introspect::Gva;
+use address::Gva;
 use text::Paused;
 
 use crate::engine::arm::Armer;

@@ -1,7 +1,8 @@
 //! The walk from a return address to its landings.
 
+use address::{Gpa, Gva};
+use introspect::PatchKind;
 use introspect::insn::{Decoded, Step, step};
-use introspect::{Gpa, Gva, PatchKind};
 
 use crate::engine::returns::following::Following;
 use crate::engine::returns::landings::{Found, Landing, NoLandings, Stack};

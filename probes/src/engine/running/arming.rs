@@ -1,6 +1,6 @@
 //! The ways to arm a probe or a return site.
 
-use introspect::Gva;
+use address::Gva;
 use text::Spot;
 
 /// The way to arm a probe now.

@@ -1,7 +1,7 @@
 //! Instruction boundaries in the present text.
 
+use address::{Gpa, Gva};
 use introspect::insn::{Decoded, MAX_LENGTH_BYTES, decode};
-use introspect::{Gpa, Gva};
 
 use crate::engine::running::{INT3, Running};
 

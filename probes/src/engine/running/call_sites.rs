@@ -1,7 +1,8 @@
 //! The instructions that calls return to.
 
+use address::{Gpa, Gva};
 use introspect::insn::Decoded;
-use introspect::{Gpa, Gva, PatchKind, PatchSite, PatchTime};
+use introspect::{PatchKind, PatchSite, PatchTime};
 use text::Spot;
 
 use crate::engine::running::Running;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use address::Gva;
 use arc_swap::ArcSwapOption;
-use introspect::{Gva, PagingState};
+use introspect::PagingState;
 
 use crate::module::LoadedModule;
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use address::Gva;
 use arc_swap::ArcSwapOption;
-use introspect::Gva;
 
 use crate::resolve::Place;
 

@@ -11,9 +11,10 @@ pub(crate) mod programs;
 
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use detour::{KernelSpace, Tables};
 use introspect::insn::{Class, Decoded, Reason, classify};
-use introspect::{Gpa, Gva, Modules, ModulesError, PagingState, read_virt, walk};
+use introspect::{Modules, ModulesError, PagingState, read_virt, walk};
 use text::{GuestError, GuestMemory, PlantByte, Planter, Spot, Vcpu};
 
 use crate::engine::abilities::Abilities;

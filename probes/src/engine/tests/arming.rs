@@ -1,7 +1,7 @@
 //! When probes are armed and disarmed.
 
+use address::{Gpa, Gva};
 use events::{Hex, ProbeState};
-use introspect::{Gpa, Gva};
 use manifest::ProbeSpec;
 use text::{PlantByte, Written};
 
@@ -70,7 +70,7 @@ fn disarming_leaves_the_guest_as_it_was() {
         &kernel,
         &["kprobe:plain", "kprobe:plain+0x1", "kprobe:keyed"],
     );
-    assert_eq!(rig.paused.breakpoints(), [Some(keyed.0), None, None, None]);
+    assert_eq!(rig.paused.breakpoints(), [Some(keyed), None, None, None]);
     assert_eq!((rig.seen(plain), rig.seen(keyed)), (PORT, JUMP[0]));
 
     rig.paused.requests.fail(2);
@@ -110,7 +110,7 @@ fn debug_registers_are_four() {
     let rig = Rig::new(&kernel, &["kprobe:keyed*"]);
     assert_eq!(
         rig.paused.breakpoints(),
-        [0, 1, 2, 3].map(|i| Some(places[i].0))
+        [0, 1, 2, 3].map(|i| Some(places[i]))
     );
     assert_eq!(rig.states()[..4], [ProbeState::Armed; 4]);
     let refused = rig.probe(4);

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use introspect::Gva;
+use address::Gva;
 use manifest::ProbeSpec;
 use text::PlantByte;
 

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use events::{ProbeSummary, Tier};
 use introspect::insn::CpuidWords;
-use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+use introspect::{PhysMemory, Unreadable, walk};
 use manifest::ProbeSpec;
 use text::Ran;
 use text::testing::{DETOUR_GPA, FakeMemory, FakeVcpu};

@@ -1,7 +1,8 @@
 //! Another kernel takes over.
 
+use address::Gva;
 use events::ProbeState;
-use introspect::{Gva, PhysMemory as _};
+use introspect::PhysMemory as _;
 use text::testing::FakeVcpu;
 
 use super::{PLAIN, ROOT, Rig, STACK, TEXT_ENTRY, gpa, memory_of, skipping, vcpu};
@@ -178,7 +179,7 @@ fn another_kernel_is_left_alone() {
     assert_eq!(guest.rig.seen(guest.probed), PLAIN[0]);
     assert!(!guest.rig.engine.handover.awaits_kernel());
     let mut word = [0; 1];
-    let at = introspect::Gpa(gpa(guest.probed));
+    let at = address::Gpa(gpa(guest.probed));
     guest.rig.memory.read(at, &mut word).expect("memory");
     assert_eq!(word, [PLAIN[0]]);
 }

@@ -1,7 +1,7 @@
 //! Hits: the plant that is hit, and the probes that receive the hit.
 
+use address::{Gpa, Gva};
 use events::{Hex, Tier};
-use introspect::{Gpa, Gva};
 use manifest::ProbeSpec;
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, PlantByte, Ran, Written};
@@ -211,7 +211,7 @@ fn breakpoint_that_the_kernel_was_built_with_shows_until_it_is_executed_again() 
             assert_eq!(rig.seen(at), 0xee);
             assert_eq!(runs_in_place(&rig, &mut vcpu, at), 0xcc);
             assert_eq!((rig.probe(0).hits, rig.seen(at)), (hits, 0xcc));
-            assert_eq!(rig.paused.breakpoints()[0], Some(at.0));
+            assert_eq!(rig.paused.breakpoints()[0], Some(at));
             // The next execution of it: the plant returns, and is hit.
             let on = rig.engine.hits.on_debug_hit(&mut vcpu, 1, at);
             assert_eq!(on.expect("handled"), HitOutcome::NeedsPause);

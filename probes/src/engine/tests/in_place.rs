@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use address::Gva;
 use events::Tier;
-use introspect::Gva;
 use manifest::ProbeSpec;
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, InstructionFault, PlantByte, Ran, To, Vcpu as _};
@@ -367,7 +367,7 @@ fn an_instruction_made_to_fault_shows_itself_to_the_handler() {
             .expect("handled");
         assert_eq!(vcpu.regs.rip, target.0);
         assert_eq!(rig.seen(at), UD2[0], "the guest reads what it has executed");
-        assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
+        assert_eq!(rig.paused.breakpoints(), [Some(at), None, None, None]);
         assert_eq!(rig.probe(0).hits, round);
     }
     rig.engine.disarm_all(&rig.paused).expect("disarmed");
@@ -405,8 +405,8 @@ fn without_a_debug_register_the_guest_is_spared_and_the_miss_is_told() {
             Ok(Ran::Nowhere)
         })
         .expect("handled");
-    assert!(rig.paused.breakpoints().contains(&Some(places[4].0)));
-    assert!(!rig.paused.breakpoints().contains(&Some(first.0)));
+    assert!(rig.paused.breakpoints().contains(&Some(places[4])));
+    assert!(!rig.paused.breakpoints().contains(&Some(first)));
     assert_eq!(rig.probe(0).missed.get("unwatched"), Some(&1));
     assert_eq!(rig.seen(first), UD2[0]);
 }

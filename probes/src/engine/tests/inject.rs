@@ -1,7 +1,7 @@
 //! Functions that return before they run.
 
+use address::Gva;
 use events::ProbeState;
-use introspect::Gva;
 use manifest::{Due, Injection};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, one, vcpu};

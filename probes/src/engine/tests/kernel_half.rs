@@ -1,6 +1,6 @@
 //! Where the kernel's half of the address space is looked up without asking the vCPU for its page tables.
 
-use introspect::Gva;
+use address::Gva;
 use text::testing::FakeVcpu;
 
 use super::{LARGE_PAGE, LOWER, LOWER_DIRECTORY, PLAIN, ROOT, Rig, TABLE, UPPER, gpa, vcpu};

@@ -1,7 +1,7 @@
 //! Calls that return to an instruction that the kernel patches.
 
+use address::Gva;
 use events::Event;
-use introspect::Gva;
 
 use super::returns::{Guest, STACK};
 use super::{PLAIN, Rig};
@@ -175,7 +175,7 @@ fn static_call_that_returns_zero_is_missed_until_the_kernel_rewrites_it() {
         assert_eq!(missed(&guest), [("return-site".to_owned(), calls)]);
     }
     let engine = &guest.rig.engine;
-    let gpa = introspect::Gpa(super::gpa(guest.return_site));
+    let gpa = address::Gpa(super::gpa(guest.return_site));
     let written = engine.writes.on_guest_write(gpa, &NOP5).expect("written");
     assert_eq!(written, text::Written::Merged, "the page has a plant");
     guest.call(probed, STACK);

@@ -20,9 +20,10 @@ mod writes;
 
 use std::sync::{Arc, Mutex};
 
+use address::Gva;
 use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary};
+use introspect::PhysMemory as _;
 use introspect::insn::{CpuidWords, Features};
-use introspect::{Gva, PhysMemory as _};
 use manifest::{Due, Injection, ProbeSpec};
 use text::testing::{FakeMemory, FakePaused, FakeVcpu};
 use text::{GuestMemory, PlantByte};
@@ -199,7 +200,7 @@ impl Rig {
     fn word(&self, at: u64) -> u64 {
         let mut bytes = [0; 8];
         self.memory
-            .read(introspect::Gpa(at), &mut bytes)
+            .read(address::Gpa(at), &mut bytes)
             .expect("memory");
         u64::from_le_bytes(bytes)
     }

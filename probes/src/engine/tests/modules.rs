@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use introspect::{Gva, Module, ModuleRegion, PagingState, RegionKind};
+use address::Gva;
+use introspect::{Module, ModuleRegion, PagingState, RegionKind};
 use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};

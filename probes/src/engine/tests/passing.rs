@@ -1,6 +1,6 @@
 //! Steps over instructions that fault, and instructions for the hardware.
 
-use introspect::Gva;
+use address::Gva;
 use text::testing::{FakeVcpu, Injected};
 
 use super::{DATA, LARGE_PAGE, LOWER, LOWER_DIRECTORY, RDTSC, ROOT, Rig, TABLE, gpa, one, vcpu};

@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
+use address::Gva;
 use events::Hex;
-use introspect::Gva;
 use manifest::program::{Aggregate, AggregateResult};
 use manifest::{Due, Injection, ProbeRequest, ProbeSpec};
 use text::Ran;

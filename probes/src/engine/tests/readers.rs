@@ -1,7 +1,8 @@
 //! The guest's kernel reads its own text with plants.
 
+use address::{Gpa, Gva};
 use events::ProbeState;
-use introspect::{Gpa, Gva, OptimisedLayout};
+use introspect::OptimisedLayout;
 use text::PlantByte;
 use text::testing::FakeVcpu;
 use text::{GuestError, Ran, To};

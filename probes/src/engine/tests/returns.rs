@@ -1,6 +1,6 @@
 //! Calls that are followed to their return.
 
-use introspect::Gva;
+use address::Gva;
 use text::testing::FakeVcpu;
 
 use super::{PLAIN, Rig, vcpu};

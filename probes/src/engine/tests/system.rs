@@ -1,6 +1,6 @@
 //! Getting past instructions that let interrupts in, wait for them and return from them.
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::{DescriptorTable, SegmentRegister, Segments};
 use text::GuestError;
 use text::testing::FakeVcpu;

@@ -1,7 +1,7 @@
 //! The guest rewrites probed text.
 
+use address::{Gpa, Gva};
 use events::Tier;
-use introspect::{Gpa, Gva};
 use text::{PlantByte, Written};
 
 use super::{ABILITIES, Abilities, PLAIN, RESUME_FLAG, Rig, gpa, one, vcpu};
@@ -93,7 +93,7 @@ fn a_debug_register_stands_in_for_a_plant_that_is_written_over() {
         .on_paused_guest_write(&rig.paused, place, &NOP3);
     assert_eq!(written.expect("handled"), Written::Merged);
     assert_eq!(rig.seen(at), NOP3[0]);
-    assert_eq!(rig.paused.breakpoints(), [Some(at.0), None, None, None]);
+    assert_eq!(rig.paused.breakpoints(), [Some(at), None, None, None]);
     // Writing again needs nothing more.
     assert!(!rig.engine.writes.must_pause_for_write(place, &NOP3));
 
@@ -149,7 +149,7 @@ fn the_oldest_makes_room_when_a_fifth_is_written_over() {
         write(index);
     }
     assert_eq!(seen(), [PORT, 0x90, 0x90, 0x90, 0x90]);
-    let watched = [1, 2, 3, 4].map(|index: usize| Some(places[index].0));
+    let watched = [1, 2, 3, 4].map(|index: usize| Some(places[index]));
     assert_eq!(rig.paused.breakpoints(), watched);
     let mut vcpu = vcpu(places[0]);
     rig.engine

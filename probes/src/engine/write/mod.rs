@@ -4,8 +4,8 @@ pub(crate) mod stand_in;
 
 use std::sync::Arc;
 
+use address::Gpa;
 use detour::Detour;
-use introspect::Gpa;
 use text::{GuestError, Paused, Written};
 
 use crate::engine::optimise::Optimiser;
@@ -70,7 +70,7 @@ impl Writes {
 
     /// Whether the guest writes to a copy. The write is dropped. A note reports the first write, the tenth, the hundredth and so
     /// on.
-    pub(crate) fn is_detour_write(&self, gpa: introspect::Gpa) -> bool {
+    pub(crate) fn is_detour_write(&self, gpa: address::Gpa) -> bool {
         let Some(count) = self.detour.count_write(gpa) else {
             return false;
         };

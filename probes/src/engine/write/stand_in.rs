@@ -20,7 +20,7 @@
 
 use std::sync::Arc;
 
-use introspect::{Gpa, Gva};
+use address::{Gpa, Gva};
 use text::{GuestError, Paused};
 
 use crate::engine::optimise::Optimiser;

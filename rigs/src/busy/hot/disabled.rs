@@ -8,12 +8,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use address::Gva;
 use probes::ProbeId;
 
 /// The maximum for a vCPU: a task, a soft interrupt, a hard interrupt and an NMI.
 const CONTEXTS_PER_VCPU: u64 = 4;
 /// The kernel's half of the address space.
-const KERNEL_HALF: u64 = 1 << 63;
+const KERNEL_HALF: Gva = Gva(1 << 63);
 
 /// The disabled probes.
 #[derive(Debug, Default)]
@@ -46,7 +47,7 @@ impl DisabledProbes {
     /// Begins a pause with the vCPUs at `rips`, and checks the hits of the disabled probes.
     pub(super) fn pause(
         &mut self,
-        rips: &[u64],
+        rips: &[Gva],
         hits: impl Fn(ProbeId) -> Option<u64>,
     ) -> Result<(), String> {
         for (id, (pause, before)) in &mut self.probes {
@@ -89,7 +90,7 @@ impl DisabledProbes {
     }
 }
 
-fn is_in_kernel(rips: &[u64], vcpu: usize) -> bool {
+fn is_in_kernel(rips: &[Gva], vcpu: usize) -> bool {
     rips.get(vcpu).is_some_and(|rip| *rip >= KERNEL_HALF)
 }
 
@@ -97,11 +98,11 @@ fn is_in_kernel(rips: &[u64], vcpu: usize) -> bool {
 mod tests {
     use super::*;
 
-    const KERNEL: u64 = 0xffff_ffff_8100_0000;
-    const PROGRAM: u64 = 0x40_0000;
+    const KERNEL: Gva = Gva(0xffff_ffff_8100_0000);
+    const PROGRAM: Gva = Gva(0x40_0000);
 
     /// Two probes are disabled at 10 hits each, with the vCPUs at `rips`.
-    fn disabled(rips: [u64; 2]) -> DisabledProbes {
+    fn disabled(rips: [Gva; 2]) -> DisabledProbes {
         let mut disabled = DisabledProbes::default();
         disabled.pause(&rips, |_| None).expect("none");
         for id in [1, 2] {
@@ -111,7 +112,7 @@ mod tests {
     }
 
     /// The next pause, with the given hits of the two probes.
-    fn pause(disabled: &mut DisabledProbes, rips: [u64; 2], hits: [u64; 2]) -> Result<(), String> {
+    fn pause(disabled: &mut DisabledProbes, rips: [Gva; 2], hits: [u64; 2]) -> Result<(), String> {
         disabled.pause(&rips, |id| Some(hits[usize::from(id != ProbeId::from(1))]))
     }
 

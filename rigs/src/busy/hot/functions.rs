@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use introspect::Gva;
+use address::Gva;
 use probes::{Kernel, NewProbe};
 
 use super::super::counting::only_counts;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use introspect::Gva;
+use address::Gva;
 use probes::{Kernel, ProbeId, ProbeRecord};
 use vmm::PausedGuard;
 

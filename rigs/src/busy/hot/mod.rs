@@ -14,8 +14,8 @@ mod turns;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use address::Gva;
 use events::Tier;
-use introspect::Gva;
 use probes::{Kernel, ProbeId, ProbeRecord};
 
 use super::counting::{lost, only_counts};

@@ -3,7 +3,8 @@
 //! The kernel shows the counters in `/proc` (`stat`, `interrupts`, `softirqs`, `vmstat`). The case reads the counters from the guest's
 //! memory while all vCPUs are paused, together with the probes' hits: while a task reads a file, both go on counting.
 
-use introspect::{Btf, Gva, KernelImage, SymbolTable};
+use address::Gva;
+use introspect::{Btf, KernelImage, SymbolTable};
 use probes::{At, Engine, Kernel};
 
 use super::super::guest::Live;

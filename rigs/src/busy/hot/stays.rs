@@ -1,7 +1,7 @@
 //! Permanent probes on functions whose calls the workload counts: at the entry, by a jump; at the second instruction, by an `int3` if the
 //! instruction is short; and at the returns of some functions.
 
-use introspect::Gva;
+use address::Gva;
 use probes::Kernel;
 
 use super::super::counting::{Counted, function};

@@ -1,9 +1,9 @@
 //! Random instructions.
 
+use address::Gva;
 use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic, OpKind, Register,
 };
-use introspect::Gva;
 use introspect::insn::{Class, Decoded, Reason, classify, decode};
 use reference::Random;
 

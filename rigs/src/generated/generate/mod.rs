@@ -9,7 +9,7 @@ mod meet;
 mod system;
 mod undefined;
 
-use introspect::Gva;
+use address::Gva;
 use introspect::insn::decode;
 use reference::Random;
 

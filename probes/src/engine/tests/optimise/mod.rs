@@ -18,10 +18,11 @@ mod staying;
 use std::ops::Range;
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use events::Tier;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::int3::HANDLER;
-use introspect::{Gpa, Gva, PhysMemory, Unreadable, walk};
+use introspect::{PhysMemory, Unreadable, walk};
 use manifest::ProbeSpec;
 use text::PlantByte;
 use text::testing::{FakeMemory, FakeVcpu, Injected};

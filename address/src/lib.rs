@@ -1,5 +1,6 @@
-//! Separate types for guest-virtual and guest-physical addresses, so that the two cannot be mixed
-//! up.
+//! Separate types for guest-virtual and guest-physical addresses, so that the two cannot be mixed up.
+
+#![forbid(unsafe_code)]
 
 use std::fmt;
 
@@ -14,6 +15,12 @@ macro_rules! address {
             #[must_use]
             pub const fn wrapping_add(self, bytes: u64) -> Self {
                 Self(self.0.wrapping_add(bytes))
+            }
+
+            /// The address `bytes` before; wraps, as the hardware does.
+            #[must_use]
+            pub const fn wrapping_sub(self, bytes: u64) -> Self {
+                Self(self.0.wrapping_sub(bytes))
             }
 
             /// The address `bytes` further on, or `None` past the end of the address space.

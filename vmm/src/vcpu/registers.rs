@@ -1,0 +1,125 @@
+//! The registers of a stopped vCPU.
+
+use address::Gva;
+use kvm_bindings::{KVM_SYNC_X86_REGS, kvm_regs, kvm_sregs};
+use kvm_ioctls::VcpuFd;
+
+use super::error::VcpuError;
+
+/// The registers of a stopped vCPU, and the events that KVM holds beside them: interrupt blocking and an injected exception.
+///
+/// If KVM has [`kvm_bindings::KVM_CAP_SYNC_REGS`], general registers and events come with the exit, without a system call.
+/// Changed general registers are written back on the next entry. Every other request to KVM costs at least an ioctl.
+#[derive(Debug)]
+pub struct VcpuRegisters<'a> {
+    pub(super) fd: &'a mut VcpuFd,
+    pub(super) index: usize,
+    /// Whether general registers and events come with each exit.
+    pub(super) sync_regs: bool,
+    /// The RIP of an injected #BP that the guest has not taken. KVM does not report the #BP.
+    pub(super) injected_breakpoint: Option<Gva>,
+}
+
+impl<'a> VcpuRegisters<'a> {
+    pub(super) fn new(fd: &'a mut VcpuFd, index: usize, sync_regs: bool) -> Self {
+        if sync_regs {
+            fd.set_sync_valid_reg(kvm_ioctls::SyncReg::Register);
+            fd.set_sync_valid_reg(kvm_ioctls::SyncReg::VcpuEvents);
+        }
+        Self {
+            fd,
+            index,
+            sync_regs,
+            injected_breakpoint: None,
+        }
+    }
+
+    pub(super) fn failed(
+        &self,
+        request: &'static str,
+    ) -> impl FnOnce(kvm_ioctls::Error) -> VcpuError {
+        let vcpu = self.index;
+        move |source| VcpuError {
+            request,
+            vcpu,
+            source,
+        }
+    }
+
+    /// RIP alone.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    #[inline]
+    pub fn rip(&mut self) -> Result<Gva, VcpuError> {
+        if self.sync_regs {
+            Ok(Gva(self.fd.sync_regs_mut().regs.rip))
+        } else {
+            Ok(Gva(self.regs()?.rip))
+        }
+    }
+
+    /// The general registers, RIP and RFLAGS.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    #[inline]
+    pub fn regs(&mut self) -> Result<kvm_regs, VcpuError> {
+        if self.sync_regs {
+            Ok(self.fd.sync_regs_mut().regs)
+        } else {
+            self.fd.get_regs().map_err(self.failed("KVM_GET_REGS"))
+        }
+    }
+
+    /// Sets the general registers, RIP and RFLAGS.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    #[inline]
+    pub fn set_regs(&mut self, regs: &kvm_regs) -> Result<(), VcpuError> {
+        if self.sync_regs {
+            self.fd.sync_regs_mut().regs = *regs;
+            self.fd.get_kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
+            Ok(())
+        } else {
+            self.fd.set_regs(regs).map_err(self.failed("KVM_SET_REGS"))
+        }
+    }
+
+    /// The system registers.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    pub fn sregs(&mut self) -> Result<kvm_sregs, VcpuError> {
+        self.fd.get_sregs().map_err(self.failed("KVM_GET_SREGS"))
+    }
+
+    /// Sets the system registers: the result of [`VcpuRegisters::sregs`], changed. The bitmap of interrupts in the registers
+    /// holds the interrupt that KVM is about to deliver, if any, and is passed back unchanged.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses.
+    pub fn set_sregs(&mut self, sregs: &kvm_sregs) -> Result<(), VcpuError> {
+        self.fd
+            .set_sregs(sregs)
+            .map_err(self.failed("KVM_SET_SREGS"))
+    }
+
+    /// XCR0: the extended registers that the guest has enabled. 0 if the vCPU has no XCR0.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses the request.
+    pub fn xcr0(&mut self) -> Result<u64, VcpuError> {
+        let xcrs = self.fd.get_xcrs().map_err(self.failed("KVM_GET_XCRS"))?;
+        let known = xcrs.xcrs.iter().take(xcrs.nr_xcrs as usize);
+        let found = known.into_iter().find(|xcr| xcr.xcr == 0);
+        Ok(found.map_or(0, |xcr| xcr.value))
+    }
+}
