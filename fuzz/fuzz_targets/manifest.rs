@@ -6,7 +6,7 @@ use std::fmt;
 use std::path::Path;
 
 use hyprobe_fuzz::fuzz_target;
-use manifest::{InvalidManifest, Manifest, ProbeRequest, Problem};
+use manifest::{InvalidManifest, Manifest, ProbeConfig, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
 use probes::NewProbe;
 
@@ -33,21 +33,18 @@ fuzz_target!(|text: &str| {
     }
 });
 
-fn check_probe(request: &ProbeRequest) {
-    let ProbeRequest {
-        at,
-        filter,
-        aggregate,
-        ..
-    } = request;
+fn check_probe(config: &ProbeConfig) {
+    let ProbeConfig {
+        at, filter, action, ..
+    } = config;
     assert_eq!(at.to_string().parse().as_ref(), Ok(at));
     if let Some(filter) = filter {
         assert_eq!(filter.to_string().parse().as_ref(), Ok(filter));
     }
-    if let Some(aggregate) = aggregate {
+    if let Some(aggregate) = action.aggregate() {
         assert_eq!(aggregate.to_string().parse().as_ref(), Ok(aggregate));
     }
-    let _ = NewProbe::from(request);
+    let _ = NewProbe::from(config);
 }
 
 /// Draws a problem, as the command does.

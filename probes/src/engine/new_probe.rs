@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use manifest::program::{Aggregate, Filter};
-use manifest::{Injection, ProbeAction, ProbeRequest, ProbeSpec};
+use manifest::{Injection, ProbeConfig, ProbeSpec};
 
 use crate::handler::{Handler, ReturnHandler};
 
@@ -67,18 +67,18 @@ impl From<ProbeSpec> for NewProbe {
     }
 }
 
-impl From<&ProbeRequest> for NewProbe {
-    fn from(request: &ProbeRequest) -> Self {
+impl From<&ProbeConfig> for NewProbe {
+    fn from(config: &ProbeConfig) -> Self {
         Self {
-            spec: request.at.clone(),
-            action: match (request.aggregate, request.action) {
-                (Some(aggregate), _) => Action::Aggregate(aggregate),
-                (None, ProbeAction::Trace) => Action::Trace,
-                (None, ProbeAction::Count) => Action::Count,
+            spec: config.at.clone(),
+            action: match config.action {
+                manifest::Action::Trace => Action::Trace,
+                manifest::Action::Count => Action::Count,
+                manifest::Action::Aggregate(aggregate) => Action::Aggregate(aggregate),
             },
-            filter: request.filter.clone(),
-            maxactive: request.maxactive,
-            enabled: request.enabled,
+            filter: config.filter.clone(),
+            maxactive: config.maxactive,
+            enabled: config.enabled,
         }
     }
 }

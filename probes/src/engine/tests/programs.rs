@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use events::Hex;
 use introspect::Gva;
 use manifest::program::{Aggregate, AggregateResult};
-use manifest::{Due, Injection, ProbeRequest, ProbeSpec};
+use manifest::{Due, Injection, ProbeConfig, ProbeSpec};
 use text::Ran;
 use text::testing::FakeVcpu;
 
@@ -27,13 +27,13 @@ fn new(spec: &str, filter: Option<&str>, action: Action) -> NewProbe {
 #[test]
 fn aggregate_of_a_request_becomes_the_action() {
     let spec: ProbeSpec = "kprobe:vfs_read".parse().expect("a probe");
-    let request = ProbeRequest {
+    let config = ProbeConfig {
         filter: "arg2 > 4096 && cpu == 1".parse().ok(),
-        aggregate: "lhist(arg2, 0, 8192, 1024)".parse().ok(),
-        ..ProbeRequest::from(spec)
+        action: manifest::Action::Aggregate("lhist(arg2, 0, 8192, 1024)".parse().expect("a")),
+        ..ProbeConfig::from(spec)
     };
-    let new = NewProbe::from(&request);
-    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == request.filter);
+    let new = NewProbe::from(&config);
+    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == config.filter);
 }
 
 fn aggregate(text: &str) -> Action {

@@ -1,0 +1,90 @@
+//! The configuration of a probe: the same type for the manifest, the command line and the control socket.
+
+use serde::{Deserialize, Serialize};
+
+use crate::program::{Aggregate, Filter};
+use crate::{ProbeAction, ProbeSpec};
+
+/// The site of a probe, and the action there.
+///
+/// A program that uses the engine may choose actions that no user can write, such as a handler. The engine then has its own type `A`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeConfig<A = Action> {
+    /// The specification of the site.
+    pub at: ProbeSpec,
+    /// The action at hits.
+    pub action: A,
+    /// The filter of hits; without a filter, each execution is a hit. Of a return probe: the filter of followed calls.
+    pub filter: Option<Filter>,
+    /// For a return probe: the maximum number of calls followed at once. `None` is 256: kprobes' default, max(10, 2·vCPUs),
+    /// is too small for functions that sleep.
+    pub maxactive: Option<usize>,
+    /// Whether the probe is enabled. A disabled probe has no plant.
+    pub enabled: bool,
+}
+
+/// The action at the hits of a probe; of a return probe, at the returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Each hit is an event.
+    #[default]
+    Trace,
+    /// Hits are counted.
+    Count,
+    /// A value of each hit is added to a result.
+    Aggregate(Aggregate),
+}
+
+impl From<ProbeAction> for Action {
+    fn from(action: ProbeAction) -> Self {
+        match action {
+            ProbeAction::Trace => Self::Trace,
+            ProbeAction::Count => Self::Count,
+        }
+    }
+}
+
+impl Action {
+    /// The aggregate, if the action is one.
+    #[must_use]
+    pub const fn aggregate(&self) -> Option<&Aggregate> {
+        match self {
+            Self::Trace | Self::Count => None,
+            Self::Aggregate(aggregate) => Some(aggregate),
+        }
+    }
+}
+
+impl ProbeConfig {
+    /// Whether the probe has a filter or an aggregate.
+    #[must_use]
+    pub const fn has_program(&self) -> bool {
+        self.filter.is_some() || self.action.aggregate().is_some()
+    }
+}
+
+impl<A> ProbeConfig<A> {
+    /// The same probe with another action, made from the action of this probe.
+    pub fn map_action<B>(self, map: impl FnOnce(A) -> B) -> ProbeConfig<B> {
+        ProbeConfig {
+            at: self.at,
+            action: map(self.action),
+            filter: self.filter,
+            maxactive: self.maxactive,
+            enabled: self.enabled,
+        }
+    }
+}
+
+impl<A: Default> From<ProbeSpec> for ProbeConfig<A> {
+    fn from(at: ProbeSpec) -> Self {
+        Self {
+            at,
+            action: A::default(),
+            filter: None,
+            maxactive: None,
+            enabled: true,
+        }
+    }
+}
