@@ -4,9 +4,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use introspect::SymbolTable;
-use probes::{
-    ArmError, At, Engine, NewProbe, ProbeId, ProbeRecord, ReadError, RegisterError, ResolveError,
-};
+use manifest::ProbeConfig;
+use probes::{ArmError, At, Engine, ProbeId, ProbeRecord, ReadError, RegisterError, ResolveError};
 use text::Paused;
 use vmm::{Control, End};
 
@@ -45,7 +44,7 @@ pub trait Target: Send + Sync {
     /// # Errors
     ///
     /// If a probe specification cannot be resolved.
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError>;
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError>;
     /// Removes probes.
     ///
     /// # Errors
@@ -150,7 +149,7 @@ impl Target for Live {
         self.control.end(End::Stopped);
     }
 
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError> {
         let prepared = self.engine.prepare(new)?;
         Ok(Box::new(move |paused| {
             self.engine.register_prepared(paused, prepared)

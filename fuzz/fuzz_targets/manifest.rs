@@ -8,7 +8,6 @@ use std::path::Path;
 use hyprobe_fuzz::fuzz_target;
 use manifest::{InvalidManifest, Manifest, ProbeConfig, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
-use probes::NewProbe;
 
 fuzz_target!(|text: &str| {
     match Manifest::parse(text, "run.toml", Path::new("/etc/run")) {
@@ -19,9 +18,6 @@ fuzz_target!(|text: &str| {
                 for (spec, _) in expectation.probes() {
                     assert_eq!(spec.to_string().parse().as_ref(), Ok(spec));
                 }
-            }
-            for injection in &manifest.injections {
-                let _ = NewProbe::from(injection);
             }
         }
         Err(error) => {
@@ -44,7 +40,6 @@ fn check_probe(config: &ProbeConfig) {
     if let Some(aggregate) = action.aggregate() {
         assert_eq!(aggregate.to_string().parse().as_ref(), Ok(aggregate));
     }
-    let _ = NewProbe::from(config);
 }
 
 /// Draws a problem, as the command does.

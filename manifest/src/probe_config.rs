@@ -65,11 +65,11 @@ impl ProbeConfig {
 }
 
 impl<A> ProbeConfig<A> {
-    /// The same probe with another action, made from the action of this probe.
-    pub fn map_action<B>(self, map: impl FnOnce(A) -> B) -> ProbeConfig<B> {
+    /// The same probe with another action.
+    pub fn with_action<B>(self, action: B) -> ProbeConfig<B> {
         ProbeConfig {
             at: self.at,
-            action: map(self.action),
+            action,
             filter: self.filter,
             maxactive: self.maxactive,
             enabled: self.enabled,
@@ -77,11 +77,11 @@ impl<A> ProbeConfig<A> {
     }
 }
 
-impl<A: Default> From<ProbeSpec> for ProbeConfig<A> {
+impl From<ProbeSpec> for ProbeConfig {
     fn from(at: ProbeSpec) -> Self {
         Self {
             at,
-            action: A::default(),
+            action: Action::default(),
             filter: None,
             maxactive: None,
             enabled: true,

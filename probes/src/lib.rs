@@ -19,7 +19,7 @@ mod returns;
 mod session;
 
 pub use engine::{
-    Abilities, Action, ArmError, At, Engine, Inventory, NewProbe, Prepared, ProbeRecord, ReadError,
+    Abilities, ArmError, At, Engine, EngineAction, Inventory, Prepared, ProbeRecord, ReadError,
     RegisterError, UnprobedExits,
 };
 pub use handler::{

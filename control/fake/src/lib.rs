@@ -8,10 +8,8 @@ use std::time::Duration;
 use events::{Hex, ProbeState, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
 use introspect::{Gpa, Gva, SymbolTable, SymbolTableBuilder};
-use manifest::{Location, ProbeAction};
-use probes::{
-    Action, ArmError, At, NewProbe, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem,
-};
+use manifest::{Location, ProbeAction, ProbeConfig};
+use probes::{ArmError, At, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem};
 use text::{GuestError, GuestMemory, Paused};
 
 /// The symbols that `many_*` matches. The others are `one`, `two`, and `refused`, at which no probe can be planted.
@@ -106,21 +104,18 @@ impl Straw {
         self.probes.lock().expect("nobody panics with it")
     }
 
-    fn record(&self, new: &NewProbe, name: &str, state: ProbeState) -> ProbeRecord {
+    fn record(&self, new: &ProbeConfig, name: &str, state: ProbeState) -> ProbeRecord {
         ProbeRecord {
             id: ProbeId::from(self.next.fetch_add(1, Ordering::SeqCst)),
-            kind: new.spec.kind,
+            kind: new.at.kind,
             symbol: Some(format!("{name}+0x0").into()),
             module: None,
             enabled: new.enabled,
             action: Some(ProbeAction::Trace),
-            aggregate: match new.action {
-                Action::Aggregate(aggregate) => Some(aggregate),
-                _ => None,
-            },
+            aggregate: new.action.aggregate().copied(),
             maxactive: None,
             summary: ProbeSummary {
-                probe: format!("{}:{name}", new.spec.kind.keyword()),
+                probe: format!("{}:{name}", new.at.kind.keyword()),
                 ip: Some(Hex(0xffff_ffff_8100_0000)),
                 hits: 0,
                 missed: BTreeMap::new(),
@@ -137,11 +132,11 @@ impl Straw {
         }
     }
 
-    fn register(&self, new: &[NewProbe]) -> Vec<ProbeId> {
+    fn register(&self, new: &[ProbeConfig]) -> Vec<ProbeId> {
         std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
         let mut added = Vec::new();
         for probe in new {
-            match &probe.spec.location {
+            match &probe.at.location {
                 Location::Glob(_) => {
                     added.extend(MANY.map(|name| self.record(probe, name, ProbeState::Armed)))
                 }
@@ -183,14 +178,14 @@ impl Target for Straw {
         self.ending.store(true, Ordering::SeqCst);
     }
 
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
-        let lost = new.iter().find(|probe| match &probe.spec.location {
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError> {
+        let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
         });
         if let Some(probe) = lost {
             return Err(ResolveError {
-                spec: probe.spec.to_string(),
+                spec: probe.at.to_string(),
                 problem: ResolveProblem::NoSymbol {
                     name: "x".to_owned(),
                     near: vec!["one".to_owned()],

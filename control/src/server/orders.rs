@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use errors::chain;
 use events::ProbeState;
 use manifest::program::{Aggregate, Filter, ProgramError};
-use manifest::{Location, ProbeAction, ProbeSpec};
-use probes::{Action, NewProbe, ProbeId, ProbeRecord, RegisterError, SessionError};
+use manifest::{Action, Location, ProbeConfig, ProbeSpec};
+use probes::{ProbeId, ProbeRecord, RegisterError, SessionError};
 use text::Paused;
 
 use super::app::lock;
@@ -34,7 +34,7 @@ enum Form {
 /// A requested probe, parsed and checked.
 #[derive(Clone, Debug)]
 struct Order {
-    new: NewProbe,
+    config: ProbeConfig,
     name: Option<String>,
     /// JSON pointer to the probe in the body.
     pointer: String,
@@ -85,12 +85,11 @@ impl Order {
                 })?;
                 Action::Aggregate(aggregate)
             }
-            (None, Some(ProbeAction::Count)) => Action::Count,
-            (None, Some(ProbeAction::Trace) | None) => Action::Trace,
+            (None, action) => action.unwrap_or_default().into(),
         };
         Ok(Self {
-            new: NewProbe {
-                spec,
+            config: ProbeConfig {
+                at: spec,
                 action,
                 filter,
                 maxactive: wanted.maxactive.map(usize::from),
@@ -172,7 +171,7 @@ impl Orders {
         if target.slide().is_none() {
             moves(orders)?;
         }
-        let new: Vec<NewProbe> = orders.iter().map(|order| order.new.clone()).collect();
+        let new: Vec<ProbeConfig> = orders.iter().map(|order| order.config.clone()).collect();
         let registration = target
             .prepare(&new)
             .map_err(|error| cannot_register(&error.into(), orders))?;
@@ -212,7 +211,7 @@ fn plant(
     orders: &[Order],
 ) -> Result<Vec<ProbeId>, Problem> {
     let ids = registration(paused).map_err(|error| cannot_register(&error, orders))?;
-    if orders.iter().all(|order| stands_for_many(&order.new.spec)) {
+    if orders.iter().all(|order| stands_for_many(&order.config.at)) {
         return Ok(ids);
     }
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
@@ -227,11 +226,11 @@ fn plant(
 
 /// Refuses addresses: until the kernel has reported the running address, an address has no meaning.
 fn moves(orders: &[Order]) -> Result<(), Problem> {
-    let address = |order: &&Order| matches!(order.new.spec.location, Location::Address(_));
+    let address = |order: &&Order| matches!(order.config.at.location, Location::Address(_));
     match orders.iter().find(address) {
         None => Ok(()),
         Some(order) => {
-            let spec = order.new.spec.clone();
+            let spec = order.config.at.clone();
             let told = SessionError::AddressMoves { spec }.to_string();
             Err(ProblemKind::CannotProbe
                 .with(told)
@@ -251,9 +250,9 @@ fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
     if refused.is_empty() {
         return None;
     }
-    let alone = |order: &&Order| !stands_for_many(&order.new.spec);
+    let alone = |order: &&Order| !stands_for_many(&order.config.at);
     orders.iter().filter(alone).find_map(|order| {
-        let spec = order.new.spec.to_string();
+        let spec = order.config.at.to_string();
         let record = refused.get(spec.as_str())?;
         let reason = record.summary.reason.clone().unwrap_or_default();
         let detail = format!("cannot probe `{spec}`: {reason}");
@@ -272,10 +271,10 @@ fn give_names(orders: &[Order], records: &[ProbeRecord], names: &mut Names) {
         ids.push_back(record.id);
     }
     for order in orders {
-        if stands_for_many(&order.new.spec) {
+        if stands_for_many(&order.config.at) {
             continue;
         }
-        let spec = order.new.spec.to_string();
+        let spec = order.config.at.to_string();
         let found = alike.get_mut(spec.as_str()).and_then(VecDeque::pop_front);
         if let (Some(id), Some(name)) = (found, &order.name) {
             names.give(id, name.clone());
@@ -291,7 +290,7 @@ fn cannot_register(error: &RegisterError, orders: &[Order]) -> Problem {
                 .help(error.help());
             let to_blame = orders
                 .iter()
-                .find(|order| order.new.spec.to_string() == error.spec);
+                .find(|order| order.config.at.to_string() == error.spec);
             match to_blame {
                 Some(order) => problem.at(format!("{}/spec", order.pointer)),
                 None => problem,

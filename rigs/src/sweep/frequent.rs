@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use events::ProbeState;
-use manifest::ProbeSpec;
-use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord};
+use manifest::{Action, ProbeConfig, ProbeSpec};
+use probes::{Engine, ProbeId, ProbeRecord};
 use vmm::{Control, End};
 
 use super::boot::Watch;
@@ -178,9 +178,9 @@ impl FrequentProbes<'_> {
         for name in &names {
             // A former part of the boot may have had a second probe of this name.
             self.watch.forget_registers(name);
-            probes.push(NewProbe {
+            probes.push(ProbeConfig {
                 action: Action::Trace,
-                ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
+                ..ProbeConfig::from(name.parse::<ProbeSpec>().map_err(chain)?)
             });
         }
         let prepared = self.engine.prepare(&probes).map_err(chain)?;

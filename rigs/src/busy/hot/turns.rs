@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use probes::{NewProbe, ProbeId, ProbeRecord};
+use manifest::ProbeConfig;
+use probes::{ProbeId, ProbeRecord};
 use vmm::PausedGuard;
 
 use super::super::counting::{is_accounted, only_counts};
@@ -155,7 +156,7 @@ impl<'a> Turns<'a> {
     }
 
     /// Another probe for a function with an optimised probe: a return probe, or a second counting probe.
-    fn somewhere(&mut self) -> Result<NewProbe, String> {
+    fn somewhere(&mut self) -> Result<ProbeConfig, String> {
         let of_exact = self.random.below(2) == 0;
         let spec = if of_exact {
             &self.exact[self.random.below(self.exact.len())]
@@ -266,7 +267,7 @@ impl<'a> Turns<'a> {
             .copied()
             .filter(|at| self.hot[*at].id.is_none())
             .collect();
-        let new: Vec<NewProbe> = gone
+        let new: Vec<ProbeConfig> = gone
             .iter()
             .map(|at| self.hot[*at].function.probe.clone())
             .collect();
