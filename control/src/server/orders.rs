@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::sync::Mutex;
 
 use errors::chain;
-use events::ProbeState;
+use events::{ProbeId, ProbeState, ProbeStatus};
 use manifest::program::{Aggregate, Filter, ProgramError};
 use manifest::{Action, Location, ProbeConfig, ProbeSpec};
-use probes::{ProbeId, ProbeRecord, RegisterError, SessionError};
+use probes::{RegisterError, SessionError};
 use text::Paused;
 
 use super::app::lock;
@@ -180,8 +180,8 @@ impl Orders {
         let ids = planted?;
         if orders.iter().any(|order| order.name.is_some()) {
             let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-            let records = target.records_among(&known, usize::MAX);
-            give_names(orders, &records, &mut lock(names));
+            let statuses = target.statuses_among(&known, usize::MAX);
+            give_names(orders, &statuses, &mut lock(names));
         }
         Ok((ids, pause))
     }
@@ -215,8 +215,8 @@ fn plant(
         return Ok(ids);
     }
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-    let records = target.records_among(&known, usize::MAX);
-    if let Some(problem) = refused(orders, &records) {
+    let statuses = target.statuses_among(&known, usize::MAX);
+    if let Some(problem) = refused(orders, &statuses) {
         // Added during this pause: none of the probes has fired.
         target.unregister(paused, &ids).map_err(cannot_change)?;
         return Err(problem);
@@ -241,11 +241,11 @@ fn moves(orders: &[Order]) -> Result<(), Problem> {
 
 /// The problem of the first refused probe outside a pattern. A probe outside a pattern must be planted or pending; some matches of a
 /// pattern may be refused.
-fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
-    let refused: BTreeMap<&str, &ProbeRecord> = records
+fn refused(orders: &[Order], statuses: &[ProbeStatus]) -> Option<Problem> {
+    let refused: BTreeMap<&str, &ProbeStatus> = statuses
         .iter()
-        .filter(|record| record.summary.state == ProbeState::Refused)
-        .map(|record| (record.summary.probe.as_str(), record))
+        .filter(|status| status.summary.state == ProbeState::Refused)
+        .map(|status| (status.summary.probe.as_str(), status))
         .collect();
     if refused.is_empty() {
         return None;
@@ -253,8 +253,8 @@ fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
     let alone = |order: &&Order| !stands_for_many(&order.config.at);
     orders.iter().filter(alone).find_map(|order| {
         let spec = order.config.at.to_string();
-        let record = refused.get(spec.as_str())?;
-        let reason = record.summary.reason.clone().unwrap_or_default();
+        let status = refused.get(spec.as_str())?;
+        let reason = status.summary.reason.clone().unwrap_or_default();
         let detail = format!("cannot probe `{spec}`: {reason}");
         Some(
             ProblemKind::CannotProbe
@@ -264,11 +264,11 @@ fn refused(orders: &[Order], records: &[ProbeRecord]) -> Option<Problem> {
     })
 }
 
-fn give_names(orders: &[Order], records: &[ProbeRecord], names: &mut Names) {
+fn give_names(orders: &[Order], statuses: &[ProbeStatus], names: &mut Names) {
     let mut alike: BTreeMap<&str, VecDeque<ProbeId>> = BTreeMap::new();
-    for record in records {
-        let ids = alike.entry(record.summary.probe.as_str()).or_default();
-        ids.push_back(record.id);
+    for status in statuses {
+        let ids = alike.entry(status.summary.probe.as_str()).or_default();
+        ids.push_back(status.id);
     }
     for order in orders {
         if stands_for_many(&order.config.at) {

@@ -89,7 +89,7 @@ pub struct Engine {
 pub use abilities::Abilities;
 pub use arm::error::ArmError;
 pub use engine_action::EngineAction;
-pub use inventory::{At, Inventory, ProbeRecord, ReadError};
+pub use inventory::{At, Inventory, ReadError};
 pub use register::{Prepared, RegisterError};
 pub use unprobed_exits::UnprobedExits;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use errors::chain;
-use events::ProbeState;
+use events::{ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig, ProbeKind};
 
 use crate::ResolveError;
@@ -17,7 +17,7 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::handler::Shared;
 use crate::inject::Injector;
-use crate::registry::{Interests, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
+use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
 
 /// The default maximum number of followed calls of a return probe.

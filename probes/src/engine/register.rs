@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeId;
 use manifest::{Action, ProbeConfig};
 use text::Paused;
 
@@ -11,7 +12,7 @@ use crate::ResolveError;
 use crate::engine::Engine;
 use crate::engine::arm::error::ArmError;
 use crate::engine::engine_action::{EngineAction, with_engine_actions};
-use crate::registry::{Probe, ProbeId};
+use crate::registry::Probe;
 
 /// Resolved probes, not registered yet; see [`Engine::prepare`].
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use events::ProbeId;
 use events::ProbeSummary;
 use manifest::{Action, ProbeConfig, ProbeSpec};
-use probes::ProbeId;
 
 use super::guest::{Guest, Live, Ran};
 use errors::chain;

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use events::Tier;
+use events::{ProbeId, Tier};
 use introspect::insn::Decoded;
 use introspect::{Gva, Symbol};
 use manifest::ProbeConfig;
-use probes::{Kernel, ProbeId};
+use probes::Kernel;
 
 use super::counting::{Counted, function, is_accounted, lost, only_counts};
 use super::guest::{Guest, Live};

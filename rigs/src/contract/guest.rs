@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::{EventSink, Hex, ProbeSummary, Summary};
+use events::{EventSink, Hex, ProbeId, ProbeSummary, Summary};
 use guest_images::testguest::Outcome;
 use manifest::{GuestEnd, ProbeConfig, ProbeSpec, WhenFull};
-use probes::{EngineAction, ProbeId, Session, SessionConfig};
+use probes::{EngineAction, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::BootMethod;
 

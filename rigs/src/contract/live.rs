@@ -3,9 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use events::ProbeState;
+use events::{ProbeId, ProbeState};
 use manifest::{Action, ProbeConfig};
-use probes::{Engine, EngineAction, ProbeId};
+use probes::{Engine, EngineAction};
 use vmm::Control;
 
 use super::bench::Here;

@@ -371,11 +371,11 @@ impl Guest<'_> {
             Ok(disabled) => (disabled, Ok(())),
             Err(error) => (DisabledProbes::default(), Err(error)),
         };
-        let records = engine.inventory().records().into_iter();
-        let judged = records.filter(|record| !disabled.beside.contains(&record.id));
+        let statuses = engine.inventory().statuses().into_iter();
+        let judged = statuses.filter(|status| !disabled.beside.contains(&status.id));
         Ok(RanSession {
             ended,
-            probes: judged.map(|record| record.summary).collect(),
+            probes: judged.map(|status| status.summary).collect(),
             disabled: disabled.probes.len(),
             in_guest: Duration::from_nanos(summary.ran_ns),
             lifecycle,

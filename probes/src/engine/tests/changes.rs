@@ -1,6 +1,7 @@
 //! Probes that come and go: each change looks only at the places that it touches, and must leave what looking at all
 //! of them would.
 
+use events::ProbeId;
 use proptest::prelude::*;
 
 use introspect::Gva;
@@ -9,7 +10,6 @@ use text::PlantByte;
 
 use super::{PLAIN, Rig, gpa};
 use crate::engine::RegisterError;
-use crate::registry::ProbeId;
 use crate::resolve::PROBES_MAX;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{ResolveError, ResolveProblem};

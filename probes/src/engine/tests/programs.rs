@@ -41,10 +41,13 @@ fn filter_and_aggregate_of_a_configuration_are_registered() {
     rig.engine
         .register(&rig.paused, std::slice::from_ref(&config))
         .expect("registered");
-    let record = rig.engine.inventory().records().remove(0);
-    assert_eq!((record.aggregate, record.action), (Some(lhist), None));
+    let status = rig.engine.inventory().statuses().remove(0);
+    assert_eq!(
+        (status.aggregate, status.action),
+        (Some(lhist.to_string()), None)
+    );
     let filter = config.filter.map(|filter| filter.to_string());
-    assert_eq!(record.summary.filter, filter);
+    assert_eq!(status.summary.filter, filter);
 }
 
 fn aggregate(text: &str) -> Action {
@@ -331,10 +334,8 @@ fn a_return_probe_chooses_at_the_entry_and_adds_at_the_return() {
     );
     let result = probe.result.map(|result| result.to_string());
     assert_eq!(result.as_deref(), Some("min(rax): -2"));
-    assert_eq!(
-        rig.engine.inventory().records()[0].aggregate,
-        "min(rax)".parse().ok()
-    );
+    let status = rig.engine.inventory().statuses().remove(0);
+    assert_eq!(status.aggregate.as_deref(), Some("min(rax)"));
 }
 
 #[test]

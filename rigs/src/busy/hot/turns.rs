@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use events::{ProbeId, ProbeStatus};
 use manifest::ProbeConfig;
-use probes::{ProbeId, ProbeRecord};
 use vmm::PausedGuard;
 
 use super::super::counting::{is_accounted, only_counts};
@@ -48,12 +48,12 @@ impl Hot {
     }
 
     /// Adds the probe's counts.
-    pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
-        if !is_accounted(&record.summary) {
-            return Err(format!("entries are not accounted for: {record:?}"));
+    pub(super) fn gather(&mut self, status: &ProbeStatus) -> Result<(), String> {
+        if !is_accounted(&status.summary) {
+            return Err(format!("entries are not accounted for: {status:?}"));
         }
-        self.hits += record.summary.hits;
-        self.unexited += record.summary.hits.saturating_sub(record.summary.exits);
+        self.hits += status.summary.hits;
+        self.unexited += status.summary.hits.saturating_sub(status.summary.exits);
         Ok(())
     }
 }
@@ -142,14 +142,14 @@ impl<'a> Turns<'a> {
 
     /// Checks the hits of the disabled probes since the last pause.
     fn begin_pause(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
-        let records = self
+        let statuses = self
             .live
             .engine
             .inventory()
-            .records_among(&self.disabled.ids(), usize::MAX);
-        let hits: BTreeMap<ProbeId, u64> = records
+            .statuses_among(&self.disabled.ids(), usize::MAX);
+        let hits: BTreeMap<ProbeId, u64> = statuses
             .iter()
-            .map(|record| (record.id, record.summary.hits))
+            .map(|status| (status.id, status.summary.hits))
             .collect();
         self.disabled
             .pause(&paused.vcpu_rips(), |id| hits.get(&id).copied())
@@ -212,7 +212,7 @@ impl<'a> Turns<'a> {
                 true => self.disabled.forget(id),
                 false => self
                     .disabled
-                    .disable(id, record(self.live, id)?.summary.hits),
+                    .disable(id, status(self.live, id)?.summary.hits),
             }
         }
         Ok(())
@@ -230,12 +230,12 @@ impl<'a> Turns<'a> {
     }
 
     fn drop_beside(&self, paused: &PausedGuard<'_>, gone: &[ProbeId]) -> Result<(), String> {
-        let records = self
+        let statuses = self
             .live
             .engine
             .inventory()
-            .records_among(&gone.iter().copied().collect(), usize::MAX);
-        if let Some(wrong) = records.iter().find(|it| !is_accounted(&it.summary)) {
+            .statuses_among(&gone.iter().copied().collect(), usize::MAX);
+        if let Some(wrong) = statuses.iter().find(|it| !is_accounted(&it.summary)) {
             return Err(format!("entries are not accounted for: {wrong:?}"));
         }
         self.live.engine.unregister(paused, gone).map_err(chain)?;
@@ -252,7 +252,7 @@ impl<'a> Turns<'a> {
         for at in group {
             let hot = &mut self.hot[at];
             let Some(id) = hot.id.take() else { continue };
-            let last = record(self.live, id)?;
+            let last = status(self.live, id)?;
             hot.gather(&last)?;
             self.disabled.forget(id);
             self.live.engine.unregister(paused, &[id]).map_err(chain)?;
@@ -295,7 +295,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
-    let mut records = live.engine.inventory().records_of(id);
-    records.pop().ok_or_else(|| "a probe is gone".to_owned())
+fn status(live: &Live<'_>, id: ProbeId) -> Result<ProbeStatus, String> {
+    let mut statuses = live.engine.inventory().statuses_of(id);
+    statuses.pop().ok_or_else(|| "a probe is gone".to_owned())
 }

@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use events::ProbeId;
 use manifest::program::AggregateResult;
 use proptest::prelude::*;
 
 use super::sharing::{Looks, caller_of, filtered, followed, handled, sum};
 use super::*;
-use crate::registry::ProbeId;
 
 #[derive(Clone, Debug)]
 enum Op {

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use detour::testing::RING_LIMIT;
-use events::{Event, ProbeSummary};
+use events::{Event, ProbeId, ProbeSummary};
 
 use super::*;
 use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
-use crate::registry::ProbeId;
 
 /// A handler that counts its calls, without a post-handler.
 #[derive(Default)]
