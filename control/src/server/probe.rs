@@ -10,10 +10,10 @@ use events::{ProbeId, ProbeStatus};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::additions::Additions;
 use super::app::{App, no_probe};
 use super::body::{Asked, Bytes, Named, Said, Told, json};
 use super::changes;
-use super::orders::Orders;
 use crate::api::{AddProbes, Added, ChangeProbe, Changed, Pause, Probes, Problem, Removed, Stats};
 use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 
@@ -75,11 +75,11 @@ pub(super) async fn add(
     State(app): State<Arc<App>>,
     Bytes(body): Bytes,
 ) -> Result<Response, Problem> {
-    let orders = Orders::understood(&body)?;
+    let additions = Additions::from_body(&body)?;
     let names = app.shared_names();
     let added = app
         .operator
-        .run(move |bench| orders.register(bench, &names));
+        .run(move |bench| additions.register(bench, &names));
     let (ids, pause) = added.await??;
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     let statuses = app.target.statuses_among(&known, PROBES_SHOWN);
