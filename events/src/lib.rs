@@ -1,4 +1,4 @@
-//! Reports of a run: its events, its summary, and the verdicts on its expectations.
+//! Reports of a run: its events, the status of its probes, its summary, and the verdicts on its expectations.
 
 #![forbid(unsafe_code)]
 

@@ -88,3 +88,28 @@ impl From<ProbeSpec> for ProbeConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_holds_an_action_or_an_aggregate() {
+        let hist: Aggregate = "hist(arg1)".parse().expect("an aggregate");
+        for (action, json) in [
+            (Action::Trace, r#""trace""#),
+            (Action::Count, r#""count""#),
+            (Action::Aggregate(hist), r#"{"aggregate":"hist(arg1)"}"#),
+        ] {
+            let config = ProbeConfig {
+                action,
+                filter: "arg0 == 5".parse().ok(),
+                ..ProbeConfig::from("kprobe:f".parse::<ProbeSpec>().expect("a probe"))
+            };
+            let text = serde_json::to_string(&config).expect("json");
+            assert!(text.contains(&format!(r#""action":{json}"#)), "{text}");
+            let back: ProbeConfig = serde_json::from_str(&text).expect("a probe");
+            assert_eq!(back, config);
+        }
+    }
+}
