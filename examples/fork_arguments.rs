@@ -7,7 +7,7 @@ mod guest;
 use std::sync::Arc;
 
 use address::Gva;
-use probes::{Action, Handler, HitContext, PreOutcome};
+use probes::{EngineAction, Handler, HitContext, PreOutcome};
 
 struct PrintArguments;
 
@@ -26,6 +26,6 @@ impl Handler for PrintArguments {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     guest::run(&[(
         "kprobe:kernel_clone",
-        Action::Handle(Arc::new(PrintArguments)),
+        EngineAction::Handle(Arc::new(PrintArguments)),
     )])
 }

@@ -8,7 +8,7 @@ mod guest;
 use std::sync::Arc;
 
 use address::Gva;
-use probes::{Action, Handler, HitContext, PreOutcome};
+use probes::{EngineAction, Handler, HitContext, PreOutcome};
 
 struct PrintStack;
 
@@ -37,5 +37,8 @@ impl Handler for PrintStack {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    guest::run(&[("kprobe:kernel_clone", Action::Handle(Arc::new(PrintStack)))])
+    guest::run(&[(
+        "kprobe:kernel_clone",
+        EngineAction::Handle(Arc::new(PrintStack)),
+    )])
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use address::Gva;
-use probes::{Action, EntryOutcome, HitContext, ReturnHandler};
+use probes::{EngineAction, EntryOutcome, HitContext, ReturnHandler};
 
 /// The maximum number of bytes read of a name.
 const MAX_NAME_BYTES: u64 = 64;
@@ -64,6 +64,6 @@ impl ReturnHandler for ReportFailures {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     guest::run(&[(
         "kretprobe:do_sys_openat2",
-        Action::HandleReturn(Arc::new(ReportFailures)),
+        EngineAction::HandleReturn(Arc::new(ReportFailures)),
     )])
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use confine::FileRights;
 use guest_images::Module;
 pub use manifest::{Accel, Boot, Console, Format, TrapChoice, WhenFull, Workload};
-use manifest::{Injection, ProbeRequest};
+use manifest::{Injection, ProbeConfig};
 use serde::{Deserialize, Serialize};
 
 pub use crate::kernel_input::KernelInput;
@@ -35,7 +35,7 @@ pub struct RunConfig {
     /// How the kernel is started.
     pub boot: Boot,
     /// The probes, in the order of the requests.
-    pub probes: Vec<ProbeRequest>,
+    pub probes: Vec<ProbeConfig>,
     /// Functions that return before they run.
     pub injections: Vec<Injection>,
     /// Where the guest runs.

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use events::{ProbeId, ProbeStatus};
 use introspect::SymbolTable;
-use probes::{
-    ArmError, At, Engine, NewProbe, ProbeId, ProbeRecord, ReadError, RegisterError, ResolveError,
-};
+use manifest::ProbeConfig;
+use probes::{ArmError, At, Engine, ReadError, RegisterError, ResolveError};
 use text::Paused;
 use vmm::{Control, End};
 
@@ -45,7 +45,7 @@ pub trait Target: Send + Sync {
     /// # Errors
     ///
     /// If a probe specification cannot be resolved.
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError>;
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError>;
     /// Removes probes.
     ///
     /// # Errors
@@ -88,11 +88,11 @@ pub trait Target: Send + Sync {
     /// The ids of all probes.
     fn ids(&self) -> Vec<ProbeId>;
     /// All probes.
-    fn records(&self) -> Vec<ProbeRecord>;
-    /// The records of the first `most` probes with an id in `ids`.
-    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord>;
-    /// The records of the probe `id`; several for a pattern in a module.
-    fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord>;
+    fn statuses(&self) -> Vec<ProbeStatus>;
+    /// The statuses of the first `most` probes with an id in `ids`.
+    fn statuses_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeStatus>;
+    /// The statuses of the probe `id`; several for a pattern in a module.
+    fn statuses_of(&self, id: ProbeId) -> Vec<ProbeStatus>;
     /// Reads guest memory without plants.
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Target for Live {
         self.control.end(End::Stopped);
     }
 
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError> {
         let prepared = self.engine.prepare(new)?;
         Ok(Box::new(move |paused| {
             self.engine.register_prepared(paused, prepared)
@@ -190,20 +190,20 @@ impl Target for Live {
         self.engine.is_optimising()
     }
 
-    fn records(&self) -> Vec<ProbeRecord> {
-        self.engine.inventory().records()
+    fn statuses(&self) -> Vec<ProbeStatus> {
+        self.engine.inventory().statuses()
     }
 
     fn ids(&self) -> Vec<ProbeId> {
         self.engine.inventory().ids()
     }
 
-    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
-        self.engine.inventory().records_among(ids, most)
+    fn statuses_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeStatus> {
+        self.engine.inventory().statuses_among(ids, most)
     }
 
-    fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
-        self.engine.inventory().records_of(id)
+    fn statuses_of(&self, id: ProbeId) -> Vec<ProbeStatus> {
+        self.engine.inventory().statuses_of(id)
     }
 
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use events::{Event, EventSink};
-use manifest::{ProbeSpec, WhenFull};
-use probes::{Action, Kernel, NewProbe, Session, SessionConfig};
+use manifest::{ProbeConfig, ProbeSpec, WhenFull};
+use probes::{EngineAction, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -19,7 +19,7 @@ impl EventSink for Silent {
 }
 
 /// Boots `KERNEL INITRD` on this host's KVM with these probes, and prints how often each was hit.
-pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn run(probes: &[(&str, EngineAction)]) -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [kernel, initrd] = arguments.as_slice() else {
         return Err("usage: KERNEL INITRD".into());
@@ -31,12 +31,10 @@ pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::E
     let probes = probes
         .iter()
         .map(|(spec, action)| {
-            Ok(NewProbe {
-                action: action.clone(),
-                ..spec.parse::<ProbeSpec>()?.into()
-            })
+            let probe = ProbeConfig::from(spec.parse::<ProbeSpec>()?);
+            Ok(probe.with_action(action.clone()))
         })
-        .collect::<Result<Vec<NewProbe>, manifest::SpecError>>()?;
+        .collect::<Result<Vec<ProbeConfig<EngineAction>>, manifest::SpecError>>()?;
     let session = Session::new(
         &host,
         facts,
@@ -50,6 +48,7 @@ pub(crate) fn run(probes: &[(&str, Action)]) -> Result<(), Box<dyn std::error::E
             memory_bytes: 256 << 20,
             cpus: 2,
             probes: &probes,
+            injections: &[],
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),

@@ -6,9 +6,8 @@ use std::fmt;
 use std::path::Path;
 
 use hyprobe_fuzz::fuzz_target;
-use manifest::{InvalidManifest, Manifest, ProbeRequest, Problem};
+use manifest::{InvalidManifest, Manifest, ProbeConfig, Problem};
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
-use probes::NewProbe;
 
 fuzz_target!(|text: &str| {
     match Manifest::parse(text, "run.toml", Path::new("/etc/run")) {
@@ -20,9 +19,6 @@ fuzz_target!(|text: &str| {
                     assert_eq!(spec.to_string().parse().as_ref(), Ok(spec));
                 }
             }
-            for injection in &manifest.injections {
-                let _ = NewProbe::from(injection);
-            }
         }
         Err(error) => {
             assert!(!error.problems().is_empty());
@@ -33,21 +29,17 @@ fuzz_target!(|text: &str| {
     }
 });
 
-fn check_probe(request: &ProbeRequest) {
-    let ProbeRequest {
-        at,
-        filter,
-        aggregate,
-        ..
-    } = request;
+fn check_probe(config: &ProbeConfig) {
+    let ProbeConfig {
+        at, filter, action, ..
+    } = config;
     assert_eq!(at.to_string().parse().as_ref(), Ok(at));
     if let Some(filter) = filter {
         assert_eq!(filter.to_string().parse().as_ref(), Ok(filter));
     }
-    if let Some(aggregate) = aggregate {
+    if let Some(aggregate) = action.aggregate() {
         assert_eq!(aggregate.to_string().parse().as_ref(), Ok(aggregate));
     }
-    let _ = NewProbe::from(request);
 }
 
 /// Draws a problem, as the command does.

@@ -9,8 +9,8 @@ mod choices;
 mod expect;
 mod file;
 mod inject;
+mod probe_config;
 pub mod program;
-mod request;
 mod spec;
 mod suggest;
 pub mod units;
@@ -24,5 +24,5 @@ pub use file::{
     RunSection,
 };
 pub use inject::{Due, Injection};
-pub use request::ProbeRequest;
+pub use probe_config::{Action, ProbeConfig};
 pub use spec::{Location, ProbeKind, ProbeSpec, SpecError, SpecProblem};

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use events::{Event, EventSink};
-use hyprobe_probes::{Kernel, NewProbe, Session, SessionConfig};
-use manifest::{ProbeSpec, WhenFull};
+use hyprobe_probes::{Kernel, Session, SessionConfig};
+use manifest::{ProbeConfig, ProbeSpec, WhenFull};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Host, self_test};
 
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .iter()
         .map(|probe| probe.parse())
         .collect::<Result<Vec<ProbeSpec>, _>>()?;
-    let probes: Vec<NewProbe> = probes.into_iter().map(NewProbe::from).collect();
+    let probes: Vec<ProbeConfig> = probes.into_iter().map(ProbeConfig::from).collect();
     let quiet = std::env::var_os("QUIET").is_some();
     let method = if std::env::var_os("BZIMAGE").is_some() {
         BootMethod::BzImage
@@ -66,6 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         memory_bytes: 256 << 20,
         cpus: cpus.parse()?,
         probes: &probes,
+        injections: &[],
         plant: match std::env::var("PLANT").as_deref() {
             Ok("port") => Some(text::PlantByte::Port),
             Ok("int3") => Some(text::PlantByte::Int3),

@@ -19,14 +19,13 @@ mod returns;
 mod session;
 
 pub use engine::{
-    Abilities, Action, ArmError, At, Engine, Inventory, NewProbe, Prepared, ProbeRecord, ReadError,
-    RegisterError, UnprobedExits,
+    Abilities, ArmError, At, Engine, EngineAction, Inventory, Prepared, ReadError, RegisterError,
+    UnprobedExits,
 };
 pub use handler::{
     AccessError, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,
 };
 pub use kernel::{Kernel, KernelError, ModulesUnknown};
-pub use registry::ProbeId;
 pub use resolve::{
     FunctionVerdict, PATTERN_HELP, Place, ProbeNumber, Refusal, ResolveError, ResolveProblem,
     Resolved, Via, When, functions, resolve,

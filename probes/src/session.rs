@@ -9,7 +9,7 @@ use confine::ThreadKind;
 use errors::chain;
 use events::{EventSink, GuestSummary, Summary};
 use introspect::insn::{CpuidWords, Features, Vendor};
-use manifest::{GuestEnd, Location, ProbeSpec, WhenFull};
+use manifest::{Action, GuestEnd, Injection, Location, ProbeConfig, ProbeSpec, WhenFull};
 use text::{KvmMemory, PlantByte};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{
@@ -18,12 +18,13 @@ use vmm::{
 };
 
 use crate::ResolveError;
-use crate::engine::{Abilities, ArmError, Engine, NewProbe};
+use crate::engine::engine_action::{injecting, with_engine_actions};
+use crate::engine::{Abilities, ArmError, Engine, EngineAction};
 use crate::kernel::Kernel;
 
 /// The configuration of a session: the guest to boot, and the probes.
 #[derive(Debug)]
-pub struct SessionConfig<'a> {
+pub struct SessionConfig<'a, A = Action> {
     /// The kernel's file.
     pub file: &'a KernelFile,
     /// The result of [`KernelFile::vmlinux`].
@@ -41,7 +42,9 @@ pub struct SessionConfig<'a> {
     /// Number of vCPUs.
     pub cpus: u8,
     /// The probes, in the order of the summary.
-    pub probes: &'a [NewProbe],
+    pub probes: &'a [ProbeConfig<A>],
+    /// The faults. Their probes follow the other probes, so those also see the calls that do not run.
+    pub injections: &'a [Injection],
     /// The byte to plant; `None` chooses a byte that the self-test found to work.
     pub plant: Option<PlantByte>,
     /// Whether jumps may replace plants, so that hits do not exit.
@@ -118,10 +121,10 @@ impl Session {
     /// # Errors
     ///
     /// The errors of [`SessionError`]; each error is a sentence for the user.
-    pub fn new(
+    pub fn new<A: Clone + Into<EngineAction>>(
         host: &Host,
         facts: HostFacts,
-        config: SessionConfig<'_>,
+        config: SessionConfig<'_, A>,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, SessionError> {
         if let Some(obstacle) = facts.obstacle() {
@@ -140,7 +143,9 @@ impl Session {
         if config.method == BootMethod::BzImage && !facts.msr_exits {
             return Err(SessionError::CannotLocate);
         }
-        check_addresses(config.method, config.probes.iter().map(|probe| &probe.spec))?;
+        let mut probes = with_engine_actions(config.probes);
+        probes.extend(config.injections.iter().map(injecting));
+        check_addresses(config.method, probes.iter().map(|probe| &probe.at))?;
         // Measuring the clock takes about as long as building the machine.
         let clock = thread::spawn(vmm::tsc_khz);
         let (machine, _) = Machine::new(
@@ -165,7 +170,7 @@ impl Session {
         let memory = Arc::new(KvmMemory(machine.memory().clone()));
         let engine = Arc::new(Engine::new(
             config.kernel,
-            config.probes,
+            &probes,
             memory,
             abilities,
             sink,

@@ -385,7 +385,7 @@ impl<'a> Watch<'a> {
 
 /// The summary of a run stopped before the guest's first instruction.
 fn not_begun(config: &RunConfig) -> Summary {
-    let pending = |probe: &manifest::ProbeRequest| ProbeSummary {
+    let pending = |probe: &manifest::ProbeConfig| ProbeSummary {
         probe: probe.at.to_string(),
         ip: None,
         hits: 0,

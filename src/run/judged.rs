@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use events::judge::{Judge, Verdict};
 use events::{Event, EventSink, Summary};
-use manifest::{Expectation, GuestEnd, ProbeAction, ProbeRequest, ProbeSpec};
+use manifest::{Action, Expectation, GuestEnd, ProbeAction, ProbeConfig, ProbeSpec};
 use probes::{Kernel, resolve};
 
 use crate::config::RunConfig;
@@ -40,12 +40,12 @@ pub(crate) fn admit(
 /// A probe with its name, formatted once: many probes are compared with many expectations.
 #[derive(Debug)]
 struct Named {
-    probe: ProbeRequest,
+    probe: ProbeConfig,
     name: String,
 }
 
-impl From<ProbeRequest> for Named {
-    fn from(probe: ProbeRequest) -> Self {
+impl From<ProbeConfig> for Named {
+    fn from(probe: ProbeConfig) -> Self {
         let name = probe.at.to_string();
         Self { probe, name }
     }
@@ -54,10 +54,12 @@ impl From<ProbeRequest> for Named {
 /// Probes the sites of `spec` exactly once, so each hit counts once.
 fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
     let name = spec.to_string();
-    let told = |one, other| match (one, other) {
-        (ProbeAction::Count, ProbeAction::Count) => ProbeAction::Count,
-        _ => ProbeAction::Trace,
+    let both = |one, other| match (one, other) {
+        (Action::Aggregate(_), _) => one,
+        (Action::Count, Action::Count) => Action::Count,
+        _ => Action::Trace,
     };
+    let action = Action::from(action);
     if probes
         .iter()
         .any(|Named { probe, .. }| probe.at == *spec && probe.has_program())
@@ -66,9 +68,9 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
         probes.retain(|Named { probe, .. }| probe.at != *spec || probe.has_program());
         return;
     }
-    let mut wanted = ProbeRequest {
+    let mut wanted = ProbeConfig {
         action,
-        ..ProbeRequest::from(spec.clone())
+        ..ProbeConfig::from(spec.clone())
     };
     let mut place = None;
     let mut at = 0;
@@ -76,7 +78,7 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
         let probe = &named.probe;
         let stays = !spec.stands_for(&named.name) || (place.is_none() && probe.at == *spec);
         if !stays || probe.at == *spec {
-            wanted.action = told(wanted.action, probe.action);
+            wanted.action = both(wanted.action, probe.action);
             wanted.maxactive = wanted.maxactive.max(probe.maxactive);
             wanted.enabled &= probe.enabled;
         }
@@ -90,7 +92,7 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
     });
     match place.and_then(|place| probes.get_mut(place)) {
         Some(named) if named.probe.at == *spec => named.probe = wanted,
-        Some(named) => named.probe.action = told(named.probe.action, action),
+        Some(named) => named.probe.action = both(named.probe.action, action),
         None => probes.push(wanted.into()),
     }
 }
@@ -236,7 +238,7 @@ pub(crate) fn exit(end: GuestEnd, verdicts: &[Verdict], stop: Option<StopReason>
 mod tests {
     use super::*;
 
-    fn specs(probes: &[ProbeRequest]) -> Vec<(String, ProbeAction)> {
+    fn specs(probes: &[ProbeConfig]) -> Vec<(String, Action)> {
         probes
             .iter()
             .map(|probe| (probe.at.to_string(), probe.action))
@@ -247,12 +249,12 @@ mod tests {
         there: &[(&str, ProbeAction)],
         spec: &str,
         action: ProbeAction,
-    ) -> Vec<(String, ProbeAction)> {
-        let request = |(at, action): &(&str, ProbeAction)| ProbeRequest {
-            action: *action,
-            ..ProbeRequest::from(at.parse::<ProbeSpec>().expect("a probe"))
+    ) -> Vec<(String, Action)> {
+        let config = |(at, action): &(&str, ProbeAction)| ProbeConfig {
+            action: Action::from(*action),
+            ..ProbeConfig::from(at.parse::<ProbeSpec>().expect("a probe"))
         };
-        let mut probes: Vec<_> = there.iter().map(request).map(Named::from).collect();
+        let mut probes: Vec<_> = there.iter().map(config).map(Named::from).collect();
         add(&mut probes, &spec.parse().expect("a probe"), action);
         let probes: Vec<_> = probes.into_iter().map(|named| named.probe).collect();
         specs(&probes)
@@ -262,7 +264,7 @@ mod tests {
     fn each_place_is_probed_once() {
         use ProbeAction::{Count, Trace};
 
-        let one = |spec: &str, action| vec![(spec.to_owned(), action)];
+        let one = |spec: &str, action| vec![(spec.to_owned(), Action::from(action))];
         assert_eq!(added(&[], "kprobe:a", Count), one("kprobe:a", Count));
         for (there, wanted, action) in [
             (Count, Count, Count),

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use manifest::{
-    Expectation, InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError,
-    ProbeRequest, ProbeSpec, SpecError,
+    Expectation, InitrdSource, InvalidManifest, KernelSource, Manifest, ManifestError, ProbeConfig,
+    ProbeSpec, SpecError,
 };
 use thiserror::Error;
 
@@ -97,7 +97,7 @@ struct Asked {
     cmdline: String,
     memory_bytes: u64,
     cpus: u8,
-    probes: Vec<ProbeRequest>,
+    probes: Vec<ProbeConfig>,
     timeout: Option<Duration>,
 }
 

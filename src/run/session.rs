@@ -11,7 +11,7 @@ use std::time::Duration;
 use confine::ThreadKind;
 use control::{EventHub, Incoming, Live, Server, Tee};
 use events::{Event, EventSink, Summary};
-use probes::{NewProbe, Session, SessionConfig, SessionError};
+use probes::{Session, SessionConfig, SessionError};
 use text::PlantByte;
 use vmm::boot::BootMethod;
 use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
@@ -96,9 +96,6 @@ pub(crate) fn run_guest(
         }
         None => (None, sink),
     };
-    let mut probes: Vec<NewProbe> = config.probes.iter().map(NewProbe::from).collect();
-    // The injections come after the probes, so the probes also see the calls that do not run.
-    probes.extend(config.injections.iter().map(NewProbe::from));
     let session = Session::new(
         host,
         facts,
@@ -114,7 +111,8 @@ pub(crate) fn run_guest(
             cmdline: &config.cmdline,
             memory_bytes: config.memory_bytes,
             cpus: config.cpus,
-            probes: &probes,
+            probes: &config.probes,
+            injections: &config.injections,
             plant: match config.trap {
                 TrapChoice::Auto => None,
                 TrapChoice::Port => Some(PlantByte::Port),

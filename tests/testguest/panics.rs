@@ -5,8 +5,8 @@ use std::sync::Arc;
 use events::{Event, EventSink};
 use hyprobe_rigs::contract::Here;
 use hyprobe_rigs::contract::Observer;
-use manifest::{GuestEnd, ProbeSpec};
-use probes::{Action, Handler, HitContext, NewProbe, PreOutcome};
+use manifest::{GuestEnd, ProbeConfig, ProbeSpec};
+use probes::{EngineAction, Handler, HitContext, PreOutcome};
 
 use crate::BENCH;
 
@@ -50,10 +50,7 @@ fn panic_of_a_handler_on_a_vcpus_thread_fails_the_run() {
     for cpus in [1, 2] {
         let here = Here::new(&BENCH, None, cpus);
         let spec: ProbeSpec = "kprobe:fn_nop".parse().expect("a probe");
-        let probe = NewProbe {
-            action: Action::Handle(Arc::new(Panicking)),
-            ..NewProbe::from(spec)
-        };
+        let probe = ProbeConfig::from(spec).with_action(EngineAction::Handle(Arc::new(Panicking)));
         let ran = here.guest("run=calls=3").with([probe]).run();
         failed(&ran, "vcpu0", "a handler's bug");
     }

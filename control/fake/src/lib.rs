@@ -1,4 +1,4 @@
-//! A fake machine with a list of records in place of an engine, for tests and fuzz targets of the control server.
+//! A fake machine with a list of statuses in place of an engine, for tests and fuzz targets of the control server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -6,13 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use address::{Gpa, Gva};
-use events::{Hex, ProbeState, ProbeSummary};
+use events::{Hex, ProbeId, ProbeState, ProbeStatus, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
 use introspect::{SymbolTable, SymbolTableBuilder};
-use manifest::{Location, ProbeAction};
-use probes::{
-    Action, ArmError, At, NewProbe, ProbeId, ProbeRecord, ReadError, ResolveError, ResolveProblem,
-};
+use manifest::{Location, ProbeAction, ProbeConfig};
+use probes::{ArmError, At, ReadError, ResolveError, ResolveProblem};
 use text::{GuestError, GuestMemory, Paused};
 
 /// The symbols that `many_*` matches. The others are `one`, `two`, and `refused`, at which no probe can be planted.
@@ -25,7 +23,7 @@ pub const MEMORY_AT: u64 = 0x1000;
 pub struct Straw {
     facts: Facts,
     symbols: SymbolTable,
-    probes: Mutex<Vec<ProbeRecord>>,
+    probes: Mutex<Vec<ProbeStatus>>,
     next: AtomicU64,
     armed: AtomicBool,
     optimising: AtomicBool,
@@ -98,30 +96,28 @@ impl Paused for Pause<'_> {
 }
 
 impl Straw {
-    /// The records of the probes.
+    /// The statuses of the probes.
     ///
     /// # Panics
     ///
-    /// If a thread has panicked with the records.
-    pub fn probes(&self) -> MutexGuard<'_, Vec<ProbeRecord>> {
+    /// If a thread has panicked with the statuses.
+    pub fn probes(&self) -> MutexGuard<'_, Vec<ProbeStatus>> {
         self.probes.lock().expect("nobody panics with it")
     }
 
-    fn record(&self, new: &NewProbe, name: &str, state: ProbeState) -> ProbeRecord {
-        ProbeRecord {
+    fn status(&self, new: &ProbeConfig, name: &str, state: ProbeState) -> ProbeStatus {
+        ProbeStatus {
             id: ProbeId::from(self.next.fetch_add(1, Ordering::SeqCst)),
-            kind: new.spec.kind,
+            name: None,
+            kind: new.at.kind,
             symbol: Some(format!("{name}+0x0").into()),
             module: None,
             enabled: new.enabled,
             action: Some(ProbeAction::Trace),
-            aggregate: match new.action {
-                Action::Aggregate(aggregate) => Some(aggregate),
-                _ => None,
-            },
+            aggregate: new.action.aggregate().map(ToString::to_string),
             maxactive: None,
             summary: ProbeSummary {
-                probe: format!("{}:{name}", new.spec.kind.keyword()),
+                probe: format!("{}:{name}", new.at.kind.keyword()),
                 ip: Some(Hex(0xffff_ffff_8100_0000)),
                 hits: 0,
                 missed: BTreeMap::new(),
@@ -138,28 +134,28 @@ impl Straw {
         }
     }
 
-    fn register(&self, new: &[NewProbe]) -> Vec<ProbeId> {
+    fn register(&self, new: &[ProbeConfig]) -> Vec<ProbeId> {
         std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
         let mut added = Vec::new();
         for probe in new {
-            match &probe.spec.location {
+            match &probe.at.location {
                 Location::Glob(_) => {
-                    added.extend(MANY.map(|name| self.record(probe, name, ProbeState::Armed)))
+                    added.extend(MANY.map(|name| self.status(probe, name, ProbeState::Armed)))
                 }
                 Location::Symbol { name, .. } if name == "refused" => {
-                    added.push(self.record(probe, name, ProbeState::Refused));
+                    added.push(self.status(probe, name, ProbeState::Refused));
                 }
                 Location::Symbol { name, .. } if self.symbols.lookup(name).is_some() => {
-                    added.push(self.record(probe, name, ProbeState::Armed));
+                    added.push(self.status(probe, name, ProbeState::Armed));
                 }
                 Location::Address(address) => {
                     let name = address.to_string();
-                    added.push(self.record(probe, &name, ProbeState::Armed));
+                    added.push(self.status(probe, &name, ProbeState::Armed));
                 }
                 other => panic!("{other:?} has been checked"),
             }
         }
-        let ids = added.iter().map(|record| record.id).collect();
+        let ids = added.iter().map(|status| status.id).collect();
         self.probes().extend(added);
         ids
     }
@@ -184,14 +180,14 @@ impl Target for Straw {
         self.ending.store(true, Ordering::SeqCst);
     }
 
-    fn prepare(&self, new: &[NewProbe]) -> Result<Registration<'_>, ResolveError> {
-        let lost = new.iter().find(|probe| match &probe.spec.location {
+    fn prepare(&self, new: &[ProbeConfig]) -> Result<Registration<'_>, ResolveError> {
+        let lost = new.iter().find(|probe| match &probe.at.location {
             Location::Symbol { name, .. } => self.symbols.lookup(name).is_none(),
             Location::Glob(_) | Location::Address(_) => false,
         });
         if let Some(probe) = lost {
             return Err(ResolveError {
-                spec: probe.spec.to_string(),
+                spec: probe.at.to_string(),
                 problem: ResolveProblem::NoSymbol {
                     name: "x".to_owned(),
                     near: vec!["one".to_owned()],
@@ -206,14 +202,14 @@ impl Target for Straw {
         std::thread::sleep(*self.slow.lock().expect("nobody panics with it"));
         let mut probes = self.probes();
         let before = probes.len();
-        probes.retain(|record| !ids.contains(&record.id));
+        probes.retain(|status| !ids.contains(&status.id));
         Ok(before - probes.len())
     }
 
     fn set_enabled(&self, _: &dyn Paused, id: ProbeId, enabled: bool) -> Result<bool, ArmError> {
         let mut probes = self.probes();
-        let found = probes.iter_mut().find(|record| record.id == id);
-        Ok(found.map(|record| record.enabled = enabled).is_some())
+        let found = probes.iter_mut().find(|status| status.id == id);
+        Ok(found.map(|status| status.enabled = enabled).is_some())
     }
 
     fn set_armed(&self, _: &dyn Paused, armed: bool) -> Result<(), ArmError> {
@@ -237,24 +233,24 @@ impl Target for Straw {
     }
 
     fn ids(&self) -> Vec<ProbeId> {
-        self.probes().iter().map(|record| record.id).collect()
+        self.probes().iter().map(|status| status.id).collect()
     }
 
-    fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
+    fn statuses_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeStatus> {
         let probes = self.probes();
-        let among = probes.iter().filter(|record| ids.contains(&record.id));
+        let among = probes.iter().filter(|status| ids.contains(&status.id));
         among.take(most).cloned().collect()
     }
 
-    fn records(&self) -> Vec<ProbeRecord> {
+    fn statuses(&self) -> Vec<ProbeStatus> {
         self.probes().clone()
     }
 
-    fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
+    fn statuses_of(&self, id: ProbeId) -> Vec<ProbeStatus> {
         let probes = self.probes();
         probes
             .iter()
-            .filter(|record| record.id == id)
+            .filter(|status| status.id == id)
             .cloned()
             .collect()
     }

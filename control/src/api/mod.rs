@@ -15,8 +15,6 @@ pub use events::{EventLine, Lost};
 pub use knobs::{Knobs, SetKnobs};
 pub use machine::{Machine, MachineState, Pause, PauseStats};
 pub use memory::{Encoding, Memory};
-pub use probe::{
-    AddProbe, AddProbes, Added, ChangeProbe, Changed, Kind, Probe, Probes, Removed, Stats,
-};
+pub use probe::{AddProbe, AddProbes, Added, ChangeProbe, Changed, Probes, Removed, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use symbols::{Symbol, Symbols};

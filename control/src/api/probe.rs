@@ -1,8 +1,7 @@
 //! Probes: requested and registered.
 
-use events::ProbeSummary;
-use manifest::{ProbeAction, ProbeKind};
-use probes::ProbeRecord;
+use events::{ProbeStatus, ProbeSummary};
+use manifest::ProbeAction;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::openapi::schema::{ArrayBuilder, OneOfBuilder};
@@ -113,81 +112,11 @@ impl PartialSchema for AddProbes {
 
 impl ToSchema for AddProbes {}
 
-/// Kind of the probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Kind {
-    /// A probe before an instruction.
-    Kprobe,
-    /// A probe at a function's return.
-    Kretprobe,
-}
-
-impl From<ProbeKind> for Kind {
-    fn from(kind: ProbeKind) -> Self {
-        match kind {
-            ProbeKind::Kprobe => Self::Kprobe,
-            ProbeKind::Kretprobe => Self::Kretprobe,
-        }
-    }
-}
-
-/// A registered probe.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Probe {
-    /// Number of the probe, never reused in the run. The matches of a pattern in a module share one number.
-    pub id: u64,
-    /// Own name of the probe, if the probe has a name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub name: Option<String>,
-    /// Kind of the probe.
-    pub kind: Kind,
-    /// The probed instruction as `symbol+0xoffset`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub symbol: Option<String>,
-    /// Module of the probed instruction.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub module: Option<String>,
-    /// The probe's own switch.
-    pub enabled: bool,
-    /// Action at each hit; absent for an aggregate and for a program's own handler.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub action: Option<ProbeAction>,
-    /// Aggregate of the hits' values.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub aggregate: Option<String>,
-    /// For a return probe: maximum number of calls followed at the same time.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub maxactive: Option<u64>,
-    /// As in the summary of the run.
-    #[serde(flatten)]
-    pub summary: ProbeSummary,
-}
-
-impl Probe {
-    /// Combines the engine's record with the probe's name, which the engine does not know.
-    #[must_use]
-    pub fn new(record: ProbeRecord, name: Option<String>) -> Self {
-        Self {
-            id: record.id.into(),
-            name,
-            kind: record.kind.into(),
-            symbol: record.symbol.map(|symbol| symbol.to_string()),
-            module: record.module,
-            enabled: record.enabled,
-            action: record.action,
-            aggregate: record.aggregate.map(|aggregate| aggregate.to_string()),
-            maxactive: record.maxactive.map(|most| most as u64),
-            summary: record.summary,
-        }
-    }
-}
-
 /// A page of the list of probes, in the order of registration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Probes {
     /// The probes of the page.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<ProbeStatus>,
     /// Total number of probes.
     pub total: u64,
     /// Value of `after` for the next page; absent on the last page.
@@ -204,7 +133,7 @@ pub struct Added {
     /// Numbers of all added probes: a pattern may add many.
     pub ids: Vec<u64>,
     /// The added probes, at most the first 1000.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<ProbeStatus>,
     /// Pause of the guest for the request.
     pub pause: Pause,
 }
@@ -230,7 +159,7 @@ pub struct ChangeProbe {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Changed {
     /// The probe in its present state; several records for a pattern in a module.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<ProbeStatus>,
     /// Pause of the guest for the request.
     pub pause: Pause,
 }
@@ -241,7 +170,7 @@ pub struct Removed {
     /// Number of removed probes.
     pub removed: u64,
     /// The removed probes with their final counts, as just before the removal; at most the first 1000.
-    pub probes: Vec<Probe>,
+    pub probes: Vec<ProbeStatus>,
     /// Pause of the guest for the request.
     pub pause: Pause,
 }

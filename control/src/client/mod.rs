@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use ::events::ProbeStatus;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -20,8 +21,8 @@ use tokio::runtime::Runtime;
 pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, Knobs, Machine, Memory, Probe, Probes, Problem,
-    Removed, SetKnobs, Stats, Symbols,
+    AddProbes, Added, ChangeProbe, Changed, Knobs, Machine, Memory, Probes, Problem, Removed,
+    SetKnobs, Stats, Symbols,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -62,7 +63,7 @@ impl Client {
     /// # Errors
     ///
     /// See [`ClientError`], as for all methods below.
-    pub fn probes(&mut self) -> Result<Vec<Probe>, ClientError> {
+    pub fn probes(&mut self) -> Result<Vec<ProbeStatus>, ClientError> {
         let mut all = Vec::new();
         let mut path = "/probes".to_owned();
         loop {

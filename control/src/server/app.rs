@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use probes::ProbeId;
+use events::ProbeId;
 use tokio::sync::Semaphore;
 
 use super::names::{Names, shortened};

@@ -5,11 +5,12 @@ use std::collections::BTreeSet;
 use std::sync::Mutex;
 
 use errors::chain;
-use probes::{ArmError, ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeStatus};
+use probes::ArmError;
 
 use super::app::lock;
 use super::names::Names;
-use crate::api::{ChangeProbe, Changed, Pause, Probe, Problem, ProblemKind, Removed};
+use crate::api::{ChangeProbe, Changed, Pause, Problem, ProblemKind, Removed};
 use crate::limits::PROBES_SHOWN;
 use crate::operator::Bench;
 
@@ -21,7 +22,7 @@ pub(super) fn change(
     names: &Mutex<Names>,
 ) -> Result<Option<Changed>, Problem> {
     let target = bench.target();
-    if target.records_of(id).is_empty() {
+    if target.statuses_of(id).is_empty() {
         return Ok(None);
     }
     if let Some(name) = &wanted.name {
@@ -42,7 +43,7 @@ pub(super) fn change(
         names.give(id, name);
     }
     Ok(Some(Changed {
-        probes: shown(target.records_of(id), &names),
+        probes: named(target.statuses_of(id), &names),
         pause,
     }))
 }
@@ -60,13 +61,13 @@ pub(super) fn remove(
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
     let (removed, pause) = bench.paused(|target, paused| {
         // The final counts: no probe fires during the pause.
-        let records = target.records_among(&known, PROBES_SHOWN);
+        let statuses = target.statuses_among(&known, PROBES_SHOWN);
         let removed = target.unregister(paused, &ids)?;
-        Ok((removed, records))
+        Ok((removed, statuses))
     });
-    let (removed, records) = removed.map_err(cannot_change)?;
+    let (removed, statuses) = removed.map_err(cannot_change)?;
     let mut names = lock(names);
-    let probes = shown(records, &names);
+    let probes = named(statuses, &names);
     names.retain(|id| !known.contains(&id));
     Ok(Removed {
         removed: removed as u64,
@@ -75,14 +76,14 @@ pub(super) fn remove(
     })
 }
 
-/// The probes of `records`, with their names.
-pub(super) fn shown(records: Vec<ProbeRecord>, names: &Names) -> Vec<Probe> {
+/// The statuses with the names of their probes.
+pub(super) fn named(statuses: Vec<ProbeStatus>, names: &Names) -> Vec<ProbeStatus> {
     let names = names.by_id();
-    let shown = records.into_iter().map(|record| {
-        let name = names.get(&record.id).cloned();
-        Probe::new(record, name)
+    let named = statuses.into_iter().map(|status| ProbeStatus {
+        name: names.get(&status.id).cloned(),
+        ..status
     });
-    shown.collect()
+    named.collect()
 }
 
 pub(super) fn cannot_change(error: ArmError) -> Problem {

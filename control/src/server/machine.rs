@@ -11,9 +11,9 @@ use crate::api::{Knobs, Machine, Pause, Problem, SetKnobs};
 impl App {
     fn machine(&self) -> Machine {
         let facts = self.target.facts().clone();
-        let records = self.target.records();
+        let statuses = self.target.statuses();
         let (oldest_event, next_event) = self.hub.numbers();
-        let hits = records.iter().map(|record| record.summary.hits);
+        let hits = statuses.iter().map(|status| status.summary.hits);
         Machine {
             state: self.state(),
             accel: facts.accel,
@@ -22,7 +22,7 @@ impl App {
             kernel: facts.kernel,
             slide: self.target.slide(),
             ts_ns: self.target.clock_ns(),
-            probes: records.len() as u64,
+            probes: statuses.len() as u64,
             // A guest's kernel can write any number to the counters of detours.
             hits: hits.fold(0, u64::saturating_add),
             pauses: self.pauses.stats(),

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse as _, Response};
-use events::ProbeState;
-use probes::ProbeRecord;
+use events::{ProbeState, ProbeStatus};
 
 use super::app::App;
 use crate::api::{MachineState, PauseStats};
@@ -25,7 +24,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
         connections: app.connections(),
         pauses: app.pauses.stats(),
     };
-    let text = text(&now, &app.target.records());
+    let text = text(&now, &app.target.statuses());
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     ([(header::CONTENT_TYPE, kind)], text).into_response()
 }
@@ -47,7 +46,7 @@ const STATES: [(ProbeState, &str); 5] = [
     (ProbeState::Refused, "refused"),
 ];
 
-fn text(now: &Now, records: &[ProbeRecord]) -> String {
+fn text(now: &Now, statuses: &[ProbeStatus]) -> String {
     let mut out = Text::default();
     out.one(
         "guest_seconds_total",
@@ -94,11 +93,11 @@ fn text(now: &Now, records: &[ProbeRecord]) -> String {
     );
     out.begin("probes", "gauge", "Probes by their state.");
     for (state, name) in STATES {
-        let is_so = |record: &&ProbeRecord| record.summary.state == state;
-        let count = records.iter().filter(is_so).count();
+        let is_so = |status: &&ProbeStatus| status.summary.state == state;
+        let count = statuses.iter().filter(is_so).count();
         out.value("probes", &format!("state=\"{name}\""), &count);
     }
-    let (shown, omitted) = records.split_at(records.len().min(PROBES_LISTED));
+    let (shown, omitted) = statuses.split_at(statuses.len().min(PROBES_LISTED));
     out.one(
         "probes_omitted",
         "gauge",
@@ -107,30 +106,30 @@ fn text(now: &Now, records: &[ProbeRecord]) -> String {
     );
     let labels: Vec<String> = shown
         .iter()
-        .map(|record| {
+        .map(|status| {
             format!(
                 "id=\"{}\",probe=\"{}\"",
-                record.id,
-                escaped(&record.summary.probe)
+                status.id,
+                escaped(&status.summary.probe)
             )
         })
         .collect();
     let probes = || shown.iter().zip(&labels);
     out.begin("probe_hits_total", "counter", "Hits that were handled.");
-    for (record, labels) in probes() {
-        out.value("probe_hits_total", labels, &record.summary.hits);
+    for (status, labels) in probes() {
+        out.value("probe_hits_total", labels, &status.summary.hits);
     }
     out.begin("probe_exits_total", "counter", "VM exits that hits took.");
-    for (record, labels) in probes() {
-        out.value("probe_exits_total", labels, &record.summary.exits);
+    for (status, labels) in probes() {
+        out.value("probe_exits_total", labels, &status.summary.exits);
     }
     out.begin(
         "probe_missed_total",
         "counter",
         "Hits that were not handled, by reason.",
     );
-    for (record, labels) in probes() {
-        for (reason, count) in &record.summary.missed {
+    for (status, labels) in probes() {
+        for (reason, count) in &status.summary.missed {
             let labels = format!("{labels},reason=\"{}\"", escaped(reason));
             out.value("probe_missed_total", &labels, count);
         }
@@ -140,14 +139,14 @@ fn text(now: &Now, records: &[ProbeRecord]) -> String {
         "counter",
         "Returns that were handled.",
     );
-    for (record, labels) in probes() {
-        if let Some(returns) = record.summary.returns {
+    for (status, labels) in probes() {
+        if let Some(returns) = status.summary.returns {
             out.value("probe_returns_total", labels, &returns);
         }
     }
     out.begin("probe_in_flight", "gauge", "Calls that have not returned.");
-    for (record, labels) in probes() {
-        if let Some(in_flight) = record.summary.in_flight {
+    for (status, labels) in probes() {
+        if let Some(in_flight) = status.summary.in_flight {
             out.value("probe_in_flight", labels, &in_flight);
         }
     }
@@ -191,16 +190,17 @@ fn escaped(text: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use events::ProbeId;
     use events::ProbeSummary;
     use manifest::ProbeKind;
-    use probes::ProbeId;
 
     use super::*;
 
     #[test]
     fn every_line_is_a_comment_or_a_value() {
-        let record = ProbeRecord {
+        let status = ProbeStatus {
             id: ProbeId::from(3),
+            name: None,
             kind: ProbeKind::Kretprobe,
             symbol: None,
             module: None,
@@ -231,7 +231,7 @@ mod tests {
             connections: 1,
             pauses: PauseStats::default(),
         };
-        let text = text(&now, &[record]);
+        let text = text(&now, &[status]);
         for line in text.lines() {
             let value = line
                 .rsplit_once(' ')

@@ -1,5 +1,7 @@
 //! The server, on a separate thread.
 
+mod add_probe;
+mod additions;
 mod app;
 mod body;
 mod changes;
@@ -10,7 +12,6 @@ mod look;
 mod machine;
 mod metrics;
 mod names;
-mod orders;
 mod pacing;
 mod probe;
 mod routes;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use probes::ProbeId;
+use events::ProbeId;
 
 use crate::api::{Problem, ProblemKind};
 use crate::limits::{NAME_BYTES, NAMES};

@@ -6,17 +6,15 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
-use probes::{ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeStatus};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use super::additions::Additions;
 use super::app::{App, no_probe};
 use super::body::{Asked, Bytes, Named, Said, Told, json};
 use super::changes;
-use super::orders::Orders;
-use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, Pause, Probe, Probes, Problem, Removed, Stats,
-};
+use crate::api::{AddProbes, Added, ChangeProbe, Changed, Pause, Probes, Problem, Removed, Stats};
 use crate::limits::{PROBES_LISTED, PROBES_SHOWN};
 
 /// Query of the list of probes: a page.
@@ -43,12 +41,12 @@ pub(super) async fn list(
     Asked(asked): Asked<ListQuery>,
 ) -> Told<Probes> {
     let limit = asked.limit.unwrap_or(PROBES_SHOWN).clamp(1, PROBES_LISTED);
-    let records = app.target.records();
-    let total = records.len() as u64;
+    let statuses = app.target.statuses();
+    let total = statuses.len() as u64;
     let is_wanted =
-        |record: &ProbeRecord| asked.after.is_none_or(|after| u64::from(record.id) > after);
-    let mut wanted = records.into_iter().filter(is_wanted).peekable();
-    let mut page: Vec<ProbeRecord> = wanted.by_ref().take(limit).collect();
+        |status: &ProbeStatus| asked.after.is_none_or(|after| u64::from(status.id) > after);
+    let mut wanted = statuses.into_iter().filter(is_wanted).peekable();
+    let mut page: Vec<ProbeStatus> = wanted.by_ref().take(limit).collect();
     // The matches of a pattern in a module share a number, and therefore a page.
     while let Some(alike) =
         wanted.next_if(|next| page.last().is_some_and(|last| last.id == next.id))
@@ -57,7 +55,7 @@ pub(super) async fn list(
     }
     let next = wanted.peek().and(page.last()).map(|last| last.id.into());
     Told(Probes {
-        probes: app.shown(page),
+        probes: app.named(page),
         total,
         next,
     })
@@ -77,14 +75,14 @@ pub(super) async fn add(
     State(app): State<Arc<App>>,
     Bytes(body): Bytes,
 ) -> Result<Response, Problem> {
-    let orders = Orders::understood(&body)?;
+    let additions = Additions::from_body(&body)?;
     let names = app.shared_names();
     let added = app
         .operator
-        .run(move |bench| orders.register(bench, &names));
+        .run(move |bench| additions.register(bench, &names));
     let (ids, pause) = added.await??;
     let known: BTreeSet<ProbeId> = ids.iter().copied().collect();
-    let records = app.target.records_among(&known, PROBES_SHOWN);
+    let statuses = app.target.statuses_among(&known, PROBES_SHOWN);
     let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
     let id = match ids[..] {
         [only] => Some(only),
@@ -93,7 +91,7 @@ pub(super) async fn add(
     let added = Added {
         id,
         ids,
-        probes: app.shown(records),
+        probes: app.named(statuses),
         pause,
     };
     let mut response = json(StatusCode::CREATED, "application/json", &added);
@@ -114,9 +112,9 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Named(named): Named,
 ) -> Result<Told<Changed>, Problem> {
-    let records = app.known(&named)?;
+    let statuses = app.known(&named)?;
     Ok(Told(Changed {
-        probes: app.shown(records),
+        probes: app.named(statuses),
         pause: Pause::default(),
     }))
 }
@@ -131,12 +129,12 @@ pub(super) async fn stats(
     State(app): State<Arc<App>>,
     Named(named): Named,
 ) -> Result<Told<Stats>, Problem> {
-    let records = app.known(&named)?;
-    let id = records.first().map_or(0, |record| record.id.into());
+    let statuses = app.known(&named)?;
+    let id = statuses.first().map_or(0, |status| status.id.into());
     Ok(Told(Stats {
         id,
         ts_ns: app.target.clock_ns(),
-        probes: records.into_iter().map(|record| record.summary).collect(),
+        probes: statuses.into_iter().map(|status| status.summary).collect(),
     }))
 }
 
@@ -207,16 +205,17 @@ impl App {
         removed.await?
     }
 
-    /// The records of the probe in a path, or a problem if the probe does not exist.
-    fn known(&self, named: &str) -> Result<Vec<ProbeRecord>, Problem> {
-        let records = self.target.records_of(self.probe(named)?);
-        match records.is_empty() {
+    /// The statuses of the probe in a path, or a problem if the probe does not exist.
+    fn known(&self, named: &str) -> Result<Vec<ProbeStatus>, Problem> {
+        let statuses = self.target.statuses_of(self.probe(named)?);
+        match statuses.is_empty() {
             true => Err(no_probe(named)),
-            false => Ok(records),
+            false => Ok(statuses),
         }
     }
 
-    fn shown(&self, records: Vec<ProbeRecord>) -> Vec<Probe> {
-        changes::shown(records, &self.names())
+    /// The statuses with the names of their probes.
+    fn named(&self, statuses: Vec<ProbeStatus>) -> Vec<ProbeStatus> {
+        changes::named(statuses, &self.names())
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use control_fake::MEMORY_AT;
-use events::{Event, EventSink as _, Note, ProbeState};
+use events::{Event, EventSink as _, Note, ProbeState, ProbeStatus};
 use hyprobe_control::ClientError;
 use hyprobe_control::api::{
     AddProbe, AddProbes, ChangeProbe, EventLine, MachineState, ProblemKind, SetKnobs,
@@ -438,6 +438,6 @@ fn a_run_that_is_over_says_so() {
 fn states_of_straw_are_those_of_the_engine() {
     let rig = Rig::new();
     let added = rig.client().add(&one("kprobe:many_*")).expect("added");
-    let armed = |probe: &hyprobe_control::api::Probe| probe.summary.state == ProbeState::Armed;
+    let armed = |probe: &ProbeStatus| probe.summary.state == ProbeState::Armed;
     assert!(added.probes.iter().all(armed));
 }

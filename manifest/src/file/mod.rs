@@ -59,7 +59,7 @@ use std::time::Duration;
 pub use error::{InvalidManifest, ManifestError, Problem};
 
 use crate::choices::{Accel, Boot, Console, Format, WhenFull, Workload};
-use crate::{Expectation, Injection, ProbeRequest};
+use crate::{Expectation, Injection, ProbeConfig};
 
 /// The contents of a manifest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub struct Manifest {
     /// The run.
     pub run: RunSection,
     /// The probes, in the order of the file.
-    pub probes: Vec<ProbeRequest>,
+    pub probes: Vec<ProbeConfig>,
     /// The expectations, in the order of the file.
     pub expectations: Vec<Expectation>,
     /// The faults, in the order of the file.

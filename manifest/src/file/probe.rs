@@ -9,7 +9,7 @@ use toml::de::DeTable;
 use super::error::Problem;
 use super::reader::Reader;
 use crate::program::{Aggregate, ProgramError};
-use crate::{ProbeRequest, ProbeSpec};
+use crate::{Action, ProbeAction, ProbeConfig, ProbeSpec};
 
 const KEYS: &[&str] = &[
     "at",
@@ -29,17 +29,17 @@ pub(super) fn probe(
     table: &DeTable<'_>,
     span: Range<usize>,
     problems: &mut Vec<Problem>,
-) -> Option<ProbeRequest> {
+) -> Option<ProbeConfig> {
     let mut probe = Reader::new("[[probe]]", table, KEYS, problems);
     probe.require("at", span);
     probe.exclude("action", "aggregate");
-    let action = probe.choice("action").unwrap_or_default();
+    let action: ProbeAction = probe.choice("action").unwrap_or_default();
     let filter = program(&mut probe, text, "filter");
-    let aggregate = program(&mut probe, text, "aggregate");
+    let aggregate: Option<Aggregate> = program(&mut probe, text, "aggregate");
     let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
     let enabled = probe.flag("enabled").unwrap_or(true);
     let at = spec(&mut probe, text, "at")?;
-    if let Some(error) = aggregate.and_then(|aggregate: Aggregate| aggregate.fits(at.kind).err())
+    if let Some(error) = aggregate.and_then(|aggregate| aggregate.fits(at.kind).err())
         && let Some(span) = probe.value("aggregate").map(Spanned::span)
     {
         probe.note(Problem::Meaning {
@@ -49,11 +49,10 @@ pub(super) fn probe(
             help: Some(error.help()),
         });
     }
-    Some(ProbeRequest {
+    Some(ProbeConfig {
         at,
-        action,
+        action: aggregate.map_or_else(|| action.into(), Action::Aggregate),
         filter,
-        aggregate,
         maxactive,
         enabled,
     })

@@ -6,15 +6,15 @@
 use std::ops::Range;
 
 use super::error::Problem;
-use crate::{Expectation, ProbeAction, ProbeRequest, ProbeSpec};
+use crate::{Expectation, ProbeAction, ProbeConfig, ProbeSpec};
 
 /// Notes each expectation, with its position in the text, that contradicts the program of its probe.
 pub(super) fn check(
-    probes: &[ProbeRequest],
+    probes: &[ProbeConfig],
     expectations: &[(Expectation, Range<usize>)],
     problems: &mut Vec<Problem>,
 ) {
-    if !probes.iter().any(ProbeRequest::has_program) {
+    if !probes.iter().any(ProbeConfig::has_program) {
         return;
     }
     let probes: Vec<_> = probes.iter().map(|it| (it, it.at.to_string())).collect();
@@ -34,12 +34,12 @@ pub(super) fn check(
 
 /// The problem of an expectation about `spec`, with a solution. `probes` are the manifest's probes with their names.
 fn problem(
-    probes: &[(&ProbeRequest, String)],
+    probes: &[(&ProbeConfig, String)],
     spec: &ProbeSpec,
     action: ProbeAction,
 ) -> Option<(String, &'static str)> {
     let wanted = spec.to_string();
-    let overlaps = |probe: &&(&ProbeRequest, String)| {
+    let overlaps = |probe: &&(&ProbeConfig, String)| {
         let (probe, name) = probe;
         probe.at.stands_for(&wanted) || spec.stands_for(name)
     };
@@ -53,7 +53,7 @@ fn problem(
              probe",
         ));
     }
-    (with_program.aggregate.is_some() && action == ProbeAction::Trace).then(|| {
+    (with_program.action.aggregate().is_some() && action == ProbeAction::Trace).then(|| {
         (
             format!("needs each hit of `{at}`, and an aggregate keeps none"),
             "write a filter in place of the aggregate",

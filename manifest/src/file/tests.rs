@@ -1,7 +1,7 @@
 use miette::Diagnostic as _;
 
 use super::*;
-use crate::{ProbeAction, ProbeRequest, WhenFull};
+use crate::{Action, ProbeConfig, WhenFull};
 
 fn parsed(text: &str) -> Manifest {
     Manifest::parse(text, "run.toml", Path::new("/etc/run")).unwrap_or_else(|error| {
@@ -99,12 +99,12 @@ fn the_documented_manifest_is_one() {
     );
     assert_eq!(
         manifest.probes[0],
-        ProbeRequest::from(manifest.probes[0].at.clone())
+        ProbeConfig::from(manifest.probes[0].at.clone())
     );
     let counted = &manifest.probes[2];
     assert_eq!(
         (counted.action, counted.maxactive, counted.enabled),
-        (ProbeAction::Count, Some(300), false)
+        (Action::Count, Some(300), false)
     );
 }
 
@@ -239,11 +239,9 @@ fn a_probe_has_a_filter_and_an_aggregate() {
         panic!("{:?}", manifest.probes);
     };
     assert_eq!(first.filter, "arg2 > 4096 && cpu == 1".parse().ok());
-    assert_eq!(first.aggregate, "lhist(arg2, 0, 8192, 1024)".parse().ok());
-    assert_eq!(
-        (second.aggregate, second.action),
-        (None, ProbeAction::Count)
-    );
+    let lhist = "lhist(arg2, 0, 8192, 1024)".parse().expect("an aggregate");
+    assert_eq!(first.action, Action::Aggregate(lhist));
+    assert_eq!(second.action, Action::Count);
 }
 
 #[test]

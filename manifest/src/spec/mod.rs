@@ -22,8 +22,11 @@ use serde::{Deserialize, Serialize};
 
 pub use error::{SpecError, SpecProblem};
 
-/// The kind of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Kind of the probe.
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = Kind))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ProbeKind {
     /// Before the instruction at a kernel address is executed.
     Kprobe,

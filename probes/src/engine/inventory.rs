@@ -5,40 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use address::{Gpa, Gva};
-use events::ProbeSummary;
+use events::{ProbeId, ProbeStatus, ProbeSummary};
 use introspect::paging::VirtReadError;
 use introspect::{PhysMemory as _, read_virt};
-use manifest::program::Aggregate;
 use manifest::{ProbeAction, ProbeKind};
 
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
 use crate::engine::running::Running;
-use crate::registry::{Probe, ProbeId, Purpose, ReturnAction};
-
-/// The specification, the state and the counters of a probe.
-#[derive(Clone, Debug)]
-pub struct ProbeRecord {
-    /// The probe's id within the engine. The matches of a pattern in a module share an id.
-    pub id: ProbeId,
-    /// The kind of the probe.
-    pub kind: ProbeKind,
-    /// The probed instruction as `symbol+0xoffset`, once known.
-    pub symbol: Option<Arc<str>>,
-    /// The module in the probe's specification.
-    pub module: Option<String>,
-    /// The probe's own switch.
-    pub enabled: bool,
-    /// The action at hits; `None` for an aggregate, an injection, and a program's own handler.
-    pub action: Option<ProbeAction>,
-    /// The aggregate of the hits' values.
-    pub aggregate: Option<Aggregate>,
-    /// For a return probe: the maximum number of calls followed at once.
-    pub maxactive: Option<usize>,
-    /// The probe's state and counters.
-    pub summary: ProbeSummary,
-}
+use crate::registry::{Probe, Purpose, ReturnAction};
 
 /// An address to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,31 +68,31 @@ pub struct Inventory {
 impl Inventory {
     /// Every probe, in the order of registration. If a pattern in a module has matches, the matches replace the pattern.
     #[must_use]
-    pub fn records(&self) -> Vec<ProbeRecord> {
+    pub fn statuses(&self) -> Vec<ProbeStatus> {
         self.told(|_| true)
             .iter()
-            .map(|probe| record(probe))
+            .map(|probe| status(probe))
             .collect()
     }
 
     /// The probe with the id `id`; several for a pattern in a module.
     #[must_use]
-    pub fn records_of(&self, id: ProbeId) -> Vec<ProbeRecord> {
+    pub fn statuses_of(&self, id: ProbeId) -> Vec<ProbeStatus> {
         self.told(|known| known == id)
             .iter()
-            .map(|probe| record(probe))
+            .map(|probe| status(probe))
             .collect()
     }
 
     /// The first `most` probes with the given ids, in the order of registration.
     #[must_use]
-    pub fn records_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeRecord> {
+    pub fn statuses_among(&self, ids: &BTreeSet<ProbeId>, most: usize) -> Vec<ProbeStatus> {
         let told = self.told(|known| ids.contains(&known));
-        told.iter().take(most).map(|probe| record(probe)).collect()
+        told.iter().take(most).map(|probe| status(probe)).collect()
     }
 
     /// The VM exits of each probe, in the order of registration. The probes of a pattern in a module share an id. For thousands of
-    /// probes this is much cheaper than [`records`](Self::records).
+    /// probes this is much cheaper than [`statuses`](Self::statuses).
     #[must_use]
     pub fn exits(&self) -> Vec<(ProbeId, u64)> {
         let probes = self.probes.list.load();
@@ -175,7 +151,7 @@ impl Inventory {
     }
 }
 
-fn record(probe: &Probe) -> ProbeRecord {
+fn status(probe: &Probe) -> ProbeStatus {
     let (kind, action, maxactive) = match &probe.purpose {
         Purpose::Trace => (ProbeKind::Kprobe, Some(ProbeAction::Trace), None),
         Purpose::Count => (ProbeKind::Kprobe, Some(ProbeAction::Count), None),
@@ -192,8 +168,9 @@ fn record(probe: &Probe) -> ProbeRecord {
             Some(returns.maxactive),
         ),
     };
-    ProbeRecord {
+    ProbeStatus {
         id: probe.id,
+        name: None,
         kind,
         symbol: probe.place().map(|place| Arc::clone(&place.symbol)),
         module: probe
@@ -202,8 +179,11 @@ fn record(probe: &Probe) -> ProbeRecord {
             .and_then(|spec| spec.module.clone()),
         enabled: probe.is_enabled(),
         action,
-        aggregate: probe.purpose.aggregated().map(|it| it.aggregate),
-        maxactive,
+        aggregate: probe
+            .purpose
+            .aggregated()
+            .map(|it| it.aggregate.to_string()),
+        maxactive: maxactive.map(|most| most as u64),
         summary: probe.summary(),
     }
 }

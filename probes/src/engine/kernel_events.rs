@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use events::ProbeId;
 use text::{GuestError, Paused, Vcpu};
 
 use crate::engine::arm::Armer;
@@ -18,7 +19,7 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
 use crate::plant_table::Plant;
-use crate::registry::{Milestone, Probe, ProbeId, Purpose, Reader};
+use crate::registry::{Milestone, Probe, Purpose, Reader};
 use crate::resolve::{Resolved, Via, resolve};
 
 /// The kernel event probes possible in this kernel.

@@ -15,13 +15,13 @@
 mod abilities;
 mod arm;
 mod crashes;
+pub(crate) mod engine_action;
 mod handover;
 mod hits;
 mod interest;
 mod inventory;
 mod kernel_events;
 mod modules;
-mod new_probe;
 mod optimise;
 mod plants;
 mod probe_list;
@@ -44,12 +44,13 @@ use address::Gva;
 use detour::Detour;
 use events::{EventSink, ProbeState};
 use introspect::ModulesError;
-use manifest::WhenFull;
+use manifest::{ProbeConfig, WhenFull};
 use text::{GuestMemory, Paused};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
 use crate::engine::crashes::Crashes;
+use crate::engine::engine_action::with_engine_actions;
 use crate::engine::handover::Handover;
 use crate::engine::hits::Hits;
 use crate::engine::hits::paused::PausedHits;
@@ -88,8 +89,8 @@ pub struct Engine {
 
 pub use abilities::Abilities;
 pub use arm::error::ArmError;
-pub use inventory::{At, Inventory, ProbeRecord, ReadError};
-pub use new_probe::{Action, NewProbe};
+pub use engine_action::EngineAction;
+pub use inventory::{At, Inventory, ReadError};
 pub use register::{Prepared, RegisterError};
 pub use unprobed_exits::UnprobedExits;
 
@@ -106,15 +107,17 @@ impl Engine {
     /// # Errors
     ///
     /// If a probe specification cannot be resolved.
-    pub fn new(
+    pub fn new<A: Clone + Into<EngineAction>>(
         kernel: Kernel,
-        probes: &[NewProbe],
+        probes: &[ProbeConfig<A>],
         memory: Arc<dyn GuestMemory>,
         abilities: Abilities,
         sink: Arc<dyn EventSink>,
     ) -> Result<Self, ResolveError> {
         let engine = Self::without_probes(kernel, memory, abilities, sink);
-        let resolved = engine.probes.resolve_all(probes, None)?;
+        let resolved = engine
+            .probes
+            .resolve_all(&with_engine_actions(probes), None)?;
         resolved
             .iter()
             .for_each(|probe| engine.probes.count_interest(probe));

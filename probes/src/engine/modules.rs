@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use address::Gva;
-use events::ProbeState;
+use events::{ProbeId, ProbeState};
 use introspect::{Module, ModuleEvent, ModuleState, ModulesError};
 use text::{GuestError, Paused, Vcpu};
 
@@ -30,7 +30,7 @@ use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::module::{LoadedModule, ModuleCode};
 use crate::plant_table::DebugUse;
-use crate::registry::{Probe, ProbeId};
+use crate::registry::Probe;
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
 
 /// Whether `place` holds for the site of a module's probe. The site must be found anew after a change of the module.

@@ -5,19 +5,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use arc_swap::ArcSwap;
 use errors::chain;
-use events::ProbeState;
-use manifest::ProbeKind;
+use events::{ProbeId, ProbeState};
+use manifest::{Action, ProbeConfig, ProbeKind};
 
 use crate::ResolveError;
 use crate::engine::arm::error::ArmError;
+use crate::engine::engine_action::EngineAction;
 use crate::engine::interest::{Counted, Interest, interests};
-use crate::engine::new_probe::{Action, NewProbe};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::handler::Shared;
 use crate::inject::Injector;
-use crate::registry::{Interests, Probe, ProbeId, Purpose, ReturnAction, ReturnPurpose};
+use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ProbeNumber, Refusal, Resolved, resolve};
 
 /// The default maximum number of followed calls of a return probe.
@@ -42,21 +42,21 @@ impl ProbeList {
     /// The probes for `new`, in order; a glob resolves to many probes.
     pub(crate) fn resolve_all(
         &self,
-        new: &[NewProbe],
+        new: &[ProbeConfig<EngineAction>],
         slide: Option<i64>,
     ) -> Result<Vec<Arc<Probe>>, ResolveError> {
         let slide = slide.unwrap_or(0);
         let mut probes = Vec::new();
         let mut number = ProbeNumber::new(self.list.load().len());
-        for NewProbe {
-            spec,
+        for ProbeConfig {
+            at: spec,
             action,
             filter,
             maxactive,
             enabled,
         } in new
         {
-            if let Action::Aggregate(aggregate) = action {
+            if let EngineAction::Configured(Action::Aggregate(aggregate)) = action {
                 aggregate.fits(spec.kind).map_err(|error| ResolveError {
                     spec: spec.to_string(),
                     problem: error.into(),
@@ -69,23 +69,28 @@ impl ProbeList {
                 })
             };
             let purpose = match (spec.kind, action) {
-                (ProbeKind::Kretprobe, Action::HandleReturn(handler)) => {
+                (ProbeKind::Kretprobe, EngineAction::HandleReturn(handler)) => {
                     follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
                 }
-                (ProbeKind::Kretprobe, Action::Count) => follow(ReturnAction::Count),
-                (ProbeKind::Kretprobe, Action::Aggregate(aggregate)) => {
+                (ProbeKind::Kretprobe, EngineAction::Configured(Action::Count)) => {
+                    follow(ReturnAction::Count)
+                }
+                (ProbeKind::Kretprobe, EngineAction::Configured(Action::Aggregate(aggregate))) => {
                     follow(ReturnAction::Aggregate(Arc::new((*aggregate).into())))
                 }
                 (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
-                (ProbeKind::Kprobe, Action::Trace | Action::HandleReturn(_)) => Purpose::Trace,
-                (ProbeKind::Kprobe, Action::Count) => Purpose::Count,
-                (ProbeKind::Kprobe, Action::Aggregate(aggregate)) => {
+                (
+                    ProbeKind::Kprobe,
+                    EngineAction::Configured(Action::Trace) | EngineAction::HandleReturn(_),
+                ) => Purpose::Trace,
+                (ProbeKind::Kprobe, EngineAction::Configured(Action::Count)) => Purpose::Count,
+                (ProbeKind::Kprobe, EngineAction::Configured(Action::Aggregate(aggregate))) => {
                     Purpose::Aggregate(Arc::new((*aggregate).into()))
                 }
-                (ProbeKind::Kprobe, Action::Handle(handler)) => {
+                (ProbeKind::Kprobe, EngineAction::Handle(handler)) => {
                     Purpose::Handle(Shared(Arc::clone(handler)))
                 }
-                (ProbeKind::Kprobe, Action::Inject(injection)) => {
+                (ProbeKind::Kprobe, EngineAction::Inject(injection)) => {
                     // A pattern's matches count their calls together.
                     Purpose::Inject(Arc::new(Injector::from(injection.clone())))
                 }

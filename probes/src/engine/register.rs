@@ -4,18 +4,20 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use events::ProbeId;
+use manifest::{Action, ProbeConfig};
 use text::Paused;
 
 use crate::ResolveError;
 use crate::engine::Engine;
 use crate::engine::arm::error::ArmError;
-use crate::engine::new_probe::{Action, NewProbe};
-use crate::registry::{Probe, ProbeId};
+use crate::engine::engine_action::{EngineAction, with_engine_actions};
+use crate::registry::Probe;
 
 /// Resolved probes, not registered yet; see [`Engine::prepare`].
 #[derive(Debug)]
 pub struct Prepared {
-    new: Vec<NewProbe>,
+    configs: Vec<ProbeConfig<EngineAction>>,
     probes: Vec<Arc<Probe>>,
     /// The kernel's slide at the look-up, if known: plain addresses depend on the slide.
     slide: Option<i64>,
@@ -39,19 +41,23 @@ impl Engine {
     /// # Errors
     ///
     /// If a probe specification cannot be resolved.
-    pub fn prepare(&self, new: &[NewProbe]) -> Result<Prepared, ResolveError> {
+    pub fn prepare<A: Clone + Into<EngineAction>>(
+        &self,
+        new: &[ProbeConfig<A>],
+    ) -> Result<Prepared, ResolveError> {
+        let configs = with_engine_actions(new);
         let slide = self.running.slide();
-        let optimisable = |new: &NewProbe| match new.action {
-            Action::Count | Action::Trace | Action::Aggregate(_) => true,
-            Action::Handle(_) => new.filter.is_some(),
-            Action::HandleReturn(_) | Action::Inject(_) => false,
+        let optimisable = |new: &ProbeConfig<EngineAction>| match new.action {
+            EngineAction::Configured(Action::Count | Action::Trace | Action::Aggregate(_)) => true,
+            EngineAction::Handle(_) => new.filter.is_some(),
+            EngineAction::HandleReturn(_) | EngineAction::Inject(_) => false,
         };
-        if self.optimiser.is_optimising() && new.iter().any(optimisable) {
+        if self.optimiser.is_optimising() && configs.iter().any(optimisable) {
             self.optimiser.prepare_optimising();
         }
         Ok(Prepared {
-            probes: self.probes.resolve_all(new, slide)?,
-            new: new.to_vec(),
+            probes: self.probes.resolve_all(&configs, slide)?,
+            configs,
             slide,
         })
     }
@@ -61,10 +67,10 @@ impl Engine {
     /// # Errors
     ///
     /// If a probe specification cannot be resolved, or a plant cannot be placed; then nothing has changed.
-    pub fn register(
+    pub fn register<A: Clone + Into<EngineAction>>(
         &self,
         paused: &dyn Paused,
-        new: &[NewProbe],
+        new: &[ProbeConfig<A>],
     ) -> Result<Vec<ProbeId>, RegisterError> {
         self.register_prepared(paused, self.prepare(new)?)
     }
@@ -80,10 +86,14 @@ impl Engine {
         paused: &dyn Paused,
         prepared: Prepared,
     ) -> Result<Vec<ProbeId>, RegisterError> {
-        let Prepared { new, probes, slide } = prepared;
+        let Prepared {
+            configs,
+            probes,
+            slide,
+        } = prepared;
         let added = match self.running.slide() {
             now if now == slide => probes,
-            now => self.probes.resolve_all(&new, now)?,
+            now => self.probes.resolve_all(&configs, now)?,
         };
         let ids = added.iter().map(|probe| probe.id).collect();
         let before = self.probes.list.load_full();

@@ -3,13 +3,11 @@
 mod counters;
 mod missed;
 mod probe;
-mod probe_id;
 mod purpose;
-mod status;
+mod status_cell;
 
 pub(crate) use counters::ProbeCounters;
 pub(crate) use missed::Missed;
 pub(crate) use probe::Probe;
-pub use probe_id::ProbeId;
 pub(crate) use purpose::{Interests, Milestone, Purpose, Reader, ReturnAction, ReturnPurpose};
-pub(crate) use status::ProbeStatus;
+pub(crate) use status_cell::StatusCell;

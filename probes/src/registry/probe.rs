@@ -7,12 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use address::Gva;
 use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
-use events::{ProbeSummary, Tier};
+use events::{ProbeId, ProbeSummary, Tier};
 use manifest::program::{AggregateResult, Filter};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
 
-use super::{Interests, Missed, ProbeCounters, ProbeId, ProbeStatus, Purpose, ReturnAction};
+use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell};
 use crate::applied::Filtered;
 use crate::resolve::Place;
 
@@ -35,7 +35,7 @@ pub(crate) struct Probe {
     tier: AtomicU8,
     /// Whether a jump or an `int3` replaces the plant.
     optimised: AtomicBool,
-    pub(crate) status: ProbeStatus,
+    pub(crate) status: StatusCell,
     /// The interests that the engine counts for the probe.
     interests: Mutex<Interests>,
     /// The counters in a detour.
@@ -77,7 +77,7 @@ impl Probe {
             optimised: AtomicBool::new(false),
             counted: Mutex::default(),
             interests: Mutex::default(),
-            status: ProbeStatus::default(),
+            status: StatusCell::default(),
         }
     }
 

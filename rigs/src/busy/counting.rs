@@ -2,8 +2,8 @@
 
 use events::{ProbeState, ProbeSummary};
 use introspect::Symbol;
-use manifest::ProbeSpec;
-use probes::{Action, Kernel, NewProbe};
+use manifest::{Action, ProbeConfig, ProbeSpec};
+use probes::Kernel;
 
 use super::guest::Ran;
 use errors::chain;
@@ -44,10 +44,10 @@ pub(crate) fn is_accounted(probe: &ProbeSummary) -> bool {
     }
 }
 
-pub(super) fn only_counts(spec: &str) -> Result<NewProbe, String> {
-    Ok(NewProbe {
+pub(super) fn only_counts(spec: &str) -> Result<ProbeConfig, String> {
+    Ok(ProbeConfig {
         action: Action::Count,
-        ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
+        ..ProbeConfig::from(spec.parse::<ProbeSpec>().map_err(chain)?)
     })
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, Summary};
 use guest_images::workload::Counts;
-use manifest::{GuestEnd, WhenFull};
-use probes::{Engine, Kernel, NewProbe, Session, SessionConfig};
+use manifest::{GuestEnd, ProbeConfig, WhenFull};
+use probes::{Engine, EngineAction, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, Control, End, Host, HostFacts};
 
@@ -210,10 +210,10 @@ impl Guest<'_> {
 
     /// Boots the guest with `probes`, and runs `drive` in a thread. If the guest does not come to a good end, complains, or counts failed
     /// calls, returns an error.
-    pub(crate) fn run<T: Send>(
+    pub(crate) fn run<T: Send, A: Clone + Into<EngineAction>>(
         &self,
         workload: &str,
-        probes: &[NewProbe],
+        probes: &[ProbeConfig<A>],
         limit: Duration,
         drive: impl FnOnce(&Live<'_>) -> Result<T, String> + Send,
     ) -> Result<(Ran, T), String> {
@@ -245,10 +245,10 @@ impl Guest<'_> {
 
     /// Boots the guest with `probes`, and runs `drive` in a thread. Returns when the console shows `last` and the machine ends, or when
     /// `limit` is over. Does not judge the guest's output.
-    pub(crate) fn observe<T: Send>(
+    pub(crate) fn observe<T: Send, A: Clone + Into<EngineAction>>(
         &self,
         workload: &str,
-        probes: &[NewProbe],
+        probes: &[ProbeConfig<A>],
         limit: Duration,
         last: &str,
         drive: impl FnOnce(&Live<'_>) -> Result<T, String> + Send,
@@ -266,6 +266,7 @@ impl Guest<'_> {
             memory_bytes: self.memory_bytes,
             cpus: self.cpus,
             probes,
+            injections: &[],
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),

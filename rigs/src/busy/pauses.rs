@@ -3,6 +3,8 @@
 use std::thread::sleep;
 use std::time::Duration;
 
+use manifest::ProbeConfig;
+
 use super::guest::{Guest, Live};
 
 /// The watchdog's threshold is a second; a soft lockup is two.
@@ -14,7 +16,8 @@ const PAUSES: u32 = 3;
 const LIMIT: Duration = Duration::from_secs(200);
 
 pub(super) fn run(guest: &Guest<'_>) -> Result<String, String> {
-    let (ran, ()) = guest.run(WORKLOAD, &[], LIMIT, drive)?;
+    let no_probes: [ProbeConfig; 0] = [];
+    let (ran, ()) = guest.run(WORKLOAD, &no_probes, LIMIT, drive)?;
     if ran.slow == 0 {
         return Ok(format!("{PAUSES} pauses of {PAUSE:?}, no lockup reported"));
     }

@@ -2,8 +2,8 @@
 
 use introspect::Symbol;
 use introspect::insn::Decoded;
-use manifest::ProbeSpec;
-use probes::{Action, Kernel, NewProbe};
+use manifest::{Action, ProbeConfig, ProbeSpec};
+use probes::Kernel;
 
 /// xorshift: repeatable, and good enough to choose addresses.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl<'k> Somewhere<'k> {
 
     /// A probe at a random instruction of a random function. One in eight is in a function with permanent probes; one in four is a return
     /// probe.
-    pub(super) fn probe(&self, random: &mut Random) -> Option<NewProbe> {
+    pub(super) fn probe(&self, random: &mut Random) -> Option<ProbeConfig> {
         let among = match random.below(8) {
             0 => &self.watched,
             1..4 if !self.busiest.is_empty() => &self.busiest,
@@ -112,9 +112,9 @@ impl<'k> Somewhere<'k> {
         } else {
             format!("kprobe:{at}")
         };
-        Some(NewProbe {
+        Some(ProbeConfig {
             action: Action::Count,
-            ..NewProbe::from(spec.parse::<ProbeSpec>().ok()?)
+            ..ProbeConfig::from(spec.parse::<ProbeSpec>().ok()?)
         })
     }
 }

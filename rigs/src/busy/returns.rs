@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use events::ProbeId;
 use events::ProbeSummary;
-use manifest::ProbeSpec;
-use probes::{Action, NewProbe, ProbeId};
+use manifest::{Action, ProbeConfig, ProbeSpec};
 
 use super::guest::{Guest, Live, Ran};
 use errors::chain;
@@ -78,9 +78,9 @@ const FOLLOWED: [Followed; 12] = [
 /// The index of the probe whose returns are events, too.
 const TOLD: usize = 1;
 
-fn new_probe((index, followed): (usize, &Followed)) -> Result<NewProbe, String> {
+fn new_probe((index, followed): (usize, &Followed)) -> Result<ProbeConfig, String> {
     let spec: ProbeSpec = followed.spec.parse().map_err(chain)?;
-    Ok(NewProbe {
+    Ok(ProbeConfig {
         action: if index == TOLD {
             Action::Trace
         } else {
@@ -90,7 +90,7 @@ fn new_probe((index, followed): (usize, &Followed)) -> Result<NewProbe, String> 
             .maxactive
             .and_then(|maxactive| usize::try_from(maxactive).ok()),
         enabled: followed.switched != Switched::On,
-        ..NewProbe::from(spec)
+        ..ProbeConfig::from(spec)
     })
 }
 

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use address::Gva;
-use events::Tier;
+use events::{ProbeId, Tier};
 use introspect::Symbol;
 use introspect::insn::Decoded;
-use probes::{Kernel, NewProbe, ProbeId};
+use manifest::ProbeConfig;
+use probes::Kernel;
 
 use super::counting::{Counted, function, is_accounted, lost, only_counts};
 use super::guest::{Guest, Live};
@@ -132,7 +133,7 @@ pub(super) fn run(guest: &Guest<'_>, soak: Soak) -> Result<String, String> {
 
 /// Permanent probes, and the kind of calls that each probe must count: the entries of functions, instructions behind the entries, and
 /// returns.
-fn permanent(kernel: &Kernel) -> Result<(Vec<NewProbe>, Vec<Counted>), String> {
+fn permanent(kernel: &Kernel) -> Result<(Vec<ProbeConfig>, Vec<Counted>), String> {
     let mut probes = Vec::new();
     let mut counts = Vec::new();
     for (name, counted) in WATCHED {
@@ -202,7 +203,7 @@ fn drive(live: &Live<'_>, kernel: &Kernel, soak: Soak) -> Result<Did, String> {
             optimise_or_not(live, &mut random, &mut did)?;
         }
         let which = random.below(4);
-        let new: Vec<NewProbe> = match which {
+        let new: Vec<ProbeConfig> = match which {
             0 | 1 if coming.len() < soak.most => (0..REGISTERED_AT_ONCE)
                 .filter_map(|_| somewhere.probe(&mut random))
                 .collect(),
@@ -266,7 +267,7 @@ fn optimise_or_not(live: &Live<'_>, random: &mut Random, did: &mut Did) -> Resul
 fn operate(
     live: &Live<'_>,
     which: usize,
-    new: &[NewProbe],
+    new: &[ProbeConfig],
     coming: &mut Vec<(ProbeId, bool)>,
     random: &mut Random,
     did: &mut Did,

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use events::Tier;
-use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome};
+use manifest::ProbeConfig;
+use probes::{Engine, EngineAction, Handler, HitContext, PreOutcome};
 use vmm::Control;
 
 use super::bench::Here;
@@ -99,8 +100,8 @@ impl Handler for Pre {
 
 /// Turns the knob while the guest calls: a vCPU in a copy continues in the copy.
 fn comes_and_goes(here: &Here<'_>) {
-    let handled = NewProbe {
-        action: Action::Handle(std::sync::Arc::new(Pre)),
+    let handled = ProbeConfig {
+        action: EngineAction::Handle(std::sync::Arc::new(Pre)),
         ..new("kprobe:fn_rdtsc")
     };
     let guest = here

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::{EventSink, Hex, ProbeSummary, Summary};
+use events::{EventSink, Hex, ProbeId, ProbeSummary, Summary};
 use guest_images::testguest::Outcome;
-use manifest::{GuestEnd, ProbeSpec, WhenFull};
-use probes::{NewProbe, ProbeId, Session, SessionConfig};
+use manifest::{GuestEnd, ProbeConfig, ProbeSpec, WhenFull};
+use probes::{EngineAction, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::BootMethod;
 
@@ -22,7 +22,7 @@ pub const MEMORY_BYTES: u64 = 64 << 20;
 pub struct Guest<'a> {
     here: &'a Here<'a>,
     cmdline: String,
-    probes: Vec<NewProbe>,
+    probes: Vec<ProbeConfig<EngineAction>>,
     optimise: bool,
     timeout: Duration,
 }
@@ -32,8 +32,8 @@ pub struct Guest<'a> {
 /// # Panics
 ///
 /// If `spec` is no probe specification.
-pub(crate) fn new(spec: &str) -> NewProbe {
-    spec.parse::<ProbeSpec>().expect(spec).into()
+pub(crate) fn new(spec: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig::from(spec.parse::<ProbeSpec>().expect(spec)).with_action(EngineAction::default())
 }
 
 impl<'a> Guest<'a> {
@@ -70,7 +70,7 @@ impl<'a> Guest<'a> {
 
     /// Sets probes with their actions, instead of a probe at every function.
     #[must_use]
-    pub fn with(mut self, probes: impl IntoIterator<Item = NewProbe>) -> Self {
+    pub fn with(mut self, probes: impl IntoIterator<Item = ProbeConfig<EngineAction>>) -> Self {
         self.probes = probes.into_iter().collect();
         self
     }
@@ -123,6 +123,7 @@ impl<'a> Guest<'a> {
             memory_bytes: MEMORY_BYTES,
             cpus: self.here.cpus,
             probes: &self.probes,
+            injections: &[],
             plant: self.here.plant,
             optimise: self.optimise,
             when_full: WhenFull::default(),
@@ -165,7 +166,7 @@ impl Prepared<'_> {
     ///
     /// If the probes cannot be registered.
     #[must_use]
-    pub fn register(&self, probes: &[NewProbe]) -> Vec<ProbeId> {
+    pub fn register(&self, probes: &[ProbeConfig<EngineAction>]) -> Vec<ProbeId> {
         let paused = self.session.control();
         self.session
             .engine()

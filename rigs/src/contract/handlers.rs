@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use address::Gva;
 use introspect::insn::Decoded;
+use manifest::{Action, ProbeConfig};
 use probes::{
-    Action, EntryOutcome, FaultOutcome, Handler, HitContext, Kernel, NewProbe, PreOutcome,
+    EngineAction, EntryOutcome, FaultOutcome, Handler, HitContext, Kernel, PreOutcome,
     ReturnHandler,
 };
 use text::InstructionFault;
@@ -41,9 +42,9 @@ pub(super) const CASES: [Case; 6] = [
 ];
 
 /// A probe with a handler.
-pub(super) fn handled(spec: &str, handler: Arc<dyn Handler>) -> NewProbe {
-    NewProbe {
-        action: Action::Handle(handler),
+pub(super) fn handled(spec: &str, handler: Arc<dyn Handler>) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: EngineAction::Handle(handler),
         ..new(spec)
     }
 }
@@ -197,12 +198,12 @@ impl ReturnHandler for Scribe {
 fn colocated(here: &Here<'_>) {
     let calls = Calls::default();
     let scribe = |name| Arc::new(Scribe(name, calls.clone()));
-    let at_return = |name| NewProbe {
-        action: Action::HandleReturn(scribe(name)),
+    let at_return = |name| ProbeConfig {
+        action: EngineAction::HandleReturn(scribe(name)),
         ..new("kretprobe:fn_push")
     };
-    let counting = NewProbe {
-        action: Action::Count,
+    let counting = ProbeConfig {
+        action: Action::Count.into(),
         ..new("kprobe:fn_push+0")
     };
     let guest = here

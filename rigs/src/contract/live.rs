@@ -3,8 +3,9 @@
 use std::thread;
 use std::time::Duration;
 
-use events::ProbeState;
-use probes::{Action, Engine, NewProbe, ProbeId};
+use events::{ProbeId, ProbeState};
+use manifest::{Action, ProbeConfig};
+use probes::{Engine, EngineAction};
 use vmm::Control;
 
 use super::bench::Here;
@@ -87,15 +88,18 @@ fn in_the_middle(
     ran
 }
 
-fn counting(spec: &str, enabled: bool) -> NewProbe {
-    NewProbe {
-        action: Action::Count,
+fn counting(spec: &str, enabled: bool) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Count.into(),
         enabled,
         ..new(spec)
     }
 }
 
-fn prepare<'a>(here: &'a Here<'a>, probes: impl IntoIterator<Item = NewProbe>) -> Prepared<'a> {
+fn prepare<'a>(
+    here: &'a Here<'a>,
+    probes: impl IntoIterator<Item = ProbeConfig<EngineAction>>,
+) -> Prepared<'a> {
     let probes = [new(CLOCK)].into_iter().chain(probes);
     here.guest(&format!("run=calls={CALLS}"))
         .with(probes)

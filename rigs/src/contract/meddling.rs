@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use address::Gva;
+use manifest::ProbeConfig;
 use probes::{
-    Action, EntryOutcome, FaultOutcome, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler,
+    EngineAction, EntryOutcome, FaultOutcome, Handler, HitContext, PreOutcome, ReturnHandler,
 };
 
 use super::bench::Here;
@@ -101,9 +102,9 @@ impl ReturnHandler for SeesReturns {
     }
 }
 
-fn at_return(spec: &str, handler: &Arc<SeesReturns>) -> NewProbe {
-    NewProbe {
-        action: Action::HandleReturn(handler.clone()),
+fn at_return(spec: &str, handler: &Arc<SeesReturns>) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: EngineAction::HandleReturn(handler.clone()),
         ..new(spec)
     }
 }

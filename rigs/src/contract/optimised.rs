@@ -5,7 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use events::Tier;
-use probes::{Action, NewProbe};
+use manifest::{Action, ProbeConfig};
+use probes::EngineAction;
 
 use super::bench::Here;
 use super::case::{Case, Plants};
@@ -45,9 +46,9 @@ const LONGER_AND_LONGER: [u32; 3] = [200, 2000, 20_000];
 /// The time for which the guest runs undisturbed between two changes.
 const TURN: Duration = Duration::from_millis(2);
 
-fn counts(function: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Count,
+fn counts(function: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Count.into(),
         ..new(&format!("kprobe:{function}"))
     }
 }
@@ -125,8 +126,8 @@ fn returns(here: &Here<'_>) {
     } else {
         "run=smp=200"
     };
-    let probes = ROOMY.map(|function| NewProbe {
-        action: Action::Count,
+    let probes = ROOMY.map(|function| ProbeConfig {
+        action: Action::Count.into(),
         ..new(&format!("kretprobe:{function}"))
     });
     let ran = here.guest(cmdline).with(probes).run();
@@ -157,7 +158,7 @@ fn led(here: &Here<'_>) {
         assert!(
             LONGER_AND_LONGER
                 .into_iter()
-                .any(|rounds| led_in_time(here, kind, &action, rounds)),
+                .any(|rounds| led_in_time(here, kind, action, rounds)),
             "{kind}, {action:?}: the calls always end before the int3s lead to the detours"
         );
     }
@@ -165,15 +166,15 @@ fn led(here: &Here<'_>) {
 
 /// Whether the plants were replaced early enough. The first vCPU may make all its calls before the second loads an IDT. The `int3`s wait
 /// for the second IDT.
-fn led_in_time(here: &Here<'_>, kind: &str, action: &Action, rounds: u32) -> bool {
+fn led_in_time(here: &Here<'_>, kind: &str, action: Action, rounds: u32) -> bool {
     let cmdline = if here.cpus == 1 {
         format!("run=linuxint3,calls={rounds},int3=5")
     } else {
         format!("run=linuxint3,smp={rounds}")
     };
     let is_led = here.bench.facts().int3_reaches_guest();
-    let probes = SHORT.map(|function| NewProbe {
-        action: action.clone(),
+    let probes = SHORT.map(|function| ProbeConfig {
+        action: action.into(),
         ..new(&format!("{kind}:{function}"))
     });
     let ran = here.guest(&cmdline).with(probes).run();
@@ -219,12 +220,12 @@ fn shared(here: &Here<'_>) {
             kprobe.clone(),
             returns,
             counts(function),
-            NewProbe {
+            ProbeConfig {
                 filter: "cpu == 0".parse().ok(),
                 ..counts(function)
             },
-            NewProbe {
-                action: Action::Aggregate(aggregate),
+            ProbeConfig {
+                action: Action::Aggregate(aggregate).into(),
                 ..kprobe.clone()
             },
             kprobe,
@@ -286,10 +287,10 @@ fn programs(here: &Here<'_>) {
             ROOMY
                 .iter()
                 .zip(programs)
-                .map(|(function, (aggregate, filter))| NewProbe {
+                .map(|(function, (aggregate, filter))| ProbeConfig {
                     action: match aggregate.parse() {
-                        Ok(aggregate) => Action::Aggregate(aggregate),
-                        Err(_) => Action::Count,
+                        Ok(aggregate) => Action::Aggregate(aggregate).into(),
+                        Err(_) => Action::Count.into(),
                     },
                     filter: filter.parse().ok(),
                     ..new(&format!("kprobe:{function}"))

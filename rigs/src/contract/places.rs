@@ -1,8 +1,8 @@
 //! The sites of probes: accepted, refused, and as reported in the status.
 
 use events::ProbeState;
-use manifest::{ProbeSpec, SpecProblem};
-use probes::{Action, Engine, NewProbe, RegisterError, ResolveProblem};
+use manifest::{Action, ProbeConfig, ProbeSpec, SpecProblem};
+use probes::{Engine, RegisterError, ResolveProblem};
 
 use super::bench::Here;
 use super::case::{Case, Plants};
@@ -125,12 +125,12 @@ fn at_entries(here: &Here<'_>, stubs: &[&str], scenarios: &str) -> (Ran, u64) {
         for decoded in kernel.instructions(&symbol) {
             let decoded = decoded.expect("code");
             let offset = decoded.at().0 - symbol.address.0;
-            let probe = NewProbe {
-                action: Action::Count,
+            let probe = ProbeConfig {
+                action: Action::Count.into(),
                 ..new(&format!("kprobe:{function}+{offset:#x}"))
             };
             if decoded.text().starts_with("iret") {
-                back = probe.spec.to_string();
+                back = probe.at.to_string();
             }
             probes.push(probe);
         }
@@ -156,12 +156,12 @@ fn entry_fault(here: &Here<'_>) {
 
 /// The status of each probe: the location, the state with the reason, the counts, and the tier.
 fn status(here: &Here<'_>) {
-    let disabled = NewProbe {
+    let disabled = ProbeConfig {
         enabled: false,
         ..new("kprobe:fn_sub")
     };
-    let counting = NewProbe {
-        action: Action::Count,
+    let counting = ProbeConfig {
+        action: Action::Count.into(),
         ..new("kprobe:fn_add")
     };
     let kernel = here.kernel();

@@ -4,7 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use probes::{Action, EntryOutcome, HitContext, NewProbe, ReturnHandler};
+use manifest::ProbeConfig;
+use probes::{EngineAction, EntryOutcome, HitContext, ReturnHandler};
 
 use super::bench::Here;
 use super::case::{Case, Plants};
@@ -61,7 +62,7 @@ pub(super) const CASES: [Case; 10] = [
     }),
     Case::new("accounting", Plants::Each, &[2], |here| {
         let scenarios = "run=calls=3,recurse=20,leave=4,task=3,smp=10,recurse=9";
-        let probes = ["kretprobe:fn_*", "kprobe:fn_*"].map(|spec| NewProbe {
+        let probes = ["kretprobe:fn_*", "kprobe:fn_*"].map(|spec| ProbeConfig {
             maxactive: Some(2),
             ..new(spec)
         });
@@ -142,8 +143,8 @@ impl ReturnHandler for Depths {
 }
 
 fn depths(here: &Here<'_>, handler: &Arc<Depths>, maxactive: Option<usize>) -> Ran {
-    let probe = NewProbe {
-        action: Action::HandleReturn(handler.clone()),
+    let probe = ProbeConfig {
+        action: EngineAction::HandleReturn(handler.clone()),
         maxactive,
         ..new("kretprobe:fn_recurse")
     };
@@ -176,7 +177,7 @@ fn declined(here: &Here<'_>) {
 }
 
 fn maxactive(here: &Here<'_>) {
-    let probe = NewProbe {
+    let probe = ProbeConfig {
         maxactive: Some(5),
         ..new("kretprobe:fn_recurse")
     };

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use events::{ProbeState, ProbeSummary, Return, Summary};
 use guest_images::workload::Counts;
-use manifest::{GuestEnd, WhenFull};
-use probes::{Action, Kernel, NewProbe, Session, SessionConfig};
+use manifest::{Action, GuestEnd, ProbeConfig, WhenFull};
+use probes::{EngineAction, Kernel, Session, SessionConfig};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 
@@ -273,9 +273,9 @@ impl<'a> Stock<'a> {
             .chain([OPEN_RETURNS, EXIT_RETURNS])
             .chain(ENTRY_CODE)
             .chain(BREAKPOINT);
-        let probes: Vec<NewProbe> = names
-            .map(|name| NewProbe {
-                action: Action::Count,
+        let probes: Vec<ProbeConfig<EngineAction>> = names
+            .map(|name| ProbeConfig {
+                action: Action::Count.into(),
                 ..new(name)
             })
             .chain(IN_MODULE.map(new))
@@ -291,6 +291,7 @@ impl<'a> Stock<'a> {
             memory_bytes: MEMORY_BYTES,
             cpus: self.files.cpus,
             probes: if probed { &probes } else { &[] },
+            injections: &[],
             plant: None,
             optimise: true,
             when_full: WhenFull::default(),

@@ -9,8 +9,8 @@ use address::Gva;
 use errors::chain;
 use events::{Event, EventSink, Registers, Summary};
 use guest_images::testguest::Outcome;
-use manifest::{GuestEnd, Location, ProbeKind, ProbeSpec, WhenFull};
-use probes::{Kernel, NewProbe, Session, SessionConfig};
+use manifest::{GuestEnd, Location, ProbeConfig, ProbeKind, ProbeSpec, WhenFull};
+use probes::{Kernel, Session, SessionConfig};
 use text::PlantByte;
 use vm_memory::{Bytes, GuestAddress};
 use vmm::boot::{BootMethod, KernelFile};
@@ -102,10 +102,10 @@ impl Booter<'_> {
         let initrd_address = initrd_address.ok_or("the test guest has no initrd_address")?;
         let file = KernelFile::from_bytes("testguest", self.guest.to_vec()).map_err(chain)?;
         let initrd = program.records();
-        let probes: Vec<NewProbe> = probes
+        let probes: Vec<ProbeConfig> = probes
             .iter()
             .map(|at| {
-                NewProbe::from(ProbeSpec {
+                ProbeConfig::from(ProbeSpec {
                     kind: ProbeKind::Kprobe,
                     module: None,
                     location: Location::Address(*at),
@@ -123,6 +123,7 @@ impl Booter<'_> {
             memory_bytes: MEMORY_BYTES,
             cpus: 1,
             probes: &probes,
+            injections: &[],
             plant,
             optimise: true,
             when_full: WhenFull::default(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use probes::ProbeId;
+use events::ProbeId;
 
 use super::events::GroundEvent;
 use super::new_probe;

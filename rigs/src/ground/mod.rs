@@ -14,8 +14,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use manifest::ProbeSpec;
-use probes::{Action, Kernel, NewProbe};
+use manifest::{Action, ProbeConfig, ProbeSpec};
+use probes::Kernel;
 use vmm::Host;
 use vmm::boot::KernelFile;
 
@@ -104,7 +104,7 @@ impl Ground<'_> {
         &self,
         guest: &Guest<'_>,
         event: &GroundEvent,
-        probes: &[NewProbe],
+        probes: &[ProbeConfig],
     ) -> Result<Observed, String> {
         let workload = format!(
             "event={} {} {}",
@@ -129,7 +129,7 @@ impl Ground<'_> {
 }
 
 /// The probes for `event`, on the functions present in the kernel.
-fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<NewProbe>, String> {
+fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<ProbeConfig>, String> {
     let mut specs: Vec<String> = COUNTED.iter().map(|(spec, _)| (*spec).to_owned()).collect();
     let mut seen: BTreeSet<String> = specs.iter().cloned().collect();
     for (kind, patterns) in [
@@ -158,10 +158,10 @@ fn probes(kernel: &Kernel, event: &GroundEvent) -> Result<Vec<NewProbe>, String>
     specs.iter().map(|spec| new_probe(spec)).collect()
 }
 
-fn new_probe(spec: &str) -> Result<NewProbe, String> {
-    Ok(NewProbe {
+fn new_probe(spec: &str) -> Result<ProbeConfig, String> {
+    Ok(ProbeConfig {
         action: Action::Count,
         maxactive: Some(MAXACTIVE),
-        ..NewProbe::from(spec.parse::<ProbeSpec>().map_err(chain)?)
+        ..ProbeConfig::from(spec.parse::<ProbeSpec>().map_err(chain)?)
     })
 }

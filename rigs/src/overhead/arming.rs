@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use events::ProbeState;
-use manifest::WhenFull;
-use probes::{Kernel, NewProbe, Resolved, Session, SessionConfig, Via, When, resolve};
+use manifest::{ProbeConfig, WhenFull};
+use probes::{EngineAction, Kernel, Resolved, Session, SessionConfig, Via, When, resolve};
 use vmm::Console;
 use vmm::boot::{BootMethod, KernelFile};
 
@@ -34,7 +34,7 @@ pub(super) fn arming(overhead: &Overhead<'_>, bench: &Bench) -> Measured {
 }
 
 /// `number` sites for probes, spread over the kernel: entries of functions and, if there are too few, the instructions behind them.
-fn places(kernel: &Kernel, number: usize) -> Result<Vec<NewProbe>, String> {
+fn places(kernel: &Kernel, number: usize) -> Result<Vec<ProbeConfig<EngineAction>>, String> {
     let (mut entries, mut others) = (Vec::new(), Vec::new());
     let mut last = None;
     for symbol in kernel.symbols().iter() {
@@ -59,7 +59,7 @@ fn places(kernel: &Kernel, number: usize) -> Result<Vec<NewProbe>, String> {
         })
     };
     let possible = all
-        .filter(|new| resolve(kernel, &new.spec, 0).is_ok_and(|found| found.iter().all(has_plant)));
+        .filter(|new| resolve(kernel, &new.at, 0).is_ok_and(|found| found.iter().all(has_plant)));
     let possible: Vec<_> = possible.take(number.max(entries.len())).collect();
     if possible.len() < number {
         return Err(format!("only {} places can be probed", possible.len()));
@@ -73,7 +73,7 @@ fn arm(
     bench: &Bench,
     file: &KernelFile,
     vmlinux: &[u8],
-    new: &[NewProbe],
+    new: &[ProbeConfig<EngineAction>],
 ) -> Result<Line, String> {
     let mut arming = Arming {
         backend: overhead.backend,
@@ -85,7 +85,7 @@ fn arm(
         resident_bytes: 0,
     };
     for round in 0..ROUNDS {
-        let config = SessionConfig {
+        let config: SessionConfig<'_> = SessionConfig {
             file,
             vmlinux,
             kernel: Kernel::from_vmlinux(vmlinux).map_err(chain)?,
@@ -95,6 +95,7 @@ fn arm(
             memory_bytes: MEMORY_BYTES,
             cpus: 1,
             probes: &[],
+            injections: &[],
             plant: None,
             optimise: false,
             when_full: WhenFull::default(),

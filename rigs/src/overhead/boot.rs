@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use events::{ProbeState, ProbeSummary};
-use manifest::GuestEnd;
-use probes::{Kernel, NewProbe, Session, SessionConfig};
+use manifest::{GuestEnd, ProbeConfig};
+use probes::{EngineAction, Kernel, Session, SessionConfig};
 use vmm::boot::{BootMethod, KernelFile};
 use vmm::{Console, End, Int3Exits, Machine, MachineConfig, NoTraps, TrapHandler};
 
@@ -117,7 +117,7 @@ impl<'a> Booted<'a> {
         }
     }
 
-    fn with_engine(&self, probes: &[NewProbe]) -> Result<Took, String> {
+    fn with_engine(&self, probes: &[ProbeConfig<EngineAction>]) -> Result<Took, String> {
         let began = Instant::now();
         let vmlinux = self.file.vmlinux().map_err(chain)?;
         let config = SessionConfig {
@@ -130,6 +130,7 @@ impl<'a> Booted<'a> {
             memory_bytes: MEMORY_BYTES,
             cpus: 1,
             probes,
+            injections: &[],
             plant: None,
             optimise: true,
             when_full: manifest::WhenFull::default(),

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use probes::{Action, Engine, Handler, HitContext, NewProbe, PreOutcome};
+use manifest::ProbeConfig;
+use probes::{Engine, EngineAction, Handler, HitContext, PreOutcome};
 
 use super::nanos;
 use crate::contract::new_probe;
@@ -38,9 +39,9 @@ pub(super) struct Clock {
 
 impl Clock {
     /// The probe at `mark`, which is called before and after each loop.
-    pub(super) fn probe(&self, mark: &str) -> NewProbe {
-        NewProbe {
-            action: Action::Handle(Arc::new(self.clone())),
+    pub(super) fn probe(&self, mark: &str) -> ProbeConfig<EngineAction> {
+        ProbeConfig {
+            action: EngineAction::Handle(Arc::new(self.clone())),
             ..new_probe(mark)
         }
     }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use events::ProbeSummary;
 use introspect::Symbol;
 use introspect::insn::{Decoded, is_position_independent};
-use probes::{Kernel, NewProbe};
+use manifest::ProbeConfig;
+use probes::{EngineAction, Kernel};
 
 use super::clock::Clock;
 use super::test_guest::{ONCE_AROUND, is_optimised};
@@ -49,7 +50,11 @@ enum Place {
 }
 
 impl Place {
-    fn probes(self, kernel: &Kernel, only_counts: bool) -> Result<Vec<NewProbe>, String> {
+    fn probes(
+        self,
+        kernel: &Kernel,
+        only_counts: bool,
+    ) -> Result<Vec<ProbeConfig<EngineAction>>, String> {
         let new = if only_counts { counted } else { new_probe };
         let entry = format!("kprobe:{CALL}");
         let of_return = format!("kretprobe:{CALL}");

@@ -4,7 +4,8 @@ use std::iter::repeat_n;
 use std::sync::Arc;
 
 use events::{Event, EventSink, ProbeSummary, Tier};
-use probes::NewProbe;
+use manifest::ProbeConfig;
+use probes::EngineAction;
 
 use super::clock::{Clock, Mark, spans};
 use super::ways::counted;
@@ -137,7 +138,7 @@ fn hit_by(
     overhead: &Overhead<'_>,
     bench: &Bench,
     cpus: u8,
-    (way, scenario, probe): (&str, &str, NewProbe),
+    (way, scenario, probe): (&str, &str, ProbeConfig<EngineAction>),
 ) -> Measured {
     let clock = Clock::default();
     let here = Here::new(bench, None, cpus);
@@ -145,7 +146,7 @@ fn hit_by(
         .guest(&cmdline(&format!("{scenario}{cpus}"), overhead))
         .with([clock.probe(MARK)])
         .prepare_with(|_| Arc::new(Nobody));
-    let name = probe.spec.to_string();
+    let name = probe.at.to_string();
     let _ = prepared.register(&[probe]);
     clock.takes_out(prepared.session.engine());
     let ran = prepared.run();

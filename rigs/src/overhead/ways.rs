@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use address::Gva;
 use manifest::program::{Aggregate, Filter};
-use probes::{Action, Handler, HitContext, NewProbe, PreOutcome, ReturnHandler};
+use manifest::{Action, ProbeConfig};
+use probes::{EngineAction, Handler, HitContext, PreOutcome, ReturnHandler};
 
 use crate::contract::new_probe;
 
@@ -26,7 +27,7 @@ pub struct Way {
     pub instructions: Option<u64>,
     /// Whether a jump replaces the plant.
     pub jumps: bool,
-    probes: fn() -> Vec<NewProbe>,
+    probes: fn() -> Vec<ProbeConfig<EngineAction>>,
 }
 
 const fn way(
@@ -34,7 +35,7 @@ const fn way(
     without: &'static str,
     title: &'static str,
     instructions: u64,
-    probes: fn() -> Vec<NewProbe>,
+    probes: fn() -> Vec<ProbeConfig<EngineAction>>,
 ) -> Way {
     Way {
         key,
@@ -51,7 +52,7 @@ const fn jump(
     key: &'static str,
     title: &'static str,
     instructions: u64,
-    probes: fn() -> Vec<NewProbe>,
+    probes: fn() -> Vec<ProbeConfig<EngineAction>>,
 ) -> Way {
     Way {
         jumps: true,
@@ -103,8 +104,8 @@ pub const WAYS: [Way; 18] = [
         "k: kprobe, pre-handler that reads the stack",
         1,
         || {
-            vec![NewProbe {
-                action: Action::Handle(Arc::new(ReadsStack)),
+            vec![ProbeConfig {
+                action: EngineAction::Handle(Arc::new(ReadsStack)),
                 ..new_probe("kprobe:bm_reads")
             }]
         },
@@ -120,8 +121,8 @@ pub const WAYS: [Way; 18] = [
         || {
             vec![
                 handled("kprobe:bm_both", true),
-                NewProbe {
-                    action: Action::HandleReturn(Arc::new(Looks)),
+                ProbeConfig {
+                    action: EngineAction::HandleReturn(Arc::new(Looks)),
                     ..new_probe("kretprobe:bm_both")
                 },
             ]
@@ -141,7 +142,7 @@ pub const WAYS: [Way; 18] = [
         "o: kprobe with a filter that turns the hit away",
         15,
         || {
-            vec![NewProbe {
+            vec![ProbeConfig {
                 filter: Some(parsed::<Filter>("arg0 == 0")),
                 ..new_probe("kprobe:bm_filtered")
             }]
@@ -180,28 +181,28 @@ pub const WAYS: [Way; 18] = [
 impl Way {
     /// The probes of the function.
     #[must_use]
-    pub fn probes(&self) -> Vec<NewProbe> {
+    pub fn probes(&self) -> Vec<ProbeConfig<EngineAction>> {
         (self.probes)()
     }
 }
 
-pub(super) fn counted(spec: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Count,
+pub(super) fn counted(spec: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Count.into(),
         ..new_probe(spec)
     }
 }
 
-pub(super) fn histogram(spec: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Aggregate(parsed::<Aggregate>("hist(arg0)")),
+pub(super) fn histogram(spec: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Aggregate(parsed::<Aggregate>("hist(arg0)")).into(),
         ..new_probe(spec)
     }
 }
 
-fn handled(spec: &str, post: bool) -> NewProbe {
-    NewProbe {
-        action: Action::Handle(Arc::new(Reads { post })),
+fn handled(spec: &str, post: bool) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: EngineAction::Handle(Arc::new(Reads { post })),
         ..new_probe(spec)
     }
 }

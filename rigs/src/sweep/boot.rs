@@ -15,8 +15,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use events::{Event, EventSink, ProbeSummary};
-use manifest::{GuestEnd, WhenFull};
-use probes::{Kernel, NewProbe, Session, SessionConfig};
+use manifest::{GuestEnd, ProbeConfig, WhenFull};
+use probes::{Kernel, Session, SessionConfig};
 use vmm::boot::KernelFile;
 use vmm::{Console, Host, HostFacts};
 
@@ -247,7 +247,7 @@ pub(super) struct Guest<'a> {
 
 impl Guest<'_> {
     /// Boots with these probes, added at the time that the configuration asks for.
-    pub(super) fn boot(&self, probes: &[NewProbe], limits: Limits) -> Ran {
+    pub(super) fn boot(&self, probes: &[ProbeConfig], limits: Limits) -> Ran {
         let began = Instant::now();
         let watch = Watch::default();
         watch.lock().last_progress = Some(began);
@@ -280,7 +280,7 @@ impl Guest<'_> {
     fn session(
         &self,
         watch: &Watch,
-        probes: &[NewProbe],
+        probes: &[ProbeConfig],
         limits: Limits,
     ) -> Result<RanSession, String> {
         let (input, theirs) = UnixStream::pair().map_err(chain)?;
@@ -304,6 +304,7 @@ impl Guest<'_> {
             memory_bytes: MEMORY_BYTES,
             cpus: self.configuration.cpus,
             probes: at_start,
+            injections: &[],
             plant: self.configuration.plant,
             optimise: self.configuration.optimisation == Optimisation::On,
             when_full: WhenFull::default(),
@@ -370,11 +371,11 @@ impl Guest<'_> {
             Ok(disabled) => (disabled, Ok(())),
             Err(error) => (DisabledProbes::default(), Err(error)),
         };
-        let records = engine.inventory().records().into_iter();
-        let judged = records.filter(|record| !disabled.beside.contains(&record.id));
+        let statuses = engine.inventory().statuses().into_iter();
+        let judged = statuses.filter(|status| !disabled.beside.contains(&status.id));
         Ok(RanSession {
             ended,
-            probes: judged.map(|record| record.summary).collect(),
+            probes: judged.map(|status| status.summary).collect(),
             disabled: disabled.probes.len(),
             in_guest: Duration::from_nanos(summary.ran_ns),
             lifecycle,

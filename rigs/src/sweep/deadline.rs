@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use probes::{Engine, ProbeId};
+use events::ProbeId;
+use probes::Engine;
 use vmm::{Control, End};
 
 use super::boot::{Ended, Limits, Watch};

@@ -17,9 +17,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use events::ProbeState;
-use manifest::ProbeSpec;
-use probes::{Action, Engine, NewProbe, ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeState, ProbeStatus};
+use manifest::{Action, ProbeConfig, ProbeSpec};
+use probes::Engine;
 use vmm::{Control, End};
 
 use super::boot::Watch;
@@ -147,18 +147,18 @@ impl FrequentProbes<'_> {
                 let exits = exits.saturating_sub(before.get(&id).copied().unwrap_or(0));
                 if exits > MAX_EXITS
                     && !part.knows(id)
-                    && let Some(record) = self.engine.inventory().records_of(id).pop()
+                    && let Some(status) = self.engine.inventory().statuses_of(id).pop()
                 {
-                    part.frequent.insert(id, self.source(&record)?);
+                    part.frequent.insert(id, self.source(&status)?);
                 }
             }
         }
         Ok(())
     }
 
-    /// Finds or registers the probes whose events have the registers for `record`'s probe.
-    fn source(&self, record: &ProbeRecord) -> Result<RegisterSource, String> {
-        let name = &record.summary.probe;
+    /// Finds or registers the probes whose events have the registers for `status`'s probe.
+    fn source(&self, status: &ProbeStatus) -> Result<RegisterSource, String> {
+        let name = &status.summary.probe;
         if self.action == HitAction::Recorded {
             self.watch.forget_registers(name);
             return Ok(RegisterSource {
@@ -178,9 +178,9 @@ impl FrequentProbes<'_> {
         for name in &names {
             // A former part of the boot may have had a second probe of this name.
             self.watch.forget_registers(name);
-            probes.push(NewProbe {
+            probes.push(ProbeConfig {
                 action: Action::Trace,
-                ..NewProbe::from(name.parse::<ProbeSpec>().map_err(chain)?)
+                ..ProbeConfig::from(name.parse::<ProbeSpec>().map_err(chain)?)
             });
         }
         let prepared = self.engine.prepare(&probes).map_err(chain)?;
@@ -201,8 +201,8 @@ impl FrequentProbes<'_> {
 
     /// Whether no probe can be where `id`'s should be: the engine may know only when the kernel has patched itself.
     fn is_refused(&self, id: ProbeId) -> bool {
-        let mut records = self.engine.inventory().records_of(id).into_iter();
-        records.any(|record| record.summary.state == ProbeState::Refused)
+        let mut statuses = self.engine.inventory().statuses_of(id).into_iter();
+        statuses.any(|status| status.summary.state == ProbeState::Refused)
     }
 
     fn unregister_besides(&self, of: &mut BTreeMap<ProbeId, RegisterSource>) -> Result<(), String> {

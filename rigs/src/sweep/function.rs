@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use address::Gva;
 use introspect::int3::HANDLER;
-use manifest::{Location, ProbeKind, ProbeSpec};
-use probes::{Action, Kernel, NewProbe, Place, Refusal, Resolved, When, resolve};
+use manifest::{Action, Location, ProbeConfig, ProbeKind, ProbeSpec};
+use probes::{Kernel, Place, Refusal, Resolved, When, resolve};
 use vmm::boot::BootMethod;
 
 use super::mode::{Configuration, HitAction, Site};
@@ -204,15 +204,15 @@ impl Functions {
     }
 
     /// The probes on `set`, in its order.
-    pub(super) fn probes(&self, set: &[FunctionId], action: HitAction) -> Vec<NewProbe> {
+    pub(super) fn probes(&self, set: &[FunctionId], action: HitAction) -> Vec<ProbeConfig> {
         set.iter()
             .filter_map(|id| self.get(*id))
-            .map(|function| NewProbe {
+            .map(|function| ProbeConfig {
                 action: match action {
                     HitAction::Counted => Action::Count,
                     HitAction::Recorded => Action::Trace,
                 },
-                ..NewProbe::from(function.spec.clone())
+                ..ProbeConfig::from(function.spec.clone())
             })
             .collect()
     }

@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use probes::{Engine, NewProbe};
+use manifest::ProbeConfig;
+use probes::Engine;
 use vmm::{Control, End};
 
 use super::boot::Watch;
@@ -36,7 +37,7 @@ impl Live<'_> {
         self.watch.await_text(&format!("workload: round {round}\r"))
     }
 
-    fn add(&self, probes: &[NewProbe]) -> Result<(), String> {
+    fn add(&self, probes: &[ProbeConfig]) -> Result<(), String> {
         let prepared = self.engine.prepare(probes).map_err(chain)?;
         let paused = self.control.pause_all();
         self.engine
@@ -66,7 +67,7 @@ impl Live<'_> {
 pub(super) fn drive(
     lifetime: Lifetime,
     live: &Live<'_>,
-    probes: &[NewProbe],
+    probes: &[ProbeConfig],
 ) -> Result<(), String> {
     let done = match lifetime {
         Lifetime::WholeBoot => return Ok(()),
@@ -79,7 +80,7 @@ pub(super) fn drive(
     done
 }
 
-fn add_later(live: &Live<'_>, probes: &[NewProbe]) -> Result<(), String> {
+fn add_later(live: &Live<'_>, probes: &[ProbeConfig]) -> Result<(), String> {
     if !live.await_round(FIRST_ROUND) {
         return Ok(());
     }
@@ -87,7 +88,7 @@ fn add_later(live: &Live<'_>, probes: &[NewProbe]) -> Result<(), String> {
     work(live, FIRST_ROUND + ROUNDS)
 }
 
-fn rearm(live: &Live<'_>, probes: &[NewProbe]) -> Result<(), String> {
+fn rearm(live: &Live<'_>, probes: &[ProbeConfig]) -> Result<(), String> {
     if !live.await_round(FIRST_ROUND) {
         return Ok(());
     }

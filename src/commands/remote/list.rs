@@ -1,13 +1,13 @@
 //! The table of `list`: like the kernel's own list of kprobes, with the results of each probe behind.
 
-use control::api::{Kind, Probe};
-use events::{ProbeState, Tier};
+use events::{ProbeState, ProbeStatus, Tier};
+use manifest::ProbeKind;
 
 use super::words;
 use crate::report::{printable, total};
 
 /// A line for each probe: number and name; address, `k` or `r`, place, module, flags; hits, missed, tier.
-pub(super) fn table(probes: &[Probe]) -> String {
+pub(super) fn table(probes: &[ProbeStatus]) -> String {
     let rows: Vec<[String; 6]> = probes.iter().map(row).collect();
     let headings = ["ID", "ADDRESS", "", "PLACE", "HITS", "MISSED"];
     let mut widths = headings.map(str::len);
@@ -35,7 +35,7 @@ pub(super) fn table(probes: &[Probe]) -> String {
 }
 
 /// The tier of the probe's hits and, if hits exit without need, the reason.
-fn tier(probe: &Probe) -> String {
+fn tier(probe: &ProbeStatus) -> String {
     let tier = words::tier(probe.summary.tier);
     match &probe.summary.unoptimised {
         Some(why) => format!("{tier}  {}", printable(why)),
@@ -44,7 +44,7 @@ fn tier(probe: &Probe) -> String {
 }
 
 /// The filter and the aggregate's result, each in a line or in several.
-fn program(probe: &Probe) -> String {
+fn program(probe: &ProbeStatus) -> String {
     let filter = probe.summary.filter.as_ref();
     let filter = filter.map(|filter| format!("filter: {filter}"));
     let result = probe.summary.result.as_ref().map(ToString::to_string);
@@ -58,17 +58,14 @@ fn program(probe: &Probe) -> String {
         .collect()
 }
 
-fn row(probe: &Probe) -> [String; 6] {
+fn row(probe: &ProbeStatus) -> [String; 6] {
     let summary = &probe.summary;
     let kind = match probe.kind {
-        Kind::Kprobe => "k",
-        Kind::Kretprobe => "r",
+        ProbeKind::Kprobe => "k",
+        ProbeKind::Kretprobe => "r",
     };
     // If the symbol is not known yet, the request is printed.
-    let mut place = probe
-        .symbol
-        .clone()
-        .unwrap_or_else(|| summary.probe.clone());
+    let mut place = probe.symbol.as_deref().unwrap_or(&summary.probe).to_owned();
     if let Some(module) = &probe.module {
         place.push_str(&format!("  [{module}]"));
     }
@@ -91,7 +88,7 @@ fn row(probe: &Probe) -> [String; 6] {
     ]
 }
 
-fn flags(probe: &Probe) -> impl Iterator<Item = &'static str> {
+fn flags(probe: &ProbeStatus) -> impl Iterator<Item = &'static str> {
     let state = match probe.summary.state {
         ProbeState::Armed => None,
         ProbeState::Pending => Some("PENDING"),
@@ -115,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    fn probe(id: u64, more: serde_json::Value) -> Probe {
+    fn probe(id: u64, more: serde_json::Value) -> ProbeStatus {
         let mut value = json!({
             "id": id, "kind": "kprobe", "enabled": true, "action": "trace", "probe": "kprobe:vfs_read",
             "hits": 0, "missed": {}, "exits": 0, "state": "armed",

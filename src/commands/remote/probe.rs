@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 
 use control::Client;
-use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause, Probe};
+use control::api::{AddProbe, AddProbes, Added, ChangeProbe, Pause};
+use events::ProbeStatus;
 
 use super::connect::connect;
 use super::error::RemoteError;
@@ -82,7 +83,7 @@ fn told(added: &Added) -> String {
     text
 }
 
-fn line(probe: &Probe) -> String {
+fn line(probe: &ProbeStatus) -> String {
     let state = words::probe(probe.summary.state);
     let reason = probe.summary.reason.as_ref();
     let reason = reason
@@ -92,7 +93,7 @@ fn line(probe: &Probe) -> String {
 }
 
 /// The probe's number, name and place.
-fn named(probe: &Probe) -> String {
+fn named(probe: &ProbeStatus) -> String {
     let name = probe.name.as_ref();
     let name = name.map(|name| format!(" {name}")).unwrap_or_default();
     let place = printable(&probe.summary.probe);
@@ -107,7 +108,7 @@ fn cost(pause: Pause) -> String {
     }
 }
 
-fn show(probes: &[Probe], json: bool, out: &mut impl Write) -> Result<(), RemoteError> {
+fn show(probes: &[ProbeStatus], json: bool, out: &mut impl Write) -> Result<(), RemoteError> {
     if !json {
         out.write_all(list::table(probes).as_bytes())?;
         return Ok(());

@@ -2,15 +2,15 @@
 
 use address::{Gpa, Gva};
 use events::{Hex, ProbeState};
-use manifest::ProbeSpec;
+use manifest::{ProbeConfig, ProbeSpec};
 use text::{PlantByte, Written};
 
 use super::{
     ABILITIES, Abilities, DATA, MEMORY_BYTES, PLAIN, Rig, TEXT_ENTRY, gpa, memory_of, one,
     skipping, vcpu,
 };
+use crate::engine::RegisterError;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::{NewProbe, RegisterError};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 const PORT: u8 = PlantByte::Port.value();
@@ -411,7 +411,7 @@ fn an_address_that_was_looked_up_before_the_kernel_moved_is_looked_up_again() {
     rig.engine.await_kernel();
     let at = |address: Gva| {
         let spec: ProbeSpec = format!("kprobe:{:#x}", address.0).parse().expect("a probe");
-        [NewProbe::from(spec)]
+        [ProbeConfig::from(spec)]
     };
     let stale = rig.engine.prepare(&at(probed)).expect("it is in the file");
     let lost = rig.engine.prepare(&at(entry)).expect("it is in the file");

@@ -1,15 +1,15 @@
 //! Probes that come and go: each change looks only at the places that it touches, and must leave what looking at all
 //! of them would.
 
+use events::ProbeId;
 use proptest::prelude::*;
 
 use address::Gva;
-use manifest::ProbeSpec;
+use manifest::{ProbeConfig, ProbeSpec};
 use text::PlantByte;
 
 use super::{PLAIN, Rig, gpa};
-use crate::engine::{NewProbe, RegisterError};
-use crate::registry::ProbeId;
+use crate::engine::RegisterError;
 use crate::resolve::PROBES_MAX;
 use crate::resolve::synthetic::SyntheticKernel;
 use crate::{ResolveError, ResolveProblem};
@@ -74,7 +74,7 @@ proptest! {
                 Op::Register { places, enabled } => {
                     let new: Vec<_> = places
                         .iter()
-                        .map(|place| NewProbe { enabled, ..NewProbe::from(spec(*place)) })
+                        .map(|place| ProbeConfig { enabled, ..ProbeConfig::from(spec(*place)) })
                         .collect();
                     let ids = rig.engine.register(&rig.paused, &new).expect("registered");
                     model.extend(ids.into_iter().zip(places).map(|(id, place)| (id, place, enabled)));
@@ -123,7 +123,7 @@ proptest! {
 fn more_probes_than_an_engine_takes_are_refused_and_none_is_there() {
     let (kernel, _) = kernel();
     let rig = Rig::new(&kernel, &["kprobe:plain0"]);
-    let count = |count: usize| vec![NewProbe::from(spec(1)); count];
+    let count = |count: usize| vec![ProbeConfig::from(spec(1)); count];
     let error = rig
         .engine
         .register(&rig.paused, &count(PROBES_MAX))

@@ -6,7 +6,7 @@ use address::{Gpa, Gva};
 use events::{ProbeSummary, Tier};
 use introspect::insn::CpuidWords;
 use introspect::{PhysMemory, Unreadable, walk};
-use manifest::ProbeSpec;
+use manifest::{ProbeConfig, ProbeSpec};
 use text::Ran;
 use text::testing::{DETOUR_GPA, FakeMemory, FakeVcpu};
 
@@ -14,8 +14,8 @@ use super::{
     ABILITIES, Abilities, PLAIN, RDTSC, ROOT, Rig, STACK, TABLE, UPPER_DIRECTORY, gpa, one, vcpu,
 };
 use crate::Handler;
+use crate::engine::EngineAction;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::SyntheticKernel;
 
 const COPIES: Abilities = Abilities {
@@ -197,14 +197,8 @@ fn a_post_handler_is_called_behind_the_instruction_and_so_it_is_stepped() {
     for post in [false, true] {
         let (kernel, at) = one("probed", &RDTSC);
         let rig = Rig::with(&kernel, &[], COPIES);
-        let new = NewProbe {
-            action: Action::Handle(Arc::new(Handles { post })),
-            ..NewProbe::from(
-                "kprobe:probed"
-                    .parse::<manifest::ProbeSpec>()
-                    .expect("a probe"),
-            )
-        };
+        let new = ProbeConfig::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"))
+            .with_action(EngineAction::Handle(Arc::new(Handles { post })));
         rig.engine
             .register(&rig.paused, &[new])
             .expect("registered");
@@ -312,7 +306,7 @@ fn copies_stay_when_plants_go() {
 fn probe_that_comes_back_finds_its_copy() {
     let (rig, at) = rig(&RDTSC);
     hit(&rig, &mut vcpu(at), at);
-    let new = NewProbe::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"));
+    let new = ProbeConfig::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"));
     rig.engine
         .unregister(&rig.paused, &rig.engine.inventory().ids())
         .expect("removed");

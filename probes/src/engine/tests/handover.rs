@@ -129,7 +129,7 @@ fn probes_registered_between_two_kernels_are_not_planted() {
     let guest = Guest::new(&["kprobe:probed"]);
     reach(&guest.rig, guest.leaves, STACK);
     let spec: manifest::ProbeSpec = "kprobe:caller".parse().expect("a probe");
-    let new = crate::NewProbe::from(spec);
+    let new = manifest::ProbeConfig::from(spec);
     guest
         .rig
         .engine

@@ -2,14 +2,13 @@
 
 use address::{Gpa, Gva};
 use events::{Hex, Tier};
-use manifest::ProbeSpec;
+use manifest::{Action, ProbeConfig, ProbeSpec};
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, PlantByte, Ran, Written};
 
 use super::{PLAIN, RDTSC, RESUME_FLAG, Rig, STACK, TEXT_GPA, gpa, one, vcpu};
 use crate::Abilities;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT};
 
 #[test]
@@ -298,9 +297,9 @@ fn a_plant_that_comes_back_counts_nobody_twice() {
     let (kernel, at) = one("plain", &PLAIN);
     let rig = Rig::new(&kernel, &[]);
     rig.engine.set_optimising(&rig.paused, true).expect("set");
-    let counted = NewProbe {
+    let counted = ProbeConfig {
         action: Action::Count,
-        ..NewProbe::from("kprobe:plain".parse::<ProbeSpec>().expect("a probe"))
+        ..ProbeConfig::from("kprobe:plain".parse::<ProbeSpec>().expect("a probe"))
     };
     rig.engine
         .register(&rig.paused, &[counted])

@@ -4,15 +4,14 @@ use std::sync::{Arc, Mutex};
 
 use address::Gva;
 use events::Tier;
-use manifest::ProbeSpec;
+use manifest::{ProbeConfig, ProbeSpec};
 use text::testing::{FakeVcpu, Injected};
 use text::{GuestError, InstructionFault, PlantByte, Ran, To, Vcpu as _};
 
 use super::{ABILITIES, DATA, RDTSC, Rig, STACK, gpa, one, vcpu};
-use crate::engine::NewProbe;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
-use crate::{Abilities, Action, FaultOutcome, Handler, HitContext};
+use crate::{Abilities, EngineAction, FaultOutcome, Handler, HitContext};
 
 const PORT: u8 = PlantByte::Port.value();
 /// The address of the interrupt table.
@@ -210,10 +209,10 @@ fn load_faults(faults: Faults) -> (FakeVcpu, vmm::kvm_regs, Arc<Faults>, Gva) {
     rig.engine
         .register(
             &rig.paused,
-            &[NewProbe {
-                action: Action::Handle(handler),
-                ..NewProbe::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"))
-            }],
+            &[
+                ProbeConfig::from("kprobe:probed".parse::<ProbeSpec>().expect("a probe"))
+                    .with_action(EngineAction::Handle(handler)),
+            ],
         )
         .expect("registered");
     let mut vcpu = with_idt(vcpu(at));

@@ -5,7 +5,7 @@ use events::ProbeState;
 use manifest::{Due, Injection};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, one, vcpu};
-use crate::engine::NewProbe;
+use crate::engine::engine_action::injecting;
 use crate::engine::hits::outcome::HitOutcome;
 
 const RETURNS_TO: u64 = 0x2_2220;
@@ -21,7 +21,7 @@ fn rig(due: Due, comm: Option<&str>) -> (Rig, Gva) {
         comm: comm.map(str::to_owned),
     };
     rig.engine.arm_loaded(&rig.paused).expect("armed");
-    let new = [NewProbe::from(&injection)];
+    let new = [injecting(&injection)];
     rig.engine.register(&rig.paused, &new).expect("registered");
     rig.memory.put(STACK, &RETURNS_TO.to_le_bytes());
     (rig, at)

@@ -24,11 +24,12 @@ use address::Gva;
 use events::{Event, EventSink, Hit, Note, ProbeState, ProbeSummary};
 use introspect::PhysMemory as _;
 use introspect::insn::{CpuidWords, Features};
-use manifest::{Due, Injection, ProbeSpec};
+use manifest::{Due, Injection, ProbeConfig, ProbeSpec};
 use text::testing::{FakeMemory, FakePaused, FakeVcpu};
 use text::{GuestMemory, PlantByte};
 
-use super::{Abilities, Engine, NewProbe};
+use super::engine_action::injecting;
+use super::{Abilities, Engine, EngineAction};
 use crate::resolve::synthetic::{SyntheticKernel, TEXT, TEXT_GPA};
 
 /// Instructions known to the emulator: `push rbp; mov rbp, rsp; pop rbp; ret`
@@ -125,7 +126,7 @@ impl Rig {
         let events = Arc::new(Events::default());
         let specs: Vec<_> = probes
             .iter()
-            .map(|probe| NewProbe::from(probe.parse::<ProbeSpec>().expect("a probe")))
+            .map(|probe| ProbeConfig::from(probe.parse::<ProbeSpec>().expect("a probe")))
             .collect();
         let engine = Engine::new(
             kernel.kernel(),
@@ -212,8 +213,8 @@ fn gpa(at: Gva) -> u64 {
 }
 
 /// An injection that makes each call of the function at `spec` return at once.
-fn skipping(spec: &str) -> NewProbe {
-    NewProbe::from(&Injection {
+fn skipping(spec: &str) -> ProbeConfig<EngineAction> {
+    injecting(&Injection {
         at: spec.parse().expect("a probe"),
         due: Due::Every(1),
         value: 0,

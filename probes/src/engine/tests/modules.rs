@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use address::Gva;
+use events::ProbeId;
 use introspect::{Module, ModuleRegion, PagingState, RegionKind};
 use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
 use crate::module::LoadedModule;
-use crate::registry::{Probe, ProbeId, Purpose};
+use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
 
 const MODULE: Gva = Gva(0x7000);

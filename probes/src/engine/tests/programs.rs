@@ -5,35 +5,49 @@ use std::sync::{Arc, Mutex};
 use address::Gva;
 use events::Hex;
 use manifest::program::{Aggregate, AggregateResult};
-use manifest::{Due, Injection, ProbeRequest, ProbeSpec};
+use manifest::{Action, Due, Injection, ProbeConfig, ProbeSpec};
 use text::Ran;
 use text::testing::FakeVcpu;
 
 use super::{ABILITIES, DATA, PLAIN, RDTSC, Rig, STACK, TEXT_ENTRY, TEXT_GPA, memory_of, vcpu};
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::{Action, NewProbe, RegisterError};
+use crate::engine::{EngineAction, RegisterError};
 use crate::handler::{Handler, HitContext, PreOutcome};
 use crate::resolve::ResolveProblem;
 use crate::resolve::synthetic::SyntheticKernel;
 
-fn new(spec: &str, filter: Option<&str>, action: Action) -> NewProbe {
-    NewProbe {
-        action,
+fn new(
+    spec: &str,
+    filter: Option<&str>,
+    action: impl Into<EngineAction>,
+) -> ProbeConfig<EngineAction> {
+    let probe = ProbeConfig {
         filter: filter.map(|filter| filter.parse().expect(filter)),
-        ..NewProbe::from(spec.parse::<ProbeSpec>().expect(spec))
-    }
+        ..ProbeConfig::from(spec.parse::<ProbeSpec>().expect(spec))
+    };
+    probe.with_action(action.into())
 }
 
 #[test]
-fn aggregate_of_a_request_becomes_the_action() {
-    let spec: ProbeSpec = "kprobe:vfs_read".parse().expect("a probe");
-    let request = ProbeRequest {
+fn filter_and_aggregate_of_a_configuration_are_registered() {
+    let spec: ProbeSpec = "kprobe:f".parse().expect("a probe");
+    let lhist: Aggregate = "lhist(arg2, 0, 8192, 1024)".parse().expect("an aggregate");
+    let config = ProbeConfig {
         filter: "arg2 > 4096 && cpu == 1".parse().ok(),
-        aggregate: "lhist(arg2, 0, 8192, 1024)".parse().ok(),
-        ..ProbeRequest::from(spec)
+        action: Action::Aggregate(lhist),
+        ..ProbeConfig::from(spec)
     };
-    let new = NewProbe::from(&request);
-    assert!(matches!(new.action, Action::Aggregate(_)) && new.filter == request.filter);
+    let (rig, _) = rig(&PLAIN, &[]);
+    rig.engine
+        .register(&rig.paused, std::slice::from_ref(&config))
+        .expect("registered");
+    let status = rig.engine.inventory().statuses().remove(0);
+    assert_eq!(
+        (status.aggregate, status.action),
+        (Some(lhist.to_string()), None)
+    );
+    let filter = config.filter.map(|filter| filter.to_string());
+    assert_eq!(status.summary.filter, filter);
 }
 
 fn aggregate(text: &str) -> Action {
@@ -41,14 +55,14 @@ fn aggregate(text: &str) -> Action {
 }
 
 /// A kernel whose function `f` has `code`, with `probes`.
-fn rig(code: &[u8], probes: &[NewProbe]) -> (Rig, Gva) {
+fn rig(code: &[u8], probes: &[ProbeConfig<EngineAction>]) -> (Rig, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("f", code);
     kernel.function("g", &PLAIN);
     (with(&kernel, probes), at)
 }
 
-fn with(kernel: &SyntheticKernel, probes: &[NewProbe]) -> Rig {
+fn with(kernel: &SyntheticKernel, probes: &[ProbeConfig<EngineAction>]) -> Rig {
     let memory = memory_of(kernel, TEXT_GPA, TEXT_ENTRY);
     let rig = Rig::unarmed(memory, kernel, &[], ABILITIES);
     rig.engine.arm_loaded(&rig.paused).expect("armed");
@@ -155,7 +169,7 @@ fn each_match_of_a_pattern_has_a_result_of_its_own() {
 const NUMBER: u64 = 0x100;
 const TASK: u64 = 0x108;
 
-fn with_processors(probe: NewProbe) -> (Rig, Gva) {
+fn with_processors(probe: ProbeConfig<EngineAction>) -> (Rig, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("f", &PLAIN);
     kernel.symbol("cpu_number", Gva(NUMBER));
@@ -231,7 +245,7 @@ impl Handler for Called {
 fn a_handler_sees_neither_side_of_what_is_turned_away() {
     for code in [&PLAIN[..], &RDTSC] {
         let called = Arc::new(Called::default());
-        let action = Action::Handle(Arc::clone(&called) as Arc<dyn Handler>);
+        let action = EngineAction::Handle(Arc::clone(&called) as Arc<dyn Handler>);
         let (rig, at) = rig(code, &[new("kprobe:f", Some("arg0 == 5"), action)]);
         for arg0 in [4, 5, 6] {
             let mut vcpu = vcpu(at);
@@ -272,7 +286,7 @@ fn calls_that_are_turned_away_run_and_are_not_counted_for_an_injection() {
         &[new(
             "kprobe:f",
             Some("arg0 == 5"),
-            Action::Inject(injection),
+            EngineAction::Inject(injection),
         )],
     );
     let returns_to = DATA + 0x200;
@@ -285,7 +299,7 @@ fn calls_that_are_turned_away_run_and_are_not_counted_for_an_injection() {
 }
 
 /// `f` is called from the first instruction of `g`.
-fn returning(probe: NewProbe) -> (Rig, Gva, Gva) {
+fn returning(probe: ProbeConfig<EngineAction>) -> (Rig, Gva, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("f", &PLAIN);
     let site = kernel.function("g", &PLAIN).wrapping_add(1);
@@ -320,10 +334,8 @@ fn a_return_probe_chooses_at_the_entry_and_adds_at_the_return() {
     );
     let result = probe.result.map(|result| result.to_string());
     assert_eq!(result.as_deref(), Some("min(rax): -2"));
-    assert_eq!(
-        rig.engine.inventory().records()[0].aggregate,
-        "min(rax)".parse().ok()
-    );
+    let status = rig.engine.inventory().statuses().remove(0);
+    assert_eq!(status.aggregate.as_deref(), Some("min(rax)"));
 }
 
 #[test]

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use address::Gva;
-use probes::ProbeId;
+use events::ProbeId;
 
 /// The maximum for a vCPU: a task, a soft interrupt, a hard interrupt and an NMI.
 const CONTEXTS_PER_VCPU: u64 = 4;

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use address::Gva;
-use probes::{Kernel, NewProbe};
+use manifest::ProbeConfig;
+use probes::Kernel;
 
 use super::super::counting::only_counts;
 
@@ -71,7 +72,7 @@ pub(super) struct Function {
     /// Index in [`PARTS`].
     pub(super) part: usize,
     pub(super) spec: String,
-    pub(super) probe: NewProbe,
+    pub(super) probe: ProbeConfig,
 }
 
 /// The functions of all parts, except the functions at `taken`. A function of two parts belongs to the first part. A function with an

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use address::Gva;
-use probes::{Kernel, ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeStatus};
+use probes::Kernel;
 use vmm::PausedGuard;
 
 use super::super::counting::{function, only_counts};
@@ -80,11 +81,14 @@ impl Ledger {
         live: &Live<'_>,
         _paused: &PausedGuard<'_>,
     ) -> Result<(), String> {
-        let records = live.engine.inventory().records_among(&self.ids, usize::MAX);
+        let statuses = live
+            .engine
+            .inventory()
+            .statuses_among(&self.ids, usize::MAX);
         self.looks += 1;
         for entry in &mut self.entries {
-            let is_its = |record: &&ProbeRecord| entry.probes.contains(&record.id);
-            let hits: u64 = records
+            let is_its = |status: &&ProbeStatus| entry.probes.contains(&status.id);
+            let hits: u64 = statuses
                 .iter()
                 .filter(is_its)
                 .map(|it| it.summary.hits)
@@ -94,7 +98,7 @@ impl Ledger {
             entry.below = entry.below.max(entry.made.saturating_sub(hits));
             entry.above = entry.above.max(hits.saturating_sub(entry.made));
             if !is_near(entry.made, hits, self.slack) {
-                let probes: Vec<_> = records.iter().filter(is_its).collect();
+                let probes: Vec<_> = statuses.iter().filter(is_its).collect();
                 return Err(format!(
                     "look {}: the guest counts {} {}: {probes:?}",
                     self.looks, entry.made, entry.own.what

@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use address::Gva;
-use events::Tier;
-use probes::{Kernel, ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeStatus, Tier};
+use probes::Kernel;
 
 use super::counting::{lost, only_counts};
 use super::guest::{Guest, Live, Ran, contains};
@@ -216,11 +216,11 @@ fn stays_in_kernel(live: &Live<'_>, vmlinux: &[u8]) -> Result<(), String> {
 
 /// Waits for `rounds` more rounds of the guest.
 fn await_rounds(live: &Live<'_>, rounds: u64) -> Result<(), String> {
-    let is_it = |record: &ProbeRecord| record.summary.probe.ends_with(GETPID);
+    let is_it = |status: &ProbeStatus| status.summary.probe.ends_with(GETPID);
     let getpids = || {
-        let records = live.engine.inventory().records();
-        let found = records.iter().find(|record| is_it(record));
-        found.map_or(0, |record| record.summary.hits)
+        let statuses = live.engine.inventory().statuses();
+        let found = statuses.iter().find(|status| is_it(status));
+        found.map_or(0, |status| status.summary.hits)
     };
     let (began, first) = (Instant::now(), getpids());
     while getpids() < first + rounds * GETPIDS {
@@ -250,9 +250,9 @@ fn hottest(
     }
     await_rounds(live, ROUNDS)?;
     let paused = live.control.pause_all();
-    let records = records(live, &found.keys().copied().collect());
+    let statuses = statuses(live, &found.keys().copied().collect());
     let mut hot: Vec<_> = found.into_iter().collect();
-    let hits = |id: &ProbeId| records.get(id).map_or(0, |record| record.summary.hits);
+    let hits = |id: &ProbeId| statuses.get(id).map_or(0, |status| status.summary.hits);
     hot.sort_by_key(|(id, _)| std::cmp::Reverse(hits(id)));
     let cold = hot.iter().position(|(id, _)| hits(id) == 0);
     let cold = hot.split_off(cold.unwrap_or(hot.len()).min(most));
@@ -290,19 +290,19 @@ fn registered(
     Ok(stay.into_iter().collect())
 }
 
-fn records(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeRecord> {
-    let records = live.engine.inventory().records_among(ids, usize::MAX);
-    records
+fn statuses(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeMap<ProbeId, ProbeStatus> {
+    let statuses = live.engine.inventory().statuses_among(ids, usize::MAX);
+    statuses
         .into_iter()
-        .map(|record| (record.id, record))
+        .map(|status| (status.id, status))
         .collect()
 }
 
 /// The probes among `ids` with jumps.
 fn optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> BTreeSet<ProbeId> {
-    let mut records = live.engine.inventory().records_among(ids, usize::MAX);
-    records.retain(|record| record.summary.tier == Some(Tier::Optimised));
-    records.into_iter().map(|record| record.id).collect()
+    let mut statuses = live.engine.inventory().statuses_among(ids, usize::MAX);
+    statuses.retain(|status| status.summary.tier == Some(Tier::Optimised));
+    statuses.into_iter().map(|status| status.id).collect()
 }
 
 /// Checks that each probe of `ids` has a jump.
@@ -311,7 +311,7 @@ fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String>
     match live
         .engine
         .inventory()
-        .records_among(&(ids - &are), 1)
+        .statuses_among(&(ids - &are), 1)
         .pop()
     {
         None => Ok(()),
@@ -325,12 +325,12 @@ fn all_optimised(live: &Live<'_>, ids: &BTreeSet<ProbeId>) -> Result<(), String>
 
 /// The number of hot probes of each part and of their hits, and the number of hits without an exit.
 fn gathered(live: &Live<'_>, turns: &mut Turns<'_>) -> Result<(Vec<(usize, u64)>, u64), String> {
-    let records = records(live, &turns.ids());
+    let statuses = statuses(live, &turns.ids());
     let mut parts = vec![(0, 0); PARTS.len()];
     let mut unexited = 0;
     for hot in &mut turns.hot {
-        let record = hot.id.and_then(|id| records.get(&id));
-        hot.gather(record.ok_or("a probe is gone")?)?;
+        let status = hot.id.and_then(|id| statuses.get(&id));
+        hot.gather(status.ok_or("a probe is gone")?)?;
         let (probes, hits) = &mut parts[hot.function.part];
         *probes += 1;
         *hits += hot.hits;

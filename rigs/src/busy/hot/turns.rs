@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use probes::{NewProbe, ProbeId, ProbeRecord};
+use events::{ProbeId, ProbeStatus};
+use manifest::ProbeConfig;
 use vmm::PausedGuard;
 
 use super::super::counting::{is_accounted, only_counts};
@@ -47,12 +48,12 @@ impl Hot {
     }
 
     /// Adds the probe's counts.
-    pub(super) fn gather(&mut self, record: &ProbeRecord) -> Result<(), String> {
-        if !is_accounted(&record.summary) {
-            return Err(format!("entries are not accounted for: {record:?}"));
+    pub(super) fn gather(&mut self, status: &ProbeStatus) -> Result<(), String> {
+        if !is_accounted(&status.summary) {
+            return Err(format!("entries are not accounted for: {status:?}"));
         }
-        self.hits += record.summary.hits;
-        self.unexited += record.summary.hits.saturating_sub(record.summary.exits);
+        self.hits += status.summary.hits;
+        self.unexited += status.summary.hits.saturating_sub(status.summary.exits);
         Ok(())
     }
 }
@@ -141,21 +142,21 @@ impl<'a> Turns<'a> {
 
     /// Checks the hits of the disabled probes since the last pause.
     fn begin_pause(&mut self, paused: &PausedGuard<'_>) -> Result<(), String> {
-        let records = self
+        let statuses = self
             .live
             .engine
             .inventory()
-            .records_among(&self.disabled.ids(), usize::MAX);
-        let hits: BTreeMap<ProbeId, u64> = records
+            .statuses_among(&self.disabled.ids(), usize::MAX);
+        let hits: BTreeMap<ProbeId, u64> = statuses
             .iter()
-            .map(|record| (record.id, record.summary.hits))
+            .map(|status| (status.id, status.summary.hits))
             .collect();
         self.disabled
             .pause(&paused.vcpu_rips(), |id| hits.get(&id).copied())
     }
 
     /// Another probe for a function with an optimised probe: a return probe, or a second counting probe.
-    fn somewhere(&mut self) -> Result<NewProbe, String> {
+    fn somewhere(&mut self) -> Result<ProbeConfig, String> {
         let of_exact = self.random.below(2) == 0;
         let spec = if of_exact {
             &self.exact[self.random.below(self.exact.len())]
@@ -211,7 +212,7 @@ impl<'a> Turns<'a> {
                 true => self.disabled.forget(id),
                 false => self
                     .disabled
-                    .disable(id, record(self.live, id)?.summary.hits),
+                    .disable(id, status(self.live, id)?.summary.hits),
             }
         }
         Ok(())
@@ -229,12 +230,12 @@ impl<'a> Turns<'a> {
     }
 
     fn drop_beside(&self, paused: &PausedGuard<'_>, gone: &[ProbeId]) -> Result<(), String> {
-        let records = self
+        let statuses = self
             .live
             .engine
             .inventory()
-            .records_among(&gone.iter().copied().collect(), usize::MAX);
-        if let Some(wrong) = records.iter().find(|it| !is_accounted(&it.summary)) {
+            .statuses_among(&gone.iter().copied().collect(), usize::MAX);
+        if let Some(wrong) = statuses.iter().find(|it| !is_accounted(&it.summary)) {
             return Err(format!("entries are not accounted for: {wrong:?}"));
         }
         self.live.engine.unregister(paused, gone).map_err(chain)?;
@@ -251,7 +252,7 @@ impl<'a> Turns<'a> {
         for at in group {
             let hot = &mut self.hot[at];
             let Some(id) = hot.id.take() else { continue };
-            let last = record(self.live, id)?;
+            let last = status(self.live, id)?;
             hot.gather(&last)?;
             self.disabled.forget(id);
             self.live.engine.unregister(paused, &[id]).map_err(chain)?;
@@ -266,7 +267,7 @@ impl<'a> Turns<'a> {
             .copied()
             .filter(|at| self.hot[*at].id.is_none())
             .collect();
-        let new: Vec<NewProbe> = gone
+        let new: Vec<ProbeConfig> = gone
             .iter()
             .map(|at| self.hot[*at].function.probe.clone())
             .collect();
@@ -294,7 +295,7 @@ impl<'a> Turns<'a> {
     }
 }
 
-fn record(live: &Live<'_>, id: ProbeId) -> Result<ProbeRecord, String> {
-    let mut records = live.engine.inventory().records_of(id);
-    records.pop().ok_or_else(|| "a probe is gone".to_owned())
+fn status(live: &Live<'_>, id: ProbeId) -> Result<ProbeStatus, String> {
+    let mut statuses = live.engine.inventory().statuses_of(id);
+    statuses.pop().ok_or_else(|| "a probe is gone".to_owned())
 }

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use control::api::{Machine, Probe};
+use control::api::Machine;
+use events::ProbeStatus;
 
 use crate::report::total;
 
@@ -20,7 +21,7 @@ pub(super) struct History {
 /// A probe and its rates.
 #[derive(Debug)]
 pub(super) struct Row {
-    pub(super) probe: Probe,
+    pub(super) probe: ProbeStatus,
     /// Hits a second, the latest at the end.
     pub(super) rates: VecDeque<u64>,
 }
@@ -34,10 +35,10 @@ impl Row {
 
 impl History {
     /// Adds the present state of the machine and the probes.
-    pub(super) fn add(&mut self, machine: Machine, probes: Vec<Probe>) {
+    pub(super) fn add(&mut self, machine: Machine, probes: Vec<ProbeStatus>) {
         let before = self.machine.as_ref().map_or(0, |before| before.ts_ns);
         let passed_ns = machine.ts_ns.saturating_sub(before);
-        let key = |probe: &Probe| (probe.id, probe.summary.probe.clone());
+        let key = |probe: &ProbeStatus| (probe.id, probe.summary.probe.clone());
         let mut known: BTreeMap<_, Row> = self
             .rows
             .drain(..)
@@ -102,7 +103,7 @@ pub(super) mod tests {
         }
     }
 
-    pub(crate) fn probe(id: u64, hits: u64) -> Probe {
+    pub(crate) fn probe(id: u64, hits: u64) -> ProbeStatus {
         serde_json::from_value(json!({
             "id": id, "kind": "kprobe", "enabled": true, "probe": format!("kprobe:f{id}"),
             "hits": hits, "missed": {}, "exits": hits, "state": "armed", "tier": "emulated",
@@ -114,12 +115,15 @@ pub(super) mod tests {
     fn rates_are_by_the_guest_s_clock_and_the_highest_is_first() {
         let mut history = History::default();
         history.add(machine(0), vec![probe(1, 100), probe(2, 50)]);
-        assert_eq!(history.rows[0].probe.id, 1, "without rates, the most hits");
+        assert_eq!(
+            history.rows[0].probe.id.0, 1,
+            "without rates, the most hits"
+        );
         history.add(machine(500_000_000), vec![probe(1, 100), probe(2, 60)]);
         let rates: Vec<_> = history
             .rows
             .iter()
-            .map(|row| (row.probe.id, row.rate()))
+            .map(|row| (row.probe.id.0, row.rate()))
             .collect();
         assert_eq!(rates, [(2, 20), (1, 0)]);
         assert_eq!(history.rate(), 20);

@@ -31,12 +31,16 @@ struct Starting {
 }
 
 impl Starting {
-    fn with(name: impl Fn(&mut SyntheticKernel), new: &[NewProbe]) -> Self {
+    fn with(name: impl Fn(&mut SyntheticKernel), new: &[ProbeConfig<EngineAction>]) -> Self {
         Self::with_last("rest_init", name, new)
     }
 
     /// `last` is called when the kernel has patched itself.
-    fn with_last(last: &str, name: impl Fn(&mut SyntheticKernel), new: &[NewProbe]) -> Self {
+    fn with_last(
+        last: &str,
+        name: impl Fn(&mut SyntheticKernel),
+        new: &[ProbeConfig<EngineAction>],
+    ) -> Self {
         Self::on(ABILITIES, last, name, new)
     }
 
@@ -44,7 +48,7 @@ impl Starting {
         abilities: Abilities,
         last: &str,
         name: impl Fn(&mut SyntheticKernel),
-        new: &[NewProbe],
+        new: &[ProbeConfig<EngineAction>],
     ) -> Self {
         let mut kernel = SyntheticKernel::new();
         let tables = kernel.variable("init_top_pgt", 0);

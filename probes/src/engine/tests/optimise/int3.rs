@@ -42,7 +42,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn with(new: &[NewProbe]) -> Self {
+    fn with(new: &[ProbeConfig<EngineAction>]) -> Self {
         let mut kernel = SyntheticKernel::new();
         let probed = kernel.function("probed", &[0x55, 0x8d, 0x47, 1, 0x5d, 0xc3]);
         let [a, b, c, d, ..] = probed.0.to_le_bytes();
@@ -237,7 +237,8 @@ fn a_short_instruction_is_recorded_without_an_exit() {
 #[test]
 fn neither_side_of_a_followed_call_exits() {
     let probe: ProbeSpec = "kretprobe:probed".parse().expect("a probe");
-    let guest = Guest::with(&[probe.into()]);
+    let probe = ProbeConfig::from(probe).with_action(EngineAction::default());
+    let guest = Guest::with(&[probe]);
     let rig = &guest.rig;
     for n in 0..4 {
         rig.call(guest.caller, n);

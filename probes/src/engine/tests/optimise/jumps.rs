@@ -143,7 +143,10 @@ fn whatever_needs_an_exit_makes_the_jump_go() {
         (
             "a return probe beside it that has a handler",
             |rig| {
-                let follows = followed("probed", Action::HandleReturn(Arc::new(Looks::default())));
+                let follows = followed(
+                    "probed",
+                    EngineAction::HandleReturn(Arc::new(Looks::default())),
+                );
                 rig.engine.register(&rig.paused, &[follows]).expect("done");
             },
             |rig| {
@@ -320,7 +323,7 @@ struct Retpoline {
 }
 
 impl Retpoline {
-    fn with(code: &[u8], probes: &[NewProbe]) -> Self {
+    fn with(code: &[u8], probes: &[ProbeConfig<EngineAction>]) -> Self {
         let mut kernel = SyntheticKernel::new();
         let target = kernel.function("target", &ROOMY);
         let at = kernel.function(THUNK, code);

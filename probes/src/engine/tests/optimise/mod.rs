@@ -23,14 +23,14 @@ use events::Tier;
 use introspect::insn::{Features, MAX_LENGTH_BYTES, decode};
 use introspect::int3::HANDLER;
 use introspect::{PhysMemory, Unreadable, walk};
-use manifest::ProbeSpec;
+use manifest::{Action, ProbeConfig, ProbeSpec};
 use text::PlantByte;
 use text::testing::{FakeMemory, FakeVcpu, Injected};
 use text::{GuestMemory, Passed, Planter, Ran, Unwritable, Written, pass};
 
 use super::{ABILITIES, PLAIN, Rig, STACK, UPPER_DIRECTORY, gpa, one, vcpu};
+use crate::engine::EngineAction;
 use crate::engine::hits::outcome::HitOutcome;
-use crate::engine::{Action, NewProbe};
 use crate::resolve::synthetic::SyntheticKernel;
 
 /// `mov eax, 1; lea eax, [rax + rdi]; ret`
@@ -91,18 +91,16 @@ impl GuestMemory for Bare {
     }
 }
 
-fn count(name: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Count,
+fn count(name: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Count.into(),
         ..new(name)
     }
 }
 
-fn new(name: &str) -> NewProbe {
-    format!("kprobe:{name}")
-        .parse::<ProbeSpec>()
-        .expect("a probe")
-        .into()
+fn new(name: &str) -> ProbeConfig<EngineAction> {
+    let spec = format!("kprobe:{name}").parse::<ProbeSpec>();
+    ProbeConfig::from(spec.expect("a probe")).with_action(EngineAction::default())
 }
 
 /// The result of a vCPU's step.

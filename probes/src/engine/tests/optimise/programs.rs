@@ -5,16 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::*;
 use crate::handler::{Handler, HitContext, PreOutcome};
 
-fn filtered(action: Action, filter: &str) -> NewProbe {
-    NewProbe {
-        action,
+fn filtered(action: impl Into<EngineAction>, filter: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: action.into(),
         filter: Some(filter.parse().expect("a filter")),
         ..new("probed")
     }
 }
 
 /// A rig with a probe and a jump.
-fn with(new: NewProbe) -> (Rig, Gva) {
+fn with(new: ProbeConfig<EngineAction>) -> (Rig, Gva) {
     let (kernel, at) = roomy_on_3();
     let rig = Rig::with(&kernel, &[], ABILITIES);
     rig.engine.set_optimising(&rig.paused, true).expect("set");
@@ -52,8 +52,8 @@ fn values_that_a_detour_has_added_are_part_of_the_result() {
         ("min(arg0)", "0"),
         ("max(arg0)", "1000"),
     ] {
-        let action = Action::Aggregate(aggregate.parse().expect("an aggregate"));
-        let (rig, at) = with(NewProbe {
+        let action = Action::Aggregate(aggregate.parse().expect("an aggregate")).into();
+        let (rig, at) = with(ProbeConfig {
             action,
             ..new("probed")
         });
@@ -99,7 +99,10 @@ impl Handler for Seen {
 #[test]
 fn a_handler_is_called_for_what_the_filter_lets_by_and_nothing_else_leaves_the_guest() {
     let seen = Arc::new(Seen::default());
-    let (rig, at) = with(filtered(Action::Handle(Arc::clone(&seen) as _), "arg0 < 3"));
+    let (rig, at) = with(filtered(
+        EngineAction::Handle(Arc::clone(&seen) as _),
+        "arg0 < 3",
+    ));
     for n in 0..100 {
         assert_eq!(rig.call(at, n), n + 1);
     }
@@ -123,7 +126,7 @@ impl Handler for Skips {
 
 #[test]
 fn a_handler_says_where_the_guest_goes_on() {
-    let (rig, at) = with(filtered(Action::Handle(Arc::new(Skips)), "arg0 == 4"));
+    let (rig, at) = with(filtered(EngineAction::Handle(Arc::new(Skips)), "arg0 == 4"));
     assert_eq!(
         (rig.call(at, 3), rig.call(at, 4), rig.call(at, 5)),
         (4, 77, 6)
@@ -174,8 +177,8 @@ fn write_of_a_handler_to_an_instruction_under_a_jump_is_executed() {
             at: probed,
             in_post,
         };
-        let handled = NewProbe {
-            action: Action::Handle(Arc::new(rewrites)),
+        let handled = ProbeConfig {
+            action: EngineAction::Handle(Arc::new(rewrites)),
             ..new("other")
         };
         rig.engine.register(&rig.paused, &[handled]).expect("done");

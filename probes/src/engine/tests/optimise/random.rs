@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use events::ProbeId;
 use manifest::program::AggregateResult;
 use proptest::prelude::*;
 
 use super::sharing::{Looks, caller_of, filtered, followed, handled, sum};
 use super::*;
-use crate::registry::ProbeId;
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -74,7 +74,7 @@ impl Kind {
         matches!(self, Self::Follow | Self::FollowSmall | Self::FollowHandled)
     }
 
-    fn new_probe(self, site: &str, looks: &Arc<Looks>) -> NewProbe {
+    fn new_probe(self, site: &str, looks: &Arc<Looks>) -> ProbeConfig<EngineAction> {
         let small = |new| filtered("arg0 < 4", new);
         match self {
             Self::Count => count(site),
@@ -84,12 +84,14 @@ impl Kind {
             Self::Sum => sum(site),
             Self::Follow => followed(site, Action::Trace),
             Self::FollowSmall => small(followed(site, Action::Count)),
-            Self::HandleSmall => small(NewProbe {
-                action: Action::Handle(Arc::clone(looks) as _),
+            Self::HandleSmall => small(ProbeConfig {
+                action: EngineAction::Handle(Arc::clone(looks) as _),
                 ..new(site)
             }),
             Self::Handle => handled(site),
-            Self::FollowHandled => followed(site, Action::HandleReturn(Arc::clone(looks) as _)),
+            Self::FollowHandled => {
+                followed(site, EngineAction::HandleReturn(Arc::clone(looks) as _))
+            }
         }
     }
 }

@@ -256,8 +256,8 @@ fn exit_from_the_detour_of_a_disabled_probe_is_counted() {
                 "return" => followed("probed", Action::Trace),
                 _ => filtered(
                     "arg0 < 4",
-                    NewProbe {
-                        action: Action::Handle(Arc::clone(&looks) as _),
+                    ProbeConfig {
+                        action: EngineAction::Handle(Arc::clone(&looks) as _),
                         ..new("probed")
                     },
                 ),

@@ -168,12 +168,12 @@ fn maxactive_holds_for_calls_that_are_recorded() {
     let rig = &guest.rig;
     let id = rig.engine.inventory().ids()[0];
     rig.engine.unregister(&rig.paused, &[id]).expect("done");
-    let new = NewProbe {
+    let new = ProbeConfig {
         maxactive: Some(1),
         ..new("probed")
     };
-    let new = NewProbe {
-        spec: "kretprobe:probed".parse().expect("a probe"),
+    let new = ProbeConfig {
+        at: "kretprobe:probed".parse().expect("a probe"),
         ..new
     };
     rig.engine.register(&rig.paused, &[new]).expect("done");

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use detour::testing::RING_LIMIT;
-use events::{Event, ProbeSummary};
+use events::{Event, ProbeId, ProbeSummary};
 
 use super::*;
 use crate::handler::{Handler, HitContext, PreOutcome, ReturnHandler};
-use crate::registry::ProbeId;
 
 /// A handler that counts its calls, without a post-handler.
 #[derive(Default)]
@@ -30,32 +29,29 @@ impl ReturnHandler for Looks {
 }
 
 /// A probe whose hits all exit.
-pub(super) fn handled(name: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Handle(Arc::new(Looks::default())),
+pub(super) fn handled(name: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: EngineAction::Handle(Arc::new(Looks::default())),
         ..new(name)
     }
 }
 
 /// A return probe.
-pub(super) fn followed(name: &str, action: Action) -> NewProbe {
+pub(super) fn followed(name: &str, action: impl Into<EngineAction>) -> ProbeConfig<EngineAction> {
     let spec = format!("kretprobe:{name}").parse::<ProbeSpec>();
-    NewProbe {
-        action,
-        ..spec.expect("a probe").into()
-    }
+    ProbeConfig::from(spec.expect("a probe")).with_action(action.into())
 }
 
-pub(super) fn filtered(filter: &str, new: NewProbe) -> NewProbe {
-    NewProbe {
+pub(super) fn filtered(filter: &str, new: ProbeConfig<EngineAction>) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
         filter: Some(filter.parse().expect("a filter")),
         ..new
     }
 }
 
-pub(super) fn sum(name: &str) -> NewProbe {
-    NewProbe {
-        action: Action::Aggregate("sum(arg0)".parse().expect("an aggregate")),
+pub(super) fn sum(name: &str) -> ProbeConfig<EngineAction> {
+    ProbeConfig {
+        action: Action::Aggregate("sum(arg0)".parse().expect("an aggregate")).into(),
         ..new(name)
     }
 }
@@ -74,7 +70,7 @@ struct Guest {
 }
 
 impl Guest {
-    fn with(new: &[NewProbe]) -> Self {
+    fn with(new: &[ProbeConfig<EngineAction>]) -> Self {
         let (mut kernel, probed) = roomy_on_3();
         let caller = kernel.function("caller", &caller_of(probed));
         int3::handler(&mut kernel);
@@ -90,7 +86,7 @@ impl Guest {
     }
 
     /// A guest with the jump, an open ring, and an `int3` at the return site.
-    fn warm(new: &[NewProbe]) -> Self {
+    fn warm(new: &[ProbeConfig<EngineAction>]) -> Self {
         let guest = Self::with(new);
         for _ in 0..4 {
             guest.call(1);
@@ -103,7 +99,7 @@ impl Guest {
         assert_eq!(self.rig.call(self.caller, argument), argument + 1);
     }
 
-    fn add(&self, new: NewProbe) -> ProbeId {
+    fn add(&self, new: ProbeConfig<EngineAction>) -> ProbeId {
         let rig = &self.rig;
         rig.engine
             .register(&rig.paused, &[new])
@@ -136,8 +132,8 @@ fn probes_of_every_kind_share_a_detour_without_exits() {
         followed("probed", Action::Count),
         filtered("arg0 > 1000", handled("probed")),
         count("probed"),
-        NewProbe {
-            action: Action::Handle(Arc::clone(&looks) as _),
+        ProbeConfig {
+            action: EngineAction::Handle(Arc::clone(&looks) as _),
             ..filtered("arg0 == 7", new("probed"))
         },
     ]);
@@ -302,7 +298,10 @@ fn probe_that_needs_an_exit_is_named_by_those_beside_it() {
     let why = |index: usize| guest.rig.probe(index).unoptimised;
     let [handled, follows] = [
         handled("probed"),
-        followed("probed", Action::HandleReturn(Arc::new(Looks::default()))),
+        followed(
+            "probed",
+            EngineAction::HandleReturn(Arc::new(Looks::default())),
+        ),
     ];
     for (new, name) in [
         (handled, "`kprobe:probed`"),
@@ -354,7 +353,7 @@ fn probe_where_a_call_returns_to_says_that_returns_exit() {
     let guest = Guest::warm(&[followed("probed", Action::Trace), count("caller+0x9")]);
     let why = || guest.rig.probe(1).unoptimised;
     assert_eq!(why(), None);
-    let handler = Action::HandleReturn(Arc::new(Looks::default()));
+    let handler = EngineAction::HandleReturn(Arc::new(Looks::default()));
     let id = guest.add(followed("caller", handler));
     assert!(
         why().is_some_and(|why| why.contains("handler")),

@@ -2,9 +2,12 @@
 
 use std::fmt;
 
-/// The number of a probe within its engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProbeId(pub(crate) u64);
+use serde::{Deserialize, Serialize};
+
+/// The number of a probe, never reused in the run. The matches of a pattern in a module share one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ProbeId(pub u64);
 
 impl From<u64> for ProbeId {
     fn from(number: u64) -> Self {

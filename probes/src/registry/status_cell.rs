@@ -6,7 +6,7 @@ use events::{Hex, ProbeState};
 
 /// The state of a probe. The thread that has paused the vCPUs writes the state; any thread may read it.
 #[derive(Debug)]
-pub(crate) struct ProbeStatus(Mutex<Status>);
+pub(crate) struct StatusCell(Mutex<Status>);
 
 /// One reading of a probe's state.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Status {
     pub(super) unoptimised: Option<String>,
 }
 
-impl Default for ProbeStatus {
+impl Default for StatusCell {
     fn default() -> Self {
         Self(Mutex::new(Status {
             state: ProbeState::Pending,
@@ -28,7 +28,7 @@ impl Default for ProbeStatus {
     }
 }
 
-impl ProbeStatus {
+impl StatusCell {
     fn lock(&self) -> MutexGuard<'_, Status> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

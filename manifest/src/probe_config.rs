@@ -1,0 +1,115 @@
+//! The configuration of a probe: the same type for the manifest, the command line and the control socket.
+
+use serde::{Deserialize, Serialize};
+
+use crate::program::{Aggregate, Filter};
+use crate::{ProbeAction, ProbeSpec};
+
+/// The site of a probe, and the action there.
+///
+/// A program that uses the engine may choose actions that no user can write, such as a handler. The engine then has its own type `A`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProbeConfig<A = Action> {
+    /// The specification of the site.
+    pub at: ProbeSpec,
+    /// The action at hits.
+    pub action: A,
+    /// The filter of hits; without a filter, each execution is a hit. Of a return probe: the filter of followed calls.
+    pub filter: Option<Filter>,
+    /// For a return probe: the maximum number of calls followed at once. `None` is 256: kprobes' default, max(10, 2·vCPUs),
+    /// is too small for functions that sleep.
+    pub maxactive: Option<usize>,
+    /// Whether the probe is enabled. A disabled probe has no plant.
+    pub enabled: bool,
+}
+
+/// The action at the hits of a probe; of a return probe, at the returns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Each hit is an event.
+    #[default]
+    Trace,
+    /// Hits are counted.
+    Count,
+    /// A value of each hit is added to a result.
+    Aggregate(Aggregate),
+}
+
+impl From<ProbeAction> for Action {
+    fn from(action: ProbeAction) -> Self {
+        match action {
+            ProbeAction::Trace => Self::Trace,
+            ProbeAction::Count => Self::Count,
+        }
+    }
+}
+
+impl Action {
+    /// The aggregate, if the action is one.
+    #[must_use]
+    pub const fn aggregate(&self) -> Option<&Aggregate> {
+        match self {
+            Self::Trace | Self::Count => None,
+            Self::Aggregate(aggregate) => Some(aggregate),
+        }
+    }
+}
+
+impl ProbeConfig {
+    /// Whether the probe has a filter or an aggregate.
+    #[must_use]
+    pub const fn has_program(&self) -> bool {
+        self.filter.is_some() || self.action.aggregate().is_some()
+    }
+}
+
+impl<A> ProbeConfig<A> {
+    /// The same probe with another action.
+    pub fn with_action<B>(self, action: B) -> ProbeConfig<B> {
+        ProbeConfig {
+            at: self.at,
+            action,
+            filter: self.filter,
+            maxactive: self.maxactive,
+            enabled: self.enabled,
+        }
+    }
+}
+
+impl From<ProbeSpec> for ProbeConfig {
+    fn from(at: ProbeSpec) -> Self {
+        Self {
+            at,
+            action: Action::default(),
+            filter: None,
+            maxactive: None,
+            enabled: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_holds_an_action_or_an_aggregate() {
+        let hist: Aggregate = "hist(arg1)".parse().expect("an aggregate");
+        for (action, json) in [
+            (Action::Trace, r#""trace""#),
+            (Action::Count, r#""count""#),
+            (Action::Aggregate(hist), r#"{"aggregate":"hist(arg1)"}"#),
+        ] {
+            let config = ProbeConfig {
+                action,
+                filter: "arg0 == 5".parse().ok(),
+                ..ProbeConfig::from("kprobe:f".parse::<ProbeSpec>().expect("a probe"))
+            };
+            let text = serde_json::to_string(&config).expect("json");
+            assert!(text.contains(&format!(r#""action":{json}"#)), "{text}");
+            let back: ProbeConfig = serde_json::from_str(&text).expect("a probe");
+            assert_eq!(back, config);
+        }
+    }
+}
