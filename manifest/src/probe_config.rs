@@ -7,7 +7,8 @@ use crate::{ProbeAction, ProbeSpec};
 
 /// The site of a probe, and the action there.
 ///
-/// A program that uses the engine may choose actions that no user can write, such as a handler. The engine then has its own type `A`.
+/// The manifest, the command line and the control socket choose an [`Action`]. A program that uses the engine may choose handlers, too;
+/// the engine has a type of its own, `A`, for these actions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeConfig<A = Action> {
     /// The specification of the site.
@@ -66,6 +67,7 @@ impl ProbeConfig {
 
 impl<A> ProbeConfig<A> {
     /// The same probe with another action.
+    #[must_use]
     pub fn with_action<B>(self, action: B) -> ProbeConfig<B> {
         ProbeConfig {
             at: self.at,
