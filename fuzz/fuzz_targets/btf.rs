@@ -11,7 +11,7 @@ use hyprobe_fuzz::{Damage, fuzz_target};
 use introspect::btf::synthetic::{self, sample};
 use introspect::btf::{Type, TypeId};
 use introspect::modules::synthetic::{Form, types};
-use introspect::{Btf, PerCpu, SymbolTable, SymbolTableBuilder, TaskLayout};
+use introspect::{Btf, PerCpu, Signature, SymbolTable, SymbolTableBuilder, TaskLayout};
 
 /// The kind of a union.
 const UNION: u8 = 5;
@@ -88,6 +88,16 @@ fuzz_target!(|case: Case| {
             params.for_each(|ty| follow(&btf, ty));
             follow(&btf, function.returns);
         }
+        if let Ok(signature) = Signature::of_function(&btf, name) {
+            assert!(signature.params.len() <= 20, "{signature:?}");
+            for param in &signature.params {
+                assert!(
+                    param.name.len() + param.shape.declared.len() < 200,
+                    "{param:?}"
+                );
+                let _ = signature.enumerator(&param.shape, 7);
+            }
+        }
     }
     let layout = TaskLayout::new(&btf, &SYMBOLS);
     assert!(layout.is_some() || !(is_whole && has_tasks), "no tasks");
@@ -140,7 +150,9 @@ fn follow(btf: &Btf, first: TypeId) {
             Some(
                 Type::Pointer(to)
                 | Type::Typedef(to)
-                | Type::Qualified(to)
+                | Type::Const(to)
+                | Type::Volatile(to)
+                | Type::Tagged(to)
                 | Type::Function(to)
                 | Type::Variable(to)
                 | Type::Array { element: to, .. },

@@ -3,7 +3,8 @@
 //! Everything here works on bytes: a live guest's memory or a memory dump ([`memory`]), through the
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From the bytes come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the kernel's patch sites
-//! ([`patchsites`]), the layout of kernel types ([`btf`]), the loaded modules ([`modules`]), a
+//! ([`patchsites`]), the layout of kernel types ([`btf`]), the arguments of functions
+//! ([`signature`]), the loaded modules ([`modules`]), a
 //! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
 //! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
 //! an instruction ([`insn`]), and the addresses where a jump can serve as a probe ([`optimise`]).
@@ -26,6 +27,7 @@ pub mod optimise;
 pub mod paging;
 pub mod patchsites;
 mod percpu;
+pub mod signature;
 pub mod symbols;
 mod tasks;
 
@@ -41,5 +43,6 @@ pub use modules::{
 pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use percpu::PerCpu;
+pub use signature::Signature;
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};
 pub use tasks::TaskLayout;

@@ -12,6 +12,10 @@ const MAX_COMM_BYTES: u64 = 64;
 pub struct TaskLayout {
     /// The pointer to `struct task_struct`.
     current: PerCpu,
+    /// Offset of the thread's number (`pid` in the kernel), 4 bytes, in `struct task_struct`.
+    pub tid: u64,
+    /// Offset of the process's number (`tgid` in the kernel), 4 bytes.
+    pub pid: u64,
     /// Offset of the name in `struct task_struct`, bytes.
     pub comm: u64,
     /// Size of the name including the final zero, bytes.
@@ -24,10 +28,13 @@ impl TaskLayout {
     pub fn new(btf: &Btf, symbols: &SymbolTable) -> Option<Self> {
         let task = btf.struct_named("task_struct")?;
         let comm = btf.member(task, "comm")?;
+        let number = |name| btf.member(task, name).filter(|it| it.size_bytes == 4);
         let current = PerCpu::current_task(Some(btf), symbols)?;
         let fits = (1..=MAX_COMM_BYTES).contains(&comm.size_bytes);
         Some(Self {
             current,
+            tid: number("pid")?.offset_bytes,
+            pid: number("tgid")?.offset_bytes,
             comm: comm.offset_bytes,
             comm_bytes: usize::try_from(comm.size_bytes).ok().filter(|_| fits)?,
         })
@@ -50,12 +57,13 @@ mod tests {
     fn layout(symbol: &str, at: u64) -> Option<TaskLayout> {
         let mut blob = Blob::new();
         let byte = blob.int("char", 1);
+        let int = blob.int("int", 4);
         let long = blob.int("long unsigned int", 8);
         let name = blob.array(byte, 16);
         blob.structure(
             "task_struct",
             0x1000,
-            &[("pid", long, 8), ("comm", name, 0xbc0)],
+            &[("pid", int, 8), ("tgid", int, 12), ("comm", name, 0xbc0)],
         );
         blob.structure("pcpu_hot", 64, &[("x", long, 0), ("current_task", long, 8)]);
         let mut symbols = SymbolTableBuilder::new();
@@ -68,7 +76,10 @@ mod tests {
     fn an_offset_does_not_move_and_an_address_does() {
         let gs = 0xffff_8880_0dc0_0000;
         let old = layout("current_task", 0x1fb80).expect("6.1");
-        assert_eq!((old.comm, old.comm_bytes), (0xbc0, 16));
+        assert_eq!(
+            (old.tid, old.pid, old.comm, old.comm_bytes),
+            (8, 12, 0xbc0, 16)
+        );
         assert_eq!(old.current(gs, 0x40_0000), Gva(gs + 0x1fb80));
         let hot = layout("pcpu_hot", 0x35000).expect("6.12");
         assert_eq!(hot.current(gs, 0x40_0000), Gva(gs + 0x35008));

@@ -2,6 +2,9 @@
 
 use super::{Btf, TypeId, format};
 
+/// The most enumerators that are looked at for a name: a name is looked up at each hit.
+const MAX_ENUMERATORS: usize = 4096;
+
 impl Btf {
     /// The enum called `name`.
     #[must_use]
@@ -18,6 +21,14 @@ impl Btf {
         enumerators.filter_map(|(name, value)| Some((self.records.string(name)?, value)))
     }
 
+    /// Whether the numbers of the enum `ty` have a sign, according to the flag of its record. Before
+    /// 6.0 no enum has the flag.
+    #[must_use]
+    pub fn is_signed_enum(&self, ty: TypeId) -> bool {
+        let record = self.stripped(ty).and_then(|ty| self.records.record(ty));
+        record.is_some_and(|record| record.is_signed_enum())
+    }
+
     /// The number of the enumerator `name` in the enum `ty`.
     #[must_use]
     pub fn enum_value(&self, ty: TypeId, name: &str) -> Option<i64> {
@@ -25,10 +36,15 @@ impl Btf {
             .find_map(|(found, value)| (found == name).then_some(value))
     }
 
-    /// The first enumerator with the number `value` in the enum `ty`.
+    /// The first enumerator with the number `value` in the enum `ty`, among a few thousand.
     #[must_use]
     pub fn enum_name(&self, ty: TypeId, value: i64) -> Option<&str> {
-        self.enum_values(ty)
-            .find_map(|(name, found)| (found == value).then_some(name))
+        let record = self.stripped(ty).and_then(|ty| self.records.record(ty))?;
+        if !matches!(record.kind, format::ENUM | format::ENUM64) {
+            return None;
+        }
+        let mut enumerators = record.enumerators().take(MAX_ENUMERATORS);
+        let (name, _) = enumerators.find(|(_, found)| *found == value)?;
+        self.records.string(name)
     }
 }

@@ -107,9 +107,9 @@ impl Btf {
             format::ENUM | format::ENUM64 => Type::Enum,
             format::FORWARD => Type::Forward,
             format::TYPEDEF => Type::Typedef(target),
-            format::CONST | format::VOLATILE | format::RESTRICT | format::TYPE_TAG => {
-                Type::Qualified(target)
-            }
+            format::CONST => Type::Const(target),
+            format::VOLATILE => Type::Volatile(target),
+            format::RESTRICT | format::TYPE_TAG => Type::Tagged(target),
             format::FUNCTION => Type::Function(target),
             format::PROTOTYPE => Type::Prototype,
             format::VARIABLE => Type::Variable(target),
@@ -123,9 +123,11 @@ impl Btf {
         let mut ty = ty;
         for _ in 0..MAX_QUALIFIERS {
             match self.get(ty)? {
-                Type::Typedef(target) | Type::Qualified(target) | Type::Variable(target) => {
-                    ty = target;
-                }
+                Type::Typedef(target)
+                | Type::Const(target)
+                | Type::Volatile(target)
+                | Type::Tagged(target)
+                | Type::Variable(target) => ty = target,
                 _ => return Some(ty),
             }
         }
@@ -134,7 +136,12 @@ impl Btf {
 
     /// The first type called `name` of a kind in `kinds`.
     pub(super) fn find(&self, name: &str, kinds: &[u8]) -> Option<TypeId> {
-        self.names.candidates(name).find(|&ty| {
+        self.find_all(name, kinds).next()
+    }
+
+    /// The types called `name` of a kind in `kinds`, in the order of their numbers.
+    pub(super) fn find_all(&self, name: &str, kinds: &[u8]) -> impl Iterator<Item = TypeId> {
+        self.names.candidates(name).filter(move |&ty| {
             let of_kind = |record: Record<'_>| kinds.contains(&record.kind);
             self.records.record(ty).is_some_and(of_kind) && self.name_of(ty) == Some(name)
         })

@@ -12,12 +12,13 @@
 //!   are;
 //! - the types above: [`Btf`] sorts the names once (`index`), and finds types by name and by number
 //!   (`lookup`), members by path (`members`), sizes (`sizes`), parameters and enumerators
-//!   (`functions`, `enums`).
+//!   (`functions`, `enums`), and types as C text (`declaration`).
 //!
 //! Any number in a blob may be wrong. A record ends within the type section, and its elements
 //! within the record. Queries follow chains of types, nested structs and names only for a limited
 //! number of steps, and return nothing for malformed records.
 
+mod declaration;
 mod enums;
 mod error;
 mod format;
@@ -31,7 +32,9 @@ mod sizes;
 mod source;
 mod types;
 
+pub use declaration::declaration;
 pub use error::BtfError;
+pub use functions::SharedProto;
 pub use lookup::Btf;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 

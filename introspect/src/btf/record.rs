@@ -97,6 +97,11 @@ impl<'b> Record<'b> {
         })
     }
 
+    /// Whether a record of kind `ENUM` or `ENUM64` is marked as having numbers below zero.
+    pub(super) fn is_signed_enum(&self) -> bool {
+        matches!(self.kind, format::ENUM | format::ENUM64) && self.flag
+    }
+
     /// The enumerators in a record of kind `ENUM` or `ENUM64`: the names' offsets, and the numbers.
     /// The record's flag marks an enum with numbers below zero; before 6.0 no enum had the flag.
     pub(super) fn enumerators(&self) -> impl Iterator<Item = (u32, i64)> + use<'b> {

@@ -48,6 +48,10 @@ impl Blob {
         self.record("", (format::POINTER, false), 0, to, &[])
     }
 
+    pub fn constant(&mut self, of: u32) -> u32 {
+        self.record("", (format::CONST, false), 0, of, &[])
+    }
+
     pub fn array(&mut self, element: u32, len: u32) -> u32 {
         self.record("", (format::ARRAY, false), 0, 0, &[element, element, len])
     }

@@ -67,8 +67,12 @@ pub enum Type {
     Forward,
     /// Another name for a type.
     Typedef(TypeId),
-    /// `const`, `volatile`, `restrict` or a tag on a type.
-    Qualified(TypeId),
+    /// `const`.
+    Const(TypeId),
+    /// `volatile`.
+    Volatile(TypeId),
+    /// `restrict`, or a tag on a type.
+    Tagged(TypeId),
     /// A function, with the prototype's number.
     Function(TypeId),
     /// A function prototype.

@@ -1,0 +1,278 @@
+//! The parameters and the return value of a function, ready to be read at a hit.
+//!
+//! A [`Signature`] is made once for a function, from the kernel's types ([`crate::Btf`]). At a hit, each parameter is a register, or a word
+//! of the stack, by the System V ABI; the type says how many of its bits count, and what they mean.
+
+mod kind;
+mod place;
+
+use std::sync::Arc;
+
+use crate::btf::{Btf, SharedProto, TypeId, declaration};
+
+pub use kind::Kind;
+use place::Places;
+pub use place::ValuePlace;
+
+/// The types of a function.
+#[derive(Clone, Debug)]
+pub struct Signature {
+    /// The parameters in order, without a final `...`.
+    pub params: Vec<Parameter>,
+    /// The return value; `None` for `void`.
+    pub returns: Option<Shape>,
+    types: Btf,
+}
+
+/// A named parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// The name in the source; `argN` without one.
+    pub name: Arc<str>,
+    /// Where the caller has put the value.
+    pub place: ValuePlace,
+    /// The type.
+    pub shape: Shape,
+}
+
+/// A type, as far as the value is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The type in C.
+    pub declared: Arc<str>,
+    /// How the value is read.
+    pub kind: Kind,
+}
+
+/// Why a function has no types.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Untyped {
+    /// The types have no function of the name.
+    #[error("the kernel's type information (BTF) does not have the function")]
+    Unknown,
+    /// Functions of one name in several files, with different parameters.
+    #[error("the kernel has several functions of this name with different parameters")]
+    Ambiguous,
+    /// More parameters than any function of Linux has.
+    #[error("the function has more than {MAX_PARAMS} parameters")]
+    TooMany,
+    /// The compiler has changed the parameters, as the symbol's suffix says.
+    #[error("the compiler has changed the function's parameters (`{suffix}`)")]
+    Changed {
+        /// The suffix with its dot.
+        suffix: &'static str,
+    },
+}
+
+/// Stock kernels have functions with up to 18 parameters.
+const MAX_PARAMS: usize = 20;
+/// Longer names are cut: each probe has its own.
+const MAX_NAME_BYTES: usize = 48;
+const MAX_DECLARED_BYTES: usize = 96;
+/// The beginnings of the names of lengths.
+const LENGTHS: [&str; 5] = ["count", "len", "size", "nbytes", "n"];
+
+/// Suffixes of symbols whose parameters the compiler may have dropped or split.
+const CHANGED: [&str; 3] = [".isra.", ".constprop.", ".part."];
+
+impl Signature {
+    /// The signature of the function with the symbol `symbol`.
+    ///
+    /// # Errors
+    ///
+    /// If the types do not have the function, or not for certain.
+    pub fn of_function(types: &Btf, symbol: &str) -> Result<Self, Untyped> {
+        let changed = CHANGED.into_iter().find(|suffix| symbol.contains(suffix));
+        if let Some(suffix) = changed {
+            return Err(Untyped::Changed { suffix });
+        }
+        let prototype = match types.shared_proto(symbol) {
+            SharedProto::None => return Err(Untyped::Unknown),
+            SharedProto::Several => return Err(Untyped::Ambiguous),
+            SharedProto::Sole(prototype) => prototype,
+        };
+        if prototype.params.len() > MAX_PARAMS {
+            return Err(Untyped::TooMany);
+        }
+        let mut places = Places::behind_result(result_bytes(types, prototype.returns));
+        let params = (0..).zip(&prototype.params);
+        let params = params.map(|(number, param)| Parameter {
+            name: match &param.name {
+                Some(name) => shortened(name, MAX_NAME_BYTES),
+                None => format!("arg{number}").into(),
+            },
+            place: places.next(types.size_of(param.ty)),
+            shape: Shape::new(types, param.ty),
+        });
+        let mut params: Vec<Parameter> = params.collect();
+        buffers_are_no_strings(&mut params);
+        let returns = types.stripped(prototype.returns) != Some(TypeId::VOID);
+        Ok(Self {
+            params,
+            returns: returns.then(|| Shape::new(types, prototype.returns)),
+            types: types.clone(),
+        })
+    }
+
+    /// Whether a parameter needs more than the registers: a string, or a word of the stack.
+    #[must_use]
+    pub fn needs_memory(&self) -> bool {
+        let is_in_memory = |param: &Parameter| {
+            param.shape.kind == Kind::String || matches!(param.place, ValuePlace::Stack(_))
+        };
+        self.params.iter().any(is_in_memory)
+    }
+
+    /// The name of `value` in the enum of `shape`.
+    #[must_use]
+    pub fn enumerator(&self, shape: &Shape, value: i64) -> Option<&str> {
+        match shape.kind {
+            Kind::Enum { ty, .. } => self.types.enum_name(ty, value),
+            _ => None,
+        }
+    }
+}
+
+/// A pointer to characters with a length behind it is a buffer.
+fn buffers_are_no_strings(params: &mut [Parameter]) {
+    let is_length = |param: &Parameter| {
+        let is_named = |length: &&str| match param.name.strip_prefix(*length) {
+            Some(rest) => rest.is_empty() || length.len() > 1,
+            None => param.name.ends_with(&format!("_{length}")),
+        };
+        matches!(param.shape.kind, Kind::Integer { .. }) && LENGTHS.iter().any(is_named)
+    };
+    let before_length: Vec<bool> = params.iter().skip(1).map(is_length).collect();
+    for (param, is_buffer) in params.iter_mut().zip(before_length) {
+        if is_buffer && param.shape.kind == Kind::String {
+            param.shape.kind = Kind::Pointer;
+        }
+    }
+}
+
+fn shortened(text: &str, most: usize) -> Arc<str> {
+    if text.len() <= most {
+        return text.into();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(most)]).into()
+}
+
+/// The size of a returned struct or union; `None` for other types.
+fn result_bytes(types: &Btf, returns: TypeId) -> Option<u64> {
+    types.as_struct(returns).and_then(|id| types.size_of(id))
+}
+
+impl Shape {
+    fn new(types: &Btf, ty: TypeId) -> Self {
+        Self {
+            declared: shortened(&declaration(types, ty), MAX_DECLARED_BYTES),
+            kind: Kind::of(types, ty),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::btf::synthetic::Blob;
+
+    fn types() -> Btf {
+        let mut blob = Blob::new();
+        let int = blob.int("int", 4);
+        let char = blob.int("char", 1);
+        let constant = blob.constant(char);
+        let text = blob.pointer(constant);
+        let buffer = blob.pointer(char);
+        let pair = blob.structure("pair", 16, &[("a", int, 0), ("b", int, 8)]);
+        let mode = blob.enumeration("mode", true, &[("OFF", 0), ("BAD", u32::MAX)]);
+        let callback = blob.function("", int, &[("", int)]) - 1;
+        let callback = blob.pointer(callback);
+        blob.function(
+            "open",
+            int,
+            &[
+                ("name", text),
+                ("pair", pair),
+                ("buffer", buffer),
+                ("mode", mode),
+                ("call", callback),
+                ("late", int),
+            ],
+        );
+        blob.function("done", 0, &[]);
+        blob.function("write", int, &[("data", text), ("count", int)]);
+        blob.function("copy", int, &[("from", text), ("name_len", int)]);
+        blob.function("log", int, &[("text", text), ("node", int)]);
+        let large = blob.structure("large", 24, &[("a", int, 0)]);
+        blob.function("make", large, &[("size", int)]);
+        blob.function("twice", int, &[("a", int)]);
+        blob.function("twice", int, &[("a", text)]);
+        Btf::parse(blob.finish()).expect("types")
+    }
+
+    #[test]
+    fn parameters_have_names_types_and_places() {
+        let signature = Signature::of_function(&types(), "open").expect("typed");
+        let told = signature.params.iter().map(|param| {
+            let shape = &param.shape;
+            format!("{} {}: {:?}", param.name, shape.declared, param.place)
+        });
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            [
+                "name const char *: Register(0)",
+                "pair struct pair: Elsewhere",
+                "buffer char *: Register(3)",
+                "mode enum mode: Register(4)",
+                "call int (*)(…): Register(5)",
+                "late int: Stack(8)",
+            ]
+        );
+        let kinds = signature.params.iter().map(|param| param.shape.kind);
+        let kinds: Vec<_> = kinds.collect();
+        assert_eq!(kinds[0], Kind::String);
+        assert_eq!(kinds[2], Kind::Pointer);
+        assert!(signature.needs_memory());
+        let mode = &signature.params[3].shape;
+        assert_eq!(
+            signature.enumerator(mode, mode.kind.number(0xffff_ffff)),
+            Some("BAD")
+        );
+        assert_eq!(signature.enumerator(mode, 7), None);
+    }
+
+    #[test]
+    fn the_place_of_a_large_result_comes_before_the_parameters() {
+        let signature = Signature::of_function(&types(), "make").expect("typed");
+        assert_eq!(signature.params[0].place, ValuePlace::Register(1));
+    }
+
+    #[test]
+    fn characters_before_a_length_are_a_buffer() {
+        let kind = |function| {
+            let signature = Signature::of_function(&types(), function).expect("typed");
+            signature.params[0].shape.kind
+        };
+        assert_eq!(kind("write"), Kind::Pointer);
+        assert_eq!(kind("copy"), Kind::Pointer);
+        assert_eq!(kind("log"), Kind::String);
+    }
+
+    #[test]
+    fn void_functions_return_nothing() {
+        let signature = Signature::of_function(&types(), "done").expect("typed");
+        assert!(signature.params.is_empty() && signature.returns.is_none());
+        assert!(!signature.needs_memory());
+    }
+
+    #[test]
+    fn what_is_not_certain_has_no_types() {
+        let of = |symbol| Signature::of_function(&types(), symbol).map(|_| ()).err();
+        assert_eq!(of("close"), Some(Untyped::Unknown));
+        assert_eq!(of("twice"), Some(Untyped::Ambiguous));
+        assert_eq!(
+            of("open.isra.0"),
+            Some(Untyped::Changed { suffix: ".isra." })
+        );
+    }
+}
