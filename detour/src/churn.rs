@@ -12,7 +12,7 @@ use text::testing::{DETOUR_GPA, FakeMemory, FakePaused};
 use super::made::{Keeps, Use};
 use super::pages::{PageKind, Pages};
 use super::place::{MAX_PAGES, REGION_BYTES};
-use super::processor::Processor;
+use super::processor::{Processor, TaskFields};
 use super::*;
 
 /// A kernel whose image begins at the upper gigabyte's second page: the tables map only the image.
@@ -53,7 +53,11 @@ fn usage(filter: Option<&str>, keeps: Keeps) -> Use {
         when_full: WhenFull::Exit,
         processor: Processor {
             number: Some(0x1_fb80),
-            task: None,
+            task: Some(0x1_fbc0),
+            fields: Some(TaskFields {
+                numbers: 0x6e0,
+                comm: 0x890,
+            }),
         },
         plant: 0xee,
         index: 0,
@@ -146,8 +150,8 @@ fn ten_thousand_functions_take_the_memory_that_the_docs_say() {
         [
             ("counted", 32, (1, 1)),
             ("counted, filtered", 48, (1, 1)),
-            ("recorded", 224, (2, 1)),
-            ("followed", 272, (2, 1)),
+            ("recorded", 272, (2, 1)),
+            ("followed", 320, (2, 1)),
             ("histogram", 64, (1, 3)),
         ]
     );
@@ -199,7 +203,7 @@ fn code_does_not_cross_the_end_of_a_page() {
     let mut bases = BTreeSet::new();
     for index in 0..10_000 {
         let made = churned.make(index, &record).expect("there is room");
-        let end = made.entry.0 + 223;
+        let end = made.entry.0 + 271;
         assert_eq!(made.entry.0 / REGION_BYTES, end / REGION_BYTES);
         bases.insert(made.entry.0 / REGION_BYTES);
         let exits = (made.entry.0..end).filter_map(|at| churned.detour.left_at(Gva(at)));

@@ -51,6 +51,6 @@ pub use jumped::{Jumped, Lead};
 pub use kernel_space::{KernelSpace, Tables};
 pub use made::{Keeps, LeftAt, MadeDetour, Part, Use};
 pub use pages::ChangedEntry;
-pub use processor::{NotKept, Processor};
+pub use processor::{NAME_BYTES, NotKept, Processor, RecordedTask, TaskFields};
 pub use registers::register_value;
 pub use ring::{Record, Ring};

@@ -290,6 +290,7 @@ mod tests {
             processor: Processor {
                 number: Some(0x1_fb80),
                 task: None,
+                fields: None,
             },
             plant: 0xee,
             index: 0,

@@ -7,6 +7,31 @@ pub struct Processor {
     pub number: Option<i64>,
     /// The address of the task that the processor runs.
     pub task: Option<i64>,
+    /// Where a task has what a record holds of it; without it, records hold no task.
+    pub fields: Option<TaskFields>,
+}
+
+/// Offsets in the kernel's description of a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TaskFields {
+    /// The thread's number and, behind it, the process's; 4 bytes each.
+    pub numbers: i32,
+    /// The name, [`NAME_BYTES`] bytes.
+    pub comm: i32,
+}
+
+/// The size of a task's name in all kernels, with a zero at the end.
+pub const NAME_BYTES: usize = 16;
+
+/// The task of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedTask {
+    /// The thread's number.
+    pub tid: u32,
+    /// The process's number.
+    pub pid: u32,
+    /// The name; zeroes behind its end.
+    pub comm: [u8; NAME_BYTES],
 }
 
 /// A per-processor variable whose location the kernel does not reveal.

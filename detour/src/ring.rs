@@ -6,7 +6,7 @@
 //!          └───────────┴───────────────┴──────────────┘
 //!                      ▲               ▲        ▲
 //!                     tail            head     head may come so far: LIMIT behind tail
-//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ]    who = 0: not written, or not yet
+//!  a slot  [ who | cpu ][ tsc ][ 16 registers ][ flags ][ top ][ tid | pid ][ comm ]    who = 0: not written, or not yet
 //! ```
 //!
 //! A detour checks for room, takes a slot with `lock xadd` on the head, fills the slot, and writes `who` last: on x86 no
@@ -32,6 +32,7 @@ use address::{Gpa, Gva};
 use text::{GuestError, GuestMemory};
 
 use super::DetourError;
+use super::processor::{NAME_BYTES, RecordedTask};
 
 /// The number of slots; a power of two.
 pub(crate) const SLOTS: u64 = 8192;
@@ -60,8 +61,14 @@ pub(super) const REGISTERS: u64 = 16;
 pub(super) const FLAGS: u64 = REGISTERS + 16 * 8;
 /// The value at the stack pointer; of calls only.
 pub(super) const TOP: u64 = FLAGS + 8;
+/// The numbers of the thread and the process, 4 bytes each, and the task's name.
+pub(super) const TID: u64 = TOP + 8;
+pub(super) const PID: u64 = TID + 4;
+pub(super) const COMM: u64 = PID + 4;
+/// The process's number in a record without a task.
+pub(super) const NO_PROCESS: i32 = -1;
 
-const _: () = assert!(TOP + 8 <= SLOT_BYTES && SLOTS.is_power_of_two());
+const _: () = assert!(COMM + NAME_BYTES as u64 <= SLOT_BYTES && SLOTS.is_power_of_two());
 
 /// The offset of the table of return addresses.
 pub(super) const SITES: u64 = FIRST + SLOTS * SLOT_BYTES;
@@ -93,6 +100,8 @@ pub struct Record {
     pub regs: vmm::kvm_regs,
     /// The return address of a call.
     pub returns_to: Gva,
+    /// The task; `None` if the kernel does not say where it is.
+    pub task: Option<RecordedTask>,
 }
 
 /// The ring of a detour region, and its reader.
@@ -265,6 +274,20 @@ impl Ring {
     }
 }
 
+/// The task in a slot.
+fn recorded_task(tid: u32, pid: u32, comm: [u64; 2]) -> Option<RecordedTask> {
+    let mut name = [0; NAME_BYTES];
+    let (words, _) = name.as_chunks_mut::<8>();
+    for (bytes, word) in words.iter_mut().zip(comm) {
+        *bytes = word.to_le_bytes();
+    }
+    (pid != NO_PROCESS.cast_unsigned()).then_some(RecordedTask {
+        tid,
+        pid,
+        comm: name,
+    })
+}
+
 impl Record {
     /// Writes a record to slot `number` of a ring at guest-physical 0, as a detour does.
     #[cfg(feature = "bench-internals")]
@@ -294,6 +317,7 @@ impl Record {
             cpu: half(CPU),
             tsc: bytes(TSC, 8),
             returns_to: Gva(bytes(TOP, 8)),
+            task: recorded_task(half(TID), half(PID), [bytes(COMM, 8), bytes(COMM + 8, 8)]),
             regs: vmm::kvm_regs {
                 rax: register(0),
                 rcx: register(1),

@@ -2,14 +2,20 @@
 
 #![forbid(unsafe_code)]
 
+mod errno;
 mod event;
+mod hex;
 pub mod judge;
 mod probe_id;
 mod probe_status;
+mod typed;
 
+pub use errno::error_name;
 pub use event::{
-    Crash, Event, EventSink, Frame, GuestSummary, Hex, Hit, NotLoaded, Note, ProbeState,
-    ProbeSummary, Registers, Return, Summary, Tier,
+    Crash, Event, EventSink, Frame, GuestSummary, Hit, NotLoaded, Note, ProbeState, ProbeSummary,
+    Registers, Return, Summary, Tier,
 };
+pub use hex::Hex;
 pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
+pub use typed::{GuestString, Number, Param, Task, Typed};

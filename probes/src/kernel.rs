@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
 use introspect::optimise::Survey;
+use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
-    OptimisedLayout, PatchSites, PerCpu, Symbol, SymbolTable, TaskLayout, kallsyms,
+    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, TaskLayout, kallsyms,
 };
 
 /// An unusable kernel file.
@@ -41,6 +42,17 @@ pub enum ModulesUnknown {
     },
 }
 
+/// The reason why the arguments of a function have no types.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NoSignature {
+    /// The kernel has no type information.
+    #[error("the kernel has no type information (BTF): {0}")]
+    Types(#[from] BtfError),
+    /// The type information does not have the function.
+    #[error(transparent)]
+    Untyped(#[from] Untyped),
+}
+
 /// The kernel at its link-time addresses. A clone includes the results computed so far.
 #[derive(Clone, Debug)]
 pub struct Kernel {
@@ -48,6 +60,7 @@ pub struct Kernel {
     symbols: SymbolTable,
     sites: PatchSites,
     layout: Option<KernelLayout>,
+    types: OnceLock<Result<Btf, BtfError>>,
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
@@ -84,6 +97,7 @@ impl Kernel {
             symbols,
             sites,
             layout,
+            types: OnceLock::new(),
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
@@ -105,6 +119,30 @@ impl Kernel {
         &self.sites
     }
 
+    /// The kernel's types, read at the first call.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no type information.
+    pub fn types(&self) -> Result<&Btf, &BtfError> {
+        let read = || Btf::from_image(&self.image, &self.symbols);
+        self.types.get_or_init(read).as_ref()
+    }
+
+    /// The types of a function.
+    ///
+    /// # Errors
+    ///
+    /// If they are not known, or not for certain.
+    pub fn signature(&self, function: &str) -> Result<Signature, NoSignature> {
+        let types = self.types().map_err(Clone::clone)?;
+        let named = self.symbols.lookup_all(function);
+        if named.iter().filter(|symbol| symbol.is_text()).count() > 1 {
+            return Err(Untyped::Ambiguous.into());
+        }
+        Ok(Signature::of_function(types, function)?)
+    }
+
     /// The layout of the kernel's module descriptions, computed at the first call.
     ///
     /// # Errors
@@ -119,8 +157,8 @@ impl Kernel {
                         return Err(ModulesUnknown::NoEvent { function });
                     }
                 }
-                let types = Btf::from_image(&self.image, &self.symbols)?;
-                Ok(Modules::new(&types)?)
+                let types = self.types().map_err(Clone::clone)?;
+                Ok(Modules::new(types)?)
             })
             .as_ref()
     }
@@ -128,19 +166,18 @@ impl Kernel {
     /// The layout of the kernel's optimised kprobes, whose jumps lie in the text; `None` if the kernel has no type information for them, or
     /// no optimised kprobes. Computed at the first call.
     pub(crate) fn optimised_kprobes(&self) -> Option<OptimisedLayout> {
-        *self.optimised_kprobes.get_or_init(|| {
-            let types = Btf::from_image(&self.image, &self.symbols).ok()?;
-            OptimisedLayout::from_btf(&types)
-        })
+        *self
+            .optimised_kprobes
+            .get_or_init(|| OptimisedLayout::from_btf(self.types().ok()?))
     }
 
     /// The per-processor variables that programs can read, located at the first call.
     pub(crate) fn processors(&self) -> Processors {
         *self.processors.get_or_init(|| {
-            let types = Btf::from_image(&self.image, &self.symbols).ok();
+            let types = self.types().ok();
             Processors {
-                task: PerCpu::current_task(types.as_ref(), &self.symbols),
-                number: PerCpu::cpu_number(types.as_ref(), &self.symbols),
+                task: PerCpu::current_task(types, &self.symbols),
+                number: PerCpu::cpu_number(types, &self.symbols),
             }
         })
     }
@@ -149,10 +186,9 @@ impl Kernel {
     /// call.
     #[must_use]
     pub fn tasks(&self) -> Option<TaskLayout> {
-        *self.tasks.get_or_init(|| {
-            let types = Btf::from_image(&self.image, &self.symbols).ok()?;
-            TaskLayout::new(&types, &self.symbols)
-        })
+        *self
+            .tasks
+            .get_or_init(|| TaskLayout::new(self.types().ok()?, &self.symbols))
     }
 
     /// The facts that decide whether a jump can replace a probe's plant. The first call computes them, which takes up to a second; do not

@@ -1,6 +1,8 @@
 //! Events for people.
 
-use events::{Event, Note};
+use std::borrow::Cow;
+
+use events::{Event, Hex, Note, Param, Task};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -8,7 +10,7 @@ use super::table;
 use super::text_line::{line, seconds};
 
 /// Longer names do not move the columns behind them.
-const MAX_COLUMN: usize = 40;
+const MAX_COLUMN: usize = 24;
 
 /// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
@@ -16,8 +18,7 @@ pub struct Formatter {
     style: Style,
     /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
-    probe_width: usize,
-    symbol_width: usize,
+    task_width: usize,
 }
 
 impl Formatter {
@@ -27,8 +28,7 @@ impl Formatter {
         Self {
             style,
             prefix,
-            probe_width: 0,
-            symbol_width: 0,
+            task_width: 0,
         }
     }
 
@@ -36,49 +36,64 @@ impl Formatter {
     pub fn event(&mut self, event: &Event, out: &mut Vec<u8>) {
         match event {
             Event::Hit(hit) => {
-                let args = hit.args.map(|arg| arg.to_string()).join(", ");
-                let (probe, symbol) = (printable(&hit.probe), printable(&hit.symbol));
-                let told = (hit.ts_ns, hit.vcpu, &*probe, &*symbol);
-                self.row(told, format!("({args})"), out);
+                let params: Vec<String> = match &hit.params {
+                    Some(params) => params.iter().map(Param::to_string).collect(),
+                    None => hit.args.iter().map(Hex::to_string).collect(),
+                };
+                let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
+                let function = match hit.params {
+                    Some(_) => function(&hit.symbol),
+                    None => entry(&hit.symbol),
+                };
+                self.row(when, &function, &format!("({})", params.join(", ")), out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
-                let (probe, symbol) = (printable(&ret.probe), printable(&ret.symbol));
-                let told = (ret.ts_ns, ret.vcpu, &*probe, &*symbol);
-                self.row(told, format!("= {} after {took} µs", ret.retval), out);
+                let value = match &ret.returned {
+                    Some(value) => value.to_string(),
+                    None => ret.retval.to_string(),
+                };
+                let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
+                let said = format!(" = {value} after {took} µs");
+                self.row(when, &function(&ret.symbol), &said, out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
         }
     }
 
-    /// Appends the line of a hit or return: time, vCPU, probe, symbol and details.
+    /// Appends the line of a hit or return: time, vCPU, task, function and details.
     fn row(
         &mut self,
-        (ts_ns, vcpu, probe, symbol): (u64, usize, &str, &str),
-        said: String,
+        (ts_ns, vcpu, task): (u64, usize, Option<&Task>),
+        function: &str,
+        said: &str,
         out: &mut Vec<u8>,
     ) {
-        self.probe_width = self.probe_width.max(probe.len().min(MAX_COLUMN));
-        self.symbol_width = self.symbol_width.max(symbol.len().min(MAX_COLUMN));
-        let (style, probe_width, symbol_width) = (self.style, self.probe_width, self.symbol_width);
+        let task = task.map(|task| task.to_string()).unwrap_or_default();
+        let task = printable(&task);
+        self.task_width = self.task_width.max(task.len().min(MAX_COLUMN));
+        let (style, task_width) = (self.style, self.task_width);
         let time = format!("{:>11}", seconds(ts_ns));
         let cpu = format!("cpu{vcpu:<2}");
-        let before = self.prefix.len()
-            + time.len()
-            + cpu.len()
-            + probe.len().max(probe_width)
-            + symbol.len().max(symbol_width)
-            + 8;
-        let said = cut(said, style.width.map(|width| width.saturating_sub(before)));
+        let task = match task_width {
+            0 => String::new(),
+            _ => format!("  {task:task_width$}"),
+        };
+        let function = printable(function);
+        let before =
+            self.prefix.len() + time.len() + cpu.len() + task.chars().count() + function.len() + 4;
+        let said = printable(said);
+        let said = cut(&said, style.width.map(|width| width.saturating_sub(before)));
         line(
             out,
             format_args!(
-                "{}{}  {}  {}  {symbol:symbol_width$}  {said}",
+                "{}{}  {}{}  {}{said}",
                 style.paint(Ink::Faint, self.prefix),
                 style.paint(Ink::Faint, time),
                 style.paint(Ink::Faint, cpu),
-                style.paint(Ink::Name, format!("{probe:probe_width$}")),
+                style.paint(Ink::Faint, task),
+                style.paint(Ink::Name, function),
             ),
         );
     }
@@ -110,21 +125,42 @@ fn micros(ns: u64) -> String {
     format!("{}.{}", ns / 1000, ns % 1000 / 100)
 }
 
-/// The text, cut at `width` with `…`.
-fn cut(text: String, width: Option<usize>) -> String {
+/// The function of `symbol+0xoffset`, with its module.
+fn function(symbol: &str) -> String {
+    let Some((function, offset)) = symbol.split_once('+') else {
+        return symbol.to_owned();
+    };
+    match offset.split_once(' ') {
+        Some((_, module)) => format!("{function} {module}"),
+        None => function.to_owned(),
+    }
+}
+
+/// `symbol+0xoffset` as a name, without an offset of zero.
+fn entry(symbol: &str) -> String {
+    match symbol.split_once("+0x0 ") {
+        Some((function, module)) => format!("{function} {module}"),
+        None => symbol.strip_suffix("+0x0").unwrap_or(symbol).to_owned(),
+    }
+}
+
+/// The text, cut at `width` characters with `…`.
+fn cut(text: &str, width: Option<usize>) -> Cow<'_, str> {
     match width {
-        Some(width) if text.len() > width && width > 0 => {
+        Some(width) if width > 0 && text.chars().nth(width).is_some() => {
             let mut short: String = text.chars().take(width - 1).collect();
             short.push('…');
-            short
+            short.into()
         }
-        _ => text,
+        _ => text.into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use events::{GuestSummary, Hex, Hit, Registers, Summary};
+    use events::{
+        GuestString, GuestSummary, Hex, Hit, Number, Param, Registers, Return, Summary, Typed,
+    };
     use manifest::GuestEnd;
 
     use super::*;
@@ -173,6 +209,8 @@ mod tests {
             symbol: symbol.into(),
             regs: Registers::default(),
             args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
+            task: None,
+            params: None,
         })
     }
 
@@ -185,16 +223,75 @@ mod tests {
     }
 
     #[test]
-    fn hits_are_in_columns() {
+    fn hits_without_types_have_the_registers_of_arguments() {
         let events = [
             hit("kprobe:vfs_open", "vfs_open+0x0"),
-            hit("kprobe:a", "a+0x0"),
+            hit("kprobe:a+0x5", "a+0x5 [ext4]"),
+            hit("kprobe:ext4:b", "b+0x0 [ext4]"),
         ];
         let text = lines(&mut Formatter::new(Style::plain(), false), &events);
         assert_eq!(
             text,
-            "   1.234567  cpu0   kprobe:vfs_open  vfs_open+0x0  (0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
-             \u{20}  1.234567  cpu0   kprobe:a         a+0x0         (0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n"
+            "   1.234567  cpu0   vfs_open(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+             \u{20}  1.234567  cpu0   a+0x5 [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+             \u{20}  1.234567  cpu0   b [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n"
+        );
+    }
+
+    #[test]
+    fn typed_hits_have_a_task_and_named_arguments() {
+        let task = |comm: &str, tid| Task {
+            tid,
+            pid: tid,
+            comm: comm.to_owned(),
+        };
+        let typed = |ty: &str, value| Typed {
+            ty: ty.into(),
+            value: Some(value),
+            means: None,
+            error: None,
+            string: None,
+        };
+        let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+            unreachable!("a hit")
+        };
+        let hit = Event::Hit(Hit {
+            task: Some(task("cat\x1b", 312)),
+            params: Some(vec![
+                Param {
+                    name: "name".into(),
+                    typed: Typed {
+                        string: Some(GuestString::Whole("/etc/\x1b".to_owned())),
+                        ..typed("const char *", Number::Hex(Hex(0x1000)))
+                    },
+                },
+                Param {
+                    name: "count".into(),
+                    typed: typed("size_t", Number::Integer(3)),
+                },
+            ]),
+            ..plain
+        });
+        let returned = Event::Return(Return {
+            probe: "kretprobe:f".into(),
+            ts_ns: 2_000_000_000,
+            took_ns: 31_200,
+            vcpu: 0,
+            ip: Hex(0),
+            symbol: "f+0x0".into(),
+            retval: Hex(0xffff_fffe),
+            regs: Registers::default(),
+            task: Some(task("a", 1)),
+            returned: Some(Typed {
+                error: Some("ENOENT".to_owned()),
+                ..typed("int", Number::Integer(-2))
+            }),
+        });
+        let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
+        assert_eq!(
+            text,
+            "   1.234567  cpu0   cat\\x1b[312]  f(name=\"/etc/\\u{1b}\", count=3)\n\
+             \u{20}  2.000000  cpu0   a[1]          f = -2 (ENOENT) after 31.2 µs\n"
         );
     }
 

@@ -19,4 +19,5 @@ mod own_kprobes;
 mod remote;
 mod returns;
 mod turns;
+mod typed;
 mod warns;

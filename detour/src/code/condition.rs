@@ -91,7 +91,7 @@ impl Writer<'_> {
 
     /// Loads RAX with the value of `operand`.
     pub(super) fn load(&mut self, operand: Operand) -> Result<(), Unwritten> {
-        let Processor { number, task } = self.work.processor;
+        let Processor { number, task, .. } = self.work.processor;
         match operand {
             Operand::Register(register) => self.load_register(register)?,
             Operand::Argument(argument) => self.load_register(argument.register())?,

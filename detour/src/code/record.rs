@@ -2,8 +2,8 @@
 
 use address::Gva;
 use iced_x86::code_asm::{
-    CodeLabel, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx, rcx, rdi,
-    rdx, rsi, rsp,
+    CodeLabel, dword_ptr, eax, ecx, edx, ptr, r8, r9, r10, r11, r12, r13, r14, r15, rax, rbp, rbx,
+    rcx, rdi, rdx, rsi, rsp,
 };
 use iced_x86::{Code as Opcode, IcedError, Instruction, Register};
 
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::processor::NotKept;
 use crate::ring::{
-    CPU, FIRST, FLAGS, HEAD, LIMIT, REGISTERS, SITE_FACTOR, SITE_SHIFT, SITES, SLOT_BYTES, SLOTS,
-    TAIL, TOP, TSC, WHO,
+    COMM, CPU, FIRST, FLAGS, HEAD, LIMIT, NO_PROCESS, PID, REGISTERS, SITE_FACTOR, SITE_SHIFT,
+    SITES, SLOT_BYTES, SLOTS, TAIL, TID, TOP, TSC, WHO,
 };
 
 impl Writer<'_> {
@@ -36,6 +36,8 @@ impl Writer<'_> {
         let load = Instruction::with2(Opcode::Mov_r32_rm32, Register::EAX, from_gs(number))?;
         asm.add_instruction(load)?;
         asm.mov(ptr(rcx + small(CPU)), eax)?;
+        self.task()?;
+        let asm = &mut self.asm;
         if matches!(of, Of::Call | Of::Entry) {
             asm.mov(rax, ptr(rsp + SAVED_BYTES))?;
             asm.mov(ptr(rcx + small(TOP)), rax)?;
@@ -106,6 +108,26 @@ impl Writer<'_> {
         asm.mov(ptr(rcx + small(FLAGS)), rax)?;
         asm.lea(rax, ptr(rsp + SAVED_BYTES))?;
         asm.mov(register(4), rax)
+    }
+
+    /// Stores the task that the processor runs. A kernel has a task on each processor from its first instruction in C on.
+    fn task(&mut self) -> Result<(), IcedError> {
+        let processor = self.work.processor;
+        let asm = &mut self.asm;
+        let (Some(task), Some(fields)) = (processor.task, processor.fields) else {
+            return asm.mov(dword_ptr(rcx + small(PID)), NO_PROCESS);
+        };
+        let load = Instruction::with2(Opcode::Mov_r64_rm64, Register::RAX, from_gs(task))?;
+        asm.add_instruction(load)?;
+        for (from, to) in [
+            (fields.numbers, TID),
+            (fields.comm, COMM),
+            (fields.comm.wrapping_add(8), COMM + 8),
+        ] {
+            asm.mov(rdx, ptr(rax + from))?;
+            asm.mov(ptr(rcx + small(to)), rdx)?;
+        }
+        Ok(())
     }
 
     fn time(&mut self) -> Result<(), IcedError> {

@@ -12,7 +12,7 @@ use text::testing::{FakeMemory, FakeVcpu};
 use text::{GuestMemory, Passed, PlantByte, Planter, pass};
 
 use super::*;
-use crate::{register_value, ring};
+use crate::{TaskFields, register_value, ring};
 
 /// Two megabytes at address 0, mapped one to one by the table at [`ROOT`].
 const ROOT: u64 = 0x1000;
@@ -28,7 +28,14 @@ const RDTSC: [u8; 2] = [0x0f, 0x31];
 const TIME: u64 = 0x1234_5678;
 const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
 const CPU_NUMBER: u64 = 5;
-const CURRENT_TASK: u64 = 0xffff_8880_0123_4567;
+const CURRENT_TASK: u64 = 0x70000;
+const FIELDS: TaskFields = TaskFields {
+    numbers: 8,
+    comm: 0x20,
+};
+const TID: u32 = 312;
+const PID: u32 = 300;
+const COMM: [u8; 16] = *b"fifteen-letters\0";
 /// The flags of arithmetic, interrupts, and the flag that is always set.
 const FLAGS: u64 = 0xad7;
 
@@ -51,6 +58,9 @@ impl Machine {
         memory.put(DETOUR.0, &code.bytes);
         memory.put(NUMBER, &CPU_NUMBER.to_le_bytes());
         memory.put(TASK, &CURRENT_TASK.to_le_bytes());
+        memory.put(CURRENT_TASK + 8, &TID.to_le_bytes());
+        memory.put(CURRENT_TASK + 12, &PID.to_le_bytes());
+        memory.put(CURRENT_TASK + 0x20, &COMM);
         Self {
             memory: Arc::new(memory),
             vcpu: FakeVcpu::at(DETOUR, ROOT),
@@ -121,6 +131,7 @@ fn work<'w>(filter: Option<&'w Filter>, does: Does<'w>) -> Work<'w> {
         processor: Processor {
             number: Some(NUMBER.cast_signed()),
             task: Some(TASK.cast_signed()),
+            fields: Some(FIELDS),
         },
         plant: PlantByte::Port.value(),
     }
@@ -256,8 +267,41 @@ fn cost_of_a_hit(filter: Option<&str>, does: Does<'_>) -> (u64, usize) {
         assert_eq!(word(ring::WHO), u64::from(who) | CPU_NUMBER << 32);
         assert_eq!(word(ring::REGISTERS + 8 * 7), 77);
         assert_eq!(word(ring::TSC), TIME);
+        assert_eq!(word(ring::TID), u64::from(TID) | u64::from(PID) << 32);
+        let mut comm = [0; COMM.len()];
+        let read = machine.memory.read(Gpa(slot + ring::COMM), &mut comm);
+        read.expect("memory");
+        assert_eq!(comm, COMM);
     }
     (1 + number, code.bytes.len())
+}
+
+#[test]
+fn record_without_a_task_says_so() {
+    let record = Does::Record {
+        ring: RING,
+        who: 3,
+        of: Of::Hit,
+        dropped: None,
+    };
+    let unknown = Processor {
+        fields: None,
+        ..work(None, record).processor
+    };
+    let code = assembled_of(&[Work {
+        processor: unknown,
+        ..work(None, record)
+    }]);
+    let mut machine = Machine::with(&code);
+    let slot = RING.0 + ring::FIRST;
+    // A record that was in the slot before.
+    machine.memory.put(slot + ring::TID, &[1; 24]);
+    machine.vcpu.regs.rsp = STACK;
+    machine.run(&[TEXT.wrapping_add(5)]);
+    let mut pid = [0; 4];
+    let read = machine.memory.read(Gpa(slot + ring::PID), &mut pid);
+    read.expect("memory");
+    assert_eq!(i32::from_le_bytes(pid), ring::NO_PROCESS);
 }
 
 /// The numbers in the overhead table (`rigs/src/overhead/ways.rs`).
@@ -278,7 +322,7 @@ fn what_a_hit_takes_is_what_the_table_says() {
         (None, record(Of::Call)),
     ];
     let costs = hits.map(|(filter, does)| cost_of_a_hit(filter, does));
-    assert_eq!(costs, [(6, 20), (51, 215), (20, 63), (15, 230), (59, 258)]);
+    assert_eq!(costs, [(6, 20), (58, 257), (20, 63), (15, 272), (66, 300)]);
 }
 
 proptest! {

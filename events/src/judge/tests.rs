@@ -31,6 +31,8 @@ fn hit(probe: &str, second: u64) -> Event {
         symbol: "f+0x0".into(),
         regs: Registers::default(),
         args: [7, 8, 9, 10, 11, 12].map(Hex),
+        task: None,
+        params: None,
     })
 }
 
@@ -44,6 +46,8 @@ fn returned(probe: &str, retval: u64) -> Event {
         symbol: "f+0x0".into(),
         retval: Hex(retval),
         regs: Registers::default(),
+        task: None,
+        returned: None,
     })
 }
 

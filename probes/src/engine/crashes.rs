@@ -10,6 +10,7 @@ use text::{GuestError, Vcpu};
 
 use crate::engine::reporter::{Reporter, registers};
 use crate::engine::running::Running;
+use crate::engine::tasks::Tasks;
 
 /// The maximum length of a panic message.
 const MAX_MESSAGE_BYTES: usize = 256;
@@ -35,6 +36,7 @@ pub(crate) struct Panicked {
 pub(crate) struct Crashes {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) panicked: Mutex<Option<Panicked>>,
 }
 
@@ -45,10 +47,7 @@ impl Crashes {
         let message = self.string(vcpu, Gva(regs.rdi))?;
         let crash = Crash {
             vcpu: vcpu.index(),
-            task: self
-                .running
-                .task_name(vcpu)
-                .map(|name| String::from_utf8_lossy(&name).into_owned()),
+            task: self.tasks.on(vcpu, Gva(regs.rip))?.map(|task| task.comm),
             regs: registers(&regs, Hex(regs.rip)),
             frames: self.frames(vcpu, regs.rsp)?,
         };

@@ -30,6 +30,7 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::running::located::Located;
+use crate::engine::tasks::Tasks;
 use crate::registry::{Missed, Probe};
 
 /// The symbol of the text that identifies a build of Linux, and the maximum length of the comparison.
@@ -63,6 +64,7 @@ impl Successor {
 pub(crate) struct Handover {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) probes: Arc<ProbeList>,
     pub(crate) records: Arc<Records>,
@@ -121,6 +123,7 @@ impl Handover {
     fn forget_kernel(&self) {
         self.running.located.set(None);
         self.running.boot_patched.set(false);
+        self.tasks.found.set(false);
         self.running.init_freed.set(false);
         self.running.modules.forget_all();
         self.returns.dying().clear();

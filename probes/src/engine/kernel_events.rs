@@ -17,6 +17,7 @@ use crate::engine::returns::Returns;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::tasks::Tasks;
 use crate::kernel::Kernel;
 use crate::plant_table::Plant;
 use crate::registry::{Milestone, Probe, Purpose, Reader};
@@ -59,6 +60,7 @@ fn placed_one(kernel: &Kernel, milestone: Milestone) -> Option<Arc<Probe>> {
 pub(crate) struct KernelEvents {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) probes: Arc<ProbeList>,
     pub(crate) following: Arc<Following>,
     pub(crate) return_sites: Arc<ReturnSites>,
@@ -119,6 +121,7 @@ impl KernelEvents {
         paused: &dyn Paused,
     ) -> Result<(), GuestError> {
         self.running.keep_page_tables(vcpu)?;
+        self.tasks.look_for_first(vcpu)?;
         self.running.boot_patched.set(true);
         self.optimiser.end_early_detours(paused)?;
         self.return_sites.allow(|_| true);

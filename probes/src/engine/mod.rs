@@ -30,9 +30,11 @@ mod register;
 mod reporter;
 mod returns;
 mod running;
+mod tasks;
 #[cfg(test)]
 mod tests;
 mod trap;
+mod typed;
 mod unprobed_exits;
 mod wiring;
 mod write;

@@ -15,6 +15,7 @@ use crate::engine::interest::{Counted, Interest, interests};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::typed::signature_for;
 use crate::handler::Shared;
 use crate::inject::Injector;
 use crate::registry::{Interests, Probe, Purpose, ReturnAction, ReturnPurpose};
@@ -107,9 +108,13 @@ impl ProbeList {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),
                 };
+                let signature = place
+                    .as_ref()
+                    .and_then(|place| signature_for(&self.running.kernel, &purpose, place));
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
-                    .filtered(filter.clone());
+                    .filtered(filter.clone())
+                    .typed(signature);
                 self.running.prepare_programs(&probe);
                 if let Some(why) = why {
                     let state = match why {

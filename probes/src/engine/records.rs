@@ -14,8 +14,12 @@ use events::{Hex, ProbeState};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
-use crate::engine::reporter::Reporter;
+use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
+use crate::engine::running::Running;
+use crate::engine::tasks::{Tasks, recorded};
+use crate::engine::typed::{params, recorded_params};
+use crate::handler::HitContext;
 use crate::registry::{Probe, Purpose};
 use crate::returns::Instance;
 
@@ -26,6 +30,8 @@ const MSR_TSC: u32 = 0x10;
 #[derive(Debug)]
 pub(crate) struct Records {
     pub(crate) reporter: Arc<Reporter>,
+    pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) following: Arc<Following>,
     pub(crate) detour: Arc<Detour>,
 
@@ -205,9 +211,20 @@ impl Records {
             Purpose::Return(purpose) => self
                 .following
                 .enter_recorded_call(&probe, purpose, record, ts_ns),
-            _ => self
-                .reporter
-                .tell_hit_at(ts_ns, &probe, vcpu, ip.into(), &record.regs),
+            _ => {
+                let signature = probe.signature.as_ref();
+                self.reporter.tell_hit_at(
+                    ts_ns,
+                    &probe,
+                    vcpu,
+                    ip.into(),
+                    &record.regs,
+                    Meaning {
+                        task: record.task.map(recorded),
+                        params: signature.map(|signature| recorded_params(signature, &record.regs)),
+                    },
+                )
+            }
         }
     }
 
@@ -228,17 +245,62 @@ impl Records {
         ring.open()
     }
 
-    pub(crate) fn tell_hit(&self, probe: &Probe, vcpu: usize, ip: Hex, regs: &vmm::kvm_regs) {
+    /// Reports a hit.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn tell_hit(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Hex,
+    ) -> Result<(), GuestError> {
+        let meaning = self.meaning(hit, probe, Gva(ip.0))?;
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
-        self.reporter.tell_hit_at(ts_ns, probe, vcpu, ip, regs);
+        self.reporter
+            .tell_hit_at(ts_ns, probe, hit.vcpu(), ip, &hit.regs, meaning);
+        Ok(())
     }
 
-    pub(crate) fn tell_return(&self, call: &Instance, vcpu: usize, regs: &vmm::kvm_regs) {
+    /// The meaning of a hit of `probe` at `ip`.
+    fn meaning(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        ip: Gva,
+    ) -> Result<Meaning, GuestError> {
+        let signature = probe.signature.as_ref();
+        if signature.is_none() && self.running.kernel.tasks().is_none() {
+            return Ok(Meaning::default());
+        }
+        // One request to KVM serves all.
+        let state = hit.vcpu.system_state()?;
+        let params = |signature| params(&self.running, signature, &hit.regs, &state.paging);
+        Ok(Meaning {
+            task: self.tasks.at(&state, ip),
+            params: signature.map(|signature| params(signature)),
+        })
+    }
+
+    /// Reports a return.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses the request for the vCPU's state.
+    pub(crate) fn tell_return(
+        &self,
+        hit: &mut HitContext<'_>,
+        call: &Instance,
+    ) -> Result<(), GuestError> {
+        let task = self.tasks.on(hit.vcpu, call.returns_to)?;
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
-        self.reporter.tell_return_at(ts_ns, call, vcpu, regs);
+        self.reporter
+            .tell_return_at(ts_ns, call, hit.vcpu(), &hit.regs, task);
+        Ok(())
     }
 }

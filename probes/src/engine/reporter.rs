@@ -3,10 +3,19 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use events::{Event, EventSink, Hex, Hit, Note, Registers, Return};
+use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
+use crate::engine::typed::returned;
 use crate::registry::Probe;
 use crate::returns::Instance;
+
+/// The meaning of a hit beside its registers.
+#[derive(Debug, Default)]
+pub(crate) struct Meaning {
+    pub(crate) task: Option<Task>,
+    /// At the entry of a function with known types.
+    pub(crate) params: Option<Vec<Param>>,
+}
 
 /// Reports events and notes. Any thread may report.
 #[derive(Debug)]
@@ -43,6 +52,7 @@ impl Reporter {
         vcpu: usize,
         ip: Hex,
         regs: &vmm::kvm_regs,
+        meaning: Meaning,
     ) {
         let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
@@ -54,6 +64,8 @@ impl Reporter {
             symbol: Arc::clone(&place.symbol),
             args: regs.arguments(),
             regs,
+            task: meaning.task,
+            params: meaning.params,
         }));
     }
 
@@ -63,6 +75,7 @@ impl Reporter {
         call: &Instance,
         vcpu: usize,
         regs: &vmm::kvm_regs,
+        task: Option<Task>,
     ) {
         let Some(place) = call.probe.place() else {
             return;
@@ -76,6 +89,8 @@ impl Reporter {
             ip,
             symbol: Arc::clone(&place.symbol),
             retval: Hex(regs.rax),
+            task,
+            returned: returned(&call.probe, regs.rax),
             regs: registers(regs, ip),
         }));
     }

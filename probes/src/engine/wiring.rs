@@ -39,6 +39,7 @@ use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
+use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::write::Writes;
 use crate::engine::write::stand_in::StandIns;
@@ -69,6 +70,10 @@ impl Engine {
             init_freed: Reached::default(),
             modules: LoadedModules::default(),
         });
+        let tasks = Arc::new(Tasks {
+            running: Arc::clone(&running),
+            found: Reached::default(),
+        });
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),
             table: ArcSwap::default(),
@@ -94,6 +99,8 @@ impl Engine {
         });
         let records = Arc::new(Records {
             reporter: Arc::clone(&reporter),
+            running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             following: Arc::clone(&following),
             detour: Arc::clone(&detour),
             owners: Mutex::default(),
@@ -105,6 +112,7 @@ impl Engine {
         });
         let parts = Arc::new(Parts {
             running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             records: Arc::clone(&records),
             detour: Arc::clone(&detour),
             return_sites: Arc::clone(&return_sites),
@@ -166,6 +174,7 @@ impl Engine {
         let crashes = Arc::new(Crashes {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             panicked: Mutex::default(),
         });
         let returns = Arc::new(Returns {
@@ -210,6 +219,7 @@ impl Engine {
         let handover = Arc::new(Handover {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             plants: Arc::clone(&plants),
             probes: Arc::clone(&probes),
             records: Arc::clone(&records),
@@ -224,6 +234,7 @@ impl Engine {
         let kernel_events = Arc::new(KernelEvents {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             probes: Arc::clone(&probes),
             following: Arc::clone(&following),
             return_sites: Arc::clone(&return_sites),
@@ -238,6 +249,7 @@ impl Engine {
         let hits = Arc::new(Hits {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
+            tasks: Arc::clone(&tasks),
             plants: Arc::clone(&plants),
             detour: Arc::clone(&detour),
             records: Arc::clone(&records),

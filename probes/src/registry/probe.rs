@@ -8,6 +8,7 @@ use address::Gva;
 use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary, Tier};
+use introspect::Signature;
 use manifest::program::{AggregateResult, Filter};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
@@ -24,6 +25,8 @@ pub(crate) struct Probe {
     pub(crate) purpose: Purpose,
     /// The filter of the hits; without a filter, each hit counts.
     pub(crate) filter: Option<Filtered>,
+    /// The types of the function, if the probe shows them.
+    pub(crate) signature: Option<Arc<Signature>>,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -68,6 +71,7 @@ impl Probe {
             name,
             purpose,
             filter: None,
+            signature: None,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -94,6 +98,18 @@ impl Probe {
             filter: filter.map(Filtered::from),
             ..self
         }
+    }
+
+    /// Adds the types of the function: hits and returns show them.
+    pub(crate) fn typed(self, signature: Option<Arc<Signature>>) -> Self {
+        Self { signature, ..self }
+    }
+
+    /// Whether each hit shows memory.
+    pub(crate) fn reads_memory(&self) -> bool {
+        let mut signature = self.signature.iter();
+        matches!(self.purpose, Purpose::Trace)
+            && signature.any(|signature| signature.needs_memory())
     }
 
     /// Adds a specification that is resolved when its module is loaded.
@@ -247,7 +263,9 @@ impl Probe {
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
         match &self.purpose {
             Purpose::Count => Some(Keeps::Count),
-            Purpose::Trace => Some(Keeps::Records),
+            Purpose::Trace if !self.reads_memory() => Some(Keeps::Records),
+            // A hit that the filter rejects needs no exit.
+            Purpose::Trace if self.filter.is_some() => Some(Keeps::Exits),
             Purpose::Aggregate(aggregated) => Some(Keeps::Aggregate(aggregated.aggregate)),
             // A hit that the filter rejects needs no exit.
             Purpose::Handle(handler) if self.filter.is_some() && !handler.0.has_post() => {

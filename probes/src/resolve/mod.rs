@@ -32,6 +32,7 @@ pub use functions::{FunctionVerdict, functions};
 #[cfg(test)]
 pub(crate) use number::PROBES_MAX;
 pub use number::ProbeNumber;
+pub(crate) use place::ENDBR64;
 pub use place::{Place, Refusal, Via, When};
 
 /// The most probes that a glob expands to.

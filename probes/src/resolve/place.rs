@@ -84,7 +84,7 @@ pub enum Refusal {
 }
 
 /// `endbr64`, the first instruction of functions in kernels with indirect branch tracking.
-const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+pub(crate) const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 
 /// The site `offset` bytes into `symbol`; at 0, the function's entry, which is behind an `endbr64`, as for the kernel's own
 /// kprobes.

@@ -131,7 +131,7 @@ pub const WAYS: [Way; 18] = [
     jump(
         "recorded",
         "o: kprobe, told as an event, by a jump (a record)",
-        51,
+        58,
         || vec![new_probe("kprobe:bm_recorded")],
     ),
     jump("hist", "o: histogram of an argument by a jump", 20, || {
@@ -151,7 +151,7 @@ pub const WAYS: [Way; 18] = [
     jump(
         "returns-recorded",
         "ro: return probe whose entry is recorded (counted)",
-        60,
+        67,
         || vec![counted("kretprobe:bm_returns_recorded")],
     ),
     bare("processor", "a call of a function with `rdtsc`, no probe"),

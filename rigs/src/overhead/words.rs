@@ -72,7 +72,7 @@ guest runs, and plants or removes them during a pause. The cells are medians in 
 than on probes: each range is a slot of KVM, as long as the kernel has not patched itself. A thousand probes far apart
 make a thousand slots; with forty thousand, most pages have a probe, and the ranges are long. Memory is the growth of the
 VMM's resident memory by the planting; memory that the VMM already has is not counted. A jump
-also takes room in the region of detours, 2 MiB: 32 bytes to count, 64 for a histogram, 224 for a record, 272 for
+also takes room in the region of detours, 2 MiB: 32 bytes to count, 64 for a histogram, 272 for a record, 320 for
 calls that are recorded (a test counts the bytes, too). The ring takes 1.6 MiB of another 2 MiB.
 
 ";

@@ -4,6 +4,7 @@ use crate::engine::hits::Hits;
 use crate::handler::HitContext;
 use crate::inject::Injector;
 use crate::registry::Probe;
+use address::Gva;
 
 impl Hits {
     /// Counts the call at `hit`, whose function is about to run. Returns whether the call returns at once, without running.
@@ -14,11 +15,12 @@ impl Hits {
         injector: &Injector,
     ) -> bool {
         let injection = &injector.injection;
-        if let Some(comm) = &injection.comm
+        if let Some(comm) = &injection.comm {
             // If the task's name is unreadable, the call does not match.
-            && self.running.task_name(hit.vcpu).as_deref() != Some(comm.as_bytes())
-        {
-            return false;
+            let task = self.tasks.on(hit.vcpu, Gva(hit.regs.rip));
+            if task.ok().flatten().is_none_or(|task| task.comm != *comm) {
+                return false;
+            }
         }
         let Some(call) = injector.count() else {
             return false;

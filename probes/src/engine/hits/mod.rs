@@ -26,6 +26,7 @@ use crate::engine::records::{Owner, Records};
 use crate::engine::reporter::Reporter;
 use crate::engine::returns::Returns;
 use crate::engine::running::{INT3, Running};
+use crate::engine::tasks::Tasks;
 use crate::handler::{HitContext, PreOutcome};
 use crate::plant_table::{DebugUse, Plant, own_instruction};
 use crate::registry::{Milestone, Missed, Purpose};
@@ -40,6 +41,7 @@ const OUTSB: u8 = 0x6e;
 pub(crate) struct Hits {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) plants: Arc<Plants>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) records: Arc<Records>,
@@ -150,9 +152,7 @@ impl Hits {
             }
             probe.counters.count_hit();
             match &probe.purpose {
-                Purpose::Trace => self
-                    .records
-                    .tell_hit(probe, hit.vcpu(), (*ip).into(), &hit.regs),
+                Purpose::Trace => self.records.tell_hit(&mut hit, probe, (*ip).into())?,
                 Purpose::Count => (),
                 Purpose::Aggregate(aggregated) => self.running.add_value(&mut hit, aggregated),
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
@@ -260,10 +260,7 @@ impl Hits {
                 probe.counters.count_hit();
                 hit.regs.rip = ip.0;
                 match &probe.purpose {
-                    Purpose::Trace => {
-                        self.records
-                            .tell_hit(&probe, hit.vcpu(), ip.into(), &hit.regs)
-                    }
+                    Purpose::Trace => self.records.tell_hit(&mut hit, &probe, ip.into())?,
                     Purpose::Handle(handler) => {
                         resumes = handler.0.pre(&mut hit) == PreOutcome::Resume;
                     }

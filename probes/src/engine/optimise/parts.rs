@@ -25,6 +25,7 @@ use text::GuestError;
 use crate::engine::records::Records;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::tasks::Tasks;
 use crate::plant_table::Plant;
 use crate::registry::{Probe, Purpose};
 
@@ -43,6 +44,9 @@ pub(crate) enum Hindrance<'p> {
     /// No detour can do the work of the given probe.
     #[error("`{0}` is at the same place, and its hits exit")]
     Probe(&'p str),
+    /// A hit shows memory, which a record does not hold.
+    #[error("hits of `{0}` show a string or an argument on the stack, which are read at an exit")]
+    Memory(&'p str),
     /// A kernel event probe.
     #[error("hyprobe itself has a plant at the same place, at `{0}`, whose hits exit")]
     Milestone(&'p str),
@@ -60,7 +64,7 @@ const MAX_SERVED: usize = 16;
 /// Sets the reason why the hits of the probes at `plant` exit although a detour could serve them; `None` if they do not exit.
 pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     for (probe, _) in &plant.probes {
-        if probe.kept_by_detour().is_some() {
+        if probe.kept_by_detour().is_some() || probe.reads_memory() {
             probe.set_optimised(why.is_none());
             probe.status.set_unoptimised(why.map(str::to_owned));
         }
@@ -71,6 +75,7 @@ pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub(crate) running: Arc<Running>,
+    pub(crate) tasks: Arc<Tasks>,
     pub(crate) records: Arc<Records>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) return_sites: Arc<ReturnSites>,
@@ -88,6 +93,7 @@ impl Parts {
         let mut probes = plant.probes.iter().map(|(probe, _)| probe);
         let probe = probes.find(|probe| probe.kept_by_detour().is_none())?;
         Some(match probe.purpose {
+            _ if probe.reads_memory() => Hindrance::Memory(&probe.name),
             Purpose::Milestone(_) => Hindrance::Milestone(&probe.name),
             _ => Hindrance::Probe(&probe.name),
         })
@@ -128,6 +134,13 @@ impl Parts {
             processor: Processor {
                 number: from_gs(kept.number),
                 task: from_gs(kept.task),
+                // A count stays the same part when the task has been found.
+                fields: match keeps {
+                    Keeps::Records | Keeps::Calls | Keeps::Returns | Keeps::EntryReturns => {
+                        self.tasks.fields()
+                    }
+                    Keeps::Count | Keeps::Aggregate(_) | Keeps::Exits => None,
+                },
             },
             plant: self.running.planter.byte().value(),
             index: 0,

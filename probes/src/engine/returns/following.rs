@@ -11,6 +11,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::landings::{Landing, Stack};
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::tasks::recorded;
 use crate::plant_table::Table;
 use crate::registry::{Missed, Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::returns::{Calls, Ended, Instance};
@@ -184,7 +185,13 @@ impl Following {
                 continue;
             };
             match &purpose.action {
-                ReturnAction::Trace => self.reporter.tell_return_at(ts_ns, &call, vcpu, regs),
+                ReturnAction::Trace => self.reporter.tell_return_at(
+                    ts_ns,
+                    &call,
+                    vcpu,
+                    regs,
+                    record.task.map(recorded),
+                ),
                 ReturnAction::Aggregate(aggregated) => {
                     let of = aggregated.aggregate.of();
                     let value = of.register().map(|register| register_value(regs, register));

@@ -124,7 +124,7 @@ impl Returns {
             }
             match &purpose.action {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
-                ReturnAction::Trace => self.records.tell_return(&call, hit.vcpu(), &hit.regs),
+                ReturnAction::Trace => self.records.tell_return(hit, &call)?,
                 ReturnAction::Count => (),
                 ReturnAction::Aggregate(aggregated) => self.running.add_value(hit, aggregated),
             }

@@ -51,23 +51,6 @@ impl Running {
         self.located.get().map(|located| located.slide)
     }
 
-    /// The name of the task on the vCPU, if readable.
-    pub(crate) fn task_name(&self, vcpu: &mut dyn Vcpu) -> Option<Vec<u8>> {
-        let layout = self.kernel.tasks()?;
-        let state = vcpu.system_state().ok()?;
-        let slide = self.located.get().map_or(0, |located| located.slide);
-        let gs_base = state.system.segments.gs.base;
-        let mut task = [0; 8];
-        let current = layout.current(gs_base, slide);
-        read_virt(&self.planter, &state.paging, current, &mut task).ok()?;
-        let at = Gva(u64::from_le_bytes(task)).wrapping_add(layout.comm);
-        let mut name = vec![0; layout.comm_bytes];
-        read_virt(&self.planter, &state.paging, at, &mut name).ok()?;
-        let end = name.iter().position(|byte| *byte == 0);
-        name.truncate(end.unwrap_or(name.len()));
-        Some(name)
-    }
-
     pub(crate) fn kernel_space_with(
         &self,
         paging: PagingState,

@@ -1,0 +1,182 @@
+//! Named and typed arguments, and return values.
+//!
+//! A [`Signature`] is looked up once for a probe, before the guest has to wait. Numbers come from registers, which a record holds, too.
+//! Strings and arguments on the stack are read on the vCPU's thread at the hit, while nothing has changed them: a probe that shows them
+//! has no detour.
+
+use std::sync::Arc;
+
+use address::Gva;
+use events::{GuestString, Hex, Number, Param, Typed, error_name};
+use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
+use introspect::{PagingState, Signature, read_virt};
+
+use crate::engine::running::Running;
+use crate::kernel::Kernel;
+use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
+use crate::resolve::{ENDBR64, Place};
+
+/// The most bytes shown of the strings of a hit: many events may wait for a reader.
+const MAX_STRING_BYTES: usize = 256;
+const PAGE_BYTES: u64 = 4096;
+/// Errors are the negative numbers from here on, as results and as pointers.
+const MAX_ERROR: i64 = 4095;
+/// The offset of the entry of a function that begins with [`ENDBR64`].
+const BEHIND_ENDBR: &str = "0x4";
+/// In place of a directory's descriptor: the task's own directory. A macro, which no type mentions.
+const AT_FDCWD: i64 = -100;
+
+/// The types of the function at `place`, if hits or returns of a probe with `purpose` show them.
+pub(crate) fn signature_for(
+    kernel: &Kernel,
+    purpose: &Purpose,
+    place: &Place,
+) -> Option<Arc<Signature>> {
+    let shows = match purpose {
+        Purpose::Trace => true,
+        Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
+        _ => false,
+    };
+    // The types of modules are not read.
+    if !shows || place.module.is_some() {
+        return None;
+    }
+    let (function, offset) = place.symbol.split_once('+')?;
+    let is_entry = match offset {
+        "0x0" => true,
+        BEHIND_ENDBR => begins_with_endbr(kernel, place.ip),
+        _ => false,
+    };
+    let signature = is_entry.then(|| kernel.signature(function).ok());
+    signature.flatten().map(Arc::new)
+}
+
+/// Whether `ip` is behind an `endbr64` in the kernel's file. The kernel patches some of them at boot.
+fn begins_with_endbr(kernel: &Kernel, ip: Gva) -> bool {
+    let start = Gva(ip.0.wrapping_sub(ENDBR64.len() as u64));
+    kernel.bytes_at(start, ENDBR64.len()) == Some(&ENDBR64)
+}
+
+/// The parameters of a function that a vCPU with these registers and page tables is about to execute.
+pub(crate) fn params(
+    running: &Running,
+    signature: &Signature,
+    regs: &vmm::kvm_regs,
+    paging: &PagingState,
+) -> Vec<Param> {
+    let mut left = MAX_STRING_BYTES;
+    let param = |param: &Parameter| {
+        let word = match param.place {
+            ValuePlace::Stack(above) => running.word(paging, Gva(regs.rsp).wrapping_add(above)),
+            _ => register(regs, param.place),
+        };
+        let at = word.filter(|_| param.shape.kind == Kind::String);
+        let string = at.map(|at| string(running, paging, Gva(at), &mut left));
+        named(signature, param, word, string)
+    };
+    signature.params.iter().map(param).collect()
+}
+
+/// The parameters of a function at a recorded hit.
+pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Vec<Param> {
+    let param = |param: &Parameter| named(signature, param, register(regs, param.place), None);
+    signature.params.iter().map(param).collect()
+}
+
+/// The returned value of a call of `probe`.
+pub(crate) fn returned(probe: &Probe, rax: u64) -> Option<Typed> {
+    let signature = probe.signature.as_ref()?;
+    let shape = signature.returns.as_ref()?;
+    let mut typed = typed(signature, shape, rax, None);
+    let value = match shape.kind {
+        Kind::Integer { signed: true, .. } | Kind::Pointer | Kind::String => shape.kind.number(rax),
+        _ => 0,
+    };
+    if (-MAX_ERROR..0).contains(&value) {
+        typed.error = error_name(value.unsigned_abs()).map(str::to_owned);
+    }
+    Some(typed)
+}
+
+fn named(
+    signature: &Signature,
+    param: &Parameter,
+    word: Option<u64>,
+    string: Option<GuestString>,
+) -> Param {
+    let typed = match word {
+        Some(word) => {
+            let mut typed = typed(signature, &param.shape, word, string);
+            if typed.value == Some(Number::Integer(AT_FDCWD)) && is_directory(&param.name) {
+                typed.means = Some("AT_FDCWD".to_owned());
+            }
+            typed
+        }
+        // A struct, or a word of the stack that is not there.
+        None => Typed {
+            ty: Arc::clone(&param.shape.declared),
+            value: None,
+            means: None,
+            error: None,
+            string: None,
+        },
+    };
+    Param {
+        name: Arc::clone(&param.name),
+        typed,
+    }
+}
+
+fn typed(signature: &Signature, shape: &Shape, word: u64, string: Option<GuestString>) -> Typed {
+    let number = shape.kind.number(word);
+    let value = match shape.kind {
+        Kind::Bool => Number::Bool(number != 0),
+        Kind::Integer { signed: true, .. } | Kind::Enum { signed: true, .. } => {
+            Number::signed(number)
+        }
+        Kind::Integer { .. } | Kind::Enum { .. } => Number::unsigned(number.cast_unsigned()),
+        Kind::Word { .. } => Number::Hex(Hex(number.cast_unsigned())),
+        Kind::String | Kind::Pointer | Kind::Larger => Number::Hex(Hex(word)),
+    };
+    Typed {
+        ty: Arc::clone(&shape.declared),
+        value: (shape.kind != Kind::Larger).then_some(value),
+        means: signature.enumerator(shape, number).map(str::to_owned),
+        error: None,
+        string,
+    }
+}
+
+/// Whether a parameter is called like a directory's descriptor: `dfd`, `olddfd`, `newdfd`.
+fn is_directory(name: &str) -> bool {
+    name.strip_suffix("dfd")
+        .is_some_and(|before| matches!(before, "" | "old" | "new"))
+}
+
+fn register(regs: &vmm::kvm_regs, place: ValuePlace) -> Option<u64> {
+    let ValuePlace::Register(number) = place else {
+        return None;
+    };
+    let registers = [regs.rdi, regs.rsi, regs.rdx, regs.rcx, regs.r8, regs.r9];
+    registers.get(usize::from(number)).copied()
+}
+
+/// The string at `at`; takes its bytes from those `left` for the strings of the hit.
+fn string(running: &Running, paging: &PagingState, at: Gva, left: &mut usize) -> GuestString {
+    let mut bytes = Vec::new();
+    while *left > 0 {
+        let here = at.wrapping_add(bytes.len() as u64);
+        let in_page = usize::try_from(PAGE_BYTES - here.page_offset()).unwrap_or(1);
+        let mut piece = vec![0; in_page.min(*left)];
+        if read_virt(&running.planter.own(), paging, here, &mut piece).is_err() {
+            return GuestString::Fault(here.into());
+        }
+        let end = piece.iter().position(|byte| *byte == 0);
+        bytes.extend(&piece[..end.unwrap_or(piece.len())]);
+        *left -= end.unwrap_or(piece.len());
+        if end.is_some() {
+            return GuestString::Whole(String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+    GuestString::Cut(String::from_utf8_lossy(&bytes).into_owned())
+}
