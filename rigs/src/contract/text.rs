@@ -71,8 +71,13 @@ fn afterwards(here: &Here<'_>, cmdline: &str, hits: usize) {
     for sum in sums {
         assert_eq!(sum, own_sum(here));
     }
-    for (then, end) in at_disarming.iter().zip(&ran.summary.probes) {
-        assert_eq!(then.hits, end.hits, "{}", end.probe);
-    }
+    // A vCPU that was paused in a detour, in front of its count, counts afterwards.
+    let probes = at_disarming.iter().zip(&ran.summary.probes);
+    let late: u64 = probes.map(|(then, end)| end.hits - then.hits).sum();
+    let in_flight = u64::from(here.cpus);
+    assert!(
+        late <= in_flight,
+        "{late} hits after the probes were disarmed"
+    );
     assert!(ran.hits("fn_nop") < ran.counted("fn_nop"));
 }
