@@ -25,9 +25,11 @@ mod operator;
 mod server;
 mod socket;
 mod target;
+mod target_memory;
 
 pub use client::{Client, ClientError, Events};
 pub use hub::{EventHub, Tee};
 pub use server::{Incoming, Server, openapi};
 pub use socket::{ControlSocket, SocketError};
 pub use target::{Facts, Live, Registration, Target};
+pub use target_memory::TargetMemory;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use events::{ProbeId, ProbeStatus};
-use introspect::SymbolTable;
+use introspect::{Btf, SymbolTable};
 use manifest::ProbeConfig;
 use probes::{ArmError, At, Engine, ReadError, RegisterError, ResolveError};
 use text::Paused;
@@ -101,6 +101,8 @@ pub trait Target: Send + Sync {
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError>;
     /// The kernel's symbols, at the addresses where they were linked.
     fn symbols(&self) -> &SymbolTable;
+    /// The kernel's types; `None` for a kernel without BTF.
+    fn types(&self) -> Option<&Btf>;
     /// Distance from the kernel's linked address to the running address; `None` until the kernel has reported the running address.
     fn slide(&self) -> Option<i64>;
     /// Nanoseconds since the guest's first instruction.
@@ -212,6 +214,10 @@ impl Target for Live {
 
     fn symbols(&self) -> &SymbolTable {
         self.engine.kernel().symbols()
+    }
+
+    fn types(&self) -> Option<&Btf> {
+        self.engine.kernel().types().ok()
     }
 
     fn slide(&self) -> Option<i64> {

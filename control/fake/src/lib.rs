@@ -8,7 +8,7 @@ use std::time::Duration;
 use address::{Gpa, Gva};
 use events::{Hex, ProbeId, ProbeState, ProbeStatus, ProbeSummary};
 use hyprobe_control::{Facts, Registration, Target};
-use introspect::{SymbolTable, SymbolTableBuilder};
+use introspect::{Btf, SymbolTable, SymbolTableBuilder};
 use manifest::{Location, ProbeAction, ProbeConfig};
 use probes::{ArmError, At, ReadError, ResolveError, ResolveProblem};
 use text::{GuestError, GuestMemory, Paused};
@@ -268,6 +268,10 @@ impl Target for Straw {
 
     fn symbols(&self) -> &SymbolTable {
         &self.symbols
+    }
+
+    fn types(&self) -> Option<&Btf> {
+        None
     }
 
     fn slide(&self) -> Option<i64> {
