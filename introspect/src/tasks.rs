@@ -12,10 +12,9 @@ const MAX_COMM_BYTES: u64 = 64;
 pub struct TaskLayout {
     /// The pointer to `struct task_struct`.
     current: PerCpu,
-    /// Offset of the thread's number (`pid` in the kernel), 4 bytes, in `struct task_struct`.
+    /// Offset of the thread's number (`pid` in the kernel) in `struct task_struct`, 4 bytes; the process's number (`tgid` in the kernel) is
+    /// behind it, 4 bytes.
     pub tid: u64,
-    /// Offset of the process's number (`tgid` in the kernel), 4 bytes.
-    pub pid: u64,
     /// Offset of the name in `struct task_struct`, bytes.
     pub comm: u64,
     /// Size of the name including the final zero, bytes.
@@ -30,11 +29,11 @@ impl TaskLayout {
         let comm = btf.member(task, "comm")?;
         let number = |name| btf.member(task, name).filter(|it| it.size_bytes == 4);
         let current = PerCpu::current_task(Some(btf), symbols)?;
-        let fits = (1..=MAX_COMM_BYTES).contains(&comm.size_bytes);
+        let (tid, pid) = (number("pid")?.offset_bytes, number("tgid")?.offset_bytes);
+        let fits = (1..=MAX_COMM_BYTES).contains(&comm.size_bytes) && pid == tid + 4;
         Some(Self {
             current,
-            tid: number("pid")?.offset_bytes,
-            pid: number("tgid")?.offset_bytes,
+            tid,
             comm: comm.offset_bytes,
             comm_bytes: usize::try_from(comm.size_bytes).ok().filter(|_| fits)?,
         })
@@ -76,10 +75,7 @@ mod tests {
     fn an_offset_does_not_move_and_an_address_does() {
         let gs = 0xffff_8880_0dc0_0000;
         let old = layout("current_task", 0x1fb80).expect("6.1");
-        assert_eq!(
-            (old.tid, old.pid, old.comm, old.comm_bytes),
-            (8, 12, 0xbc0, 16)
-        );
+        assert_eq!((old.tid, old.comm, old.comm_bytes), (8, 0xbc0, 16));
         assert_eq!(old.current(gs, 0x40_0000), Gva(gs + 0x1fb80));
         let hot = layout("pcpu_hot", 0x35000).expect("6.12");
         assert_eq!(hot.current(gs, 0x40_0000), Gva(gs + 0x35008));

@@ -57,23 +57,18 @@ impl Tasks {
             state.system.segments.gs.base,
             self.running.slide().unwrap_or(0),
         );
-        let task = Gva(self.running.word(&state.paging, current)?);
-        let read = |at: u64, bytes: &mut [u8]| {
-            read_virt(
-                &self.running.planter,
-                &state.paging,
-                task.wrapping_add(at),
-                bytes,
-            )
-            .ok()
-        };
-        let (mut tid, mut pid, mut comm) = ([0; 4], [0; 4], vec![0; layout.comm_bytes]);
-        read(layout.tid, &mut tid)?;
-        read(layout.pid, &mut pid)?;
-        read(layout.comm, &mut comm)?;
+        // No plant is in a page table or in a task. Every event pays for these reads, and memory without plants is read much faster.
+        let memory = &*self.running.memory;
+        let read = |at: Gva, bytes: &mut [u8]| read_virt(memory, &state.paging, at, bytes).ok();
+        let (mut task, mut numbers, mut comm) = ([0; 8], [0; 8], vec![0; layout.comm_bytes]);
+        read(current, &mut task)?;
+        let task = Gva(u64::from_le_bytes(task));
+        read(task.wrapping_add(layout.tid), &mut numbers)?;
+        read(task.wrapping_add(layout.comm), &mut comm)?;
+        let [t0, t1, t2, t3, p0, p1, p2, p3] = numbers;
         Some(Task {
-            tid: i32::from_le_bytes(tid),
-            pid: i32::from_le_bytes(pid),
+            tid: i32::from_le_bytes([t0, t1, t2, t3]),
+            pid: i32::from_le_bytes([p0, p1, p2, p3]),
             comm: until_zero(&comm),
         })
     }
@@ -93,7 +88,7 @@ impl Tasks {
     /// What a record holds of a task; `None` before the first is found, and for a kernel with another layout than records have room for.
     pub(crate) fn fields(&self) -> Option<TaskFields> {
         let layout = self.running.kernel.tasks().filter(|_| self.found.get())?;
-        let fits = layout.comm_bytes == NAME_BYTES && layout.pid == layout.tid + 4;
+        let fits = layout.comm_bytes == NAME_BYTES;
         Some(TaskFields {
             numbers: i32::try_from(layout.tid).ok().filter(|_| fits)?,
             comm: i32::try_from(layout.comm).ok()?,
