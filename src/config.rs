@@ -95,6 +95,8 @@ pub struct OutputConfig {
     pub format: Format,
     /// The output file; standard output if `None`.
     pub output: Option<PathBuf>,
+    /// Whether lines of text have the registers below.
+    pub registers: bool,
 }
 
 #[cfg(test)]

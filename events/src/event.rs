@@ -55,6 +55,9 @@ pub struct Hit {
     /// At the entry of a function with known types: the parameters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub params: Option<Vec<Param>>,
+    /// The number of followed calls around it on the same stack: of probes on returns, calls that have not returned. Absent if 0.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub depth: usize,
 }
 
 /// A probed function returned.
@@ -85,6 +88,13 @@ pub struct Return {
     /// For a function with known types that returns a value: the value.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returned: Option<Typed>,
+    /// The number of followed calls around it on the same stack: of probes on returns, calls that have not returned. Absent if 0.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub depth: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// The general registers of a vCPU.

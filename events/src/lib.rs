@@ -8,6 +8,8 @@ mod hex;
 pub mod judge;
 mod probe_id;
 mod probe_status;
+#[cfg(feature = "openapi")]
+mod schema;
 mod typed;
 
 pub use errno::error_name;
@@ -18,4 +20,6 @@ pub use event::{
 pub use hex::Hex;
 pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
+#[cfg(feature = "openapi")]
+pub use schema::{SCHEMA_VERSION, event_schema};
 pub use typed::{GuestString, Number, Param, Task, Typed};

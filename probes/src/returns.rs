@@ -159,6 +159,20 @@ impl Calls {
         returned
     }
 
+    /// The number of calls in flight further up the stack than `slot`; calls with the same slot, of a tail call for instance, are one.
+    pub(crate) fn enclosing(&self, slot: u64) -> usize {
+        let stack = stack_of(slot);
+        let shard = self.shard(stack);
+        let (mut last, mut enclosing) = (None, 0);
+        for call in shard.calls.get(&stack).into_iter().flatten() {
+            // A call further down the stack was entered later.
+            if call.slot > slot && last.replace(call.slot) != Some(call.slot) {
+                enclosing += 1;
+            }
+        }
+        enclosing
+    }
+
     /// Takes the calls on the stack of a task that ends: they will not return.
     pub(crate) fn task_ends(&self, rsp: u64) -> Vec<Instance> {
         let stack = stack_of(rsp);

@@ -24,7 +24,8 @@ Exit codes:
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more to standard error: `-v` what is done, `-vv` and `-vvv` details; `RUST_LOG` chooses by module
+    /// Say more: events in text have registers; standard error has a log of what is done, with `-vv` and `-vvv` details;
+    /// `RUST_LOG` chooses by module
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }

@@ -7,12 +7,13 @@ use crate::failure;
 
 /// Executes the subcommand, and prints the error, if any.
 pub(crate) fn execute(cli: &Cli) -> Exit {
+    let registers = cli.verbose > 0;
     let done = match &cli.command {
-        Command::Run(args) => run::run(args).map_err(boxed),
+        Command::Run(args) => run::run(args, registers).map_err(boxed),
         Command::Test(args) => test::test(args).map_err(boxed),
         Command::Check(args) => check::check(args).map_err(boxed),
         Command::Probe(command) => remote::probe(command).map_err(boxed),
-        Command::Events(args) => remote::events(args).map_err(boxed),
+        Command::Events(args) => remote::events(args, registers).map_err(boxed),
         Command::Top(args) => remote::top(args).map_err(boxed),
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),

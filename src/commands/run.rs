@@ -93,22 +93,24 @@ impl Failure for RunError {
 }
 
 /// Boots the guest, reports the hits of the probes, and returns how the guest ended.
-pub(crate) fn run(args: &RunArgs) -> Result<Exit, RunError> {
+/// With `registers`, lines of text have the registers below.
+pub(crate) fn run(args: &RunArgs, registers: bool) -> Result<Exit, RunError> {
     let progress = Progress::on_stderr();
-    let result = run_with(args, &progress);
+    let result = run_with(args, registers, &progress);
     progress.clear();
     result
 }
 
-fn run_with(args: &RunArgs, progress: &Progress) -> Result<Exit, RunError> {
+fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit, RunError> {
     let began = Since::now();
     let identity = identity::find(&args.identity)?;
     let show = |text| progress.say(text);
     let Plan {
         mut config,
-        output,
+        mut output,
         expectations,
     } = merge(args, &show)?;
+    output.registers = registers;
     // The user's files first: an error in the files exists on every host.
     let guest = Guest::load(&config, &show)?;
     let expectations = admit(&mut config, expectations, &guest.kernel);

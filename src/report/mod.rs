@@ -142,7 +142,10 @@ impl Reporter {
         let writer = Writer {
             format: match output.format {
                 Format::Json => EventFormat::Json,
-                Format::Text => EventFormat::Text(text::Formatter::new(events_style, shared)),
+                Format::Text => {
+                    let formatter = text::Formatter::new(events_style, shared);
+                    EventFormat::Text(formatter.with_registers(output.registers))
+                }
             },
             events,
             console: console_target,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use events::{Event, Hex, Note, Param, Task};
+use events::{Event, Hex, Note, Param, Registers, Task};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -11,6 +11,8 @@ use super::text_line::{line, seconds};
 
 /// Longer names do not move the columns behind them.
 const MAX_COLUMN: usize = 24;
+/// Deeper calls are not indented further.
+const MAX_INDENTS: usize = 16;
 
 /// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub struct Formatter {
     /// The beginning of each line, if the console writes to the same stream.
     prefix: &'static str,
     task_width: usize,
+    /// Whether the registers are below a line.
+    registers: bool,
 }
 
 impl Formatter {
@@ -29,7 +33,14 @@ impl Formatter {
             style,
             prefix,
             task_width: 0,
+            registers: false,
         }
+    }
+
+    /// With `registers`, hits and returns have the registers below, in lines of their own.
+    #[must_use]
+    pub fn with_registers(self, registers: bool) -> Self {
+        Self { registers, ..self }
     }
 
     /// Appends one event as a line, the summary as a table.
@@ -41,11 +52,19 @@ impl Formatter {
                     None => hit.args.iter().map(Hex::to_string).collect(),
                 };
                 let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
+                let depth = hit.depth;
                 let function = match hit.params {
                     Some(_) => function(&hit.symbol),
                     None => entry(&hit.symbol),
                 };
-                self.row(when, &function, &format!("({})", params.join(", ")), out);
+                self.row(
+                    when,
+                    depth,
+                    &function,
+                    &format!("({})", params.join(", ")),
+                    out,
+                );
+                self.registers(&hit.regs, out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
@@ -55,17 +74,19 @@ impl Formatter {
                 };
                 let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
                 let said = format!(" = {value} after {took} µs");
-                self.row(when, &function(&ret.symbol), &said, out);
+                self.row(when, ret.depth, &function(&ret.symbol), &said, out);
+                self.registers(&ret.regs, out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
         }
     }
 
-    /// Appends the line of a hit or return: time, vCPU, task, function and details.
+    /// Appends the line of a hit or return: time, vCPU, task, function and details. An indentation shows the followed calls around it.
     fn row(
         &mut self,
         (ts_ns, vcpu, task): (u64, usize, Option<&Task>),
+        depth: usize,
         function: &str,
         said: &str,
         out: &mut Vec<u8>,
@@ -81,21 +102,46 @@ impl Formatter {
             _ => format!("  {task:task_width$}"),
         };
         let function = printable(function);
-        let before =
-            self.prefix.len() + time.len() + cpu.len() + task.chars().count() + function.len() + 4;
+        let indent = 2 * depth.min(MAX_INDENTS);
+        let before = self.prefix.len()
+            + time.len()
+            + cpu.len()
+            + task.chars().count()
+            + indent
+            + function.len()
+            + 4;
         let said = printable(said);
         let said = cut(&said, style.width.map(|width| width.saturating_sub(before)));
         line(
             out,
             format_args!(
-                "{}{}  {}{}  {}{said}",
+                "{}{}  {}{}  {:indent$}{}{said}",
                 style.paint(Ink::Faint, self.prefix),
                 style.paint(Ink::Faint, time),
                 style.paint(Ink::Faint, cpu),
                 style.paint(Ink::Faint, task),
+                "",
                 style.paint(Ink::Name, function),
             ),
         );
+    }
+
+    fn registers(&self, regs: &Registers, out: &mut Vec<u8>) {
+        if !self.registers {
+            return;
+        }
+        for row in registers(regs) {
+            let row = row.map(|(name, value)| format!("{name:>6} {:#018x}", value.0));
+            line(
+                out,
+                format_args!(
+                    "{}{:11}{}",
+                    self.style.paint(Ink::Faint, self.prefix),
+                    "",
+                    self.style.paint(Ink::Faint, row.concat()),
+                ),
+            );
+        }
     }
 
     fn note(&self, note: &Note, out: &mut Vec<u8>) {
@@ -118,6 +164,22 @@ impl Formatter {
             ),
         );
     }
+}
+
+/// All registers, three in a row, so that a row fits a terminal of 80 columns.
+fn registers(regs: &Registers) -> [[(&'static str, Hex); 3]; 6] {
+    [
+        [
+            ("rip", regs.rip),
+            ("rsp", regs.rsp),
+            ("rflags", regs.rflags),
+        ],
+        [("rax", regs.rax), ("rbx", regs.rbx), ("rcx", regs.rcx)],
+        [("rdx", regs.rdx), ("rsi", regs.rsi), ("rdi", regs.rdi)],
+        [("rbp", regs.rbp), ("r8", regs.r8), ("r9", regs.r9)],
+        [("r10", regs.r10), ("r11", regs.r11), ("r12", regs.r12)],
+        [("r13", regs.r13), ("r14", regs.r14), ("r15", regs.r15)],
+    ]
 }
 
 /// Microseconds with one digit behind the point.
@@ -211,6 +273,7 @@ mod tests {
             args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
             task: None,
             params: None,
+            depth: 0,
         })
     }
 
@@ -286,13 +349,31 @@ mod tests {
                 error: Some("ENOENT".to_owned()),
                 ..typed("int", Number::Integer(-2))
             }),
+            depth: 1,
         });
         let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
         assert_eq!(
             text,
             "   1.234567  cpu0   cat\\x1b[312]  f(name=\"/etc/\\u{1b}\", count=3)\n\
-             \u{20}  2.000000  cpu0   a[1]          f = -2 (ENOENT) after 31.2 µs\n"
+             \u{20}  2.000000  cpu0   a[1]            f = -2 (ENOENT) after 31.2 µs\n"
         );
+    }
+
+    #[test]
+    fn registers_are_below_a_hit_if_wanted() {
+        let mut formatter = Formatter::new(Style::plain(), false).with_registers(true);
+        let text = lines(&mut formatter, &[hit("kprobe:f", "f+0x0")]);
+        let below: Vec<&str> = text.lines().skip(1).collect();
+        assert_eq!(below.len(), 6, "{text}");
+        assert_eq!(
+            below[2],
+            "              rdx 0x0000000000000000   rsi 0x0000000000000000   rdi 0x0000000000000000"
+        );
+        let names: Vec<&str> = below
+            .iter()
+            .flat_map(|row| row.split_whitespace().step_by(2))
+            .collect();
+        assert_eq!(names.len(), 18);
     }
 
     #[test]

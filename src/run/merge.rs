@@ -176,6 +176,7 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
     let output = OutputConfig {
         format: args.format.or(run.format).unwrap_or_default(),
         output: args.output.clone().or_else(|| run.output.clone()),
+        registers: false,
     };
     Ok(Plan {
         config,

@@ -362,7 +362,7 @@ impl Drop for Running {
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
-    events: String,
+    pub(crate) events: String,
     pub(crate) console: String,
     errors: String,
 }

@@ -4,9 +4,12 @@ use events::{GuestString, Hit, Number, Param, Return, Tier};
 use manifest::GuestEnd;
 
 use crate::boot::{Boot, Ran, Stock, probe};
+use crate::schema::assert_lines_match;
 
 const OPEN: &str = "kprobe:do_sys_openat2";
 const OPENED: &str = "kretprobe:do_sys_openat2";
+/// Called by the function of [`OPEN`], through another file of the kernel's source.
+const WITHIN: &str = "kprobe:path_openat";
 const READ: &str = "kprobe:vfs_read";
 const MISSING: &str = "/a/missing file";
 const SCRIPT: &str = "#!/bin/busybox sh
@@ -33,10 +36,16 @@ fn names(params: &[Param]) -> Vec<&str> {
 fn check(image: &str) {
     let stock = Stock::fetch(image);
     let boot = Boot::with_script(&stock, SCRIPT);
-    let ran = boot.probe(OPEN).probe(OPENED).probe(READ).run();
+    let ran = boot
+        .probe(OPEN)
+        .probe(OPENED)
+        .probe(WITHIN)
+        .probe(READ)
+        .run();
     assert_eq!(ran.code, Some(0), "{}", ran.told());
     let summary = ran.summary();
     assert_eq!(summary.guest.end, GuestEnd::Poweroff);
+    assert_lines_match(&ran.events);
 
     // An exit reads the string.
     let (hits, returns) = (ran.hits(), ran.returns());
@@ -79,6 +88,17 @@ fn check(image: &str) {
     let returned = last.returned.as_ref().expect("typed");
     assert_eq!(returned.value, Some(Number::Integer(-2)), "{last:?}");
     assert_eq!(returned.error.as_deref(), Some("ENOENT"));
+
+    assert_eq!(
+        (open.depth, last.depth),
+        (0, 0),
+        "the followed call itself does not count"
+    );
+    let within = hits
+        .iter()
+        .find(|hit| &*hit.probe == WITHIN && hit.ts_ns >= open.ts_ns);
+    let within = within.unwrap_or_else(|| panic!("{}", ran.told()));
+    assert_eq!((&within.task, within.depth), (&open.task, 1), "{within:?}");
 
     // A record has numbers and the task.
     let read = probe(&summary, READ);

@@ -33,6 +33,7 @@ fn hit(probe: &str, second: u64) -> Event {
         args: [7, 8, 9, 10, 11, 12].map(Hex),
         task: None,
         params: None,
+        depth: 0,
     })
 }
 
@@ -48,6 +49,7 @@ fn returned(probe: &str, retval: u64) -> Event {
         regs: Registers::default(),
         task: None,
         returned: None,
+        depth: 0,
     })
 }
 

@@ -7,7 +7,7 @@ use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
 use crate::engine::typed::returned;
 use crate::registry::Probe;
-use crate::returns::Instance;
+use crate::returns::{Calls, Instance};
 
 /// The meaning of a hit beside its registers.
 #[derive(Debug, Default)]
@@ -23,6 +23,8 @@ pub(crate) struct Reporter {
     pub(crate) sink: Arc<dyn EventSink>,
     /// The time of the guest's first instruction.
     pub(crate) started: OnceLock<Instant>,
+    /// The calls in flight, for the depth of events.
+    pub(crate) calls: Arc<Calls>,
 }
 
 impl Reporter {
@@ -63,6 +65,7 @@ impl Reporter {
             ip,
             symbol: Arc::clone(&place.symbol),
             args: regs.arguments(),
+            depth: self.calls.enclosing(regs.rsp.0),
             regs,
             task: meaning.task,
             params: meaning.params,
@@ -91,6 +94,7 @@ impl Reporter {
             retval: Hex(regs.rax),
             task,
             returned: returned(&call.probe, regs.rax),
+            depth: self.calls.enclosing(call.slot),
             regs: registers(regs, ip),
         }));
     }

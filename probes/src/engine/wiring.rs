@@ -56,9 +56,11 @@ impl Engine {
         let milestones = placed(&kernel);
         let detour: Arc<Detour> = Arc::default();
         let return_sites: Arc<ReturnSites> = Arc::default();
+        let calls: Arc<Calls> = Arc::default();
         let reporter = Arc::new(Reporter {
             sink,
             started: OnceLock::default(),
+            calls: Arc::clone(&calls),
         });
         let running = Arc::new(Running {
             kernel,
@@ -95,7 +97,7 @@ impl Engine {
             plants: Arc::clone(&plants),
             detour: Arc::clone(&detour),
             return_sites: Arc::clone(&return_sites),
-            calls: Calls::default(),
+            calls,
         });
         let records = Arc::new(Records {
             reporter: Arc::clone(&reporter),

@@ -13,12 +13,12 @@ use crate::exit::Exit;
 use crate::report::{Formatter, Style, json_line};
 use crate::stderr::say;
 
-/// Prints events as they arrive, in the form of the run's own output.
-pub(crate) fn events(args: &EventsArgs) -> Result<Exit, RemoteError> {
+/// Prints events as they arrive, in the form of the run's own output. With `registers`, lines of text have the registers below.
+pub(crate) fn events(args: &EventsArgs, registers: bool) -> Result<Exit, RemoteError> {
     let events = connect(&args.run)?.events(args.from)?;
     let mut out = io::stdout().lock();
     let style = Style::for_stream(io::stdout().is_terminal());
-    let mut text = Formatter::new(style, false);
+    let mut text = Formatter::new(style, false).with_registers(registers);
     let mut left = args.count.unwrap_or(u64::MAX);
     for line in events {
         if left == 0 {

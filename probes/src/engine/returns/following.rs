@@ -24,7 +24,7 @@ pub(crate) struct Following {
     pub(crate) plants: Arc<Plants>,
     pub(crate) detour: Arc<Detour>,
     pub(crate) return_sites: Arc<ReturnSites>,
-    pub(crate) calls: Calls,
+    pub(crate) calls: Arc<Calls>,
 }
 
 impl Following {

@@ -1,6 +1,7 @@
 //! Calls that are followed to their return.
 
 use address::Gva;
+use events::Event;
 use text::testing::FakeVcpu;
 
 use super::{PLAIN, Rig, vcpu};
@@ -96,4 +97,40 @@ fn what_a_dying_task_calls_last_is_given_up_when_another_task_has_its_processor(
     // The later release of a task does not end calls of the processor's current task.
     guest.call(left, OTHER_STACK - 0x20);
     assert_eq!(guest.accounted(), (1, 1, 2));
+}
+
+#[test]
+fn events_have_the_number_of_followed_calls_around_them() {
+    let (guest, at) = Guest::new(
+        &["outer", "inner"],
+        &["kretprobe:outer", "kprobe:inner", "kretprobe:inner"],
+    );
+    let [outer, inner] = at[..] else {
+        panic!("two functions")
+    };
+    guest.call(outer, STACK);
+    guest.call(inner, STACK - 0x40);
+    guest.reach(guest.return_site, STACK - 0x40 + 8);
+    guest.call(inner, OTHER_STACK);
+    guest.reach(guest.return_site, OTHER_STACK + 8);
+    guest.reach(guest.return_site, STACK + 8);
+    let depths = guest.rig.events.0.lock().expect("events");
+    let depths: Vec<_> = depths
+        .iter()
+        .filter_map(|event| match event {
+            Event::Hit(hit) => Some(("hit", hit.depth)),
+            Event::Return(told) => Some(("return", told.depth)),
+            Event::Note(_) | Event::Summary(_) => None,
+        })
+        .collect();
+    assert_eq!(
+        depths,
+        [
+            ("hit", 1),
+            ("return", 1),
+            ("hit", 0),
+            ("return", 0),
+            ("return", 0)
+        ]
+    );
 }
