@@ -7,7 +7,7 @@
 #   scripts/setup.sh rigs    what the engine is tested on besides: Bochs, which interprets VT-x and SVM, and a CD for it
 #   scripts/setup.sh fuzz    build, and a C++ compiler for libFuzzer
 #   scripts/setup.sh demo    build, and qemu unless this machine has hardware virtualisation
-#   scripts/setup.sh         build, qemu and rigs, for the tests
+#   scripts/setup.sh         build, qemu and rigs, and what checks outputs, for the tests
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -216,6 +216,18 @@ set_up_python() {
     install "$package"
 }
 
+# Dumps of guests are read by the programs that users read dumps with.
+set_up_dump_readers() {
+    local packages=()
+    command -v makedumpfile >/dev/null || packages+=(makedumpfile)
+    command -v gdb >/dev/null || packages+=(gdb)
+    [ ${#packages[@]} != 0 ] || return 0
+    say "${packages[*]} missing; dumps of guests are read with makedumpfile and gdb"
+    stop_without_apt "${packages[*]}"
+    stop_unless_root "${packages[*]}" "sudo apt-get install --no-install-recommends ${packages[*]}"
+    install "${packages[@]}"
+}
+
 set_up_fuzz() {
     local package=g++
     command -v c++ >/dev/null && return
@@ -249,6 +261,7 @@ all)
     set_up_rigs
     set_up_xmllint
     set_up_python
+    set_up_dump_readers
     ;;
 *) stop "there is no part '$1'; the parts are room, build, qemu, rigs, fuzz and demo." ;;
 esac

@@ -56,6 +56,8 @@ pub struct RunConfig {
     pub control: Option<PathBuf>,
     /// Whether hyprobe and its QEMU give up rights, here and in the outer Linux.
     pub sandbox: Sandbox,
+    /// Whether the guest is dumped if the guest crashes. The process started by the user has the file.
+    pub dump_on_crash: bool,
 }
 
 impl RunConfig {
@@ -97,6 +99,8 @@ pub struct OutputConfig {
     pub output: Option<PathBuf>,
     /// Whether lines of text have the registers below.
     pub registers: bool,
+    /// The core file of a guest that crashes.
+    pub crash_dump: Option<PathBuf>,
 }
 
 #[cfg(test)]
@@ -109,7 +113,7 @@ mod tests {
             "kernel": {"file": "/k/vmlinuz"}, "initrd": {"file": "/i/initrd"}, "modules": [], "cmdline": "",
             "memory_bytes": 1, "cpus": 1, "boot": "direct", "probes": [], "injections": [], "accel": "kvm",
             "trap": "auto", "optimise": true, "when_full": "exit", "console": "none", "timeout": null,
-            "control": "/run/x/y.sock", "sandbox": "on",
+            "control": "/run/x/y.sock", "sandbox": "on", "dump_on_crash": false,
         });
         let config: RunConfig = serde_json::from_value(config).expect("a run");
         let mut rights = FileRights::default();

@@ -9,6 +9,8 @@ use crate::cli::Cli;
 use crate::exit::{Exit, Failure};
 use crate::failure::in_one_line;
 use crate::nested::InnerFailure;
+use crate::run::crash_dump::CrashDump;
+use crate::run::ends::{Console, Ends};
 use crate::run::session;
 use crate::{commands, logging, nested, panics, stderr};
 
@@ -18,8 +20,15 @@ pub fn main() -> ExitCode {
     if nested::is_pid_1_of_an_outer_linux() {
         // Standard error is the launcher's.
         logging::start(0);
-        nested::run_as_pid_1(|config, sink, console, stop, control| {
-            session::run_here(config, sink, console, stop, control)
+        nested::run_as_pid_1(|config, sink, console, stop, clients, dump| {
+            let ends = Ends {
+                sink,
+                console: Console(console),
+                stop,
+                clients,
+                dump: dump.map(CrashDump::Frames),
+            };
+            session::run_here(config, ends)
                 .map_err(|error| InnerFailure::new(error.exit() as u8, &error))
         });
     }

@@ -71,6 +71,7 @@ fn payload(
     mut console: Box<dyn Write + Send>,
     stop: StopSignal,
     _clients: Option<control::Incoming>,
+    _dump: Option<Box<dyn Write + Send>>,
 ) -> Result<Summary, InnerFailure> {
     assert_eq!(config.accel, Accel::Kvm, "inside it is an ordinary run");
     assert_eq!(std::fs::read(config.kernel.path()).expect("kernel"), KERNEL);
@@ -226,6 +227,7 @@ impl Run {
             modules: Vec::new(),
             control: None,
             sandbox: Sandbox::On,
+            dump_on_crash: false,
         };
         Self {
             config,
@@ -253,6 +255,7 @@ impl Run {
             input: Some(File::from(OwnedFd::from(terminal))),
             stop: self.stop.clone(),
             clients: None,
+            dump: None,
             progress: &|step| progress(&step.to_string()),
         };
         nested::launch(&qemu, &self.config, outside)

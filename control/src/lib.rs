@@ -18,6 +18,7 @@
 
 pub mod api;
 mod client;
+mod dumped;
 mod hub;
 pub mod limits;
 pub mod mux;
@@ -27,7 +28,8 @@ mod socket;
 mod target;
 mod target_memory;
 
-pub use client::{Client, ClientError, Events};
+pub use client::{Client, ClientError, DumpStream, Events};
+pub use dumped::{DumpEndedError, dump_ended};
 pub use hub::{EventHub, Tee};
 pub use server::{Incoming, Server, openapi};
 pub use socket::{ControlSocket, SocketError};

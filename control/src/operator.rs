@@ -1,21 +1,23 @@
 //! The operator: the only thread that pauses the machine, and changes probes and knobs.
 //!
 //! The operator runs requests with a pause one after the other, so the clients' thread never waits for a vCPU. The pause of
-//! `POST /machine/pause` lasts between requests. The operator holds the pause, and the changes of other requests use the held pause.
+//! `POST /machine/pause` lasts between requests, and so does the pause of a dump, up to a deadline. The operator holds the pause, and the
+//! changes of other requests use the held pause. A dump is read in steps, each of which is a job of the queue: a dump and changes do not hold
+//! each other up, and no change runs beside a step.
 //!
 //! ```text
-//!            Bench::hold                       a change: uses the pause that is there
+//!            Bench::hold, hold_until           a change: uses the pause that is there
 //!  running ─────────────▶ paused ─────┐
 //!     ▲  a change: pauses,  │  ▲      │
 //!     └── and runs on       │  └──────┘
 //!     ▲                     │
-//!     └─────────────────────┘ Bench::release, or the machine is ending
+//!     └─────────────────────┘ Bench::release and no dump, or the machine is ending
 //! ```
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -30,6 +32,16 @@ use crate::target::Target;
 pub(crate) const WAITING_CHANGES: usize = 64;
 /// Interval of the check whether a paused machine is ending. The machine's threads wait for the operator to release the pause.
 const LOOK: Duration = Duration::from_millis(20);
+/// The pauses that are tried for a dump, and the time between them.
+const PAUSES: usize = 20;
+const BETWEEN_PAUSES: Duration = Duration::from_millis(1);
+
+/// Whether a pause for a dump is the last that is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IsLast {
+    Yes,
+    No,
+}
 
 type Job = Box<dyn FnOnce(&mut Bench<'_>) + Send>;
 
@@ -65,6 +77,23 @@ pub(crate) struct Bench<'t> {
     target: &'t dyn Target,
     pauses: &'t Pauses,
     held: Option<Box<dyn Paused + 't>>,
+    /// A client has paused the machine.
+    is_wanted: bool,
+    /// The dumps under way, each with a deadline.
+    dumps: Vec<(Weak<DumpPause>, Instant)>,
+}
+
+/// The pause of a dump. The pause ends with the last handle, or at the deadline.
+#[derive(Debug, Default)]
+pub(crate) struct DumpPause {
+    is_over: AtomicBool,
+}
+
+impl DumpPause {
+    /// Whether the deadline has passed: the guest runs. Called in a job of the queue, the answer is valid to the end of the job.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
 }
 
 impl<'t> Bench<'t> {
@@ -96,14 +125,76 @@ impl<'t> Bench<'t> {
 
     /// Pauses the machine until [`release`](Self::release).
     pub(crate) fn hold(&mut self) {
+        self.is_wanted = true;
+        self.keep_held();
+    }
+
+    /// Ends the pause of [`hold`](Self::hold): the machine runs on, unless a dump is under way.
+    pub(crate) fn release(&mut self) {
+        self.is_wanted = false;
+        self.tend();
+    }
+
+    /// Pauses the machine for a dump, at most until `deadline`. The change `prepare` runs first, with no vCPU in the guest. `None` asks for
+    /// another pause, a moment later: the pause of a client is not ended for it.
+    pub(crate) fn hold_until<T>(
+        &mut self,
+        deadline: Instant,
+        mut prepare: impl FnMut(&'t dyn Target, &dyn Paused, IsLast) -> Option<T>,
+    ) -> Option<(T, Arc<DumpPause>)> {
+        for attempt in 1..=PAUSES {
+            let is_new = self.held.is_none();
+            let last = match attempt == PAUSES || !is_new {
+                true => IsLast::Yes,
+                false => IsLast::No,
+            };
+            self.keep_held();
+            let held = self.held.as_ref()?;
+            if let Some(prepared) = prepare(self.target, held.as_ref(), last) {
+                let pause = Arc::<DumpPause>::default();
+                self.dumps.push((Arc::downgrade(&pause), deadline));
+                return Some((prepared, pause));
+            }
+            self.tend();
+            if last == IsLast::Yes {
+                return None;
+            }
+            std::thread::sleep(BETWEEN_PAUSES);
+        }
+        None
+    }
+
+    /// The number of dumps under way.
+    pub(crate) fn dumps(&mut self) -> usize {
+        self.tend();
+        self.dumps.len()
+    }
+
+    fn keep_held(&mut self) {
         if self.held.is_none() {
             self.held = Some(self.target.pause());
             self.pauses.held.store(true, Ordering::Release);
         }
     }
 
-    /// Ends the pause of [`hold`](Self::hold): the machine runs on.
-    pub(crate) fn release(&mut self) {
+    /// Forgets dumps that are complete or late, and lets the machine run on if nothing needs the pause.
+    fn tend(&mut self) {
+        let now = Instant::now();
+        self.dumps
+            .retain(|(pause, deadline)| match pause.upgrade() {
+                Some(pause) if now >= *deadline => {
+                    pause.is_over.store(true, Ordering::Release);
+                    false
+                }
+                Some(_) => true,
+                None => false,
+            });
+        if !self.is_wanted && self.dumps.is_empty() {
+            self.let_run();
+        }
+    }
+
+    fn let_run(&mut self) {
         self.held = None;
         self.pauses.held.store(false, Ordering::Release);
     }
@@ -164,14 +255,18 @@ fn operate(target: &dyn Target, pauses: &Pauses, waiting: &Receiver<Job>) {
         target,
         pauses,
         held: None,
+        is_wanted: false,
+        dumps: Vec::new(),
     };
     loop {
         let job = match bench.held {
             None => waiting.recv().map_err(|_| RecvTimeoutError::Disconnected),
             Some(_) => waiting.recv_timeout(LOOK),
         };
-        if target.is_ending() {
-            bench.release();
+        match target.is_ending() {
+            // No vCPU enters the guest any more: a dump goes on.
+            true => bench.let_run(),
+            false => bench.tend(),
         }
         match job {
             Ok(job) => job(&mut bench),

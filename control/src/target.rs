@@ -1,8 +1,10 @@
 //! The controlled machine: the trait [`Target`], and the implementation [`Live`].
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
+use address::{Gpa, Gva};
 use events::{ProbeId, ProbeStatus};
 use introspect::{Btf, SymbolTable};
 use manifest::ProbeConfig;
@@ -99,6 +101,12 @@ pub trait Target: Send + Sync {
     ///
     /// If a part of the range cannot be read.
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError>;
+    /// The ranges of guest RAM in ascending order; whole pages.
+    fn ram(&self) -> Vec<Range<Gpa>>;
+    /// The guest-physical address of an address of the kernel.
+    fn translate(&self, at: Gva) -> Option<Gpa>;
+    /// Whether `at` is in hyprobe's code in the guest's address space.
+    fn is_in_detour(&self, at: Gva) -> bool;
     /// The kernel's symbols, at the addresses where they were linked.
     fn symbols(&self) -> &SymbolTable;
     /// The kernel's types; `None` for a kernel without BTF.
@@ -210,6 +218,18 @@ impl Target for Live {
 
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError> {
         self.engine.inventory().read(at, buf)
+    }
+
+    fn ram(&self) -> Vec<Range<Gpa>> {
+        self.engine.inventory().ram()
+    }
+
+    fn translate(&self, at: Gva) -> Option<Gpa> {
+        self.engine.inventory().translate(at)
+    }
+
+    fn is_in_detour(&self, at: Gva) -> bool {
+        self.engine.is_in_detour(at)
     }
 
     fn symbols(&self) -> &SymbolTable {

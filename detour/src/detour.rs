@@ -284,6 +284,11 @@ impl Detour {
         self.read().region()?.left_at(rip)
     }
 
+    /// Whether the region has a page at `at`.
+    pub fn maps(&self, at: Gva) -> bool {
+        self.read().region().is_some_and(|region| region.maps(at))
+    }
+
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.
     pub fn kernel(&self) -> Option<KernelSpace> {
         self.read().region().map(|region| region.kernel().clone())

@@ -194,6 +194,11 @@ impl Pages {
         }
     }
 
+    /// Whether a page is at `at`.
+    pub(super) fn maps(&self, at: Gva) -> bool {
+        self.mapped.iter().any(|page| page.holds(at))
+    }
+
     /// Whether `paging` maps the region's page at `at`. The guest may have changed its tables, or run on other tables: with KPTI
     /// the tables of programs do not map the region.
     pub(super) fn is_reached(

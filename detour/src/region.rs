@@ -296,6 +296,11 @@ impl Region {
         self.detours.left_at(at)
     }
 
+    /// Whether a page of the region is at `at`.
+    pub(super) fn maps(&self, at: Gva) -> bool {
+        self.pages.maps(at)
+    }
+
     /// Whether `gpa` is a read-only address of the region.
     pub(super) fn holds(&self, gpa: Gpa) -> bool {
         self.pages.is_read_only(gpa)

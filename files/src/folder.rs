@@ -1,6 +1,7 @@
 //! A folder below which no symbolic link is followed.
 
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -107,10 +108,29 @@ impl Folder {
     ///
     /// See [`CreateError`]. An existing file or symbolic link is refused.
     pub fn write_new(&self, name: &str, contents: &[u8]) -> Result<(), CreateError> {
-        match make(&self.directory, OsStr::new(name))? {
-            Some(mut file) => Ok(file.write_all(contents)?),
-            None => Err(Errno::EXIST.into()),
-        }
+        Ok(self.create_new(name)?.write_all(contents)?)
+    }
+
+    /// Makes the new file `name` with mode 0600.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`]. An existing file or symbolic link is refused.
+    pub fn create_new(&self, name: &str) -> Result<File, CreateError> {
+        make(&self.directory, OsStr::new(name))?.ok_or(Errno::EXIST.into())
+    }
+
+    /// Removes the folder `name`, if the folder is empty.
+    ///
+    /// # Errors
+    ///
+    /// See [`CreateError`]. A folder with files is an error.
+    pub fn remove_folder(&self, name: &str) -> Result<(), CreateError> {
+        Ok(unlinkat(
+            &self.directory,
+            OsStr::new(name),
+            AtFlags::REMOVEDIR,
+        )?)
     }
 
     /// Refuses a symbolic link with an error that names the target. Without the check, the next call would fail without the target, or

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::remote::{CtlArgs, EventsArgs, ProbeCommand, TopArgs};
+use super::remote::{CtlArgs, DumpArgs, EventsArgs, ProbeCommand, TopArgs};
 use super::run::RunArgs;
 use super::test::TestArgs;
 
@@ -47,6 +47,8 @@ pub(crate) enum Command {
     Top(TopArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
+    /// Write the memory and the registers of the guest of a run that goes on to an ELF core file
+    Dump(DumpArgs),
     /// Say what this host can do, and what hyprobe will therefore use
     Doctor(DoctorArgs),
     /// Find symbols of a kernel, also of a stock one that has no symbol table

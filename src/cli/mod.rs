@@ -16,7 +16,7 @@ pub(crate) use command::{
 };
 pub(crate) use matrix::{Setting, Shard, combinations};
 pub(crate) use remote::{
-    AddArgs, CtlArgs, CtlVerb, EventsArgs, IdArgs, ProbeCommand, SocketArgs, TopArgs,
+    AddArgs, CtlArgs, CtlVerb, DumpArgs, EventsArgs, IdArgs, ProbeCommand, SocketArgs, TopArgs,
 };
 pub(crate) use run::{IdentityArgs, RunArgs};
 pub(crate) use test::TestArgs;

@@ -98,6 +98,17 @@ pub(crate) struct EventsArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct DumpArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// The core file to write
+    pub(crate) file: PathBuf,
+    /// Let the guest run on after this time, also if the dump is not complete: 30s, 5m
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, default_value = "60s")]
+    pub(crate) pause_limit: Duration,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) run: SocketArgs,

@@ -91,6 +91,9 @@ pub(crate) struct RunArgs {
     /// Write events to this file instead of standard output
     #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub(crate) output: Option<PathBuf>,
+    /// If the guest crashes, write its memory and registers to this core file
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub(crate) dump_on_crash: Option<PathBuf>,
     /// Where the guest's console goes: stdio, none or a file [default: stdio]
     #[arg(long, value_name = "WHERE", value_parser = parse_console, help_heading = "Output")]
     pub(crate) console: Option<Console>,

@@ -58,4 +58,7 @@ pub(crate) struct TestArgs {
         help_heading = "Output"
     )]
     pub(crate) artifacts: PathBuf,
+    /// Keep the memory and the registers of guests that crash, too: a core file `vmcore`, about as large as the memory in use
+    #[arg(long, help_heading = "Output")]
+    pub(crate) dump_on_crash: bool,
 }

@@ -16,6 +16,7 @@ pub(crate) fn execute(cli: &Cli) -> Exit {
         Command::Events(args) => remote::events(args, registers).map_err(boxed),
         Command::Top(args) => remote::top(args).map_err(boxed),
         Command::Ctl(args) => remote::ctl(args).map_err(boxed),
+        Command::Dump(args) => remote::dump(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
         Command::Images(command) => images::images(command).map_err(boxed),

@@ -1,9 +1,11 @@
 //! `hyprobe run`.
 
 use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
 
 use control::{ControlSocket, Incoming, SocketError};
 use events::judge::Verdict;
+use files::CreateError;
 use manifest::InvalidManifest;
 use thiserror::Error;
 
@@ -11,11 +13,13 @@ use crate::cli::RunArgs;
 use crate::exit::{Exit, Failure};
 use crate::panics::Since;
 use crate::report::{Ink, OutputError, Progress, ReportError, Reporter, Style, printable};
+use crate::run::crash_dump::CoreFile;
+use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
 use crate::run::identity::{self, IdentityError};
 use crate::run::judged::{self, Judged, admit};
 use crate::run::merge::{MergeError, Plan, merge};
-use crate::run::place::{Console, Ends, Place, PlaceError};
+use crate::run::place::{Place, PlaceError};
 use crate::sandbox::SandboxError;
 use crate::signals;
 use crate::stderr::say;
@@ -48,6 +52,17 @@ pub(crate) enum RunError {
     /// The rights of this process.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// The core file of a guest that crashes.
+    #[error("cannot write the dump {path}")]
+    CreateCore {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: CreateError,
+    },
+    /// The core file, once open.
+    #[error("cannot write the dump of a crash")]
+    Core(#[source] io::Error),
     /// Signals.
     #[error("cannot catch signals")]
     Signals(#[source] io::Error),
@@ -67,10 +82,12 @@ impl Failure for RunError {
             Self::Identity(error) => error.exit(),
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
-            Self::Signals(_) | Self::Clients(_) | Self::Output(_) | Self::Panicked(_) => {
-                Exit::HostCannot
-            }
-            Self::Report(_) | Self::Socket(_) => Exit::Usage,
+            Self::Signals(_)
+            | Self::Clients(_)
+            | Self::Output(_)
+            | Self::Core(_)
+            | Self::Panicked(_) => Exit::HostCannot,
+            Self::Report(_) | Self::Socket(_) | Self::CreateCore { .. } => Exit::Usage,
         }
     }
 
@@ -126,6 +143,10 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
     if let (Some(socket), Some(_)) = (&mut socket, &args.identity.chroot) {
         socket.leave_file();
     }
+    let core = match &output.crash_dump {
+        Some(path) => Some(core_file(path)?),
+        None => None,
+    };
     let stop = StopSignal::default();
     let reporter = Reporter::open(&output, &config.console, progress.clone(), &stop)?;
     // Only later threads inherit the loss of rights, so the thread of the progress line stops before.
@@ -150,6 +171,10 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         console: Console(judged.console(reporter.console())),
         stop: stop.clone(),
         clients,
+        dump: match &core {
+            Some(core) => Some(core.writer().map_err(RunError::Core)?),
+            None => None,
+        },
     };
     let result = place.run(&config, guest, ends, &show);
     drop(socket);
@@ -174,8 +199,26 @@ fn run_with(args: &RunArgs, registers: bool, progress: &Progress) -> Result<Exit
         say("hyprobe: the run was interrupted: nothing is judged");
     }
     tell_verdicts(&verdicts, exit);
+    if let (Some(core), Some(path)) = (core, &output.crash_dump)
+        && core.has_dump()
+    {
+        let path = path.to_string_lossy();
+        say(format_args!(
+            "hyprobe: {} has the memory of the crashed guest",
+            printable(&path)
+        ));
+    }
     written?;
     Ok(exit)
+}
+
+/// Makes the core file for a crash.
+fn core_file(path: &Path) -> Result<CoreFile, RunError> {
+    let file = files::create(path).map_err(|source| RunError::CreateCore {
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok(CoreFile::new(file))
 }
 
 /// Prints the broken expectations, or that all expectations hold.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use control::Incoming;
 use control::mux::Outer;
+use dump::SparseFile;
 use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
@@ -28,6 +29,8 @@ use super::tail::Tail;
 use crate::config::RunConfig;
 use crate::stop::StopSignal;
 
+/// The size of a core file beyond the guest's RAM: headers, notes, and the holes among the ranges of RAM.
+const DUMP_BYTES: u64 = 16 << 20;
 /// As much of the outer Linux's last words as fits below an error.
 const TAIL_LINES: usize = 25;
 
@@ -152,6 +155,8 @@ pub struct Outside<'a> {
     pub stop: StopSignal,
     /// The clients that control the run inside; `None` without a control socket.
     pub clients: Option<Incoming>,
+    /// Receives the dump of the guest, if the guest crashes.
+    pub dump: Option<SparseFile>,
     /// Receives every step.
     pub progress: &'a dyn Fn(&Step<'_>),
 }
@@ -190,7 +195,8 @@ pub fn launch(
     let booting = boot::boot(qemu, &inputs, &boot::LIMITS, &outside.stop, &again)?;
     drop(inputs);
     let began = booting.began;
-    let mut watch = Watch::connect(booting, outside)?;
+    let most = config.memory_bytes.saturating_add(DUMP_BYTES);
+    let mut watch = Watch::connect(booting, outside, most)?;
     let over = watch.until_over(began, config.timeout);
     let summary = watch.result(over, began, config)?;
     Ok(Summary {
@@ -228,7 +234,8 @@ impl fmt::Debug for Watched<'_> {
 }
 
 impl<'a> Watch<'a> {
-    fn connect(booting: Booting, outside: Outside<'a>) -> Result<Self, LaunchError> {
+    /// `most` is the maximum size of a core file.
+    fn connect(booting: Booting, outside: Outside<'a>, most: u64) -> Result<Self, LaunchError> {
         let Booting {
             mut running,
             control,
@@ -249,6 +256,10 @@ impl<'a> Watch<'a> {
                 ports::follow_console(console, inbox.clone(), outside.console, sink)?,
                 ports::follow_log(running.take_port(Port::Log))?,
             ]);
+            if let Some(file) = outside.dump {
+                let port = running.take_port(Port::Dump);
+                followers.push(ports::follow_dump(port, inbox.clone(), file, most)?);
+            }
             let clients = match outside.clients {
                 Some(incoming) => {
                     let port = running.take_port(Port::Clients);
@@ -295,6 +306,7 @@ impl<'a> Watch<'a> {
                 finished: received.finished.is_some(),
                 complete: received.is_complete(),
                 violation: received.violation.is_some(),
+                dumped: received.arrived.dump,
                 stop: stop.is_some(),
                 ended,
             };

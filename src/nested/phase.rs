@@ -53,6 +53,8 @@ pub(super) struct Facts {
     pub(super) finished: bool,
     /// All output of the run has arrived.
     pub(super) complete: bool,
+    /// The bytes of a dump that have arrived.
+    pub(super) dumped: u64,
     /// A port has delivered a line that violates the protocol.
     pub(super) violation: bool,
     /// A stop was requested.
@@ -97,6 +99,7 @@ pub(super) struct Progress {
     phase: Phase,
     since: Instant,
     timeout: Option<Duration>,
+    dumped: u64,
 }
 
 impl Progress {
@@ -106,6 +109,7 @@ impl Progress {
             phase: Phase::Booting,
             since: now,
             timeout,
+            dumped: 0,
         }
     }
 
@@ -113,6 +117,10 @@ impl Progress {
     pub(super) fn next(&mut self, now: Instant, facts: Facts) -> Verdict {
         if facts.violation {
             return Verdict::Over(Over::Violation);
+        }
+        // A dump takes as long as it takes: the limits hold for a run that does not go on with it.
+        if facts.dumped != self.dumped {
+            (self.dumped, self.since) = (facts.dumped, now);
         }
         if facts.finished {
             if facts.complete {
@@ -175,6 +183,7 @@ mod tests {
         ending: false,
         finished: false,
         complete: false,
+        dumped: 0,
         violation: false,
         stop: false,
         ended: false,
@@ -255,6 +264,24 @@ mod tests {
         assert_eq!(progress.next(now + STOP_LIMIT, ending), Verdict::Wait);
         let late = now + DRAIN_LIMIT;
         assert_eq!(progress.next(late, ending), Verdict::Over(Over::NotStopped));
+    }
+
+    #[test]
+    fn dump_that_arrives_extends_the_limits() {
+        let (mut progress, now) = begun(None);
+        let stop = Facts {
+            stop: true,
+            ..STARTED
+        };
+        assert_eq!(progress.next(now, stop), Verdict::SendStop);
+        let late = now + STOP_LIMIT;
+        let dumping = Facts { dumped: 1, ..stop };
+        assert_eq!(progress.next(late, dumping), Verdict::Wait);
+        let later = late + STOP_LIMIT;
+        assert_eq!(
+            progress.next(later, dumping),
+            Verdict::Over(Over::NotStopped)
+        );
     }
 
     #[test]

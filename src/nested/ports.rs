@@ -3,7 +3,7 @@
 //! The threads of the output ports end with QEMU, because only QEMU holds the other ends.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,16 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use confine::ThreadKind;
+use dump::SparseFile;
+use dump::sparse::{self, News};
+use errors::chain;
 use events::{Event, EventSink};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::lines::{LineError, read_line};
 use super::phase::Facts;
 use super::protocol::{Outcome, Port, Sent, ToOuter};
+use crate::report::printable;
 
 /// A hit has about 700 bytes; a note may quote a long list of symbols.
 const MAX_EVENT_BYTES: u64 = 1 << 20;
@@ -48,6 +52,7 @@ impl Received {
             self.arrived.events >= sent.events
                 && self.arrived.console >= sent.console
                 && self.arrived.clients >= sent.clients
+                && self.arrived.dump >= sent.dump
         })
     }
 }
@@ -201,6 +206,53 @@ pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io:
         }
     })
     .map(drop)
+}
+
+/// Receives the dump of a guest that has crashed into `file`, a core file of at most `most` bytes.
+pub(super) fn follow_dump(
+    port: UnixStream,
+    inbox: Inbox,
+    file: SparseFile,
+    most: u64,
+) -> io::Result<JoinHandle<()>> {
+    named("nested-dump", move || {
+        let mut port = BufReader::with_capacity(1 << 16, DumpPort { port, inbox });
+        // Without a crash, the port is at its end.
+        if !port.fill_buf().is_ok_and(|bytes| !bytes.is_empty()) {
+            return;
+        }
+        if let Err(error) = sparse::receive(&mut port, file, most, &Remarks) {
+            Remarks.remark(&format!("no dump of the crash: {}", chain(&error)));
+            // The rest is read: the run inside does not wait.
+            let _ = io::copy(&mut port, &mut io::sink());
+        }
+    })
+}
+
+/// Counts the bytes of a dump.
+struct DumpPort {
+    port: UnixStream,
+    inbox: Inbox,
+}
+
+impl Read for DumpPort {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let read = self.port.read(buf)?;
+        let bytes = u64::try_from(read).unwrap_or(u64::MAX);
+        self.inbox.change(|received| received.arrived.dump += bytes);
+        Ok(read)
+    }
+}
+
+/// Prints what is missing in a dump.
+struct Remarks;
+
+impl News for Remarks {
+    fn progress(&self, _: u64, _: u64) {}
+
+    fn remark(&self, text: &str) {
+        crate::stderr::say(format_args!("hyprobe: {}", printable(text)));
+    }
 }
 
 /// Copies the inner hyprobe's messages to standard error.
@@ -370,6 +422,7 @@ mod tests {
             events: 0,
             console: 5,
             clients: 0,
+            dump: 0,
         };
         let failure = super::super::protocol::InnerFailure::message(3, "x".into());
         inbox.change(|received| received.finished = Some((Outcome::Failure(failure), sent)));

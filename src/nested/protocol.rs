@@ -6,6 +6,7 @@
 //! | `org.hyprobe.events` | | [`events::Event`], JSON lines |
 //! | `org.hyprobe.console` | the user's typing | the guest's output on the serial line |
 //! | `org.hyprobe.clients` | connections to the control socket, in the form of [`control::mux`] | the same |
+//! | `org.hyprobe.dump` | | the dump of a guest that has crashed, in the frames of [`dump::sparse`] |
 //! | `org.hyprobe.log` | | hyprobe's standard output and standard error |
 
 use std::error::Error;
@@ -27,17 +28,20 @@ pub enum Port {
     Console,
     /// Connections to the control socket.
     Clients,
+    /// The dump of a guest that has crashed.
+    Dump,
     /// hyprobe's own messages.
     Log,
 }
 
 impl Port {
     /// All ports.
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Control,
         Self::Events,
         Self::Console,
         Self::Clients,
+        Self::Dump,
         Self::Log,
     ];
 
@@ -48,6 +52,7 @@ impl Port {
             Self::Events => "org.hyprobe.events",
             Self::Console => "org.hyprobe.console",
             Self::Clients => "org.hyprobe.clients",
+            Self::Dump => "org.hyprobe.dump",
             Self::Log => "org.hyprobe.log",
         }
     }
@@ -82,6 +87,8 @@ pub(super) struct Sent {
     pub(super) console: u64,
     /// To the clients port.
     pub(super) clients: u64,
+    /// To the dump port.
+    pub(super) dump: u64,
 }
 
 /// The outcome of a run inside.

@@ -172,11 +172,13 @@ pub(crate) fn merge(args: &RunArgs, say: &dyn Fn(String)) -> Result<Plan, MergeE
             true => Sandbox::Off,
             false => Sandbox::On,
         },
+        dump_on_crash: args.dump_on_crash.is_some(),
     };
     let output = OutputConfig {
         format: args.format.or(run.format).unwrap_or_default(),
         output: args.output.clone().or_else(|| run.output.clone()),
         registers: false,
+        crash_dump: args.dump_on_crash.clone(),
     };
     Ok(Plan {
         config,

@@ -4,8 +4,11 @@
 //! - `guest`, `images`: the files of the guest, and stock kernels.
 //! - `identity`: the user of the run.
 //! - `place`, `session`: this host's KVM or a nested run, and the run on KVM.
+//! - `ends`, `crash_dump`: where the run's output goes.
 //! - `judged`: the expectations, on the way of the events to the user.
 
+pub(crate) mod crash_dump;
+pub(crate) mod ends;
 pub(crate) mod guest;
 pub(crate) mod identity;
 pub(crate) mod images;

@@ -1,11 +1,10 @@
 //! Where a guest runs: on this host's KVM, or nested.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use confine::FileRights;
-use control::Incoming;
-use events::{EventSink, Summary};
+use events::Summary;
 use outer::{Qemu, QemuError};
 use thiserror::Error;
 use vmm::{Host, self_test};
@@ -14,9 +13,10 @@ use crate::config::{Accel, RunConfig};
 use crate::exit::{Exit, Failure};
 use crate::nested::{self, Choice, LaunchError, Outside, Unusable};
 use crate::panics::Since;
+use crate::run::crash_dump::CrashDump;
+use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::session::{self, RunFailure, input};
-use crate::stop::StopSignal;
 
 /// Why the host has no place for the guest, or why the run there failed.
 #[derive(Debug, Error)]
@@ -83,28 +83,6 @@ impl Device {
     }
 }
 
-/// What a run is connected to.
-#[derive(Debug)]
-pub(crate) struct Ends {
-    /// Receives events.
-    pub(crate) sink: Arc<dyn EventSink>,
-    /// Receives what the guest writes to its serial line.
-    pub(crate) console: Console,
-    /// Ends the run.
-    pub(crate) stop: StopSignal,
-    /// The clients of the control socket.
-    pub(crate) clients: Option<Incoming>,
-}
-
-/// Takes the guest's console.
-pub(crate) struct Console(pub(crate) Box<dyn Write + Send>);
-
-impl std::fmt::Debug for Console {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Console")
-    }
-}
-
 impl Place {
     /// Chooses the place. If there is a choice, `tell` gets the reason.
     pub(crate) fn find(accel: Accel, tell: &dyn Fn(String)) -> Result<Self, PlaceError> {
@@ -155,29 +133,23 @@ impl Place {
         ends: Ends,
         say: &dyn Fn(String),
     ) -> Result<Summary, PlaceError> {
-        let Ends {
-            sink,
-            console: Console(console),
-            stop,
-            clients,
-        } = ends;
         match self {
             Self::Here(device) => {
                 say("booting".to_owned());
                 let host = device.open()?;
-                Ok(session::run_guest(
-                    config, guest, host, sink, console, stop, clients,
-                )?)
+                Ok(session::run_guest(config, guest, host, ends)?)
             }
             Self::Nested(qemu) => {
                 // The hyprobe in the outer Linux reads the files.
                 drop(guest);
+                let Console(console) = ends.console;
                 let outside = Outside {
-                    sink,
+                    sink: ends.sink,
                     console,
                     input: input(&config.console).map_err(PlaceError::Input)?,
-                    stop,
-                    clients,
+                    stop: ends.stop,
+                    clients: ends.clients,
+                    dump: ends.dump.and_then(CrashDump::into_file),
                     progress: &|step| say(step.to_string()),
                 };
                 let began = Since::now();

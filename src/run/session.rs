@@ -1,7 +1,7 @@
 //! A run on the local KVM.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use confine::ThreadKind;
 use control::{EventHub, Incoming, Live, Server, Tee};
+use errors::chain;
 use events::{Event, EventSink, Summary};
 use probes::{Session, SessionConfig, SessionError};
 use text::PlantByte;
@@ -19,7 +20,11 @@ use vmm::{Control, End, Host, OpenError, SelfTestError, self_test};
 use crate::config::{self, Boot, RunConfig, TrapChoice};
 use crate::exit::{Exit, Failure};
 use crate::panics::Since;
+use crate::report::printable;
+use crate::run::crash_dump::is_crash;
+use crate::run::ends::{Console, Ends};
 use crate::run::guest::{Guest, GuestError};
+use crate::stderr::say;
 use crate::stop::StopSignal;
 
 /// Why a run could not be started or brought to its end.
@@ -63,17 +68,11 @@ impl Failure for RunFailure {
 
 /// Reads the guest's files, boots the guest here and probes the guest until the guest ends, `stop` is requested, or the time is over.
 ///
-/// `console` takes the guest's output on the serial line, and blocks until the bytes are on their way. The summary is returned, not sent
-/// to `sink`. `clients` may control the run.
-pub(crate) fn run_here(
-    config: &RunConfig,
-    sink: Arc<dyn EventSink>,
-    console: Box<dyn Write + Send>,
-    stop: StopSignal,
-    clients: Option<Incoming>,
-) -> Result<Summary, RunFailure> {
+/// The console's writer blocks until the bytes are on their way. The summary is returned, not sent to the sink. If the guest crashes, the dump
+/// is written before the function returns.
+pub(crate) fn run_here(config: &RunConfig, ends: Ends) -> Result<Summary, RunFailure> {
     let guest = Guest::load(config, &|_| {})?;
-    run_guest(config, guest, &Host::open()?, sink, console, stop, clients)
+    run_guest(config, guest, &Host::open()?, ends)
 }
 
 /// The same as [`run_here`], with files already read and an open KVM.
@@ -81,11 +80,15 @@ pub(crate) fn run_guest(
     config: &RunConfig,
     guest: Guest,
     host: &Host,
-    sink: Arc<dyn EventSink>,
-    console: Box<dyn Write + Send>,
-    stop: StopSignal,
-    clients: Option<Incoming>,
+    ends: Ends,
 ) -> Result<Summary, RunFailure> {
+    let Ends {
+        sink,
+        console: Console(console),
+        stop,
+        clients,
+        dump,
+    } = ends;
     let began = Since::now();
     let facts = self_test(host)?;
     let (hub, sink) = match &clients {
@@ -133,6 +136,11 @@ pub(crate) fn run_guest(
         (Some(clients), Some(hub)) => Some(Served::start(clients, hub, &session, config)?),
         _ => None,
     };
+    let dump = dump.map(|dump| {
+        let engine = Arc::clone(session.engine());
+        let machine = Live::new(engine, session.control(), "kvm", config.memory_bytes);
+        (dump, machine)
+    });
     let over = AtomicBool::new(false);
     let summary = thread::scope(|scope| {
         scope.spawn(|| {
@@ -147,6 +155,14 @@ pub(crate) fn run_guest(
         began.judge(&mut summary);
         summary
     });
+    if let (Some((dump, machine)), Ok(summary)) = (dump, &judged)
+        && is_crash(summary.guest.end)
+    {
+        let tell = |text: &str| say(format_args!("hyprobe: {}", printable(text)));
+        if let Err(error) = dump.write(&machine, &tell) {
+            tell(&format!("no dump of the crash: {}", chain(&error)));
+        }
+    }
     if let Some(served) = served {
         served.finish(judged.as_ref().ok());
     }

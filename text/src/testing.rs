@@ -209,6 +209,21 @@ impl Paused for FakePaused {
         self.rips.lock().expect("lock").clone()
     }
 
+    fn vcpu_states(&self) -> Result<Vec<vmm::VcpuState>, GuestError> {
+        let rips = self.rips.lock().expect("lock");
+        let at = |rip: &Gva| {
+            let regs = vmm::kvm_regs {
+                rip: rip.0,
+                ..Default::default()
+            };
+            vmm::VcpuState {
+                regs,
+                ..Default::default()
+            }
+        };
+        Ok(rips.iter().map(at).collect())
+    }
+
     fn is_in_nmi(&self) -> bool {
         self.in_nmi.load(Ordering::Relaxed)
     }

@@ -33,5 +33,5 @@ pub use trap::{Trap, TrapError, TrapOutcome};
 pub use trap_handler::{NoTraps, TrapHandler};
 pub use vcpu::{
     Alone, AloneEnd, Blocking, Exception, HardwareBreakpoints, RunError, Shadow, StoppedVcpu,
-    VcpuError, VcpuRegisters,
+    VcpuError, VcpuRegisters, VcpuState,
 };

@@ -17,6 +17,8 @@ use text::{GuestError, GuestMemory, Paused};
 pub const MANY: [&str; 3] = ["many_a", "many_b", "many_c"];
 /// The physical address of readable memory.
 pub const MEMORY_AT: u64 = 0x1000;
+/// The number of bytes of memory.
+pub const RAM_BYTES: u64 = 64 << 20;
 
 /// The fake machine.
 #[derive(Debug)]
@@ -86,6 +88,10 @@ impl Paused for Pause<'_> {
 
     fn vcpu_rips(&self) -> Vec<Gva> {
         unreachable!("only an engine asks for it")
+    }
+
+    fn vcpu_states(&self) -> Result<Vec<vmm::VcpuState>, GuestError> {
+        Ok(vec![vmm::VcpuState::default(); 2])
     }
 
     fn is_in_nmi(&self) -> bool {
@@ -257,13 +263,25 @@ impl Target for Straw {
 
     fn read(&self, at: At, buf: &mut [u8]) -> Result<(), ReadError> {
         match at {
-            At::Physical(gpa) if gpa.0 == MEMORY_AT => {
+            At::Physical(gpa) if (MEMORY_AT..MEMORY_AT + RAM_BYTES).contains(&gpa.0) => {
                 buf.fill(0x5a);
                 Ok(())
             }
             At::Physical(at) => Err(ReadError::Physical { at, len: buf.len() }),
             At::Virtual(at) => Err(ReadError::TooEarly { at }),
         }
+    }
+
+    fn ram(&self) -> Vec<std::ops::Range<Gpa>> {
+        vec![Gpa(MEMORY_AT)..Gpa(MEMORY_AT + RAM_BYTES)]
+    }
+
+    fn translate(&self, _: Gva) -> Option<Gpa> {
+        None
+    }
+
+    fn is_in_detour(&self, _: Gva) -> bool {
+        false
     }
 
     fn symbols(&self) -> &SymbolTable {

@@ -2,6 +2,7 @@
 //!
 //! Names follow the manifest and the summary of a run: keys with the same meaning have the same name.
 
+mod dump;
 mod events;
 mod knobs;
 mod machine;
@@ -10,6 +11,7 @@ mod probe;
 mod problem;
 mod symbols;
 
+pub use dump::{DUMP_PAUSE, DUMP_PAUSE_SECONDS};
 pub(crate) use events::ServerSentEvent;
 pub use events::{EventLine, Lost};
 pub use knobs::{Knobs, SetKnobs};

@@ -1,5 +1,6 @@
 //! The client's end of the socket, with blocking calls.
 
+mod dump;
 mod error;
 mod events;
 
@@ -18,6 +19,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
+pub use self::dump::DumpStream;
 pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
@@ -181,6 +183,18 @@ impl Client {
         self.ask(Method::GET, &path, None::<&()>)
     }
 
+    /// Dumps the guest on a separate connection, as the frames of [`dump::sparse`]. The guest is paused for `pause_limit` at most.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn dump(self, pause_limit: Duration) -> Result<DumpStream, ClientError> {
+        let seconds = pause_limit.as_secs().max(1);
+        let path = format!("/dump?form=sparse&pause_limit={seconds}");
+        let response = self.stream(&path, "application/vnd.hyprobe.sparse-core")?;
+        Ok(DumpStream::new(self.runtime, response.into_body()))
+    }
+
     /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.
     ///
     /// # Errors
@@ -191,9 +205,15 @@ impl Client {
             Some(from) => format!("/events?from={from}"),
             None => "/events".to_owned(),
         };
+        let response = self.stream(&path, "application/x-ndjson")?;
+        Ok(Events::new(self.runtime, response.into_body()))
+    }
+
+    /// Requests a stream on a separate connection.
+    fn stream(&self, path: &str, accept: &str) -> Result<Response<Incoming>, ClientError> {
         let request = Request::get(path)
             .header(header::HOST, "hyprobe")
-            .header(header::ACCEPT, "application/x-ndjson")
+            .header(header::ACCEPT, accept)
             .body(Full::default())
             .map_err(ClientError::Request)?;
         let response = self.runtime.block_on(async {
@@ -201,7 +221,7 @@ impl Client {
             exchange(connection.send_request(request)).await
         })?;
         match response.status().is_success() {
-            true => Ok(Events::new(self.runtime, response.into_body())),
+            true => Ok(response),
             false => Err(self.runtime.block_on(refusal(response))),
         }
     }

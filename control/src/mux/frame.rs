@@ -10,9 +10,9 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 /// Maximum number of a channel's bytes in flight in one direction.
-pub(super) const WINDOW_BYTES: usize = 64 << 10;
+pub(super) const WINDOW_BYTES: usize = 256 << 10;
 /// Maximum payload of one frame in bytes.
-pub(super) const PAYLOAD_BYTES: usize = 16 << 10;
+pub(super) const PAYLOAD_BYTES: usize = 32 << 10;
 const HEAD_BYTES: usize = 8;
 
 /// A connection's number.

@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{events, look, machine, metrics, probe};
+use super::{dump, events, look, machine, metrics, probe};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -31,6 +31,7 @@ use crate::api;
         events::stream,
         look::symbols,
         look::memory,
+        dump::dump,
         show,
         metrics::metrics,
     ),

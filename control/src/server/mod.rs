@@ -7,6 +7,7 @@ mod body;
 mod changes;
 mod connections;
 mod description;
+mod dump;
 mod events;
 mod look;
 mod machine;

@@ -336,7 +336,7 @@ fn symbols_and_memory() {
         rig.client().memory("gpa", MEMORY_AT, 1).expect("read").len,
         1
     );
-    rig.get("/memory?gpa=0x2000&len=3").problem(422);
+    rig.get("/memory?gpa=0x10000000&len=3").problem(422);
     rig.get("/memory?gva=0xffffffff81000000&len=3").problem(422);
     for wrong in ["/memory?len=3", "/memory?gpa=0x1000&gva=0x1000&len=3"] {
         let problem = rig.get(wrong).problem(422);

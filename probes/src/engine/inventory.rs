@@ -1,13 +1,14 @@
 //! The inventory of a running engine: probes, switches, and guest memory. Any thread may ask at any time.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use address::{Gpa, Gva};
 use events::{ProbeId, ProbeStatus, ProbeSummary};
 use introspect::paging::VirtReadError;
-use introspect::{PhysMemory as _, read_virt};
+use introspect::{PhysMemory as _, read_virt, walk};
 use manifest::{ProbeAction, ProbeKind};
 
 use crate::engine::probe_list::ProbeList;
@@ -120,6 +121,25 @@ impl Inventory {
         self.reporter.now_ns()
     }
 
+    /// The ranges of guest RAM in ascending order; whole pages. Detour memory is no RAM.
+    #[must_use]
+    pub fn ram(&self) -> Vec<Range<Gpa>> {
+        self.running.memory.ranges()
+    }
+
+    /// The guest-physical address of `at`, an address of the kernel. Before the kernel's page tables are known, only addresses of the
+    /// kernel's image have one.
+    #[must_use]
+    pub fn translate(&self, at: Gva) -> Option<Gpa> {
+        match self.running.modules.paging() {
+            Some(paging) => Some(walk(&self.running.planter, &paging, at).ok()?.gpa),
+            None => {
+                let located = self.running.located.get()?;
+                self.running.gpa_of(located.linked(at), located)
+            }
+        }
+    }
+
     /// Reads guest memory as seen by the guest, without plants. The guest may write at the same time: pause the guest for
     /// bytes that belong together.
     ///
@@ -137,12 +157,7 @@ impl Inventory {
                 Some(paging) => read_virt(&self.running.planter, &paging, at, buf)
                     .map_err(|why| ReadError::Virtual { at, len, why }),
                 None => {
-                    let gpa = self
-                        .running
-                        .located
-                        .get()
-                        .and_then(|located| self.running.gpa_of(located.linked(at), located));
-                    let gpa = gpa.ok_or(ReadError::TooEarly { at })?;
+                    let gpa = self.translate(at).ok_or(ReadError::TooEarly { at })?;
                     let read = self.running.planter.read(gpa, buf);
                     read.map_err(|_| ReadError::TooEarly { at })
                 }

@@ -207,6 +207,12 @@ impl Engine {
         self.detour.is_laid()
     }
 
+    /// Whether `at` is in the detour region.
+    #[must_use]
+    pub fn is_in_detour(&self, at: Gva) -> bool {
+        self.detour.maps(at)
+    }
+
     /// Arms the probes of a kernel loaded at its link address, before the kernel's first instruction.
     ///
     /// # Errors

@@ -1,8 +1,11 @@
 //! Why a command about a run came to nothing.
 
 use std::io;
+use std::path::PathBuf;
 
 use control::ClientError;
+use dump::sparse::ReceiveError;
+use files::CreateError;
 use thiserror::Error;
 
 use crate::exit::{Exit, Failure};
@@ -16,6 +19,22 @@ pub(crate) enum RemoteError {
     /// Standard output, or the terminal.
     #[error("cannot write to standard output")]
     Write(#[from] io::Error),
+    /// The file of a dump.
+    #[error("cannot write the dump {path}")]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: CreateError,
+    },
+    /// The dump is not complete.
+    #[error("cannot dump the guest into {path}, which is empty now")]
+    Dump {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: ReceiveError,
+    },
     /// Standard output is not a terminal.
     #[error("`hyprobe top` needs a terminal")]
     NoTerminal,
@@ -26,8 +45,10 @@ impl Failure for RemoteError {
         match self {
             // The same mistake on the run's command line has the same exit code.
             Self::Client(ClientError::Refused(problem)) if problem.status < 500 => Exit::Usage,
-            Self::Client(ClientError::Connect { .. }) | Self::NoTerminal => Exit::Usage,
-            Self::Client(_) | Self::Write(_) => Exit::HostCannot,
+            Self::Client(ClientError::Connect { .. }) | Self::NoTerminal | Self::Create { .. } => {
+                Exit::Usage
+            }
+            Self::Client(_) | Self::Write(_) | Self::Dump { .. } => Exit::HostCannot,
         }
     }
 
@@ -35,7 +56,7 @@ impl Failure for RemoteError {
         match self {
             Self::Client(error) => error.help(),
             Self::NoTerminal => Some("`hyprobe probe list` writes to anything".to_owned()),
-            Self::Write(_) => None,
+            Self::Write(_) | Self::Create { .. } | Self::Dump { .. } => None,
         }
     }
 }

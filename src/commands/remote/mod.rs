@@ -2,6 +2,7 @@
 
 mod connect;
 mod ctl;
+mod dump;
 mod error;
 mod events;
 mod list;
@@ -10,6 +11,7 @@ mod top;
 mod words;
 
 pub(crate) use self::ctl::ctl;
+pub(crate) use self::dump::dump;
 pub(crate) use self::events::events;
 pub(crate) use self::probe::probe;
 pub(crate) use self::top::top;

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use files::{CreateError, Folder};
 
 use super::attempt::{Attempt, Outcome};
+use super::core_dump;
 use super::error::TestError;
 use super::record::{crash_in_words, in_words};
 use super::schedule::Finished;
@@ -41,6 +42,14 @@ pub(super) fn write(
             let contents = contents.map_err(CreateError::from).map_err(failed)?;
             folder.write_new(name, &contents).map_err(failed)?;
         }
+    }
+    if !attempt.has_dump {
+        let failed = |source| TestError::Create {
+            path: path.join(core_dump::NAME),
+            source,
+        };
+        // Of an earlier failure.
+        folder.remove(core_dump::NAME).map_err(failed)?;
     }
     Ok(Some(path))
 }

@@ -1,23 +1,27 @@
 //! A boot of a case.
 
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use events::judge::Verdict;
 use events::{Crash, Event, Summary};
+use files::{CreateError, Folder};
 use manifest::{GuestEnd, Word as _};
 
 use super::case::Case;
+use super::core_dump::CoreDump;
 use super::error::TestError;
 use super::record::{ConsoleTail, LastEvents};
 use crate::exit::{Exit, Failure as _};
 use crate::failure::in_one_line;
 use crate::panics::Since;
 use crate::report::printable;
+use crate::run::ends::{Console, Ends};
 use crate::run::guest::Guest;
 use crate::run::judged::{self, Judged, admit};
-use crate::run::place::{Console, Ends, Place};
+use crate::run::place::Place;
 use crate::stop::{StopReason, StopSignal};
 
 /// The result of a boot.
@@ -48,6 +52,8 @@ pub(super) struct Attempt {
     pub(super) console: Vec<u8>,
     /// The last events.
     pub(super) events: Vec<Event>,
+    /// Whether the folder of the artifacts has a core file.
+    pub(super) has_dump: bool,
 }
 
 impl Attempt {
@@ -64,12 +70,22 @@ impl Attempt {
     }
 }
 
-/// Boots `case`; `stop` ends the boot.
-pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt {
+/// Boots `case`; `stop` ends the boot. `artifacts` is for the core file of a guest that crashes.
+pub(super) fn attempt(
+    case: &Case,
+    place: &Place,
+    stop: &StopSignal,
+    artifacts: &Folder,
+) -> Attempt {
     let (began, panics) = (Instant::now(), Since::now());
     let (console, events) = (ConsoleTail::default(), Arc::new(LastEvents::default()));
+    let wants_dump = case.plan.config.dump_on_crash;
+    let dump = wants_dump.then(|| CoreDump::prepare(artifacts, &case.folder));
     // After a panic, only the data written to the console and the events is used.
-    let boot = AssertUnwindSafe(|| boot(case, place, stop, &console, &events));
+    let boot = AssertUnwindSafe(|| {
+        let dump = dump.as_ref().map(|dump| dump.as_ref());
+        boot(case, place, stop, (&console, &events), dump)
+    });
     let (outcome, summary, verdicts) = match catch_unwind(boot) {
         Err(_) => (failed(panics.first()), None, Vec::new()),
         Ok(Ok((summary, verdicts))) => {
@@ -83,6 +99,8 @@ pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt 
             (Outcome::Error { exit, why }, None, Vec::new())
         }
     };
+    let dump = dump.and_then(Result::ok);
+    let has_dump = dump.is_some_and(|dump| dump.settle(outcome != Outcome::Passed));
     Attempt {
         outcome,
         took: began.elapsed(),
@@ -90,6 +108,7 @@ pub(super) fn attempt(case: &Case, place: &Place, stop: &StopSignal) -> Attempt 
         verdicts,
         console: console.bytes(),
         events: events.take(),
+        has_dump,
     }
 }
 
@@ -97,9 +116,14 @@ fn boot(
     case: &Case,
     place: &Place,
     stop: &StopSignal,
-    console: &ConsoleTail,
-    events: &Arc<LastEvents>,
+    (console, events): (&ConsoleTail, &Arc<LastEvents>),
+    dump: Option<Result<&CoreDump<'_>, &CreateError>>,
 ) -> Result<(Summary, Vec<Verdict>), TestError> {
+    let dump = match dump {
+        Some(Ok(dump)) => Some(dump.file.writer().map_err(TestError::Core)?),
+        Some(Err(error)) => return Err(TestError::Core(io::Error::other(error.to_string()))),
+        None => None,
+    };
     let mut config = case.plan.config.clone();
     let guest = Guest::load(&config, &|_| {})?;
     let expectations = admit(&mut config, case.plan.expectations.clone(), &guest.kernel);
@@ -110,6 +134,7 @@ fn boot(
         console: Console(judged.console(Box::new(console.clone()))),
         stop: stop.clone(),
         clients: None,
+        dump,
     };
     let summary = place.clone().run(&config, guest, ends, &|_| {})?;
     let verdicts = judged.finish(&summary);

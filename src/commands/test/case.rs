@@ -54,6 +54,7 @@ impl Case {
         let timeout = args.timeout.or(plan.config.timeout);
         plan.config.timeout = Some(timeout.unwrap_or(DEFAULT_TIMEOUT));
         plan.config.control = None;
+        plan.config.dump_on_crash = args.dump_on_crash;
         let folder = folder(&name);
         Ok(Self {
             number,

@@ -51,6 +51,9 @@ pub(crate) enum TestError {
     /// The rights of this process.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
+    /// The core file of a guest that crashes.
+    #[error("cannot make the core file for a crash of the guest")]
+    Core(#[source] io::Error),
     /// Signals.
     #[error("cannot catch signals")]
     Signals(#[source] io::Error),
@@ -87,6 +90,7 @@ impl Failure for TestError {
             Self::Place(error) => error.exit(),
             Self::Sandbox(error) => error.exit(),
             Self::Signals(_)
+            | Self::Core(_)
             | Self::Thread(_)
             | Self::Write { .. }
             | Self::Create {

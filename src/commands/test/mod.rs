@@ -11,6 +11,7 @@
 mod artifacts;
 mod attempt;
 mod case;
+mod core_dump;
 mod error;
 mod junit;
 mod print;
@@ -74,6 +75,7 @@ fn test_with(args: &TestArgs, progress: &Progress) -> Result<Exit, TestError> {
     let policy = schedule::Policy {
         at_once: args.jobs,
         retries: args.retries,
+        artifacts: &outputs.artifacts,
     };
     schedule::run(jobs, policy, &stop, |news| {
         let Some(case) = printer.tell(news)? else {

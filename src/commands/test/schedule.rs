@@ -11,6 +11,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use files::Folder;
+
 use super::attempt::{Attempt, Outcome, attempt};
 use super::case::Case;
 use super::error::TestError;
@@ -30,11 +32,13 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// The rules of the scheduling.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Policy {
+pub(super) struct Policy<'a> {
     /// The maximum number of cases at once.
     pub(super) at_once: Option<NonZeroUsize>,
     /// The number of further boots of a failing case.
     pub(super) retries: u32,
+    /// The folder of the artifacts, for dumps of guests that crash.
+    pub(super) artifacts: &'a Folder,
 }
 
 /// A case with the place of the run.
@@ -96,12 +100,13 @@ struct Shared<'a> {
     board: Mutex<Board>,
     changed: Condvar,
     stop: &'a StopSignal,
+    policy: Policy<'a>,
 }
 
 /// Runs all cases; calls `tell` on the calling thread. Ends early if `stop` is requested.
 pub(super) fn run(
     jobs: Vec<Job>,
-    policy: Policy,
+    policy: Policy<'_>,
     stop: &StopSignal,
     mut tell: impl FnMut(News) -> io::Result<()>,
 ) -> Result<(), TestError> {
@@ -119,12 +124,13 @@ pub(super) fn run(
         }),
         changed: Condvar::new(),
         stop,
+        policy,
     };
     let (news, received) = mpsc::channel();
     thread::scope(|scope| {
         for number in 0..workers {
             let (shared, news) = (&shared, news.clone());
-            let work = move || work(shared, policy.retries, &news);
+            let work = move || work(shared, &news);
             thread::Builder::new()
                 .name(format!("test-{number}"))
                 .spawn_scoped(scope, work)
@@ -153,7 +159,7 @@ pub(super) fn run(
 }
 
 /// A worker: boots case after case.
-fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
+fn work(shared: &Shared<'_>, news: &Sender<News>) {
     while let Some((cost, Job { case, place })) = shared.next() {
         let running = Running {
             shared,
@@ -163,10 +169,10 @@ fn work(shared: &Shared<'_>, retries: u32, news: &Sender<News>) {
         // If the results cannot be written, the receiver is gone.
         let _ = news.send(News::Begun(case.name.clone()));
         let (mut attempts, panics) = (Vec::new(), Since::now());
-        for _ in 0..=retries {
+        for _ in 0..=shared.policy.retries {
             let stop = StopSignal::default();
             shared.begin(case.number, &stop);
-            let tried = attempt(&case, &place, &stop);
+            let tried = attempt(&case, &place, &stop, shared.policy.artifacts);
             let again = match &tried.outcome {
                 Outcome::Passed => false,
                 Outcome::Failed(_) => true,

@@ -12,7 +12,8 @@ use control::mux::Inner;
 
 use super::counted::Counted;
 
-const CHUNK_BYTES: usize = 16 << 10;
+/// As much as the link writes at once: each write notifies the host, which is expensive under emulation.
+const CHUNK_BYTES: usize = 64 << 10;
 
 /// The port, with a thread for each direction: a character device does not go together with the link's runtime.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ fn copy(
     mut to: impl Write + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let copy = move || {
-        let mut chunk = [0; CHUNK_BYTES];
+        let mut chunk = vec![0; CHUNK_BYTES];
         while let Ok(read @ 1..) = from.read(&mut chunk) {
             if to.write_all(&chunk[..read]).is_err() {
                 return;

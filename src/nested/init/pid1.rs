@@ -69,6 +69,7 @@ where
         Box<dyn Write + Send>,
         StopSignal,
         Option<Incoming>,
+        Option<Box<dyn Write + Send>>,
     ) -> Result<Summary, InnerFailure>,
 {
     // Until the ports are open, standard error is the serial line.
@@ -114,6 +115,7 @@ where
         Box<dyn Write + Send>,
         StopSignal,
         Option<Incoming>,
+        Option<Box<dyn Write + Send>>,
     ) -> Result<Summary, InnerFailure>,
 {
     let config = fs::read(CONFIG_PATH).map_err(SetUpError::Config)?;
@@ -138,6 +140,14 @@ where
         }
         None => (None, None),
     };
+    let (dump, dump_count): (Option<Box<dyn Write + Send>>, _) = match config.dump_on_crash {
+        true => {
+            let port = Counted::new(ports::open(Port::Dump)?);
+            let count = port.count();
+            (Some(Box::new(port)), Some(count))
+        }
+        false => (None, None),
+    };
     // Since the outer kernel's first instruction.
     let uptime = Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default();
     let uptime_ms = u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX);
@@ -146,7 +156,14 @@ where
     let began = Since::now();
     let sink: Arc<dyn EventSink> = events.clone();
     let result = catch_unwind(AssertUnwindSafe(|| {
-        run(&config, sink, Box::new(events.console()), stop, clients)
+        run(
+            &config,
+            sink,
+            Box::new(events.console()),
+            stop,
+            clients,
+            dump,
+        )
     }));
     tell(&mut control, &ToOuter::Ending)?;
     let lost = events.finish();
@@ -154,6 +171,7 @@ where
         events: events_count.load(Ordering::Acquire),
         console: console_count.load(Ordering::Acquire),
         clients: link.map_or(0, ClientsPort::finish),
+        dump: dump_count.map_or(0, |count| count.load(Ordering::Acquire)),
     };
     Ok(match result {
         Ok(Ok(mut summary)) => {

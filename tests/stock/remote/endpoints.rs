@@ -109,6 +109,7 @@ fn every_endpoint_that_is_described() {
     bodies(&mut curl);
     knobs(&mut curl);
     looking(&mut curl);
+    dumps(&mut curl);
     events(&mut curl);
     paused(&mut curl);
 
@@ -302,6 +303,14 @@ fn looking(curl: &mut Curl<'_>) {
             metrics.text
         );
     }
+}
+
+fn dumps(curl: &mut Curl<'_>) {
+    let answer = curl.ask("GET", "/dump?form=sparse", "", &["--output", "/dev/null"]);
+    let kind = "application/vnd.hyprobe.sparse-core";
+    assert_eq!((answer.status, answer.kind.as_str()), (200, kind));
+    let asked = ("GET", "/dump?pause_limit=0", "");
+    curl.refused(asked, &[], (400, "malformed"));
 }
 
 fn events(curl: &mut Curl<'_>) {

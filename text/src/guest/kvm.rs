@@ -332,6 +332,10 @@ impl Paused for PausedGuard<'_> {
         PausedGuard::vcpu_rips(self)
     }
 
+    fn vcpu_states(&self) -> Result<Vec<vmm::VcpuState>, GuestError> {
+        Ok(PausedGuard::vcpu_states(self)?)
+    }
+
     fn is_in_nmi(&self) -> bool {
         PausedGuard::is_in_nmi(self)
     }

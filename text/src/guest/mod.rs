@@ -270,6 +270,13 @@ pub trait Paused {
     /// The RIP of each started vCPU, as of its last VM exit. A trap not yet answered may redirect the vCPU.
     fn vcpu_rips(&self) -> Vec<Gva>;
 
+    /// The registers of all vCPUs, as of their last VM exit.
+    ///
+    /// # Errors
+    ///
+    /// If KVM refuses a request.
+    fn vcpu_states(&self) -> Result<Vec<vmm::VcpuState>, GuestError>;
+
     /// Whether a vCPU handles an NMI: the NMI may have arrived between any two instructions.
     fn is_in_nmi(&self) -> bool;
 

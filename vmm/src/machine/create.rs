@@ -23,6 +23,7 @@ use crate::kvm::{
 };
 use crate::memory::{Ram, RamError, SlotError, Slots, detour_place};
 use crate::vcpu::rips::Rips;
+use crate::vcpu::state::StateReaders;
 use crate::vcpu::{HardwareBreakpoints, VcpuError, cpuid_for_vcpu};
 
 /// The MSR with the address of a 64-bit kernel's system-call entry. The guest's write of the MSR shows where the kernel is.
@@ -177,6 +178,8 @@ impl Machine {
             },
         )?;
         let vcpus = create_vcpus(host, &vm, config.cpus)?;
+        let states =
+            StateReaders::new(&vm, &vcpus).map_err(refused("a second descriptor of a vCPU"))?;
         let boot_cpu = &vcpus[0];
         let mut sregs = boot_cpu.get_sregs().map_err(refused("KVM_GET_SREGS"))?;
         boot::set_boot_sregs(&mut sregs);
@@ -196,6 +199,7 @@ impl Machine {
             slots: Mutex::new(slots),
             detour_place: detour_place(ram_end, host.guest_physical_bits()),
             rips: Rips::new(usize::from(config.cpus)),
+            states,
             gate: crate::vcpu::gate::Gate::default(),
             facts,
             int3: config.int3.on(&facts),

@@ -11,9 +11,10 @@ use super::int3_exits::Int3Exits;
 use crate::devices::Platform;
 use crate::kvm::HostFacts;
 use crate::memory::{DetourMapError, DetourMemory, DetourSize, PageRange, Ram, SlotError, Slots};
-use crate::vcpu::HardwareBreakpoints;
 use crate::vcpu::gate::{Closed, Gate};
 use crate::vcpu::rips::Rips;
+use crate::vcpu::state::StateReaders;
+use crate::vcpu::{HardwareBreakpoints, VcpuError, VcpuState};
 
 /// The state shared by the threads of a machine.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ pub(crate) struct Shared {
     /// The guest-physical range kept free for detour memory.
     pub(super) detour_place: Option<PageRange>,
     pub(crate) rips: Rips,
+    pub(super) states: StateReaders,
     pub(crate) gate: Gate,
     pub(crate) facts: HostFacts,
     pub(crate) int3: Int3Exits,
@@ -140,6 +142,15 @@ impl PausedGuard<'_> {
     #[must_use]
     pub fn vcpu_rips(&self) -> Vec<Gva> {
         self.shared.rips.all()
+    }
+
+    /// The registers of all vCPUs. A vCPU that waits for [`TrapHandler::on_exclusive`](crate::TrapHandler::on_exclusive) is at its trap.
+    ///
+    /// # Errors
+    ///
+    /// When KVM refuses a request.
+    pub fn vcpu_states(&self) -> Result<Vec<VcpuState>, VcpuError> {
+        self.shared.states.read(&self.shared.rips.registers())
     }
 
     /// Whether any vCPU handles an NMI. The NMI can have interrupted the guest between any two instructions, and the

@@ -1,20 +1,21 @@
-//! The RIPs of paused vCPUs.
+//! The general registers of paused vCPUs.
 //!
-//! Only a vCPU's own thread reads the vCPU's registers. Each vCPU therefore publishes its RIP before it counts as parked, for
+//! Only a vCPU's own thread reads the vCPU's general registers. Each vCPU therefore publishes them before it counts as parked, for
 //! the holder of the pause.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use address::Gva;
+use kvm_bindings::kvm_regs;
 
-/// The last published RIP and NMI state of each vCPU.
+/// The last published registers and NMI state of each vCPU.
 #[derive(Debug)]
 pub(crate) struct Rips(Mutex<Vec<Option<Stand>>>);
 
-/// RIP and NMI state of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// General registers and NMI state of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Stand {
-    pub(super) rip: Gva,
+    pub(super) regs: kvm_regs,
     /// NMIs are held back: the vCPU handles an NMI.
     pub(super) in_nmi: bool,
 }
@@ -28,7 +29,7 @@ impl Rips {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Publishes the RIP and the NMI state of `vcpu`. Called on the vCPU's thread, before the vCPU parks.
+    /// Publishes the registers and the NMI state of `vcpu`. Called on the vCPU's thread, before the vCPU parks.
     pub(super) fn say(&self, vcpu: usize, stand: Stand) {
         self.lock()[vcpu] = Some(stand);
     }
@@ -38,8 +39,14 @@ impl Rips {
         self.lock()
             .iter()
             .flatten()
-            .map(|stand| stand.rip)
+            .map(|stand| Gva(stand.regs.rip))
             .collect()
+    }
+
+    /// The general registers of each vCPU; `None` for a vCPU that has not been started. Called with the vCPUs paused.
+    pub(crate) fn registers(&self) -> Vec<Option<kvm_regs>> {
+        let stands = self.lock();
+        stands.iter().map(|stand| Some((*stand)?.regs)).collect()
     }
 
     /// Whether any vCPU handles an NMI. Called with the vCPUs paused.
@@ -57,7 +64,10 @@ mod tests {
         let rips = Rips::new(3);
         assert!(rips.all().is_empty());
         let at = |rip, in_nmi| Stand {
-            rip: Gva(rip),
+            regs: kvm_regs {
+                rip,
+                ..Default::default()
+            },
             in_nmi,
         };
         rips.say(2, at(0x2000, true));
@@ -66,5 +76,8 @@ mod tests {
         rips.say(2, at(0x3000, false));
         assert_eq!(rips.all(), [Gva(0x1000), Gva(0x3000)]);
         assert!(!rips.is_one_in_nmi());
+        let rips = rips.registers().into_iter();
+        let rips: Vec<Option<u64>> = rips.map(|regs| Some(regs?.rip)).collect();
+        assert_eq!(rips, [Some(0x1000), None, Some(0x3000)]);
     }
 }

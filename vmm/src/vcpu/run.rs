@@ -38,6 +38,8 @@ pub(crate) fn run(fd: &mut VcpuFd, index: usize, shared: &Shared, handler: &dyn 
         debugging: Debugging::default(),
     };
     let end = vcpu.run_until_end(handler);
+    // A dump of the ended machine has the last registers. If KVM refuses, the dump has the registers of the last pause.
+    let _ = vcpu.say_registers();
     drop(registration);
     shared.ending.end(end);
     drop(alive);
@@ -98,19 +100,19 @@ impl StoppedVcpu<'_> {
     }
 
     /// Prepares the vCPU for parking. Other threads may change guest text meanwhile: cancels an interrupted `int3`, and
-    /// publishes RIP for the other threads.
+    /// publishes the registers for the other threads.
     fn prepare_to_park(&mut self) -> Result<(), VcpuError> {
         self.cancel_interrupted_int3()?;
-        self.say_rip()
+        self.say_registers()
     }
 
-    /// Publishes the RIP and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
-    fn say_rip(&mut self) -> Result<(), VcpuError> {
-        let rip = self.registers.rip()?;
+    /// Publishes the general registers and the NMI state of the vCPU for other threads, for the time while the vCPU is parked.
+    fn say_registers(&mut self) -> Result<(), VcpuError> {
+        let regs = self.registers.regs()?;
         let in_nmi = self.registers.blocking()?.nmis;
         self.shared
             .rips
-            .say(self.registers.index, Stand { rip, in_nmi });
+            .say(self.registers.index, Stand { regs, in_nmi });
         Ok(())
     }
 
@@ -145,7 +147,7 @@ impl StoppedVcpu<'_> {
                 None => {
                     let shared = self.shared;
                     // The vCPU counts as parked while waiting.
-                    self.say_rip()?;
+                    self.say_registers()?;
                     let paused = shared.pause_others(self.registers.index);
                     handler.on_exclusive(self, &paused, trap)?
                 }

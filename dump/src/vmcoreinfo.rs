@@ -1,0 +1,92 @@
+//! VMCOREINFO: the text that the kernel prepares in memory for the readers of dumps.
+//!
+//! The kernel writes the text at boot, and appends the time of a crash before it starts a crash kernel. `vmcoreinfo_data` points to the text,
+//! `vmcoreinfo_size` is the length.
+
+use address::Gva;
+use inspect::KernelView;
+use thiserror::Error;
+
+/// The kernel has a page for the text.
+const MAX_BYTES: u64 = 64 << 10;
+const FIRST_KEY: &str = "OSRELEASE";
+
+/// The reason why the kernel's text cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum Missing {
+    /// The kernel is built without the text.
+    #[error("the kernel has no symbol `{0}`")]
+    Symbol(&'static str),
+    /// The kernel's boot has not come so far, or the memory is no longer the kernel's.
+    #[error("the kernel's VMCOREINFO at {at} of {bytes} bytes is not prepared or not readable")]
+    NotPrepared {
+        /// The pointer to the text.
+        at: Gva,
+        /// The length.
+        bytes: u64,
+    },
+}
+
+/// Where the kernel runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Located {
+    /// The distance from the linked to the running address.
+    pub(crate) slide: i64,
+    /// The kernel's `phys_base`, if the text's physical address is known.
+    pub(crate) phys_base: Option<i64>,
+}
+
+/// Reads the kernel's text.
+pub(crate) fn read(kernel: &KernelView<'_>) -> Result<Vec<u8>, Missing> {
+    let word = |name| {
+        let at = kernel.address_of(name).ok_or(Missing::Symbol(name))?;
+        Ok(kernel.u64(at).unwrap_or(0))
+    };
+    let (at, bytes) = (Gva(word("vmcoreinfo_data")?), word("vmcoreinfo_size")?);
+    let missing = Missing::NotPrepared { at, bytes };
+    if bytes == 0 || bytes > MAX_BYTES {
+        return Err(missing);
+    }
+    let mut text = vec![0; usize::try_from(bytes).unwrap_or(0)];
+    kernel.read(at, &mut text).map_err(|_| missing)?;
+    match has_key(&text, FIRST_KEY) {
+        true => Ok(text),
+        false => Err(missing),
+    }
+}
+
+/// The text for a kernel without one. `banner` is the kernel's version line: `Linux version 6.1.0 (…`.
+pub(crate) fn smallest(banner: Option<&str>) -> Vec<u8> {
+    let release = banner.and_then(|banner| banner.split(' ').nth(2));
+    let mut text = String::new();
+    if let Some(release) = release {
+        text.push_str(&format!("{FIRST_KEY}={release}\n"));
+    }
+    text.push_str("PAGESIZE=4096\n");
+    text.into_bytes()
+}
+
+/// Adds the kernel's place, if `text` does not have it.
+pub(crate) fn completed(mut text: Vec<u8>, located: Located) -> Vec<u8> {
+    if text.last().is_some_and(|last| *last != b'\n') {
+        text.push(b'\n');
+    }
+    if !has_key(&text, "KERNELOFFSET") {
+        text.extend(format!("KERNELOFFSET={:x}\n", located.slide).into_bytes());
+    }
+    if let Some(phys_base) = located.phys_base
+        && !has_key(&text, "NUMBER(phys_base)")
+    {
+        text.extend(format!("NUMBER(phys_base)={phys_base}\n").into_bytes());
+    }
+    text
+}
+
+/// Whether a line of `text` begins with `key=`.
+fn has_key(text: &[u8], key: &str) -> bool {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    lines.any(|line| {
+        let value = line.strip_prefix(key.as_bytes());
+        value.is_some_and(|value| value.starts_with(b"="))
+    })
+}

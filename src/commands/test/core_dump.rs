@@ -1,0 +1,47 @@
+//! The core file of a case whose guest crashes.
+//!
+//! The file exists during the boot: a thread that writes a dump may open no file. After the boot, the file of a guest that has not crashed
+//! is removed, and so is the file of a passed case.
+
+use files::{CreateError, Folder};
+
+use crate::run::crash_dump::CoreFile;
+
+/// The name of the file in the folder of a case.
+pub(super) const NAME: &str = "vmcore";
+
+/// The core file of a boot.
+#[derive(Debug)]
+pub(super) struct CoreDump<'a> {
+    all: &'a Folder,
+    name: &'a str,
+    folder: Folder,
+    pub(super) file: CoreFile,
+}
+
+impl<'a> CoreDump<'a> {
+    /// Makes the file in the folder `name` of `all`.
+    pub(super) fn prepare(all: &'a Folder, name: &'a str) -> Result<Self, CreateError> {
+        let folder = all.subfolder(name)?;
+        folder.remove(NAME)?;
+        let file = CoreFile::new(folder.create_new(NAME)?);
+        Ok(Self {
+            all,
+            name,
+            folder,
+            file,
+        })
+    }
+
+    /// Removes the file, unless the case has failed and the guest has crashed. Returns whether the file stays.
+    pub(super) fn settle(self, has_failed: bool) -> bool {
+        let stays = has_failed && self.file.has_dump();
+        if !stays {
+            // If the file cannot be removed, the user finds a file too many.
+            let _ = self.folder.remove(NAME);
+            // The folder may have artifacts of an earlier boot.
+            let _ = self.all.remove_folder(self.name);
+        }
+        stays
+    }
+}

@@ -1,0 +1,137 @@
+//! The dump of a guest that has crashed: to a file here, or as frames to the launcher of a nested run.
+//!
+//! ```text
+//!  run here:    the guest ends ──▶ main thread of the run: memory, registers ──▶ file
+//!  run nested:  the guest ends ──▶ pid 1 of the outer Linux ── org.hyprobe.dump ──▶ nested-dump ──▶ file
+//! ```
+//!
+//! The dump is taken when the guest has ended: the kernel's log then has the panic's last words.
+
+use std::fs::File;
+use std::io::{self, Write};
+
+use control::{Live, dump_ended};
+use dump::{Piece, SparseFile, sparse};
+use errors::chain;
+use manifest::GuestEnd;
+use thiserror::Error;
+
+/// The core file of a guest that may crash. The file is empty, unless the guest has crashed.
+#[derive(Debug)]
+pub(crate) struct CoreFile(File);
+
+impl CoreFile {
+    /// `file` is new or empty.
+    pub(crate) fn new(file: File) -> Self {
+        Self(file)
+    }
+
+    /// The writer of the file.
+    pub(crate) fn writer(&self) -> io::Result<CrashDump> {
+        Ok(CrashDump::File(SparseFile::new(self.0.try_clone()?)?))
+    }
+
+    /// Whether the file has a dump. A pipe has none to look at.
+    pub(crate) fn has_dump(&self) -> bool {
+        self.0.metadata().is_ok_and(|metadata| metadata.len() > 0)
+    }
+}
+
+/// Takes the dump of a guest that has crashed.
+pub(crate) enum CrashDump {
+    /// The core file.
+    File(SparseFile),
+    /// The other end makes the core file.
+    Frames(Box<dyn Write + Send>),
+}
+
+impl std::fmt::Debug for CrashDump {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::File(_) => "File",
+            Self::Frames(_) => "Frames",
+        })
+    }
+}
+
+/// The reason why there is no dump of a crash.
+#[derive(Debug, Error)]
+pub(crate) enum CrashDumpError {
+    /// The memory or the registers.
+    #[error(transparent)]
+    Guest(#[from] control::DumpEndedError),
+    /// The output.
+    #[error("cannot write the dump")]
+    Write(#[from] io::Error),
+}
+
+/// Whether a guest that has ended by `end` has crashed.
+pub(crate) fn is_crash(end: GuestEnd) -> bool {
+    matches!(end, GuestEnd::Panic | GuestEnd::TripleFault)
+}
+
+impl CrashDump {
+    /// The core file, if the dump goes to one.
+    pub(crate) fn into_file(self) -> Option<SparseFile> {
+        match self {
+            Self::File(file) => Some(file),
+            Self::Frames(_) => None,
+        }
+    }
+
+    /// Writes the dump of `machine`, which has ended. `tell` gets a sentence for each missing part. Returns the size of the core file.
+    pub(crate) fn write(self, machine: &Live, tell: &dyn Fn(&str)) -> Result<u64, CrashDumpError> {
+        match self {
+            Self::File(mut file) => {
+                let begin = |_: u64, remarks: &[String]| {
+                    remarks.iter().for_each(|text| tell(text));
+                    Ok(())
+                };
+                let written = dump_ended(machine, begin, |piece| match piece {
+                    Piece::Bytes(bytes) => file.write(bytes),
+                    Piece::Zeros(count) => {
+                        file.zeros(count);
+                        Ok(())
+                    }
+                });
+                match written {
+                    Ok(_) => Ok(file.finish()?),
+                    Err(error) => {
+                        file.discard();
+                        Err(error.into())
+                    }
+                }
+            }
+            Self::Frames(port) => write_frames(machine, port),
+        }
+    }
+}
+
+/// Writes the frames to `port`, errors included.
+fn write_frames(machine: &Live, port: Box<dyn Write + Send>) -> Result<u64, CrashDumpError> {
+    let port = std::cell::RefCell::new(port);
+    let send = |fill: &dyn Fn(&mut Vec<u8>)| {
+        let mut frames = Vec::new();
+        fill(&mut frames);
+        port.borrow_mut().write_all(&frames)
+    };
+    let begin = |bytes: u64, remarks: &[String]| {
+        send(&|frames| {
+            sparse::begin(bytes, frames);
+            remarks.iter().for_each(|text| sparse::remark(text, frames));
+        })
+    };
+    let written = dump_ended(machine, begin, |piece| {
+        send(&|frames| sparse::add(piece, frames))
+    });
+    match written {
+        Ok(bytes) => {
+            send(&|frames| sparse::end(bytes, frames))?;
+            Ok(bytes)
+        }
+        Err(error) => {
+            send(&|frames| sparse::fail(&chain(&error), frames))?;
+            Err(error.into())
+        }
+    }
+}
