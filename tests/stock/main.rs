@@ -14,6 +14,7 @@ mod ends;
 mod judged;
 mod kaslr;
 mod many;
+mod module_types;
 mod modules;
 mod own_kprobes;
 mod remote;
