@@ -17,6 +17,7 @@ mod many;
 mod module_types;
 mod modules;
 mod own_kprobes;
+mod print;
 mod remote;
 mod returns;
 mod turns;

@@ -9,6 +9,7 @@ mod memory;
 mod probe;
 mod problem;
 mod symbols;
+mod types;
 
 pub(crate) use events::ServerSentEvent;
 pub use events::{EventLine, Lost};
@@ -18,3 +19,4 @@ pub use memory::{Encoding, Memory};
 pub use probe::{AddProbe, AddProbes, Added, ChangeProbe, Changed, Probes, Removed, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use symbols::{Symbol, Symbols};
+pub use types::{DeclaredType, Printed, TypeMember};

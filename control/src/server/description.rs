@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{events, look, machine, metrics, probe};
+use super::{events, look, machine, metrics, probe, types};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -31,6 +31,8 @@ use crate::api;
         events::stream,
         look::symbols,
         look::memory,
+        types::types,
+        types::print,
         show,
         metrics::metrics,
     ),
