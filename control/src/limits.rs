@@ -29,6 +29,8 @@ pub const SYMBOLS: usize = 10_000;
 pub(crate) const SYMBOLS_SHOWN: usize = 100;
 /// Maximum length of a symbol pattern in characters.
 pub(crate) const PATTERN_CHARS: usize = 256;
+/// Maximum length of an expression and of a type's name in characters.
+pub(crate) const EXPRESSION_CHARS: usize = 1024;
 /// Maximum number of guest memory bytes in one answer.
 pub const MEMORY_BYTES: u64 = 64 << 10;
 /// Maximum length of a probe's own name in bytes.

@@ -29,6 +29,8 @@ fn every_path_is_described() {
         "/machine/stop",
         "/symbols",
         "/memory",
+        "/types",
+        "/print",
         "/metrics",
         "/openapi.json",
     ] {

@@ -68,6 +68,14 @@ fuzz_target!(|case: Case| {
     for change in &case.changes {
         change.apply(&mut blob, 0);
     }
+    // The same types as those of a module.
+    let kernel = Btf::parse(sample()).expect("the sample");
+    if let Ok(module) = kernel.parse_module(blob.clone()) {
+        let types = NAMES.map(|name| module.struct_named(name).map(TypeId::from));
+        let types = types.into_iter().flatten();
+        types.for_each(|ty| follow(&module, ty));
+        let _ = Signature::of_function(&module, "open");
+    }
     let Ok(btf) = Btf::parse(blob) else {
         assert!(!is_whole, "valid types are refused");
         return;

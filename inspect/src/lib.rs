@@ -6,6 +6,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod expression;
+#[cfg(test)]
+mod fixture;
+pub mod types;
+pub mod value;
 mod view;
 
 pub use view::{KernelMemory, KernelView, NotReadable};

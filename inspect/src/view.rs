@@ -82,6 +82,21 @@ impl<'k> KernelView<'k> {
         Some(linked.wrapping_add(slide.cast_unsigned()))
     }
 
+    /// The symbol of the kernel's image at the running address `at`, as `name` or `name+0xoffset`.
+    #[must_use]
+    pub fn symbol_at(&self, at: Gva) -> Option<String> {
+        let linked = Gva(at.0.wrapping_sub(self.slide.cast_unsigned()));
+        let last = self.symbols.address_of("_end");
+        if linked.0.cast_signed() >= 0 || last.is_some_and(|last| linked >= last) {
+            return None;
+        }
+        let found = self.symbols.resolve(linked)?;
+        Some(match found.offset {
+            0 => found.symbol.name,
+            offset => format!("{}+{offset:#x}", found.symbol.name),
+        })
+    }
+
     /// Fills `buf` from `at` on.
     ///
     /// # Errors
@@ -164,6 +179,8 @@ mod tests {
         assert_eq!(view.address_of("current_task"), Some(Gva(0x1f00)));
         assert_eq!(view.u32(task), Ok(0x0403_0201));
         assert_eq!(view.pointer(task), Ok(Gva(0x0807_0605_0403_0201)));
+        assert_eq!(view.symbol_at(task).as_deref(), Some("init_task"));
+        assert_eq!(view.symbol_at(Gva(0x1f00)), None);
         let at = Gva(task.0 + 9);
         assert_eq!(view.u64(at), Err(NotReadable { at, len: 8 }));
     }

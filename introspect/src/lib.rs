@@ -38,11 +38,14 @@ pub use int3::KernelInt3;
 pub use kprobes::OptimisedLayout;
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{
-    Module, ModuleEvent, ModuleRegion, ModuleState, Modules, ModulesError, RegionKind,
+    Module, ModuleEvent, ModuleRegion, ModuleState, ModuleTypesError, Modules, ModulesError,
+    RegionKind,
 };
 pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};
 pub use percpu::PerCpu;
 pub use signature::Signature;
-pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};
+pub use symbols::{
+    Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches, nearest_names,
+};
 pub use tasks::TaskLayout;

@@ -4,7 +4,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use address::{Gpa, Gva};
-use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
+use introspect::{
+    Btf, Module, ModuleRegion, ModuleTypesError, PagingState, PatchSite, PatchSites, Symbol, walk,
+};
 use text::{Planter, Spot};
 
 use crate::code::KernelCode;
@@ -54,6 +56,17 @@ impl LoadedModule {
         self.module.symbols()
     }
 
+    /// The module's types on top of the kernel's.
+    pub(crate) fn types(
+        &self,
+        planter: &Planter,
+        paging: &PagingState,
+        kernel: &Btf,
+        address_of: impl FnOnce(&str) -> Option<Gva>,
+    ) -> Result<Btf, ModuleTypesError> {
+        self.module.types(planter, paging, kernel, address_of)
+    }
+
     pub(crate) fn unread(&self) -> &[introspect::ModulesError] {
         self.module.unread()
     }
@@ -100,14 +113,12 @@ pub(crate) struct ModuleCode<'a> {
     pub(crate) planter: &'a Planter,
 }
 
-impl KernelCode for ModuleCode<'_> {
-    /// The guest's present original bytes.
-    fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
-        let end = symbol
-            .address
-            .wrapping_add(symbol.size.min(MAX_FUNCTION_BYTES));
+impl ModuleCode<'_> {
+    /// The guest's present original bytes; fewer than `len` if code ends before.
+    pub(crate) fn bytes(&self, at: Gva, len: u64) -> Vec<u8> {
+        let end = at.wrapping_add(len.min(MAX_FUNCTION_BYTES));
         let mut bytes = Vec::new();
-        let mut at = symbol.address;
+        let mut at = at;
         while at < end {
             let Some(spot) = self.module.spot(at) else {
                 break;
@@ -121,7 +132,13 @@ impl KernelCode for ModuleCode<'_> {
             }
             at = at.wrapping_add(here);
         }
-        Cow::Owned(bytes)
+        bytes
+    }
+}
+
+impl KernelCode for ModuleCode<'_> {
+    fn function_bytes(&self, symbol: &Symbol) -> Cow<'_, [u8]> {
+        Cow::Owned(self.bytes(symbol.address, symbol.size))
     }
 
     fn holds_code(&self, at: Gva) -> bool {

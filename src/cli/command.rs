@@ -4,14 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::remote::{CtlArgs, DumpArgs, EventsArgs, ProbeCommand, TopArgs};
+use super::remote::{CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, TopArgs};
 use super::run::RunArgs;
 use super::test::TestArgs;
 
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  an expectation failed; for `check`: a probe would not be armed; for `symbols`: no symbol matches
+  1  an expectation failed; for `check`: a probe would not be armed; for `symbols` and `types`: there is none
   2  usage or manifest error
   3  this host cannot run it
   4  the guest crashed (panic, triple fault)
@@ -53,6 +53,10 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Find symbols of a kernel, also of a stock one that has no symbol table
     Symbols(SymbolsArgs),
+    /// Show a type of a kernel in C, with the offsets and sizes of its members
+    Types(TypesArgs),
+    /// Evaluate an expression in C on the memory of a run that goes on
+    Print(PrintArgs),
     /// List and fetch stock guest kernels
     #[command(subcommand)]
     Images(ImagesCommand),
@@ -99,6 +103,30 @@ pub(crate) struct SymbolsArgs {
     /// The names to show: a name or a glob, as in `kprobe:PATTERN`
     pub(crate) pattern: String,
     /// One JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TypesArgs {
+    /// The kernel: a stock bzImage or an ELF vmlinux
+    #[arg(long, value_name = "FILE", group = "which")]
+    pub(crate) kernel: Option<PathBuf>,
+    /// A stock kernel by name, fetched if need be
+    #[arg(long, value_name = "NAME", group = "which")]
+    pub(crate) image: Option<String>,
+    /// The kernel of a run that goes on: the socket of `hyprobe run --control SOCKET`
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        env = "HYPROBE_SOCKET",
+        required_unless_present = "which"
+    )]
+    pub(crate) socket: Option<PathBuf>,
+    /// The type or function to show: 'struct file', file, pid_t, vfs_read
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// One JSON object
     #[arg(long)]
     pub(crate) json: bool,
 }

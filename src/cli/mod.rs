@@ -12,11 +12,12 @@ mod values;
 
 pub(crate) use account::Account;
 pub(crate) use command::{
-    CheckArgs, Cli, Command, DoctorArgs, ImagesCommand, PackageFilesArgs, SymbolsArgs,
+    CheckArgs, Cli, Command, DoctorArgs, ImagesCommand, PackageFilesArgs, SymbolsArgs, TypesArgs,
 };
 pub(crate) use matrix::{Setting, Shard, combinations};
 pub(crate) use remote::{
-    AddArgs, CtlArgs, CtlVerb, DumpArgs, EventsArgs, IdArgs, ProbeCommand, SocketArgs, TopArgs,
+    AddArgs, CtlArgs, CtlVerb, DumpArgs, EventsArgs, IdArgs, PrintArgs, ProbeCommand, SocketArgs,
+    TopArgs,
 };
 pub(crate) use run::{IdentityArgs, RunArgs};
 pub(crate) use test::TestArgs;

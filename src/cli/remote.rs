@@ -118,6 +118,24 @@ pub(crate) struct TopArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct PrintArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// What to show: 'init_task.comm', '*(struct file *)0xffff888003f2b000', 'per_cpu(runqueues, 0).nr_running'
+    #[arg(value_name = "EXPR")]
+    pub(crate) expression: String,
+    /// Show the object of this type at the address: -t 'struct task_struct' init_task
+    #[arg(short = 't', long = "type", value_name = "TYPE")]
+    pub(crate) declared: Option<String>,
+    /// How many structs in each other are shown [default: 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub(crate) depth: Option<u8>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     /// What to do
     pub(crate) verb: CtlVerb,

@@ -1,6 +1,6 @@
 //! From the command line to the subcommand.
 
-use super::{check, doctor, images, package_files, remote, run, symbols, test};
+use super::{check, doctor, images, package_files, remote, run, symbols, test, types};
 use crate::cli::{Cli, Command};
 use crate::exit::{Exit, Failure};
 use crate::failure;
@@ -19,6 +19,8 @@ pub(crate) fn execute(cli: &Cli) -> Exit {
         Command::Dump(args) => remote::dump(args).map_err(boxed),
         Command::Doctor(args) => doctor::doctor(args).map_err(boxed),
         Command::Symbols(args) => symbols::symbols(args).map_err(boxed),
+        Command::Types(args) => types::types(args).map_err(boxed),
+        Command::Print(args) => remote::print(args).map_err(boxed),
         Command::Images(command) => images::images(command).map_err(boxed),
         Command::PackageFiles(args) => package_files::write(args).map_err(boxed),
     };

@@ -4,10 +4,12 @@ mod check;
 mod doctor;
 mod execute;
 mod images;
+mod named_kernel;
 mod package_files;
 mod remote;
 mod run;
 mod symbols;
 mod test;
+mod types;
 
 pub(crate) use execute::execute;

@@ -11,9 +11,9 @@ use thiserror::Error;
 
 use crate::cli::SymbolsArgs;
 use crate::exit::{Exit, Failure};
-use crate::kernel_input::{KernelInput, OpenKernelError};
 use crate::report::Progress;
-use crate::run::images::{self, ImageError};
+
+use super::named_kernel::{NamedKernel, NamedKernelError};
 
 /// The number of similar names offered when no name matches.
 const NEAR_NAMES: usize = 8;
@@ -21,12 +21,9 @@ const NEAR_NAMES: usize = 8;
 /// Why no symbols can be shown.
 #[derive(Debug, Error)]
 pub(crate) enum SymbolsError {
-    /// The named stock kernel cannot be used.
+    /// The kernel cannot be read.
     #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The kernel's file.
-    #[error(transparent)]
-    Kernel(#[from] OpenKernelError),
+    Kernel(#[from] NamedKernelError),
     /// The contents of the kernel's file.
     #[error("cannot use {path}")]
     Contents {
@@ -51,7 +48,6 @@ pub(crate) enum SymbolsError {
 impl Failure for SymbolsError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Image(error) => error.exit(),
             Self::Kernel(error) => error.exit(),
             Self::Contents { .. } => Exit::Usage,
             Self::NoMatch { .. } => Exit::ExpectationFailed,
@@ -112,17 +108,8 @@ fn near_names(table: &SymbolTable, pattern: &str) -> Vec<String> {
 }
 
 fn table(args: &SymbolsArgs, progress: &Progress) -> Result<SymbolTable, SymbolsError> {
-    let kernel = match (&args.kernel, &args.image) {
-        (Some(path), _) => KernelInput::File(path.clone()),
-        (None, name) => {
-            let name = name.as_deref().unwrap_or_default();
-            KernelInput::Cached(images::kernel(name, &|step| progress.say(step))?)
-        }
-    };
-    let path = kernel.path();
-    progress.say(format!("reading {}", path.display()));
-    let file = kernel.open()?;
-    let vmlinux = file.vmlinux().map_err(OpenKernelError::from)?;
+    let NamedKernel { path, vmlinux } =
+        NamedKernel::read(args.kernel.as_deref(), args.image.as_deref(), progress)?;
     kallsyms::from_elf(&vmlinux).map_err(|source| SymbolsError::Contents { path, source })
 }
 

@@ -321,6 +321,19 @@ fn regular_expression_for_symbols_gets_the_advice_to_write_a_glob() {
 }
 
 #[test]
+fn types_of_a_kernel_without_btf_say_so() {
+    let types = Folder::new().hyprobe(&["types", "--kernel", kernel(), "struct file"]);
+    assert_eq!((types.code, types.stdout.as_str()), (Some(2), ""));
+    assert!(
+        types
+            .stderr
+            .contains("the kernel has no BTF: built without CONFIG_DEBUG_INFO_BTF"),
+        "{}",
+        types.stderr
+    );
+}
+
+#[test]
 fn memory_that_is_too_small() {
     let outcome = Folder::new().hyprobe(&["run", "--kernel", kernel(), "--memory", "64K"]);
     assert_eq!(outcome.code, Some(2), "{}", outcome.stderr);

@@ -10,6 +10,7 @@ mod memory;
 mod probe;
 mod problem;
 mod symbols;
+mod types;
 
 pub use dump::{DUMP_PAUSE, DUMP_PAUSE_SECONDS};
 pub(crate) use events::ServerSentEvent;
@@ -20,3 +21,4 @@ pub use memory::{Encoding, Memory};
 pub use probe::{AddProbe, AddProbes, Added, ChangeProbe, Changed, Probes, Removed, Stats};
 pub use problem::{Problem, ProblemKind};
 pub use symbols::{Symbol, Symbols};
+pub use types::{DeclaredType, Printed, TypeMember};

@@ -52,6 +52,10 @@ pub enum ProblemKind {
     NameTaken,
     /// The guest memory cannot be read.
     CannotRead,
+    /// The text is no expression, or no name of a type.
+    NotAnExpression,
+    /// The expression has no value, or the kernel has no such type.
+    CannotEvaluate,
     /// The change could not be made; nothing has changed.
     CannotChange,
     /// Too many requests at once.
@@ -82,6 +86,8 @@ impl ProblemKind {
             Self::CannotProbe => ("cannot-probe", 422, "It cannot be probed"),
             Self::NameTaken => ("name-taken", 409, "The name is taken"),
             Self::CannotRead => ("cannot-read", 422, "The memory cannot be read"),
+            Self::NotAnExpression => ("not-an-expression", 422, "The text is no expression"),
+            Self::CannotEvaluate => ("cannot-evaluate", 422, "It has no value"),
             Self::CannotChange => ("cannot-change", 500, "The change could not be made"),
             Self::Busy => ("busy", 503, "Too many requests at once"),
             Self::Ending => ("ending", 503, "The run is over"),

@@ -23,8 +23,8 @@ pub use self::dump::DumpStream;
 pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, Knobs, Machine, Memory, Probes, Problem, Removed,
-    SetKnobs, Stats, Symbols,
+    AddProbes, Added, ChangeProbe, Changed, DeclaredType, Knobs, Machine, Memory, Printed, Probes,
+    Problem, Removed, SetKnobs, Stats, Symbols,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -193,6 +193,37 @@ impl Client {
         let path = format!("/dump?form=sparse&pause_limit={seconds}");
         let response = self.stream(&path, "application/vnd.hyprobe.sparse-core")?;
         Ok(DumpStream::new(self.runtime, response.into_body()))
+    }
+
+    /// Shows the declaration of a type.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn declared(&mut self, name: &str) -> Result<DeclaredType, ClientError> {
+        let path = format!("/types?name={}", encoded(name));
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Evaluates an expression. With `declared`, the value is the object of that type at the address named by the expression.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn print(
+        &mut self,
+        expression: &str,
+        declared: Option<&str>,
+        depth: Option<u8>,
+    ) -> Result<Printed, ClientError> {
+        let mut path = format!("/print?expr={}", encoded(expression));
+        if let Some(declared) = declared {
+            path.push_str(&format!("&type={}", encoded(declared)));
+        }
+        if let Some(depth) = depth {
+            path.push_str(&format!("&depth={depth}"));
+        }
+        self.ask(Method::GET, &path, None::<&()>)
     }
 
     /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.

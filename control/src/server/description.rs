@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{dump, events, look, machine, metrics, probe};
+use super::{dump, events, look, machine, metrics, probe, types};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -32,6 +32,8 @@ use crate::api;
         look::symbols,
         look::memory,
         dump::dump,
+        types::types,
+        types::print,
         show,
         metrics::metrics,
     ),

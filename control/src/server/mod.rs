@@ -16,6 +16,7 @@ mod names;
 mod pacing;
 mod probe;
 mod routes;
+mod types;
 
 use std::io;
 use std::sync::Arc;

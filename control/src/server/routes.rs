@@ -7,7 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
 
 use super::app::App;
-use super::{description, dump, events, look, machine, metrics, probe};
+use super::{description, dump, events, look, machine, metrics, probe, types};
 use crate::api::ProblemKind;
 
 /// The router of all paths.
@@ -31,6 +31,8 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route("/symbols", get(look::symbols))
         .route("/memory", get(look::memory))
         .route("/dump", get(dump::dump))
+        .route("/types", get(types::types))
+        .route("/print", get(types::print))
         .route("/metrics", get(metrics::metrics))
         .route("/openapi.json", get(description::show))
         .fallback(async || -> Response {

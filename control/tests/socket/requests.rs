@@ -441,3 +441,30 @@ fn states_of_straw_are_those_of_the_engine() {
     let armed = |probe: &ProbeStatus| probe.summary.state == ProbeState::Armed;
     assert!(added.probes.iter().all(armed));
 }
+
+#[test]
+fn values_and_types_need_a_text_and_the_kernels_types() {
+    let rig = Rig::new();
+    for (path, status, word) in [
+        ("/print", 400, "malformed"),
+        ("/print?expr=one&depth=0", 400, "malformed"),
+        ("/print?expr=one&depth=17", 400, "malformed"),
+        ("/types", 400, "malformed"),
+        ("/print?expr=", 422, "not-an-expression"),
+        ("/print?expr=one.", 422, "not-an-expression"),
+        ("/print?expr=one&type=%2A", 422, "not-an-expression"),
+        // The fake machine's kernel has no BTF.
+        ("/print?expr=one", 422, "cannot-evaluate"),
+        ("/types?name=list_head", 422, "cannot-evaluate"),
+    ] {
+        let problem = rig.get(path).json(status);
+        assert_eq!(
+            problem["type"],
+            format!("urn:hyprobe:problem:{word}"),
+            "{path}: {problem}"
+        );
+    }
+    let long = format!("/print?expr={}", "x".repeat(1025));
+    let problem = rig.get(&long).json(400);
+    assert_eq!(problem["detail"], "`expr` is longer than 1024 characters");
+}

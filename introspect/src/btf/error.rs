@@ -30,6 +30,11 @@ pub enum BtfError {
         /// The third.
         version: u8,
     },
+    /// The numbers of a module's types begin behind the last of the kernel's, which cannot be counted.
+    #[error(
+        "the kernel's BTF has records of an unknown kind, so that the types of modules cannot be numbered"
+    )]
+    IncompleteBase,
     /// The header points out of the blob.
     #[error("the BTF's {section} section is not within its {bytes} bytes")]
     Section {

@@ -28,11 +28,16 @@ impl Btf {
     }
 
     /// The prototype of the functions called `name`, of which there may be several: static functions
-    /// of different files may share the name.
+    /// of different files may share the name. If a module has functions of the name, the kernel's do not count.
     #[must_use]
     pub fn shared_proto(&self, name: &str) -> SharedProto {
         let mut first = None;
+        let mut is_module = false;
         for function in self.find_all(name, &[format::FUNCTION]).take(MAX_NAMESAKES) {
+            if is_module && !self.is_own(function) {
+                break;
+            }
+            is_module = self.is_own(function);
             let record = self.records.record(function);
             let Some(proto) = record.and_then(|it| self.prototype(TypeId(it.size_or_type))) else {
                 return SharedProto::Several;

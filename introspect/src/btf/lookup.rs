@@ -2,6 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
+use crate::symbols::nearest_names;
+
 use super::{
     BtfError, StructId, Type, TypeId, format, index::NameIndex, record::Record, records::Records,
 };
@@ -9,18 +11,21 @@ use super::{
 /// `const volatile foo_t` takes three; a chain longer than the limit is a cycle.
 const MAX_QUALIFIERS: usize = 32;
 
-/// The types of a kernel. Read-only; cheap to clone.
+/// The types of a kernel, or of a module on top of the kernel's. Read-only; cheap to clone.
 #[derive(Clone)]
 pub struct Btf {
     pub(super) records: Arc<Records>,
+    /// The names of the blob.
     names: Arc<NameIndex>,
+    /// The names of the kernel's types, for a module.
+    base_names: Option<Arc<NameIndex>>,
 }
 
 impl fmt::Debug for Btf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Btf")
             .field("bytes", &self.records.blob.len())
-            .field("types", &self.records.offsets.len())
+            .field("types", &self.records.len())
             .field("complete", &self.records.complete)
             .finish_non_exhaustive()
     }
@@ -35,24 +40,44 @@ impl Btf {
     /// If the blob is too large, is not BTF, or has a header pointing out of the blob. Malformed
     /// records are no error.
     pub fn parse(blob: impl Into<Arc<[u8]>>) -> Result<Self, BtfError> {
-        let records = Records::find(blob.into())?;
+        Ok(Self::new(Records::find(blob.into(), None)?, None))
+    }
+
+    /// Reads the types of a module: `blob` continues the kernel's types. A look-up by name finds the module's types first.
+    ///
+    /// # Errors
+    ///
+    /// As [`parse`](Self::parse), or if not every record of the kernel is known.
+    pub fn parse_module(&self, blob: impl Into<Arc<[u8]>>) -> Result<Self, BtfError> {
+        let records = Records::find(blob.into(), Some(Arc::clone(&self.records)))?;
+        Ok(Self::new(records, Some(Arc::clone(&self.names))))
+    }
+
+    fn new(records: Records, base_names: Option<Arc<NameIndex>>) -> Self {
         let names = NameIndex::build(records.named_types());
-        Ok(Self {
+        Self {
             records: Arc::new(records),
             names: Arc::new(names),
-        })
+            base_names,
+        }
     }
 
-    /// The number of types, without `void`.
+    /// The number of types, without `void`; for a module, those of the kernel included.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.records.offsets.len()
+        self.records.len()
     }
 
-    /// Whether the blob has no type records.
+    /// The length of all string sections.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn strings_len(&self) -> usize {
+        self.records.strings_len()
+    }
+
+    /// Whether there are no type records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.records.offsets.is_empty()
+        self.len() == 0
     }
 
     /// Whether the parser has read every record. After a record of an unknown kind, without a
@@ -78,6 +103,36 @@ impl Btf {
     #[must_use]
     pub fn type_named(&self, name: &str) -> Option<TypeId> {
         self.find(name, &[format::TYPEDEF, format::INT, format::FLOAT])
+    }
+
+    /// The type of the global variable called `name`. The compiler's BTF has the per-CPU variables; later kernels may have others.
+    #[must_use]
+    pub fn variable_named(&self, name: &str) -> Option<TypeId> {
+        self.find(name, &[format::VARIABLE])
+    }
+
+    /// The function called `name`, the first of several.
+    #[must_use]
+    pub fn function_named(&self, name: &str) -> Option<TypeId> {
+        self.find(name, &[format::FUNCTION])
+    }
+
+    /// At most `n` names similar to a mistyped `name` of a type, the likeliest first.
+    #[must_use]
+    pub fn nearest_types(&self, name: &str, n: usize) -> Vec<String> {
+        let kinds = [
+            format::INT,
+            format::STRUCT,
+            format::UNION,
+            format::ENUM,
+            format::ENUM64,
+            format::TYPEDEF,
+        ];
+        let named = self.records.named_types().filter(|(ty, _)| {
+            let record = self.records.record(*ty);
+            record.is_some_and(|record| kinds.contains(&record.kind))
+        });
+        nearest_names(name, named.map(|(_, name)| name), n)
     }
 
     /// The name of a type, without `struct`; `None` for a nameless type, like a pointer.
@@ -139,11 +194,21 @@ impl Btf {
         self.find_all(name, kinds).next()
     }
 
-    /// The types called `name` of a kind in `kinds`, in the order of their numbers.
+    /// The types called `name` of a kind in `kinds`: the module's, then the kernel's, each in the order of their numbers.
     pub(super) fn find_all(&self, name: &str, kinds: &[u8]) -> impl Iterator<Item = TypeId> {
-        self.names.candidates(name).filter(move |&ty| {
+        let of_base = self.base_names.iter();
+        let candidates = self
+            .names
+            .candidates(name)
+            .chain(of_base.flat_map(|names| names.candidates(name)));
+        candidates.filter(move |&ty| {
             let of_kind = |record: Record<'_>| kinds.contains(&record.kind);
             self.records.record(ty).is_some_and(of_kind) && self.name_of(ty) == Some(name)
         })
+    }
+
+    /// Whether a type is the module's own. Without a module, no type is.
+    pub(super) fn is_own(&self, ty: TypeId) -> bool {
+        self.records.is_above_base(ty)
     }
 }

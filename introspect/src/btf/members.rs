@@ -37,6 +37,14 @@ impl Btf {
         record_members(self, id).filter_map(|member| self.records.string(member.name))
     }
 
+    /// The members of `id` in order. A nameless struct or union is one member, without a name.
+    pub fn members(&self, id: StructId) -> impl Iterator<Item = (Option<&str>, Member)> {
+        record_members(self, id).filter_map(|member| {
+            let name = self.records.string(member.name);
+            Some((name, describe(self, 0, &member)?))
+        })
+    }
+
     /// The struct or union behind the typedefs and qualifiers of `ty`.
     #[must_use]
     pub fn as_struct(&self, ty: TypeId) -> Option<StructId> {

@@ -14,6 +14,9 @@
 //!   (`lookup`), members by path (`members`), sizes (`sizes`), parameters and enumerators
 //!   (`functions`, `enums`), and types as C text (`declaration`).
 //!
+//! The blob of a module names types and strings of the kernel's by number ("split BTF"): [`Btf::parse_module`] puts one on top of the
+//! other.
+//!
 //! Any number in a blob may be wrong. A record ends within the type section, and its elements
 //! within the record. Queries follow chains of types, nested structs and names only for a limited
 //! number of steps, and return nothing for malformed records.
@@ -32,7 +35,7 @@ mod sizes;
 mod source;
 mod types;
 
-pub use declaration::declaration;
+pub use declaration::{Declarator, declaration};
 pub use error::BtfError;
 pub use functions::SharedProto;
 pub use lookup::Btf;

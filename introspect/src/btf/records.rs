@@ -1,4 +1,7 @@
 //! The records of a blob: found once, then read in place.
+//!
+//! The blob of a module continues the kernel's: the kernel's types and strings come first in the numbers of types and in the offsets of
+//! strings.
 
 use std::sync::Arc;
 
@@ -19,25 +22,31 @@ const MAX_NAME_BYTES: usize = 512;
 pub(super) struct Records {
     pub(super) blob: Arc<[u8]>,
     header: Header,
-    /// The offsets of the records of type 1, 2, … in the blob.
+    /// The records before those of the blob.
+    base: Option<Arc<Records>>,
+    /// The offsets of the blob's records, in the order of their types.
     pub(super) offsets: Box<[u32]>,
     /// Whether the records fill the type section to the end.
     pub(super) complete: bool,
 }
 
 impl Records {
-    /// Reads the header of `blob` and finds the records.
-    pub(super) fn find(blob: Arc<[u8]>) -> Result<Self, BtfError> {
+    /// Reads the header of `blob` and finds the records. They continue the records of `base`.
+    pub(super) fn find(blob: Arc<[u8]>, base: Option<Arc<Records>>) -> Result<Self, BtfError> {
         if blob.len() > MAX_BLOB_BYTES {
             return Err(BtfError::TooLarge {
                 bytes: blob.len() as u64,
             });
+        }
+        if base.as_ref().is_some_and(|base| !base.complete) {
+            return Err(BtfError::IncompleteBase);
         }
         let header = Header::parse(&blob)?;
         let (offsets, complete) = find_records(&blob, &header);
         Ok(Self {
             blob,
             header,
+            base,
             offsets: offsets.into(),
             complete,
         })
@@ -46,24 +55,57 @@ impl Records {
     /// The record of the type `ty`; `None` if no record has the number.
     pub(super) fn record(&self, ty: TypeId) -> Option<Record<'_>> {
         let index = usize::try_from(ty.0.checked_sub(1)?).ok()?;
-        let at = *self.offsets.get(index)? as usize;
+        let Some(own) = index.checked_sub(self.base_types()) else {
+            return self.base.as_ref()?.record(ty);
+        };
+        let at = *self.offsets.get(own)? as usize;
         Record::read(&self.blob, &self.header, at)
+    }
+
+    /// The number of the base's types.
+    fn base_types(&self) -> usize {
+        self.base.as_ref().map_or(0, |base| base.len())
+    }
+
+    /// Whether there is a base, and `ty` is none of the base's types.
+    pub(super) fn is_above_base(&self, ty: TypeId) -> bool {
+        self.base.is_some() && ty.0 as usize > self.base_types()
+    }
+
+    /// The number of types, those of the base included.
+    pub(super) fn len(&self) -> usize {
+        self.base_types() + self.offsets.len()
+    }
+
+    /// The length of the string section, the base's included.
+    pub(super) fn strings_len(&self) -> usize {
+        let base = self.base.as_ref().map_or(0, |base| base.strings_len());
+        base + self.header.strings.len()
     }
 
     /// The string at an offset of the string section; `None` if the string is empty, too long or
     /// not UTF-8.
     pub(super) fn string(&self, offset: u32) -> Option<&str> {
+        let mut own = offset as usize;
+        if let Some(base) = &self.base {
+            match own.checked_sub(base.strings_len()) {
+                Some(behind) => own = behind,
+                None => return base.string(offset),
+            }
+        }
         let strings = self.blob.get(self.header.strings.clone())?;
-        let rest = strings.get(offset as usize..)?;
+        let rest = strings.get(own..)?;
         let window = &rest[..rest.len().min(MAX_NAME_BYTES)];
         let len = window.iter().position(|&byte| byte == 0)?;
         let text = std::str::from_utf8(&window[..len]).ok()?;
         (!text.is_empty()).then_some(text)
     }
 
-    /// All types with a name, in the order of their numbers.
+    /// The blob's types with a name, in the order of their numbers.
     pub(super) fn named_types(&self) -> impl Iterator<Item = (TypeId, &str)> {
-        let numbers = (1_u32..).take(self.offsets.len()).map(TypeId);
+        // A blob has at most 2^21 types.
+        let first = u32::try_from(self.base_types()).map_or(u32::MAX, |base| base + 1);
+        let numbers = (first..).take(self.offsets.len()).map(TypeId);
         numbers.filter_map(|ty| Some((ty, self.string(self.record(ty)?.name)?)))
     }
 }

@@ -1,6 +1,6 @@
 //! Writes small blobs.
 
-use super::format;
+use super::{Btf, format};
 
 /// Types in the order they are added, the first of them number 1.
 #[derive(Debug, Default)]
@@ -8,7 +8,10 @@ pub struct Blob {
     types: Vec<u8>,
     strings: Vec<u8>,
     layouts: Vec<u8>,
+    /// The number of the last type.
     count: u32,
+    /// The offset of the first string.
+    strings_from: u32,
 }
 
 impl Blob {
@@ -17,6 +20,15 @@ impl Blob {
         Self {
             strings: vec![0],
             ..Self::default()
+        }
+    }
+
+    /// The blob of a module, on top of the kernel's types.
+    pub fn on(kernel: &Btf) -> Self {
+        Self {
+            count: u32::try_from(kernel.len()).expect("few types"),
+            strings_from: u32::try_from(kernel.strings_len()).expect("few strings"),
+            ..Self::new()
         }
     }
 
@@ -128,7 +140,7 @@ impl Blob {
         let start = u32::try_from(self.strings.len()).expect("few strings");
         self.strings.extend(text.bytes());
         self.strings.push(0);
-        start
+        self.strings_from + start
     }
 }
 

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::{
-    BitField, Btf, BtfError, Int, Member, Type, TypeId, format,
+    BitField, Btf, BtfError, Int, Member, SharedProto, Type, TypeId, declaration, format,
     synthetic::{Blob, sample},
 };
 
@@ -152,6 +152,57 @@ fn what_goes_in_circles_is_not_there() {
     assert_eq!(btf.member(nest, "x"), None);
 }
 
+/// The types of a module on top of the sample: a struct with a member of the kernel's `inner`, and functions.
+fn module_on_sample() -> Btf {
+    let kernel = sample_btf();
+    let inner = kernel.struct_named("inner").expect("a struct");
+    let number = TypeId::from(inner).number();
+    let mut blob = Blob::on(&kernel);
+    let short = blob.int("short", 2);
+    let own = blob.structure("own", 24, &[("s", short, 0), ("i", number, 8)]);
+    let pointer = blob.pointer(own);
+    blob.function("probe", short, &[("own", pointer), ("inner", number)]);
+    blob.function("open", 0, &[]);
+    kernel.parse_module(blob.finish()).expect("a module")
+}
+
+#[test]
+fn types_of_a_module_continue_the_kernels() {
+    let module = module_on_sample();
+    let own = module.struct_named("own").expect("a struct");
+    let b = module.member(own, "i.b").expect("a member");
+    assert_eq!((b.offset_bytes, b.size_bytes), (16, 8));
+    let outer = module.struct_named("outer").expect("the kernel's");
+    assert_eq!(module.size_of(outer), Some(72));
+    let probe = module.func_proto("probe").expect("a function");
+    assert_eq!(probe.params[0].name.as_deref(), Some("own"));
+    assert_eq!(declaration(&module, probe.params[0].ty), "struct own *");
+    assert_eq!(declaration(&module, probe.params[1].ty), "struct inner");
+    assert_eq!(module.name_of(probe.returns), Some("short"));
+    assert_eq!(module.len(), sample_btf().len() + 7);
+}
+
+#[test]
+fn function_of_a_module_hides_the_kernels_function_of_the_name() {
+    let SharedProto::Sole(open) = module_on_sample().shared_proto("open") else {
+        panic!("there is one")
+    };
+    assert!(open.params.is_empty());
+    let SharedProto::Sole(print) = module_on_sample().shared_proto("print") else {
+        panic!("the kernel has one")
+    };
+    assert!(print.variadic);
+}
+
+#[test]
+fn module_on_an_incomplete_kernel_is_refused() {
+    let mut kernel = Blob::new();
+    kernel.record("new", (77, true), 3, 0, &[1, 2, 3, 4]);
+    let kernel = parse(kernel);
+    let refused = kernel.parse_module(Blob::on(&kernel).finish());
+    assert!(matches!(refused, Err(BtfError::IncompleteBase)));
+}
+
 #[test]
 fn other_bytes_are_refused() {
     let refused = |blob: &[u8]| Btf::parse(blob).expect_err("not BTF");
@@ -209,6 +260,19 @@ proptest! {
         }
         if let Ok(btf) = Btf::parse(blob) {
             ask(&btf);
+        }
+    }
+
+    #[test]
+    fn no_damage_to_a_module_breaks_it(changes in proptest::collection::vec((any::<u16>(), any::<u8>()), 1..24)) {
+        let kernel = sample_btf();
+        let mut blob = sample();
+        for (at, byte) in changes {
+            let at = usize::from(at) % blob.len();
+            blob[at] = byte;
+        }
+        if let Ok(module) = kernel.parse_module(blob) {
+            ask(&module);
         }
     }
 

@@ -121,7 +121,7 @@ impl Modules {
     }
 }
 
-fn pointer(view: &View<'_>, address: Gva) -> Result<Gva, ModulesError> {
+pub(super) fn pointer(view: &View<'_>, address: Gva) -> Result<Gva, ModulesError> {
     let bytes = view.bytes("the list of modules", address, 8)?;
     let pointer = bytes.try_into().map(u64::from_le_bytes);
     Ok(Gva(pointer.unwrap_or_default()))

@@ -7,6 +7,8 @@
 //! [`Modules`] is built from BTF once, and then reads all modules, or one module at an address
 //! caught by a probe ([`ModuleEvent`] names the functions to probe).
 //!
+//! A module's own types are in a list of the kernel ([`Module::types`]).
+//!
 //! The guest must be paused during a read. A guest with false lists causes false results, but all
 //! reads are bounded: modules, symbols of each, and bytes per call (`view`).
 
@@ -18,12 +20,14 @@ mod module;
 mod sites;
 mod slot;
 mod symbols;
+mod types;
 mod view;
 
 pub use error::ModulesError;
 pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
+pub use types::ModuleTypesError;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

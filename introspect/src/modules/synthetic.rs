@@ -30,6 +30,9 @@ const JUMP_LABELS: u64 = 200;
 const STATIC_CALLS: u64 = 216;
 const FTRACE: u64 = 232;
 const MODULE_BYTES: u32 = 256;
+/// `struct btf_module`: the list, the module, the types; and `struct btf`: the blob, its size, its first type.
+const TYPES_ENTRY_BYTES: u64 = 32;
+const TYPES_BYTES: u64 = 24;
 
 /// The types of a kernel with modules.
 pub fn types(form: Form) -> Blob {
@@ -44,6 +47,18 @@ pub fn types(form: Form) -> Blob {
         16,
         &[("next", pointer, 0), ("prev", pointer, 8)],
     );
+    let entry = [
+        ("list", list, 0),
+        ("module", pointer, 16),
+        ("btf", pointer, 24),
+    ];
+    blob.structure("btf_module", 32, &entry);
+    let btf = [
+        ("data", pointer, 0),
+        ("data_size", int, 8),
+        ("start_id", int, 12),
+    ];
+    blob.structure("btf", 24, &btf);
     let symtab = [
         ("symtab", pointer, 0),
         ("num_symtab", int, 8),
@@ -135,6 +150,7 @@ pub struct Guest {
     next: u64,
     last_link: Gva,
     pub head: Gva,
+    types_head: Gva,
 }
 
 impl Guest {
@@ -147,15 +163,19 @@ impl Guest {
         let head = Gva(BASE + FIRST_FREE);
         let mut kernel = SymbolTableBuilder::new();
         kernel.push(head, 'd', "modules");
+        let types_head = head.wrapping_add(16);
+        kernel.push(types_head, 'd', "btf_modules");
         let mut guest = Self {
             memory,
             kernel: kernel.build(),
             form,
-            next: FIRST_FREE + 16,
+            next: FIRST_FREE + 32,
             last_link: head,
             head,
+            types_head,
         };
         guest.put(head, &head.0.to_le_bytes());
+        guest.put(types_head, &types_head.0.to_le_bytes());
         guest
     }
 
@@ -218,6 +238,29 @@ impl Guest {
         self.put64(link, self.head.0);
         self.last_link = link;
         module
+    }
+
+    /// Puts the types `blob` of a module first on the kernel's list. Returns the address of the `struct btf`.
+    pub fn types_of(&mut self, module: Gva, blob: &[u8]) -> Gva {
+        let data = self.room(blob.len() as u64, 8);
+        self.put(data, blob);
+        let btf = self.room(TYPES_BYTES, 8);
+        self.put64(btf, data.0);
+        self.put32(
+            btf.wrapping_add(8),
+            u32::try_from(blob.len()).expect("small"),
+        );
+        let first = self.btf().len() + 1;
+        self.put32(
+            btf.wrapping_add(12),
+            u32::try_from(first).expect("few types"),
+        );
+        let entry = self.room(TYPES_ENTRY_BYTES, 8);
+        self.put64(entry, self.get64(self.types_head));
+        self.put64(entry.wrapping_add(16), module.0);
+        self.put64(entry.wrapping_add(24), btf.0);
+        self.put64(self.types_head, entry.0);
+        btf
     }
 
     /// The address of a module's link to the next module.

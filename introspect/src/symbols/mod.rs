@@ -14,6 +14,7 @@ mod table;
 
 pub use builder::SymbolTableBuilder;
 pub use glob::glob_matches;
+pub use suggest::nearest_names;
 pub use symbol::{Symbol, SymbolOffset};
 pub use table::SymbolTable;
 

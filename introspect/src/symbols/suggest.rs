@@ -9,6 +9,16 @@ const MAX_COMPARED: usize = 96;
 const SUBSTRING_EDITS: usize = 1;
 const CHARACTERS_PER_EDIT: usize = 6;
 
+/// At most `n` of `names` similar to a mistyped `wanted`, the likeliest first.
+#[must_use]
+pub fn nearest_names<'a>(
+    wanted: &str,
+    names: impl Iterator<Item = &'a str>,
+    n: usize,
+) -> Vec<String> {
+    nearest(wanted, names.map(|name| (name, false)), n)
+}
+
 /// The `n` most similar of `names`, without duplicates. Each name comes with a flag for text, and
 /// text wins among equals. Looks at each name once; the work per name is bounded by the lengths.
 pub(super) fn nearest<'a>(

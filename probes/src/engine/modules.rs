@@ -15,8 +15,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use address::Gva;
+use errors::chain;
 use events::{ProbeId, ProbeState};
-use introspect::{Module, ModuleEvent, ModuleState, ModulesError};
+use introspect::{Btf, Module, ModuleEvent, ModuleState, ModulesError, PagingState};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::ResolveError;
@@ -28,6 +29,7 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
+use crate::engine::typed::{shows_types, signature_in_module};
 use crate::module::{LoadedModule, ModuleCode};
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
@@ -206,6 +208,16 @@ impl ModuleWatch {
                 self.reporter.note(None, text);
             }
         }
+        let wants_types = |probe: &Probe| is_meant(probe) && shows_types(&probe.purpose);
+        let types = before
+            .iter()
+            .any(|probe| wants_types(probe))
+            .then(|| self.types_of(&module, &paging))
+            .flatten();
+        let signature = |probe: &Probe, place: &Result<Place, Refusal>| {
+            let (types, place) = (types.as_ref()?, place.as_ref().ok()?);
+            signature_in_module(types, &text, &probe.purpose, place)
+        };
         let mut after = Vec::with_capacity(before.len());
         let mut number = ProbeNumber::new(before.len());
         for probe in before.iter() {
@@ -234,12 +246,14 @@ impl ModuleWatch {
                             continue;
                         };
                         let matched = probe.matched(&found.name).awaiting(spec);
+                        matched.set_signature(signature(&matched, &found.place));
                         self.place(&matched, found.place);
                         after.push(Arc::new(matched));
                     }
                 }
                 Ok(found) => {
                     for found in found {
+                        probe.set_signature(signature(probe, &found.place));
                         self.place(probe, found.place);
                     }
                 }
@@ -248,6 +262,27 @@ impl ModuleWatch {
         drop(known);
         if after.len() != before.len() {
             self.probes.list.store(Arc::new(after));
+        }
+    }
+
+    /// The types of a module; a note says why there are none.
+    fn types_of(&self, module: &LoadedModule, paging: &PagingState) -> Option<Btf> {
+        let kernel = self.running.kernel.types().ok()?;
+        let slide = self.running.slide()?.cast_unsigned();
+        let symbols = self.running.kernel.symbols();
+        let address_of = |name: &str| Some(symbols.address_of(name)?.wrapping_add(slide));
+        let types = module.types(&self.running.planter, paging, kernel, address_of);
+        match types {
+            Ok(types) => Some(types),
+            Err(error) => {
+                let text = format!(
+                    "arguments in the module {} have no types: {}",
+                    module.name(),
+                    chain(&error)
+                );
+                self.reporter.note(None, text);
+                None
+            }
         }
     }
 

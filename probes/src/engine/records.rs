@@ -212,7 +212,7 @@ impl Records {
                 .following
                 .enter_recorded_call(&probe, purpose, record, ts_ns),
             _ => {
-                let signature = probe.signature.as_ref();
+                let signature = probe.signature();
                 self.reporter.tell_hit_at(
                     ts_ns,
                     &probe,
@@ -221,7 +221,8 @@ impl Records {
                     &record.regs,
                     Meaning {
                         task: record.task.map(recorded),
-                        params: signature.map(|signature| recorded_params(signature, &record.regs)),
+                        params: signature
+                            .map(|signature| recorded_params(&signature, &record.regs)),
                     },
                 )
             }
@@ -272,16 +273,17 @@ impl Records {
         probe: &Probe,
         ip: Gva,
     ) -> Result<Meaning, GuestError> {
-        let signature = probe.signature.as_ref();
+        let signature = probe.signature();
         if signature.is_none() && self.running.kernel.tasks().is_none() {
             return Ok(Meaning::default());
         }
         // One request to KVM serves all.
         let state = hit.vcpu.system_state()?;
-        let params = |signature| params(&self.running, signature, &hit.regs, &state.paging);
+        let params =
+            |signature: Arc<_>| params(&self.running, &signature, &hit.regs, &state.paging);
         Ok(Meaning {
             task: self.tasks.at(&state, ip),
-            params: signature.map(|signature| params(signature)),
+            params: signature.map(params),
         })
     }
 

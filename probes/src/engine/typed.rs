@@ -9,10 +9,11 @@ use std::sync::Arc;
 use address::Gva;
 use events::{GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
-use introspect::{PagingState, Signature, read_virt};
+use introspect::{Btf, PagingState, Signature, read_virt};
 
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
+use crate::module::ModuleCode;
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place};
 
@@ -26,35 +27,63 @@ const BEHIND_ENDBR: &str = "0x4";
 /// In place of a directory's descriptor: the task's own directory. A macro, which no type mentions.
 const AT_FDCWD: i64 = -100;
 
-/// The types of the function at `place`, if hits or returns of a probe with `purpose` show them.
+/// Whether hits or returns of a probe with `purpose` show types.
+pub(crate) fn shows_types(purpose: &Purpose) -> bool {
+    match purpose {
+        Purpose::Trace => true,
+        Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
+        _ => false,
+    }
+}
+
+/// The types of the kernel's function at `place`, if hits or returns of a probe with `purpose` show them.
 pub(crate) fn signature_for(
     kernel: &Kernel,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
-    let shows = match purpose {
-        Purpose::Trace => true,
-        Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
-        _ => false,
-    };
-    // The types of modules are not read.
-    if !shows || place.module.is_some() {
+    if !shows_types(purpose) || place.module.is_some() {
         return None;
     }
-    let (function, offset) = place.symbol.split_once('+')?;
-    let is_entry = match offset {
-        "0x0" => true,
-        BEHIND_ENDBR => begins_with_endbr(kernel, place.ip),
-        _ => false,
-    };
-    let signature = is_entry.then(|| kernel.signature(function).ok());
-    signature.flatten().map(Arc::new)
+    // The kernel patches some of its `endbr64` at boot: the file has all.
+    let begins_with_endbr = |start| kernel.bytes_at(start, ENDBR64.len()) == Some(&ENDBR64);
+    let function = function_of_entry(place, begins_with_endbr)?;
+    kernel.signature(function).ok().map(Arc::new)
 }
 
-/// Whether `ip` is behind an `endbr64` in the kernel's file. The kernel patches some of them at boot.
-fn begins_with_endbr(kernel: &Kernel, ip: Gva) -> bool {
-    let start = Gva(ip.0.wrapping_sub(ENDBR64.len() as u64));
-    kernel.bytes_at(start, ENDBR64.len()) == Some(&ENDBR64)
+/// The types of the function of a module at `place`, by the module's `types`.
+pub(crate) fn signature_in_module(
+    types: &Btf,
+    code: &ModuleCode<'_>,
+    purpose: &Purpose,
+    place: &Place,
+) -> Option<Arc<Signature>> {
+    if !shows_types(purpose) {
+        return None;
+    }
+    let function = function_of_entry(place, |start| {
+        code.bytes(start, ENDBR64.len() as u64) == ENDBR64
+    })?;
+    let named = code.module.symbols().iter();
+    let namesakes = named.filter(|symbol| symbol.name == function && symbol.is_text());
+    if namesakes.count() > 1 {
+        return None;
+    }
+    Signature::of_function(types, function).ok().map(Arc::new)
+}
+
+/// The name of the function, if `place` is its entry, maybe behind an `endbr64`.
+fn function_of_entry(place: &Place, begins_with_endbr: impl FnOnce(Gva) -> bool) -> Option<&str> {
+    let (function, offset) = place.symbol.split_once('+')?;
+    // A module's name follows.
+    let offset = offset.split(' ').next()?;
+    let start = Gva(place.ip.0.wrapping_sub(ENDBR64.len() as u64));
+    let is_entry = match offset {
+        "0x0" => true,
+        BEHIND_ENDBR => begins_with_endbr(start),
+        _ => false,
+    };
+    is_entry.then_some(function)
 }
 
 /// The parameters of a function that a vCPU with these registers and page tables is about to execute.
@@ -85,9 +114,9 @@ pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Ve
 
 /// The returned value of a call of `probe`.
 pub(crate) fn returned(probe: &Probe, rax: u64) -> Option<Typed> {
-    let signature = probe.signature.as_ref()?;
+    let signature = probe.signature()?;
     let shape = signature.returns.as_ref()?;
-    let mut typed = typed(signature, shape, rax, None);
+    let mut typed = typed(&signature, shape, rax, None);
     let value = match shape.kind {
         Kind::Integer { signed: true, .. } | Kind::Pointer | Kind::String => shape.kind.number(rax),
         _ => 0,

@@ -25,8 +25,8 @@ pub(crate) struct Probe {
     pub(crate) purpose: Purpose,
     /// The filter of the hits; without a filter, each hit counts.
     pub(crate) filter: Option<Filtered>,
-    /// The types of the function, if the probe shows them.
-    pub(crate) signature: Option<Arc<Signature>>,
+    /// The types of the function, if the probe shows them. For a probe in a module, they come with the place.
+    signature: ArcSwapOption<Signature>,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -71,7 +71,7 @@ impl Probe {
             name,
             purpose,
             filter: None,
-            signature: None,
+            signature: ArcSwapOption::empty(),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -102,14 +102,25 @@ impl Probe {
 
     /// Adds the types of the function: hits and returns show them.
     pub(crate) fn typed(self, signature: Option<Arc<Signature>>) -> Self {
-        Self { signature, ..self }
+        self.set_signature(signature);
+        self
+    }
+
+    pub(crate) fn signature(&self) -> Option<Arc<Signature>> {
+        self.signature.load_full()
+    }
+
+    pub(crate) fn set_signature(&self, signature: Option<Arc<Signature>>) {
+        self.signature.store(signature);
     }
 
     /// Whether each hit shows memory.
     pub(crate) fn reads_memory(&self) -> bool {
-        let mut signature = self.signature.iter();
+        let signature = self.signature.load();
         matches!(self.purpose, Purpose::Trace)
-            && signature.any(|signature| signature.needs_memory())
+            && signature
+                .as_ref()
+                .is_some_and(|signature| signature.needs_memory())
     }
 
     /// Adds a specification that is resolved when its module is loaded.

@@ -6,12 +6,15 @@ mod dump;
 mod error;
 mod events;
 mod list;
+mod print;
 mod probe;
 mod top;
 mod words;
 
 pub(crate) use self::ctl::ctl;
 pub(crate) use self::dump::dump;
+pub(crate) use self::error::RemoteError;
 pub(crate) use self::events::events;
+pub(crate) use self::print::print;
 pub(crate) use self::probe::probe;
 pub(crate) use self::top::top;

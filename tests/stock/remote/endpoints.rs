@@ -285,6 +285,31 @@ fn looking(curl: &mut Curl<'_>) {
         curl.refused(("GET", &path, ""), &[], (422, "contradictory"));
     }
 
+    let declared = curl.get("/types?name=struct%20list_head");
+    assert_eq!(declared["size"], 16, "{declared}");
+    assert_eq!(declared["members"][1]["offset"], 8, "{declared}");
+    let printed = curl.get("/print?expr=init_task.comm");
+    assert_eq!(printed["value"], "swapper/0", "{printed}");
+    let printed = curl.get("/print?expr=init_task&type=struct%20list_head&depth=1");
+    assert_eq!(printed["type"], "struct list_head", "{printed}");
+    for (wrong, word) in [
+        ("/types?name=a.b", "not-an-expression"),
+        ("/types?name=no_such_type", "cannot-evaluate"),
+        ("/print?expr=init_task.", "not-an-expression"),
+        ("/print?expr=init_task.no_such_member", "cannot-evaluate"),
+        ("/print?expr=init_task&type=*", "not-an-expression"),
+    ] {
+        curl.refused(("GET", wrong, ""), &[], (422, word));
+    }
+    for wrong in [
+        "/types",
+        "/print",
+        "/print?expr=0&depth=17",
+        "/print?expr=0&depth=0",
+    ] {
+        curl.refused(("GET", wrong, ""), &[], (400, "malformed"));
+    }
+
     let metrics = curl.ask("GET", "/metrics", "", &[]);
     assert_eq!(metrics.status, 200);
     for name in [

@@ -1,0 +1,128 @@
+//! Routes for types and values.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use inspect::expression::{EvaluateError, Expression, ParseError, Place, TypeName};
+use inspect::types::{Declaration, DeclarationError};
+use inspect::value::Limits;
+use serde::Deserialize;
+use utoipa::IntoParams;
+
+use super::app::App;
+use super::body::{Asked, Told};
+use crate::api::{DeclaredType, Printed, Problem, ProblemKind};
+use crate::limits::EXPRESSION_CHARS;
+use crate::target_memory::TargetMemory;
+
+/// Query of a value: an expression.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct PrintQuery {
+    /// Expression in C: variables, `.`, `->`, `[n]`, `*`, `&`, casts and `per_cpu(name, cpu)`. At most 1024 characters.
+    #[param(example = "init_task.comm", max_length = 1024)]
+    expr: String,
+    /// Type of the object at the address named by `expr`: `struct file`. At most 1024 characters.
+    #[serde(default, rename = "type")]
+    #[param(rename = "type", max_length = 1024)]
+    declared: Option<String>,
+    /// Maximum number of structs in each other; default 4.
+    #[serde(default)]
+    #[param(minimum = 1, maximum = 16)]
+    depth: Option<u8>,
+}
+
+/// Evaluates an expression in the guest's memory.
+///
+/// A running guest may write during the evaluation: pause the machine for consistent values.
+#[utoipa::path(get, path = "/print", tag = "look", params(PrintQuery),
+    responses((status = 200, description = "The value", body = Printed),
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The text is no expression, or has no value", body = Problem, content_type = "application/problem+json")))]
+pub(super) async fn print(
+    State(app): State<Arc<App>>,
+    Asked(asked): Asked<PrintQuery>,
+) -> Result<Told<Printed>, Problem> {
+    let depth = asked.depth.map(usize::from);
+    if depth.is_some_and(|depth| !(1..=16).contains(&depth)) {
+        return Err(ProblemKind::Malformed.with("`depth` is a number from 1 to 16"));
+    }
+    check_length("expr", &asked.expr)?;
+    let defaults = Limits::default();
+    let limits = Limits {
+        depth: depth.unwrap_or(defaults.depth),
+        ..defaults
+    };
+    let memory = TargetMemory(&*app.target);
+    let kernel = memory.kernel();
+    let expression = Expression::parse(&asked.expr).map_err(|error| not_an_expression(&error))?;
+    let object = match &asked.declared {
+        None => expression.evaluate(&kernel),
+        Some(declared) => {
+            check_length("type", declared)?;
+            let declared = TypeName::parse(declared).map_err(|error| not_an_expression(&error))?;
+            expression.evaluate_as(&kernel, &declared)
+        }
+    };
+    let object = object.map_err(|error| cannot_evaluate(&error))?;
+    let value = object.value(limits);
+    Ok(Told(Printed {
+        declared: object.declared(),
+        address: match object.place() {
+            Place::Memory(at) | Place::Bits(at, _) => Some(at.into()),
+            Place::Word(_) => None,
+        },
+        text: value.to_string(),
+        value: value.to_json(),
+    }))
+}
+
+/// Query of a type: a name.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct TypesQuery {
+    /// Name of a struct, union, enum, typedef or function, with or without its keyword. At most 1024 characters.
+    #[param(example = "struct list_head", max_length = 1024)]
+    name: String,
+}
+
+/// Shows the declaration of a type of the guest's kernel.
+#[utoipa::path(get, path = "/types", tag = "look", params(TypesQuery),
+    responses((status = 200, description = "The declaration", body = DeclaredType),
+        (status = 400, description = "The query is not what it should be", body = Problem, content_type = "application/problem+json"),
+        (status = 422, description = "The text is no type's name, or the kernel has no such type", body = Problem, content_type = "application/problem+json")))]
+pub(super) async fn types(
+    State(app): State<Arc<App>>,
+    Asked(asked): Asked<TypesQuery>,
+) -> Result<Told<DeclaredType>, Problem> {
+    check_length("name", &asked.name)?;
+    let types = app.target.types();
+    let types = types.ok_or_else(|| cannot_evaluate(&EvaluateError::NoTypes))?;
+    match Declaration::find(types, &asked.name) {
+        Ok(declaration) => Ok(Told(declaration.into())),
+        Err(DeclarationError::Unknown(error)) => Err(cannot_evaluate(&error)),
+        Err(error @ DeclarationError::Name { .. }) => {
+            Err(ProblemKind::NotAnExpression.with(error.to_string()))
+        }
+    }
+}
+
+fn check_length(key: &str, text: &str) -> Result<(), Problem> {
+    if text.chars().count() > EXPRESSION_CHARS {
+        let detail = format!("`{key}` is longer than {EXPRESSION_CHARS} characters");
+        return Err(ProblemKind::Malformed.with(detail));
+    }
+    Ok(())
+}
+
+fn not_an_expression(error: &ParseError) -> Problem {
+    ProblemKind::NotAnExpression.with(error.to_string())
+}
+
+fn cannot_evaluate(error: &EvaluateError) -> Problem {
+    ProblemKind::CannotEvaluate
+        .with(error.to_string())
+        .help(error.help())
+}

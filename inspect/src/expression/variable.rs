@@ -1,0 +1,117 @@
+//! Variables by their names.
+
+use address::Gva;
+use introspect::Btf;
+use introspect::btf::TypeId;
+
+use super::error::EvaluateError;
+use super::tree::TypeName;
+use crate::view::KernelView;
+
+/// The number of near names in an error.
+const NEAR: usize = 5;
+const POINTER_BYTES: u64 = 8;
+
+/// The types of well-known variables: compilers write per-CPU variables into BTF and no others, and these have had the same type in all
+/// kernels with BTF.
+const WELL_KNOWN: [(&str, &str); 20] = [
+    ("init_task", "struct task_struct"),
+    ("init_mm", "struct mm_struct"),
+    ("init_net", "struct net"),
+    ("init_uts_ns", "struct uts_namespace"),
+    ("init_pid_ns", "struct pid_namespace"),
+    ("init_user_ns", "struct user_namespace"),
+    ("init_nsproxy", "struct nsproxy"),
+    ("init_cred", "struct cred"),
+    ("init_fs", "struct fs_struct"),
+    ("init_files", "struct files_struct"),
+    ("init_signals", "struct signal_struct"),
+    ("boot_cpu_data", "struct cpuinfo_x86"),
+    ("modules", "struct list_head"),
+    ("super_blocks", "struct list_head"),
+    ("jiffies", "unsigned long"),
+    ("jiffies_64", "u64"),
+    ("nr_cpu_ids", "unsigned int"),
+    ("total_forks", "unsigned long"),
+    ("saved_command_line", "char *"),
+    ("panic_timeout", "int"),
+];
+
+/// A variable or a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Variable {
+    pub(super) at: Gva,
+    /// `None` if the type is not known. The stars come with the type.
+    pub(super) ty: Option<(TypeId, usize)>,
+    pub(super) is_function: bool,
+}
+
+/// The variable or function `name`; a per-CPU variable only if `cpu` gives the processor.
+pub(super) fn find(
+    view: &KernelView<'_>,
+    types: &Btf,
+    name: &str,
+    cpu: Option<u64>,
+) -> Result<Variable, EvaluateError> {
+    let owned = || name.to_owned();
+    let Some(symbol) = view.symbols().lookup(name) else {
+        let near = view.symbols().nearest_names(name, NEAR);
+        return Err(EvaluateError::NoSymbol {
+            name: owned(),
+            near,
+        });
+    };
+    let at = view.address_of(name).unwrap_or(symbol.address);
+    let at = match (is_per_cpu(view, symbol.address), cpu) {
+        (true, Some(cpu)) => at.wrapping_add(distance(view, cpu)?),
+        (false, None) => at,
+        (true, None) => return Err(EvaluateError::PerCpu { name: owned() }),
+        (false, Some(_)) => return Err(EvaluateError::NotPerCpu { name: owned() }),
+    };
+    Ok(Variable {
+        at,
+        ty: types
+            .variable_named(name)
+            .map(|ty| (ty, 0))
+            .or_else(|| well_known(types, name)),
+        is_function: symbol.is_text(),
+    })
+}
+
+fn well_known(types: &Btf, name: &str) -> Option<(TypeId, usize)> {
+    let (_, declared) = WELL_KNOWN.into_iter().find(|(known, _)| *known == name)?;
+    let declared = TypeName::parse(declared).ok()?;
+    Some((declared.find(types).ok()?, declared.stars))
+}
+
+/// Whether the variable at the link-time address `linked` is in the section of per-CPU variables.
+fn is_per_cpu(view: &KernelView<'_>, linked: Gva) -> bool {
+    let label = |name| view.symbols().address_of(name);
+    match (label("__per_cpu_start"), label("__per_cpu_end")) {
+        (Some(start), Some(end)) => (start..end).contains(&linked),
+        _ => false,
+    }
+}
+
+/// The distance from a per-CPU variable's own address to the processor's.
+fn distance(view: &KernelView<'_>, cpu: u64) -> Result<u64, EvaluateError> {
+    let table = "__per_cpu_offset";
+    let missing = || EvaluateError::NoSymbol {
+        name: table.to_owned(),
+        near: Vec::new(),
+    };
+    let symbol = view.symbols().lookup(table).ok_or_else(missing)?;
+    let start = view.address_of(table).ok_or_else(missing)?;
+    // The table has an entry for each processor that the kernel could ever have.
+    let possible = symbol.size / POINTER_BYTES;
+    let count = view
+        .address_of("nr_cpu_ids")
+        .and_then(|at| view.u32(at).ok());
+    let count = count.map_or(possible, |count| possible.min(count.into()));
+    if cpu >= count {
+        return Err(EvaluateError::NoProcessor { cpu, count });
+    }
+    let at = start.wrapping_add(cpu * POINTER_BYTES);
+    let text = format!("{table}[{cpu}]");
+    view.u64(at).map_err(|_| EvaluateError::Fault { text, at })
+}

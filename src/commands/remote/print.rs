@@ -1,0 +1,27 @@
+//! `hyprobe print`.
+
+use std::io::{self, Write as _};
+
+use super::connect::connect;
+use super::error::RemoteError;
+use crate::cli::PrintArgs;
+use crate::commands::types;
+use crate::exit::Exit;
+
+/// Evaluates the expression on the run's guest, and prints the value.
+pub(crate) fn print(args: &PrintArgs) -> Result<Exit, RemoteError> {
+    let mut client = connect(&args.run)?;
+    let declared = args.declared.as_deref();
+    let printed = client.print(&args.expression, declared, args.depth)?;
+    let mut out = io::stdout().lock();
+    if args.json {
+        serde_json::to_writer(&mut out, &printed).map_err(io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        types::text(
+            &format!("({}) {}", printed.declared, printed.text),
+            &mut out,
+        )?;
+    }
+    Ok(Exit::Done)
+}

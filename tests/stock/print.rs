@@ -1,0 +1,187 @@
+//! Values in a live guest's memory, compared with what the guest says of itself.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::boot::{Boot, Running, Stock};
+
+const SOCKET: &str = "x.sock";
+const SCRIPT: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc
+/bin/busybox mount -t proc proc /proc
+/bin/busybox hostname probed-guest
+echo release $(/bin/busybox uname -r)
+echo pid $$
+echo stat $(/bin/busybox cat /proc/1/stat)
+echo panic $(/bin/busybox cat /proc/sys/kernel/panic)
+echo ready
+while :; do /bin/busybox sleep 1; done
+";
+/// Fields of `/proc/PID/stat`, counted from 1 as in proc(5).
+const START_CODE: usize = 26;
+const START_STACK: usize = 28;
+const ARG_START: usize = 48;
+
+/// A guest whose init waits.
+struct Guest {
+    running: Running,
+    console: String,
+}
+
+impl Guest {
+    fn start(stock: &Stock) -> Self {
+        let boot = Boot::with_script(stock, SCRIPT).cpus(2);
+        let mut running = boot.option("--control", SOCKET).start();
+        running.wait_for_console("ready");
+        let console = std::fs::read(running.folder().join("console")).expect("readable");
+        Self {
+            running,
+            console: String::from_utf8_lossy(&console).into_owned(),
+        }
+    }
+
+    /// The rest of the console's line that begins with `word`.
+    fn said(&self, word: &str) -> &str {
+        let lines = self.console.lines();
+        let mut rests = lines.filter_map(|line| line.trim().strip_prefix(word)?.strip_prefix(' '));
+        rests
+            .next()
+            .unwrap_or_else(|| panic!("no {word}\n{}", self.console))
+    }
+
+    /// The exit code, and the texts of standard output and standard error together.
+    fn command(&self, args: &[&str]) -> (Option<i32>, String) {
+        let output = Command::new(env!("CARGO_BIN_EXE_hyprobe"))
+            .args(args)
+            .env("HYPROBE_SOCKET", self.running.folder().join(SOCKET))
+            .output()
+            .expect("the command starts");
+        let text = [output.stdout, output.stderr].concat();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&text).into_owned(),
+        )
+    }
+
+    fn shown(&self, args: &[&str]) -> String {
+        let (code, text) = self.command(args);
+        assert_eq!(code, Some(0), "{args:?}: {text}");
+        text
+    }
+
+    /// The value of an expression in JSON.
+    fn value(&self, args: &[&str]) -> Value {
+        let all = [&["print", "--json"], args].concat();
+        let printed: Value = serde_json::from_str(&self.shown(&all)).expect("JSON");
+        printed["value"].clone()
+    }
+}
+
+/// The number in `value`: beyond 2^53, JSON has text.
+fn number(value: &Value) -> u64 {
+    let text = value.as_str().and_then(|text| text.strip_prefix("0x"));
+    let parsed = text.and_then(|digits| u64::from_str_radix(digits, 16).ok());
+    parsed
+        .or_else(|| value.as_u64())
+        .unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+fn check(image: &str) {
+    let stock = Stock::fetch(image);
+    let guest = Guest::start(&stock);
+    let value = |expression: &str| guest.value(&[expression]);
+
+    assert_eq!(value("init_uts_ns.name.nodename"), "probed-guest");
+    assert_eq!(value("init_uts_ns.name.release"), guest.said("release"));
+    assert_eq!(value("init_task.pid"), 0);
+    assert_eq!(value("init_task.comm"), "swapper/0");
+    let init = "init_pid_ns.child_reaper";
+    assert_eq!(value(&format!("{init}->comm")), "init");
+    assert_eq!(
+        value(&format!("{init}->pid")).to_string(),
+        guest.said("pid")
+    );
+    assert_eq!(value("panic_timeout").to_string(), guest.said("panic"));
+    assert_eq!(
+        guest.value(&["-t", "int", "panic_timeout"]),
+        value("panic_timeout")
+    );
+
+    // Behind the name in brackets, fields are numbers.
+    let stat: Vec<&str> = guest.said("stat").split(' ').collect();
+    for (member, field) in [
+        ("start_code", START_CODE),
+        ("start_stack", START_STACK),
+        ("arg_start", ARG_START),
+    ] {
+        let found = number(&value(&format!("{init}->mm->{member}")));
+        assert_eq!(found.to_string(), stat[field - 1], "{member}");
+    }
+    let pgd = value(&format!("{init}->mm->pgd"));
+    assert_eq!(number(&pgd["pointer"]) % 4096, 0, "{pgd}");
+
+    for cpu in 0..2 {
+        assert_eq!(value(&format!("per_cpu(runqueues, {cpu}).cpu")), cpu);
+    }
+    // A pointer and the object behind it.
+    let address = value(&format!("&{init}->pid"))["pointer"].clone();
+    let address = address.as_str().expect("an address");
+    assert_eq!(guest.value(&["-t", "pid_t", address]), 1);
+    assert_eq!(
+        guest.value(&["-t", "struct task_struct", "init_task"])["pid"],
+        0
+    );
+    let missing = value("*(int *)0x10");
+    assert_eq!(missing, json!({"fault": "0x10"}));
+    let vfs_read = value("vfs_read");
+    assert_eq!(vfs_read["symbol"], "vfs_read");
+
+    let whole = guest.shown(&["print", "-t", "struct task_struct", "init_task"]);
+    assert!(whole.starts_with("(struct task_struct) {\n"), "{whole}");
+    assert!(whole.contains("\n    .comm = \"swapper/0\",\n"), "{whole}");
+    for (expression, expected) in [
+        ("init_tsk", "near names: "),
+        ("init_task.com", "near names: comm"),
+        ("init_task.", "is not a member's name at byte 10"),
+        ("runqueues", "per_cpu(runqueues, 0)"),
+        (
+            "per_cpu(runqueues, 2)",
+            "there is no processor 2: the kernel has 2",
+        ),
+    ] {
+        let (code, text) = guest.command(&["print", expression]);
+        assert_eq!(code, Some(2), "{expression}: {text}");
+        assert!(text.contains(expected), "{expression}: {text}");
+    }
+
+    // The types in the image are the types of the running kernel.
+    let live = guest.shown(&["types", "task_struct"]);
+    assert_eq!(
+        guest.shown(&["types", "--image", image, "task_struct"]),
+        live
+    );
+    assert!(live.starts_with("struct task_struct {\n"), "{live}");
+    guest.running.terminate();
+    guest.running.finish();
+}
+
+#[test]
+fn values_of_debian_5_10_are_what_the_guest_says() {
+    check("debian-5.10");
+}
+
+#[test]
+fn values_of_debian_6_1_are_what_the_guest_says() {
+    check("debian-6.1");
+}
+
+#[test]
+fn values_of_debian_6_12_are_what_the_guest_says() {
+    check("debian-6.12");
+}
+
+#[test]
+fn values_of_debian_sid_are_what_the_guest_says() {
+    check("debian-sid");
+}
