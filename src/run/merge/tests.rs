@@ -50,7 +50,8 @@ fn the_manifest_alone() {
         output,
         OutputConfig {
             format: Format::Json,
-            output: None
+            output: None,
+            crash_dump: None,
         }
     );
 }
