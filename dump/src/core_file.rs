@@ -18,7 +18,7 @@ use crate::notes;
 
 const HEADER_BYTES: u64 = 64;
 const PROGRAM_HEADER_BYTES: u64 = 56;
-pub(crate) const PAGE_BYTES: u64 = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 
 const ELF_CLASS_64_LITTLE_ENDIAN_V1: [u8; 16] = *b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0";
 const ET_CORE: u16 = 4;
@@ -91,7 +91,7 @@ impl Core {
         let has_text = guest.kernel.text.is_some();
         let headers = 1 + usize::from(has_text) + guest.ram.len();
         let notes_at = HEADER_BYTES + headers as u64 * PROGRAM_HEADER_BYTES;
-        let memory_at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES);
+        let memory_at = (notes_at + notes.len() as u64).next_multiple_of(PAGE_BYTES as u64);
         let segments = place(&guest.ram, memory_at);
         let mut head = header(headers);
         ProgramHeader {
@@ -111,7 +111,7 @@ impl Core {
             virt,
             phys: gpa.0,
             bytes,
-            align: PAGE_BYTES,
+            align: PAGE_BYTES as u64,
         };
         if let Some(text) = guest.kernel.text {
             // A guest's symbols and page tables may place the text outside RAM. An empty segment keeps the number of headers.
@@ -124,7 +124,7 @@ impl Core {
             load(segment.offset, virt.0, segment.gpa, segment.bytes).write(&mut head);
         }
         head.extend(notes);
-        head.resize(head.len().next_multiple_of(PAGE_BYTES as usize), 0);
+        head.resize(head.len().next_multiple_of(PAGE_BYTES), 0);
         Self { head, segments }
     }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek as _, SeekFrom, Write as _};
 
 /// Zeros that are written at once to an output without holes.
-const ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// A file that is written from its start to its end.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use crate::core_file::{Core, PAGE_BYTES};
 
 /// The memory that one step reads at most. A step reads zeros, too, so the limit bounds the time of a step.
 const STEP_BYTES: usize = 1 << 20;
-const ZERO_PAGE: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
+const ZERO_PAGE: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
 /// A part of the file; the next part follows directly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

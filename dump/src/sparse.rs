@@ -18,9 +18,9 @@ use thiserror::Error;
 use crate::file::SparseFile;
 use crate::pieces::Piece;
 
-const MAX_BYTES: u64 = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// The length of a reason or a remark.
-const MAX_WORDS_BYTES: u64 = 4096;
+const MAX_WORDS_BYTES: usize = 4096;
 /// A sender that goes on with remarks for ever is no sender of dumps.
 const MAX_REMARKS: usize = 100;
 
@@ -39,7 +39,7 @@ pub fn add(piece: Piece<'_>, out: &mut Vec<u8>) {
     match piece {
         Piece::Zeros(count) => frame(b'z', count, out),
         Piece::Bytes(bytes) => {
-            for bytes in bytes.chunks(MAX_BYTES as usize) {
+            for bytes in bytes.chunks(MAX_BYTES) {
                 frame(b'd', bytes.len() as u64, out);
                 out.extend(bytes);
             }
@@ -63,7 +63,7 @@ pub fn fail(reason: &str, out: &mut Vec<u8>) {
 }
 
 fn words(kind: u8, text: &str, out: &mut Vec<u8>) {
-    let text = &text[..text.floor_char_boundary(MAX_WORDS_BYTES as usize)];
+    let text = &text[..text.floor_char_boundary(MAX_WORDS_BYTES)];
     frame(kind, text.len() as u64, out);
     out.extend(text.as_bytes());
 }
@@ -164,7 +164,7 @@ fn receive_into(
                 return Err(ReceiveError::TooLarge { size: number, most });
             }
             (b's', None) => size = Some(number),
-            (b'd', Some(left)) if number <= left.min(MAX_BYTES) => {
+            (b'd', Some(left)) if number <= left.min(MAX_BYTES as u64) => {
                 buffer.resize(usize::try_from(number).unwrap_or(0), 0);
                 from.read_exact(&mut buffer).map_err(broken)?;
                 to.write(&buffer).map_err(ReceiveError::Write)?;
@@ -174,7 +174,7 @@ fn receive_into(
                 to.zeros(number);
                 done += number;
             }
-            (b'r' | b'f', Some(_)) if number <= MAX_WORDS_BYTES && remarks < MAX_REMARKS => {
+            (b'r' | b'f', Some(_)) if number <= MAX_WORDS_BYTES as u64 && remarks < MAX_REMARKS => {
                 buffer.resize(usize::try_from(number).unwrap_or(0), 0);
                 from.read_exact(&mut buffer).map_err(broken)?;
                 let text = String::from_utf8_lossy(&buffer);

@@ -104,7 +104,7 @@ pub(crate) struct DumpArgs {
     /// The core file to write
     pub(crate) file: PathBuf,
     /// Let the guest run on after this time, also if the dump is not complete: 30s, 5m
-    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, default_value = "60s")]
+    #[arg(long, value_name = "TIME", value_parser = units::parse_duration, default_value = "120s")]
     pub(crate) pause_limit: Duration,
 }
 

@@ -82,7 +82,7 @@ pub(crate) struct RunArgs {
     pub(crate) no_sandbox: bool,
     #[command(flatten)]
     pub(crate) identity: IdentityArgs,
-    /// Listen on this Unix socket for `hyprobe probe`, `events`, `top` and `ctl`
+    /// Listen on this Unix socket for `hyprobe probe`, `events`, `top`, `dump` and `ctl`
     #[arg(long, value_name = "SOCKET", help_heading = "Run")]
     pub(crate) control: Option<PathBuf>,
     /// How events are written [default: text]

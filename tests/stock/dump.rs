@@ -1,5 +1,6 @@
 //! Dumps of stock guests: their log, their text and their registers, as other programs read them, equal what the guest itself says.
 
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -108,11 +109,7 @@ fn start(stock: &Stock) -> Guest {
     running.wait_for_console("ready");
     let socket = running.folder().join(SOCKET);
     let mut client = Client::new(&socket).expect("client");
-    let probes = [
-        "kprobe:vfs_read",
-        "kretprobe:vfs_read",
-        "kprobe:vfs_read+0x5",
-    ];
+    let probes = ["kprobe:vfs_read", "kretprobe:vfs_read"];
     let probes = probes.map(AddProbe::new).to_vec();
     let added = client.add(&AddProbes::Many(probes)).expect("added");
     let id = added.ids[0].to_string();
@@ -138,7 +135,7 @@ fn check(image: &str) {
         guest.socket.to_str().expect("UTF-8"),
     );
     let began = Instant::now();
-    hyprobe(&["dump", core, "--socket", socket]);
+    hyprobe(&["dump", core, "--socket", socket, "--pause-limit", "5m"]);
     println!("{image}: {:?}", began.elapsed());
 
     let (told, dumped) = (log(&guest.console), dumped_log(core, folder.path()));
@@ -172,6 +169,44 @@ fn check(image: &str) {
     let ran = guest.running.finish();
     ran.assert_well();
     assert_eq!(ran.summary().guest.end, GuestEnd::Stopped);
+}
+
+/// Prints a word, and crashes.
+const CRASH: &str = r#"#!/bin/busybox sh
+/bin/busybox mkdir -p /proc && /bin/busybox mount -t proc proc /proc
+echo c >/proc/sysrq-trigger
+"#;
+
+#[test]
+fn dump_of_a_crash_has_the_panic_s_last_words_and_only_the_user_may_read_it() {
+    let stock = Stock::fetch("debian-6.1");
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("vmcore");
+    let core = path.to_str().expect("UTF-8");
+    let boot = Boot::with_script(&stock, CRASH).cpus(2);
+    let ran = boot.option("--dump-on-crash", core).run();
+    assert_eq!(ran.code, Some(4), "{}", ran.told());
+    let metadata = std::fs::metadata(&path).expect("the core file");
+    assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    // Zeros are holes.
+    assert!(metadata.blocks() * 512 < metadata.len() / 2, "{metadata:?}");
+    let log = dumped_log(core, folder.path());
+    let panic = "Kernel panic - not syncing: sysrq triggered crash";
+    assert!(log.iter().any(|line| line.ends_with(panic)), "{log:#?}");
+}
+
+#[test]
+fn guest_that_does_not_crash_leaves_an_empty_core_file() {
+    let stock = Stock::fetch("debian-6.1");
+    let folder = tempfile::tempdir().expect("tempdir");
+    let path = folder.path().join("vmcore");
+    let off = "#!/bin/busybox sh\n/bin/busybox poweroff -f\n";
+    let boot = Boot::with_script(&stock, off);
+    let ran = boot
+        .option("--dump-on-crash", path.to_str().expect("UTF-8"))
+        .run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert_eq!(std::fs::metadata(&path).expect("there").len(), 0);
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub(super) struct DumpQuery {
     #[serde(default)]
     #[param(inline)]
     form: Form,
-    /// The guest resumes after this number of seconds, up to 3600, also if the dump is not complete; default 60.
+    /// The guest resumes after this number of seconds, up to 3600, also if the dump is not complete; default 120.
     #[serde(default)]
     #[param(minimum = 1, maximum = 3600)]
     pause_limit: Option<u64>,

@@ -45,3 +45,44 @@ impl<'a> CoreDump<'a> {
         stays
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Prepares the file of the case `a`, writes `contents`, and settles.
+    fn settled(path: &Path, contents: &[u8], has_failed: bool) -> bool {
+        let all = Folder::open_or_make(path).expect("a folder");
+        let dump = CoreDump::prepare(&all, "a").expect("a file");
+        let file = path.join("a").join(NAME);
+        let mode = fs::metadata(&file).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        fs::write(&file, contents).expect("written");
+        dump.settle(has_failed)
+    }
+
+    #[test]
+    fn only_the_dump_of_a_failed_case_stays() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        assert!(!settled(folder.path(), b"", true));
+        assert!(!settled(folder.path(), b"core", false));
+        assert!(!folder.path().join("a").exists());
+        assert!(settled(folder.path(), b"core", true));
+        assert!(folder.path().join("a").join(NAME).exists());
+    }
+
+    #[test]
+    fn new_boot_removes_the_dump_and_keeps_other_artifacts() {
+        let folder = tempfile::tempdir().expect("tempdir");
+        assert!(settled(folder.path(), b"core", true));
+        let other = folder.path().join("a/reasons.txt");
+        fs::write(&other, "x").expect("written");
+        assert!(!settled(folder.path(), b"", true));
+        assert!(!folder.path().join("a").join(NAME).exists());
+        assert!(other.exists());
+    }
+}

@@ -52,6 +52,7 @@ fn the_manifest_alone() {
             format: Format::Json,
             output: None,
             registers: false,
+            crash_dump: None,
         }
     );
 }
