@@ -29,6 +29,9 @@ fn every_path_is_described() {
         "/machine/stop",
         "/symbols",
         "/memory",
+        "/tasks",
+        "/modules",
+        "/log",
         "/metrics",
         "/openapi.json",
     ] {

@@ -6,6 +6,18 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(test)]
+mod fake;
+mod log;
+mod modules;
+mod reads;
+mod structs;
+mod tasks;
 mod view;
 
+pub use log::{Log, LogError, LogRecord, LogText};
+pub use modules::{ListedModule, ModuleList, ModuleListError};
+pub use reads::ReadsError;
+pub use structs::NoType;
+pub use tasks::{Task, TaskList, TaskListError};
 pub use view::{KernelMemory, KernelView, NotReadable};

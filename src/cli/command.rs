@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::remote::{CtlArgs, EventsArgs, ProbeCommand, TopArgs};
+use super::remote::{CtlArgs, EventsArgs, ProbeCommand, PsArgs, TopArgs, ViewArgs};
 use super::run::RunArgs;
 use super::test::TestArgs;
 
@@ -44,6 +44,12 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Watch the probes of a run that goes on, those that fire most first
     Top(TopArgs),
+    /// List the tasks of a run's guest, from the memory of its kernel
+    Ps(PsArgs),
+    /// List the modules of a run's guest, as `lsmod` in the guest does
+    Lsmod(ViewArgs),
+    /// Print the log of a run's guest, as `dmesg` in the guest does
+    Dmesg(ViewArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
     /// Say what this host can do, and what hyprobe will therefore use

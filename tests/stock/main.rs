@@ -20,4 +20,5 @@ mod remote;
 mod returns;
 mod turns;
 mod typed;
+mod views;
 mod warns;

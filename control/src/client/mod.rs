@@ -21,8 +21,8 @@ use tokio::runtime::Runtime;
 pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, Knobs, Machine, Memory, Probes, Problem, Removed,
-    SetKnobs, Stats, Symbols,
+    AddProbes, Added, ChangeProbe, Changed, Knobs, Log, Machine, Memory, Modules, Probes, Problem,
+    Removed, SetKnobs, Stats, Symbols, Tasks,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -179,6 +179,34 @@ impl Client {
     pub fn memory(&mut self, place: &str, address: u64, len: u64) -> Result<Memory, ClientError> {
         let path = format!("/memory?{place}={address:#x}&len={len}");
         self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Lists processes, or with `threads` all threads.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn tasks(&mut self, threads: bool) -> Result<Tasks, ClientError> {
+        let path = format!("/tasks?threads={threads}");
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Lists loaded modules.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn modules(&mut self) -> Result<Modules, ClientError> {
+        self.ask(Method::GET, "/modules", None::<&()>)
+    }
+
+    /// Reads the kernel's log.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn log(&mut self) -> Result<Log, ClientError> {
+        self.ask(Method::GET, "/log", None::<&()>)
     }
 
     /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.

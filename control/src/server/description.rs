@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{events, look, machine, metrics, probe};
+use super::{events, look, machine, metrics, probe, views};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -31,6 +31,9 @@ use crate::api;
         events::stream,
         look::symbols,
         look::memory,
+        views::tasks,
+        views::modules,
+        views::log,
         show,
         metrics::metrics,
     ),

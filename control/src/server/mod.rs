@@ -15,6 +15,7 @@ mod names;
 mod pacing;
 mod probe;
 mod routes;
+mod views;
 
 use std::io;
 use std::sync::Arc;

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
 
 use super::app::App;
-use super::{description, events, look, machine, metrics, probe};
+use super::{description, events, look, machine, metrics, probe, views};
 use crate::api::ProblemKind;
 
 /// The router of all paths.
@@ -30,6 +30,9 @@ pub(super) fn routes(app: Arc<App>) -> Router {
         .route("/events", get(events::stream))
         .route("/symbols", get(look::symbols))
         .route("/memory", get(look::memory))
+        .route("/tasks", get(views::tasks))
+        .route("/modules", get(views::modules))
+        .route("/log", get(views::log))
         .route("/metrics", get(metrics::metrics))
         .route("/openapi.json", get(description::show))
         .fallback(async || -> Response {

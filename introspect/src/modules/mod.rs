@@ -7,6 +7,9 @@
 //! [`Modules`] is built from BTF once, and then reads all modules, or one module at an address
 //! caught by a probe ([`ModuleEvent`] names the functions to probe).
 //!
+//! A reader with memory of another kind walks the list itself, and takes each module from the bytes of
+//! the `struct module` ([`Modules::describe`], [`Modules::usage`]).
+//!
 //! The guest must be paused during a read. A guest with false lists causes false results, but all
 //! reads are bounded: modules, symbols of each, and bytes per call (`view`).
 
@@ -16,14 +19,15 @@ mod layout;
 mod list;
 mod module;
 mod sites;
-mod slot;
 mod symbols;
+mod usage;
 mod view;
 
 pub use error::ModulesError;
 pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
+pub use usage::ModuleUsage;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
