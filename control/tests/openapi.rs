@@ -31,6 +31,9 @@ fn every_path_is_described() {
         "/memory",
         "/types",
         "/print",
+        "/tasks",
+        "/modules",
+        "/log",
         "/metrics",
         "/openapi.json",
     ] {

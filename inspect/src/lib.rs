@@ -8,9 +8,21 @@
 
 pub mod expression;
 #[cfg(test)]
+mod fake;
+#[cfg(test)]
 mod fixture;
+mod log;
+mod modules;
+mod reads;
+mod structs;
+mod tasks;
 pub mod types;
 pub mod value;
 mod view;
 
+pub use log::{Log, LogError, LogRecord, LogText};
+pub use modules::{ListedModule, ModuleList, ModuleListError};
+pub use reads::ReadsError;
+pub use structs::NoType;
+pub use tasks::{Task, TaskList, TaskListError};
 pub use view::{KernelMemory, KernelView, NotReadable};

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use super::remote::{CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, TopArgs};
+use super::remote::{
+    CtlArgs, DumpArgs, EventsArgs, PrintArgs, ProbeCommand, PsArgs, TopArgs, ViewArgs,
+};
 use super::run::RunArgs;
 use super::test::TestArgs;
 
@@ -45,6 +47,12 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Watch the probes of a run that goes on, those that fire most first
     Top(TopArgs),
+    /// List the tasks of a run's guest, from the memory of its kernel
+    Ps(PsArgs),
+    /// List the modules of a run's guest, as `lsmod` in the guest does
+    Lsmod(ViewArgs),
+    /// Print the log of a run's guest, as `dmesg` in the guest does
+    Dmesg(ViewArgs),
     /// Pause, resume and stop the guest of a run that goes on
     Ctl(CtlArgs),
     /// Write the memory and the registers of the guest of a run that goes on to an ELF core file

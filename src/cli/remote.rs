@@ -136,6 +136,25 @@ pub(crate) struct PrintArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct PsArgs {
+    #[command(flatten)]
+    pub(crate) view: ViewArgs,
+    /// Every thread of each process
+    #[arg(long)]
+    pub(crate) threads: bool,
+}
+
+/// Which run's kernel to view, and in which form.
+#[derive(Debug, Args)]
+pub(crate) struct ViewArgs {
+    #[command(flatten)]
+    pub(crate) run: SocketArgs,
+    /// One JSON object a line
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct CtlArgs {
     /// What to do
     pub(crate) verb: CtlVerb,

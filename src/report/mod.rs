@@ -36,7 +36,7 @@ use events::{EventSink, Summary};
 pub(crate) use self::error::{OutputError, ReportError};
 use self::error::{WriteFailure, WriteFailures};
 pub(crate) use self::json::line as json_line;
-pub use self::printable::printable;
+pub use self::printable::{printable, printable_line};
 pub(crate) use self::progress::Progress;
 use self::sink::{ConsoleWriter, Message, Posts, QueueSink};
 use self::stream::{Stream, Written};

@@ -6,18 +6,27 @@ use std::fmt::Write as _;
 /// Escapes each character of `text` that controls a terminal, ends a line, or changes the order of other characters. A guest chooses
 /// the names of its modules, symbols and tasks, and the message of its panic.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(is_control) {
+    escaped(text, is_control)
+}
+
+/// As [`printable`], for a line with columns of its own: tabs stay.
+pub fn printable_line(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| c != '\t' && is_control(c))
+}
+
+fn escaped(text: &str, is_escaped: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.chars().any(&is_escaped) {
         return Cow::Borrowed(text);
     }
     let escaped = text.chars().fold(String::new(), |mut out, c| {
         // Writing to a string cannot fail.
         let _ = match c {
+            c if !is_escaped(c) => out.write_char(c),
             '\n' => out.write_str("\\n"),
             '\r' => out.write_str("\\r"),
             '\t' => out.write_str("\\t"),
-            c if is_control(c) && c.is_ascii() => write!(out, "\\x{:02x}", u32::from(c)),
-            c if is_control(c) => write!(out, "\\u{{{:x}}}", u32::from(c)),
-            c => out.write_char(c),
+            c if c.is_ascii() => write!(out, "\\x{:02x}", u32::from(c)),
+            c => write!(out, "\\u{{{:x}}}", u32::from(c)),
         };
         out
     });
@@ -48,5 +57,11 @@ mod tests {
         ] {
             assert_eq!(printable(text), expected);
         }
+    }
+
+    #[test]
+    fn tabs_stay_in_a_line_with_columns() {
+        assert_eq!(printable_line("rcu: \tx\x1b[2J\n"), "rcu: \tx\\x1b[2J\\n");
+        assert!(matches!(printable_line("\ta"), Cow::Borrowed(_)));
     }
 }

@@ -24,4 +24,5 @@ mod returns;
 mod schema;
 mod turns;
 mod typed;
+mod views;
 mod warns;

@@ -23,8 +23,8 @@ pub use self::dump::DumpStream;
 pub use self::error::ClientError;
 pub use self::events::Events;
 use crate::api::{
-    AddProbes, Added, ChangeProbe, Changed, DeclaredType, Knobs, Machine, Memory, Printed, Probes,
-    Problem, Removed, SetKnobs, Stats, Symbols,
+    AddProbes, Added, ChangeProbe, Changed, DeclaredType, Knobs, Log, Machine, Memory, Modules,
+    Printed, Probes, Problem, Removed, SetKnobs, Stats, Symbols, Tasks,
 };
 
 /// Time limit for an answer. A guest in a nested run may be slow to pause.
@@ -224,6 +224,34 @@ impl Client {
             path.push_str(&format!("&depth={depth}"));
         }
         self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Lists processes, or with `threads` all threads.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn tasks(&mut self, threads: bool) -> Result<Tasks, ClientError> {
+        let path = format!("/tasks?threads={threads}");
+        self.ask(Method::GET, &path, None::<&()>)
+    }
+
+    /// Lists loaded modules.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn modules(&mut self) -> Result<Modules, ClientError> {
+        self.ask(Method::GET, "/modules", None::<&()>)
+    }
+
+    /// Reads the kernel's log.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn log(&mut self) -> Result<Log, ClientError> {
+        self.ask(Method::GET, "/log", None::<&()>)
     }
 
     /// Streams events on a separate connection, from number `from` on; without `from`, from the next event on.

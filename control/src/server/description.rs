@@ -5,7 +5,7 @@ use axum::response::Response;
 use utoipa::OpenApi;
 
 use super::body::json;
-use super::{dump, events, look, machine, metrics, probe, types};
+use super::{dump, events, look, machine, metrics, probe, types, views};
 use crate::api;
 
 #[derive(OpenApi)]
@@ -34,6 +34,9 @@ use crate::api;
         dump::dump,
         types::types,
         types::print,
+        views::tasks,
+        views::modules,
+        views::log,
         show,
         metrics::metrics,
     ),

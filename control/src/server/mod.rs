@@ -17,6 +17,7 @@ mod pacing;
 mod probe;
 mod routes;
 mod types;
+mod views;
 
 use std::io;
 use std::sync::Arc;

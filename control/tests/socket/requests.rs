@@ -359,6 +359,20 @@ fn symbols_and_memory() {
 }
 
 #[test]
+fn view_of_a_kernel_without_types_is_refused_with_the_reason() {
+    let rig = Rig::new();
+    for path in ["/tasks", "/tasks?threads=true", "/modules", "/log"] {
+        let problem = rig.get(path).problem(422);
+        assert!(problem.is(ProblemKind::CannotRead), "{problem:?}");
+        assert!(
+            problem.detail.contains("no type information (BTF)"),
+            "{problem:?}"
+        );
+    }
+    rig.get("/tasks?threads=1").problem(400);
+}
+
+#[test]
 fn events_in_both_forms_from_any_number() {
     let mut rig = Rig::new();
     (1..=5).for_each(|n| rig.hub.event(note(n)));

@@ -32,6 +32,7 @@ mod members;
 mod record;
 mod records;
 mod sizes;
+mod slot;
 mod source;
 mod types;
 
@@ -39,6 +40,7 @@ pub use declaration::{Declarator, declaration};
 pub use error::BtfError;
 pub use functions::SharedProto;
 pub use lookup::Btf;
+pub use slot::Slot;
 pub use types::{BitField, FuncProto, Int, Member, Param, StructId, Type, TypeId};
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -2,8 +2,8 @@
 
 use address::Gva;
 
-use super::{ModuleRegion, ModulesError, RegionKind, slot::Slot};
-use crate::btf::{Btf, StructId, Type};
+use super::{ModuleRegion, ModulesError, RegionKind, usage::UsageLayout};
+use crate::btf::{Btf, Slot, StructId, Type};
 
 /// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;
@@ -29,6 +29,8 @@ pub(super) struct ModuleLayout {
     pub(super) ftrace: Option<Table>,
     pub(super) jump_labels: Option<Table>,
     pub(super) static_calls: Option<Table>,
+    /// Absent if the kernel is built without unloading.
+    pub(super) usage: Option<UsageLayout>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -67,7 +69,7 @@ impl ModuleLayout {
             .filter(|name| name.size_bytes <= MAX_NAME_BYTES)
             .ok_or(ModulesError::NoType { what: "name" })?;
         let name_start = bounded(name.offset_bytes, "name")?;
-        let slot = |path| Slot::of(btf, module, path);
+        let slot = |path| slot(btf, module, path);
         Ok(Self {
             size: size(btf, module, "module")?,
             state: slot("state")?,
@@ -79,6 +81,7 @@ impl ModuleLayout {
             ftrace: table(btf, module, "ftrace_callsites", "num_ftrace_callsites"),
             jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
             static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
+            usage: UsageLayout::from_btf(btf, module),
         })
     }
 
@@ -131,10 +134,10 @@ impl SymtabLayout {
         let id = named(btf, "mod_kallsyms")?;
         Ok(Self {
             size: size(btf, id, "mod_kallsyms")?,
-            symbols: Slot::of(btf, id, "symtab")?,
-            count: Slot::of(btf, id, "num_symtab")?,
-            names: Slot::of(btf, id, "strtab")?,
-            letters: Slot::of(btf, id, "typetab")?,
+            symbols: slot(btf, id, "symtab")?,
+            count: slot(btf, id, "num_symtab")?,
+            names: slot(btf, id, "strtab")?,
+            letters: slot(btf, id, "typetab")?,
         })
     }
 }
@@ -142,6 +145,11 @@ impl SymtabLayout {
 fn named(btf: &Btf, name: &'static str) -> Result<StructId, ModulesError> {
     btf.struct_named(name)
         .ok_or(ModulesError::NoType { what: name })
+}
+
+/// The place of the member at `path`.
+fn slot(btf: &Btf, id: StructId, path: &'static str) -> Result<Slot, ModulesError> {
+    Slot::find(btf, id, path).ok_or(ModulesError::NoType { what: path })
 }
 
 fn size(btf: &Btf, id: StructId, what: &'static str) -> Result<usize, ModulesError> {
@@ -159,7 +167,7 @@ fn regions(btf: &Btf, module: StructId) -> Result<Vec<RegionLayout>, ModulesErro
     if let Some(regions) = memory_array(btf, module) {
         return Ok(regions);
     }
-    let slot = |path| Slot::of(btf, module, path);
+    let slot = |path| slot(btf, module, path);
     Ok(vec![
         RegionLayout {
             base: slot("core_layout.base")?,

@@ -3,7 +3,8 @@
 use address::Gva;
 
 use super::{
-    Module, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab, view::View,
+    Module, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites, symbols::Symtab,
+    view::View,
 };
 use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
@@ -54,14 +55,12 @@ impl Modules {
             if link == head {
                 return Ok(modules);
             }
-            // `next` is the first word of a link.
-            let address = Gva(link.0.wrapping_sub(self.layout.next.at as u64));
+            let address = self.at_link(link);
             let bytes = self.bytes(&view, address)?;
             if self.state(&bytes, address)? != ModuleState::Unformed {
                 modules.push(self.module(&view, address, &bytes)?);
             }
-            let next = self.layout.next.read(&bytes);
-            link = Gva(next.unwrap_or_default());
+            link = self.next_link(&bytes);
         }
         Err(ModulesError::Endless { limit: MAX_MODULES })
     }
@@ -82,6 +81,54 @@ impl Modules {
         self.module(&view, address, &bytes)
     }
 
+    /// The size of `struct module` in bytes.
+    #[must_use]
+    pub fn struct_bytes(&self) -> usize {
+        self.layout.size
+    }
+
+    /// The address of the `struct module` with the list's link at `link`.
+    #[must_use]
+    pub fn at_link(&self, link: Gva) -> Gva {
+        // `next` is the first word of a link.
+        Gva(link.0.wrapping_sub(self.layout.next.at() as u64))
+    }
+
+    /// The link of the list's next entry, from the bytes of a `struct module`; 0 if the bytes are too
+    /// few.
+    #[must_use]
+    pub fn next_link(&self, bytes: &[u8]) -> Gva {
+        Gva(self.layout.next.read(bytes).unwrap_or_default())
+    }
+
+    /// The module at `address`, from the bytes of the `struct module`: the name, the state and the
+    /// parts, without symbols and sites.
+    ///
+    /// # Errors
+    ///
+    /// If the bytes are no module's.
+    pub fn describe(&self, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
+        let why = "it has no name";
+        let name = name(bytes.get(self.layout.name.clone()).unwrap_or_default())
+            .ok_or(ModulesError::NotAModule { address, why })?;
+        Ok(Module {
+            address,
+            name,
+            state: self.state(bytes, address)?,
+            regions: self.layout.regions(bytes),
+            symbols: Vec::new(),
+            sites: Vec::new(),
+            unread: Vec::new(),
+        })
+    }
+
+    /// How the module at `address` is in use, from the bytes of the `struct module`; `None` if the
+    /// kernel cannot unload modules.
+    #[must_use]
+    pub fn usage(&self, address: Gva, bytes: &[u8]) -> Option<ModuleUsage> {
+        self.layout.usage.as_ref()?.read(address, bytes)
+    }
+
     fn bytes(&self, view: &View<'_>, address: Gva) -> Result<Vec<u8>, ModulesError> {
         view.bytes("a module", address, self.layout.size)
     }
@@ -95,18 +142,7 @@ impl Modules {
     }
 
     fn module(&self, view: &View<'_>, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
-        let why = "it has no name";
-        let name = name(bytes.get(self.layout.name.clone()).unwrap_or_default())
-            .ok_or(ModulesError::NotAModule { address, why })?;
-        let mut module = Module {
-            address,
-            name,
-            state: self.state(bytes, address)?,
-            regions: self.layout.regions(bytes),
-            symbols: Vec::new(),
-            sites: Vec::new(),
-            unread: Vec::new(),
-        };
+        let mut module = self.describe(address, bytes)?;
         if module.state == ModuleState::Unformed {
             return Ok(module);
         }

@@ -8,6 +8,8 @@
 //! caught by a probe ([`ModuleEvent`] names the functions to probe).
 //!
 //! A module's own types are in a list of the kernel ([`Module::types`]).
+//! A reader with memory of another kind walks the list itself, and takes each module from the bytes of
+//! the `struct module` ([`Modules::describe`], [`Modules::usage`]).
 //!
 //! The guest must be paused during a read. A guest with false lists causes false results, but all
 //! reads are bounded: modules, symbols of each, and bytes per call (`view`).
@@ -18,9 +20,9 @@ mod layout;
 mod list;
 mod module;
 mod sites;
-mod slot;
 mod symbols;
 mod types;
+mod usage;
 mod view;
 
 pub use error::ModulesError;
@@ -28,6 +30,7 @@ pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
 pub use types::ModuleTypesError;
+pub use usage::ModuleUsage;
 
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

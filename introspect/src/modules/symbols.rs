@@ -67,7 +67,7 @@ impl Symtab {
         let table = &layout.symtab;
         let pointer = Gva(layout.kallsyms.read(module).unwrap_or_default());
         let head = view.bytes("a module's symbols", pointer, table.size)?;
-        let field = |slot: super::slot::Slot| slot.read(&head).unwrap_or_default();
+        let field = |slot: crate::btf::Slot| slot.read(&head).unwrap_or_default();
         let count = field(table.count);
         let len = usize::try_from(count).ok().filter(|_| count <= MAX_SYMBOLS);
         let len = len.ok_or(ModulesError::TooMany {

@@ -29,10 +29,14 @@ const LAYOUTS: u64 = 88;
 const JUMP_LABELS: u64 = 200;
 const STATIC_CALLS: u64 = 216;
 const FTRACE: u64 = 232;
-const MODULE_BYTES: u32 = 256;
 /// `struct btf_module`: the list, the module, the types; and `struct btf`: the blob, its size, its first type.
 const TYPES_ENTRY_BYTES: u64 = 32;
 const TYPES_BYTES: u64 = 24;
+const REFERENCES: u64 = 248;
+const USES: u64 = 256;
+const INIT: u64 = 272;
+const EXIT: u64 = 280;
+const MODULE_BYTES: u32 = 288;
 
 /// The types of a kernel with modules.
 pub fn types(form: Form) -> Blob {
@@ -73,6 +77,14 @@ pub fn types(form: Form) -> Blob {
     let call = blob.structure("static_call_site", 8, &[("addr", int, 0), ("key", int, 4)]);
     let call = blob.pointer(call);
     let sites = blob.pointer(long);
+    let references = blob.structure("atomic_t", 4, &[("counter", int, 0)]);
+    let uses = [
+        ("source_list", list, 0),
+        ("target_list", list, 16),
+        ("source", pointer, 32),
+        ("target", pointer, 40),
+    ];
+    blob.structure("module_use", 48, &uses);
     let mut members = vec![
         ("state", int, STATE),
         ("list", list, LIST),
@@ -84,6 +96,10 @@ pub fn types(form: Form) -> Blob {
         ("num_static_call_sites", int, STATIC_CALLS + 8),
         ("ftrace_callsites", sites, FTRACE),
         ("num_ftrace_callsites", int, FTRACE + 8),
+        ("refcnt", references, REFERENCES),
+        ("source_list", list, USES),
+        ("init", pointer, INIT),
+        ("exit", pointer, EXIT),
     ];
     match form {
         Form::Layouts => {
@@ -233,6 +249,7 @@ impl Guest {
         self.layouts(module, text, data, init);
         self.symbols(module, text, data, init);
         self.sites(module, text);
+        self.unused(module);
         let link = module.wrapping_add(LIST);
         self.put64(self.last_link, link.0);
         self.put64(link, self.head.0);
@@ -266,6 +283,30 @@ impl Guest {
     /// The address of a module's link to the next module.
     pub fn link(module: Gva) -> Gva {
         module.wrapping_add(LIST)
+    }
+
+    fn unused(&mut self, module: Gva) {
+        // The kernel holds a reference itself.
+        self.put32(module.wrapping_add(REFERENCES), 1);
+        let uses = module.wrapping_add(USES);
+        self.put64(uses, uses.0);
+        self.put64(module.wrapping_add(INIT), 1);
+        self.put64(module.wrapping_add(EXIT), 1);
+    }
+
+    /// Lets `user` use `module`, which has no other user.
+    pub fn use_module(&mut self, module: Gva, user: Gva) {
+        let link = self.room(48, 8);
+        let uses = module.wrapping_add(USES);
+        self.put32(module.wrapping_add(REFERENCES), 2);
+        self.put64(uses, link.0);
+        self.put64(link, uses.0);
+        self.put64(link.wrapping_add(32), user.0);
+    }
+
+    /// Takes the exit function of `module` away.
+    pub fn make_permanent(&mut self, module: Gva) {
+        self.put64(module.wrapping_add(EXIT), 0);
     }
 
     /// The address of a module's number of symbols.

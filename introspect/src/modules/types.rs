@@ -7,8 +7,8 @@
 use address::Gva;
 use thiserror::Error;
 
-use super::{Module, ModulesError, list::pointer, slot::Slot, view::View};
-use crate::btf::{Btf, BtfError, StructId};
+use super::{Module, ModulesError, list::pointer, view::View};
+use crate::btf::{Btf, BtfError, Slot, StructId};
 use crate::{PagingState, PhysMemory};
 
 /// The kernel's list head.
@@ -109,7 +109,7 @@ impl Module {
                 let module = self.name.clone();
                 return Err(ModuleTypesError::NoTypes { module });
             }
-            let entry = Gva(link.0.wrapping_sub(layout.next.at as u64));
+            let entry = Gva(link.0.wrapping_sub(layout.next.at() as u64));
             let bytes = view.bytes("the types of a module", entry, layout.entry_bytes)?;
             if layout.module.read(&bytes) == Some(self.address.0) {
                 let btf = Gva(layout.btf.read(&bytes).unwrap_or_default());

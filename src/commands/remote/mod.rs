@@ -2,19 +2,26 @@
 
 mod connect;
 mod ctl;
+mod dmesg;
 mod dump;
 mod error;
 mod events;
 mod list;
+mod lsmod;
+mod objects;
 mod print;
 mod probe;
+mod ps;
 mod top;
 mod words;
 
 pub(crate) use self::ctl::ctl;
+pub(crate) use self::dmesg::dmesg;
 pub(crate) use self::dump::dump;
 pub(crate) use self::error::RemoteError;
 pub(crate) use self::events::events;
+pub(crate) use self::lsmod::lsmod;
 pub(crate) use self::print::print;
 pub(crate) use self::probe::probe;
+pub(crate) use self::ps::ps;
 pub(crate) use self::top::top;

@@ -257,7 +257,7 @@ fn knobs(curl: &mut Curl<'_>) {
     }
 }
 
-/// Symbols, memory, metrics.
+/// Symbols, memory, views of the kernel, metrics.
 fn looking(curl: &mut Curl<'_>) {
     let symbols = curl.get("/symbols?match=vfs_rea%3F");
     let address = symbols["symbols"][0]["address"]
@@ -309,6 +309,19 @@ fn looking(curl: &mut Curl<'_>) {
     ] {
         curl.refused(("GET", wrong, ""), &[], (400, "malformed"));
     }
+    let tasks = curl.get("/tasks?threads=true");
+    assert!(tasks["pause"]["held_ns"].as_u64() > Some(0), "{tasks}");
+    let is_init = |task: &Value| task["pid"] == 1 && task["ppid"] == 0;
+    let tasks = tasks["tasks"].as_array().expect("an array");
+    assert!(tasks.iter().any(is_init), "{tasks:?}");
+    curl.refused(("GET", "/tasks?threads=x", ""), &[], (400, "malformed"));
+    assert_eq!(curl.get("/modules")["modules"], json!([]));
+    let log = curl.get("/log");
+    let first = log["records"][0]["text"].as_str();
+    assert!(
+        first.is_some_and(|text| text.starts_with("Linux version ")),
+        "{first:?}"
+    );
 
     let metrics = curl.ask("GET", "/metrics", "", &[]);
     assert_eq!(metrics.status, 200);

@@ -1,22 +1,19 @@
 //! A number's place in a struct.
 
-use super::ModulesError;
-use crate::btf::{Btf, StructId};
+use super::{Btf, StructId};
 
 /// The place of a little-endian number in a struct's bytes, pointers included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
-    pub(super) at: usize,
+pub struct Slot {
+    at: usize,
     len: usize,
 }
 
 impl Slot {
-    /// The place of the member at `path`.
-    pub(super) fn of(btf: &Btf, id: StructId, path: &'static str) -> Result<Self, ModulesError> {
-        Self::find(btf, id, path).ok_or(ModulesError::NoType { what: path })
-    }
-
-    pub(super) fn find(btf: &Btf, id: StructId, path: &str) -> Option<Self> {
+    /// The place of the member of `id` at `path`; `None` for a bit field, and for a member of more than
+    /// 8 bytes.
+    #[must_use]
+    pub fn find(btf: &Btf, id: StructId, path: &str) -> Option<Self> {
         let member = btf.member(id, path)?;
         let len = usize::try_from(member.size_bytes).ok()?;
         let fits = member.bits.is_none() && (1..=8).contains(&len);
@@ -27,8 +24,21 @@ impl Slot {
         .filter(|_| fits)
     }
 
+    /// The offset of the number's first byte.
+    #[must_use]
+    pub const fn at(self) -> usize {
+        self.at
+    }
+
+    /// The offset behind the number's last byte.
+    #[must_use]
+    pub const fn end(self) -> usize {
+        self.at.saturating_add(self.len)
+    }
+
     /// The same place, in a struct embedded `by` bytes from the beginning of another.
-    pub(super) fn shifted(self, by: usize) -> Option<Self> {
+    #[must_use]
+    pub fn shifted(self, by: usize) -> Option<Self> {
         Some(Self {
             at: self.at.checked_add(by)?,
             ..self
@@ -36,7 +46,8 @@ impl Slot {
     }
 
     /// The number; `None` if the bytes end before the number's end.
-    pub(super) fn read(self, bytes: &[u8]) -> Option<u64> {
+    #[must_use]
+    pub fn read(self, bytes: &[u8]) -> Option<u64> {
         let held = bytes.get(self.at..self.at.checked_add(self.len)?)?;
         let mut wide = [0; 8];
         wide.get_mut(..self.len)?.copy_from_slice(held);

@@ -1,0 +1,18 @@
+//! The tasks, as the kernel shows them in `/proc`.
+//!
+//! The kernel links the first thread of each process into a list that begins at `init_task`, and the threads of a process into a list
+//! in its `signal_struct`. [`TaskList`] finds the places of the members once (`layout`), and then follows the lists (`walk`). A task
+//! gets its name (`name`), its state (`state`), its cgroup (`cgroup`) and its command line (`command_line`) from there.
+
+mod cgroup;
+mod command_line;
+mod error;
+mod layout;
+mod name;
+mod state;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use error::TaskListError;
+pub use walk::{Task, TaskList};
