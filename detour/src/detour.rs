@@ -10,6 +10,7 @@ use introspect::{KernelInt3, PagingState};
 use text::{GuestMemory, Jump, Paused};
 
 use crate::jumped::Jumped;
+use crate::laid::Laid;
 use crate::made::{LeftAt, MadeDetour, Use};
 use crate::pages::ChangedEntry;
 use crate::place;
@@ -282,6 +283,11 @@ impl Detour {
     /// The part whose exit byte a vCPU has executed at `rip`.
     pub fn left_at(&self, rip: Gva) -> Option<LeftAt> {
         self.read().region()?.left_at(rip)
+    }
+
+    /// The detour or copy that holds `at`.
+    pub fn laid_at(&self, at: Gva) -> Option<Laid> {
+        self.read().region()?.laid_at(at)
     }
 
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.

@@ -12,6 +12,7 @@ use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
+use crate::stack::StackFrame;
 use crate::typed::{Param, Task, Typed};
 
 /// One line of a run's output.
@@ -55,6 +56,12 @@ pub struct Hit {
     /// At the entry of a function with known types: the parameters.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub params: Option<Vec<Param>>,
+    /// For a probe with stacks: the kernel's stack, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack: Option<Vec<StackFrame>>,
+    /// The reason why the stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack_incomplete: Option<String>,
 }
 
 /// A probed function returned.
@@ -85,6 +92,12 @@ pub struct Return {
     /// For a function with known types that returns a value: the value.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub returned: Option<Typed>,
+    /// For a probe with stacks: the kernel's stack behind the return, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack: Option<Vec<StackFrame>>,
+    /// The reason why the stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack_incomplete: Option<String>,
 }
 
 /// The general registers of a vCPU.

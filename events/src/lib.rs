@@ -8,6 +8,7 @@ mod hex;
 pub mod judge;
 mod probe_id;
 mod probe_status;
+mod stack;
 mod typed;
 
 pub use errno::error_name;
@@ -18,4 +19,5 @@ pub use event::{
 pub use hex::Hex;
 pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
+pub use stack::StackFrame;
 pub use typed::{GuestString, Number, Param, Task, Typed};

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
 use introspect::optimise::Survey;
+use introspect::orc::{NoOrc, OrcTable};
 use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
@@ -66,6 +67,7 @@ pub struct Kernel {
     tasks: OnceLock<Option<TaskLayout>>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
+    unwind_rules: OnceLock<Result<OrcTable, NoOrc>>,
     entry: OnceLock<Option<Range<Gva>>>,
 }
 
@@ -103,6 +105,7 @@ impl Kernel {
             tasks: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
+            unwind_rules: OnceLock::new(),
             entry: OnceLock::new(),
         })
     }
@@ -197,6 +200,16 @@ impl Kernel {
     pub fn survey(&self) -> &Survey {
         self.survey
             .get_or_init(|| Survey::of_kernel(&self.image, &self.symbols))
+    }
+
+    /// The rules for unwinding the kernel's stacks, read at the first call: 4 MB.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no ORC tables.
+    pub fn unwind_rules(&self) -> Result<&OrcTable, &NoOrc> {
+        let read = || OrcTable::read(&self.image, &self.symbols);
+        self.unwind_rules.get_or_init(read).as_ref()
     }
 
     /// Sets the layout of optimised kprobes, as if the kernel's types described them.

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use events::{Event, Hex, Note, Param, Task};
+use events::{Event, Hex, Note, Param, StackFrame, Task};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -11,6 +11,9 @@ use super::text_line::{line, seconds};
 
 /// Longer names do not move the columns behind them.
 const MAX_COLUMN: usize = 24;
+
+/// The columns in front of a frame: behind time and vCPU.
+const STACK_INDENT: usize = 20;
 
 /// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
@@ -46,6 +49,7 @@ impl Formatter {
                     None => entry(&hit.symbol),
                 };
                 self.row(when, &function, &format!("({})", params.join(", ")), out);
+                self.stack(hit.stack.as_deref(), hit.stack_incomplete.as_deref(), out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
@@ -56,6 +60,7 @@ impl Formatter {
                 let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
                 let said = format!(" = {value} after {took} µs");
                 self.row(when, &function(&ret.symbol), &said, out);
+                self.stack(ret.stack.as_deref(), ret.stack_incomplete.as_deref(), out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
@@ -96,6 +101,30 @@ impl Formatter {
                 style.paint(Ink::Name, function),
             ),
         );
+    }
+
+    /// Appends the lines of a stack, a line for each frame.
+    fn stack(&self, frames: Option<&[StackFrame]>, incomplete: Option<&str>, out: &mut Vec<u8>) {
+        let style = self.style;
+        let width = style.width.map(|width| width.saturating_sub(STACK_INDENT));
+        let mut indented = |text: &str| {
+            let text = printable(text);
+            let text = cut(&text, width);
+            line(
+                out,
+                format_args!(
+                    "{}{:STACK_INDENT$}{text}",
+                    style.paint(Ink::Faint, self.prefix),
+                    ""
+                ),
+            );
+        };
+        for frame in frames.into_iter().flatten() {
+            indented(&frame.to_string());
+        }
+        if let Some(why) = incomplete {
+            indented(&format!("… {why}"));
+        }
     }
 
     fn note(&self, note: &Note, out: &mut Vec<u8>) {
@@ -211,6 +240,8 @@ mod tests {
             args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
             task: None,
             params: None,
+            stack: None,
+            stack_incomplete: None,
         })
     }
 
@@ -286,12 +317,46 @@ mod tests {
                 error: Some("ENOENT".to_owned()),
                 ..typed("int", Number::Integer(-2))
             }),
+            stack: None,
+            stack_incomplete: None,
         });
         let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
         assert_eq!(
             text,
             "   1.234567  cpu0   cat\\x1b[312]  f(name=\"/etc/\\u{1b}\", count=3)\n\
              \u{20}  2.000000  cpu0   a[1]          f = -2 (ENOENT) after 31.2 µs\n"
+        );
+    }
+
+    #[test]
+    fn stack_has_an_indented_line_for_each_frame() {
+        let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+            unreachable!("a hit")
+        };
+        let frame = |symbol: Option<&str>, module: Option<&str>| StackFrame {
+            address: Hex(0xffff_ffff_a000_1000),
+            symbol: symbol.map(str::to_owned),
+            module: module.map(str::to_owned),
+        };
+        let hit = Event::Hit(Hit {
+            stack: Some(vec![
+                frame(Some("f+0x0/0x10"), None),
+                frame(Some("g+0x5/0x1a0"), Some("m\x1b")),
+                frame(None, None),
+            ]),
+            stack_incomplete: Some("the stack cannot be read at 0x8".to_owned()),
+            ..plain
+        });
+        let text = lines(&mut Formatter::new(Style::plain(), false), &[hit]);
+        let frames: Vec<_> = text.lines().skip(1).collect();
+        assert_eq!(
+            frames,
+            [
+                "                    f+0x0/0x10",
+                "                    g+0x5/0x1a0 [m\\x1b]",
+                "                    0xffffffffa0001000",
+                "                    … the stack cannot be read at 0x8",
+            ]
         );
     }
 

@@ -18,6 +18,7 @@ mod modules;
 mod own_kprobes;
 mod remote;
 mod returns;
+mod stacks;
 mod turns;
 mod typed;
 mod warns;

@@ -33,6 +33,8 @@ fn hit(probe: &str, second: u64) -> Event {
         args: [7, 8, 9, 10, 11, 12].map(Hex),
         task: None,
         params: None,
+        stack: None,
+        stack_incomplete: None,
     })
 }
 
@@ -48,6 +50,8 @@ fn returned(probe: &str, retval: u64) -> Event {
         regs: Registers::default(),
         task: None,
         returned: None,
+        stack: None,
+        stack_incomplete: None,
     })
 }
 

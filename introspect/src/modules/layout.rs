@@ -4,6 +4,7 @@ use address::Gva;
 
 use super::{ModuleRegion, ModulesError, RegionKind, slot::Slot};
 use crate::btf::{Btf, StructId, Type};
+use crate::orc::ModuleRules;
 
 /// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;
@@ -29,6 +30,15 @@ pub(super) struct ModuleLayout {
     pub(super) ftrace: Option<Table>,
     pub(super) jump_labels: Option<Table>,
     pub(super) static_calls: Option<Table>,
+    unwind: Option<UnwindLayout>,
+}
+
+/// The places of ORC's tables, in `struct mod_arch_specific`. Absent if the kernel is built without ORC.
+#[derive(Clone, Copy, Debug)]
+struct UnwindLayout {
+    ips: Slot,
+    rules: Slot,
+    count: Slot,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +89,19 @@ impl ModuleLayout {
             ftrace: table(btf, module, "ftrace_callsites", "num_ftrace_callsites"),
             jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
             static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
+            unwind: UnwindLayout::from_btf(btf, module),
         })
+    }
+
+    /// The module's rules for unwinding, from the bytes of the `struct module`.
+    pub(super) fn unwind_rules(&self, bytes: &[u8]) -> Option<ModuleRules> {
+        let unwind = self.unwind?;
+        let rules = ModuleRules {
+            ips: Gva(unwind.ips.read(bytes)?),
+            rules: Gva(unwind.rules.read(bytes)?),
+            count: unwind.count.read(bytes)?,
+        };
+        (rules.ips != Gva(0) && rules.rules != Gva(0)).then_some(rules)
     }
 
     /// The parts of a module, from the bytes of the `struct module`.
@@ -90,6 +112,17 @@ impl ModuleLayout {
             .flatten()
             .filter(|region| !region.range.is_empty())
             .collect()
+    }
+}
+
+impl UnwindLayout {
+    fn from_btf(btf: &Btf, module: StructId) -> Option<Self> {
+        let slot = |path| Slot::find(btf, module, path);
+        Some(Self {
+            ips: slot("arch.orc_unwind_ip")?,
+            rules: slot("arch.orc_unwind")?,
+            count: slot("arch.num_orcs")?,
+        })
     }
 }
 

@@ -3,7 +3,8 @@
 use address::Gva;
 
 use super::{
-    Module, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab, view::View,
+    Module, ModuleRegion, ModuleState, ModulesError, layout::ModuleLayout, sites, symbols::Symtab,
+    view::View,
 };
 use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
@@ -82,6 +83,40 @@ impl Modules {
         self.module(&view, address, &bytes)
     }
 
+    /// The module whose code is at `at`, without symbols and sites. `head` is the run-time address of the kernel's list. For the same
+    /// uses as [`read`](Self::read), and for stacks of a guest that runs: a few reads for each module.
+    ///
+    /// # Errors
+    ///
+    /// If the list is broken.
+    pub fn holding(
+        &self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        head: Gva,
+        at: Gva,
+    ) -> Result<Option<Module>, ModulesError> {
+        let view = View::new(memory, paging);
+        let mut link = pointer(&view, head)?;
+        for _ in 0..MAX_MODULES {
+            if link == head {
+                return Ok(None);
+            }
+            let address = Gva(link.0.wrapping_sub(self.layout.next.at as u64));
+            let bytes = self.bytes(&view, address)?;
+            let regions = self.layout.regions(&bytes);
+            let holds = |region: &ModuleRegion| region.range.contains(&at);
+            if regions
+                .iter()
+                .any(|region| region.kind.is_text() && holds(region))
+            {
+                return self.described(address, &bytes).map(Some);
+            }
+            link = Gva(self.layout.next.read(&bytes).unwrap_or_default());
+        }
+        Err(ModulesError::Endless { limit: MAX_MODULES })
+    }
+
     fn bytes(&self, view: &View<'_>, address: Gva) -> Result<Vec<u8>, ModulesError> {
         view.bytes("a module", address, self.layout.size)
     }
@@ -94,11 +129,12 @@ impl Modules {
             .ok_or(ModulesError::NotAModule { address, why })
     }
 
-    fn module(&self, view: &View<'_>, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
+    /// The module with these bytes of its `struct module`, without symbols and sites.
+    fn described(&self, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
         let why = "it has no name";
         let name = name(bytes.get(self.layout.name.clone()).unwrap_or_default())
             .ok_or(ModulesError::NotAModule { address, why })?;
-        let mut module = Module {
+        Ok(Module {
             address,
             name,
             state: self.state(bytes, address)?,
@@ -106,7 +142,12 @@ impl Modules {
             symbols: Vec::new(),
             sites: Vec::new(),
             unread: Vec::new(),
-        };
+            unwind_rules: self.layout.unwind_rules(bytes),
+        })
+    }
+
+    fn module(&self, view: &View<'_>, address: Gva, bytes: &[u8]) -> Result<Module, ModulesError> {
+        let mut module = self.described(address, bytes)?;
         if module.state == ModuleState::Unformed {
             return Ok(module);
         }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
+use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
 use crate::registry::Probe;
 use crate::returns::Instance;
@@ -15,6 +16,8 @@ pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
     /// At the entry of a function with known types.
     pub(crate) params: Option<Vec<Param>>,
+    /// For a probe with stacks.
+    pub(crate) stack: Option<Stack>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -56,6 +59,7 @@ impl Reporter {
     ) {
         let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
+        let (stack, stack_incomplete) = Stack::parts(meaning.stack);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
             ts_ns,
@@ -66,6 +70,8 @@ impl Reporter {
             regs,
             task: meaning.task,
             params: meaning.params,
+            stack,
+            stack_incomplete,
         }));
     }
 
@@ -76,11 +82,13 @@ impl Reporter {
         vcpu: usize,
         regs: &vmm::kvm_regs,
         task: Option<Task>,
+        stack: Option<Stack>,
     ) {
         let Some(place) = call.probe.place() else {
             return;
         };
         let ip = Hex::from(call.returns_to);
+        let (stack, stack_incomplete) = Stack::parts(stack);
         self.sink.event(Event::Return(Return {
             probe: Arc::clone(&call.probe.name),
             ts_ns,
@@ -91,6 +99,8 @@ impl Reporter {
             retval: Hex(regs.rax),
             task,
             returned: returned(&call.probe, regs.rax),
+            stack,
+            stack_incomplete,
             regs: registers(regs, ip),
         }));
     }
