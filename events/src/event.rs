@@ -171,17 +171,18 @@ pub struct Crash {
     pub task: Option<String>,
     /// The vCPU's registers.
     pub regs: Registers,
-    /// The return addresses on the stack, the last call first. Some may be remains of calls that have returned.
+    /// The callers of `panic`, the last call first. For a kernel without ORC tables, the return addresses on the stack, of which some may be
+    /// remains of calls that have returned.
     pub frames: Vec<Frame>,
 }
 
-/// A return address on a stack.
+/// A return address on a stack of a panic.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
     /// The address.
     pub ip: Hex,
-    /// The address as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset/0xsize`; without ORC tables, as `symbol+0xoffset`.
     pub symbol: String,
 }
 

@@ -14,9 +14,7 @@ const CHOSEN: usize = 1500;
 /// The most hits of a function in a run without stacks: hotter functions take too long on a slow host.
 const MAX_HITS: u64 = 400;
 /// The least number of functions with equal stacks.
-const MIN_FUNCTIONS: usize = 40;
-/// The guest's stacks that hyprobe has no equal for, in a hundred: an interrupt may come between the guest's tracer and the probe.
-const MAX_UNEQUAL_PERCENT: usize = 0;
+const MIN_FUNCTIONS: usize = 30;
 /// The beginnings of the names of functions that a busy shell may execute.
 const BUSY: [&str; 24] = [
     "vfs_",
@@ -80,7 +78,7 @@ $b sh -c 'echo $$ > /t/set_ftrace_pid; echo 1 > /t/tracing_on
     echo 0 > /t/tracing_on'
 $b awk '
 function flush() { if (a != "") print "S " t " " f a; a = "" }
-/<-/ { flush(); split($0, p, " <-"); n = split(p[1], w, " "); f = w[n]; match($0, /-[0-9]+ /); t = substr($0, RSTART + 1, RLENGTH - 2); open = (seen[f]++ < 10); next }
+/<-/ { flush(); split($0, p, " <-"); n = split(p[1], w, " "); f = w[n - 1]; match($0, /-[0-9]+ /); t = substr($0, RSTART + 1, RLENGTH - 2); open = (seen[f]++ < 10); next }
 /^ *=>/ { if (open) { s = $NF; gsub(/[<>]/, "", s); a = a " " substr(s, length(s) - 7) } }
 END { flush() }
 ' /t/trace
@@ -211,6 +209,10 @@ fn check(image: &str) {
     for (key, theirs) in &theirs {
         let mut hits = ours.get(key).map_or(&[][..], Vec::as_slice).iter();
         for stack in theirs {
+            // An interrupt in the guest's own tracer: hyprobe does not know the rules of trampolines.
+            if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
+                continue;
+            }
             stacks += 1;
             let behind = hits.clone();
             // The guest's buffer holds some of the hits, in the same order.
@@ -232,7 +234,7 @@ fn check(image: &str) {
         equal.len()
     );
     assert!(
-        unequal.len() * 100 <= stacks * MAX_UNEQUAL_PERCENT,
+        unequal.is_empty(),
         "{} of {stacks}: {:?}",
         unequal.len(),
         unequal.first()

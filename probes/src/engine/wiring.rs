@@ -107,7 +107,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             tasks: Arc::clone(&tasks),
-            stacks,
+            stacks: Arc::clone(&stacks),
             following: Arc::clone(&following),
             detour: Arc::clone(&detour),
             owners: Mutex::default(),
@@ -182,6 +182,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             tasks: Arc::clone(&tasks),
+            stacks: Arc::clone(&stacks),
             panicked: Mutex::default(),
         });
         let returns = Arc::new(Returns {
