@@ -20,6 +20,9 @@ use crate::engine::running::Running;
 const MAX_FRAMES: usize = 64;
 /// The most modules whose symbols are kept.
 const MAX_MODULES: usize = 64;
+/// The kernel's list of the users of ftrace, and its last entry.
+const FTRACE_USERS: &str = "ftrace_ops_list";
+const LAST_FTRACE_USER: &str = "ftrace_list_end";
 /// The kernel's list of modules.
 const MODULES: &str = "modules";
 
@@ -135,6 +138,19 @@ impl StackView<'_> {
         running.kernel.holds_code(linked).then_some(linked)
     }
 
+    /// The rule for an instruction of a trampoline of ftrace.
+    fn trampoline_rule(&self, at: Gva) -> Option<Rule> {
+        let running = &self.stacks.running;
+        let symbols = running.kernel.symbols();
+        let slide = running.located.get()?.slide.cast_unsigned();
+        let address = |name| Some(symbols.address_of(name)?.wrapping_add(slide));
+        let read = |at| running.word(self.paging, at);
+        let first = Gva(read(address(FTRACE_USERS)?)?);
+        let layout = running.kernel.trampolines()?;
+        let original = layout.original(first, address(LAST_FTRACE_USER)?, at, read)?;
+        self.table.rule(symbols.address_of(original)?)
+    }
+
     fn named(&self, frame: CodeFrame) -> StackFrame {
         // See `CodeFrame::is_return_address`.
         let within = Gva(frame.ip.0.wrapping_sub(u64::from(frame.is_return_address)));
@@ -185,8 +201,11 @@ impl StackSource for StackView<'_> {
         if let Some(linked) = self.linked(at) {
             return self.table.rule(linked);
         }
-        let rules = self.stacks.module_at(self.paging, at)?.unwind_rules()?;
+        let Some(module) = self.stacks.module_at(self.paging, at) else {
+            return self.trampoline_rule(at);
+        };
         let memory = self.stacks.running.planter.own();
+        let rules = module.unwind_rules()?;
         rules.rule(&memory, self.paging, self.table.format(), at)
     }
 
