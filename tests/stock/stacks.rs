@@ -61,7 +61,8 @@ FUNCTIONS
 END
 $b sort /a /f | $b uniq -d > /both
 $b wc -l < /both
-$b cat /both > /t/set_ftrace_filter
+echo > /t/set_ftrace_filter
+while read f; do echo $f >> /t/set_ftrace_filter; done < /both
 echo function > /t/current_tracer
 echo 1 > /t/options/sym-addr
 echo 1 > /t/options/func_stack_trace
@@ -166,7 +167,7 @@ fn ours(ran: &Ran) -> BTreeMap<Key, Vec<Hit>> {
 }
 
 /// Whether the callers are the same. The guest's tracer has frames of its own in front of the function.
-fn are_equal(theirs: &Addresses, ours: &Hit) -> bool {
+fn are_equal(theirs: &[String], ours: &Hit) -> bool {
     let frames = ours.stack.as_deref().unwrap_or_default();
     let callers = frames.iter().skip(1).map(|frame| {
         let address = frame.address.to_string();
