@@ -10,6 +10,7 @@ use introspect::{KernelInt3, PagingState};
 use text::{GuestMemory, Jump, Paused};
 
 use crate::jumped::Jumped;
+use crate::laid::Laid;
 use crate::made::{LeftAt, MadeDetour, Use};
 use crate::pages::ChangedEntry;
 use crate::place;
@@ -287,6 +288,11 @@ impl Detour {
     /// Whether the region has a page at `at`.
     pub fn maps(&self, at: Gva) -> bool {
         self.read().region().is_some_and(|region| region.maps(at))
+    }
+
+    /// The detour or copy that holds `at`.
+    pub fn laid_at(&self, at: Gva) -> Option<Laid> {
+        self.read().region()?.laid_at(at)
     }
 
     /// The guest's kernel at the creation of the region, or after [`settle`](Self::settle), if there is a region.

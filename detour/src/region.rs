@@ -10,6 +10,7 @@ use text::{GuestError, GuestMemory, Jump, Paused};
 use super::cells::Cells;
 use super::copies::{Copies, NewCopy};
 use super::jumped::Jumped;
+use super::laid::{AllLaid, Laid};
 use super::made::{Detours, LeftAt, MadeDetour, Use};
 use super::pages::{ChangedEntry, Page, PageKind, Pages};
 use super::place::REGION_BYTES as PAGE_BYTES;
@@ -29,6 +30,7 @@ pub(super) struct Region {
     code: FreeCode,
     copies: Copies,
     detours: Detours,
+    laid: AllLaid,
     /// The free counters, once a detour counts.
     cells: Cells,
     /// The ring, once a detour records.
@@ -86,6 +88,7 @@ impl Region {
             code: FreeCode::on(page),
             copies: Copies::default(),
             detours: Detours::default(),
+            laid: AllLaid::default(),
             cells: Cells::default(),
             ring: None,
             int3: None,
@@ -154,6 +157,7 @@ impl Region {
         let copy = NewCopy::new(decoded, at)?;
         self.write_code(copy.bytes())?;
         self.copies.keep(decoded, at);
+        self.laid.keep(Laid::copy(decoded, at, copy.bytes().len()));
         Ok(())
     }
 
@@ -206,6 +210,8 @@ impl Region {
         }
         self.write_code(&new.code.bytes)?;
         self.cells = cells;
+        let (len, displaced) = (new.code.bytes.len(), new.code.displaced);
+        self.laid.keep(Laid::detour(jumped, at, len, displaced));
         Ok(self.detours.keep(new, jumped, uses))
     }
 
@@ -299,6 +305,11 @@ impl Region {
     /// Whether a page of the region is at `at`.
     pub(super) fn maps(&self, at: Gva) -> bool {
         self.pages.maps(at)
+    }
+
+    /// The detour or copy that holds `at`.
+    pub(super) fn laid_at(&self, at: Gva) -> Option<Laid> {
+        self.laid.holding(at)
     }
 
     /// Whether `gpa` is a read-only address of the region.

@@ -12,6 +12,7 @@ use manifest::program::AggregateResult;
 use serde::{Deserialize, Serialize};
 
 use crate::hex::Hex;
+use crate::stack::StackFrame;
 use crate::typed::{Param, Task, Typed};
 
 /// One line of a run's output.
@@ -58,6 +59,12 @@ pub struct Hit {
     /// The number of followed calls around it on the same stack: of probes on returns, calls that have not returned. Absent if 0.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub depth: usize,
+    /// For a probe with stacks: the kernel's stack, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack: Option<Vec<StackFrame>>,
+    /// The reason why the stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack_incomplete: Option<String>,
 }
 
 /// A probed function returned.
@@ -91,6 +98,12 @@ pub struct Return {
     /// The number of followed calls around it on the same stack: of probes on returns, calls that have not returned. Absent if 0.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub depth: usize,
+    /// For a probe with stacks: the kernel's stack behind the return, the innermost function first.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack: Option<Vec<StackFrame>>,
+    /// The reason why the stack ends early.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub stack_incomplete: Option<String>,
 }
 
 fn is_zero(number: &usize) -> bool {
@@ -168,17 +181,18 @@ pub struct Crash {
     pub task: Option<String>,
     /// The vCPU's registers.
     pub regs: Registers,
-    /// The return addresses on the stack, the last call first. Some may be remains of calls that have returned.
+    /// The callers of `panic`, the last call first. For a kernel without ORC tables, the return addresses on the stack, of which some may be
+    /// remains of calls that have returned.
     pub frames: Vec<Frame>,
 }
 
-/// A return address on a stack.
+/// A return address on a stack of a panic.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Frame {
     /// The address.
     pub ip: Hex,
-    /// The address as `symbol+0xoffset`.
+    /// The address as `symbol+0xoffset/0xsize`; without ORC tables, as `symbol+0xoffset`.
     pub symbol: String,
 }
 

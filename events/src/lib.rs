@@ -10,6 +10,7 @@ mod probe_id;
 mod probe_status;
 #[cfg(feature = "openapi")]
 mod schema;
+mod stack;
 mod typed;
 
 pub use errno::error_name;
@@ -22,4 +23,5 @@ pub use probe_id::ProbeId;
 pub use probe_status::ProbeStatus;
 #[cfg(feature = "openapi")]
 pub use schema::{SCHEMA_VERSION, event_schema};
+pub use stack::StackFrame;
 pub use typed::{GuestString, Number, Param, Task, Typed};

@@ -7,7 +7,7 @@
 //! ([`signature`]), the loaded modules ([`modules`]), a
 //! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
 //! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
-//! an instruction ([`insn`]), and the addresses where a jump can serve as a probe ([`optimise`]).
+//! an instruction ([`insn`]), the kernel's stacks ([`orc`]), and the addresses where a jump can serve as a probe ([`optimise`]).
 //!
 //! A guest is hostile: no guest bytes make the crate panic, loop, or allocate without bound.
 
@@ -24,6 +24,7 @@ pub mod kprobes;
 pub mod memory;
 pub mod modules;
 pub mod optimise;
+pub mod orc;
 pub mod paging;
 pub mod patchsites;
 mod percpu;

@@ -22,6 +22,8 @@ pub struct ProbeConfig<A = Action> {
     pub maxactive: Option<usize>,
     /// Whether the probe is enabled. A disabled probe has no plant.
     pub enabled: bool,
+    /// Whether the events show the kernel's stack. Only events have a stack: see [`stack_fits`](ProbeConfig::stack_fits).
+    pub stack: bool,
 }
 
 /// The action at the hits of a probe; of a return probe, at the returns.
@@ -63,6 +65,12 @@ impl ProbeConfig {
     pub const fn has_program(&self) -> bool {
         self.filter.is_some() || self.action.aggregate().is_some()
     }
+
+    /// Whether the action makes the events that a stack belongs to.
+    #[must_use]
+    pub const fn stack_fits(&self) -> bool {
+        !self.stack || matches!(self.action, Action::Trace)
+    }
 }
 
 impl<A> ProbeConfig<A> {
@@ -75,6 +83,7 @@ impl<A> ProbeConfig<A> {
             filter: self.filter,
             maxactive: self.maxactive,
             enabled: self.enabled,
+            stack: self.stack,
         }
     }
 }
@@ -87,6 +96,7 @@ impl From<ProbeSpec> for ProbeConfig {
             filter: None,
             maxactive: None,
             enabled: true,
+            stack: false,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use address::{Gpa, Gva};
 use introspect::insn::{Boundaries, boundaries};
 use introspect::optimise::Survey;
+use introspect::orc::{NoOrc, OrcTable, TrampolineLayout};
 use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
@@ -66,6 +67,8 @@ pub struct Kernel {
     tasks: OnceLock<Option<TaskLayout>>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
+    unwind_rules: OnceLock<Result<OrcTable, NoOrc>>,
+    trampolines: OnceLock<Option<TrampolineLayout>>,
     entry: OnceLock<Option<Range<Gva>>>,
 }
 
@@ -103,6 +106,8 @@ impl Kernel {
             tasks: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
+            unwind_rules: OnceLock::new(),
+            trampolines: OnceLock::new(),
             entry: OnceLock::new(),
         })
     }
@@ -197,6 +202,23 @@ impl Kernel {
     pub fn survey(&self) -> &Survey {
         self.survey
             .get_or_init(|| Survey::of_kernel(&self.image, &self.symbols))
+    }
+
+    /// The rules for unwinding the kernel's stacks, read at the first call: 4 MB.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no ORC tables.
+    pub fn unwind_rules(&self) -> Result<&OrcTable, &NoOrc> {
+        let read = || OrcTable::read(&self.image, &self.symbols);
+        self.unwind_rules.get_or_init(read).as_ref()
+    }
+
+    /// The layout of ftrace's trampolines; `None` if the kernel has none, or no type information. Computed at the first call.
+    pub(crate) fn trampolines(&self) -> Option<TrampolineLayout> {
+        *self
+            .trampolines
+            .get_or_init(|| TrampolineLayout::from_btf(self.types().ok()?))
     }
 
     /// Sets the layout of optimised kprobes, as if the kernel's types described them.

@@ -80,6 +80,9 @@ pub(crate) struct AddArgs {
     /// Keep a sum, min, max, hist or lhist of a value in place of events: 'hist(arg2)'
     #[arg(long, value_name = "OF", conflicts_with = "action")]
     pub(crate) aggregate: Option<String>,
+    /// Show the kernel's stack at hits and returns
+    #[arg(long, conflicts_with = "aggregate")]
+    pub(crate) stack: bool,
 }
 
 #[derive(Debug, Args)]

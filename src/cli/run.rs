@@ -62,6 +62,9 @@ pub(crate) struct RunArgs {
     /// What to probe (repeatable)
     #[arg(short, long = "probe", value_name = "SPEC", help_heading = "Probes")]
     pub(crate) probes: Vec<String>,
+    /// Show the kernel's stack at the hits and returns of the probes of -p
+    #[arg(long, requires = "probes", help_heading = "Probes")]
+    pub(crate) stack: bool,
     /// What to plant where a probe is
     #[arg(long, hide = true, value_parser = choice::<TrapChoice>())]
     pub(crate) trap: Option<TrapChoice>,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use events::{Event, Hex, Note, Param, Registers, Task};
+use events::{Event, Hex, Note, Param, Registers, StackFrame, Task};
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -13,6 +13,9 @@ use super::text_line::{line, seconds};
 const MAX_COLUMN: usize = 24;
 /// Deeper calls are not indented further.
 const MAX_INDENTS: usize = 16;
+
+/// The columns in front of a frame: behind time and vCPU.
+const STACK_INDENT: usize = 20;
 
 /// Makes lines of events. Columns grow with their cells, and never shrink.
 #[derive(Debug)]
@@ -65,6 +68,7 @@ impl Formatter {
                     out,
                 );
                 self.registers(&hit.regs, out);
+                self.stack(hit.stack.as_deref(), hit.stack_incomplete.as_deref(), out);
             }
             Event::Return(ret) => {
                 let took = micros(ret.took_ns);
@@ -76,6 +80,7 @@ impl Formatter {
                 let said = format!(" = {value} after {took} µs");
                 self.row(when, ret.depth, &function(&ret.symbol), &said, out);
                 self.registers(&ret.regs, out);
+                self.stack(ret.stack.as_deref(), ret.stack_incomplete.as_deref(), out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
@@ -141,6 +146,30 @@ impl Formatter {
                     self.style.paint(Ink::Faint, row.concat()),
                 ),
             );
+        }
+    }
+
+    /// Appends the lines of a stack, a line for each frame.
+    fn stack(&self, frames: Option<&[StackFrame]>, incomplete: Option<&str>, out: &mut Vec<u8>) {
+        let style = self.style;
+        let width = style.width.map(|width| width.saturating_sub(STACK_INDENT));
+        let mut indented = |text: &str| {
+            let text = printable(text);
+            let text = cut(&text, width);
+            line(
+                out,
+                format_args!(
+                    "{}{:STACK_INDENT$}{text}",
+                    style.paint(Ink::Faint, self.prefix),
+                    ""
+                ),
+            );
+        };
+        for frame in frames.into_iter().flatten() {
+            indented(&frame.to_string());
+        }
+        if let Some(why) = incomplete {
+            indented(&format!("… {why}"));
         }
     }
 
@@ -274,6 +303,8 @@ mod tests {
             task: None,
             params: None,
             depth: 0,
+            stack: None,
+            stack_incomplete: None,
         })
     }
 
@@ -350,6 +381,8 @@ mod tests {
                 ..typed("int", Number::Integer(-2))
             }),
             depth: 1,
+            stack: None,
+            stack_incomplete: None,
         });
         let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
         assert_eq!(
@@ -374,6 +407,38 @@ mod tests {
             .flat_map(|row| row.split_whitespace().step_by(2))
             .collect();
         assert_eq!(names.len(), 18);
+    }
+
+    #[test]
+    fn stack_has_an_indented_line_for_each_frame() {
+        let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+            unreachable!("a hit")
+        };
+        let frame = |symbol: Option<&str>, module: Option<&str>| StackFrame {
+            address: Hex(0xffff_ffff_a000_1000),
+            symbol: symbol.map(str::to_owned),
+            module: module.map(str::to_owned),
+        };
+        let hit = Event::Hit(Hit {
+            stack: Some(vec![
+                frame(Some("f+0x0/0x10"), None),
+                frame(Some("g+0x5/0x1a0"), Some("m\x1b")),
+                frame(None, None),
+            ]),
+            stack_incomplete: Some("the stack cannot be read at 0x8".to_owned()),
+            ..plain
+        });
+        let text = lines(&mut Formatter::new(Style::plain(), false), &[hit]);
+        let frames: Vec<_> = text.lines().skip(1).collect();
+        assert_eq!(
+            frames,
+            [
+                "                    f+0x0/0x10",
+                "                    g+0x5/0x1a0 [m\\x1b]",
+                "                    0xffffffffa0001000",
+                "                    … the stack cannot be read at 0x8",
+            ]
+        );
     }
 
     #[test]

@@ -81,6 +81,7 @@ fn add(probes: &mut Vec<Named>, spec: &ProbeSpec, action: ProbeAction) {
             wanted.action = both(wanted.action, probe.action);
             wanted.maxactive = wanted.maxactive.max(probe.maxactive);
             wanted.enabled &= probe.enabled;
+            wanted.stack |= probe.stack;
         }
         if stays {
             if probe.at.stands_for(&name) {

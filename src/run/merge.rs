@@ -205,7 +205,10 @@ fn ask(args: &RunArgs, manifest: &Manifest) -> Result<Asked, MergeError> {
             spec: spec.clone(),
             source,
         })?;
-        probes.push(parsed.into());
+        probes.push(ProbeConfig {
+            stack: args.stack,
+            ..parsed.into()
+        });
     }
     Ok(Asked {
         initrd: match initrd {

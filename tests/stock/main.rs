@@ -22,6 +22,7 @@ mod print;
 mod remote;
 mod returns;
 mod schema;
+mod stacks;
 mod turns;
 mod typed;
 mod views;

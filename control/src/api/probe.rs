@@ -48,6 +48,9 @@ pub struct AddProbe {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(example = "hist(arg2)")]
     pub aggregate: Option<String>,
+    /// Whether events show the kernel's stack; requires the action `trace`.
+    #[serde(default)]
+    pub stack: bool,
 }
 
 const fn yes() -> bool {
@@ -80,6 +83,7 @@ impl AddProbe {
             action: None,
             filter: None,
             aggregate: None,
+            stack: false,
         }
     }
 }

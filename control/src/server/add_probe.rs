@@ -50,13 +50,23 @@ pub(super) fn config(wanted: &AddProbe, pointer: &str) -> Result<ProbeConfig, Pr
         }
         (None, action) => action.unwrap_or_default().into(),
     };
-    Ok(ProbeConfig {
+    let config = ProbeConfig {
         at,
         action,
         filter,
         maxactive: wanted.maxactive.map(usize::from),
         enabled: wanted.enabled,
-    })
+        stack: wanted.stack,
+    };
+    if !config.stack_fits() {
+        return Err(ProblemKind::Contradictory
+            .with("`stack` is for events, and the probe has none")
+            .help(Some(
+                "use the action `trace`, or leave `stack` out".to_owned(),
+            ))
+            .at(format!("{pointer}/stack")));
+    }
+    Ok(config)
 }
 
 /// Parses the filter or the aggregate under `key`.

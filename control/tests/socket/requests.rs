@@ -100,7 +100,18 @@ fn a_probe_has_a_program() {
         action: Some(ProbeAction::Count),
         ..with("kprobe:one", None, Some("hist(arg2)"))
     };
+    let counted_with_stack = AddProbe {
+        action: Some(ProbeAction::Count),
+        stack: true,
+        ..with("kprobe:one", None, None)
+    };
     let wrong = [
+        (
+            counted_with_stack,
+            ProblemKind::Contradictory,
+            "/stack",
+            "`stack` is for events, and the probe has none",
+        ),
         (
             with("kprobe:one", Some("arg0 = 5"), None),
             ProblemKind::NotAProgram,

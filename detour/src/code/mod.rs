@@ -89,6 +89,8 @@ pub(super) struct Code {
     pub(super) bytes: Vec<u8>,
     /// The exit of each part, if any.
     pub(super) exits: Vec<Option<Exit>>,
+    /// The address of the first displaced instruction.
+    pub(super) displaced: Gva,
 }
 
 /// The exit of a part of a detour.
@@ -146,6 +148,15 @@ pub(super) fn assemble(jumped: &Jumped, parts: &[Work<'_>], at: Gva) -> Result<C
         let asm = &mut asm;
         ends.push((work, Writer { asm, work }.part()?));
     }
+    // Each part ends with a label on the next instruction, which can have one label only.
+    let displaced = match ends.last() {
+        Some((_, end)) => end.next,
+        None => {
+            let mut label = asm.create_label();
+            asm.set_label(&mut label).map_err(Unwritten::from)?;
+            label
+        }
+    };
     instructions(&mut asm, jumped).map_err(Unwritten::from)?;
     let mut exits = Vec::new();
     for (work, end) in ends {
@@ -153,7 +164,7 @@ pub(super) fn assemble(jumped: &Jumped, parts: &[Work<'_>], at: Gva) -> Result<C
         let exit = Writer { asm, work }.exit(end).map_err(Unwritten::from)?;
         exits.push(exit.map(|exit| (exit, end.next)));
     }
-    Ok(placed(&mut asm, &exits, at)?)
+    Ok(placed(&mut asm, &exits, displaced, at)?)
 }
 
 /// The end of a part.
@@ -214,6 +225,7 @@ fn instructions(asm: &mut CodeAssembler, jumped: &Jumped) -> Result<(), IcedErro
 fn placed(
     asm: &mut CodeAssembler,
     exits: &[Option<(CodeLabel, CodeLabel)>],
+    displaced: CodeLabel,
     at: Gva,
 ) -> Result<Code, Unwritten> {
     let wanted = BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
@@ -236,6 +248,7 @@ fn placed(
     }
     Ok(Code {
         exits: placed,
+        displaced: ip(&displaced)?,
         bytes: assembled.inner.code_buffer,
     })
 }

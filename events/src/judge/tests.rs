@@ -34,6 +34,8 @@ fn hit(probe: &str, second: u64) -> Event {
         task: None,
         params: None,
         depth: 0,
+        stack: None,
+        stack_incomplete: None,
     })
 }
 
@@ -50,6 +52,8 @@ fn returned(probe: &str, retval: u64) -> Event {
         task: None,
         returned: None,
         depth: 0,
+        stack: None,
+        stack_incomplete: None,
     })
 }
 

@@ -4,6 +4,7 @@ use address::Gva;
 
 use super::{ModuleRegion, ModulesError, RegionKind, usage::UsageLayout};
 use crate::btf::{Btf, Slot, StructId, Type};
+use crate::orc::ModuleRules;
 
 /// `struct module` takes 1 or 2 KiB.
 const MAX_STRUCT_BYTES: u64 = 64 << 10;
@@ -31,6 +32,15 @@ pub(super) struct ModuleLayout {
     pub(super) static_calls: Option<Table>,
     /// Absent if the kernel is built without unloading.
     pub(super) usage: Option<UsageLayout>,
+    unwind: Option<UnwindLayout>,
+}
+
+/// The places of ORC's tables, in `struct mod_arch_specific`. Absent if the kernel is built without ORC.
+#[derive(Clone, Copy, Debug)]
+struct UnwindLayout {
+    ips: Slot,
+    rules: Slot,
+    count: Slot,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +92,19 @@ impl ModuleLayout {
             jump_labels: table(btf, module, "jump_entries", "num_jump_entries"),
             static_calls: table(btf, module, "static_call_sites", "num_static_call_sites"),
             usage: UsageLayout::from_btf(btf, module),
+            unwind: UnwindLayout::from_btf(btf, module),
         })
+    }
+
+    /// The module's rules for unwinding, from the bytes of the `struct module`.
+    pub(super) fn unwind_rules(&self, bytes: &[u8]) -> Option<ModuleRules> {
+        let unwind = self.unwind?;
+        let rules = ModuleRules {
+            ips: Gva(unwind.ips.read(bytes)?),
+            rules: Gva(unwind.rules.read(bytes)?),
+            count: unwind.count.read(bytes)?,
+        };
+        (rules.ips != Gva(0) && rules.rules != Gva(0)).then_some(rules)
     }
 
     /// The parts of a module, from the bytes of the `struct module`.
@@ -93,6 +115,17 @@ impl ModuleLayout {
             .flatten()
             .filter(|region| !region.range.is_empty())
             .collect()
+    }
+}
+
+impl UnwindLayout {
+    fn from_btf(btf: &Btf, module: StructId) -> Option<Self> {
+        let slot = |path| Slot::find(btf, module, path);
+        Some(Self {
+            ips: slot("arch.orc_unwind_ip")?,
+            rules: slot("arch.orc_unwind")?,
+            count: slot("arch.num_orcs")?,
+        })
     }
 }
 

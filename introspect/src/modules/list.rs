@@ -3,8 +3,8 @@
 use address::Gva;
 
 use super::{
-    Module, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites, symbols::Symtab,
-    view::View,
+    Module, ModuleRegion, ModuleState, ModuleUsage, ModulesError, layout::ModuleLayout, sites,
+    symbols::Symtab, view::View,
 };
 use crate::{Btf, PagingState, PhysMemory, SymbolTable};
 
@@ -119,6 +119,7 @@ impl Modules {
             symbols: Vec::new(),
             sites: Vec::new(),
             unread: Vec::new(),
+            unwind_rules: self.layout.unwind_rules(bytes),
         })
     }
 
@@ -127,6 +128,40 @@ impl Modules {
     #[must_use]
     pub fn usage(&self, address: Gva, bytes: &[u8]) -> Option<ModuleUsage> {
         self.layout.usage.as_ref()?.read(address, bytes)
+    }
+
+    /// The module whose code is at `at`, without symbols and sites. `head` is the run-time address of the kernel's list. For the same
+    /// uses as [`read`](Self::read), and for stacks of a guest that runs: a few reads for each module.
+    ///
+    /// # Errors
+    ///
+    /// If the list is broken.
+    pub fn holding(
+        &self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        head: Gva,
+        at: Gva,
+    ) -> Result<Option<Module>, ModulesError> {
+        let view = View::new(memory, paging);
+        let mut link = pointer(&view, head)?;
+        for _ in 0..MAX_MODULES {
+            if link == head {
+                return Ok(None);
+            }
+            let address = self.at_link(link);
+            let bytes = self.bytes(&view, address)?;
+            let regions = self.layout.regions(&bytes);
+            let holds = |region: &ModuleRegion| region.range.contains(&at);
+            if regions
+                .iter()
+                .any(|region| region.kind.is_text() && holds(region))
+            {
+                return self.describe(address, &bytes).map(Some);
+            }
+            link = self.next_link(&bytes);
+        }
+        Err(ModulesError::Endless { limit: MAX_MODULES })
     }
 
     fn bytes(&self, view: &View<'_>, address: Gva) -> Result<Vec<u8>, ModulesError> {

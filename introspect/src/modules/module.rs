@@ -5,6 +5,7 @@ use std::ops::Range;
 use address::Gva;
 
 use super::ModulesError;
+use crate::orc::ModuleRules;
 use crate::{PatchSite, Symbol};
 
 /// The state of a module, as in `enum module_state`.
@@ -80,6 +81,7 @@ pub struct Module {
     pub(super) symbols: Vec<Symbol>,
     pub(super) sites: Vec<PatchSite>,
     pub(super) unread: Vec<ModulesError>,
+    pub(super) unwind_rules: Option<ModuleRules>,
 }
 
 impl Module {
@@ -94,6 +96,7 @@ impl Module {
             symbols: Vec::new(),
             sites: Vec::new(),
             unread: Vec::new(),
+            unwind_rules: None,
         }
     }
 
@@ -154,6 +157,19 @@ impl Module {
     #[must_use]
     pub fn patch_sites(&self) -> &[PatchSite] {
         &self.sites
+    }
+
+    /// The rules for unwinding stacks; `None` if the kernel or the module has none.
+    #[must_use]
+    pub const fn unwind_rules(&self) -> Option<ModuleRules> {
+        self.unwind_rules
+    }
+
+    /// Whether `other` is the same module, not loaded anew and with the same parts.
+    #[must_use]
+    pub fn is_same_load(&self, other: &Self) -> bool {
+        let of = |module: &Self| (module.address, module.state, module.unwind_rules);
+        of(self) == of(other) && self.name == other.name && self.regions == other.regions
     }
 
     /// The errors of reading the module's tables: after an error, symbols or sites may be missing.

@@ -18,6 +18,7 @@ const KEYS: &[&str] = &[
     "aggregate",
     "maxactive",
     "enabled",
+    "stack",
 ];
 
 /// The range of the maximum number of calls that one return probe follows at once.
@@ -38,6 +39,7 @@ pub(super) fn probe(
     let aggregate: Option<Aggregate> = program(&mut probe, text, "aggregate");
     let maxactive = probe.number("maxactive", MAXACTIVE).map(usize::from);
     let enabled = probe.flag("enabled").unwrap_or(true);
+    let stack = probe.flag("stack").unwrap_or(false);
     let at = spec(&mut probe, text, "at")?;
     if let Some(error) = aggregate.and_then(|aggregate| aggregate.fits(at.kind).err())
         && let Some(span) = probe.value("aggregate").map(Spanned::span)
@@ -49,13 +51,25 @@ pub(super) fn probe(
             help: Some(error.help()),
         });
     }
-    Some(ProbeConfig {
+    let config = ProbeConfig {
         at,
         action: aggregate.map_or_else(|| action.into(), Action::Aggregate),
         filter,
         maxactive,
         enabled,
-    })
+        stack,
+    };
+    if !config.stack_fits()
+        && let Some(span) = probe.value("stack").map(Spanned::span)
+    {
+        probe.note(Problem::Meaning {
+            table: "[[probe]]",
+            what: "has no events that could show a stack".to_owned(),
+            span: span.into(),
+            help: Some("use `action = \"trace\"`, or leave `stack` out".to_owned()),
+        });
+    }
+    Some(config)
 }
 
 /// The filter or the aggregate in `key`.

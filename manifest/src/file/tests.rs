@@ -245,6 +245,21 @@ fn a_probe_has_a_filter_and_an_aggregate() {
 }
 
 #[test]
+fn stack_is_for_probes_with_events() {
+    let manifest = parsed(
+        "[[probe]]\nat = 'kretprobe:f'\nstack = true\n[[probe]]\nat = 'kprobe:f'\naction = 'count'\n",
+    );
+    let stacks = manifest.probes.iter().map(|probe| probe.stack);
+    assert!(stacks.eq([true, false]));
+    for action in ["action = 'count'", "aggregate = 'hist(arg0)'"] {
+        let text = format!("[[probe]]\nat = 'kprobe:f'\nstack = true\n{action}\n");
+        let (says, spot, _) = only(&text);
+        assert_eq!(spot, "true", "{says}");
+        assert!(says.contains("no events that could show a stack"), "{says}");
+    }
+}
+
+#[test]
 fn a_program_is_labelled_inside_its_quotes() {
     const PROBE: &str = "[[probe]]\nat = 'kprobe:f'\n";
     for (keys, spot, says) in [

@@ -10,6 +10,7 @@ use text::{GuestError, Vcpu};
 
 use crate::engine::reporter::{Reporter, registers};
 use crate::engine::running::Running;
+use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 
 /// The maximum length of a panic message.
@@ -37,6 +38,7 @@ pub(crate) struct Crashes {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) tasks: Arc<Tasks>,
+    pub(crate) stacks: Arc<Stacks>,
     pub(crate) panicked: Mutex<Option<Panicked>>,
 }
 
@@ -49,7 +51,7 @@ impl Crashes {
             vcpu: vcpu.index(),
             task: self.tasks.on(vcpu, Gva(regs.rip))?.map(|task| task.comm),
             regs: registers(&regs, Hex(regs.rip)),
-            frames: self.frames(vcpu, regs.rsp)?,
+            frames: self.frames(vcpu, &regs)?,
         };
         self.reporter
             .note(None, format!("the kernel panics: {message}"));
@@ -84,9 +86,27 @@ impl Crashes {
         Ok(String::from_utf8_lossy(&text).trim_end().to_owned())
     }
 
+    /// The callers of `panic`; for a kernel without rules for unwinding, the return addresses on the stack.
+    fn frames(&self, vcpu: &mut dyn Vcpu, regs: &vmm::kvm_regs) -> Result<Vec<Frame>, GuestError> {
+        let paging = vcpu.system_state()?.paging;
+        let stack = self.stacks.of(&paging, regs);
+        // The first frame is `panic` itself.
+        let callers = stack.frames.into_iter().skip(1).take(MAX_FRAMES);
+        let frames: Vec<Frame> = callers
+            .map(|frame| Frame {
+                ip: frame.address,
+                symbol: frame.to_string(),
+            })
+            .collect();
+        if frames.is_empty() {
+            return self.return_addresses(vcpu, regs.rsp);
+        }
+        Ok(frames)
+    }
+
     /// The return addresses on the stack from `rsp` on: every word with an address behind a call in the kernel's text. Some
     /// may be left over from finished calls, like the lines with a question mark in the kernel's own traces.
-    fn frames(&self, vcpu: &mut dyn Vcpu, rsp: u64) -> Result<Vec<Frame>, GuestError> {
+    fn return_addresses(&self, vcpu: &mut dyn Vcpu, rsp: u64) -> Result<Vec<Frame>, GuestError> {
         let paging = vcpu.system_state()?.paging;
         let end = (rsp | (STACK_BYTES - 1)).wrapping_add(1);
         let words = end.wrapping_sub(rsp) / 8;

@@ -67,7 +67,7 @@ pub(crate) fn interests(probe: &Probe) -> Interests {
     Interests {
         calls: follows.is_some(),
         exits_at_returns: can_be_planted
-            && follows.is_some_and(|purpose| purpose.action.needs_exit()),
+            && follows.is_some_and(|purpose| probe.has_stack || purpose.action.needs_exit()),
         modules: probe.in_module.is_some(),
         plants: can_be_planted && probe.is_enabled(),
     }

@@ -30,6 +30,7 @@ mod register;
 mod reporter;
 mod returns;
 mod running;
+mod stacks;
 mod tasks;
 #[cfg(test)]
 mod tests;

@@ -55,6 +55,7 @@ impl ProbeList {
             filter,
             maxactive,
             enabled,
+            stack,
         } in new
         {
             if let EngineAction::Configured(Action::Aggregate(aggregate)) = action {
@@ -114,7 +115,8 @@ impl ProbeList {
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
-                    .typed(signature);
+                    .typed(signature)
+                    .with_stack(*stack);
                 self.running.prepare_programs(&probe);
                 if let Some(why) = why {
                     let state = match why {

@@ -17,6 +17,7 @@ use text::{GuestError, Vcpu};
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
+use crate::engine::stacks::Stacks;
 use crate::engine::tasks::{Tasks, recorded};
 use crate::engine::typed::{params, recorded_params};
 use crate::handler::HitContext;
@@ -32,6 +33,7 @@ pub(crate) struct Records {
     pub(crate) reporter: Arc<Reporter>,
     pub(crate) running: Arc<Running>,
     pub(crate) tasks: Arc<Tasks>,
+    pub(crate) stacks: Arc<Stacks>,
     pub(crate) following: Arc<Following>,
     pub(crate) detour: Arc<Detour>,
 
@@ -223,6 +225,7 @@ impl Records {
                         task: record.task.map(recorded),
                         params: signature
                             .map(|signature| recorded_params(&signature, &record.regs)),
+                        stack: None,
                     },
                 )
             }
@@ -274,7 +277,7 @@ impl Records {
         ip: Gva,
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature();
-        if signature.is_none() && self.running.kernel.tasks().is_none() {
+        if signature.is_none() && !probe.has_stack && self.running.kernel.tasks().is_none() {
             return Ok(Meaning::default());
         }
         // One request to KVM serves all.
@@ -284,6 +287,9 @@ impl Records {
         Ok(Meaning {
             task: self.tasks.at(&state, ip),
             params: signature.map(params),
+            stack: probe
+                .has_stack
+                .then(|| self.stacks.of(&state.paging, &hit.regs)),
         })
     }
 
@@ -298,11 +304,15 @@ impl Records {
         call: &Instance,
     ) -> Result<(), GuestError> {
         let task = self.tasks.on(hit.vcpu, call.returns_to)?;
+        let stack = match call.probe.has_stack {
+            true => Some(self.stacks.of(&hit.vcpu.system_state()?.paging, &hit.regs)),
+            false => None,
+        };
         // Earlier records are reported first.
         self.take_out_records();
         let ts_ns = self.not_before_last(self.reporter.now_ns());
         self.reporter
-            .tell_return_at(ts_ns, call, hit.vcpu(), &hit.regs, task);
+            .tell_return_at(ts_ns, call, hit.vcpu(), &hit.regs, task, stack);
         Ok(())
     }
 }

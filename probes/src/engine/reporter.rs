@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use events::{Event, EventSink, Hex, Hit, Note, Param, Registers, Return, Task};
 
+use crate::engine::stacks::Stack;
 use crate::engine::typed::returned;
 use crate::registry::Probe;
 use crate::returns::{Calls, Instance};
@@ -15,6 +16,8 @@ pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
     /// At the entry of a function with known types.
     pub(crate) params: Option<Vec<Param>>,
+    /// For a probe with stacks.
+    pub(crate) stack: Option<Stack>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -58,6 +61,7 @@ impl Reporter {
     ) {
         let Some(place) = probe.place() else { return };
         let regs = registers(regs, ip);
+        let (stack, stack_incomplete) = Stack::parts(meaning.stack);
         self.sink.event(Event::Hit(Hit {
             probe: Arc::clone(&probe.name),
             ts_ns,
@@ -69,6 +73,8 @@ impl Reporter {
             regs,
             task: meaning.task,
             params: meaning.params,
+            stack,
+            stack_incomplete,
         }));
     }
 
@@ -79,11 +85,13 @@ impl Reporter {
         vcpu: usize,
         regs: &vmm::kvm_regs,
         task: Option<Task>,
+        stack: Option<Stack>,
     ) {
         let Some(place) = call.probe.place() else {
             return;
         };
         let ip = Hex::from(call.returns_to);
+        let (stack, stack_incomplete) = Stack::parts(stack);
         self.sink.event(Event::Return(Return {
             probe: Arc::clone(&call.probe.name),
             ts_ns,
@@ -95,6 +103,8 @@ impl Reporter {
             task,
             returned: returned(&call.probe, regs.rax),
             depth: self.calls.enclosing(call.slot),
+            stack,
+            stack_incomplete,
             regs: registers(regs, ip),
         }));
     }

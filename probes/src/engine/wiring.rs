@@ -39,6 +39,7 @@ use crate::engine::returns::site_planter::SitePlanter;
 use crate::engine::running::Running;
 use crate::engine::running::loaded::LoadedModules;
 use crate::engine::running::located::{Reached, Whereabouts};
+use crate::engine::stacks::Stacks;
 use crate::engine::tasks::Tasks;
 use crate::engine::unprobed_exits::UnprobedExits;
 use crate::engine::write::Writes;
@@ -76,6 +77,11 @@ impl Engine {
             running: Arc::clone(&running),
             found: Reached::default(),
         });
+        let stacks = Arc::new(Stacks {
+            running: Arc::clone(&running),
+            detour: Arc::clone(&detour),
+            named: Mutex::default(),
+        });
         let plants = Arc::new(Plants {
             running: Arc::clone(&running),
             table: ArcSwap::default(),
@@ -103,6 +109,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             tasks: Arc::clone(&tasks),
+            stacks: Arc::clone(&stacks),
             following: Arc::clone(&following),
             detour: Arc::clone(&detour),
             owners: Mutex::default(),
@@ -177,6 +184,7 @@ impl Engine {
             reporter: Arc::clone(&reporter),
             running: Arc::clone(&running),
             tasks: Arc::clone(&tasks),
+            stacks: Arc::clone(&stacks),
             panicked: Mutex::default(),
         });
         let returns = Arc::new(Returns {

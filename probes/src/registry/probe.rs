@@ -27,6 +27,8 @@ pub(crate) struct Probe {
     pub(crate) filter: Option<Filtered>,
     /// The types of the function, if the probe shows them. For a probe in a module, they come with the place.
     signature: ArcSwapOption<Signature>,
+    /// Whether hits and returns show the stack.
+    pub(crate) has_stack: bool,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -72,6 +74,7 @@ impl Probe {
             purpose,
             filter: None,
             signature: ArcSwapOption::empty(),
+            has_stack: false,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -89,7 +92,9 @@ impl Probe {
     pub(crate) fn matched(&self, name: &Arc<str>) -> Self {
         let (name, purpose) = (Arc::clone(name), self.purpose.for_another());
         let filter = self.filter.as_ref().map(|filtered| filtered.filter.clone());
-        Self::new(self.id, name, purpose, None, self.is_enabled()).filtered(filter)
+        Self::new(self.id, name, purpose, None, self.is_enabled())
+            .filtered(filter)
+            .with_stack(self.has_stack)
     }
 
     /// Adds a filter: only accepted hits count.
@@ -114,13 +119,19 @@ impl Probe {
         self.signature.store(signature);
     }
 
+    /// Hits and returns show the stack if `has_stack`.
+    pub(crate) fn with_stack(self, has_stack: bool) -> Self {
+        Self { has_stack, ..self }
+    }
+
     /// Whether each hit shows memory.
     pub(crate) fn reads_memory(&self) -> bool {
         let signature = self.signature.load();
         matches!(self.purpose, Purpose::Trace)
-            && signature
-                .as_ref()
-                .is_some_and(|signature| signature.needs_memory())
+            && (self.has_stack
+                || signature
+                    .as_ref()
+                    .is_some_and(|signature| signature.needs_memory()))
     }
 
     /// Adds a specification that is resolved when its module is loaded.

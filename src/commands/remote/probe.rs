@@ -60,6 +60,7 @@ fn wanted(args: &AddArgs) -> AddProbes {
         action: args.action,
         filter: args.filter.clone(),
         aggregate: args.aggregate.clone(),
+        stack: args.stack,
         ..AddProbe::new(spec.as_str())
     };
     match args.specs.as_slice() {

@@ -45,13 +45,15 @@ pub(crate) enum Hindrance<'p> {
     #[error("`{0}` is at the same place, and its hits exit")]
     Probe(&'p str),
     /// A hit shows memory, which a record does not hold.
-    #[error("hits of `{0}` show a string or an argument on the stack, which are read at an exit")]
-    Memory(&'p str),
+    #[error("hits of `{0}` show {1}, read at an exit")]
+    Memory(&'p str, &'static str),
     /// A kernel event probe.
     #[error("hyprobe itself has a plant at the same place, at `{0}`, whose hits exit")]
     Milestone(&'p str),
-    /// Returns are to be reported to a handler.
-    #[error("calls that are followed return to the same place, and a handler is called at returns")]
+    /// Returns are to be reported to a handler, or with the stack.
+    #[error(
+        "calls that are followed return to the same place, and returns exit: they call a handler or show the stack"
+    )]
     Returns,
     /// More probes than one detour serves.
     #[error("{0} probes are at the same place: a detour serves {MAX_SERVED} at the most")]
@@ -93,7 +95,12 @@ impl Parts {
         let mut probes = plant.probes.iter().map(|(probe, _)| probe);
         let probe = probes.find(|probe| probe.kept_by_detour().is_none())?;
         Some(match probe.purpose {
-            _ if probe.reads_memory() => Hindrance::Memory(&probe.name),
+            _ if probe.reads_memory() && probe.has_stack => {
+                Hindrance::Memory(&probe.name, "the stack")
+            }
+            _ if probe.reads_memory() => {
+                Hindrance::Memory(&probe.name, "a string or an argument on the stack")
+            }
             Purpose::Milestone(_) => Hindrance::Milestone(&probe.name),
             _ => Hindrance::Probe(&probe.name),
         })

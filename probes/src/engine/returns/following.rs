@@ -191,6 +191,7 @@ impl Following {
                     vcpu,
                     regs,
                     record.task.map(recorded),
+                    None,
                 ),
                 ReturnAction::Aggregate(aggregated) => {
                     let of = aggregated.aggregate.of();

@@ -1,0 +1,264 @@
+//! Stacks of hits in stock kernels, compared frame by frame with those that the guest's own function tracer has at the same hits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use events::{Hit, ProbeSummary};
+use introspect::{PatchKind, Symbol};
+
+use crate::boot::{Boot, Ran, Stock, probe};
+
+/// The seed of the choice of functions.
+const SEED: u64 = 0x5eed;
+/// The functions chosen at random; the guest executes some of them.
+const CHOSEN: usize = 1500;
+/// The most hits of a function in a run without stacks: hotter functions take too long on a slow host.
+const MAX_HITS: u64 = 400;
+/// The least number of functions with equal stacks.
+const MIN_FUNCTIONS: usize = 30;
+/// The beginnings of the names of functions that a busy shell may execute.
+const BUSY: [&str; 24] = [
+    "vfs_",
+    "do_",
+    "ksys_",
+    "path_",
+    "link_",
+    "lookup_",
+    "d_",
+    "dput",
+    "inode_",
+    "fput",
+    "mm_",
+    "vma_",
+    "alloc_",
+    "free_",
+    "security_",
+    "exit_",
+    "wake_",
+    "copy_",
+    "pipe_",
+    "proc_",
+    "get_",
+    "put_",
+    "mnt_",
+    "__",
+];
+/// A function that a timer's interrupt calls.
+const IN_INTERRUPT: &str = "update_process_times";
+/// The entry of the timer's interrupt.
+const INTERRUPT: &str = "asm_sysvec_apic_timer_interrupt+";
+
+/// The guest's tracer writes each stack as a line: the thread, the function and the addresses, of which the upper half is always the same.
+const SCRIPT: &str = r#"#!/bin/busybox sh
+b=/bin/busybox
+$b mkdir -p /t /p /tmp
+$b mount -t tracefs t /t
+$b mount -t proc p /p
+echo 0 > /t/tracing_on
+echo 6000 > /t/buffer_size_kb
+$b awk '{print $1}' /t/available_filter_functions | $b sort | $b uniq -u > /a
+$b sort > /f << END
+FUNCTIONS
+END
+$b sort /a /f | $b uniq -d > /both
+$b wc -l < /both
+echo > /t/set_ftrace_filter
+while read f; do echo $f >> /t/set_ftrace_filter; done < /both
+echo function > /t/current_tracer
+echo 1 > /t/options/sym-addr
+echo 1 > /t/options/func_stack_trace
+echo 1 > /t/options/function-fork
+$b sh -c 'echo $$ > /t/set_ftrace_pid; echo 1 > /t/tracing_on
+    i=0; while [ $i -lt 3 ]; do i=$((i+1))
+        /bin/busybox ls -l / /bin /p/self > /tmp/ls
+        /bin/busybox cat /p/self/maps /tmp/ls | /bin/busybox wc > /tmp/wc
+        /bin/busybox mv /tmp/wc /tmp/wc2; /bin/busybox ln -s /tmp/wc2 /tmp/l$i; /bin/busybox mkdir /tmp/d$i
+        /bin/busybox mount -t tmpfs x /tmp/d$i; /bin/busybox umount /tmp/d$i; /bin/busybox rmdir /tmp/d$i
+        /bin/busybox sleep 0.02 & wait
+    done
+    /bin/busybox dd if=/dev/zero of=/tmp/z bs=1M count=40 2> /dev/null
+    echo 0 > /t/tracing_on'
+$b awk '
+function flush() { if (a != "") print "S " t " " f a; a = "" }
+/<-/ { flush(); split($0, p, " <-"); n = split(p[1], w, " "); f = w[n - 1]; match($0, /-[0-9]+ /); t = substr($0, RSTART + 1, RLENGTH - 2); open = (seen[f]++ < 10); next }
+/^ *=>/ { if (open) { s = $NF; gsub(/[<>]/, "", s); a = a " " substr(s, length(s) - 7) } }
+END { flush() }
+' /t/trace
+echo stacks: done
+$b poweroff -f
+"#;
+
+/// A generator of numbers that depend on the seed alone.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        // SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let limit_wide = limit as u64;
+        usize::try_from((mixed ^ (mixed >> 31)) % limit_wide).unwrap_or(0)
+    }
+}
+
+/// Functions that ftrace can trace and whose name is unique, at most [`CHOSEN`] at random.
+fn chosen(stock: &Stock) -> Vec<String> {
+    let symbols = stock.kernel.symbols();
+    let is_traced = |symbol: &Symbol| {
+        let site = stock.kernel.sites().overlapping(symbol.address, 16);
+        site.is_some_and(|site| site.kind == PatchKind::Ftrace)
+    };
+    let patterns = BUSY.map(|start| format!("{start}*"));
+    let matching = patterns
+        .iter()
+        .flat_map(|pattern| symbols.matching(pattern));
+    let mut names: Vec<String> = matching
+        .filter(|symbol| symbol.is_text() && is_traced(symbol))
+        .map(|symbol| symbol.name)
+        .filter(|name| !name.contains('.') && symbols.lookup_all(name).len() == 1)
+        .collect();
+    let mut random = Random(SEED);
+    let mut chosen = BTreeSet::new();
+    while chosen.len() < CHOSEN && !names.is_empty() {
+        chosen.insert(names.swap_remove(random.below(names.len())));
+    }
+    chosen.into_iter().collect()
+}
+
+/// The script, with the functions for the guest's tracer.
+fn script(functions: &[String]) -> String {
+    SCRIPT.replace("FUNCTIONS", &functions.join("\n"))
+}
+
+/// A hit by thread and function.
+type Key = (i32, String);
+
+/// The lower halves of the addresses of a stack.
+type Addresses = Vec<String>;
+
+/// The stacks that the guest's tracer has, in order.
+fn theirs(ran: &Ran) -> BTreeMap<Key, Vec<Addresses>> {
+    let mut stacks: BTreeMap<Key, Vec<Addresses>> = BTreeMap::new();
+    for line in ran.console.lines() {
+        let mut words = line.trim().split(' ');
+        if words.next() != Some("S") {
+            continue;
+        }
+        let (Some(thread), Some(function)) = (words.next(), words.next()) else {
+            panic!("{line}");
+        };
+        let key = (thread.parse().expect("a number"), function.to_owned());
+        let stack = words.map(str::to_owned).collect();
+        stacks.entry(key).or_default().push(stack);
+    }
+    stacks
+}
+
+/// The hits of the run, in order.
+fn ours(ran: &Ran) -> BTreeMap<Key, Vec<Hit>> {
+    let mut stacks: BTreeMap<Key, Vec<Hit>> = BTreeMap::new();
+    for hit in ran.hits() {
+        let function = hit.probe.trim_start_matches("kprobe:").to_owned();
+        let thread = hit.task.as_ref().map_or(0, |task| task.tid);
+        stacks.entry((thread, function)).or_default().push(hit);
+    }
+    stacks
+}
+
+/// Whether the callers are the same. The guest's tracer has frames of its own in front of the function.
+fn are_equal(theirs: &[String], ours: &Hit) -> bool {
+    let frames = ours.stack.as_deref().unwrap_or_default();
+    let callers = frames.iter().skip(1).map(|frame| {
+        let address = frame.address.to_string();
+        address
+            .get(address.len().saturating_sub(8)..)
+            .unwrap_or_default()
+            .to_owned()
+    });
+    let callers: Addresses = callers.collect();
+    // The function itself, and at the most three frames of the tracer.
+    let behind = theirs.len().checked_sub(callers.len());
+    behind.is_some_and(|behind| (1..=4).contains(&behind) && theirs[behind..] == callers)
+}
+
+fn check(image: &str) {
+    let stock = Stock::fetch(image);
+    let mut functions = chosen(&stock);
+    let counting = script(&functions);
+    let mut counted = Boot::with_script(&stock, &counting);
+    for function in &functions {
+        counted = counted.counted(&format!("kprobe:{function}"));
+    }
+    let summary = counted.run().summary();
+    let is_busy = |found: &ProbeSummary| (1..=MAX_HITS).contains(&found.hits);
+    functions.retain(|function| is_busy(probe(&summary, &format!("kprobe:{function}"))));
+    functions.push(IN_INTERRUPT.to_owned());
+
+    let probes: Vec<String> = functions
+        .iter()
+        .map(|function| format!("[[probe]]\nat = \"kprobe:{function}\"\nstack = true\n"))
+        .collect();
+    let (probes, traced) = (probes.concat(), script(&functions));
+    let ran = Boot::with_script(&stock, &traced).expecting(&probes).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    assert!(ran.console.contains("stacks: done"), "{}", ran.told());
+
+    let (theirs, ours) = (theirs(&ran), ours(&ran));
+    let mut equal = BTreeSet::new();
+    let (mut stacks, mut unequal, mut in_interrupts) = (0, Vec::new(), 0);
+    for (key, theirs) in &theirs {
+        let mut hits = ours.get(key).map_or(&[][..], Vec::as_slice).iter();
+        for stack in theirs {
+            // An interrupt in the guest's own tracer: hyprobe does not know the rules of trampolines.
+            if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
+                continue;
+            }
+            stacks += 1;
+            let behind = hits.clone();
+            // The guest's buffer holds some of the hits, in the same order.
+            let Some(hit) = hits.find(|hit| are_equal(stack, hit)) else {
+                unequal.push((key, stack));
+                hits = behind;
+                continue;
+            };
+            equal.insert(&key.1);
+            let frames = hit.stack.iter().flatten();
+            let mut symbols = frames.filter_map(|frame| frame.symbol.as_deref());
+            let interrupted = symbols.any(|symbol| symbol.starts_with(INTERRUPT));
+            in_interrupts += usize::from(interrupted && symbols.next().is_some());
+        }
+    }
+    println!(
+        "{image}: {} of {stacks} stacks are equal, of {} functions; {in_interrupts} in interrupts of the kernel",
+        stacks - unequal.len(),
+        equal.len()
+    );
+    assert!(
+        unequal.is_empty(),
+        "{} of {stacks}: {:?}",
+        unequal.len(),
+        unequal.first()
+    );
+    assert!(equal.len() >= MIN_FUNCTIONS, "{equal:?}\n{}", ran.told());
+}
+
+#[test]
+fn stacks_of_debian_5_10_equal_those_of_the_guest() {
+    check("debian-5.10");
+}
+
+#[test]
+fn stacks_of_debian_6_1_equal_those_of_the_guest() {
+    check("debian-6.1");
+}
+
+#[test]
+fn stacks_of_debian_6_12_equal_those_of_the_guest() {
+    check("debian-6.12");
+}
+
+#[test]
+fn stacks_of_debian_sid_equal_those_of_the_guest() {
+    check("debian-sid");
+}
