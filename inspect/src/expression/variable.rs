@@ -14,7 +14,7 @@ const POINTER_BYTES: u64 = 8;
 
 /// The types of well-known variables: compilers write per-CPU variables into BTF and no others, and these have had the same type in all
 /// kernels with BTF.
-const WELL_KNOWN: [(&str, &str); 20] = [
+const WELL_KNOWN: [(&str, &str); 22] = [
     ("init_task", "struct task_struct"),
     ("init_mm", "struct mm_struct"),
     ("init_net", "struct net"),
@@ -35,6 +35,9 @@ const WELL_KNOWN: [(&str, &str); 20] = [
     ("total_forks", "unsigned long"),
     ("saved_command_line", "char *"),
     ("panic_timeout", "int"),
+    // Per-CPU variables, which BTF of 5.10 does not have.
+    ("runqueues", "struct rq"),
+    ("current_task", "struct task_struct *"),
 ];
 
 /// A variable or a function.

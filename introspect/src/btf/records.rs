@@ -83,8 +83,8 @@ impl Records {
         base + self.header.strings.len()
     }
 
-    /// The string at an offset of the string section; `None` if the string is empty, too long or
-    /// not UTF-8.
+    /// The string at an offset of the string section; `None` if the string is empty, too long, not
+    /// UTF-8, or has a control character: names in C have none, and lists of names have a name a line.
     pub(super) fn string(&self, offset: u32) -> Option<&str> {
         let mut own = offset as usize;
         if let Some(base) = &self.base {
@@ -98,7 +98,8 @@ impl Records {
         let window = &rest[..rest.len().min(MAX_NAME_BYTES)];
         let len = window.iter().position(|&byte| byte == 0)?;
         let text = std::str::from_utf8(&window[..len]).ok()?;
-        (!text.is_empty()).then_some(text)
+        let is_name = !text.is_empty() && !text.bytes().any(|byte| byte.is_ascii_control());
+        is_name.then_some(text)
     }
 
     /// The blob's types with a name, in the order of their numbers.

@@ -195,6 +195,16 @@ fn function_of_a_module_hides_the_kernels_function_of_the_name() {
 }
 
 #[test]
+fn name_with_a_control_character_is_no_name() {
+    let mut blob = Blob::new();
+    let line = blob.int("two\nlines", 4);
+    let plain = blob.int("one line", 4);
+    let btf = parse(blob);
+    assert_eq!(btf.name_of(TypeId(line)), None);
+    assert_eq!(btf.name_of(TypeId(plain)), Some("one line"));
+}
+
+#[test]
 fn module_on_an_incomplete_kernel_is_refused() {
     let mut kernel = Blob::new();
     kernel.record("new", (77, true), 3, 0, &[1, 2, 3, 4]);
