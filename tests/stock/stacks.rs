@@ -210,7 +210,7 @@ fn check(image: &str) {
     for (key, theirs) in &theirs {
         let mut hits = ours.get(key).map_or(&[][..], Vec::as_slice).iter();
         for stack in theirs {
-            // An interrupt in the guest's own tracer: hyprobe does not know the rules of trampolines.
+            // An interrupt of the guest's own tracer is not compared: the beginning of the tracer's frames is not clear.
             if stack.iter().filter(|address| **address == stack[0]).count() > 1 {
                 continue;
             }
