@@ -1,7 +1,7 @@
 //! A module in the guest's memory.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use address::{Gpa, Gva};
 use introspect::{
@@ -98,6 +98,23 @@ impl LoadedModule {
             gpa: page.wrapping_add(at.page_offset()),
             beyond: beyond.and_then(|next| self.pages.get(&next).copied()),
         })
+    }
+}
+
+/// The symbols of a module's text by name. Both the guest's symbols and the probes may be many: no probe goes through all symbols.
+pub(crate) struct TextSymbols<'m>(HashMap<&'m str, Vec<&'m Symbol>>);
+
+impl<'m> TextSymbols<'m> {
+    pub(crate) fn new(module: &'m LoadedModule) -> Self {
+        let mut named: HashMap<&str, Vec<&Symbol>> = HashMap::new();
+        for symbol in module.symbols().iter().filter(|symbol| symbol.is_text()) {
+            named.entry(&symbol.name).or_default().push(symbol);
+        }
+        Self(named)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> &[&'m Symbol] {
+        self.0.get(name).map_or(&[], Vec::as_slice)
     }
 }
 

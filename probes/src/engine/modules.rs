@@ -30,7 +30,7 @@ use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
 use crate::engine::typed::{shows_types, signature_in_module};
-use crate::module::{LoadedModule, ModuleCode};
+use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
@@ -202,12 +202,14 @@ impl ModuleWatch {
             let spec = probe.in_module.as_ref();
             spec.and_then(|spec| spec.module.as_deref()) == Some(module.name())
         };
-        if before.iter().any(|probe| is_meant(probe)) {
-            for unread in module.unread() {
-                let text = format!("part of the module {}: {unread}", module.name());
-                self.reporter.note(None, text);
-            }
+        if !before.iter().any(|probe| is_meant(probe)) {
+            return;
         }
+        for unread in module.unread() {
+            let text = format!("part of the module {}: {unread}", module.name());
+            self.reporter.note(None, text);
+        }
+        let symbols = TextSymbols::new(&module);
         let wants_types = |probe: &Probe| is_meant(probe) && shows_types(&probe.purpose);
         let types = before
             .iter()
@@ -216,7 +218,7 @@ impl ModuleWatch {
             .flatten();
         let signature = |probe: &Probe, place: &Result<Place, Refusal>| {
             let (types, place) = (types.as_ref()?, place.as_ref().ok()?);
-            signature_in_module(types, &text, &probe.purpose, place)
+            signature_in_module(types, &text, &symbols, &probe.purpose, place)
         };
         let mut after = Vec::with_capacity(before.len());
         let mut number = ProbeNumber::new(before.len());
@@ -225,7 +227,7 @@ impl ModuleWatch {
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
                 continue;
             };
-            match in_module(&module, &text, spec) {
+            match in_module(&module, &text, &symbols, spec) {
                 // The module's init function has run.
                 Err(_) if probe.status.state() == ProbeState::Gone => (),
                 Err(problem) => {

@@ -13,7 +13,7 @@ use introspect::{Btf, PagingState, Signature, read_virt};
 
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
-use crate::module::ModuleCode;
+use crate::module::{ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place};
 
@@ -55,6 +55,7 @@ pub(crate) fn signature_for(
 pub(crate) fn signature_in_module(
     types: &Btf,
     code: &ModuleCode<'_>,
+    symbols: &TextSymbols<'_>,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -64,9 +65,7 @@ pub(crate) fn signature_in_module(
     let function = function_of_entry(place, |start| {
         code.bytes(start, ENDBR64.len() as u64) == ENDBR64
     })?;
-    let named = code.module.symbols().iter();
-    let namesakes = named.filter(|symbol| symbol.name == function && symbol.is_text());
-    if namesakes.count() > 1 {
+    if symbols.named(function).len() > 1 {
         return None;
     }
     Signature::of_function(types, function).ok().map(Arc::new)
