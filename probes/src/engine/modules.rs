@@ -227,6 +227,7 @@ impl ModuleWatch {
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
                 continue;
             };
+            probe.set_signature(None);
             match in_module(&module, &text, &symbols, spec) {
                 // The module's init function has run.
                 Err(_) if probe.status.state() == ProbeState::Gone => (),
@@ -300,6 +301,7 @@ impl ModuleWatch {
 
     fn lose_place(&self, probe: &Arc<Probe>) {
         probe.set_place(None);
+        probe.set_signature(None);
         probe.status.set_state(ProbeState::Gone, None);
     }
 
