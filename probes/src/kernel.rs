@@ -9,7 +9,8 @@ use introspect::optimise::Survey;
 use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
-    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, TaskLayout, kallsyms,
+    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, Syscalls, TaskLayout,
+    kallsyms,
 };
 
 /// An unusable kernel file.
@@ -64,6 +65,7 @@ pub struct Kernel {
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
+    syscalls: OnceLock<Syscalls>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
     entry: OnceLock<Option<Range<Gva>>>,
@@ -101,6 +103,7 @@ impl Kernel {
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
+            syscalls: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
             entry: OnceLock::new(),
@@ -141,6 +144,24 @@ impl Kernel {
             return Err(Untyped::Ambiguous.into());
         }
         Ok(Signature::of_function(types, function)?)
+    }
+
+    /// The types of the system call `name`: by the kernel's own description, or else by the function that does the work of
+    /// `__x64_sys_NAME`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel neither describes the call, nor has types for the function.
+    pub fn syscall_signature(&self, name: &str) -> Result<Signature, NoSignature> {
+        let types = self.types().map_err(Clone::clone)?;
+        let read = || Syscalls::read(&self.image, &self.symbols, types);
+        if let Some(arguments) = self.syscalls.get_or_init(read).arguments(name) {
+            return Ok(Signature::of_syscall(types, name, arguments));
+        }
+        // The compiler has mostly inlined the first into the second, whose parameters are all `long`.
+        let of = |prefix| self.signature(&format!("{prefix}{name}"));
+        let found = of("__do_sys_").or_else(|_| of("__se_sys_"))?;
+        Ok(found.as_syscall(name))
     }
 
     /// The layout of the kernel's module descriptions, computed at the first call.

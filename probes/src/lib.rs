@@ -6,6 +6,7 @@ mod applied;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod bench;
+mod caller;
 mod code;
 mod engine;
 mod handler;

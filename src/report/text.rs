@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use events::{Event, Hex, Note, Param, Task};
+use manifest::ProbeKind;
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -41,9 +42,10 @@ impl Formatter {
                     None => hit.args.iter().map(Hex::to_string).collect(),
                 };
                 let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
-                let function = match hit.params {
-                    Some(_) => function(&hit.symbol),
-                    None => entry(&hit.symbol),
+                let function = match (syscall(&hit.probe), &hit.params) {
+                    (Some(name), _) => name.to_owned(),
+                    (None, Some(_)) => function(&hit.symbol),
+                    (None, None) => entry(&hit.symbol),
                 };
                 self.row(when, &function, &format!("({})", params.join(", ")), out);
             }
@@ -55,7 +57,11 @@ impl Formatter {
                 };
                 let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
                 let said = format!(" = {value} after {took} µs");
-                self.row(when, &function(&ret.symbol), &said, out);
+                let function = match syscall(&ret.probe) {
+                    Some(name) => name.to_owned(),
+                    None => function(&ret.symbol),
+                };
+                self.row(when, &function, &said, out);
             }
             Event::Note(note) => self.note(note, out),
             Event::Summary(summary) => table::summary(summary, self.style, out),
@@ -134,6 +140,13 @@ fn function(symbol: &str) -> String {
         Some((_, module)) => format!("{function} {module}"),
         None => function.to_owned(),
     }
+}
+
+/// The system call of a probe.
+fn syscall(probe: &str) -> Option<&str> {
+    let (kind, name) = probe.split_once(':')?;
+    let mut kinds = [ProbeKind::Syscall, ProbeKind::Retsyscall].into_iter();
+    kinds.any(|known| known.keyword() == kind).then_some(name)
 }
 
 /// `symbol+0xoffset` as a name, without an offset of zero.
@@ -292,6 +305,29 @@ mod tests {
             text,
             "   1.234567  cpu0   cat\\x1b[312]  f(name=\"/etc/\\u{1b}\", count=3)\n\
              \u{20}  2.000000  cpu0   a[1]          f = -2 (ENOENT) after 31.2 µs\n"
+        );
+    }
+
+    #[test]
+    fn a_system_call_has_its_own_name_and_not_that_of_its_function() {
+        let returned = Event::Return(Return {
+            probe: "retsyscall:openat".into(),
+            ts_ns: 2_000_000_000,
+            took_ns: 1_000,
+            vcpu: 0,
+            ip: Hex(0),
+            symbol: "__x64_sys_openat+0x0".into(),
+            retval: Hex(3),
+            regs: Registers::default(),
+            task: None,
+            returned: None,
+        });
+        let events = [hit("syscall:openat", "__x64_sys_openat+0x0"), returned];
+        let text = lines(&mut Formatter::new(Style::plain(), false), &events);
+        assert_eq!(
+            text,
+            "   1.234567  cpu0   openat(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+             \u{20}  2.000000  cpu0   openat = 0x3 after 1.0 µs\n"
         );
     }
 

@@ -18,6 +18,7 @@ mod modules;
 mod own_kprobes;
 mod remote;
 mod returns;
+mod syscalls;
 mod turns;
 mod typed;
 mod warns;

@@ -5,6 +5,7 @@
 
 mod kind;
 mod place;
+mod syscall;
 
 use std::sync::Arc;
 

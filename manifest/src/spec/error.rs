@@ -67,6 +67,15 @@ pub enum SpecProblem {
         "a pattern has no offset: the same offset would be inside another instruction in each function"
     )]
     OffsetFromPattern,
+    /// A system call with an offset.
+    #[error("a system call has no offset")]
+    OffsetOfSyscall,
+    /// A system call by address.
+    #[error("a system call is found by its name, not by an address")]
+    AddressOfSyscall,
+    /// A system call in a module.
+    #[error("a system call belongs to no module")]
+    SyscallInModule,
 }
 
 /// The maximum length of a probe's text. Linux cuts symbols at 511 bytes, and modules at 55.
@@ -94,11 +103,24 @@ impl SpecError {
                 Some("write kprobe:SYMBOL, kprobe:SYMBOL+OFFSET or kprobe:0xADDRESS".to_owned())
             }
             SpecProblem::NoKind(place) => Some(format!("write kprobe:{place}")),
+            SpecProblem::NotYet("tracepoint") => Some(format!(
+                "there is: {existing}; in place of tracepoint:syscalls:sys_enter_NAME and sys_exit_NAME, write \
+                 syscall:NAME and retsyscall:NAME"
+            )),
             SpecProblem::NotYet(_) => Some(format!("there is: {existing}")),
             SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {
                 Some(kind) => format!("did you mean `{kind}`?"),
                 None => format!("there is: {existing}"),
             }),
+            SpecProblem::OffsetOfSyscall => {
+                Some("write kprobe:__x64_sys_NAME+OFFSET, with the call's function".to_owned())
+            }
+            SpecProblem::AddressOfSyscall => {
+                Some("write syscall:NAME, or kprobe:0xADDRESS".to_owned())
+            }
+            SpecProblem::SyscallInModule => {
+                Some("write syscall:NAME, or retsyscall:NAME for its return".to_owned())
+            }
             SpecProblem::TooManyColons => {
                 Some("write kprobe:MODULE:SYMBOL or kprobe:SYMBOL".to_owned())
             }

@@ -61,6 +61,7 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     let kind = parse_kind(kind)?;
     let (module, place) = match place.split(':') {
         None => (None, place),
+        Some(_) if kind.is_syscall() => return Err(place.is(SpecProblem::SyscallInModule)),
         Some((module, place)) => (Some(parse_module(module)?), place),
     };
     if place.text.contains(':') {
@@ -70,10 +71,18 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if module.is_some() && matches!(location, Location::Address(_)) {
         return Err(place.is(SpecProblem::AddressInModule));
     }
-    if kind == ProbeKind::Kretprobe
-        && matches!(location, Location::Symbol { offset, .. } if offset != 0)
-    {
-        return Err(place.is(SpecProblem::OffsetOfReturn));
+    let has_offset = matches!(location, Location::Symbol { offset, .. } if offset != 0);
+    match location {
+        Location::Address(_) if kind.is_syscall() => {
+            return Err(place.is(SpecProblem::AddressOfSyscall));
+        }
+        _ if has_offset && kind.is_syscall() => {
+            return Err(place.is(SpecProblem::OffsetOfSyscall));
+        }
+        _ if has_offset && kind.is_return() => {
+            return Err(place.is(SpecProblem::OffsetOfReturn));
+        }
+        _ => (),
     }
     Ok(ProbeSpec {
         kind,

@@ -72,8 +72,13 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
         (
             "this version has no uprobe probes".into(),
             "uprobe",
-            Some("there is: kprobe, kretprobe".into())
+            Some("there is: kprobe, kretprobe, syscall, retsyscall".into())
         )
+    );
+    let help = refused("tracepoint:syscalls:sys_enter_openat").2;
+    assert!(
+        help.expect("help")
+            .ends_with("syscall:NAME and retsyscall:NAME")
     );
     assert_eq!(
         refused("kprob:vfs_read"),
@@ -85,7 +90,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -114,6 +119,11 @@ fn the_span_is_the_exact_spot() {
         ("kprobe:vfs_*+5", "5"),
         ("kprobe:0xffffffff81000000+5", "5"),
         ("kprobe:+5", ""),
+        ("syscall:openat+5", "openat+5"),
+        ("retsyscall:openat+5", "openat+5"),
+        ("syscall:0xffffffff81000000", "0xffffffff81000000"),
+        ("syscall:openat:return", "openat:return"),
+        ("syscall:*+5", "5"),
     ] {
         assert_eq!(refused(text).1, spot, "{text}");
     }
@@ -152,4 +162,7 @@ fn names_belong_to_specifications() {
     assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
     assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
+    assert!(of("syscall:*", "syscall:openat"));
+    assert!(!of("syscall:*", "retsyscall:openat"));
+    assert!(of("retsyscall:openat", "retsyscall:openat"));
 }

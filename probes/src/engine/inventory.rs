@@ -171,7 +171,11 @@ fn status(probe: &Probe) -> ProbeStatus {
     ProbeStatus {
         id: probe.id,
         name: None,
-        kind,
+        kind: if probe.of_syscall {
+            kind.of_syscall()
+        } else {
+            kind
+        },
         symbol: probe.place().map(|place| Arc::clone(&place.symbol)),
         module: probe
             .in_module

@@ -14,11 +14,12 @@ use events::{Hex, ProbeState};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
+use crate::caller;
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
 use crate::engine::tasks::{Tasks, recorded};
-use crate::engine::typed::{params, recorded_params};
+use crate::engine::typed::{params, recorded_params, unread_params};
 use crate::handler::HitContext;
 use crate::registry::{Probe, Purpose};
 use crate::returns::Instance;
@@ -222,6 +223,7 @@ impl Records {
                     Meaning {
                         task: record.task.map(recorded),
                         params: signature.map(|signature| recorded_params(signature, &record.regs)),
+                        arguments: None,
                     },
                 )
             }
@@ -273,15 +275,29 @@ impl Records {
         ip: Gva,
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature.as_ref();
+        // An address that the guest has not mapped has no bytes: the arguments are 0 then, and the parameters have no values.
+        let arguments = probe.of_syscall.then(|| caller::arguments(hit));
+        let read = arguments.map(Option::unwrap_or_default);
         if signature.is_none() && self.running.kernel.tasks().is_none() {
-            return Ok(Meaning::default());
+            return Ok(Meaning {
+                arguments: read,
+                ..Meaning::default()
+            });
         }
         // One request to KVM serves all.
         let state = hit.vcpu.system_state()?;
-        let params = |signature| params(&self.running, signature, &hit.regs, &state.paging);
+        let regs = match read {
+            Some(arguments) => caller::as_function(&hit.regs, arguments),
+            None => hit.regs,
+        };
+        let params = |signature| match arguments {
+            Some(None) => unread_params(signature),
+            _ => params(&self.running, signature, &regs, &state.paging),
+        };
         Ok(Meaning {
             task: self.tasks.at(&state, ip),
             params: signature.map(|signature| params(signature)),
+            arguments: read,
         })
     }
 

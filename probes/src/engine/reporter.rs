@@ -13,8 +13,10 @@ use crate::returns::Instance;
 #[derive(Debug, Default)]
 pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
-    /// At the entry of a function with known types.
+    /// At the entry of a function or system call with known types.
     pub(crate) params: Option<Vec<Param>>,
+    /// At the entry of a system call: its arguments, which are not in the vCPU's registers.
+    pub(crate) arguments: Option<[u64; 6]>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -62,7 +64,9 @@ impl Reporter {
             vcpu,
             ip,
             symbol: Arc::clone(&place.symbol),
-            args: regs.arguments(),
+            args: meaning
+                .arguments
+                .map_or_else(|| regs.arguments(), |arguments| arguments.map(Hex)),
             regs,
             task: meaning.task,
             params: meaning.params,

@@ -10,11 +10,12 @@ use address::Gva;
 use events::{GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
 use introspect::{PagingState, Signature, read_virt};
+use manifest::ProbeKind;
 
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{ENDBR64, Place};
+use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
 const MAX_STRING_BYTES: usize = 256;
@@ -26,9 +27,10 @@ const BEHIND_ENDBR: &str = "0x4";
 /// In place of a directory's descriptor: the task's own directory. A macro, which no type mentions.
 const AT_FDCWD: i64 = -100;
 
-/// The types of the function at `place`, if hits or returns of a probe with `purpose` show them.
+/// The types of the function or system call at `place`, if hits or returns of a probe with `purpose` show them.
 pub(crate) fn signature_for(
     kernel: &Kernel,
+    kind: ProbeKind,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -47,7 +49,11 @@ pub(crate) fn signature_for(
         BEHIND_ENDBR => begins_with_endbr(kernel, place.ip),
         _ => false,
     };
-    let signature = is_entry.then(|| kernel.signature(function).ok());
+    let signature = || match function.strip_prefix(syscalls::PREFIX) {
+        Some(name) if kind.is_syscall() => kernel.syscall_signature(name),
+        _ => kernel.signature(function),
+    };
+    let signature = is_entry.then(|| signature().ok());
     signature.flatten().map(Arc::new)
 }
 
@@ -81,6 +87,14 @@ pub(crate) fn params(
 pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Vec<Param> {
     let param = |param: &Parameter| named(signature, param, register(regs, param.place), None);
     signature.params.iter().map(param).collect()
+}
+
+/// The parameters of a system call whose arguments cannot be read.
+pub(crate) fn unread_params(signature: &Signature) -> Vec<Param> {
+    let params = signature.params.iter();
+    params
+        .map(|param| named(signature, param, None, None))
+        .collect()
 }
 
 /// The returned value of a call of `probe`.

@@ -9,7 +9,7 @@ use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary, Tier};
 use introspect::Signature;
-use manifest::program::{AggregateResult, Filter};
+use manifest::program::{AggregateResult, Filter, Operand};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
 
@@ -25,7 +25,9 @@ pub(crate) struct Probe {
     pub(crate) purpose: Purpose,
     /// The filter of the hits; without a filter, each hit counts.
     pub(crate) filter: Option<Filtered>,
-    /// The types of the function, if the probe shows them.
+    /// Whether the site is the entry of a system call: arguments are those of the call.
+    pub(crate) of_syscall: bool,
+    /// The types of the function or system call, if the probe shows them.
     pub(crate) signature: Option<Arc<Signature>>,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
@@ -71,6 +73,7 @@ impl Probe {
             name,
             purpose,
             filter: None,
+            of_syscall: false,
             signature: None,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
@@ -100,6 +103,11 @@ impl Probe {
         }
     }
 
+    /// Sets whether the site is the entry of a system call.
+    pub(crate) fn of_syscall(self, of_syscall: bool) -> Self {
+        Self { of_syscall, ..self }
+    }
+
     /// Adds the types of the function: hits and returns show them.
     pub(crate) fn typed(self, signature: Option<Arc<Signature>>) -> Self {
         Self { signature, ..self }
@@ -109,7 +117,16 @@ impl Probe {
     pub(crate) fn reads_memory(&self) -> bool {
         let mut signature = self.signature.iter();
         matches!(self.purpose, Purpose::Trace)
-            && signature.any(|signature| signature.needs_memory())
+            && (self.of_syscall || signature.any(|signature| signature.needs_memory()))
+    }
+
+    /// Whether the filter or the aggregate reads an argument that is in memory.
+    pub(crate) fn program_reads_memory(&self) -> bool {
+        let conditions = self.filter.iter().flat_map(|it| it.filter.conditions());
+        let compared = conditions.map(|condition| condition.operand);
+        let added = self.purpose.aggregated().map(|it| it.aggregate.of());
+        let mut operands = compared.chain(added);
+        self.of_syscall && operands.any(|of| matches!(of, Operand::Argument(_)))
     }
 
     /// Adds a specification that is resolved when its module is loaded.
@@ -262,6 +279,7 @@ impl Probe {
     /// The work of a detour at a hit; none if the hit needs an exit.
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
         match &self.purpose {
+            _ if self.program_reads_memory() => None,
             Purpose::Count => Some(Keeps::Count),
             Purpose::Trace if !self.reads_memory() => Some(Keeps::Records),
             // A hit that the filter rejects needs no exit.
