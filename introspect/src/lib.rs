@@ -4,7 +4,8 @@
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From the bytes come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the kernel's patch sites
 //! ([`patchsites`]), the layout of kernel types ([`btf`]), the arguments of functions
-//! ([`signature`]) and system calls ([`syscalls`]), the loaded modules ([`modules`]), a
+//! ([`signature`]), of system calls ([`syscalls`]) and of tracepoints ([`tracepoints`]), the loaded
+//! modules ([`modules`]), a
 //! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
 //! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
 //! an instruction ([`insn`]), and the addresses where a jump can serve as a probe ([`optimise`]).
@@ -31,6 +32,7 @@ pub mod signature;
 pub mod symbols;
 pub mod syscalls;
 mod tasks;
+pub mod tracepoints;
 
 pub use btf::{Btf, BtfError};
 pub use idt::{Gate, Idt, InterruptFrame};
@@ -48,3 +50,4 @@ pub use signature::Signature;
 pub use symbols::{Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches};
 pub use syscalls::Syscalls;
 pub use tasks::TaskLayout;
+pub use tracepoints::Tracepoints;

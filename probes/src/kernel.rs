@@ -10,7 +10,7 @@ use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
     OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, Syscalls, TaskLayout,
-    kallsyms,
+    Tracepoints, kallsyms,
 };
 
 /// An unusable kernel file.
@@ -66,6 +66,7 @@ pub struct Kernel {
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
     syscalls: OnceLock<Syscalls>,
+    tracepoints: OnceLock<Tracepoints>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
     entry: OnceLock<Option<Range<Gva>>>,
@@ -104,6 +105,7 @@ impl Kernel {
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
             syscalls: OnceLock::new(),
+            tracepoints: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
             entry: OnceLock::new(),
@@ -162,6 +164,27 @@ impl Kernel {
         let of = |prefix| self.signature(&format!("{prefix}{name}"));
         let found = of("__do_sys_").or_else(|_| of("__se_sys_"))?;
         Ok(found.as_syscall(name))
+    }
+
+    /// The kernel's tracepoints, read at the first call.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no type information.
+    pub fn tracepoints(&self) -> Result<&Tracepoints, &BtfError> {
+        let types = self.types()?;
+        let read = || Tracepoints::read(&self.image, &self.symbols, types);
+        Ok(self.tracepoints.get_or_init(read))
+    }
+
+    /// The types of the tracepoint `name`, without its group.
+    ///
+    /// # Errors
+    ///
+    /// If they are not known, or not for certain.
+    pub fn tracepoint_signature(&self, name: &str) -> Result<Signature, NoSignature> {
+        let types = self.types().map_err(Clone::clone)?;
+        Ok(Signature::of_tracepoint(types, name)?)
     }
 
     /// The layout of the kernel's module descriptions, computed at the first call.

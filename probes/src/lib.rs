@@ -3,10 +3,10 @@
 #![forbid(unsafe_code)]
 
 mod applied;
+mod arguments;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod bench;
-mod caller;
 mod code;
 mod engine;
 mod handler;
@@ -19,6 +19,7 @@ mod resolve;
 mod returns;
 mod session;
 
+pub use arguments::ArgumentSource;
 pub use engine::{
     Abilities, ArmError, At, Engine, EngineAction, Inventory, Prepared, ReadError, RegisterError,
     UnprobedExits,

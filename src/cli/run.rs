@@ -23,7 +23,8 @@ Probes:
   kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain
   kretprobe:…              the return of a function
   syscall:NAME             syscall:openat   syscall:*   a system call, with its arguments
-  retsyscall:NAME          the return of a system call")]
+  retsyscall:NAME          the return of a system call
+  tracepoint:GROUP:NAME    tracepoint:sched:sched_switch")]
 pub(crate) struct RunArgs {
     /// A run described in TOML
     pub(crate) manifest: Option<PathBuf>,

@@ -4,6 +4,7 @@ mod check;
 mod doctor;
 mod execute;
 mod images;
+mod named_sites;
 mod package_files;
 mod remote;
 mod run;

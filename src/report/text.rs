@@ -42,7 +42,7 @@ impl Formatter {
                     None => hit.args.iter().map(Hex::to_string).collect(),
                 };
                 let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
-                let function = match (syscall(&hit.probe), &hit.params) {
+                let function = match (named(&hit.probe), &hit.params) {
                     (Some(name), _) => name.to_owned(),
                     (None, Some(_)) => function(&hit.symbol),
                     (None, None) => entry(&hit.symbol),
@@ -57,7 +57,7 @@ impl Formatter {
                 };
                 let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
                 let said = format!(" = {value} after {took} µs");
-                let function = match syscall(&ret.probe) {
+                let function = match named(&ret.probe) {
                     Some(name) => name.to_owned(),
                     None => function(&ret.symbol),
                 };
@@ -142,11 +142,15 @@ fn function(symbol: &str) -> String {
     }
 }
 
-/// The system call of a probe.
-fn syscall(probe: &str) -> Option<&str> {
+/// The system call or tracepoint of a probe.
+fn named(probe: &str) -> Option<&str> {
     let (kind, name) = probe.split_once(':')?;
-    let mut kinds = [ProbeKind::Syscall, ProbeKind::Retsyscall].into_iter();
-    kinds.any(|known| known.keyword() == kind).then_some(name)
+    let is = |known: ProbeKind| known.keyword() == kind;
+    if is(ProbeKind::Tracepoint) {
+        // The site follows the name if the tracepoint has several.
+        return name.split('@').next();
+    }
+    (is(ProbeKind::Syscall) || is(ProbeKind::Retsyscall)).then_some(name)
 }
 
 /// `symbol+0xoffset` as a name, without an offset of zero.

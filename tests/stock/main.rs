@@ -19,6 +19,7 @@ mod own_kprobes;
 mod remote;
 mod returns;
 mod syscalls;
+mod tracepoints;
 mod turns;
 mod typed;
 mod warns;

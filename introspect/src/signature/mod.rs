@@ -6,6 +6,7 @@
 mod kind;
 mod place;
 mod syscall;
+mod tracepoint;
 
 use std::sync::Arc;
 

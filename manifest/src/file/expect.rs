@@ -243,15 +243,16 @@ fn must_return(expect: &mut Reader<'_, '_, '_>, probe: &ProbeSpec) -> Option<()>
         return Some(());
     }
     let span = expect.value("probe")?.span();
-    let at = ProbeSpec {
-        kind: probe.kind.at_return(),
+    let at = probe.kind.at_return().map(|kind| ProbeSpec {
+        kind,
         ..probe.clone()
-    };
+    });
+    let help = at.map(|at| format!("write {at}"));
     meaningless(
         expect,
         "is about what a function returns",
         span,
-        Some(&format!("write {at}")),
+        help.as_deref(),
     )
 }
 

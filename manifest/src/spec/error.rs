@@ -67,6 +67,12 @@ pub enum SpecProblem {
         "a pattern has no offset: the same offset would be inside another instruction in each function"
     )]
     OffsetFromPattern,
+    /// An event of ftrace for system calls, with the probe that means the same.
+    #[error("the events of system calls are no tracepoints of their own")]
+    SyscallEvent(String),
+    /// A tracepoint without a group, or with an offset or an address.
+    #[error("a tracepoint has a group and a name, and nothing else")]
+    NotATracepoint,
     /// A system call with an offset.
     #[error("a system call has no offset")]
     OffsetOfSyscall,
@@ -82,10 +88,9 @@ pub enum SpecProblem {
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 7] = [
+pub(super) const ELSEWHERE: [&str; 6] = [
     "uprobe",
     "uretprobe",
-    "tracepoint",
     "fentry",
     "fexit",
     "usdt",
@@ -103,15 +108,15 @@ impl SpecError {
                 Some("write kprobe:SYMBOL, kprobe:SYMBOL+OFFSET or kprobe:0xADDRESS".to_owned())
             }
             SpecProblem::NoKind(place) => Some(format!("write kprobe:{place}")),
-            SpecProblem::NotYet("tracepoint") => Some(format!(
-                "there is: {existing}; in place of tracepoint:syscalls:sys_enter_NAME and sys_exit_NAME, write \
-                 syscall:NAME and retsyscall:NAME"
-            )),
             SpecProblem::NotYet(_) => Some(format!("there is: {existing}")),
             SpecProblem::UnknownKind(word) => Some(match did_you_mean(word, known) {
                 Some(kind) => format!("did you mean `{kind}`?"),
                 None => format!("there is: {existing}"),
             }),
+            SpecProblem::SyscallEvent(right) => Some(format!("write {right}")),
+            SpecProblem::NotATracepoint => {
+                Some("write tracepoint:GROUP:NAME, like tracepoint:sched:sched_switch".to_owned())
+            }
             SpecProblem::OffsetOfSyscall => {
                 Some("write kprobe:__x64_sys_NAME+OFFSET, with the call's function".to_owned())
             }

@@ -7,6 +7,7 @@
 //! kprobe:ADDRESS          kprobe:0xffffffff81234567
 //! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
 //! syscall:NAME            syscall:openat         syscall:*read*
+//! tracepoint:GROUP:NAME   tracepoint:sched:sched_switch
 //! ```
 //!
 //! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
@@ -39,15 +40,18 @@ pub enum ProbeKind {
     Syscall,
     /// When a system call has returned to the kernel's entry code.
     Retsyscall,
+    /// Where the kernel passes a tracepoint, on or off.
+    Tracepoint,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::Kprobe,
         Self::Kretprobe,
         Self::Syscall,
         Self::Retsyscall,
+        Self::Tracepoint,
     ];
 
     /// The word before the first colon.
@@ -58,6 +62,7 @@ impl ProbeKind {
             Self::Kretprobe => "kretprobe",
             Self::Syscall => "syscall",
             Self::Retsyscall => "retsyscall",
+            Self::Tracepoint => "tracepoint",
         }
     }
 
@@ -83,12 +88,13 @@ impl ProbeKind {
         }
     }
 
-    /// The kind for returns from the same functions or system calls.
+    /// The kind for returns from the same functions or system calls; `None` for tracepoints, which do not return.
     #[must_use]
-    pub const fn at_return(self) -> Self {
+    pub const fn at_return(self) -> Option<Self> {
         match self {
-            Self::Kprobe | Self::Kretprobe => Self::Kretprobe,
-            Self::Syscall | Self::Retsyscall => Self::Retsyscall,
+            Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
+            Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
+            Self::Tracepoint => None,
         }
     }
 }
@@ -98,14 +104,14 @@ impl ProbeKind {
 pub enum Location {
     /// An offset in a function; a system call, without an offset.
     Symbol {
-        /// The name of the symbol or system call.
+        /// The name of the symbol or system call; of a tracepoint `GROUP:NAME`.
         name: String,
         /// The offset from the symbol's address, bytes.
         offset: u64,
     },
     /// A run-time address of the guest, KASLR's offset included.
     Address(Gva),
-    /// The beginning of every function, or every system call, whose name matches.
+    /// The beginning of every function, or every system call or tracepoint, whose name matches.
     Glob(String),
 }
 

@@ -10,6 +10,7 @@ use introspect::paging::VirtReadError;
 use introspect::{PhysMemory as _, read_virt};
 use manifest::{ProbeAction, ProbeKind};
 
+use crate::arguments::ArgumentSource;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -171,10 +172,10 @@ fn status(probe: &Probe) -> ProbeStatus {
     ProbeStatus {
         id: probe.id,
         name: None,
-        kind: if probe.of_syscall {
-            kind.of_syscall()
-        } else {
-            kind
+        kind: match probe.arguments {
+            ArgumentSource::Registers => kind,
+            ArgumentSource::Caller => kind.of_syscall(),
+            ArgumentSource::Block { .. } => ProbeKind::Tracepoint,
         },
         symbol: probe.place().map(|place| Arc::clone(&place.symbol)),
         module: probe

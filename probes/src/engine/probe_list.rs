@@ -106,13 +106,15 @@ impl ProbeList {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),
                 };
-                let signature = place.as_ref().and_then(|place| {
-                    signature_for(&self.running.kernel, spec.kind, &purpose, place)
-                });
+                let arguments = place.as_ref().map(|place| place.arguments);
+                let arguments = arguments.unwrap_or_default();
+                let signature = place
+                    .as_ref()
+                    .and_then(|place| signature_for(&self.running.kernel, &name, &purpose, place));
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
-                    .of_syscall(spec.kind.is_syscall())
+                    .with_arguments(arguments)
                     .typed(signature);
                 self.running.prepare_programs(&probe);
                 if let Some(why) = why {

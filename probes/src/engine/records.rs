@@ -14,7 +14,7 @@ use events::{Hex, ProbeState};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
-use crate::caller;
+use crate::arguments::as_function;
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
@@ -276,7 +276,13 @@ impl Records {
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature.as_ref();
         // An address that the guest has not mapped has no bytes: the arguments are 0 then, and the parameters have no values.
-        let arguments = probe.of_syscall.then(|| caller::arguments(hit));
+        let arguments = probe.arguments.read(hit);
+        if let Some(Err(why)) = &arguments
+            && !probe.unread.swap(true, Ordering::Relaxed)
+        {
+            self.reporter.note(Some(probe), why.to_string());
+        }
+        let arguments = arguments.map(Result::ok);
         let read = arguments.map(Option::unwrap_or_default);
         if signature.is_none() && self.running.kernel.tasks().is_none() {
             return Ok(Meaning {
@@ -287,7 +293,7 @@ impl Records {
         // One request to KVM serves all.
         let state = hit.vcpu.system_state()?;
         let regs = match read {
-            Some(arguments) => caller::as_function(&hit.regs, arguments),
+            Some(arguments) => as_function(&hit.regs, arguments),
             None => hit.regs,
         };
         let params = |signature| match arguments {

@@ -13,9 +13,9 @@ use crate::returns::Instance;
 #[derive(Debug, Default)]
 pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
-    /// At the entry of a function or system call with known types.
+    /// At the entry of a function or system call, and at a tracepoint, with known types.
     pub(crate) params: Option<Vec<Param>>,
-    /// At the entry of a system call: its arguments, which are not in the vCPU's registers.
+    /// The arguments of a system call or tracepoint, which are not in the vCPU's registers.
     pub(crate) arguments: Option<[u64; 6]>,
 }
 

@@ -10,8 +10,8 @@ use address::Gva;
 use events::{GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
 use introspect::{PagingState, Signature, read_virt};
-use manifest::ProbeKind;
 
+use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
@@ -27,10 +27,10 @@ const BEHIND_ENDBR: &str = "0x4";
 /// In place of a directory's descriptor: the task's own directory. A macro, which no type mentions.
 const AT_FDCWD: i64 = -100;
 
-/// The types of the function or system call at `place`, if hits or returns of a probe with `purpose` show them.
+/// The types of the function, system call or tracepoint at `place`, if hits or returns of the probe `name` with `purpose` show them.
 pub(crate) fn signature_for(
     kernel: &Kernel,
-    kind: ProbeKind,
+    name: &str,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -49,8 +49,13 @@ pub(crate) fn signature_for(
         BEHIND_ENDBR => begins_with_endbr(kernel, place.ip),
         _ => false,
     };
-    let signature = || match function.strip_prefix(syscalls::PREFIX) {
-        Some(name) if kind.is_syscall() => kernel.syscall_signature(name),
+    if let ArgumentSource::Block { .. } = place.arguments {
+        // The name of the probe is `tracepoint:GROUP:NAME`, with the site behind `@` if there are several.
+        let tracepoint = name.rsplit(':').next()?.split('@').next()?;
+        return kernel.tracepoint_signature(tracepoint).ok().map(Arc::new);
+    }
+    let signature = || match (place.arguments, function.strip_prefix(syscalls::PREFIX)) {
+        (ArgumentSource::Caller, Some(name)) => kernel.syscall_signature(name),
         _ => kernel.signature(function),
     };
     let signature = is_entry.then(|| signature().ok());
@@ -89,7 +94,7 @@ pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Ve
     signature.params.iter().map(param).collect()
 }
 
-/// The parameters of a system call whose arguments cannot be read.
+/// The parameters of a system call or tracepoint whose arguments cannot be read.
 pub(crate) fn unread_params(signature: &Signature) -> Vec<Param> {
     let params = signature.params.iter();
     params

@@ -15,6 +15,7 @@ use text::GuestError;
 
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell};
 use crate::applied::Filtered;
+use crate::arguments::ArgumentSource;
 use crate::resolve::Place;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
@@ -25,8 +26,10 @@ pub(crate) struct Probe {
     pub(crate) purpose: Purpose,
     /// The filter of the hits; without a filter, each hit counts.
     pub(crate) filter: Option<Filtered>,
-    /// Whether the site is the entry of a system call: arguments are those of the call.
-    pub(crate) of_syscall: bool,
+    /// Where the arguments are at the site.
+    pub(crate) arguments: ArgumentSource,
+    /// Whether the arguments of a hit could not be read once, and a note has said so.
+    pub(crate) unread: AtomicBool,
     /// The types of the function or system call, if the probe shows them.
     pub(crate) signature: Option<Arc<Signature>>,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
@@ -73,7 +76,8 @@ impl Probe {
             name,
             purpose,
             filter: None,
-            of_syscall: false,
+            arguments: ArgumentSource::Registers,
+            unread: AtomicBool::new(false),
             signature: None,
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
@@ -103,9 +107,9 @@ impl Probe {
         }
     }
 
-    /// Sets whether the site is the entry of a system call.
-    pub(crate) fn of_syscall(self, of_syscall: bool) -> Self {
-        Self { of_syscall, ..self }
+    /// Sets where the arguments are at the site.
+    pub(crate) fn with_arguments(self, arguments: ArgumentSource) -> Self {
+        Self { arguments, ..self }
     }
 
     /// Adds the types of the function: hits and returns show them.
@@ -117,7 +121,8 @@ impl Probe {
     pub(crate) fn reads_memory(&self) -> bool {
         let mut signature = self.signature.iter();
         matches!(self.purpose, Purpose::Trace)
-            && (self.of_syscall || signature.any(|signature| signature.needs_memory()))
+            && (!self.arguments.is_registers()
+                || signature.any(|signature| signature.needs_memory()))
     }
 
     /// Whether the filter or the aggregate reads an argument that is in memory.
@@ -126,7 +131,7 @@ impl Probe {
         let compared = conditions.map(|condition| condition.operand);
         let added = self.purpose.aggregated().map(|it| it.aggregate.of());
         let mut operands = compared.chain(added);
-        self.of_syscall && operands.any(|of| matches!(of, Operand::Argument(_)))
+        !self.arguments.is_registers() && operands.any(|of| matches!(of, Operand::Argument(_)))
     }
 
     /// Adds a specification that is resolved when its module is loaded.

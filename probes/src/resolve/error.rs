@@ -76,6 +76,28 @@ pub enum ResolveProblem {
         /// The glob.
         pattern: String,
     },
+    /// The kernel's tables of tracepoints cannot be read.
+    #[error(
+        "the kernel has no type information (BTF), which its tables of tracepoints need: {why}"
+    )]
+    NoTracepoints {
+        /// The missing information.
+        why: String,
+    },
+    /// The kernel has no tracepoint of the name.
+    #[error("the kernel has no tracepoint `{name}`")]
+    NoTracepoint {
+        /// The group and the name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// The kernel proper passes no tracepoint of the name, or none matches a glob.
+    #[error("the kernel without its modules passes no tracepoint `{name}`")]
+    NoTracepointSite {
+        /// The specification.
+        name: String,
+    },
     /// Too many functions match a glob.
     #[error("it stands for more than {most} functions")]
     TooMany {
@@ -121,7 +143,9 @@ impl ResolveError {
             ResolveProblem::NoSymbol { .. } => {
                 Some("`hyprobe symbols --kernel FILE PATTERN` lists the symbols".to_owned())
             }
-            ResolveProblem::NoSyscall { near, .. } if !near.is_empty() => {
+            ResolveProblem::NoSyscall { near, .. } | ResolveProblem::NoTracepoint { near, .. }
+                if !near.is_empty() =>
+            {
                 Some(format!("near names: {}", near.join(", ")))
             }
             ResolveProblem::NotImplemented { .. } => Some(

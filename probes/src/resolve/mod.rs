@@ -15,6 +15,7 @@ pub(crate) mod synthetic;
 pub(crate) mod syscalls;
 #[cfg(test)]
 mod tests;
+mod tracepoints;
 
 use std::sync::Arc;
 
@@ -98,6 +99,9 @@ fn resolve_sites(
     };
     if spec.kind.is_syscall() {
         return syscalls::resolve(kernel, spec).map_err(failed);
+    }
+    if spec.kind == ProbeKind::Tracepoint {
+        return tracepoints::resolve(kernel, spec).map_err(failed);
     }
     if let Some(module) = &spec.module {
         kernel.modules().map_err(|error| {

@@ -7,8 +7,10 @@ use introspect::Symbol;
 use manifest::{Location, ProbeSpec};
 
 use super::{
-    NEAR_NAMES, Refusal, ResolveProblem, Resolved, function, is_function, place, with_location,
+    NEAR_NAMES, Place, Refusal, ResolveProblem, Resolved, function, is_function, place,
+    with_location,
 };
+use crate::arguments::ArgumentSource;
 use crate::kernel::Kernel;
 
 /// The beginning of the name of a system call's function.
@@ -47,7 +49,7 @@ fn named(kernel: &Kernel, spec: &ProbeSpec, name: &str) -> Result<Resolved, Reso
     };
     Ok(Resolved {
         name: spec.to_string().into(),
-        place: place::at_offset(kernel, &symbol, 0)?,
+        place: place::at_offset(kernel, &symbol, 0)?.map(of_caller),
     })
 }
 
@@ -70,7 +72,8 @@ fn matches(
             offset: 0,
         };
         let place = place::at_offset(kernel, &symbol, 0)
-            .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
+            .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())))
+            .map(of_caller);
         found.push(Resolved {
             name: with_location(spec, location),
             place,
@@ -82,6 +85,13 @@ fn matches(
         });
     }
     Ok(found)
+}
+
+fn of_caller(place: Place) -> Place {
+    Place {
+        arguments: ArgumentSource::Caller,
+        ..place
+    }
 }
 
 /// Whether the kernel has code for the system call. For the others, the build has weak functions that return `ENOSYS`.

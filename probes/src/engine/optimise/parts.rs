@@ -101,7 +101,9 @@ impl Parts {
         let mut probes = plant.probes.iter().map(|(probe, _)| probe);
         let probe = probes.find(|probe| probe.kept_by_detour().is_none())?;
         Some(match probe.purpose {
-            _ if probe.of_syscall && (probe.reads_memory() || probe.program_reads_memory()) => {
+            _ if !probe.arguments.is_registers()
+                && (probe.reads_memory() || probe.program_reads_memory()) =>
+            {
                 Hindrance::Caller(&probe.name)
             }
             _ if probe.reads_memory() => Hindrance::Memory(&probe.name),

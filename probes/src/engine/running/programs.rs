@@ -5,7 +5,7 @@ use introspect::{PerCpu, read_virt};
 use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
-use crate::caller;
+use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
 use crate::registry::Probe;
@@ -15,18 +15,16 @@ use crate::registry::Probe;
 struct Seen<'e, 'h, 'v> {
     running: &'e Running,
     hit: &'h mut HitContext<'v>,
-    /// Whether arguments are those of a system call.
-    of_syscall: bool,
+    arguments: ArgumentSource,
 }
 
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
-        if let (true, Operand::Argument(argument)) = (self.of_syscall, operand) {
-            let arguments = caller::arguments(self.hit).unwrap_or_default();
-            return arguments
-                .get(usize::from(argument.number()))
-                .copied()
-                .unwrap_or(0);
+        if let Operand::Argument(argument) = operand
+            && let Some(arguments) = self.arguments.read(self.hit)
+        {
+            let number = usize::from(argument.number());
+            return arguments.map_or(0, |arguments| arguments.get(number).copied().unwrap_or(0));
         }
         if let Some(register) = operand.register() {
             return register_value(&self.hit.regs, register);
@@ -65,7 +63,7 @@ impl Running {
         let lets_by = filtered.filter.holds(&mut Seen {
             running: self,
             hit,
-            of_syscall: probe.of_syscall,
+            arguments: probe.arguments,
         });
         filtered.decided(vcpu, lets_by);
         if !lets_by {
@@ -84,7 +82,7 @@ impl Running {
         let mut seen = Seen {
             running: self,
             hit,
-            of_syscall: probe.of_syscall,
+            arguments: probe.arguments,
         };
         aggregated.add(seen.value(aggregated.aggregate.of()));
     }
