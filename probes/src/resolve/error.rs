@@ -56,6 +56,12 @@ pub enum ResolveProblem {
         /// The glob.
         pattern: String,
     },
+    /// Another system call has replaced the system call for 64-bit programs.
+    #[error("no 64-bit program makes the system call `{name}`, which `new{name}` has replaced")]
+    OldSyscall {
+        /// The name.
+        name: String,
+    },
     /// The kernel has no system call of the name.
     #[error("the kernel has no system call `{name}`")]
     NoSyscall {
@@ -148,6 +154,7 @@ impl ResolveError {
             {
                 Some(format!("near names: {}", near.join(", ")))
             }
+            ResolveProblem::OldSyscall { name } => Some(format!("write new{name}")),
             ResolveProblem::NotImplemented { .. } => Some(
                 "to see programs that try it, write syscall:ni_syscall, or kprobe:__x64_sys_NAME"
                     .to_owned(),

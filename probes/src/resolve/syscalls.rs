@@ -17,6 +17,8 @@ use crate::kernel::Kernel;
 pub(crate) const PREFIX: &str = "__x64_sys_";
 /// Beginnings of names under which a user may know a system call.
 const OTHER_PREFIXES: [&str; 5] = ["__x64_sys_", "__do_sys_", "sys_enter_", "sys_exit_", "sys_"];
+/// The beginning of the name of a call that has replaced another: 64-bit programs call `newfstat` only.
+const NEWER: &str = "new";
 /// The function for all numbers without a system call.
 const NOT_IMPLEMENTED: &str = "ni_syscall";
 /// The number of similar functions among which similar system calls are looked for.
@@ -33,6 +35,11 @@ pub(super) fn resolve(kernel: &Kernel, spec: &ProbeSpec) -> Result<Vec<Resolved>
 
 fn named(kernel: &Kernel, spec: &ProbeSpec, name: &str) -> Result<Resolved, ResolveProblem> {
     let symbol = match function(kernel, &format!("{PREFIX}{name}")) {
+        Ok(_) if is_call(kernel, &format!("{NEWER}{name}")) => {
+            return Err(ResolveProblem::OldSyscall {
+                name: name.to_owned(),
+            });
+        }
         Ok(symbol) if is_implemented(&symbol) => symbol,
         Ok(_) => {
             return Err(ResolveProblem::NotImplemented {
@@ -99,6 +106,12 @@ const fn is_implemented(symbol: &Symbol) -> bool {
     matches!(symbol.kind, 'T' | 't')
 }
 
+/// Whether the kernel implements the system call `name`.
+fn is_call(kernel: &Kernel, name: &str) -> bool {
+    let symbol = kernel.symbols().lookup(&format!("{PREFIX}{name}"));
+    symbol.is_some_and(|symbol| is_implemented(&symbol))
+}
+
 /// The names of system calls similar to `name`; first those that other names for `name` stand for: `fstat` is `newfstat`.
 fn near_names(kernel: &Kernel, name: &str) -> Vec<String> {
     let prefixes = OTHER_PREFIXES.into_iter();
@@ -106,22 +119,21 @@ fn near_names(kernel: &Kernel, name: &str) -> Vec<String> {
     let bare = bare.min_by_key(|bare| bare.len()).unwrap_or(name);
     let likely = [
         bare.to_owned(),
-        format!("new{bare}"),
+        format!("{NEWER}{bare}"),
         format!("{bare}64"),
         format!("rt_{bare}"),
     ];
-    let is_call = |name: &String| {
-        let symbol = kernel.symbols().lookup(&format!("{PREFIX}{name}"));
-        symbol.is_some_and(|symbol| is_implemented(&symbol))
-    };
-    let mut near: Vec<String> = likely.into_iter().filter(is_call).collect();
+    let mut near: Vec<String> = likely
+        .into_iter()
+        .filter(|name| is_call(kernel, name))
+        .collect();
     let similar = kernel
         .symbols()
         .nearest_names(&format!("{PREFIX}{bare}"), NEAR_FUNCTIONS);
     for function in similar {
         if let Some(name) = function.strip_prefix(PREFIX).map(str::to_owned)
             && !near.contains(&name)
-            && is_call(&name)
+            && is_call(kernel, &name)
         {
             near.push(name);
         }
@@ -140,7 +152,15 @@ mod tests {
 
     fn kernel() -> Kernel {
         let mut kernel = SyntheticKernel::new();
-        for name in ["openat", "newfstat", "read", "pread64", "ni_syscall"] {
+        for name in [
+            "openat",
+            "newfstat",
+            "newstat",
+            "stat",
+            "read",
+            "pread64",
+            "ni_syscall",
+        ] {
             kernel.function(&format!("{PREFIX}{name}"), &RET);
         }
         kernel.weak_function(&format!("{PREFIX}old_read"), &RET);
@@ -183,7 +203,7 @@ mod tests {
             found,
             [of("read", true), of("pread64", true), of("read_bad", false)]
         );
-        assert_eq!(names("syscall:*").expect("some match").len(), 5);
+        assert_eq!(names("syscall:*").expect("some match").len(), 7);
     }
 
     #[test]
@@ -193,6 +213,12 @@ mod tests {
         assert!(help.expect("help").starts_with("near names: newfstat"));
         let (_, help) = problem("syscall:sys_enter_openat");
         assert!(help.expect("help").starts_with("near names: openat"));
+        let (text, help) = problem("syscall:stat");
+        assert_eq!(
+            text,
+            "no 64-bit program makes the system call `stat`, which `newstat` has replaced"
+        );
+        assert_eq!(help.as_deref(), Some("write newstat"));
         let (text, _) = problem("syscall:old_read");
         assert_eq!(
             text,
