@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use events::{Event, Hex, Note, Param, Registers, StackFrame, Task};
+use manifest::ProbeKind;
 
 use super::printable::printable;
 use super::style::{Ink, Style};
@@ -56,9 +57,10 @@ impl Formatter {
                 };
                 let when = (hit.ts_ns, hit.vcpu, hit.task.as_ref());
                 let depth = hit.depth;
-                let function = match hit.params {
-                    Some(_) => function(&hit.symbol),
-                    None => entry(&hit.symbol),
+                let function = match (named(&hit.probe), &hit.params) {
+                    (Some(name), _) => name.to_owned(),
+                    (None, Some(_)) => function(&hit.symbol),
+                    (None, None) => entry(&hit.symbol),
                 };
                 self.row(
                     when,
@@ -78,7 +80,11 @@ impl Formatter {
                 };
                 let when = (ret.ts_ns, ret.vcpu, ret.task.as_ref());
                 let said = format!(" = {value} after {took} µs");
-                self.row(when, ret.depth, &function(&ret.symbol), &said, out);
+                let function = match named(&ret.probe) {
+                    Some(name) => name.to_owned(),
+                    None => function(&ret.symbol),
+                };
+                self.row(when, ret.depth, &function, &said, out);
                 self.registers(&ret.regs, out);
                 self.stack(ret.stack.as_deref(), ret.stack_incomplete.as_deref(), out);
             }
@@ -225,6 +231,17 @@ fn function(symbol: &str) -> String {
         Some((_, module)) => format!("{function} {module}"),
         None => function.to_owned(),
     }
+}
+
+/// The system call or tracepoint of a probe.
+fn named(probe: &str) -> Option<&str> {
+    let (kind, name) = probe.split_once(':')?;
+    let is = |known: ProbeKind| known.keyword() == kind;
+    if is(ProbeKind::Tracepoint) {
+        // The site follows the name if the tracepoint has several.
+        return name.split('@').next();
+    }
+    (is(ProbeKind::Syscall) || is(ProbeKind::Retsyscall)).then_some(name)
 }
 
 /// `symbol+0xoffset` as a name, without an offset of zero.
@@ -438,6 +455,29 @@ mod tests {
                 "                    0xffffffffa0001000",
                 "                    … the stack cannot be read at 0x8",
             ]
+        );
+    }
+
+    #[test]
+    fn a_system_call_has_its_own_name_and_not_that_of_its_function() {
+        let returned = Event::Return(Return {
+            probe: "retsyscall:openat".into(),
+            ts_ns: 2_000_000_000,
+            took_ns: 1_000,
+            vcpu: 0,
+            ip: Hex(0),
+            symbol: "__x64_sys_openat+0x0".into(),
+            retval: Hex(3),
+            regs: Registers::default(),
+            task: None,
+            returned: None,
+        });
+        let events = [hit("syscall:openat", "__x64_sys_openat+0x0"), returned];
+        let text = lines(&mut Formatter::new(Style::plain(), false), &events);
+        assert_eq!(
+            text,
+            "   1.234567  cpu0   openat(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+             \u{20}  2.000000  cpu0   openat = 0x3 after 1.0 µs\n"
         );
     }
 

@@ -5,6 +5,8 @@
 
 mod kind;
 mod place;
+mod syscall;
+mod tracepoint;
 
 use std::sync::Arc;
 
