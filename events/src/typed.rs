@@ -134,9 +134,29 @@ pub struct Param {
     pub typed: Typed,
 }
 
+/// Integers by the ends of their names: bits are in hexadecimal, and permissions in octal.
 impl std::fmt::Display for Param {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}={}", self.name, self.typed)
+        const BITS: [&str; 5] = ["flags", "mask", "prot", "addr", "events"];
+        const PERMISSIONS: [&str; 2] = ["mode", "umask"];
+        let is_called = |ends: &[&str]| ends.iter().any(|end| self.name.ends_with(end));
+        match &self.typed {
+            Typed {
+                value: Some(Number::Integer(value)),
+                means: None,
+                error: None,
+                string: None,
+                ..
+            } if *value > 0 && is_called(&PERMISSIONS) => write!(f, "{}=0{value:o}", self.name),
+            Typed {
+                value: Some(Number::Integer(value)),
+                means: None,
+                error: None,
+                string: None,
+                ..
+            } if *value > 9 && is_called(&BITS) => write!(f, "{}={value:#x}", self.name),
+            typed => write!(f, "{}={typed}", self.name),
+        }
     }
 }
 
@@ -200,6 +220,23 @@ mod tests {
         assert_eq!(cut.to_string(), "name=\"a\"…");
         let fault = string(GuestString::Fault(Hex(0x1000)));
         assert_eq!(fault.to_string(), "name=<fault 0x1000>");
+    }
+
+    #[test]
+    fn bits_are_hexadecimal_and_permissions_octal() {
+        let param = |name: &str, value| {
+            let param = Param {
+                name: name.into(),
+                typed: typed(Number::Integer(value)),
+            };
+            param.to_string()
+        };
+        assert_eq!(param("flags", 0x8000), "flags=0x8000");
+        assert_eq!(param("clone_flags", 0), "clone_flags=0");
+        assert_eq!(param("mode", 0o644), "mode=0644");
+        assert_eq!(param("mode", 0), "mode=0");
+        assert_eq!(param("count", 32), "count=32");
+        assert_eq!(param("flags", -1), "flags=-1");
     }
 
     #[test]

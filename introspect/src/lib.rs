@@ -4,7 +4,8 @@
 //! guest's own page tables ([`paging`]), and the kernel's file ([`image`]). From the bytes come the
 //! names of addresses ([`symbols`], filled by [`kallsyms`]), the kernel's patch sites
 //! ([`patchsites`]), the layout of kernel types ([`btf`]), the arguments of functions
-//! ([`signature`]), the loaded modules ([`modules`]), a
+//! ([`signature`]), of system calls ([`syscalls`]) and of tracepoints ([`tracepoints`]), the loaded
+//! modules ([`modules`]), a
 //! processor's current task (`tasks`), the kernel's breakpoint handler ([`int3`]), the changes of
 //! the kernel's own probes to the text ([`kprobes`]), the KASLR slide ([`kaslr`]), the effects of
 //! an instruction ([`insn`]), the kernel's stacks ([`orc`]), and the addresses where a jump can serve as a probe ([`optimise`]).
@@ -30,7 +31,9 @@ pub mod patchsites;
 mod percpu;
 pub mod signature;
 pub mod symbols;
+pub mod syscalls;
 mod tasks;
+pub mod tracepoints;
 
 pub use btf::{Btf, BtfError};
 pub use idt::{Gate, Idt, InterruptFrame};
@@ -49,4 +52,6 @@ pub use signature::Signature;
 pub use symbols::{
     Symbol, SymbolOffset, SymbolTable, SymbolTableBuilder, glob_matches, nearest_names,
 };
+pub use syscalls::Syscalls;
 pub use tasks::TaskLayout;
+pub use tracepoints::Tracepoints;

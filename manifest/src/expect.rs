@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use regex::Regex;
 
-use crate::{GuestEnd, ProbeAction, ProbeKind, ProbeSpec, Word as _};
+use crate::{GuestEnd, ProbeAction, ProbeSpec, Word as _};
 
 /// One expectation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,9 +186,9 @@ impl fmt::Display for Expectation {
                 write!(f, "the console {verb} /{}/", pattern.0.as_str())?;
             }
             Expected::Hits { probe, count } => {
-                let (verb, never) = match probe.kind {
-                    ProbeKind::Kprobe => ("is hit", "is never hit"),
-                    ProbeKind::Kretprobe => ("returns", "never returns"),
+                let (verb, never) = match probe.kind.is_return() {
+                    false => ("is hit", "is never hit"),
+                    true => ("returns", "never returns"),
                 };
                 match count {
                     Count::AtMost(0) | Count::Exactly(0) => write!(f, "{probe} {never}")?,

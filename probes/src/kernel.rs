@@ -10,7 +10,8 @@ use introspect::orc::{NoOrc, OrcTable, TrampolineLayout};
 use introspect::signature::Untyped;
 use introspect::{
     Btf, BtfError, ImageError, KernelImage, KernelLayout, ModuleEvent, Modules, ModulesError,
-    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, TaskLayout, kallsyms,
+    OptimisedLayout, PatchSites, PerCpu, Signature, Symbol, SymbolTable, Syscalls, TaskLayout,
+    Tracepoints, kallsyms,
 };
 
 /// An unusable kernel file.
@@ -65,6 +66,8 @@ pub struct Kernel {
     modules: OnceLock<Result<Modules, ModulesUnknown>>,
     optimised_kprobes: OnceLock<Option<OptimisedLayout>>,
     tasks: OnceLock<Option<TaskLayout>>,
+    syscalls: OnceLock<Syscalls>,
+    tracepoints: OnceLock<Tracepoints>,
     processors: OnceLock<Processors>,
     survey: OnceLock<Survey>,
     unwind_rules: OnceLock<Result<OrcTable, NoOrc>>,
@@ -104,6 +107,8 @@ impl Kernel {
             modules: OnceLock::new(),
             optimised_kprobes: OnceLock::new(),
             tasks: OnceLock::new(),
+            syscalls: OnceLock::new(),
+            tracepoints: OnceLock::new(),
             processors: OnceLock::new(),
             survey: OnceLock::new(),
             unwind_rules: OnceLock::new(),
@@ -146,6 +151,45 @@ impl Kernel {
             return Err(Untyped::Ambiguous.into());
         }
         Ok(Signature::of_function(types, function)?)
+    }
+
+    /// The types of the system call `name`: by the kernel's own description, or else by the function that does the work of
+    /// `__x64_sys_NAME`.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel neither describes the call, nor has types for the function.
+    pub fn syscall_signature(&self, name: &str) -> Result<Signature, NoSignature> {
+        let types = self.types().map_err(Clone::clone)?;
+        let read = || Syscalls::read(&self.image, &self.symbols, types);
+        if let Some(arguments) = self.syscalls.get_or_init(read).arguments(name) {
+            return Ok(Signature::of_syscall(types, name, arguments));
+        }
+        // The compiler has mostly inlined the first into the second, whose parameters are all `long`.
+        let of = |prefix| self.signature(&format!("{prefix}{name}"));
+        let found = of("__do_sys_").or_else(|_| of("__se_sys_"))?;
+        Ok(found.as_syscall(name))
+    }
+
+    /// The kernel's tracepoints, read at the first call.
+    ///
+    /// # Errors
+    ///
+    /// If the kernel has no type information.
+    pub fn tracepoints(&self) -> Result<&Tracepoints, &BtfError> {
+        let types = self.types()?;
+        let read = || Tracepoints::read(&self.image, &self.symbols, types);
+        Ok(self.tracepoints.get_or_init(read))
+    }
+
+    /// The types of the tracepoint `name`, without its group.
+    ///
+    /// # Errors
+    ///
+    /// If they are not known, or not for certain.
+    pub fn tracepoint_signature(&self, name: &str) -> Result<Signature, NoSignature> {
+        let types = self.types().map_err(Clone::clone)?;
+        Ok(Signature::of_tracepoint(types, name)?)
     }
 
     /// The layout of the kernel's module descriptions, computed at the first call.

@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod applied;
+mod arguments;
 #[cfg(feature = "bench-internals")]
 #[doc(hidden)]
 pub mod bench;
@@ -18,6 +19,7 @@ mod resolve;
 mod returns;
 mod session;
 
+pub use arguments::ArgumentSource;
 pub use engine::{
     Abilities, ArmError, At, Engine, EngineAction, Inventory, Prepared, ReadError, RegisterError,
     UnprobedExits,

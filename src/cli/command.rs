@@ -108,7 +108,7 @@ pub(crate) struct SymbolsArgs {
     /// A stock kernel by name, fetched if need be
     #[arg(long, value_name = "NAME", conflicts_with = "kernel")]
     pub(crate) image: Option<String>,
-    /// The names to show: a name or a glob, as in `kprobe:PATTERN`
+    /// The names to show: a name or a glob, as in `kprobe:PATTERN`; or `syscall:PATTERN` and `tracepoint:GROUP:PATTERN`, with the arguments
     pub(crate) pattern: String,
     /// One JSON object a line
     #[arg(long)]

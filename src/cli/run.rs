@@ -20,7 +20,11 @@ Probes:
   kprobe:SYMBOL[+OFFSET]   kprobe:vfs_read  kprobe:vfs_read+0x5
   kprobe:PATTERN           kprobe:vfs_*     every function that matches
   kprobe:0xADDRESS         kprobe:0xffffffff81234567
-  kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain")]
+  kprobe:MODULE:SYMBOL     kprobe:nf_tables:nft_do_chain
+  kretprobe:…              the return of a function
+  syscall:NAME             syscall:openat   syscall:*   a system call, with its arguments
+  retsyscall:NAME          the return of a system call
+  tracepoint:GROUP:NAME    tracepoint:sched:sched_switch")]
 pub(crate) struct RunArgs {
     /// A run described in TOML
     pub(crate) manifest: Option<PathBuf>,

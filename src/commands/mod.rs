@@ -5,6 +5,7 @@ mod doctor;
 mod execute;
 mod images;
 mod named_kernel;
+mod named_sites;
 mod package_files;
 mod remote;
 mod run;

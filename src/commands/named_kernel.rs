@@ -45,13 +45,7 @@ impl NamedKernel {
         image: Option<&str>,
         progress: &Progress,
     ) -> Result<Self, NamedKernelError> {
-        let kernel = match file {
-            Some(path) => KernelInput::File(path.to_owned()),
-            None => {
-                let name = image.unwrap_or_default();
-                KernelInput::Cached(images::kernel(name, &|step| progress.say(step))?)
-            }
-        };
+        let kernel = input(file, image, progress)?;
         let path = kernel.path();
         progress.say(format!("reading {}", path.display()));
         let file = kernel.open()?;
@@ -59,4 +53,19 @@ impl NamedKernel {
         let vmlinux = vmlinux.into_owned();
         Ok(Self { path, vmlinux })
     }
+}
+
+/// The kernel at `file`, or else the stock kernel `image`.
+pub(super) fn input(
+    file: Option<&Path>,
+    image: Option<&str>,
+    progress: &Progress,
+) -> Result<KernelInput, NamedKernelError> {
+    Ok(match file {
+        Some(path) => KernelInput::File(path.to_owned()),
+        None => {
+            let name = image.unwrap_or_default();
+            KernelInput::Cached(images::kernel(name, &|step| progress.say(step))?)
+        }
+    })
 }

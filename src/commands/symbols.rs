@@ -5,15 +5,17 @@ use std::path::PathBuf;
 
 use events::Hex;
 use introspect::{Symbol, SymbolTable, kallsyms};
-use probes::PATTERN_HELP;
+use manifest::{ProbeSpec, SpecError};
+use probes::{PATTERN_HELP, resolve};
 use serde::Serialize;
 use thiserror::Error;
 
+use super::named_kernel::{NamedKernel, NamedKernelError, input};
+use super::named_sites;
 use crate::cli::SymbolsArgs;
 use crate::exit::{Exit, Failure};
 use crate::report::Progress;
-
-use super::named_kernel::{NamedKernel, NamedKernelError};
+use crate::run::guest::{GuestError, load_kernel};
 
 /// The number of similar names offered when no name matches.
 const NEAR_NAMES: usize = 8;
@@ -40,6 +42,17 @@ pub(crate) enum SymbolsError {
         /// Similar names.
         near: Vec<String>,
     },
+    /// The specification of system calls or tracepoints.
+    #[error("cannot list `{pattern}`")]
+    Spec {
+        /// The pattern of the command line.
+        pattern: String,
+        /// The cause.
+        source: SpecError,
+    },
+    /// The kernel's system calls or tracepoints.
+    #[error(transparent)]
+    Sites(#[from] GuestError),
     /// Standard output.
     #[error("cannot write to standard output")]
     Write(#[source] io::Error),
@@ -49,7 +62,8 @@ impl Failure for SymbolsError {
     fn exit(&self) -> Exit {
         match self {
             Self::Kernel(error) => error.exit(),
-            Self::Contents { .. } => Exit::Usage,
+            Self::Contents { .. } | Self::Spec { .. } => Exit::Usage,
+            Self::Sites(error) => error.exit(),
             Self::NoMatch { .. } => Exit::ExpectationFailed,
             Self::Write(_) => Exit::HostCannot,
         }
@@ -61,6 +75,8 @@ impl Failure for SymbolsError {
                 Some(format!("near names: {}", near.join(", ")))
             }
             Self::NoMatch { .. } => Some(PATTERN_HELP.to_owned()),
+            Self::Spec { source, .. } => source.help(),
+            Self::Sites(error) => error.help(),
             _ => None,
         }
     }
@@ -81,6 +97,9 @@ struct Line<'a> {
 /// Prints the symbols with a name that matches as a whole, in the order of the addresses.
 pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
     let progress = Progress::on_stderr();
+    if named_sites::is_listed(&args.pattern) {
+        return list_sites(args, &progress);
+    }
     let table = table(args, &progress);
     progress.clear();
     let table = table?;
@@ -91,6 +110,27 @@ pub(crate) fn symbols(args: &SymbolsArgs) -> Result<Exit, SymbolsError> {
             near: near_names(&table, &args.pattern),
         }),
         Ok(_) => Ok(Exit::Done),
+        // The reader has closed the pipe: no more lines are wanted.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
+        Err(error) => Err(SymbolsError::Write(error)),
+    }
+}
+
+/// Prints the system calls or tracepoints of a pattern.
+fn list_sites(args: &SymbolsArgs, progress: &Progress) -> Result<Exit, SymbolsError> {
+    let spec: ProbeSpec = args.pattern.parse().map_err(|source| SymbolsError::Spec {
+        pattern: args.pattern.clone(),
+        source,
+    })?;
+    let say = |text| progress.say(text);
+    let loaded = input(args.kernel.as_deref(), args.image.as_deref(), progress)
+        .map(|kernel| load_kernel(&kernel, &say).map(|(_, _, kernel)| kernel));
+    progress.clear();
+    let kernel = loaded??;
+    let found = resolve(&kernel, &spec, 0).map_err(GuestError::from)?;
+    let mut out = BufWriter::new(io::stdout().lock());
+    match named_sites::print(&kernel, &spec, &found, args.json, &mut out) {
+        Ok(()) => Ok(Exit::Done),
         // The reader has closed the pipe: no more lines are wanted.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Done),
         Err(error) => Err(SymbolsError::Write(error)),

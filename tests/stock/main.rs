@@ -23,6 +23,8 @@ mod remote;
 mod returns;
 mod schema;
 mod stacks;
+mod syscalls;
+mod tracepoints;
 mod turns;
 mod typed;
 mod views;

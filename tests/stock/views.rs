@@ -28,7 +28,7 @@ $b mount -t proc proc /proc
 $b mount -t devtmpfs devtmpfs /dev
 echo on >/proc/sys/kernel/printk_devkmsg
 # The kernel prints nothing into the guest's own views.
-echo 1 >/proc/sys/kernel/printk
+echo 0 >/proc/sys/kernel/printk
 $b mount -t cgroup2 cgroup2 /cgroup
 $b mkdir -p /cgroup/outer/inner
 IFS=,; for m in ${modload}; do $b insmod $m; done; unset IFS

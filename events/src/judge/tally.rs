@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use manifest::{ProbeKind, ProbeSpec};
+use manifest::ProbeSpec;
 
 use crate::{NotLoaded, ProbeState, ProbeSummary, Summary};
 
@@ -38,9 +38,9 @@ impl Tally {
     }
 
     fn add(&mut self, spec: &ProbeSpec, probe: &ProbeSummary) {
-        let seen = match spec.kind {
-            ProbeKind::Kprobe => probe.hits,
-            ProbeKind::Kretprobe => probe.returns.unwrap_or_default(),
+        let seen = match spec.kind.is_return() {
+            false => probe.hits,
+            true => probe.returns.unwrap_or_default(),
         };
         // A guest's kernel can write any number to the counters of detours.
         self.seen = self.seen.saturating_add(seen);

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use manifest::{
-    Count, Expectation, Expected, GuestEnd, ProbeKind, ProbeSpec, ValuePlace, Width, Word as _,
-};
+use manifest::{Count, Expectation, Expected, GuestEnd, ProbeSpec, ValuePlace, Width, Word as _};
 
 use super::tally::Tally;
 use crate::{Event, Hit, Return, Summary};
@@ -168,9 +166,9 @@ impl Watch {
             }
             (Expected::Seen { probe, .. }, Progress::Once(false)) => {
                 let tally = Tally::of(probe, summary);
-                let events = match probe.kind {
-                    ProbeKind::Kprobe => "hits",
-                    ProbeKind::Kretprobe => "returns",
+                let events = match probe.kind.is_return() {
+                    false => "hits",
+                    true => "returns",
                 };
                 let seen = format!("it is in none of {} {events}", tally.seen);
                 Some(explain(seen, &tally))

@@ -8,11 +8,13 @@
 mod elf;
 mod guest;
 mod layout;
+mod reader;
 mod source;
 
 pub use elf::{ImageError, KernelImage, Segment};
 pub use guest::GuestImage;
 pub use layout::KernelLayout;
+pub(crate) use reader::ImageReader;
 pub use source::{ImageSource, NotInImage};
 
 #[cfg(any(test, feature = "fuzzing"))]

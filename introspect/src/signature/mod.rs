@@ -6,6 +6,8 @@
 mod kind;
 mod names;
 mod place;
+mod syscall;
+mod tracepoint;
 
 use std::sync::Arc;
 

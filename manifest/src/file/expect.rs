@@ -9,9 +9,7 @@ use super::error::Problem;
 use super::probe::{parse_spec, spec};
 use super::reader::Reader;
 use crate::units::parse_duration;
-use crate::{
-    Count, Expectation, Expected, Location, Pattern, ProbeKind, ProbeSpec, ValuePlace, Width,
-};
+use crate::{Count, Expectation, Expected, Location, Pattern, ProbeSpec, ValuePlace, Width};
 
 const KEYS: &[&str] = &[
     "name",
@@ -201,9 +199,9 @@ fn never_negative(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<E
 fn seen(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
     check_keys(expect, "seen", &["probe", "in"]);
     let (value, _) = expect.integer("seen")?;
-    let place = match (expect.string("in"), probe.kind) {
-        (None, ProbeKind::Kretprobe) => ValuePlace::Returned,
-        (None, ProbeKind::Kprobe) => ValuePlace::Argument(0),
+    let place = match (expect.string("in"), probe.kind.is_return()) {
+        (None, true) => ValuePlace::Returned,
+        (None, false) => ValuePlace::Argument(0),
         (Some(("return", _)), _) => {
             must_return(expect, &probe)?;
             ValuePlace::Returned
@@ -218,12 +216,12 @@ fn seen(expect: &mut Reader<'_, '_, '_>, probe: ProbeSpec) -> Option<Expected> {
                     Some("write \"return\", or \"arg0\" to \"arg5\""),
                 );
             };
-            if probe.kind == ProbeKind::Kretprobe || !is_entry(&probe) {
+            if probe.kind.is_return() || !is_entry(&probe) {
                 return meaningless(
                     expect,
                     "looks for an argument where there is none",
                     span,
-                    Some("arguments are there at a function's entry: kprobe:NAME"),
+                    Some("arguments are there at a function's entry: kprobe:NAME, syscall:NAME"),
                 );
             }
             ValuePlace::Argument(number)
@@ -241,16 +239,20 @@ fn is_entry(probe: &ProbeSpec) -> bool {
 }
 
 fn must_return(expect: &mut Reader<'_, '_, '_>, probe: &ProbeSpec) -> Option<()> {
-    if probe.kind == ProbeKind::Kretprobe {
+    if probe.kind.is_return() {
         return Some(());
     }
     let span = expect.value("probe")?.span();
-    let at = probe.to_string().replacen("kprobe", "kretprobe", 1);
+    let at = probe.kind.at_return().map(|kind| ProbeSpec {
+        kind,
+        ..probe.clone()
+    });
+    let help = at.map(|at| format!("write {at}"));
     meaningless(
         expect,
         "is about what a function returns",
         span,
-        Some(&format!("write {at}")),
+        help.as_deref(),
     )
 }
 

@@ -203,8 +203,8 @@ impl Aggregate {
     ///
     /// If the values are gone at the time of the hit.
     pub fn fits(&self, kind: ProbeKind) -> Result<(), NotAtReturn> {
-        match (kind, self.of()) {
-            (ProbeKind::Kretprobe, of @ Operand::Argument(_)) => Err(NotAtReturn { of }),
+        match self.of() {
+            of @ Operand::Argument(_) if kind.is_return() => Err(NotAtReturn { of }),
             _ => Ok(()),
         }
     }

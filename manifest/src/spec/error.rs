@@ -67,16 +67,30 @@ pub enum SpecProblem {
         "a pattern has no offset: the same offset would be inside another instruction in each function"
     )]
     OffsetFromPattern,
+    /// An event of ftrace for system calls, with the probe that means the same.
+    #[error("the events of system calls are no tracepoints of their own")]
+    SyscallEvent(String),
+    /// A tracepoint without a group, or with an offset or an address.
+    #[error("a tracepoint has a group and a name, and nothing else")]
+    NotATracepoint,
+    /// A system call with an offset.
+    #[error("a system call has no offset")]
+    OffsetOfSyscall,
+    /// A system call by address.
+    #[error("a system call is found by its name, not by an address")]
+    AddressOfSyscall,
+    /// A system call in a module.
+    #[error("a system call belongs to no module")]
+    SyscallInModule,
 }
 
 /// The maximum length of a probe's text. Linux cuts symbols at 511 bytes, and modules at 55.
 pub(super) const MAX_BYTES: usize = 640;
 
 /// Kinds of probes in other tracers, which users will try.
-pub(super) const ELSEWHERE: [&str; 7] = [
+pub(super) const ELSEWHERE: [&str; 6] = [
     "uprobe",
     "uretprobe",
-    "tracepoint",
     "fentry",
     "fexit",
     "usdt",
@@ -99,6 +113,19 @@ impl SpecError {
                 Some(kind) => format!("did you mean `{kind}`?"),
                 None => format!("there is: {existing}"),
             }),
+            SpecProblem::SyscallEvent(right) => Some(format!("write {right}")),
+            SpecProblem::NotATracepoint => {
+                Some("write tracepoint:GROUP:NAME, like tracepoint:sched:sched_switch".to_owned())
+            }
+            SpecProblem::OffsetOfSyscall => {
+                Some("write kprobe:__x64_sys_NAME+OFFSET, with the call's function".to_owned())
+            }
+            SpecProblem::AddressOfSyscall => {
+                Some("write syscall:NAME, or kprobe:0xADDRESS".to_owned())
+            }
+            SpecProblem::SyscallInModule => {
+                Some("write syscall:NAME, or retsyscall:NAME for its return".to_owned())
+            }
             SpecProblem::TooManyColons => {
                 Some("write kprobe:MODULE:SYMBOL or kprobe:SYMBOL".to_owned())
             }

@@ -6,7 +6,11 @@
 //! kprobe:PATTERN          kprobe:vfs_*           every function that matches; * ? [a-z]
 //! kprobe:ADDRESS          kprobe:0xffffffff81234567
 //! kprobe:MODULE:SYMBOL    and so with an offset or a pattern
+//! syscall:NAME            syscall:openat         syscall:*read*
+//! tracepoint:GROUP:NAME   tracepoint:sched:sched_switch
 //! ```
+//!
+//! `kretprobe:` and `retsyscall:` are the returns of functions and system calls.
 //!
 //! The parser does not check whether a symbol exists: the answer depends on the guest.
 
@@ -32,11 +36,23 @@ pub enum ProbeKind {
     Kprobe,
     /// When a kernel function has returned.
     Kretprobe,
+    /// At the entry of a system call, with the arguments of the program that makes the call.
+    Syscall,
+    /// When a system call has returned to the kernel's entry code.
+    Retsyscall,
+    /// Where the kernel passes a tracepoint, on or off.
+    Tracepoint,
 }
 
 impl ProbeKind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::Kprobe, Self::Kretprobe];
+    pub const ALL: [Self; 5] = [
+        Self::Kprobe,
+        Self::Kretprobe,
+        Self::Syscall,
+        Self::Retsyscall,
+        Self::Tracepoint,
+    ];
 
     /// The word before the first colon.
     #[must_use]
@@ -44,6 +60,41 @@ impl ProbeKind {
         match self {
             Self::Kprobe => "kprobe",
             Self::Kretprobe => "kretprobe",
+            Self::Syscall => "syscall",
+            Self::Retsyscall => "retsyscall",
+            Self::Tracepoint => "tracepoint",
+        }
+    }
+
+    /// Whether a probe of the kind follows calls to their return.
+    #[must_use]
+    pub const fn is_return(self) -> bool {
+        matches!(self, Self::Kretprobe | Self::Retsyscall)
+    }
+
+    /// Whether a probe of the kind is about a system call.
+    #[must_use]
+    pub const fn is_syscall(self) -> bool {
+        matches!(self, Self::Syscall | Self::Retsyscall)
+    }
+
+    /// The kind for system calls, at the same end of a call.
+    #[must_use]
+    pub const fn of_syscall(self) -> Self {
+        if self.is_return() {
+            Self::Retsyscall
+        } else {
+            Self::Syscall
+        }
+    }
+
+    /// The kind for returns from the same functions or system calls; `None` for tracepoints, which do not return.
+    #[must_use]
+    pub const fn at_return(self) -> Option<Self> {
+        match self {
+            Self::Kprobe | Self::Kretprobe => Some(Self::Kretprobe),
+            Self::Syscall | Self::Retsyscall => Some(Self::Retsyscall),
+            Self::Tracepoint => None,
         }
     }
 }
@@ -51,16 +102,16 @@ impl ProbeKind {
 /// The location of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Location {
-    /// An offset in a function.
+    /// An offset in a function; a system call, without an offset.
     Symbol {
-        /// The symbol's name.
+        /// The name of the symbol or system call; of a tracepoint `GROUP:NAME`.
         name: String,
         /// The offset from the symbol's address, bytes.
         offset: u64,
     },
     /// A run-time address of the guest, KASLR's offset included.
     Address(Gva),
-    /// The beginning of every function whose name matches.
+    /// The beginning of every function, or every system call or tracepoint, whose name matches.
     Glob(String),
 }
 

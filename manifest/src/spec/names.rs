@@ -4,12 +4,15 @@ use std::fmt::{self, Write as _};
 
 use introspect::glob_matches;
 
-use super::{Location, ProbeSpec};
+use super::{Location, ProbeKind, ProbeSpec};
 
 impl ProbeSpec {
     /// Whether `name`, from an event or a summary, is the name of the probe, or of a match of the pattern.
     #[must_use]
     pub fn stands_for(&self, name: &str) -> bool {
+        if self.kind == ProbeKind::Tracepoint {
+            return self.is_tracepoint(name);
+        }
         let Location::Glob(pattern) = &self.location else {
             return self.is_called(name);
         };
@@ -25,6 +28,19 @@ impl ProbeSpec {
                 of == module && (symbol == pattern || glob_matches(pattern, symbol))
             }
             _ => false,
+        }
+    }
+
+    /// Whether `name` is that of a site of the tracepoint, which follows `@` if there are several.
+    fn is_tracepoint(&self, name: &str) -> bool {
+        let name = name.split_once('@').map_or(name, |(name, _)| name);
+        let Some(("tracepoint", name)) = name.split_once(':') else {
+            return false;
+        };
+        match &self.location {
+            Location::Symbol { name: own, .. } => own == name,
+            Location::Glob(pattern) => pattern == name || glob_matches(pattern, name),
+            Location::Address(_) => false,
         }
     }
 

@@ -59,8 +59,12 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
         }));
     };
     let kind = parse_kind(kind)?;
+    if kind == ProbeKind::Tracepoint {
+        return parse_tracepoint(place);
+    }
     let (module, place) = match place.split(':') {
         None => (None, place),
+        Some(_) if kind.is_syscall() => return Err(place.is(SpecProblem::SyscallInModule)),
         Some((module, place)) => (Some(parse_module(module)?), place),
     };
     if place.text.contains(':') {
@@ -70,15 +74,64 @@ pub(super) fn parse(text: &str) -> Result<ProbeSpec, SpecError> {
     if module.is_some() && matches!(location, Location::Address(_)) {
         return Err(place.is(SpecProblem::AddressInModule));
     }
-    if kind == ProbeKind::Kretprobe
-        && matches!(location, Location::Symbol { offset, .. } if offset != 0)
-    {
-        return Err(place.is(SpecProblem::OffsetOfReturn));
+    let has_offset = matches!(location, Location::Symbol { offset, .. } if offset != 0);
+    match location {
+        Location::Address(_) if kind.is_syscall() => {
+            return Err(place.is(SpecProblem::AddressOfSyscall));
+        }
+        _ if has_offset && kind.is_syscall() => {
+            return Err(place.is(SpecProblem::OffsetOfSyscall));
+        }
+        _ if has_offset && kind.is_return() => {
+            return Err(place.is(SpecProblem::OffsetOfReturn));
+        }
+        _ => (),
     }
     Ok(ProbeSpec {
         kind,
         module,
         location,
+    })
+}
+
+/// Parses `GROUP:NAME`; each may be a pattern.
+fn parse_tracepoint(place: Piece<'_>) -> Result<ProbeSpec, SpecError> {
+    const ENTRY: &str = "sys_enter_";
+    const EXIT: &str = "sys_exit_";
+    let Some((group, name)) = place.split(':') else {
+        return Err(place.is(SpecProblem::NotATracepoint));
+    };
+    let is_pattern = place.text.contains(['*', '?', '[']);
+    for piece in [group, name] {
+        let is_plain = !piece.text.is_empty() && !piece.text.contains([':', '+']);
+        if !is_plain {
+            return Err(place.is(SpecProblem::NotATracepoint));
+        }
+        check_characters(piece, is_pattern)?;
+    }
+    if group.text == "syscalls" {
+        let kind = if name.text.starts_with(EXIT) {
+            ProbeKind::Retsyscall
+        } else {
+            ProbeKind::Syscall
+        };
+        let call = name.text.strip_prefix(ENTRY);
+        let call = call.or_else(|| name.text.strip_prefix(EXIT));
+        let right = format!("{}:{}", kind.keyword(), call.unwrap_or("NAME"));
+        return Err(place.is(SpecProblem::SyscallEvent(right)));
+    }
+    let text = place.text.to_owned();
+    Ok(ProbeSpec {
+        kind: ProbeKind::Tracepoint,
+        module: None,
+        location: if is_pattern {
+            Location::Glob(text)
+        } else {
+            Location::Symbol {
+                name: text,
+                offset: 0,
+            }
+        },
     })
 }
 

@@ -72,9 +72,15 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
         (
             "this version has no uprobe probes".into(),
             "uprobe",
-            Some("there is: kprobe, kretprobe".into())
+            Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint".into())
         )
     );
+    let help = |text| refused(text).2.expect("help");
+    assert_eq!(
+        help("tracepoint:syscalls:sys_enter_openat"),
+        "write syscall:openat"
+    );
+    assert_eq!(help("tracepoint:syscalls:sys_exit_*"), "write retsyscall:*");
     assert_eq!(
         refused("kprob:vfs_read"),
         (
@@ -85,7 +91,7 @@ fn a_kind_that_is_not_there_is_named_with_what_is() {
     );
     assert_eq!(
         refused("xyz:a").2,
-        Some("there is: kprobe, kretprobe".into())
+        Some("there is: kprobe, kretprobe, syscall, retsyscall, tracepoint".into())
     );
     assert_eq!(
         refused("kretprobe:vfs_read+0x5").0,
@@ -114,6 +120,16 @@ fn the_span_is_the_exact_spot() {
         ("kprobe:vfs_*+5", "5"),
         ("kprobe:0xffffffff81000000+5", "5"),
         ("kprobe:+5", ""),
+        ("syscall:openat+5", "openat+5"),
+        ("retsyscall:openat+5", "openat+5"),
+        ("syscall:0xffffffff81000000", "0xffffffff81000000"),
+        ("syscall:openat:return", "openat:return"),
+        ("syscall:*+5", "5"),
+        ("tracepoint:sched", "sched"),
+        ("tracepoint:sched:", "sched:"),
+        ("tracepoint:a:b+5", "a:b+5"),
+        ("tracepoint:a:b:c", "a:b:c"),
+        ("tracepoint:a:b c", " "),
     ] {
         assert_eq!(refused(text).1, spot, "{text}");
     }
@@ -152,4 +168,18 @@ fn names_belong_to_specifications() {
     assert!(!of("kprobe:vfs_*", "kretprobe:vfs_read"));
     assert!(!of("kprobe:vfs_*", "kprobe:xfs:vfs_read"));
     assert!(of("kprobe:xfs:vfs_*", "kprobe:xfs:vfs_read"));
+    assert!(of("syscall:*", "syscall:openat"));
+    assert!(!of("syscall:*", "retsyscall:openat"));
+    assert!(of("retsyscall:openat", "retsyscall:openat"));
+    assert!(of(
+        "tracepoint:kmem:kfree",
+        "tracepoint:kmem:kfree@kfree+0x4c"
+    ));
+    assert!(of("tracepoint:kmem:k*", "tracepoint:kmem:kfree"));
+    assert!(!of("tracepoint:kmem:kfree", "tracepoint:kmem:kfree_x"));
+    assert!(!of("tracepoint:kmem:*", "kprobe:kmem:kfree"));
+    assert_eq!(
+        parsed("tracepoint:sched:sched_switch").to_string(),
+        "tracepoint:sched:sched_switch"
+    );
 }

@@ -11,6 +11,7 @@ use introspect::paging::VirtReadError;
 use introspect::{PhysMemory as _, read_virt, walk};
 use manifest::{ProbeAction, ProbeKind};
 
+use crate::arguments::ArgumentSource;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
 use crate::engine::reporter::Reporter;
@@ -186,7 +187,11 @@ fn status(probe: &Probe) -> ProbeStatus {
     ProbeStatus {
         id: probe.id,
         name: None,
-        kind,
+        kind: match probe.arguments {
+            ArgumentSource::Registers => kind,
+            ArgumentSource::Caller => kind.of_syscall(),
+            ArgumentSource::Block { .. } => ProbeKind::Tracepoint,
+        },
         symbol: probe.place().map(|place| Arc::clone(&place.symbol)),
         module: probe
             .in_module

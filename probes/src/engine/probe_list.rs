@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use errors::chain;
 use events::{ProbeId, ProbeState};
-use manifest::{Action, ProbeConfig, ProbeKind};
+use manifest::{Action, ProbeConfig};
 
 use crate::ResolveError;
 use crate::engine::arm::error::ArmError;
@@ -70,29 +70,27 @@ impl ProbeList {
                     maxactive: maxactive.unwrap_or(DEFAULT_MAXACTIVE),
                 })
             };
-            let purpose = match (spec.kind, action) {
-                (ProbeKind::Kretprobe, EngineAction::HandleReturn(handler)) => {
+            let purpose = match (spec.kind.is_return(), action) {
+                (true, EngineAction::HandleReturn(handler)) => {
                     follow(ReturnAction::Handle(Shared(Arc::clone(handler))))
                 }
-                (ProbeKind::Kretprobe, EngineAction::Configured(Action::Count)) => {
-                    follow(ReturnAction::Count)
-                }
-                (ProbeKind::Kretprobe, EngineAction::Configured(Action::Aggregate(aggregate))) => {
+                (true, EngineAction::Configured(Action::Count)) => follow(ReturnAction::Count),
+                (true, EngineAction::Configured(Action::Aggregate(aggregate))) => {
                     follow(ReturnAction::Aggregate(Arc::new((*aggregate).into())))
                 }
-                (ProbeKind::Kretprobe, _) => follow(ReturnAction::Trace),
+                (true, _) => follow(ReturnAction::Trace),
                 (
-                    ProbeKind::Kprobe,
+                    false,
                     EngineAction::Configured(Action::Trace) | EngineAction::HandleReturn(_),
                 ) => Purpose::Trace,
-                (ProbeKind::Kprobe, EngineAction::Configured(Action::Count)) => Purpose::Count,
-                (ProbeKind::Kprobe, EngineAction::Configured(Action::Aggregate(aggregate))) => {
+                (false, EngineAction::Configured(Action::Count)) => Purpose::Count,
+                (false, EngineAction::Configured(Action::Aggregate(aggregate))) => {
                     Purpose::Aggregate(Arc::new((*aggregate).into()))
                 }
-                (ProbeKind::Kprobe, EngineAction::Handle(handler)) => {
+                (false, EngineAction::Handle(handler)) => {
                     Purpose::Handle(Shared(Arc::clone(handler)))
                 }
-                (ProbeKind::Kprobe, EngineAction::Inject(injection)) => {
+                (false, EngineAction::Inject(injection)) => {
                     // A pattern's matches count their calls together.
                     Purpose::Inject(Arc::new(Injector::from(injection.clone())))
                 }
@@ -109,12 +107,15 @@ impl ProbeList {
                     Ok(place) => (Some(place), None),
                     Err(refusal) => (None, Some(refusal)),
                 };
+                let arguments = place.as_ref().map(|place| place.arguments);
+                let arguments = arguments.unwrap_or_default();
                 let signature = place
                     .as_ref()
-                    .and_then(|place| signature_for(&self.running.kernel, &purpose, place));
+                    .and_then(|place| signature_for(&self.running.kernel, &name, &purpose, place));
                 let id = ProbeId(self.next_id.fetch_add(1, Ordering::Relaxed));
                 let mut probe = Probe::new(id, name, purpose.for_another(), place, *enabled)
                     .filtered(filter.clone())
+                    .with_arguments(arguments)
                     .typed(signature)
                     .with_stack(*stack);
                 self.running.prepare_programs(&probe);

@@ -14,12 +14,13 @@ use events::{Hex, ProbeState};
 use manifest::WhenFull;
 use text::{GuestError, Vcpu};
 
+use crate::arguments::as_function;
 use crate::engine::reporter::{Meaning, Reporter};
 use crate::engine::returns::following::Following;
 use crate::engine::running::Running;
 use crate::engine::stacks::Stacks;
 use crate::engine::tasks::{Tasks, recorded};
-use crate::engine::typed::{params, recorded_params};
+use crate::engine::typed::{params, recorded_params, unread_params};
 use crate::handler::HitContext;
 use crate::registry::{Probe, Purpose};
 use crate::returns::Instance;
@@ -226,6 +227,7 @@ impl Records {
                         params: signature
                             .map(|signature| recorded_params(&signature, &record.regs)),
                         stack: None,
+                        arguments: None,
                     },
                 )
             }
@@ -277,16 +279,35 @@ impl Records {
         ip: Gva,
     ) -> Result<Meaning, GuestError> {
         let signature = probe.signature();
+        // An address that the guest has not mapped has no bytes: the arguments are 0 then, and the parameters have no values.
+        let arguments = probe.arguments.read(hit);
+        if let Some(Err(why)) = &arguments
+            && !probe.unread.swap(true, Ordering::Relaxed)
+        {
+            self.reporter.note(Some(probe), why.to_string());
+        }
+        let arguments = arguments.map(Result::ok);
+        let read = arguments.map(Option::unwrap_or_default);
         if signature.is_none() && !probe.has_stack && self.running.kernel.tasks().is_none() {
-            return Ok(Meaning::default());
+            return Ok(Meaning {
+                arguments: read,
+                ..Meaning::default()
+            });
         }
         // One request to KVM serves all.
         let state = hit.vcpu.system_state()?;
-        let params =
-            |signature: Arc<_>| params(&self.running, &signature, &hit.regs, &state.paging);
+        let regs = match read {
+            Some(arguments) => as_function(&hit.regs, arguments),
+            None => hit.regs,
+        };
+        let params = |signature: Arc<_>| match arguments {
+            Some(None) => unread_params(&signature),
+            _ => params(&self.running, &signature, &regs, &state.paging),
+        };
         Ok(Meaning {
             task: self.tasks.at(&state, ip),
             params: signature.map(params),
+            arguments: read,
             stack: probe
                 .has_stack
                 .then(|| self.stacks.of(&state.paging, &hit.regs)),

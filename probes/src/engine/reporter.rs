@@ -14,10 +14,12 @@ use crate::returns::{Calls, Instance};
 #[derive(Debug, Default)]
 pub(crate) struct Meaning {
     pub(crate) task: Option<Task>,
-    /// At the entry of a function with known types.
+    /// At the entry of a function or system call, and at a tracepoint, with known types.
     pub(crate) params: Option<Vec<Param>>,
     /// For a probe with stacks.
     pub(crate) stack: Option<Stack>,
+    /// The arguments of a system call or tracepoint, which are not in the vCPU's registers.
+    pub(crate) arguments: Option<[u64; 6]>,
 }
 
 /// Reports events and notes. Any thread may report.
@@ -68,8 +70,10 @@ impl Reporter {
             vcpu,
             ip,
             symbol: Arc::clone(&place.symbol),
-            args: regs.arguments(),
             depth: self.calls.enclosing(regs.rsp.0),
+            args: meaning
+                .arguments
+                .map_or_else(|| regs.arguments(), |arguments| arguments.map(Hex)),
             regs,
             task: meaning.task,
             params: meaning.params,

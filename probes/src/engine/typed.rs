@@ -11,11 +11,12 @@ use events::{GuestString, Hex, Number, Param, Typed, error_name};
 use introspect::signature::{Kind, Parameter, Shape, ValuePlace};
 use introspect::{Btf, PagingState, Signature, read_virt};
 
+use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
 use crate::module::{ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
-use crate::resolve::{ENDBR64, Place};
+use crate::resolve::{ENDBR64, Place, syscalls};
 
 /// The most bytes shown of the strings of a hit: many events may wait for a reader.
 const MAX_STRING_BYTES: usize = 256;
@@ -36,9 +37,10 @@ pub(crate) fn shows_types(purpose: &Purpose) -> bool {
     }
 }
 
-/// The types of the kernel's function at `place`, if hits or returns of a probe with `purpose` show them.
+/// The types of the function, system call or tracepoint at `place`, if hits or returns of the probe `name` with `purpose` show them.
 pub(crate) fn signature_for(
     kernel: &Kernel,
+    name: &str,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -47,8 +49,17 @@ pub(crate) fn signature_for(
     }
     // The kernel patches some of its `endbr64` at boot: the file has all.
     let begins_with_endbr = |start| kernel.bytes_at(start, ENDBR64.len()) == Some(&ENDBR64);
+    if let ArgumentSource::Block { .. } = place.arguments {
+        // The name of the probe is `tracepoint:GROUP:NAME`, with the site behind `@` if there are several.
+        let tracepoint = name.rsplit(':').next()?.split('@').next()?;
+        return kernel.tracepoint_signature(tracepoint).ok().map(Arc::new);
+    }
     let function = function_of_entry(place, begins_with_endbr)?;
-    kernel.signature(function).ok().map(Arc::new)
+    let signature = match (place.arguments, function.strip_prefix(syscalls::PREFIX)) {
+        (ArgumentSource::Caller, Some(name)) => kernel.syscall_signature(name),
+        _ => kernel.signature(function),
+    };
+    signature.ok().map(Arc::new)
 }
 
 /// The types of the function of a module at `place`, by the module's `types`.
@@ -109,6 +120,14 @@ pub(crate) fn params(
 pub(crate) fn recorded_params(signature: &Signature, regs: &vmm::kvm_regs) -> Vec<Param> {
     let param = |param: &Parameter| named(signature, param, register(regs, param.place), None);
     signature.params.iter().map(param).collect()
+}
+
+/// The parameters of a system call or tracepoint whose arguments cannot be read.
+pub(crate) fn unread_params(signature: &Signature) -> Vec<Param> {
+    let params = signature.params.iter();
+    params
+        .map(|param| named(signature, param, None, None))
+        .collect()
 }
 
 /// The returned value of a call of `probe`.

@@ -9,12 +9,13 @@ use arc_swap::ArcSwapOption;
 use detour::{Keeps, Words};
 use events::{ProbeId, ProbeSummary, Tier};
 use introspect::Signature;
-use manifest::program::{AggregateResult, Filter};
+use manifest::program::{AggregateResult, Filter, Operand};
 use manifest::{Location, ProbeSpec};
 use text::GuestError;
 
 use super::{Interests, Missed, ProbeCounters, Purpose, ReturnAction, StatusCell};
 use crate::applied::Filtered;
+use crate::arguments::ArgumentSource;
 use crate::resolve::Place;
 
 /// A probe. Any vCPU writes the counters; the thread that has paused the vCPUs writes the state.
@@ -29,6 +30,10 @@ pub(crate) struct Probe {
     signature: ArcSwapOption<Signature>,
     /// Whether hits and returns show the stack.
     pub(crate) has_stack: bool,
+    /// Where the arguments are at the site.
+    pub(crate) arguments: ArgumentSource,
+    /// Whether the arguments of a hit could not be read once, and a note has said so.
+    pub(crate) unread: AtomicBool,
     /// The resolved location: none if the probe was refused, or the module is not loaded.
     place: ArcSwapOption<Place>,
     /// For a probe in a module: the specification, resolved when the module is loaded.
@@ -75,6 +80,8 @@ impl Probe {
             filter: None,
             signature: ArcSwapOption::empty(),
             has_stack: false,
+            arguments: ArgumentSource::Registers,
+            unread: AtomicBool::new(false),
             place: ArcSwapOption::from_pointee(place),
             in_module: None,
             enabled: AtomicBool::new(enabled),
@@ -105,6 +112,11 @@ impl Probe {
         }
     }
 
+    /// Sets where the arguments are at the site.
+    pub(crate) fn with_arguments(self, arguments: ArgumentSource) -> Self {
+        Self { arguments, ..self }
+    }
+
     /// Adds the types of the function: hits and returns show them.
     pub(crate) fn typed(self, signature: Option<Arc<Signature>>) -> Self {
         self.set_signature(signature);
@@ -129,9 +141,19 @@ impl Probe {
         let signature = self.signature.load();
         matches!(self.purpose, Purpose::Trace)
             && (self.has_stack
+                || !self.arguments.is_registers()
                 || signature
                     .as_ref()
                     .is_some_and(|signature| signature.needs_memory()))
+    }
+
+    /// Whether the filter or the aggregate reads an argument that is in memory.
+    pub(crate) fn program_reads_memory(&self) -> bool {
+        let conditions = self.filter.iter().flat_map(|it| it.filter.conditions());
+        let compared = conditions.map(|condition| condition.operand);
+        let added = self.purpose.aggregated().map(|it| it.aggregate.of());
+        let mut operands = compared.chain(added);
+        !self.arguments.is_registers() && operands.any(|of| matches!(of, Operand::Argument(_)))
     }
 
     /// Adds a specification that is resolved when its module is loaded.
@@ -284,6 +306,7 @@ impl Probe {
     /// The work of a detour at a hit; none if the hit needs an exit.
     pub(crate) fn kept_by_detour(&self) -> Option<Keeps> {
         match &self.purpose {
+            _ if self.program_reads_memory() => None,
             Purpose::Count => Some(Keeps::Count),
             Purpose::Trace if !self.reads_memory() => Some(Keeps::Records),
             // A hit that the filter rejects needs no exit.

@@ -56,6 +56,54 @@ pub enum ResolveProblem {
         /// The glob.
         pattern: String,
     },
+    /// Another system call has replaced the system call for 64-bit programs.
+    #[error("no 64-bit program makes the system call `{name}`, which `new{name}` has replaced")]
+    OldSyscall {
+        /// The name.
+        name: String,
+    },
+    /// The kernel has no system call of the name.
+    #[error("the kernel has no system call `{name}`")]
+    NoSyscall {
+        /// The name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// The kernel was built without the system call.
+    #[error("the kernel was built without the system call `{name}`")]
+    NotImplemented {
+        /// The name.
+        name: String,
+    },
+    /// No system call matches a glob.
+    #[error("no system call's name matches `{pattern}`")]
+    NoMatchingSyscall {
+        /// The glob.
+        pattern: String,
+    },
+    /// The kernel's tables of tracepoints cannot be read.
+    #[error(
+        "the kernel has no type information (BTF), which its tables of tracepoints need: {why}"
+    )]
+    NoTracepoints {
+        /// The missing information.
+        why: String,
+    },
+    /// The kernel has no tracepoint of the name.
+    #[error("the kernel has no tracepoint `{name}`")]
+    NoTracepoint {
+        /// The group and the name.
+        name: String,
+        /// Similar names.
+        near: Vec<String>,
+    },
+    /// The kernel proper passes no tracepoint of the name, or none matches a glob.
+    #[error("the kernel without its modules passes no tracepoint `{name}`")]
+    NoTracepointSite {
+        /// The specification.
+        name: String,
+    },
     /// Too many functions match a glob.
     #[error("it stands for more than {most} functions")]
     TooMany {
@@ -101,7 +149,23 @@ impl ResolveError {
             ResolveProblem::NoSymbol { .. } => {
                 Some("`hyprobe symbols --kernel FILE PATTERN` lists the symbols".to_owned())
             }
-            ResolveProblem::NoMatch { .. } => Some(PATTERN_HELP.to_owned()),
+            ResolveProblem::NoSyscall { near, .. } | ResolveProblem::NoTracepoint { near, .. }
+                if !near.is_empty() =>
+            {
+                Some(format!("near names: {}", near.join(", ")))
+            }
+            ResolveProblem::OldSyscall { name } => Some(format!("write new{name}")),
+            ResolveProblem::NotImplemented { .. } => Some(
+                "to see programs that try it, write syscall:ni_syscall, or kprobe:__x64_sys_NAME"
+                    .to_owned(),
+            ),
+            ResolveProblem::NoSyscall { .. } => Some(
+                "`hyprobe symbols --kernel FILE '__x64_sys_*'` lists the functions of system calls"
+                    .to_owned(),
+            ),
+            ResolveProblem::NoMatch { .. } | ResolveProblem::NoMatchingSyscall { .. } => {
+                Some(PATTERN_HELP.to_owned())
+            }
             ResolveProblem::Ambiguous { addresses, .. } => {
                 let all: Vec<String> = addresses
                     .iter()

@@ -12,8 +12,10 @@ mod number;
 mod place;
 #[cfg(test)]
 pub(crate) mod synthetic;
+pub(crate) mod syscalls;
 #[cfg(test)]
 mod tests;
+mod tracepoints;
 
 use std::sync::Arc;
 
@@ -71,7 +73,7 @@ pub fn resolve(
     slide: i64,
 ) -> Result<Vec<Resolved>, ResolveError> {
     let mut found = resolve_sites(kernel, spec, slide)?;
-    if spec.kind == ProbeKind::Kretprobe {
+    if spec.kind.is_return() {
         for resolved in &mut found {
             let is_entry = |place: &Place| kernel.is_entry(place.ip) && !is_called(&place.symbol);
             if resolved.place.as_ref().is_ok_and(is_entry) {
@@ -97,6 +99,12 @@ fn resolve_sites(
         spec: spec.to_string(),
         problem,
     };
+    if spec.kind.is_syscall() {
+        return syscalls::resolve(kernel, spec).map_err(failed);
+    }
+    if spec.kind == ProbeKind::Tracepoint {
+        return tracepoints::resolve(kernel, spec).map_err(failed);
+    }
     if let Some(module) = &spec.module {
         kernel.modules().map_err(|error| {
             failed(ResolveProblem::Module {
@@ -178,12 +186,7 @@ pub(crate) fn in_module(
     spec: &ProbeSpec,
 ) -> Result<Vec<Resolved>, ResolveProblem> {
     let resolved = |symbol: &Symbol, location, offset| {
-        let name: Arc<str> = ProbeSpec {
-            location,
-            ..spec.clone()
-        }
-        .to_string()
-        .into();
+        let name = with_location(spec, location);
         let place = place::at_offset(text, symbol, offset)
             .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
         Resolved { name, place }
@@ -226,6 +229,15 @@ pub(crate) fn in_module(
             Ok(found)
         }
     }
+}
+
+/// The name of the probe at `location`, one match of the glob `spec`.
+fn with_location(spec: &ProbeSpec, location: Location) -> Arc<str> {
+    let matched = ProbeSpec {
+        location,
+        ..spec.clone()
+    };
+    matched.to_string().into()
 }
 
 fn is_function(text: &dyn KernelCode, symbol: &Symbol) -> bool {

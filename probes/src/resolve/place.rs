@@ -9,6 +9,7 @@ use introspect::{PatchKind, PatchTime, Symbol};
 
 use super::ResolveProblem;
 use super::clock;
+use crate::arguments::ArgumentSource;
 use crate::code::KernelCode;
 
 /// The means by which a probe notices execution.
@@ -49,6 +50,8 @@ pub struct Place {
     pub init: bool,
     /// The address of the module's `struct module`, for a site in a module; all addresses are then run-time addresses.
     pub module: Option<Gva>,
+    /// Where the arguments are.
+    pub arguments: ArgumentSource,
 }
 
 /// The reason why an existing site cannot be probed.
@@ -122,6 +125,7 @@ pub(super) fn at_exact_offset(
         when,
         init: text.is_init(ip),
         module: text.module(),
+        arguments: ArgumentSource::Registers,
     };
     let here = Via::Plant {
         at: ip,

@@ -1,5 +1,7 @@
 //! Writes small kernels: ELF files with functions, init functions, linker labels and tables of patch sites.
 
+use std::collections::BTreeSet;
+
 use address::Gva;
 
 use crate::Kernel;
@@ -30,6 +32,8 @@ pub(crate) struct SyntheticKernel {
     init: Vec<u8>,
     data: Vec<u8>,
     symbols: Vec<(String, Gva)>,
+    /// The names of weak symbols.
+    weak: BTreeSet<String>,
 }
 
 impl SyntheticKernel {
@@ -39,6 +43,7 @@ impl SyntheticKernel {
             init: Vec::new(),
             data: Vec::new(),
             symbols: Vec::new(),
+            weak: BTreeSet::new(),
         };
         for (label, offset) in [
             ("_text", 0),
@@ -63,6 +68,12 @@ impl SyntheticKernel {
         let at = append(&mut self.text, TEXT, code);
         self.label(name, at);
         at
+    }
+
+    /// Adds a permanent function that another of the same name would replace.
+    pub(crate) fn weak_function(&mut self, name: &str, code: &[u8]) -> Gva {
+        self.weak.insert(name.to_owned());
+        self.function(name, code)
     }
 
     /// Replaces the code of a permanent function.
@@ -184,8 +195,9 @@ impl SyntheticKernel {
                 2
             };
             put(&mut symbols, u32::try_from(strings.len()).expect("small"));
-            // A global symbol without a type.
-            symbols.extend([0x10, 0]);
+            // A global or weak symbol without a type.
+            let binding = if self.weak.contains(name) { 0x20 } else { 0x10 };
+            symbols.extend([binding, 0]);
             symbols.extend(section.to_le_bytes());
             symbols.extend(at.0.to_le_bytes());
             symbols.extend([0; 8]);

@@ -8,7 +8,7 @@ use super::{
     PATTERN_HELP, Place, Refusal, ResolveError, ResolveProblem, Resolved, Via, When, functions,
     resolve,
 };
-use crate::Kernel;
+use crate::{ArgumentSource, Kernel};
 
 const ENDBR64: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
 /// A call of another function.
@@ -56,6 +56,7 @@ fn a_plain_function_is_planted_where_it_begins() {
         when: When::TextPresent,
         init: false,
         module: None,
+        arguments: ArgumentSource::Registers,
     };
     assert_eq!(place(&kernel, "kprobe:plain"), expected);
     let address = format!("kprobe:{at}");

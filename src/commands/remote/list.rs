@@ -6,7 +6,7 @@ use manifest::ProbeKind;
 use super::words;
 use crate::report::{printable, total};
 
-/// A line for each probe: number and name; address, `k` or `r`, place, module, flags; hits, missed, tier.
+/// A line for each probe: number and name; address, `k`, `r`, `s`, `sr` or `t`, place, module, flags; hits, missed, tier.
 pub(super) fn table(probes: &[ProbeStatus]) -> String {
     let rows: Vec<[String; 6]> = probes.iter().map(row).collect();
     let headings = ["ID", "ADDRESS", "", "PLACE", "HITS", "MISSED"];
@@ -63,6 +63,9 @@ fn row(probe: &ProbeStatus) -> [String; 6] {
     let kind = match probe.kind {
         ProbeKind::Kprobe => "k",
         ProbeKind::Kretprobe => "r",
+        ProbeKind::Syscall => "s",
+        ProbeKind::Retsyscall => "sr",
+        ProbeKind::Tracepoint => "t",
     };
     // If the symbol is not known yet, the request is printed.
     let mut place = probe.symbol.as_deref().unwrap_or(&summary.probe).to_owned();

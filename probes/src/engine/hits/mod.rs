@@ -154,7 +154,9 @@ impl Hits {
             match &probe.purpose {
                 Purpose::Trace => self.records.tell_hit(&mut hit, probe, (*ip).into())?,
                 Purpose::Count => (),
-                Purpose::Aggregate(aggregated) => self.running.add_value(&mut hit, aggregated),
+                Purpose::Aggregate(aggregated) => {
+                    self.running.add_value(&mut hit, probe, aggregated);
+                }
                 Purpose::Handle(handler) => resumes = handler.0.pre(&mut hit) == PreOutcome::Resume,
                 Purpose::Inject(injector) => resumes = self.inject(&mut hit, probe, injector),
                 Purpose::Return(purpose) => {

@@ -47,6 +47,11 @@ pub(crate) enum Hindrance<'p> {
     /// A hit shows memory, which a record does not hold.
     #[error("hits of `{0}` show {1}, read at an exit")]
     Memory(&'p str, &'static str),
+    /// A hit needs the arguments of a system call.
+    #[error(
+        "hits of `{0}` need the arguments of the system call, which are read from memory at an exit"
+    )]
+    Caller(&'p str),
     /// A kernel event probe.
     #[error("hyprobe itself has a plant at the same place, at `{0}`, whose hits exit")]
     Milestone(&'p str),
@@ -66,7 +71,10 @@ const MAX_SERVED: usize = 16;
 /// Sets the reason why the hits of the probes at `plant` exit although a detour could serve them; `None` if they do not exit.
 pub(crate) fn set_unoptimised(plant: &Plant, why: Option<&str>) {
     for (probe, _) in &plant.probes {
-        if probe.kept_by_detour().is_some() || probe.reads_memory() {
+        let would_do = probe.kept_by_detour().is_some()
+            || probe.reads_memory()
+            || probe.program_reads_memory();
+        if would_do {
             probe.set_optimised(why.is_none());
             probe.status.set_unoptimised(why.map(str::to_owned));
         }
@@ -95,6 +103,11 @@ impl Parts {
         let mut probes = plant.probes.iter().map(|(probe, _)| probe);
         let probe = probes.find(|probe| probe.kept_by_detour().is_none())?;
         Some(match probe.purpose {
+            _ if !probe.arguments.is_registers()
+                && (probe.reads_memory() || probe.program_reads_memory()) =>
+            {
+                Hindrance::Caller(&probe.name)
+            }
             _ if probe.reads_memory() && probe.has_stack => {
                 Hindrance::Memory(&probe.name, "the stack")
             }

@@ -126,7 +126,9 @@ impl Returns {
                 ReturnAction::Handle(handler) => handler.0.ret(hit, call.data),
                 ReturnAction::Trace => self.records.tell_return(hit, &call)?,
                 ReturnAction::Count => (),
-                ReturnAction::Aggregate(aggregated) => self.running.add_value(hit, aggregated),
+                ReturnAction::Aggregate(aggregated) => {
+                    self.running.add_value(hit, &call.probe, aggregated);
+                }
             }
             if is_at_slot {
                 hit.regs.rsp = rsp;

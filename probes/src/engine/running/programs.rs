@@ -5,6 +5,7 @@ use introspect::{PerCpu, read_virt};
 use manifest::program::{Operand, Values};
 
 use crate::applied::Aggregated;
+use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::handler::HitContext;
 use crate::registry::Probe;
@@ -14,10 +15,17 @@ use crate::registry::Probe;
 struct Seen<'e, 'h, 'v> {
     running: &'e Running,
     hit: &'h mut HitContext<'v>,
+    arguments: ArgumentSource,
 }
 
 impl Values for Seen<'_, '_, '_> {
     fn value(&mut self, operand: Operand) -> u64 {
+        if let Operand::Argument(argument) = operand
+            && let Some(arguments) = self.arguments.read(self.hit)
+        {
+            let number = usize::from(argument.number());
+            return arguments.map_or(0, |arguments| arguments.get(number).copied().unwrap_or(0));
+        }
         if let Some(register) = operand.register() {
             return register_value(&self.hit.regs, register);
         }
@@ -52,7 +60,11 @@ impl Running {
             return true;
         };
         let vcpu = hit.vcpu();
-        let lets_by = filtered.filter.holds(&mut Seen { running: self, hit });
+        let lets_by = filtered.filter.holds(&mut Seen {
+            running: self,
+            hit,
+            arguments: probe.arguments,
+        });
         filtered.decided(vcpu, lets_by);
         if !lets_by {
             probe.counters.count_exit();
@@ -60,9 +72,18 @@ impl Running {
         lets_by
     }
 
-    /// Adds a value of the vCPU at `hit`.
-    pub(crate) fn add_value(&self, hit: &mut HitContext<'_>, aggregated: &Aggregated) {
-        let mut seen = Seen { running: self, hit };
+    /// Adds a value of the vCPU at `hit` of `probe`.
+    pub(crate) fn add_value(
+        &self,
+        hit: &mut HitContext<'_>,
+        probe: &Probe,
+        aggregated: &Aggregated,
+    ) {
+        let mut seen = Seen {
+            running: self,
+            hit,
+            arguments: probe.arguments,
+        };
         aggregated.add(seen.value(aggregated.aggregate.of()));
     }
 

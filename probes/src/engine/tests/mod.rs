@@ -15,6 +15,7 @@ mod passing;
 mod programs;
 mod readers;
 mod returns;
+mod syscalls;
 mod system;
 mod writes;
 

@@ -9,6 +9,7 @@ use introspect::{Btf, Module, ModuleRegion, PagingState, RegionKind, Signature};
 use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
+use crate::arguments::ArgumentSource;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, Purpose};
@@ -156,6 +157,7 @@ fn probe_in_a_module_that_goes_keeps_no_types() {
         when: When::TextPresent,
         init: false,
         module: Some(MODULE),
+        arguments: ArgumentSource::default(),
     }));
     guest.reach(guest.unloads, MODULE.0);
     assert!(probe.place().is_none() && probe.signature().is_none());

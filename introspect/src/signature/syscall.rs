@@ -1,0 +1,198 @@
+//! The signature of a system call, whose types are texts in C.
+
+use super::{
+    EnumNames, Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
+};
+use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
+use crate::btf::Btf;
+use crate::syscalls::SyscallArgument;
+
+/// System calls that return an address as a `long`.
+const RETURN_ADDRESSES: [&str; 4] = ["brk", "mmap", "mremap", "shmat"];
+/// The ends of names of strings that a length may follow: the length is not theirs.
+const PATHS: [&str; 3] = ["path", "pathname", "filename"];
+
+impl Signature {
+    /// The signature of the system call `name` with these arguments. The place of argument N is register N: the reader has the
+    /// caller's registers in the order of a function's.
+    #[must_use]
+    pub fn of_syscall(types: &Btf, name: &str, arguments: &[SyscallArgument]) -> Self {
+        let params = (0..).zip(arguments).map(|(number, argument)| Parameter {
+            name: shortened(&argument.name, MAX_NAME_BYTES),
+            place: ValuePlace::Register(number),
+            shape: Shape {
+                declared: shortened(&argument.declared, MAX_DECLARED_BYTES),
+                kind: kind(types, &argument.declared),
+            },
+        });
+        let mut params: Vec<Parameter> = params.collect();
+        buffers_are_no_strings(&mut params);
+        for (param, argument) in params.iter_mut().zip(arguments) {
+            if PATHS.iter().any(|path| argument.name.ends_with(path)) {
+                param.shape.kind = kind(types, &argument.declared);
+            }
+        }
+        let names = EnumNames::new(types, params.iter().map(|param| &param.shape));
+        Self::with_long_result(name, params, names)
+    }
+
+    /// The same, for a system call whose arguments have no types: the parameters are those of the function that does the work.
+    #[must_use]
+    pub fn as_syscall(self, name: &str) -> Self {
+        Self::with_long_result(name, self.params, self.names)
+    }
+
+    fn with_long_result(name: &str, params: Vec<Parameter>, names: EnumNames) -> Self {
+        let kind = if RETURN_ADDRESSES.contains(&name) {
+            Kind::Pointer
+        } else {
+            Kind::Integer {
+                bytes: 8,
+                signed: true,
+            }
+        };
+        Self {
+            params,
+            returns: Some(Shape {
+                declared: "long".into(),
+                kind,
+            }),
+            names,
+        }
+    }
+}
+
+/// How a value of the type `declared` is read: `int`, `const char *`, `umode_t`, `enum landlock_rule_type`.
+fn kind(types: &Btf, declared: &str) -> Kind {
+    if let Some(target) = declared.strip_suffix('*') {
+        return match target.trim() {
+            "const char" | "char const" => Kind::String,
+            _ => Kind::Pointer,
+        };
+    }
+    let mut words: Vec<&str> = declared.split_whitespace().collect();
+    words.retain(|word| *word != "const");
+    let named = match words[..] {
+        ["enum", name] => types.enum_named(name),
+        [name] => types.type_named(name),
+        _ => None,
+    };
+    match named {
+        Some(ty) => Kind::of(types, ty),
+        None => integer(&words).unwrap_or(Kind::Word { bytes: 8 }),
+    }
+}
+
+/// An integer by the words of C, in any order: types of the kernel have `long unsigned int` for `unsigned long`.
+fn integer(words: &[&str]) -> Option<Kind> {
+    const WORDS: [&str; 6] = ["unsigned", "signed", "int", "long", "short", "char"];
+    if words.is_empty() || !words.iter().all(|word| WORDS.contains(word)) {
+        return None;
+    }
+    let has = |word| words.contains(&word);
+    let bytes = match () {
+        () if has("long") => 8,
+        () if has("short") => 2,
+        () if has("char") => 1,
+        () => 4,
+    };
+    Some(Kind::Integer {
+        bytes,
+        signed: !has("unsigned"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::btf::synthetic::Blob;
+
+    fn types() -> Btf {
+        let mut blob = Blob::new();
+        let short = blob.int("short unsigned int", 2);
+        blob.record("umode_t", (8, false), 0, short, &[]);
+        blob.enumeration("rule", false, &[("PATH_BENEATH", 1)]);
+        Btf::parse(blob.finish()).expect("types")
+    }
+
+    fn signature(name: &str, arguments: &[(&str, &str)]) -> Signature {
+        let arguments: Vec<_> = arguments
+            .iter()
+            .map(|(declared, name)| SyscallArgument {
+                name: (*name).into(),
+                declared: (*declared).into(),
+            })
+            .collect();
+        Signature::of_syscall(&types(), name, &arguments)
+    }
+
+    fn kinds(arguments: &[(&str, &str)]) -> Vec<Kind> {
+        let params = signature("f", arguments).params.into_iter();
+        params.map(|param| param.shape.kind).collect()
+    }
+
+    #[test]
+    fn types_are_found_by_their_text() {
+        let int = |bytes, signed| Kind::Integer { bytes, signed };
+        let found = kinds(&[
+            ("int", "a"),
+            ("unsigned long", "b"),
+            ("const char *", "c"),
+            ("umode_t", "d"),
+            ("const struct sigaction *", "e"),
+            ("mystery_t", "f"),
+        ]);
+        assert_eq!(
+            found,
+            [
+                int(4, true),
+                int(8, false),
+                Kind::String,
+                int(2, false),
+                Kind::Pointer,
+                Kind::Word { bytes: 8 },
+            ]
+        );
+        let signature = signature("f", &[("enum rule", "type")]);
+        let rule = &signature.params[0];
+        assert_eq!(rule.place, ValuePlace::Register(0));
+        assert_eq!(
+            signature.enumerator(&rule.shape, 1),
+            Some("PATH_BENEATH"),
+            "{rule:?}"
+        );
+        assert_eq!(
+            kinds(&[
+                ("const char *const *", "argv"),
+                ("unsigned", "n"),
+                ("char", "c")
+            ]),
+            [Kind::Pointer, int(4, false), int(1, true)]
+        );
+    }
+
+    #[test]
+    fn a_path_before_a_length_is_a_string_and_another_is_a_buffer() {
+        assert_eq!(
+            kinds(&[("const char *", "path"), ("long", "length")])[0],
+            Kind::String
+        );
+        assert_eq!(
+            kinds(&[("const char *", "buf"), ("unsigned long", "count")])[0],
+            Kind::Pointer
+        );
+    }
+
+    #[test]
+    fn results_are_long_and_addresses_where_they_are() {
+        let kind = |name| signature(name, &[]).returns.expect("a result").kind;
+        assert_eq!(kind("mmap"), Kind::Pointer);
+        assert_eq!(
+            kind("read"),
+            Kind::Integer {
+                bytes: 8,
+                signed: true
+            }
+        );
+    }
+}

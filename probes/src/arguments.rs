@@ -1,0 +1,132 @@
+//! The arguments of a system call, and of a tracepoint, which are in no register.
+//!
+//! At the entry of a system call, the kernel's entry code has saved the registers of the program in a `struct pt_regs` on the task's kernel stack, and
+//! passes the address to `__x64_sys_NAME` in `rdi`. So the arguments are in memory, and the registers of the vCPU are the kernel's own:
+//!
+//! ```text
+//!  rdi ─▶ struct pt_regs   … +0x38 r10   r9   r8   ax   cx   dx   si   di +0x70 …
+//!                               arg3  arg5 arg4           arg2 arg1 arg0
+//! ```
+//!
+//! The order of the members is part of the interface to programs (`ptrace`), and does not change.
+//!
+//! At a tracepoint, no code has computed the arguments: see [`introspect::tracepoints`].
+
+use address::Gva;
+use introspect::insn::Gpr;
+use introspect::tracepoints::{ArgumentBlock, NoArguments, Snapshot};
+
+use crate::handler::{AccessError, HitContext};
+
+const FIRST_OFFSET: u64 = 0x38;
+const WORDS: usize = 8;
+const WORD_BYTES: usize = 8;
+/// The index of each argument's register among the [`WORDS`] from `r10` to `di`.
+const ARGUMENTS: [usize; 6] = [7, 6, 5, 0, 2, 1];
+
+/// Where the arguments of a probe's site are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ArgumentSource {
+    /// In the registers of a function's arguments.
+    #[default]
+    Registers,
+    /// In the registers of the program that makes a system call, saved in memory.
+    Caller,
+    /// In no register yet: a block of code would compute the arguments of a tracepoint.
+    Block {
+        /// The distance from the site to the block.
+        block: i64,
+        /// The distance from the site to the pointer to the tracepoint's functions.
+        funcs: i64,
+    },
+}
+
+/// Why arguments cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unread {
+    /// The registers of the program.
+    #[error("the registers of the program cannot be read: {0}")]
+    Caller(AccessError),
+    /// The block of a tracepoint.
+    #[error("the arguments of the tracepoint cannot be computed: {0}")]
+    Block(NoArguments),
+}
+
+impl ArgumentSource {
+    /// Whether the registers of the vCPU have the arguments.
+    pub(crate) const fn is_registers(self) -> bool {
+        matches!(self, Self::Registers)
+    }
+
+    /// The arguments, on the thread of the vCPU with the hit; `None` if the registers have them.
+    pub(crate) fn read(self, hit: &mut HitContext<'_>) -> Option<Result<[u64; 6], Unread>> {
+        match self {
+            Self::Registers => None,
+            Self::Caller => Some(of_caller(hit).map_err(Unread::Caller)),
+            Self::Block { block, funcs } => {
+                let site = hit.regs.rip;
+                let block = ArgumentBlock {
+                    at: Gva(site.wrapping_add_signed(block)),
+                    funcs: Gva(site.wrapping_add_signed(funcs)),
+                };
+                Some(of_block(hit, &block))
+            }
+        }
+    }
+}
+
+fn of_caller(hit: &mut HitContext<'_>) -> Result<[u64; 6], AccessError> {
+    let mut bytes = [0; WORDS * WORD_BYTES];
+    let at = Gva(hit.regs.rdi).wrapping_add(FIRST_OFFSET);
+    hit.read(at, &mut bytes)?;
+    let (words, _) = bytes.as_chunks::<WORD_BYTES>();
+    let word = |index: usize| words.get(index).copied().map_or(0, u64::from_le_bytes);
+    Ok(ARGUMENTS.map(word))
+}
+
+fn of_block(hit: &mut HitContext<'_>, block: &ArgumentBlock) -> Result<[u64; 6], Unread> {
+    let state = hit.vcpu.system_state();
+    let state = state.map_err(|error| Unread::Caller(error.into()))?;
+    let snapshot = Snapshot {
+        gprs: Gpr::ALL.map(|register| general(&hit.regs, register)),
+        rflags: hit.regs.rflags,
+        gs: state.system.segments.gs.base,
+    };
+    let mut read = |at: Gva, buf: &mut [u8]| hit.read(at, buf).is_ok();
+    block.arguments(&snapshot, &mut read).map_err(Unread::Block)
+}
+
+const fn general(regs: &vmm::kvm_regs, register: Gpr) -> u64 {
+    match register {
+        Gpr::Rax => regs.rax,
+        Gpr::Rcx => regs.rcx,
+        Gpr::Rdx => regs.rdx,
+        Gpr::Rbx => regs.rbx,
+        Gpr::Rsp => regs.rsp,
+        Gpr::Rbp => regs.rbp,
+        Gpr::Rsi => regs.rsi,
+        Gpr::Rdi => regs.rdi,
+        Gpr::R8 => regs.r8,
+        Gpr::R9 => regs.r9,
+        Gpr::R10 => regs.r10,
+        Gpr::R11 => regs.r11,
+        Gpr::R12 => regs.r12,
+        Gpr::R13 => regs.r13,
+        Gpr::R14 => regs.r14,
+        Gpr::R15 => regs.r15,
+    }
+}
+
+/// Registers with `arguments` where a function has its own.
+pub(crate) const fn as_function(regs: &vmm::kvm_regs, arguments: [u64; 6]) -> vmm::kvm_regs {
+    let [rdi, rsi, rdx, rcx, r8, r9] = arguments;
+    vmm::kvm_regs {
+        rdi,
+        rsi,
+        rdx,
+        rcx,
+        r8,
+        r9,
+        ..*regs
+    }
+}

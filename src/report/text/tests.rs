@@ -1,0 +1,242 @@
+//! Lines of text for events.
+
+use events::{
+    GuestString, GuestSummary, Hex, Hit, Number, Param, Registers, Return, Summary, Typed,
+};
+use manifest::GuestEnd;
+
+use super::*;
+
+#[test]
+fn text_of_the_guest_adds_no_line_and_no_escape() {
+    let summary = Summary {
+        accel: "kvm".to_owned(),
+        guest: GuestSummary {
+            end: GuestEnd::Panic,
+            detail: Some("x\nall 3 expectations hold\x1b[2J".to_owned()),
+            crash: None,
+        },
+        ran_ns: 0,
+        probes: Vec::new(),
+        dropped: 0,
+        restarts: Vec::new(),
+    };
+    let note = Note {
+        ts_ns: 0,
+        probe: None,
+        text: "module `a\nb`".to_owned(),
+    };
+    let events = [
+        hit("kprobe:\x1b]0;f", "f\n  1.0  cpu0"),
+        Event::Note(note),
+        Event::Summary(summary),
+    ];
+    let mut out = Vec::new();
+    let mut formatter = Formatter::new(Style::plain(), false);
+    events
+        .iter()
+        .for_each(|event| formatter.event(event, &mut out));
+    let text = String::from_utf8(out).expect("text");
+    assert!(!text.contains('\x1b'), "{text}");
+    // A line each, and an empty one before the summary.
+    assert_eq!(text.lines().count(), 4, "{text}");
+}
+
+fn hit(probe: &str, symbol: &str) -> Event {
+    Event::Hit(Hit {
+        probe: probe.into(),
+        ts_ns: 1_234_567_891,
+        vcpu: 0,
+        ip: Hex(0xffff_ffff_8139_a0c0),
+        symbol: symbol.into(),
+        regs: Registers::default(),
+        args: [0xffff_ff9c, 1, 2, 3, 4, 5].map(Hex),
+        task: None,
+        params: None,
+        depth: 0,
+        stack: None,
+        stack_incomplete: None,
+    })
+}
+
+fn lines(formatter: &mut Formatter, events: &[Event]) -> String {
+    let mut out = Vec::new();
+    for event in events {
+        formatter.event(event, &mut out);
+    }
+    String::from_utf8(out).expect("utf-8")
+}
+
+#[test]
+fn hits_without_types_have_the_registers_of_arguments() {
+    let events = [
+        hit("kprobe:vfs_open", "vfs_open+0x0"),
+        hit("kprobe:a+0x5", "a+0x5 [ext4]"),
+        hit("kprobe:ext4:b", "b+0x0 [ext4]"),
+    ];
+    let text = lines(&mut Formatter::new(Style::plain(), false), &events);
+    assert_eq!(
+        text,
+        "   1.234567  cpu0   vfs_open(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+         \u{20}  1.234567  cpu0   a+0x5 [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+         \u{20}  1.234567  cpu0   b [ext4](0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n"
+    );
+}
+
+#[test]
+fn typed_hits_have_a_task_and_named_arguments() {
+    let task = |comm: &str, tid| Task {
+        tid,
+        pid: tid,
+        comm: comm.to_owned(),
+    };
+    let typed = |ty: &str, value| Typed {
+        ty: ty.into(),
+        value: Some(value),
+        means: None,
+        error: None,
+        string: None,
+    };
+    let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+        unreachable!("a hit")
+    };
+    let hit = Event::Hit(Hit {
+        task: Some(task("cat\x1b", 312)),
+        params: Some(vec![
+            Param {
+                name: "name".into(),
+                typed: Typed {
+                    string: Some(GuestString::Whole("/etc/\x1b".to_owned())),
+                    ..typed("const char *", Number::Hex(Hex(0x1000)))
+                },
+            },
+            Param {
+                name: "count".into(),
+                typed: typed("size_t", Number::Integer(3)),
+            },
+        ]),
+        ..plain
+    });
+    let returned = Event::Return(Return {
+        probe: "kretprobe:f".into(),
+        ts_ns: 2_000_000_000,
+        took_ns: 31_200,
+        vcpu: 0,
+        ip: Hex(0),
+        symbol: "f+0x0".into(),
+        retval: Hex(0xffff_fffe),
+        regs: Registers::default(),
+        task: Some(task("a", 1)),
+        returned: Some(Typed {
+            error: Some("ENOENT".to_owned()),
+            ..typed("int", Number::Integer(-2))
+        }),
+        depth: 1,
+        stack: None,
+        stack_incomplete: None,
+    });
+    let text = lines(&mut Formatter::new(Style::plain(), false), &[hit, returned]);
+    assert_eq!(
+        text,
+        "   1.234567  cpu0   cat\\x1b[312]  f(name=\"/etc/\\u{1b}\", count=3)\n\
+         \u{20}  2.000000  cpu0   a[1]            f = -2 (ENOENT) after 31.2 µs\n"
+    );
+}
+
+#[test]
+fn registers_are_below_a_hit_if_wanted() {
+    let mut formatter = Formatter::new(Style::plain(), false).with_registers(true);
+    let text = lines(&mut formatter, &[hit("kprobe:f", "f+0x0")]);
+    let below: Vec<&str> = text.lines().skip(1).collect();
+    assert_eq!(below.len(), 6, "{text}");
+    assert_eq!(
+        below[2],
+        "              rdx 0x0000000000000000   rsi 0x0000000000000000   rdi 0x0000000000000000"
+    );
+    let names: Vec<&str> = below
+        .iter()
+        .flat_map(|row| row.split_whitespace().step_by(2))
+        .collect();
+    assert_eq!(names.len(), 18);
+}
+
+#[test]
+fn stack_has_an_indented_line_for_each_frame() {
+    let Event::Hit(plain) = hit("kprobe:f", "f+0x0") else {
+        unreachable!("a hit")
+    };
+    let frame = |symbol: Option<&str>, module: Option<&str>| StackFrame {
+        address: Hex(0xffff_ffff_a000_1000),
+        symbol: symbol.map(str::to_owned),
+        module: module.map(str::to_owned),
+    };
+    let hit = Event::Hit(Hit {
+        stack: Some(vec![
+            frame(Some("f+0x0/0x10"), None),
+            frame(Some("g+0x5/0x1a0"), Some("m\x1b")),
+            frame(None, None),
+        ]),
+        stack_incomplete: Some("the stack cannot be read at 0x8".to_owned()),
+        ..plain
+    });
+    let text = lines(&mut Formatter::new(Style::plain(), false), &[hit]);
+    let frames: Vec<_> = text.lines().skip(1).collect();
+    assert_eq!(
+        frames,
+        [
+            "                    f+0x0/0x10",
+            "                    g+0x5/0x1a0 [m\\x1b]",
+            "                    0xffffffffa0001000",
+            "                    … the stack cannot be read at 0x8",
+        ]
+    );
+}
+
+#[test]
+fn a_system_call_has_its_own_name_and_not_that_of_its_function() {
+    let returned = Event::Return(Return {
+        probe: "retsyscall:openat".into(),
+        ts_ns: 2_000_000_000,
+        took_ns: 1_000,
+        vcpu: 0,
+        ip: Hex(0),
+        symbol: "__x64_sys_openat+0x0".into(),
+        retval: Hex(3),
+        regs: Registers::default(),
+        task: None,
+        returned: None,
+        depth: 0,
+        stack: None,
+        stack_incomplete: None,
+    });
+    let events = [hit("syscall:openat", "__x64_sys_openat+0x0"), returned];
+    let text = lines(&mut Formatter::new(Style::plain(), false), &events);
+    assert_eq!(
+        text,
+        "   1.234567  cpu0   openat(0xffffff9c, 0x1, 0x2, 0x3, 0x4, 0x5)\n\
+         \u{20}  2.000000  cpu0   openat = 0x3 after 1.0 µs\n"
+    );
+}
+
+#[test]
+fn a_note_names_its_probe() {
+    let note = Event::Note(Note {
+        ts_ns: 5_000,
+        probe: Some("kprobe:x".to_owned()),
+        text: "armed".to_owned(),
+    });
+    let text = lines(&mut Formatter::new(Style::plain(), true), &[note]);
+    assert_eq!(text, ">>    0.000005  note   kprobe:x: armed\n");
+}
+
+#[test]
+fn a_line_ends_at_the_edge_of_the_terminal() {
+    let mut style = Style::plain();
+    style.width = Some(60);
+    let text = lines(
+        &mut Formatter::new(style, false),
+        &[hit("kprobe:vfs_open", "vfs_open+0x0")],
+    );
+    assert_eq!(text.trim_end().chars().count(), 60, "{text}");
+    assert!(text.ends_with("…\n"), "{text}");
+}

@@ -1,0 +1,108 @@
+//! Tracepoints of stock kernels, which the guest has off: fields compared with what the guest itself says.
+
+use events::{Hit, Number, ProbeState};
+use manifest::GuestEnd;
+
+use crate::boot::{Boot, Ran, Stock, probe};
+
+const SWITCH: &str = "tracepoint:sched:sched_switch";
+const EXEC: &str = "tracepoint:sched:sched_process_exec";
+const SIGNAL: &str = "tracepoint:signal:signal_generate";
+const SCRIPT: &str = "#!/bin/busybox sh
+/bin/busybox mount -t tracefs tracefs /sys
+/bin/busybox sh -c 'echo executed $$; exec /bin/busybox true'
+/bin/busybox sh -c 'echo killed $$; kill -31 $$'
+echo enabled $(/bin/busybox cat /sys/events/sched/sched_switch/enable)
+/bin/busybox poweroff -f
+";
+
+/// The number behind `word` on the console.
+fn number(ran: &Ran, word: &str) -> i64 {
+    let lines = ran.console.lines();
+    let mut numbers = lines.filter_map(|line| line.trim().strip_prefix(word)?.trim().parse().ok());
+    numbers.next().unwrap_or_else(|| panic!("{}", ran.told()))
+}
+
+fn of<'h>(hits: &'h [Hit], name: &str) -> Vec<&'h Hit> {
+    // The site is behind `@`, if there are several.
+    let is_of = |hit: &&Hit| hit.probe.split('@').next() == Some(name);
+    hits.iter().filter(is_of).collect()
+}
+
+fn value(hit: &Hit, name: &str) -> Option<Number> {
+    let mut params = hit.params.iter().flatten();
+    params.find(|param| &*param.name == name)?.typed.value
+}
+
+fn types(hit: &Hit) -> Vec<&str> {
+    let params = hit.params.iter().flatten();
+    params.map(|param| &*param.typed.ty).collect()
+}
+
+fn check(image: &str) {
+    let stock = Stock::fetch(image);
+    let boot = Boot::with_script(&stock, SCRIPT);
+    let ran = boot.probe(SWITCH).probe(EXEC).probe(SIGNAL).run();
+    assert_eq!(ran.code, Some(0), "{}", ran.told());
+    let summary = ran.summary();
+    assert_eq!(summary.guest.end, GuestEnd::Poweroff);
+    ran.assert_well();
+    assert_eq!(
+        number(&ran, "enabled "),
+        0,
+        "the guest's own switch stays off"
+    );
+    let hits = ran.hits();
+
+    // The program of the process, and its number before the call.
+    let executed = number(&ran, "executed ");
+    let is_by = |hit: &&&Hit| hit.task.as_ref().map(|task| i64::from(task.pid)) == Some(executed);
+    let execs = of(&hits, EXEC);
+    let exec = execs.iter().rev().find(is_by);
+    let exec = exec.unwrap_or_else(|| panic!("{}", ran.told()));
+    assert_eq!(
+        types(exec),
+        ["struct task_struct *", "pid_t", "struct linux_binprm *"]
+    );
+    assert_eq!(value(exec, "old_pid"), Some(Number::Integer(executed)));
+
+    // The signal that the process has sent to itself.
+    let killed = number(&ran, "killed ");
+    let is_kill = |hit: &&&Hit| {
+        let task = hit.task.as_ref().map(|task| i64::from(task.pid));
+        task == Some(killed) && value(hit, "sig") == Some(Number::Integer(31))
+    };
+    let signals = of(&hits, SIGNAL);
+    assert!(signals.iter().any(|hit| is_kill(&hit)), "{}", ran.told());
+
+    // A switch from one task to another: the next switch on the processor is from the other.
+    let switches = of(&hits, SWITCH);
+    assert!(switches.len() > 20, "{}", switches.len());
+    for pair in switches.windows(2) {
+        let (next, prev) = (value(pair[0], "next"), value(pair[1], "prev"));
+        assert!(next.is_some() && next == prev, "{pair:#?}");
+    }
+    let switch = probe(&summary, SWITCH);
+    assert_eq!(switch.state, ProbeState::Armed, "{switch:?}");
+    assert_eq!(switch.hits, switches.len() as u64);
+}
+
+#[test]
+fn tracepoints_of_debian_5_10_have_their_fields() {
+    check("debian-5.10");
+}
+
+#[test]
+fn tracepoints_of_debian_6_1_have_their_fields() {
+    check("debian-6.1");
+}
+
+#[test]
+fn tracepoints_of_debian_6_12_have_their_fields() {
+    check("debian-6.12");
+}
+
+#[test]
+fn tracepoints_of_debian_sid_have_their_fields() {
+    check("debian-sid");
+}
