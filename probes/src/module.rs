@@ -4,9 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
 use address::{Gpa, Gva};
-use introspect::{
-    Btf, Module, ModuleRegion, ModuleTypesError, PagingState, PatchSite, PatchSites, Symbol, walk,
-};
+use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
 use text::{Planter, Spot};
 
 use crate::code::KernelCode;
@@ -56,15 +54,9 @@ impl LoadedModule {
         self.module.symbols()
     }
 
-    /// The module's types on top of the kernel's.
-    pub(crate) fn types(
-        &self,
-        planter: &Planter,
-        paging: &PagingState,
-        kernel: &Btf,
-        address_of: impl FnOnce(&str) -> Option<Gva>,
-    ) -> Result<Btf, ModuleTypesError> {
-        self.module.types(planter, paging, kernel, address_of)
+    /// The module as the guest describes it.
+    pub(crate) fn module(&self) -> &Module {
+        &self.module
     }
 
     pub(crate) fn unread(&self) -> &[introspect::ModulesError] {

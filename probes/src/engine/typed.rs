@@ -29,7 +29,7 @@ const BEHIND_ENDBR: &str = "0x4";
 const AT_FDCWD: i64 = -100;
 
 /// Whether hits or returns of a probe with `purpose` show types.
-pub(crate) fn shows_types(purpose: &Purpose) -> bool {
+fn shows_types(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Trace => true,
         Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
@@ -62,9 +62,9 @@ pub(crate) fn signature_for(
     signature.ok().map(Arc::new)
 }
 
-/// The types of the function of a module at `place`, by the module's `types`.
-pub(crate) fn signature_in_module(
-    types: &Btf,
+/// The types of the function of a module at `place`, by the module's `types`, which are read for an entry only.
+pub(crate) fn signature_in_module<'t>(
+    types: impl FnOnce() -> Option<&'t Btf>,
     code: &ModuleCode<'_>,
     symbols: &TextSymbols<'_>,
     purpose: &Purpose,
@@ -79,7 +79,9 @@ pub(crate) fn signature_in_module(
     if symbols.named(function).len() > 1 {
         return None;
     }
-    Signature::of_function(types, function).ok().map(Arc::new)
+    Signature::of_function(types()?, function)
+        .ok()
+        .map(Arc::new)
 }
 
 /// The name of the function, if `place` is its entry, maybe behind an `endbr64`.
