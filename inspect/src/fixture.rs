@@ -52,6 +52,11 @@ impl Fixture {
         }
     }
 
+    /// Puts `bytes` at the offset `at` of the page.
+    pub(crate) fn fill(&mut self, at: usize, bytes: &[u8]) {
+        self.memory.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
     pub(crate) fn view(&self) -> KernelView<'_> {
         let slide = SLIDE.cast_signed();
         KernelView::new(&self.memory, &self.symbols, Some(&self.types), slide)
@@ -104,6 +109,10 @@ fn symbols() -> SymbolTable {
         (0, 'D', "first_task"),
         (MM, 'D', "init_mm"),
         (0x600, 'T', "schedule"),
+        (0x680, 't', "both"),
+        (0x700, 'd', "both"),
+        (0x708, 'd', "twin"),
+        (0x710, 'd', "twin"),
         (OFFSETS, 'D', "__per_cpu_offset"),
         (OFFSETS + 16, 'D', "behind"),
         (0x1000, 'D', "_end"),

@@ -129,7 +129,7 @@ impl Writer<'_> {
             Some(Type::Struct(id) | Type::Union(id)) => {
                 let head = declaration(types, ty);
                 self.line(0, &format!("{head} {{"), "");
-                self.members(id, 1, 0, "");
+                self.members(id, 1, 0, Some(""));
                 let size = types.size_of(ty).unwrap_or(0);
                 self.line(0, "};", &format!("size: {size}"));
             }
@@ -147,7 +147,8 @@ impl Writer<'_> {
                     Some(id) => {
                         let keyword = self.keyword(id.into());
                         self.line(0, &format!("typedef {keyword} {{"), "");
-                        self.members(id, 1, 0, "");
+                        let prefix = types.as_struct(target).map(|_| "");
+                        self.members(id, 1, 0, prefix);
                         self.line(0, &format!("}} {};", declared.declarator), "");
                     }
                     None => self.line(0, &format!("typedef {};", declared.with_base(types)), ""),
@@ -192,12 +193,31 @@ impl Writer<'_> {
         }
     }
 
+    /// Whether a value of the type has the struct at its base in it, rather than behind a pointer.
+    fn is_inside(&self, ty: TypeId) -> bool {
+        let types = self.types;
+        let mut ty = types.stripped(ty);
+        for _ in 0..MAX_DEPTH {
+            match ty.and_then(|ty| types.get(ty)) {
+                Some(Type::Array { element, .. }) => ty = types.stripped(element),
+                Some(Type::Struct(_) | Type::Union(_)) => return true,
+                _ => return false,
+            }
+        }
+        false
+    }
+
     fn enumerators(&mut self, ty: TypeId, level: usize) {
         let types = self.types;
+        let is_signed = types.is_signed_enum(ty);
         for (name, value) in types.enum_values(ty) {
             if !self.has_room(level) {
                 return;
             }
+            let value = match is_signed {
+                true => value.to_string(),
+                false => value.cast_unsigned().to_string(),
+            };
             self.line(level, &format!("{name} = {value},"), "");
         }
     }
@@ -216,8 +236,9 @@ impl Writer<'_> {
         }
     }
 
-    /// The members of `id`, which is `base` bytes behind the beginning of the declared type. Their paths begin with `prefix`.
-    fn members(&mut self, id: StructId, level: usize, base: u64, prefix: &str) {
+    /// The members of `id`, which is `base` bytes behind the beginning of the declared type. Their paths begin with `prefix`; without one,
+    /// they are no members of the declared type.
+    fn members(&mut self, id: StructId, level: usize, base: u64, prefix: Option<&str>) {
         let types = self.types;
         for (name, member) in types.members(id) {
             if !self.has_room(level) {
@@ -225,7 +246,7 @@ impl Writer<'_> {
             }
             let offset = base.saturating_add(member.offset_bytes);
             let declared = Declarator::new(types, member.ty, name.unwrap_or_default());
-            if let Some(name) = name {
+            if let (Some(name), Some(prefix)) = (name, prefix) {
                 self.members.push(DeclaredMember {
                     name: format!("{prefix}{name}"),
                     declared: declaration(types, member.ty),
@@ -240,12 +261,14 @@ impl Writer<'_> {
                 Some(inner) if level < MAX_DEPTH => {
                     let keyword = self.keyword(inner.into());
                     self.line(level, &format!("{}{keyword} {{", declared.qualifiers), "");
-                    // The members of an array's elements have no offsets of their own.
-                    let prefix = match name {
+                    // The members of an array's elements have no offsets of their own, and those behind a pointer are elsewhere.
+                    let prefix = prefix.filter(|_| types.as_struct(member.ty).is_some());
+                    let prefix = prefix.map(|prefix| match name {
                         Some(name) => format!("{prefix}{name}."),
                         None => prefix.to_owned(),
-                    };
-                    self.members(inner, level + 1, offset, &prefix);
+                    });
+                    let base = if self.is_inside(member.ty) { offset } else { 0 };
+                    self.members(inner, level + 1, base, prefix.as_deref());
                     let tail = format!("}} {};", declared.declarator).replace("} ;", "};");
                     self.line(level, &tail, &place(offset, &member));
                 }
@@ -276,7 +299,7 @@ fn place(offset: u64, member: &Member) -> String {
 
 #[cfg(test)]
 mod tests {
-    use introspect::btf::synthetic::sample;
+    use introspect::btf::synthetic::{Blob, sample};
 
     use super::*;
 
@@ -321,6 +344,59 @@ long tail; /* 56 8 */
         assert_eq!(text("open"), "int open(struct outer *where, int);");
         assert_eq!(text("print"), "void print(struct outer *format, ...);");
         assert_eq!(text("int"), "int; /* size: 4 */");
+    }
+
+    #[test]
+    fn members_behind_a_pointer_are_no_members_of_the_type() {
+        let mut blob = Blob::new();
+        let int = blob.int("int", 4);
+        let inner = blob.structure("", 8, &[("a", int, 0), ("b", int, 4)]);
+        let pointer = blob.pointer(inner);
+        let array = blob.array(inner, 2);
+        let members = [
+            ("first", int, 0),
+            ("to", pointer, 8),
+            ("of", array, 16),
+            ("in", inner, 32),
+        ];
+        blob.structure("outer", 40, &members);
+        let types = Btf::parse(blob.finish()).expect("types");
+        let outer = Declaration::find(&types, "outer").expect("a struct");
+        let names = outer
+            .members
+            .iter()
+            .map(|member| (&*member.name, member.offset));
+        assert_eq!(
+            names.collect::<Vec<_>>(),
+            [
+                ("first", 0),
+                ("to", 8),
+                ("of", 16),
+                ("in", 32),
+                ("in.a", 32),
+                ("in.b", 36)
+            ]
+        );
+        let offsets = outer.text.lines().filter(|line| line.contains("int b;"));
+        let offsets = offsets.map(|line| line.split_whitespace().nth(3));
+        assert_eq!(
+            offsets.collect::<Vec<_>>(),
+            [Some("4"), Some("20"), Some("36")]
+        );
+    }
+
+    #[test]
+    fn unsigned_enumerators_have_no_sign() {
+        let mut blob = Blob::new();
+        let body = [blob.string("LAST"), u32::MAX, u32::MAX];
+        blob.record("wide", (19, false), 1, 8, &body);
+        let types = Btf::parse(blob.finish()).expect("types");
+        let wide = Declaration::find(&types, "wide").expect("an enum");
+        assert!(
+            wide.text.contains("LAST = 18446744073709551615,"),
+            "{}",
+            wide.text
+        );
     }
 
     #[test]

@@ -76,10 +76,14 @@ impl<'k> KernelView<'k> {
     /// The running address of the symbol `name`. A value in the lower half is an offset, which does not move.
     #[must_use]
     pub fn address_of(&self, name: &str) -> Option<Gva> {
-        let linked = self.symbols.address_of(name)?;
+        Some(self.running(self.symbols.address_of(name)?))
+    }
+
+    /// The running address of a symbol with the link-time value `linked`.
+    pub(crate) fn running(&self, linked: Gva) -> Gva {
         let is_address = linked.0.cast_signed() < 0;
         let slide = if is_address { self.slide } else { 0 };
-        Some(linked.wrapping_add(slide.cast_unsigned()))
+        linked.wrapping_add(slide.cast_unsigned())
     }
 
     /// The symbol of the kernel's image at the running address `at`, as `name` or `name+0xoffset`.

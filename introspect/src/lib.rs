@@ -42,8 +42,8 @@ pub use int3::KernelInt3;
 pub use kprobes::OptimisedLayout;
 pub use memory::{FlatMemory, PhysMemory, Unreadable};
 pub use modules::{
-    Module, ModuleEvent, ModuleRegion, ModuleState, ModuleTypesError, ModuleUsage, Modules,
-    ModulesError, RegionKind,
+    Module, ModuleEvent, ModuleRegion, ModuleState, ModuleTypes, ModuleTypesError, ModuleUsage,
+    Modules, ModulesError, RegionKind,
 };
 pub use paging::{EntryAt, Level, PagingState, Translation, WalkFault, entry_at, read_virt, walk};
 pub use patchsites::{PatchKind, PatchSite, PatchSites, PatchTime};

@@ -1,12 +1,10 @@
 //! A module in the guest's memory.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use address::{Gpa, Gva};
-use introspect::{
-    Btf, Module, ModuleRegion, ModuleTypesError, PagingState, PatchSite, PatchSites, Symbol, walk,
-};
+use introspect::{Module, ModuleRegion, PagingState, PatchSite, PatchSites, Symbol, walk};
 use text::{Planter, Spot};
 
 use crate::code::KernelCode;
@@ -56,15 +54,9 @@ impl LoadedModule {
         self.module.symbols()
     }
 
-    /// The module's types on top of the kernel's.
-    pub(crate) fn types(
-        &self,
-        planter: &Planter,
-        paging: &PagingState,
-        kernel: &Btf,
-        address_of: impl FnOnce(&str) -> Option<Gva>,
-    ) -> Result<Btf, ModuleTypesError> {
-        self.module.types(planter, paging, kernel, address_of)
+    /// The module as the guest describes it.
+    pub(crate) fn module(&self) -> &Module {
+        &self.module
     }
 
     pub(crate) fn unread(&self) -> &[introspect::ModulesError] {
@@ -98,6 +90,23 @@ impl LoadedModule {
             gpa: page.wrapping_add(at.page_offset()),
             beyond: beyond.and_then(|next| self.pages.get(&next).copied()),
         })
+    }
+}
+
+/// The symbols of a module's text by name. Both the guest's symbols and the probes may be many: no probe goes through all symbols.
+pub(crate) struct TextSymbols<'m>(HashMap<&'m str, Vec<&'m Symbol>>);
+
+impl<'m> TextSymbols<'m> {
+    pub(crate) fn new(module: &'m LoadedModule) -> Self {
+        let mut named: HashMap<&str, Vec<&Symbol>> = HashMap::new();
+        for symbol in module.symbols().iter().filter(|symbol| symbol.is_text()) {
+            named.entry(&symbol.name).or_default().push(symbol);
+        }
+        Self(named)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> &[&'m Symbol] {
+        self.0.get(name).map_or(&[], Vec::as_slice)
     }
 }
 

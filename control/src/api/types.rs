@@ -17,7 +17,8 @@ pub struct Printed {
     pub text: String,
     /// The value: a struct is an object with a key for each member, an array is a list, an array of `char` is text, and a number beyond 2^53
     /// is text. An enum is `{"number", "name"}`, a pointer is `{"pointer"}`, with `symbol` if it leads to the kernel's image, memory that is
-    /// not there is `{"fault"}`, and a part beyond the limits is `{"omitted"}`.
+    /// not there is `{"fault"}`, text that is not whole `{"cut"}`, and a part beyond the limits is `{"omitted"}`, for members behind the key
+    /// `…`.
     pub value: serde_json::Value,
 }
 

@@ -106,6 +106,26 @@ pub enum EvaluateError {
         /// The variable.
         name: String,
     },
+    /// `void` has no values.
+    #[error("`{text}` is of type `void`, which has no value")]
+    Void {
+        /// The expression's text.
+        text: String,
+    },
+    /// A cast to a struct or an array.
+    #[error("a cast makes a number of at most 64 bits or a pointer, and `{declared}` is neither")]
+    Cast {
+        /// The type.
+        declared: String,
+    },
+    /// Static variables of several files, or static functions.
+    #[error("the kernel has several variables or functions `{name}`: at {}", list(.addresses))]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The first running addresses.
+        addresses: Vec<Gva>,
+    },
     /// A per-CPU variable without its processor, or the other way round.
     #[error("`{name}` is a per-CPU variable: each processor has its own")]
     PerCpu {
@@ -170,6 +190,11 @@ pub enum EvaluateError {
     },
 }
 
+fn list(addresses: &[Gva]) -> String {
+    let addresses: Vec<String> = addresses.iter().map(Gva::to_string).collect();
+    addresses.join(", ")
+}
+
 impl EvaluateError {
     /// Advice on how to correct the mistake.
     #[must_use]
@@ -183,6 +208,12 @@ impl EvaluateError {
             Self::Untyped { name } => Some(format!(
                 "give the type: `*(struct TYPE *)&{name}`, or `-t 'struct TYPE' {name}` on the command line"
             )),
+            Self::Void { .. } => {
+                Some("cast to a pointer to another type: `*(struct TYPE *)…`".to_owned())
+            }
+            Self::Ambiguous { .. } => {
+                Some("give the address of one in place of the name".to_owned())
+            }
             Self::PerCpu { name } => Some(format!("say which processor's: `per_cpu({name}, 0)`")),
             Self::NotPerCpu { name } => Some(format!("`{name}` alone is the variable")),
             _ => None,

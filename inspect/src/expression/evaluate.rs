@@ -27,8 +27,8 @@ pub enum Place {
 
 /// The type of an object: pointers to a type of BTF, which need not have a type of its own there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PointedType {
-    id: TypeId,
+pub(super) struct PointedType {
+    pub(super) id: TypeId,
     stars: usize,
 }
 
@@ -55,12 +55,10 @@ impl Expression {
             text: &self.text,
         };
         let object = evaluator.object(&self.root)?;
-        if object.is_void_in_memory() {
-            return Err(EvaluateError::Untyped {
-                name: self.text.clone(),
-            });
+        match object.is_void_in_memory() {
+            true => Err(evaluator.untyped(&self.root)),
+            false => Ok(object),
         }
-        Ok(object)
     }
 
     /// The object of type `ty` at the address named by the expression: the value of a number or a pointer, and the address of a variable.
@@ -90,6 +88,10 @@ impl Expression {
             id: ty.find(types)?,
             stars: ty.stars,
         };
+        if ty.kind(types) == Some(Type::Void) {
+            let text = self.text.clone();
+            return Err(EvaluateError::Void { text });
+        }
         Ok(Object {
             place: Place::Memory(at),
             ty,
@@ -147,7 +149,7 @@ impl PointedType {
         }
     }
 
-    fn kind(self, types: &Btf) -> Option<Type> {
+    pub(super) fn kind(self, types: &Btf) -> Option<Type> {
         match self.stars {
             0 => types.get(types.stripped(self.id)?),
             _ => Some(Type::Pointer(self.id)),
@@ -181,6 +183,18 @@ impl<'k> Evaluator<'k, '_> {
     fn no_address(&self, node: &Node) -> EvaluateError {
         EvaluateError::NoAddress {
             text: self.text_of(node),
+        }
+    }
+
+    /// The error for an object of type `void`: a variable without a known type, or the target of a `void *`.
+    fn untyped(&self, node: &Node) -> EvaluateError {
+        match &node.kind {
+            Kind::Name(name) | Kind::PerCpu(name, _) => {
+                EvaluateError::Untyped { name: name.clone() }
+            }
+            _ => EvaluateError::Void {
+                text: self.text_of(node),
+            },
         }
     }
 
@@ -234,6 +248,10 @@ impl<'k> Evaluator<'k, '_> {
                     id,
                     stars: name.stars,
                 };
+                let word = ty.converted(self.types, word);
+                let word = word.ok_or_else(|| EvaluateError::Cast {
+                    declared: ty.declared(self.types),
+                })?;
                 Ok(self.at(Place::Word(word), ty))
             }
         }
@@ -268,22 +286,16 @@ impl<'k> Evaluator<'k, '_> {
                 Some(Type::Pointer(_) | Type::Int(_) | Type::Enum),
             ) => at,
             (Place::Memory(_), Some(Type::Void)) => {
-                return Err(EvaluateError::Untyped {
-                    name: self.text_of(node),
-                });
+                return Err(self.untyped(node));
             }
             _ => return Err(wrong()),
         };
         match object.value(Limits::default()) {
-            Value::Bool(value) => Ok(value.into()),
-            Value::Signed(value) | Value::Enum { number: value, .. } => Ok(value.cast_unsigned()),
-            Value::Unsigned(value) => Ok(value),
-            Value::Pointer(target) => Ok(target.address.0),
             Value::Fault(_) => Err(EvaluateError::Fault {
                 text: self.text_of(node),
                 at,
             }),
-            _ => Err(wrong()),
+            value => value.word().ok_or_else(wrong),
         }
     }
 
@@ -295,9 +307,7 @@ impl<'k> Evaluator<'k, '_> {
     ) -> Result<Object<'k>, EvaluateError> {
         let target = pointer.ty.target(self.types);
         let target = target.ok_or_else(|| match pointer.is_void_in_memory() {
-            true => EvaluateError::Untyped {
-                name: self.text_of(node),
-            },
+            true => self.untyped(node),
             false => EvaluateError::WrongType {
                 operator,
                 wanted: "pointers",
@@ -322,9 +332,7 @@ impl<'k> Evaluator<'k, '_> {
             found: holder.declared(),
         };
         if holder.is_void_in_memory() {
-            return Err(EvaluateError::Untyped {
-                name: self.text_of(of),
-            });
+            return Err(self.untyped(of));
         }
         let id = Some(holder.ty).filter(|ty| ty.stars == 0);
         let id = id

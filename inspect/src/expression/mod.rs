@@ -4,6 +4,7 @@
 //! [`evaluate`](Expression::evaluate) follows the tree through the kernel's types and memory to an [`Object`]. An expression has operators
 //! that name objects: members, elements, `*`, `&` and casts. It changes nothing and calls nothing.
 
+mod cast;
 mod error;
 mod evaluate;
 mod parse;

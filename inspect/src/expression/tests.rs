@@ -54,6 +54,15 @@ fn members_elements_and_pointers_lead_to_values() {
         ),
         ("schedule", "(void *) 0xffffffff81200600 <schedule>"),
         ("(int)init_mm.pgd", "(int) 4096"),
+        ("(int)0xffffffff", "(int) -1"),
+        ("(char)0x141", "(char) 65"),
+        (
+            "(unsigned long)(int)0x1ffffffff",
+            "(long unsigned int) 0xffffffffffffffff",
+        ),
+        ("(_Bool)0x100", "(_Bool) true"),
+        ("(struct mm *)(char)0x101", "(struct mm *) 0x1"),
+        ("&*(int *)&both", "(int *) 0xffffffff81200700 <both>"),
         ("per_cpu(runqueues, 0).nr_running", "(int) 20"),
         ("per_cpu(runqueues, 1).nr_running", "(int) 21"),
         ("16", "(long unsigned int) 16"),
@@ -79,6 +88,16 @@ fn type_of_a_variable_can_be_given() {
             "{text}"
         );
     }
+}
+
+#[test]
+fn void_is_not_the_type_of_an_object() {
+    let fixture = Fixture::new();
+    let void = TypeName::parse("void").expect("a type");
+    let expression = Expression::parse("init_mm").expect("a name");
+    let error = expression.evaluate_as(&fixture.view(), &void);
+    let expected = "`init_mm` is of type `void`, which has no value";
+    assert_eq!(error.expect_err("no value").to_string(), expected);
 }
 
 #[test]
@@ -126,6 +145,26 @@ fn mistakes_say_what_is_wrong_and_what_to_do() {
             "runqueues",
             "`runqueues` is a per-CPU variable: each processor has its own",
             Some("say which processor's: `per_cpu(runqueues, 0)`"),
+        ),
+        (
+            "(struct mm)16",
+            "a cast makes a number of at most 64 bits or a pointer, and `struct mm` is neither",
+            None,
+        ),
+        (
+            "(void)16",
+            "a cast makes a number of at most 64 bits or a pointer, and `void` is neither",
+            None,
+        ),
+        (
+            "*(void *)16",
+            "`*(void *)16` is of type `void`, which has no value",
+            Some("cast to a pointer to another type: `*(struct TYPE *)…`"),
+        ),
+        (
+            "twin",
+            "the kernel has several variables or functions `twin`: at 0xffffffff81200708, 0xffffffff81200710",
+            Some("give the address of one in place of the name"),
         ),
         (
             "per_cpu(init_mm, 0)",

@@ -1,8 +1,8 @@
 //! Variables by their names.
 
 use address::Gva;
-use introspect::Btf;
 use introspect::btf::TypeId;
+use introspect::{Btf, Symbol};
 
 use super::error::EvaluateError;
 use super::tree::TypeName;
@@ -10,6 +10,8 @@ use crate::view::KernelView;
 
 /// The number of near names in an error.
 const NEAR: usize = 5;
+/// The most addresses of namesakes in an error.
+const MAX_NAMESAKES: usize = 16;
 const POINTER_BYTES: u64 = 8;
 
 /// The types of well-known variables: compilers write per-CPU variables into BTF and no others, and these have had the same type in all
@@ -57,14 +59,31 @@ pub(super) fn find(
     cpu: Option<u64>,
 ) -> Result<Variable, EvaluateError> {
     let owned = || name.to_owned();
-    let Some(symbol) = view.symbols().lookup(name) else {
-        let near = view.symbols().nearest_names(name, NEAR);
-        return Err(EvaluateError::NoSymbol {
-            name: owned(),
-            near,
-        });
+    let named = view.symbols().lookup_all(name);
+    // A variable is meant rather than a function of the same name, whose address says little.
+    let is_text = named.iter().all(Symbol::is_text);
+    let mut meant: Vec<Symbol> = named;
+    meant.retain(|symbol| symbol.is_text() == is_text);
+    meant.sort_by_key(|symbol| symbol.address);
+    meant.dedup_by_key(|symbol| symbol.address);
+    let symbol = match &meant[..] {
+        [] => {
+            let near = view.symbols().nearest_names(name, NEAR);
+            return Err(EvaluateError::NoSymbol {
+                name: owned(),
+                near,
+            });
+        }
+        [symbol] => symbol,
+        several => {
+            let several = several.iter().take(MAX_NAMESAKES);
+            return Err(EvaluateError::Ambiguous {
+                name: owned(),
+                addresses: several.map(|symbol| view.running(symbol.address)).collect(),
+            });
+        }
     };
-    let at = view.address_of(name).unwrap_or(symbol.address);
+    let at = view.running(symbol.address);
     let at = match (is_per_cpu(view, symbol.address), cpu) {
         (true, Some(cpu)) => at.wrapping_add(distance(view, cpu)?),
         (false, None) => at,

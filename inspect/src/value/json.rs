@@ -8,18 +8,23 @@ use super::tree::Value;
 const MAX_EXACT: u64 = 1 << 53;
 
 impl Value {
-    /// The value in JSON: a struct is an object with a key for each member; an array, a list; a string, text; a number beyond 2^53 and an
-    /// address, text like `"0x…"`. An enum is `{"number", "name"}`, a pointer to a symbol `{"pointer", "symbol"}`, missing memory
-    /// `{"fault"}`, and what a limit leaves out `{"omitted"}`, also as the last element of a list.
+    /// The value in JSON: a struct is an object with a key for each member; an array, a list; a string, text, and `{"cut"}` if not whole; a
+    /// number beyond 2^53 and an address, text like `"0x…"`, with the bits of a negative one. An enum is `{"number", "name"}`, a pointer to
+    /// a symbol `{"pointer", "symbol"}`, missing memory `{"fault"}`, and what a limit leaves out `{"omitted"}`, also as the last element of a
+    /// list, and behind the key `…` in an object.
     #[must_use]
     pub fn to_json(&self) -> Json {
         match self {
             Self::Bool(value) => json!(value),
-            Self::Signed(value) if value.unsigned_abs() > MAX_EXACT => json!(value.to_string()),
+            Self::Signed(value) if value.unsigned_abs() > MAX_EXACT => {
+                json!(format!("{value:#x}"))
+            }
             Self::Signed(value) => json!(value),
             Self::Unsigned(value) if *value > MAX_EXACT => json!(format!("{value:#x}")),
             Self::Unsigned(value) => json!(value),
-            Self::Enum { number, name } => json!({"number": number, "name": name}),
+            Self::Enum { number, name } => {
+                json!({"number": number.to_json(), "name": name})
+            }
             Self::Pointer(target) => {
                 let address = format!("{:#x}", target.address.0);
                 match &target.symbol {
@@ -27,7 +32,8 @@ impl Value {
                     None => json!({"pointer": address}),
                 }
             }
-            Self::String(text) => json!(text),
+            Self::String { text, cut: false } => json!(text),
+            Self::String { text, cut: true } => json!({"cut": text}),
             Self::Array { elements, omitted } => {
                 let mut elements: Vec<Json> = elements.iter().map(Self::to_json).collect();
                 if *omitted > 0 {
@@ -35,10 +41,12 @@ impl Value {
                 }
                 Json::Array(elements)
             }
-            Self::Struct(fields) => {
+            Self::Struct { fields, omitted } => {
                 let members = fields.iter();
                 let members = members.map(|field| (field.name.clone(), field.value.to_json()));
-                Json::Object(members.collect::<Map<_, _>>())
+                // No member has the name.
+                let rest = (*omitted > 0).then(|| ("…".to_owned(), json!({"omitted": omitted})));
+                Json::Object(members.chain(rest).collect::<Map<_, _>>())
             }
             Self::Bytes(bytes) => {
                 let hex = bytes.iter().rev().map(|byte| format!("{byte:02x}"));

@@ -104,8 +104,8 @@ impl<'k> Reader<'k> {
             Some(Type::Struct(id) | Type::Union(id)) => match depth.checked_sub(1) {
                 Some(depth) => {
                     let mut fields = Vec::new();
-                    self.fields(object, offset, id, depth, MAX_NAMELESS, &mut fields);
-                    Value::Struct(fields)
+                    let omitted = self.fields(object, offset, id, depth, MAX_NAMELESS, &mut fields);
+                    Value::Struct { fields, omitted }
                 }
                 None => Value::Omitted,
             },
@@ -133,7 +133,7 @@ impl<'k> Reader<'k> {
         object.bytes(offset, len.min(16))
     }
 
-    /// The members of `id`, and of the nameless structs and unions in it.
+    /// The members of `id`, and of the nameless structs and unions in it. Returns the number of those left out.
     fn fields(
         &mut self,
         object: &Object,
@@ -142,16 +142,19 @@ impl<'k> Reader<'k> {
         depth: usize,
         nameless: usize,
         fields: &mut Vec<Field>,
-    ) {
+    ) -> u64 {
         let types = self.types;
+        let mut omitted = 0;
         for (name, member) in types.members(id) {
-            if self.left == 0 {
-                return;
-            }
-            let Some(at) = offset.checked_add(member.offset_bytes) else {
+            let inner = types.as_struct(member.ty);
+            // A nameless bit field is padding.
+            let is_shown = name.is_some() || inner.is_some();
+            let at = offset.checked_add(member.offset_bytes);
+            let (Some(left), Some(at)) = (self.left.checked_sub(1), at) else {
+                omitted += u64::from(is_shown);
                 continue;
             };
-            match (name, types.as_struct(member.ty), nameless.checked_sub(1)) {
+            match (name, inner, nameless.checked_sub(1)) {
                 (Some(name), ..) => {
                     let value = self.value(object, at, member.ty, member.bits, depth);
                     fields.push(Field {
@@ -161,13 +164,16 @@ impl<'k> Reader<'k> {
                     });
                 }
                 (None, Some(inner), Some(nameless)) => {
-                    self.left -= 1;
-                    self.fields(object, at, inner, depth, nameless, fields);
+                    self.left = left;
+                    omitted += self.fields(object, at, inner, depth, nameless, fields);
                 }
-                // A nameless bit field is padding.
-                (None, ..) => self.left -= 1,
+                (None, ..) => {
+                    self.left = left;
+                    omitted += u64::from(is_shown);
+                }
             }
         }
+        omitted
     }
 
     fn array(
@@ -206,15 +212,24 @@ impl<'k> Reader<'k> {
 
     fn string(&self, object: &Object, offset: u64, len: u32) -> Value {
         let mut text = Vec::new();
+        let mut cut = len > self.limits.characters;
         for number in 0..u64::from(len.min(self.limits.characters)) {
             match object.bytes(offset.saturating_add(number), 1).as_deref() {
-                Ok([0]) => break,
+                Ok([0]) => {
+                    cut = false;
+                    break;
+                }
                 Ok(byte) => text.extend(byte),
-                Err(Some(missing)) => return Value::Fault(*missing),
-                Err(None) => break,
+                Err(Some(missing)) if text.is_empty() => return Value::Fault(*missing),
+                Err(None) if text.is_empty() => return Value::Omitted,
+                Err(_) => {
+                    cut = true;
+                    break;
+                }
             }
         }
-        Value::String(String::from_utf8_lossy(&text).into_owned())
+        let text = String::from_utf8_lossy(&text).into_owned();
+        Value::String { text, cut }
     }
 
     /// Whether an array of the type is text: of `char`, not of bytes with another name.
@@ -249,14 +264,14 @@ impl<'k> Reader<'k> {
             Type::Int(Int { signed: true, .. }) => Value::Signed(signed),
             Type::Int(_) => Value::Unsigned(unsigned),
             Type::Enum => {
-                let number = if self.types.is_signed_enum(ty) {
-                    signed
+                let (bits, number) = if self.types.is_signed_enum(ty) {
+                    (signed, Value::Signed(signed))
                 } else {
-                    unsigned.cast_signed()
+                    (unsigned.cast_signed(), Value::Unsigned(unsigned))
                 };
                 Value::Enum {
-                    number,
-                    name: self.enum_name(ty, number),
+                    number: Box::new(number),
+                    name: self.enum_name(ty, bits),
                 }
             }
             Type::Pointer(_) => self.pointer(Gva(unsigned)),
@@ -264,20 +279,32 @@ impl<'k> Reader<'k> {
         }
     }
 
-    /// The enumerator, or the enumerators of a single bit each that `number` is made of.
+    /// The enumerator; in an enum of flags, the enumerators of a single bit each that `number` is made of.
     fn enum_name(&self, ty: TypeId, number: i64) -> Option<String> {
         if let Some(name) = self.types.enum_name(ty, number) {
             return Some(name.to_owned());
         }
-        let mut rest = number.cast_unsigned();
+        let enumerators = self.types.enum_values(ty).take(MAX_ENUMERATORS + 1);
+        let enumerators = enumerators.map(|(name, value)| (name, value.cast_unsigned()));
+        let enumerators: Vec<(&str, u64)> = enumerators.collect();
+        let flags = enumerators
+            .iter()
+            .filter(|(_, value)| value.is_power_of_two());
+        let all = flags.clone().fold(0, |all, (_, flag)| all | flag);
+        // Others count something: combined names would be made up.
+        let is_flags = enumerators.iter().all(|(_, value)| value & !all == 0);
+        let number = number.cast_unsigned();
+        if !is_flags || number & !all != 0 || enumerators.len() > MAX_ENUMERATORS {
+            return None;
+        }
+        let mut rest = number;
         let mut names = Vec::new();
-        for (name, value) in self.types.enum_values(ty).take(MAX_ENUMERATORS) {
-            let bit = value.cast_unsigned();
-            if bit.is_power_of_two() && rest & bit != 0 {
-                rest &= !bit;
-                names.push(name);
+        for (name, flag) in flags {
+            if rest & flag != 0 {
+                rest &= !flag;
+                names.push(*name);
             }
         }
-        (number > 0 && rest == 0).then(|| names.join("|"))
+        (!names.is_empty()).then(|| names.join("|"))
     }
 }

@@ -1,5 +1,7 @@
 use address::Gva;
+use introspect::Btf;
 use introspect::btf::TypeId;
+use introspect::btf::synthetic::Blob;
 use serde_json::json;
 
 use super::*;
@@ -88,16 +90,19 @@ fn limits_leave_out_the_rest() {
         },
     );
     assert!(shallow.to_string().contains(".own_mm = …,"), "{shallow}");
-    let Value::Struct(fields) = read(
+    let few = read(
         TASK,
         Limits {
             values: 4,
             ..Limits::default()
         },
-    ) else {
-        panic!("a struct")
-    };
-    assert_eq!(fields.len(), 3);
+    );
+    assert!(
+        few.to_string()
+            .ends_with(".comm = \"swap\\\"per\",\n    … 6 more\n}"),
+        "{few}"
+    );
+    assert_eq!(few.to_json()["…"], json!({"omitted": 6}));
     let few = read(
         TASK,
         Limits {
@@ -105,5 +110,79 @@ fn limits_leave_out_the_rest() {
             ..Limits::default()
         },
     );
-    assert!(few.to_string().contains(".comm = \"swap\","), "{few}");
+    assert!(few.to_string().contains(".comm = \"swap\"…,"), "{few}");
+    assert_eq!(few.to_json()["comm"], json!({"cut": "swap"}));
+}
+
+#[test]
+fn text_before_a_missing_page_is_cut_and_behind_it_is_a_fault() {
+    let mut fixture = Fixture::new();
+    fixture.fill(4096 - 4, b"abcd");
+    let reader = |at| {
+        let fixture = &fixture;
+        let view = fixture.view();
+        Reader::new(view, &fixture.types, Limits::default()).at(at, task(fixture), None)
+    };
+    // The page ends behind four characters of `comm`, which is at 16.
+    let end = BASE.0 + SLIDE + 4096;
+    assert_eq!(
+        reader(Gva(end - 20)).to_json()["comm"],
+        json!({"cut": "abcd"})
+    );
+    let behind = reader(Gva(end - 16)).to_json();
+    assert_eq!(behind["comm"], json!({"fault": format!("{end:#x}")}));
+}
+
+#[test]
+fn text_beyond_the_largest_object_is_left_out() {
+    let mut blob = Blob::new();
+    let char = blob.int("char", 1);
+    let text = blob.array(char, 16);
+    blob.structure("far", 300 << 10, &[("text", text, 299 << 10)]);
+    let types = Btf::parse(blob.finish()).expect("types");
+    let fixture = Fixture::new();
+    let far = types.struct_named("far").expect("a struct").into();
+    let value = Reader::new(fixture.view(), &types, Limits::default()).at(TASK, far, None);
+    assert_eq!(value.to_json(), json!({"text": {"omitted": true}}));
+}
+
+fn number(values: &[(&str, u32)], word: u64) -> Value {
+    let mut blob = Blob::new();
+    blob.enumeration("numbers", false, values);
+    let types = Btf::parse(blob.finish()).expect("types");
+    let ty = types.enum_named("numbers").expect("an enum");
+    let fixture = Fixture::new();
+    Reader::new(fixture.view(), &types, Limits::default()).of_word(word, ty)
+}
+
+#[test]
+fn only_flags_are_combined() {
+    let flags = [("NONE", 0), ("A", 1), ("B", 2), ("C", 4), ("BOTH", 6)];
+    assert_eq!(number(&flags, 5).to_string(), "A|C (5)");
+    assert_eq!(number(&flags, 9).to_string(), "9");
+    let states = [("ONE", 1), ("TWO", 2), ("TEN", 10)];
+    assert_eq!(number(&states, 3).to_string(), "3");
+}
+
+#[test]
+fn large_numbers_are_hexadecimal_text_in_json() {
+    let fixture = Fixture::new();
+    let enum64 = |is_signed| {
+        let mut blob = Blob::new();
+        let body = [blob.string("LAST"), u32::MAX, u32::MAX];
+        blob.record("wide", (19, is_signed), 1, 8, &body);
+        let types = Btf::parse(blob.finish()).expect("types");
+        let ty = types.enum_named("wide").expect("an enum");
+        Reader::new(fixture.view(), &types, Limits::default()).of_word(u64::MAX, ty)
+    };
+    let last = enum64(false);
+    assert_eq!(last.to_string(), "LAST (0xffffffffffffffff)");
+    let expected = json!({"number": "0xffffffffffffffff", "name": "LAST"});
+    assert_eq!(last.to_json(), expected);
+    assert_eq!(
+        enum64(true).to_json(),
+        json!({"number": -1, "name": "LAST"})
+    );
+    let least = Value::Signed(i64::MIN).to_json();
+    assert_eq!(least, json!("0x8000000000000000"));
 }

@@ -33,15 +33,21 @@ fn write(f: &mut Formatter<'_>, value: &Value, level: usize) -> fmt::Result {
                 None => Ok(()),
             }
         }
-        Value::String(text) => write_string(f, text),
+        Value::String { text, cut } => {
+            write_string(f, text)?;
+            f.write_str(if *cut { "…" } else { "" })
+        }
         Value::Array { elements, omitted } => write_array(f, elements, *omitted, level),
-        Value::Struct(fields) if fields.is_empty() => f.write_str("{}"),
-        Value::Struct(fields) => {
+        Value::Struct { fields, omitted: 0 } if fields.is_empty() => f.write_str("{}"),
+        Value::Struct { fields, omitted } => {
             f.write_str("{\n")?;
             for field in fields {
                 write!(f, "{}.{} = ", INDENT.repeat(level + 1), field.name)?;
                 write(f, &field.value, level + 1)?;
                 f.write_str(",\n")?;
+            }
+            if *omitted > 0 {
+                writeln!(f, "{}… {omitted} more", INDENT.repeat(level + 1))?;
             }
             write!(f, "{}}}", INDENT.repeat(level))
         }
@@ -77,7 +83,7 @@ fn write_array(
     level: usize,
 ) -> fmt::Result {
     let rest = (omitted > 0).then(|| format!("… {omitted} more"));
-    let is_nested = |value: &Value| matches!(value, Value::Struct(_) | Value::Array { .. });
+    let is_nested = |value: &Value| matches!(value, Value::Struct { .. } | Value::Array { .. });
     if !elements.iter().any(is_nested) {
         let texts = elements.iter().map(ToString::to_string).chain(rest.clone());
         let line = texts.collect::<Vec<_>>().join(", ");

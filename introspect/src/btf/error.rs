@@ -30,6 +30,12 @@ pub enum BtfError {
         /// The third.
         version: u8,
     },
+    /// Names of a module's types that the guest has to wait for.
+    #[error("the names of the types have more than {most} bytes together")]
+    Names {
+        /// The limit.
+        most: usize,
+    },
     /// The numbers of a module's types begin behind the last of the kernel's, which cannot be counted.
     #[error(
         "the kernel's BTF has records of an unknown kind, so that the types of modules cannot be numbered"

@@ -11,6 +11,9 @@ use super::{
 /// `const volatile foo_t` takes three; a chain longer than the limit is a cycle.
 const MAX_QUALIFIERS: usize = 32;
 
+/// The most bytes of the names of a module's types. The guest waits while they are sorted; the largest modules have 2 MiB of types.
+const MAX_MODULE_NAMES: usize = 8 << 20;
+
 /// The types of a kernel, or of a module on top of the kernel's. Read-only; cheap to clone.
 #[derive(Clone)]
 pub struct Btf {
@@ -47,9 +50,14 @@ impl Btf {
     ///
     /// # Errors
     ///
-    /// As [`parse`](Self::parse), or if not every record of the kernel is known.
+    /// As [`parse`](Self::parse), if not every record of the kernel is known, or if the names are longer than those of any module.
     pub fn parse_module(&self, blob: impl Into<Arc<[u8]>>) -> Result<Self, BtfError> {
         let records = Records::find(blob.into(), Some(Arc::clone(&self.records)))?;
+        if !records.names_fit(MAX_MODULE_NAMES) {
+            return Err(BtfError::Names {
+                most: MAX_MODULE_NAMES,
+            });
+        }
         Ok(Self::new(records, Some(Arc::clone(&self.names))))
     }
 

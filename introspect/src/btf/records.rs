@@ -102,6 +102,16 @@ impl Records {
         is_name.then_some(text)
     }
 
+    /// Whether the search for the names of the blob's types reads at most `most` bytes. Many records may point to one long string.
+    pub(super) fn names_fit(&self, most: usize) -> bool {
+        let records = self.offsets.iter();
+        let records = records.filter_map(|at| Record::read(&self.blob, &self.header, *at as usize));
+        let named = records.filter(|record| record.name != 0);
+        let read = named.map(|record| self.string(record.name).map_or(MAX_NAME_BYTES, str::len));
+        let left = read.into_iter().try_fold(most, usize::checked_sub);
+        left.is_some()
+    }
+
     /// The blob's types with a name, in the order of their numbers.
     pub(super) fn named_types(&self) -> impl Iterator<Item = (TypeId, &str)> {
         // A blob has at most 2^21 types.

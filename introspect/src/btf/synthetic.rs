@@ -133,7 +133,7 @@ impl Blob {
         blob
     }
 
-    fn string(&mut self, text: &str) -> u32 {
+    pub fn string(&mut self, text: &str) -> u32 {
         if text.is_empty() {
             return 0;
         }

@@ -205,6 +205,25 @@ fn name_with_a_control_character_is_no_name() {
 }
 
 #[test]
+fn module_with_many_long_names_is_refused() {
+    let kernel = Btf::parse(sample()).expect("the sample");
+    let name = "n".repeat(500);
+    let named = |count| {
+        let mut blob = Blob::on(&kernel);
+        for _ in 0..count {
+            blob.int(&name, 4);
+        }
+        kernel.parse_module(blob.finish())
+    };
+    assert_eq!(
+        named(100).map(|types| types.len()).ok(),
+        Some(kernel.len() + 100)
+    );
+    let refused = named(20_000).expect_err("ten megabytes of names");
+    assert!(matches!(refused, BtfError::Names { .. }), "{refused}");
+}
+
+#[test]
 fn module_on_an_incomplete_kernel_is_refused() {
     let mut kernel = Blob::new();
     kernel.record("new", (77, true), 3, 0, &[1, 2, 3, 4]);

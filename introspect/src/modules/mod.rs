@@ -29,7 +29,7 @@ pub use error::ModulesError;
 pub use event::ModuleEvent;
 pub use list::Modules;
 pub use module::{Module, ModuleRegion, ModuleState, RegionKind};
-pub use types::ModuleTypesError;
+pub use types::{ModuleTypes, ModuleTypesError};
 pub use usage::ModuleUsage;
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -61,6 +61,7 @@ pub fn types(form: Form) -> Blob {
         ("data", pointer, 0),
         ("data_size", int, 8),
         ("start_id", int, 12),
+        ("id", int, 16),
     ];
     blob.structure("btf", 24, &btf);
     let symtab = [

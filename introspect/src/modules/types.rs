@@ -16,7 +16,7 @@ const LIST: &str = "btf_modules";
 /// As many as modules.
 const MAX_ENTRIES: usize = 4096;
 /// The types of the largest modules, of graphics cards, take 2 MiB.
-const MAX_TYPES_BYTES: u64 = 16 << 20;
+const MAX_TYPES_BYTES: u64 = 8 << 20;
 
 /// Why the types of a module are not known.
 #[derive(Clone, Debug, Error)]
@@ -58,6 +58,7 @@ struct TypesLayout {
     module: Slot,
     btf: Slot,
     btf_bytes: usize,
+    id: Slot,
     data: Slot,
     data_size: Slot,
     start_id: Slot,
@@ -74,6 +75,7 @@ impl TypesLayout {
             module: Slot::find(kernel, entry, "module")?,
             btf: Slot::find(kernel, entry, "btf")?,
             btf_bytes: size(kernel, btf)?,
+            id: Slot::find(kernel, btf, "id")?,
             data: Slot::find(kernel, btf, "data")?,
             data_size: Slot::find(kernel, btf, "data_size")?,
             start_id: Slot::find(kernel, btf, "start_id")?,
@@ -87,19 +89,30 @@ fn size(btf: &Btf, id: StructId) -> Option<usize> {
         .filter(|&bytes| bytes <= 1 << 12)
 }
 
+/// Where the kernel keeps the types of a module. If the place is the same, so are the types: no two loads have the same number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModuleTypes {
+    /// The address of the `struct btf`.
+    at: Gva,
+    /// The number that the kernel has given to the types.
+    id: u64,
+    data: Gva,
+    size: u64,
+}
+
 impl Module {
-    /// The module's types on top of the kernel's, `kernel`. `address_of` gives the run-time addresses of the kernel's symbols.
+    /// Finds the module's types. `kernel` has the kernel's, and `address_of` gives the run-time addresses of the kernel's symbols.
     ///
     /// # Errors
     ///
-    /// If the kernel has no types of the module, or they cannot be read.
+    /// If the kernel has no types of the module, or they cannot be found.
     pub fn types(
         &self,
         memory: &dyn PhysMemory,
         paging: &PagingState,
         kernel: &Btf,
         address_of: impl FnOnce(&str) -> Option<Gva>,
-    ) -> Result<Btf, ModuleTypesError> {
+    ) -> Result<ModuleTypes, ModuleTypesError> {
         let layout = TypesLayout::from_btf(kernel).ok_or(ModuleTypesError::NotKept)?;
         let head = address_of(LIST).ok_or(ModuleTypesError::NotKept)?;
         let view = View::new(memory, paging);
@@ -120,14 +133,14 @@ impl Module {
         Err(ModulesError::Endless { limit: MAX_ENTRIES }.into())
     }
 
-    /// Reads the `struct btf` at `at`.
+    /// The types of the `struct btf` at `at`.
     fn types_at(
         &self,
         view: &View<'_>,
         layout: &TypesLayout,
         at: Gva,
         kernel: &Btf,
-    ) -> Result<Btf, ModuleTypesError> {
+    ) -> Result<ModuleTypes, ModuleTypesError> {
         let bytes = view.bytes("the types of a module", at, layout.btf_bytes)?;
         let number = |slot: Slot| slot.read(&bytes).unwrap_or_default();
         // `void`, the number 0, counts.
@@ -142,12 +155,46 @@ impl Module {
                 kernel,
             });
         }
-        let size = number(layout.data_size);
-        let len = usize::try_from(size)
-            .ok()
-            .filter(|_| size <= MAX_TYPES_BYTES);
-        let len = len.ok_or(BtfError::TooLarge { bytes: size })?;
-        let blob = view.bytes("the types of a module", Gva(number(layout.data)), len)?;
+        Ok(ModuleTypes {
+            at,
+            id: number(layout.id),
+            data: Gva(number(layout.data)),
+            size: number(layout.data_size),
+        })
+    }
+}
+
+impl ModuleTypes {
+    /// Types with the number `id`, nowhere.
+    #[cfg(any(test, feature = "fuzzing"))]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn synthetic(id: u64) -> Self {
+        let (at, data) = (Gva(0), Gva(0));
+        Self {
+            at,
+            id,
+            data,
+            size: 0,
+        }
+    }
+
+    /// Reads the types on top of the kernel's, `kernel`.
+    ///
+    /// # Errors
+    ///
+    /// If the memory is not there, or the bytes are no types.
+    pub fn read(
+        self,
+        memory: &dyn PhysMemory,
+        paging: &PagingState,
+        kernel: &Btf,
+    ) -> Result<Btf, ModuleTypesError> {
+        let len = usize::try_from(self.size).ok();
+        let len = len.filter(|_| self.size <= MAX_TYPES_BYTES);
+        let len = len.ok_or(BtfError::TooLarge { bytes: self.size })?;
+        let view = View::new(memory, paging);
+        let blob = view.bytes("the types of a module", self.data, len)?;
         Ok(kernel.parse_module(blob)?)
     }
 }
@@ -166,7 +213,8 @@ mod tests {
             .read_one(&guest.memory, &paging, module)
             .expect("a module");
         let address_of = |name: &str| guest.kernel.address_of(name);
-        module.types(&guest.memory, &paging, &kernel, address_of)
+        let types = module.types(&guest.memory, &paging, &kernel, address_of)?;
+        types.read(&guest.memory, &paging, &kernel)
     }
 
     fn blob(guest: &Guest, function: &str) -> Vec<u8> {

@@ -4,6 +4,7 @@
 //! of the stack, by the System V ABI; the type says how many of its bits count, and what they mean.
 
 mod kind;
+mod names;
 mod place;
 mod syscall;
 mod tracepoint;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use crate::btf::{Btf, SharedProto, TypeId, declaration};
 
 pub use kind::Kind;
+use names::EnumNames;
 use place::Places;
 pub use place::ValuePlace;
 
@@ -23,7 +25,7 @@ pub struct Signature {
     pub params: Vec<Parameter>,
     /// The return value; `None` for `void`.
     pub returns: Option<Shape>,
-    types: Btf,
+    names: EnumNames,
 }
 
 /// A named parameter.
@@ -109,10 +111,13 @@ impl Signature {
         let mut params: Vec<Parameter> = params.collect();
         buffers_are_no_strings(&mut params);
         let returns = types.stripped(prototype.returns) != Some(TypeId::VOID);
+        let returns = returns.then(|| Shape::new(types, prototype.returns));
+        let shapes = params.iter().map(|param| &param.shape).chain(&returns);
+        let names = EnumNames::new(types, shapes);
         Ok(Self {
             params,
-            returns: returns.then(|| Shape::new(types, prototype.returns)),
-            types: types.clone(),
+            returns,
+            names,
         })
     }
 
@@ -125,11 +130,11 @@ impl Signature {
         self.params.iter().any(is_in_memory)
     }
 
-    /// The name of `value` in the enum of `shape`.
+    /// The name of `value` in the enum of `shape`, among the first hundred or so of the signature's enums.
     #[must_use]
     pub fn enumerator(&self, shape: &Shape, value: i64) -> Option<&str> {
         match shape.kind {
-            Kind::Enum { ty, .. } => self.types.enum_name(ty, value),
+            Kind::Enum { ty, .. } => self.names.name(ty, value),
             _ => None,
         }
     }
@@ -241,6 +246,24 @@ mod tests {
             Some("BAD")
         );
         assert_eq!(signature.enumerator(mode, 7), None);
+    }
+
+    #[test]
+    fn signature_keeps_neither_the_blob_nor_a_large_enum() {
+        let mut blob = Blob::new();
+        let numbers = || 0..1000u32;
+        let names: Vec<String> = numbers().map(|number| format!("NAME_{number}")).collect();
+        let values: Vec<(&str, u32)> = names.iter().map(String::as_str).zip(numbers()).collect();
+        let mode = blob.enumeration("mode", false, &values);
+        blob.function("set", mode, &[("mode", mode), ("other", mode)]);
+        let bytes: Arc<[u8]> = blob.finish().into();
+        let held = Arc::downgrade(&bytes);
+        let signature =
+            Signature::of_function(&Btf::parse(bytes).expect("types"), "set").expect("typed");
+        assert!(held.upgrade().is_none(), "the blob is freed");
+        let returns = signature.returns.as_ref().expect("a value");
+        assert_eq!(signature.enumerator(returns, 100), Some("NAME_100"));
+        assert_eq!(signature.enumerator(returns, 999), None);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The signature of a system call, whose types are texts in C.
 
-use super::{Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened};
+use super::{
+    EnumNames, Kind, Parameter, Shape, Signature, ValuePlace, buffers_are_no_strings, shortened,
+};
 use super::{MAX_DECLARED_BYTES, MAX_NAME_BYTES};
 use crate::btf::Btf;
 use crate::syscalls::SyscallArgument;
@@ -30,16 +32,17 @@ impl Signature {
                 param.shape.kind = kind(types, &argument.declared);
             }
         }
-        Self::with_long_result(types, name, params)
+        let names = EnumNames::new(types, params.iter().map(|param| &param.shape));
+        Self::with_long_result(name, params, names)
     }
 
     /// The same, for a system call whose arguments have no types: the parameters are those of the function that does the work.
     #[must_use]
     pub fn as_syscall(self, name: &str) -> Self {
-        Self::with_long_result(&self.types, name, self.params)
+        Self::with_long_result(name, self.params, self.names)
     }
 
-    fn with_long_result(types: &Btf, name: &str, params: Vec<Parameter>) -> Self {
+    fn with_long_result(name: &str, params: Vec<Parameter>, names: EnumNames) -> Self {
         let kind = if RETURN_ADDRESSES.contains(&name) {
             Kind::Pointer
         } else {
@@ -54,7 +57,7 @@ impl Signature {
                 declared: "long".into(),
                 kind,
             }),
-            types: types.clone(),
+            names,
         }
     }
 }

@@ -21,6 +21,7 @@ mod hits;
 mod interest;
 mod inventory;
 mod kernel_events;
+mod module_types;
 mod modules;
 mod optimise;
 mod plants;

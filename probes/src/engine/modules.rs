@@ -11,17 +11,19 @@
 //! task was about to run. The engine watches modules only while a probe or a return site of followed calls is in a module:
 //! with the first probe, the list is read anew.
 
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use address::Gva;
 use errors::chain;
 use events::{ProbeId, ProbeState};
-use introspect::{Btf, Module, ModuleEvent, ModuleState, ModulesError, PagingState};
+use introspect::{Btf, Module, ModuleEvent, ModuleState, ModuleTypes, ModulesError, PagingState};
 use text::{GuestError, Paused, Vcpu};
 
 use crate::ResolveError;
 use crate::engine::arm::Armer;
+use crate::engine::module_types::KeptTypes;
 use crate::engine::plants::Plants;
 use crate::engine::probe_list::ProbeList;
 use crate::engine::records::Records;
@@ -29,8 +31,8 @@ use crate::engine::reporter::Reporter;
 use crate::engine::returns::following::Following;
 use crate::engine::returns::return_sites::ReturnSites;
 use crate::engine::running::Running;
-use crate::engine::typed::{shows_types, signature_in_module};
-use crate::module::{LoadedModule, ModuleCode};
+use crate::engine::typed::signature_in_module;
+use crate::module::{LoadedModule, ModuleCode, TextSymbols};
 use crate::plant_table::DebugUse;
 use crate::registry::Probe;
 use crate::resolve::{Place, ProbeNumber, Refusal, in_module};
@@ -51,6 +53,16 @@ pub(crate) struct ModuleWatch {
     pub(crate) records: Arc<Records>,
     pub(crate) return_sites: Arc<ReturnSites>,
     pub(crate) armer: Arc<Armer>,
+    pub(crate) types: KeptTypes,
+}
+
+/// Why a module is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Read {
+    /// The module's init function is about to run.
+    AtLoad,
+    /// The module is on the guest's list.
+    FromList,
 }
 
 impl ModuleWatch {
@@ -60,6 +72,7 @@ impl ModuleWatch {
             return;
         }
         self.running.modules.forget();
+        self.types.forget_all();
         // The kernel event probes for modules are not needed any more.
         if let Err(error) = self.armer.change_sites(paused, &[]) {
             self.reporter
@@ -126,7 +139,7 @@ impl ModuleWatch {
             Ok(modules) => {
                 for module in modules.into_iter().flatten() {
                     if module.state() != ModuleState::Going {
-                        self.bind(&module);
+                        self.bind(&module, Read::FromList);
                     }
                 }
             }
@@ -173,11 +186,12 @@ impl ModuleWatch {
         let is_new = |site| text.iter().any(|region| region.range.contains(&site));
         self.return_sites.allow(is_new);
         self.following.forget_landings(|at| !is_new(at));
-        self.bind(module);
+        self.types.forget(module.address());
+        self.bind(module, Read::AtLoad);
     }
 
     /// Finds the sites of the probes in `module`.
-    fn bind(&self, module: &Module) {
+    fn bind(&self, module: &Module, read: Read) {
         let Some(paging) = self.running.modules.paging() else {
             return;
         };
@@ -202,21 +216,19 @@ impl ModuleWatch {
             let spec = probe.in_module.as_ref();
             spec.and_then(|spec| spec.module.as_deref()) == Some(module.name())
         };
-        if before.iter().any(|probe| is_meant(probe)) {
-            for unread in module.unread() {
-                let text = format!("part of the module {}: {unread}", module.name());
-                self.reporter.note(None, text);
-            }
+        if !before.iter().any(|probe| is_meant(probe)) {
+            return;
         }
-        let wants_types = |probe: &Probe| is_meant(probe) && shows_types(&probe.purpose);
-        let types = before
-            .iter()
-            .any(|probe| wants_types(probe))
-            .then(|| self.types_of(&module, &paging))
-            .flatten();
+        for unread in module.unread() {
+            let text = format!("part of the module {}: {unread}", module.name());
+            self.reporter.note(None, text);
+        }
+        let symbols = TextSymbols::new(&module);
+        let types = OnceCell::new();
+        let types = || types.get_or_init(|| self.types_of(module.module(), &paging, read));
         let signature = |probe: &Probe, place: &Result<Place, Refusal>| {
-            let (types, place) = (types.as_ref()?, place.as_ref().ok()?);
-            signature_in_module(types, &text, &probe.purpose, place)
+            let place = place.as_ref().ok()?;
+            signature_in_module(|| types().as_ref(), &text, &symbols, &probe.purpose, place)
         };
         let mut after = Vec::with_capacity(before.len());
         let mut number = ProbeNumber::new(before.len());
@@ -225,7 +237,8 @@ impl ModuleWatch {
             let Some(spec) = probe.in_module.as_ref().filter(|_| is_meant(probe)) else {
                 continue;
             };
-            match in_module(&module, &text, spec) {
+            probe.set_signature(None);
+            match in_module(&module, &text, &symbols, spec) {
                 // The module's init function has run.
                 Err(_) if probe.status.state() == ProbeState::Gone => (),
                 Err(problem) => {
@@ -265,25 +278,29 @@ impl ModuleWatch {
         }
     }
 
-    /// The types of a module; a note says why there are none.
-    fn types_of(&self, module: &LoadedModule, paging: &PagingState) -> Option<Btf> {
+    /// The types of a module. At a load, a note says why there are none; before, the guest may not have them yet.
+    fn types_of(&self, module: &Module, paging: &PagingState, read: Read) -> Option<Btf> {
         let kernel = self.running.kernel.types().ok()?;
         let slide = self.running.slide()?.cast_unsigned();
         let symbols = self.running.kernel.symbols();
         let address_of = |name: &str| Some(symbols.address_of(name)?.wrapping_add(slide));
-        let types = module.types(&self.running.planter, paging, kernel, address_of);
-        match types {
-            Ok(types) => Some(types),
-            Err(error) => {
-                let text = format!(
-                    "arguments in the module {} have no types: {}",
-                    module.name(),
-                    chain(&error)
-                );
-                self.reporter.note(None, text);
-                None
-            }
+        let memory = &self.running.planter;
+        let place = module.types(memory, paging, kernel, address_of);
+        if read == Read::FromList && module.state() == ModuleState::Coming {
+            return place
+                .and_then(|place| place.read(memory, paging, kernel))
+                .ok();
         }
+        let refused = |error| {
+            let text = format!(
+                "arguments in the module {} have no types: {}",
+                module.name(),
+                chain(&error)
+            );
+            self.reporter.note(None, text);
+        };
+        let read = |place: ModuleTypes| place.read(memory, paging, kernel);
+        self.types.get(module.address(), place, read, refused)
     }
 
     fn place(&self, probe: &Probe, place: Result<Place, Refusal>) {
@@ -298,6 +315,7 @@ impl ModuleWatch {
 
     fn lose_place(&self, probe: &Arc<Probe>) {
         probe.set_place(None);
+        probe.set_signature(None);
         probe.status.set_state(ProbeState::Gone, None);
     }
 
@@ -332,6 +350,7 @@ impl ModuleWatch {
         let Some(module) = self.running.modules.lock().remove(&address) else {
             return;
         };
+        self.types.forget(address);
         for probe in self.probes.list.load().iter() {
             if is_bound_to(probe, |place| place.module == Some(address)) {
                 self.lose_place(probe);

@@ -139,6 +139,7 @@ impl ProbeList {
         self.reporter
             .note(Some(probe), format!("cannot be armed: {reason}"));
         probe.status.set_state(ProbeState::Refused, Some(reason));
+        probe.set_signature(None);
         self.count_interest(probe);
     }
 

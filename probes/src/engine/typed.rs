@@ -14,7 +14,7 @@ use introspect::{Btf, PagingState, Signature, read_virt};
 use crate::arguments::ArgumentSource;
 use crate::engine::running::Running;
 use crate::kernel::Kernel;
-use crate::module::ModuleCode;
+use crate::module::{ModuleCode, TextSymbols};
 use crate::registry::{Probe, Purpose, ReturnAction, ReturnPurpose};
 use crate::resolve::{ENDBR64, Place, syscalls};
 
@@ -29,7 +29,7 @@ const BEHIND_ENDBR: &str = "0x4";
 const AT_FDCWD: i64 = -100;
 
 /// Whether hits or returns of a probe with `purpose` show types.
-pub(crate) fn shows_types(purpose: &Purpose) -> bool {
+fn shows_types(purpose: &Purpose) -> bool {
     match purpose {
         Purpose::Trace => true,
         Purpose::Return(ReturnPurpose { action, .. }) => matches!(action, ReturnAction::Trace),
@@ -62,10 +62,11 @@ pub(crate) fn signature_for(
     signature.ok().map(Arc::new)
 }
 
-/// The types of the function of a module at `place`, by the module's `types`.
-pub(crate) fn signature_in_module(
-    types: &Btf,
+/// The types of the function of a module at `place`, by the module's `types`, which are read for an entry only.
+pub(crate) fn signature_in_module<'t>(
+    types: impl FnOnce() -> Option<&'t Btf>,
     code: &ModuleCode<'_>,
+    symbols: &TextSymbols<'_>,
     purpose: &Purpose,
     place: &Place,
 ) -> Option<Arc<Signature>> {
@@ -75,12 +76,12 @@ pub(crate) fn signature_in_module(
     let function = function_of_entry(place, |start| {
         code.bytes(start, ENDBR64.len() as u64) == ENDBR64
     })?;
-    let named = code.module.symbols().iter();
-    let namesakes = named.filter(|symbol| symbol.name == function && symbol.is_text());
-    if namesakes.count() > 1 {
+    if symbols.named(function).len() > 1 {
         return None;
     }
-    Signature::of_function(types, function).ok().map(Arc::new)
+    Signature::of_function(types()?, function)
+        .ok()
+        .map(Arc::new)
 }
 
 /// The name of the function, if `place` is its entry, maybe behind an `endbr64`.

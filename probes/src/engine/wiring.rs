@@ -21,6 +21,7 @@ use crate::engine::hits::readers::Readers;
 use crate::engine::interest::Counted;
 use crate::engine::inventory::Inventory;
 use crate::engine::kernel_events::{KernelEvents, placed};
+use crate::engine::module_types::KeptTypes;
 use crate::engine::modules::ModuleWatch;
 use crate::engine::optimise::Optimiser;
 use crate::engine::optimise::early::Early;
@@ -225,6 +226,7 @@ impl Engine {
             records: Arc::clone(&records),
             return_sites: Arc::clone(&return_sites),
             armer: Arc::clone(&armer),
+            types: KeptTypes::default(),
         });
         let handover = Arc::new(Handover {
             reporter: Arc::clone(&reporter),

@@ -27,7 +27,7 @@ use manifest::{Location, ProbeKind, ProbeSpec};
 
 use crate::code::KernelCode;
 use crate::kernel::Kernel;
-use crate::module::LoadedModule;
+use crate::module::{LoadedModule, TextSymbols};
 
 pub use error::{PATTERN_HELP, ResolveError, ResolveProblem};
 pub use functions::{FunctionVerdict, functions};
@@ -39,6 +39,8 @@ pub use place::{Place, Refusal, Via, When};
 
 /// The most probes that a glob expands to.
 pub(crate) const MAX_GLOB_MATCHES: usize = 100_000;
+/// The most addresses of namesakes in an error.
+const MAX_NAMESAKES: usize = 16;
 /// The number of near names in the error for an unknown name.
 const NEAR_NAMES: usize = 5;
 /// Functions in the entry text that are reached by `call` and return by `ret`. The last three are one function, in 5.10.
@@ -180,49 +182,52 @@ fn resolve_sites(
 pub(crate) fn in_module(
     module: &LoadedModule,
     text: &dyn KernelCode,
+    symbols: &TextSymbols<'_>,
     spec: &ProbeSpec,
 ) -> Result<Vec<Resolved>, ResolveProblem> {
-    let (wanted, offset) = match &spec.location {
-        Location::Symbol { name, offset } => (name, *offset),
-        Location::Glob(pattern) => (pattern, 0),
-        Location::Address(address) => {
-            return Err(ResolveProblem::NotCode { address: *address });
-        }
-    };
-    let mut found: Vec<Resolved> = Vec::new();
-    for symbol in module.symbols() {
-        let location = match &spec.location {
-            Location::Glob(pattern) => {
-                if !is_function(text, symbol) || !glob_matches(pattern, &symbol.name) {
-                    continue;
-                }
-                let name = symbol.name.clone();
-                Location::Symbol { name, offset }
-            }
-            named if symbol.name == *wanted && symbol.is_text() => named.clone(),
-            _ => continue,
-        };
+    let resolved = |symbol: &Symbol, location, offset| {
         let name = with_location(spec, location);
         let place = place::at_offset(text, symbol, offset)
             .unwrap_or_else(|problem| Err(Refusal::Unsuitable(problem.to_string())));
-        found.push(Resolved { name, place });
-    }
-    match (found.len(), &spec.location) {
-        (0, _) => Err(ResolveProblem::NotInModule {
-            module: module.name().to_owned(),
-            name: wanted.clone(),
-        }),
-        (MAX_GLOB_MATCHES.., _) => Err(ResolveProblem::TooMany {
-            most: MAX_GLOB_MATCHES,
-        }),
-        (2.., Location::Symbol { name, .. }) => Err(ResolveProblem::Ambiguous {
-            name: name.clone(),
-            addresses: found
-                .iter()
-                .filter_map(|found| Some(found.place.as_ref().ok()?.ip))
-                .collect(),
-        }),
-        _ => Ok(found),
+        Resolved { name, place }
+    };
+    let missing = |name: &str| ResolveProblem::NotInModule {
+        module: module.name().to_owned(),
+        name: name.to_owned(),
+    };
+    match &spec.location {
+        Location::Address(address) => Err(ResolveProblem::NotCode { address: *address }),
+        Location::Symbol { name, offset } => match symbols.named(name) {
+            [] => Err(missing(name)),
+            [symbol] => Ok(vec![resolved(symbol, spec.location.clone(), *offset)]),
+            several => Err(ResolveProblem::Ambiguous {
+                name: name.clone(),
+                addresses: several
+                    .iter()
+                    .take(MAX_NAMESAKES)
+                    .map(|symbol| symbol.address)
+                    .collect(),
+            }),
+        },
+        Location::Glob(pattern) => {
+            let mut found = Vec::new();
+            for symbol in module.symbols() {
+                if !is_function(text, symbol) || !glob_matches(pattern, &symbol.name) {
+                    continue;
+                }
+                if found.len() == MAX_GLOB_MATCHES {
+                    return Err(ResolveProblem::TooMany {
+                        most: MAX_GLOB_MATCHES,
+                    });
+                }
+                let name = symbol.name.clone();
+                found.push(resolved(symbol, Location::Symbol { name, offset: 0 }, 0));
+            }
+            if found.is_empty() {
+                return Err(missing(pattern));
+            }
+            Ok(found)
+        }
     }
 }
 

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use address::Gva;
 use events::ProbeId;
-use introspect::{Module, ModuleRegion, PagingState, RegionKind};
+use introspect::btf::synthetic::Blob;
+use introspect::{Btf, Module, ModuleRegion, PagingState, RegionKind, Signature};
 use manifest::ProbeSpec;
 
 use super::{DATA, PLAIN, ROOT, Rig, STACK, skipping, vcpu};
+use crate::arguments::ArgumentSource;
 use crate::engine::hits::outcome::HitOutcome;
 use crate::module::LoadedModule;
 use crate::registry::{Probe, Purpose};
 use crate::resolve::synthetic::SyntheticKernel;
+use crate::resolve::{Place, Via, When};
 
 const MODULE: Gva = Gva(0x7000);
 const IN_MODULE: ProbeId = ProbeId(99);
@@ -132,4 +135,30 @@ fn return_site_in_a_module_that_goes_while_the_probe_stays_is_forgotten_with_its
     let probe = guest.rig.probe(0);
     assert_eq!((probe.hits, probe.in_flight), (1, Some(0)));
     assert_eq!(probe.missed.get("return-site"), Some(&1));
+}
+
+#[test]
+fn probe_in_a_module_that_goes_keeps_no_types() {
+    let guest = Guest::new();
+    let mut blob = Blob::new();
+    blob.function("f", 0, &[]);
+    let types = Btf::parse(blob.finish()).expect("types");
+    let signature = Signature::of_function(&types, "f").expect("typed");
+    let probe = guest.rig.engine.probes.list.load().last().cloned();
+    let probe = probe.expect("in the module");
+    probe.set_signature(Some(Arc::new(signature)));
+    probe.set_place(Some(Place {
+        ip: Gva(DATA),
+        symbol: "f+0x0 [m]".into(),
+        via: Via::Plant {
+            at: Gva(DATA),
+            len: 1,
+        },
+        when: When::TextPresent,
+        init: false,
+        module: Some(MODULE),
+        arguments: ArgumentSource::default(),
+    }));
+    guest.reach(guest.unloads, MODULE.0);
+    assert!(probe.place().is_none() && probe.signature().is_none());
 }
