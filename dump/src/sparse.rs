@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn received(path: &Path, frames: &[u8], most: u64) -> Result<u64, ReceiveError> {
-        let file = SparseFile::new(File::create(path).expect("a file")).expect("a file");
+        let file = SparseFile::regular(File::create(path).expect("a file"));
         let remarks = Remarks::default();
         let received = receive(&mut &*frames, file, most, &remarks)?;
         assert_eq!(remarks.0.into_inner(), ["no VMCOREINFO"]);

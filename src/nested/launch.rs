@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use control::Incoming;
 use control::mux::Outer;
-use dump::SparseFile;
 use events::{EventSink, GuestSummary, ProbeState, ProbeSummary, Summary};
 use manifest::GuestEnd;
 use outer::Qemu;
@@ -27,6 +26,7 @@ use super::ports::{self, Inbox, Typing};
 use super::protocol::{InnerFailure, Outcome, Port, ToInner};
 use super::tail::Tail;
 use crate::config::RunConfig;
+use crate::run::crash_dump::CoreWriter;
 use crate::stop::StopSignal;
 
 /// The size of a core file beyond the guest's RAM: headers, notes, and the holes among the ranges of RAM.
@@ -156,7 +156,7 @@ pub struct Outside<'a> {
     /// The clients that control the run inside; `None` without a control socket.
     pub clients: Option<Incoming>,
     /// Receives the dump of the guest, if the guest crashes.
-    pub dump: Option<SparseFile>,
+    pub dump: Option<CoreWriter>,
     /// Receives every step.
     pub progress: &'a dyn Fn(&Step<'_>),
 }

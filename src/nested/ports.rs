@@ -11,7 +11,6 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use confine::ThreadKind;
-use dump::SparseFile;
 use dump::sparse::{self, News};
 use errors::chain;
 use events::{Event, EventSink};
@@ -21,6 +20,7 @@ use super::lines::{LineError, read_line};
 use super::phase::Facts;
 use super::protocol::{Outcome, Port, Sent, ToOuter};
 use crate::report::printable;
+use crate::run::crash_dump::CoreWriter;
 
 /// A hit has about 700 bytes; a note may quote a long list of symbols.
 const MAX_EVENT_BYTES: u64 = 1 << 20;
@@ -208,11 +208,11 @@ pub(super) fn send_clients(mut clients: UnixStream, mut port: UnixStream) -> io:
     .map(drop)
 }
 
-/// Receives the dump of a guest that has crashed into `file`, a core file of at most `most` bytes.
+/// Receives the dump of a guest that has crashed into `core`, a core file of at most `most` bytes.
 pub(super) fn follow_dump(
     port: UnixStream,
     inbox: Inbox,
-    file: SparseFile,
+    core: CoreWriter,
     most: u64,
 ) -> io::Result<JoinHandle<()>> {
     named("nested-dump", move || {
@@ -221,7 +221,8 @@ pub(super) fn follow_dump(
         if !port.fill_buf().is_ok_and(|bytes| !bytes.is_empty()) {
             return;
         }
-        if let Err(error) = sparse::receive(&mut port, file, most, &Remarks) {
+        let received = core.write(|file| sparse::receive(&mut port, file, most, &Remarks));
+        if let Err(error) = received {
             Remarks.remark(&format!("no dump of the crash: {}", chain(&error)));
             // The rest is read: the run inside does not wait.
             let _ = io::copy(&mut port, &mut io::sink());

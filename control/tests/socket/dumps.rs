@@ -42,7 +42,7 @@ fn begin(rig: &Rig, query: &str) -> UnixStream {
 fn frames_of_a_dump_become_a_core_file() {
     let rig = Rig::new();
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let mut frames = rig.client().dump(PATIENCE).expect("a dump");
     let size = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect("whole");
     let core = std::fs::read(file.path()).expect("read");
@@ -114,7 +114,7 @@ fn slow_client_loses_the_dump_and_the_machine_resumes_at_the_limit() {
     wait_until_running(&rig);
     assert!(began.elapsed() >= Duration::from_secs(1));
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let error = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect_err("too slow");
     assert!(matches!(error, ReceiveError::Failed(_)), "{error}");
     assert!(error.to_string().contains("a pause of 1 s"), "{error}");
