@@ -41,6 +41,8 @@ pub(super) struct Received {
     pub(super) finished: Option<(Outcome, Sent)>,
     /// The number of bytes that have arrived.
     pub(super) arrived: Sent,
+    /// The bytes of the core file that have arrived in valid frames.
+    pub(super) dumped: u64,
     /// The first violation of the protocol.
     pub(super) violation: Option<(Port, LineError)>,
 }
@@ -216,14 +218,15 @@ pub(super) fn follow_dump(
     most: u64,
 ) -> io::Result<JoinHandle<()>> {
     named("nested-dump", move || {
+        let news = DumpNews(inbox.clone());
         let mut port = BufReader::with_capacity(1 << 16, DumpPort { port, inbox });
         // Without a crash, the port is at its end.
         if !port.fill_buf().is_ok_and(|bytes| !bytes.is_empty()) {
             return;
         }
-        let received = core.write(|file| sparse::receive(&mut port, file, most, &Remarks));
+        let received = core.write(|file| sparse::receive(&mut port, file, most, &news));
         if let Err(error) = received {
-            Remarks.remark(&format!("no dump of the crash: {}", chain(&error)));
+            news.remark(&format!("no dump of the crash: {}", chain(&error)));
             // The rest is read: the run inside does not wait.
             let _ = io::copy(&mut port, &mut io::sink());
         }
@@ -245,11 +248,13 @@ impl Read for DumpPort {
     }
 }
 
-/// Prints what is missing in a dump.
-struct Remarks;
+/// Counts the bytes of the core file, and prints what is missing in a dump.
+struct DumpNews(Inbox);
 
-impl News for Remarks {
-    fn progress(&self, _: u64, _: u64) {}
+impl News for DumpNews {
+    fn progress(&self, done: u64, _: u64) {
+        self.0.change(|received| received.dumped = done);
+    }
 
     fn remark(&self, text: &str) {
         crate::stderr::say(format_args!("hyprobe: {}", printable(text)));
