@@ -42,7 +42,7 @@ fn begin(rig: &Rig, query: &str) -> UnixStream {
 fn frames_of_a_dump_become_a_core_file() {
     let rig = Rig::new();
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let mut frames = rig.client().dump(PATIENCE).expect("a dump");
     let size = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect("whole");
     let core = std::fs::read(file.path()).expect("read");
@@ -114,11 +114,31 @@ fn slow_client_loses_the_dump_and_the_machine_resumes_at_the_limit() {
     wait_until_running(&rig);
     assert!(began.elapsed() >= Duration::from_secs(1));
     let file = tempfile::NamedTempFile::new().expect("a file");
-    let sparse = SparseFile::new(file.reopen().expect("open")).expect("a file");
+    let sparse = SparseFile::regular(file.reopen().expect("open"));
     let error = sparse::receive(&mut frames, sparse, u64::MAX, &Quiet).expect_err("too slow");
     assert!(matches!(error, ReceiveError::Failed(_)), "{error}");
     assert!(error.to_string().contains("a pause of 1 s"), "{error}");
     assert_eq!(file.as_file().metadata().expect("there").len(), 0);
+}
+
+/// A reader of events may stall without limit. The permission ends with the request, not with the connection.
+#[test]
+fn stalled_client_loses_the_dump_also_after_a_request_for_events() {
+    let rig = Rig::new();
+    let mut stream = rig.connect();
+    let events = b"GET /events?limit=0 HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(events).expect("sent");
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"0\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).expect("an answer");
+        answer.extend(byte);
+    }
+    let dump = b"GET /dump?pause_limit=3600 HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(dump).expect("sent");
+    stream.read_exact(&mut [0; 64]).expect("an answer");
+    assert_eq!(rig.straw.paused.load(Ordering::SeqCst), 1);
+    wait_until_running(&rig);
 }
 
 #[test]
