@@ -127,6 +127,12 @@ fn arguments_that_are_not_in_memory_are_zero() {
     let mut vcpu = vcpu(at);
     vcpu.regs.rdi = 0x7000_0000_0000;
     reach(&rig, &mut vcpu, at);
+    vcpu.regs.rip = at.0;
+    reach(&rig, &mut vcpu, at);
     assert_eq!(rig.hits()[0].args, [0; 6].map(Hex));
-    assert_eq!(rig.probe(1).hits, 1);
+    assert_eq!(rig.probe(1).hits, 2);
+    // Each probe says so once, for its filter too.
+    let notes = rig.notes().into_iter();
+    let of = notes.filter(|note| note.text.contains("cannot be read"));
+    assert_eq!(of.count(), 2);
 }
