@@ -29,7 +29,7 @@ const MAX_READ: usize = 16;
 const FTRACE_USERS: &str = "ftrace_ops_list";
 const LAST_FTRACE_USER: &str = "ftrace_list_end";
 /// The code to which functions return under the guest's own tracers: function graph tracing, and probes on returns by the names since
-/// 6.0 and before.
+/// 5.18 and before.
 const TRACERS: [&str; 4] = [
     "return_to_handler",
     "arch_rethook_trampoline",
