@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use events::{Event, EventSink};
+use events::{Event, EventSink, GuestString, StackFrame, Typed};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -138,7 +138,14 @@ impl Ring {
 /// Approximate size of an event in bytes, with its heap data.
 fn bytes(event: &Event) -> usize {
     let text = match event {
-        Event::Hit(_) | Event::Return(_) => 0,
+        Event::Hit(hit) => {
+            let params = hit.params.iter().flatten();
+            let params = params.map(|param| size_of_val(param) + of_value(&param.typed));
+            of_stack(hit.stack.as_deref()) + params.sum::<usize>()
+        }
+        Event::Return(ret) => {
+            of_stack(ret.stack.as_deref()) + ret.returned.as_ref().map_or(0, of_value)
+        }
         Event::Note(note) => note.text.len() + note.probe.as_ref().map_or(0, String::len),
         Event::Summary(summary) => {
             let probe = |probe: &events::ProbeSummary| {
@@ -151,6 +158,25 @@ fn bytes(event: &Event) -> usize {
         }
     };
     size_of::<Event>() + 2 * size_of::<usize>() + text
+}
+
+/// The heap data of a value.
+fn of_value(typed: &Typed) -> usize {
+    let string = match &typed.string {
+        Some(GuestString::Whole(text) | GuestString::Cut(text)) => text.len(),
+        Some(GuestString::Fault(_)) | None => 0,
+    };
+    let names = [&typed.means, &typed.error].into_iter().flatten();
+    string + names.map(String::len).sum::<usize>()
+}
+
+/// The heap data of a stack.
+fn of_stack(frames: Option<&[StackFrame]>) -> usize {
+    let frame = |frame: &StackFrame| {
+        let names = [&frame.symbol, &frame.module].into_iter().flatten();
+        size_of_val(frame) + names.map(String::len).sum::<usize>()
+    };
+    frames.into_iter().flatten().map(frame).sum()
 }
 
 /// Passes every event to two sinks.
@@ -248,6 +274,29 @@ mod tests {
         hub.event(note(1));
         let batch = now(hub.read(1, 10));
         assert_eq!((batch.lost, stamps(&batch)), (1, vec![1]));
+    }
+
+    #[test]
+    fn stacks_count_as_memory() {
+        let frame = serde_json::json!({"address": "0x1", "symbol": "s".repeat(100), "module": "m"});
+        let number = "0x0";
+        let registers = [
+            "rax", "rbx", "rcx", "rdx", "rsi", "rdi", "rbp", "rsp", "r8", "r9", "r10", "r11",
+            "r12", "r13", "r14", "r15", "rip", "rflags",
+        ];
+        let registers: serde_json::Map<_, _> = registers
+            .iter()
+            .map(|&name| (name.to_owned(), number.into()))
+            .collect();
+        let mut event = serde_json::json!({
+            "type": "return", "probe": "kretprobe:f", "ts_ns": 1, "took_ns": 1, "vcpu": 0, "ip": number,
+            "symbol": "f+0x0", "retval": number, "regs": registers,
+        });
+        let plain: Event = serde_json::from_value(event.clone()).expect("a return");
+        event["stack"] = vec![frame; 64].into();
+        let with_stack: Event = serde_json::from_value(event).expect("a return");
+        let frame_bytes = size_of::<StackFrame>() + 101;
+        assert_eq!(bytes(&with_stack) - bytes(&plain), 64 * frame_bytes);
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl ProbeList {
                     .with_arguments(arguments)
                     .typed(signature)
                     .with_stack(*stack);
-                self.running.prepare_programs(&probe);
+                self.running.prepare(&probe);
                 if let Some(why) = why {
                     let state = match why {
                         Refusal::NotLoaded(_) => ProbeState::Pending,

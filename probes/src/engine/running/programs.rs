@@ -112,8 +112,14 @@ impl Running {
         seen.tell_unread(reporter);
     }
 
-    /// Looks up the kernel's per-CPU variables for programs, before the guest has to wait for the look-up.
-    pub(crate) fn prepare_programs(&self, probe: &Probe) {
+    /// Looks up the kernel's per-CPU variables for programs, and what stacks need of the kernel's file, before the guest has to wait for the
+    /// look-up. The results are for later: errors are reported at hits.
+    pub(crate) fn prepare(&self, probe: &Probe) {
+        if probe.has_stack {
+            let _ = self.kernel.unwind_rules();
+            let _ = self.kernel.modules();
+            self.kernel.trampolines();
+        }
         let conditions = probe.filter.iter().flat_map(|it| it.filter.conditions());
         let compared = conditions.map(|condition| condition.operand);
         let added = probe.purpose.aggregated().map(|it| it.aggregate.of());
