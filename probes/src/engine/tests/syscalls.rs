@@ -35,6 +35,8 @@ fn rig(probes: &[ProbeConfig<EngineAction>]) -> (Rig, Gva, Gva) {
     let mut kernel = SyntheticKernel::new();
     let at = kernel.function("__x64_sys_f", &PLAIN);
     let site = kernel.function("g", &PLAIN).wrapping_add(1);
+    // No instruction in 64-bit mode.
+    kernel.function("__x64_sys_bad", &[0x06]);
     let memory = memory_of(&kernel, TEXT_GPA, TEXT_ENTRY);
     let rig = Rig::unarmed(memory, &kernel, &[], ABILITIES);
     rig.engine.arm_loaded(&rig.paused).expect("armed");
@@ -116,6 +118,17 @@ fn a_return_is_chosen_by_the_arguments_of_its_call() {
     assert_eq!(probe.probe, "retsyscall:f");
     let status = rig.engine.inventory().statuses().remove(0);
     assert_eq!(status.kind, ProbeKind::Retsyscall);
+}
+
+#[test]
+fn a_refused_system_call_is_listed_as_one() {
+    let (rig, _, _) = rig(&[
+        new("syscall:b*", None, Action::Trace),
+        new("retsyscall:b*", None, Action::Trace),
+    ]);
+    let statuses = rig.engine.inventory().statuses();
+    let kinds: Vec<_> = statuses.iter().map(|status| status.kind).collect();
+    assert_eq!(kinds, [ProbeKind::Syscall, ProbeKind::Retsyscall]);
 }
 
 #[test]
