@@ -113,11 +113,16 @@ impl CrashDump {
         }
     }
 
-    /// Writes the dump of `machine`, which has ended. `tell` gets a sentence for each missing part. Returns the size of the core file.
-    pub(crate) fn write(self, machine: &Live, tell: &dyn Fn(&str)) -> Result<u64, CrashDumpError> {
+    /// Writes the dump of `machine`, which has ended by `end`. `tell` gets a sentence for each missing part. Returns the size of the core file.
+    pub(crate) fn write(
+        self,
+        machine: &Live,
+        end: GuestEnd,
+        tell: &dyn Fn(&str),
+    ) -> Result<u64, CrashDumpError> {
         match self {
-            Self::File(core) => core.write(|file| write_file(machine, file, tell)),
-            Self::Frames(port) => write_frames(machine, port),
+            Self::File(core) => core.write(|file| write_file(machine, end, file, tell)),
+            Self::Frames(port) => write_frames(machine, end, port),
         }
     }
 }
@@ -125,6 +130,7 @@ impl CrashDump {
 /// Writes the core file to `file`, and remarks to `tell`.
 fn write_file(
     machine: &Live,
+    end: GuestEnd,
     mut file: SparseFile,
     tell: &dyn Fn(&str),
 ) -> Result<u64, CrashDumpError> {
@@ -132,7 +138,7 @@ fn write_file(
         remarks.iter().for_each(|text| tell(text));
         Ok(())
     };
-    let written = dump_ended(machine, begin, |piece| match piece {
+    let written = dump_ended(machine, end, begin, |piece| match piece {
         Piece::Bytes(bytes) => file.write(bytes),
         Piece::Zeros(count) => {
             file.zeros(count);
@@ -149,7 +155,11 @@ fn write_file(
 }
 
 /// Writes the frames to `port`, errors included.
-fn write_frames(machine: &Live, port: Box<dyn Write + Send>) -> Result<u64, CrashDumpError> {
+fn write_frames(
+    machine: &Live,
+    end: GuestEnd,
+    port: Box<dyn Write + Send>,
+) -> Result<u64, CrashDumpError> {
     let port = std::cell::RefCell::new(port);
     let send = |fill: &dyn Fn(&mut Vec<u8>)| {
         let mut frames = Vec::new();
@@ -162,7 +172,7 @@ fn write_frames(machine: &Live, port: Box<dyn Write + Send>) -> Result<u64, Cras
             remarks.iter().for_each(|text| sparse::remark(text, frames));
         })
     };
-    let written = dump_ended(machine, begin, |piece| {
+    let written = dump_ended(machine, end, begin, |piece| {
         send(&|frames| sparse::add(piece, frames))
     });
     match written {

@@ -141,6 +141,46 @@ fn stalled_client_loses_the_dump_also_after_a_request_for_events() {
     wait_until_running(&rig);
 }
 
+/// The remarks of a dump in which `looks` looks at the two vCPUs find a vCPU in a detour.
+fn remarks_about_detours(rig: &Rig, looks: usize) -> Vec<String> {
+    struct Remarks(std::cell::RefCell<Vec<String>>);
+    impl News for Remarks {
+        fn progress(&self, _: u64, _: u64) {}
+        fn remark(&self, text: &str) {
+            self.0.borrow_mut().push(text.to_owned());
+        }
+    }
+    rig.straw.looks_in_detours.store(looks, Ordering::SeqCst);
+    let mut frames = rig.client().dump(PATIENCE).expect("a dump");
+    let file = SparseFile::stream(tempfile::tempfile().expect("a file"));
+    let remarks = Remarks(std::cell::RefCell::default());
+    sparse::receive(&mut frames, file, u64::MAX, &remarks).expect("whole");
+    wait_until_running(rig);
+    let mut remarks = remarks.0.into_inner();
+    remarks.retain(|text| text.contains("hyprobe's code"));
+    remarks
+}
+
+#[test]
+fn dump_waits_until_vcpus_have_left_detours_and_says_if_they_do_not() {
+    let rig = Rig::new();
+    assert_eq!(remarks_about_detours(&rig, 5), [""; 0]);
+    assert_eq!(rig.straw.looks_in_detours.load(Ordering::SeqCst), 0);
+    let remarks = remarks_about_detours(&rig, usize::MAX);
+    assert_eq!(remarks.len(), 1, "{remarks:?}");
+    assert!(remarks[0].contains("vCPUs 0, 1:"), "{remarks:?}");
+}
+
+#[test]
+fn run_that_ends_fails_a_dump() {
+    let rig = Rig::new();
+    let mut frames = rig.client().dump(PATIENCE).expect("a dump");
+    rig.straw.ending.store(true, Ordering::SeqCst);
+    let file = SparseFile::stream(tempfile::tempfile().expect("a file"));
+    let error = sparse::receive(&mut frames, file, u64::MAX, &Quiet).expect_err("the end");
+    assert!(error.to_string().contains("the run is over"), "{error}");
+}
+
 #[test]
 fn limits_and_forms_that_are_none_are_refused() {
     let rig = Rig::new();
