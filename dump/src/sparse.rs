@@ -24,6 +24,17 @@ const MAX_WORDS_BYTES: usize = 4096;
 /// A sender that goes on with remarks for ever is no sender of dumps.
 const MAX_REMARKS: usize = 100;
 
+/// The size of a core file beyond the guest's RAM: headers, notes, and the holes among the ranges of RAM.
+const BEYOND_RAM_BYTES: u64 = 16 << 20;
+/// No host of hyprobe has as much memory.
+const MAX_RAM_BYTES: u64 = 1 << 44;
+
+/// The maximum size of the core file of a guest that says to have `ram` bytes of RAM.
+#[must_use]
+pub fn most_bytes(ram: u64) -> u64 {
+    ram.min(MAX_RAM_BYTES) + BEYOND_RAM_BYTES
+}
+
 fn frame(kind: u8, number: u64, out: &mut Vec<u8>) {
     out.push(kind);
     out.extend(number.to_le_bytes());

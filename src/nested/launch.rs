@@ -30,8 +30,6 @@ use crate::run::crash_dump::CoreWriter;
 use crate::stderr::say;
 use crate::stop::StopSignal;
 
-/// The size of a core file beyond the guest's RAM: headers, notes, and the holes among the ranges of RAM.
-const DUMP_BYTES: u64 = 16 << 20;
 /// From the end of QEMU to the end of the core file: the last bytes, and the disk.
 const DUMP_END: Duration = Duration::from_secs(60);
 /// The period of the check for the end of the core file.
@@ -200,7 +198,7 @@ pub fn launch(
     let booting = boot::boot(qemu, &inputs, &boot::LIMITS, &outside.stop, &again)?;
     drop(inputs);
     let began = booting.began;
-    let most = config.memory_bytes.saturating_add(DUMP_BYTES);
+    let most = dump::sparse::most_bytes(config.memory_bytes);
     let mut watch = Watch::connect(booting, outside, most)?;
     let over = watch.until_over(began, config.timeout);
     let summary = watch.result(over, began, config)?;

@@ -35,13 +35,15 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<Exit, RemoteError> {
         Opened::Regular(file) => SparseFile::regular(file),
         Opened::Stream(file) => SparseFile::stream(file),
     };
+    let mut client = connect(&args.run)?;
+    let most = sparse::most_bytes(client.machine()?.memory_bytes);
     let began = Instant::now();
-    let mut frames = connect(&args.run)?.dump(args.pause_limit)?;
+    let mut frames = client.dump(args.pause_limit)?;
     let news = Shown {
         progress: Progress::on_stderr(),
         updated: Cell::new(None),
     };
-    let received = sparse::receive(&mut frames, file, u64::MAX, &news);
+    let received = sparse::receive(&mut frames, file, most, &news);
     news.progress.clear();
     let bytes = received.map_err(incomplete)?;
     new.finish().map_err(unwritten)?;
