@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use events::{Event, EventSink};
+use events::{Event, EventSink, GuestString, StackFrame, Typed};
 use tokio::sync::Notify;
 
 /// Approximate size limit of the retained events in bytes: room for about 20 000 hits.
@@ -138,7 +138,14 @@ impl Ring {
 /// Approximate size of an event in bytes, with its heap data.
 fn bytes(event: &Event) -> usize {
     let text = match event {
-        Event::Hit(_) | Event::Return(_) => 0,
+        Event::Hit(hit) => {
+            let params = hit.params.as_deref().unwrap_or_default();
+            let typed = params.iter().map(|param| typed(&param.typed));
+            typed.sum::<usize>() + size_of_val(params) + stack(hit.stack.as_deref())
+        }
+        Event::Return(returned) => {
+            returned.returned.as_ref().map_or(0, typed) + stack(returned.stack.as_deref())
+        }
         Event::Note(note) => note.text.len() + note.probe.as_ref().map_or(0, String::len),
         Event::Summary(summary) => {
             let probe = |probe: &events::ProbeSummary| {
@@ -151,6 +158,24 @@ fn bytes(event: &Event) -> usize {
         }
     };
     size_of::<Event>() + 2 * size_of::<usize>() + text
+}
+
+/// Size of the texts of a value that are its own.
+fn typed(value: &Typed) -> usize {
+    let string = match &value.string {
+        Some(GuestString::Whole(text) | GuestString::Cut(text)) => text.len(),
+        _ => 0,
+    };
+    let names = [&value.means, &value.error].into_iter().flatten();
+    string + names.map(String::len).sum::<usize>()
+}
+
+fn stack(frames: Option<&[StackFrame]>) -> usize {
+    let frames = frames.unwrap_or_default();
+    let names = frames
+        .iter()
+        .flat_map(|frame| [&frame.symbol, &frame.module]);
+    size_of_val(frames) + names.flatten().map(String::len).sum::<usize>()
 }
 
 /// Passes every event to two sinks.
